@@ -1,0 +1,184 @@
+"""The command line: options over presets, and what an exit code says about an error."""
+
+import argparse
+import dataclasses
+import difflib
+import io
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from typing import Any, NoReturn, TypeVar
+
+from jaxformer import extras
+from jaxformer.config import ConfigError
+
+T = TypeVar("T")
+
+_TERMINATED = 128 + signal.SIGTERM
+_CODES = (
+    ("jaxformer.config", "ConfigError", 2),
+    ("jaxformer.extras", "MissingExtra", 2),
+    ("jaxformer.data", "DataError", 65),
+    ("jaxformer.checkpoint", "CheckpointError", 66),
+    ("jaxformer.training", "Diverged", 70),
+    ("builtins", "OSError", 74),
+    ("builtins", "KeyboardInterrupt", 130),
+)
+
+
+def parse(presets: Mapping[str, T], args: list[str] | None = None, description: str = "") -> T:
+    """The preset named by `--preset` (the first by default), with the other options over it.
+
+    `presets` holds frozen dataclasses; a nested field is set by its dotted name, as in
+    `--model.d_model 256`. `args` are those of the process when None. Exits with code 2, after one
+    sentence on stderr, on an unknown preset or option or settings that contradict each other;
+    `MissingExtra` when tyro is not installed.
+    """
+    tyro = extras.load("tyro")
+    default = next(iter(presets))
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--preset", default=default)
+    found, rest = finder.parse_known_args(args)
+    names = ", ".join(presets)
+    if found.preset not in presets:
+        hint = _near(found.preset, presets)
+        _refuse(f"there is no preset {found.preset!r}: {hint}choose one of {names}")
+    preset = presets[found.preset]
+    _refuse_unknown_options(rest, _options(preset, "--"))
+    with _refused_in_one_sentence():
+        return tyro.cli(
+            type(preset),
+            prog=_program(),
+            default=preset,
+            args=rest,
+            description=f"{description}\n\n--preset NAME starts from one of: {names} (now "
+            f"{found.preset}, by default {default}); the defaults below are its own.".strip(),
+            use_underscores=True,
+            config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+        )
+
+
+def run(main: Callable[[], None]) -> int:
+    """The exit code of the process after `main()`; what went wrong is one sentence on stderr.
+
+    Only code 1, a bug or no memory left, brings a traceback. SIGTERM ends `main` with code 143.
+    A reader that closes our output early, as `head` does, is no error.
+    """
+    try:
+        with _terminable():
+            main()
+            sys.stdout.flush()
+        return 0
+    except BrokenPipeError:
+        # the interpreter flushes once more at exit, and must not meet the closed pipe again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as end:
+        return _exit_status(end)
+    except BaseException as error:
+        code = exit_code(error)
+        if code == 1:
+            traceback.print_exc()
+        print(f"error: {sentence(error)}", file=sys.stderr)
+        return code
+
+
+def exit_code(error: BaseException) -> int:
+    """0 to 143, by the class of `error`: see `_CODES`; 1 for any other."""
+    for module, name, code in _CODES:
+        # an error of a module that was never imported cannot have been raised
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(error, kind):
+            return code
+    return 1
+
+
+def sentence(error: BaseException) -> str:
+    """What `error` says, on one line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split("\n")) or type(error).__name__
+
+
+def _program() -> str | None:
+    """The command as it was typed, when Python was started with -m."""
+    spec = sys.modules["__main__"].__spec__
+    return f"python -m {spec.name}" if spec is not None else None
+
+
+def _refuse(reason: str) -> NoReturn:
+    print(f"error: {reason}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _near(word: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(names), n=3)
+    return f"did you mean {' or '.join(near)}? " if near else ""
+
+
+def _options(config: Any, prefix: str) -> list[str]:
+    """The options that set the fields of the dataclass `config`, such as --model.d_model."""
+    names = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        nested = dataclasses.is_dataclass(value)
+        name = prefix + field.name
+        names += _options(value, f"{name}.") if nested else [name]
+    return names
+
+
+def _refuse_unknown_options(args: list[str], known: list[str]) -> None:
+    for arg in args:
+        name = arg.partition("=")[0]
+        plain = "--" + name.removeprefix("--").replace("-", "_")
+        if name.startswith("--") and plain not in (*known, "--help", "--"):
+            _refuse(f"there is no option {name}: {_near(plain, known)}--help lists them all")
+
+
+@contextmanager
+def _refused_in_one_sentence() -> Iterator[None]:
+    """Says why settings were refused, without the frame that tyro draws around it."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            yield
+    except SystemExit as end:
+        cause = end.__context__
+        while cause is not None and not isinstance(cause, ConfigError):
+            cause = cause.__context__
+        if cause is not None:
+            _refuse(sentence(cause))
+        print(said.getvalue(), end="", file=sys.stderr)
+        raise
+
+
+def _exit_status(end: SystemExit) -> int:
+    if end.code == _TERMINATED:
+        print("stopped by SIGTERM", file=sys.stderr)
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(f"error: {end.code}", file=sys.stderr)
+    return 1
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Lets SIGTERM unwind the stack, so that files are closed; training puts its own in place."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise SystemExit(_TERMINATED)

@@ -1,0 +1,139 @@
+"""How training is going: the numbers of each step, logged and shown."""
+
+import contextlib
+import datetime
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from experiments.runs import Run
+from jaxformer import extras
+from jaxformer.training import Diverged
+
+
+class Progress:
+    """Logs every `log_every`-th step of `total` (0: only the last), and shows how far training is.
+
+    On a terminal it is a bar, elsewhere a line every `every` seconds. A step is fetched from the
+    device when the next one has been dispatched, so that the device never waits. What is logged of
+    a step depends on this step alone, except for the speed: a resumed run logs the same.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        run: Run,
+        *,
+        log_every: int,
+        every: float = 30.0,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._total = total
+        self._run = run
+        self._log_every = log_every
+        self._every = every
+        self._stream = stream or sys.stdout
+        self._clock = clock
+        self._pending: tuple[int, Mapping[str, Any], int] | None = None
+        self._first: tuple[int, float] | None = None
+        self._window = (0.0, 0.0)  # tokens and seconds at the last logged step
+        self._tokens = 0.0
+        self._printed = -float("inf")
+        self._line = ""
+        self._bar = _bar(self._stream, total)
+
+    def add(self, step: int, metrics: Mapping[str, Any], positions: int) -> None:
+        """Takes what step number `step`, counted from 1, returned.
+
+        `metrics` has the sums "loss" (nats) and "tokens", and any other numbers; `positions` is
+        the number of target positions of the batch, padding included.
+        """
+        self.settle()
+        self._pending = step, metrics, positions
+
+    def settle(self) -> None:
+        """Waits for the last added step and logs it; before saving, so that no line is missing.
+
+        Raises `Diverged` if its loss is not a finite number.
+        """
+        if self._pending is None:
+            return
+        step, metrics, positions = self._pending
+        self._pending = None
+        numbers = {name: float(value) for name, value in metrics.items()}
+        tokens = numbers.pop("tokens")
+        numbers["loss"] /= max(tokens, 1.0)
+        if not math.isfinite(numbers["loss"]):
+            raise Diverged(
+                f"the loss is {numbers['loss']} at step {step}: lower the learning rate, warm up "
+                "longer or clip the gradient"
+            )
+        numbers["padding"] = 1.0 - tokens / positions
+        now = self._clock()
+        if self._first is None:  # compilation ends with the first step
+            self._first, self._window = (step, now), (0.0, now)
+        else:
+            self._tokens += tokens
+        speed = _ratio(self._tokens - self._window[0], now - self._window[1])
+        self._show(step, now, numbers, speed)
+        due = self._log_every > 0 and step % self._log_every == 0
+        if due or step == self._total:
+            timing = {} if speed is None else {"tokens_per_second": speed}
+            self._run.log(step, **numbers, **timing)
+            self._window = (self._tokens, now)
+
+    def _show(self, step: int, now: float, numbers: dict, speed: float | None) -> None:
+        first_step, since = self._first
+        left = _ratio((self._total - step) * (now - since), step - first_step)
+        self._line = (
+            f"step {step}/{self._total}  loss {numbers['loss']:.4f}  "
+            f"tokens/s {'-' if speed is None else format(speed, ',.0f')}  "
+            f"padding {numbers['padding']:.1%}  "
+            f"left {'-' if left is None else datetime.timedelta(seconds=round(left))}"
+        )
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=step, description=self._line)
+        elif now - self._printed >= self._every:
+            self._printed = now
+            self._print()
+
+    def _print(self) -> None:
+        with contextlib.suppress(OSError):  # a log on a full disk must not stop the training
+            print(self._line, file=self._stream, flush=True)
+        self._line = ""
+
+    def __enter__(self) -> "Progress":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None or issubclass(kind, KeyboardInterrupt | SystemExit):
+                self.settle()
+        finally:
+            if self._bar is not None:
+                self._bar.stop()
+            elif self._line:
+                self._print()
+
+
+def _ratio(amount: float, per: float) -> float | None:
+    return amount / per if per > 0 else None
+
+
+def _bar(stream: TextIO, total: int) -> Any:
+    """A rich progress bar where `stream` is a terminal and rich is installed, else None."""
+    if not stream.isatty():
+        return None
+    try:
+        progress, console = extras.load("rich.progress"), extras.load("rich.console")
+    except extras.MissingExtra:
+        return None
+    columns = progress.BarColumn(), progress.TextColumn("{task.description}")
+    bar = progress.Progress(*columns, console=console.Console(file=stream))
+    bar.add_task("", total=total)
+    return bar

@@ -1,0 +1,140 @@
+"""Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments import commands, runs
+from experiments.translation.corpus import Text, fingerprint, load_corpus
+from experiments.translation.presets import PRESETS, TranslationConfig
+from jaxformer import tokenizers
+from jaxformer.checkpoint import CheckpointError, Checkpoints
+from jaxformer.config import TransformerConfig
+from jaxformer.data import PairBatches, bucket_pairs, encode_pairs, open_tokens
+from jaxformer.tokenizers import Tokenizer
+
+
+class Prepared(NamedTuple):
+    """What training needs of the text. `model` has the sizes of the vocabularies trained."""
+
+    model: TransformerConfig
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    batches: PairBatches
+    validation: Text
+    test: Text
+
+
+def open_run(config: TranslationConfig) -> runs.Run:
+    """The run of `config`; a resumed one may change what does not alter the steps already done."""
+    free = ["runs", "profile", "search", "data.validation", "data.test"]
+    training = ("log_every", "save_every", "evaluate_every", "validation_width", "patience")
+    free += [f"training.{name}" for name in (*training, "average")]
+    if config.optimizer.schedule != "cosine":
+        free.append("optimizer.total_steps")
+    return runs.open_run(config.runs, "translation", config.name, config, may_differ=free)
+
+
+def prepare(config: TranslationConfig, folder: Path) -> Prepared:
+    """Trains the tokenizers and encodes the training text into `folder`, unless it is there.
+
+    One joint vocabulary when `config.model.source_vocab_size` is None, else one a side. Raises
+    `CheckpointError` rather than replace the text that a run was trained on.
+    """
+    corpus = load_corpus(config.data)
+    wanted = {"text": fingerprint(corpus.train), "vocabularies": _wanted(config)}
+    note = folder / "data" / "prepared.json"
+    found = json.loads(note.read_text()) if note.exists() else None
+    if found is not None and found != wanted and Checkpoints(folder / "checkpoints").steps():
+        raise CheckpointError(
+            f"{folder} was trained on other text than this: give it the same training files, or "
+            "use another --name"
+        )
+    if found != wanted:
+        note.unlink(missing_ok=True)  # true again only when all is written
+        _write(config, corpus.train, folder)
+        note.write_text(json.dumps(wanted, indent=2))
+    source_tokenizer, target_tokenizer = load_tokenizers(folder)
+    model = sized(config.model, source_tokenizer, target_tokenizer)
+    data = config.data
+    batches = bucket_pairs(
+        *(open_tokens(folder / "data" / f"{side}.tokens") for side in ("source", "target")),
+        seed=config.training.seed,
+        tokens=data.tokens,
+        buckets=data.buckets,
+        max_len=config.model.max_len,
+        multiple=data.multiple,
+        rows_multiple=8 * config.training.accumulation,
+    )
+    return Prepared(
+        model, source_tokenizer, target_tokenizer, batches, corpus.validation, corpus.test
+    )
+
+
+def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
+    """The source and the target tokenizer of a run; one object when the vocabulary is joint."""
+    target = tokenizers.load(folder / "tokenizer" / "target.json")
+    source = folder / "tokenizer" / "source.json"
+    return (tokenizers.load(source) if source.exists() else target), target
+
+
+def sized(model: TransformerConfig, source: Tokenizer, target: Tokenizer) -> TransformerConfig:
+    """`model` with the sizes of the vocabularies that were trained, which may be smaller."""
+    if model.source_vocab_size is None:
+        return replace(model, vocab_size=target.vocab_size)
+    return replace(model, vocab_size=target.vocab_size, source_vocab_size=source.vocab_size)
+
+
+def describe(prepared: Prepared) -> str:
+    """What a reader wants to know of prepared text, in a few lines."""
+    batches = prepared.batches
+    shapes = ", ".join(f"{b.rows}x{b.source_length}>{b.target_length}" for b in batches.buckets)
+    dropped = ", ".join(f"{n} {why}" for why, n in batches.dropped.items() if n) or "none"
+    return (
+        f"training pairs {len(batches.pairs):,} (left out: {dropped}), "
+        f"validation {len(prepared.validation.source):,}, test {len(prepared.test.source):,}\n"
+        f"vocabulary {prepared.target_tokenizer.vocab_size:,}, "
+        f"{batches.steps_per_epoch:,} batches an epoch in {len(batches.buckets)} shapes "
+        f"(rows x source > target): {shapes}; {batches.padding_share:.1%} of target positions "
+        "are padding"
+    )
+
+
+def _wanted(config: TranslationConfig) -> list:
+    return [config.data.tokenizer, config.model.vocab_size, config.model.source_vocab_size]
+
+
+def _write(config: TranslationConfig, text: Text, folder: Path) -> None:
+    for name in ("data", "tokenizer"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    model = config.model
+    kind = config.data.tokenizer
+    (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
+    if model.source_vocab_size is None:
+        target = source = _train(kind, [*text.source, *text.target], model.vocab_size)
+    else:
+        source = _train(kind, text.source, model.source_vocab_size)
+        target = _train(kind, text.target, model.vocab_size)
+        source.save(folder / "tokenizer" / "source.json")
+    target.save(folder / "tokenizer" / "target.json")
+    encode_pairs(text.source, text.target, source, folder / "data", target_tokenizer=target)
+
+
+def _train(kind: str, lines: list[str], size: int) -> Tokenizer:
+    if kind == "characters":
+        return tokenizers.train_characters(lines)
+    train = {"bpe": tokenizers.train_bpe, "words": tokenizers.train_words}[kind]
+    return train(lines, size)
+
+
+def main(config: TranslationConfig) -> None:
+    """Prepares the run's text and says what it found."""
+    folder = open_run(config).folder
+    print(describe(prepare(config, folder)))
+    print(f"prepared in {folder}")
+
+
+if __name__ == "__main__":
+    sys.exit(commands.run(lambda: main(commands.parse(PRESETS, description=__doc__))))

@@ -1,0 +1,149 @@
+"""The residual block, and the encoder and decoder as stacks of it."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxformer import cache as caches
+from jaxformer.attention import MultiHeadAttention
+from jaxformer.cache import Cache, KeysValues
+from jaxformer.config import ConfigError, TransformerConfig
+from jaxformer.dropout import Dropout, Noise
+from jaxformer.kernels import Kernel, reference
+from jaxformer.layers import AddPositions, FeedForward, Norm
+from jaxformer.masks import Mask
+from jaxformer.positions import alibi_bias
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention if `cross`, feed-forward; each with residual and norm.
+
+    Post-norm (Vaswani et al. 2017, section 3.1): x = norm(x + dropout(f(x))). Pre-norm:
+    x = x + dropout(f(norm(x))).
+    """
+
+    config: TransformerConfig
+    cross: bool = False
+    kernel: Kernel = reference
+
+    def setup(self):
+        config = self.config
+        self.attention = MultiHeadAttention(config, self.kernel)
+        self.attention_norm = Norm(config)
+        if self.cross:
+            self.cross_attention = MultiHeadAttention(config, self.kernel)
+            self.cross_attention_norm = Norm(config)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = Norm(config)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: Mask,
+        *,
+        positions: jax.Array,
+        bias: jax.Array | None = None,
+        memory: KeysValues | None = None,
+        memory_mask: Mask | None = None,
+        past: KeysValues | None = None,
+        noise: Noise | None = None,
+    ) -> tuple[jax.Array, KeysValues | None]:
+        """`x` [R, T, D] one block further, and `past` with the keys and values of `x` added.
+
+        Without `past` the block attends within `x`; with it, to the cached [B, W, L, K, H], in
+        which x's first token stands at `mask.offset`. `memory` [B, S, K, H] feeds the
+        cross-attention.
+        """
+        h = self._enter(self.attention_norm, x)
+        kv = self.attention.keys_values(h, positions)
+        if past is not None:
+            past = caches.write(past, kv, mask.offset)
+            kv = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), past)
+        y = self.attention(h, kv, mask, positions=positions, bias=bias, noise=noise)
+        x = self._leave(self.attention_norm, x, y, noise)
+        if self.cross:
+            h = self._enter(self.cross_attention_norm, x)
+            y = self.cross_attention(h, memory, memory_mask, noise=noise)
+            x = self._leave(self.cross_attention_norm, x, y, noise)
+        h = self._enter(self.feed_forward_norm, x)
+        y = self.feed_forward(h, noise)
+        return self._leave(self.feed_forward_norm, x, y, noise), past
+
+    def _enter(self, norm: Norm, x: jax.Array) -> jax.Array:
+        return norm(x) if self.config.norm_placement == "pre" else x
+
+    def _leave(self, norm: Norm, x: jax.Array, y: jax.Array, noise: Noise | None) -> jax.Array:
+        x = x + Dropout(noise, "/".join(norm.path), self.config.dropout_rate)(y)
+        return norm(x) if self.config.norm_placement == "post" else x
+
+
+class Stack(nn.Module):
+    """Positions, then `num_layers` blocks, then a norm if the blocks are pre-norm."""
+
+    config: TransformerConfig
+    num_layers: int
+    cross: bool = False
+    kernel: Kernel = reference
+
+    def setup(self):
+        config = self.config
+        if self.num_layers < 1:
+            raise ConfigError(
+                f"the {self.name} has num_{self.name}_layers={self.num_layers}, but this model "
+                "needs at least 1: give more, or build a model without it"
+            )
+        self.positions = AddPositions(config)
+        self.blocks = [Block(config, self.cross, self.kernel) for _ in range(self.num_layers)]
+        if config.normalize_embeddings:
+            self.embedding_norm = Norm(config)
+        if config.norm_placement == "pre":
+            self.final_norm = Norm(config)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: Mask,
+        *,
+        positions: jax.Array | None = None,
+        cache: Cache | None = None,
+        memory: tuple[KeysValues, ...] = (),
+        memory_mask: Mask | None = None,
+        noise: Noise | None = None,
+    ) -> tuple[jax.Array, Cache | None]:
+        """`x` [R, T, D] (embeddings) through the stack, and the cache with its tokens added.
+
+        `positions` [T] or [B, T] default to 0, 1, ... after the tokens already in `cache`.
+        """
+        length = x.shape[1] if cache is None else cache.layers[0].key.shape[2]
+        queries = mask.offset + jnp.arange(x.shape[1])
+        positions = queries if positions is None else positions
+        bias = None
+        if self.config.positions == "alibi":
+            bias = alibi_bias(self.config.num_heads, queries, jnp.arange(length))
+        x = self.positions(x, positions, length)
+        if self.config.normalize_embeddings:
+            x = self.embedding_norm(x)
+        x = Dropout(noise, "/".join((*self.path, "input")), self.config.dropout_rate)(x)
+        layers = []
+        for i, block in enumerate(self.blocks):
+            x, past = block(
+                x,
+                mask,
+                positions=positions,
+                bias=bias,
+                memory=memory[i] if self.cross else None,
+                memory_mask=memory_mask,
+                past=None if cache is None else cache.layers[i],
+                noise=noise,
+            )
+            layers.append(past)
+        if self.config.norm_placement == "pre":
+            x = self.final_norm(x)
+        if cache is not None:
+            count = cache.index + x.shape[1]
+            cache = cache.replace(layers=tuple(layers), index=count)
+        return x, cache
+
+    def memory_keys_values(self, memory: jax.Array) -> tuple[KeysValues, ...]:
+        """Each block's cross-attention keys and values of `memory` [B, S, D]."""
+        return tuple(block.cross_attention.keys_values(memory) for block in self.blocks)

@@ -1,0 +1,191 @@
+"""What defines a Transformer as a function: sizes, norms, positions, dropouts, dtype."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+TiedEmbeddings = Literal["none", "output", "all"]
+
+
+class ConfigError(ValueError):
+    """Settings that contradict each other or name something unknown."""
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Everything that shapes the weights and the function, and nothing about how to run it.
+
+    The letters of Vaswani et al. 2017: `d_model`, `d_ff`, h = `num_heads`, d_k = `head_dim`,
+    d_v = `value_head_dim`, N = `num_encoder_layers` = `num_decoder_layers`, P_drop =
+    `dropout_rate` (on each sub-layer's output and on the sum of embeddings and positions).
+    `num_kv_heads` below `num_heads` shares keys and values among groups of heads.
+
+    `tied_embeddings`: "none"; "output" (target embedding = output projection); "all" (source
+    embedding too, which needs one vocabulary). `source_vocab_size` None means `vocab_size`.
+    """
+
+    vocab_size: int
+    d_model: int
+    d_ff: int
+    num_heads: int
+    num_encoder_layers: int = 0
+    num_decoder_layers: int = 0
+    max_len: int = 512
+    source_vocab_size: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    positions: Positions = "sinusoidal"
+    rotary_base: float = 10_000.0
+    norm: Literal["layer", "rms"] = "layer"
+    norm_placement: Literal["pre", "post"] = "post"
+    norm_eps: float = 1e-6
+    activation: Activation = "relu"
+    gated: bool = False
+    use_bias: bool = True
+    tied_embeddings: TiedEmbeddings = "all"
+    scale_embeddings: bool = True
+    normalize_embeddings: bool = False
+    num_token_types: int = 0
+    pooler: bool = False
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    activation_dropout_rate: float = 0.0
+    initializer: Literal["xavier", "normal"] = "xavier"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self):
+        _check_names(self)
+        _check_sizes(self)
+        _check_rates(self)
+        if self.tied_embeddings == "all" and self.source_vocab_size not in (None, self.vocab_size):
+            raise ConfigError(
+                f"tied_embeddings='all' needs one vocabulary, but source_vocab_size="
+                f"{self.source_vocab_size} and vocab_size={self.vocab_size}: make them equal or "
+                "tie 'output' only"
+            )
+
+    @property
+    def key_size(self) -> int:
+        """d_k, the size of a head's queries and keys."""
+        return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def value_size(self) -> int:
+        """d_v, the size of a head's values."""
+        return self.value_head_dim or self.key_size
+
+    @property
+    def kv_heads(self) -> int:
+        """The number of key/value heads."""
+        return self.num_kv_heads or self.num_heads
+
+
+def _check_names(config: TransformerConfig) -> None:
+    known = {
+        "positions": get_args(Positions),
+        "norm": ("layer", "rms"),
+        "norm_placement": ("pre", "post"),
+        "activation": get_args(Activation),
+        "tied_embeddings": get_args(TiedEmbeddings),
+        "initializer": ("xavier", "normal"),
+        "dtype": ("float32", "bfloat16"),
+    }
+    for field, names in known.items():
+        value = getattr(config, field)
+        if value not in names:
+            raise ConfigError(f"{field}={value!r} is unknown: give one of {', '.join(names)}")
+
+
+def _check_sizes(config: TransformerConfig) -> None:
+    least = dict.fromkeys(("vocab_size", "d_model", "d_ff", "num_heads", "max_len"), 1)
+    least |= dict.fromkeys(("source_vocab_size", "num_kv_heads", "head_dim", "value_head_dim"), 1)
+    least |= dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "num_token_types"), 0)
+    for field, smallest in least.items():
+        value = getattr(config, field)
+        if value is not None and value < smallest:
+            raise ConfigError(f"{field}={value}, but it must be at least {smallest}")
+    if config.head_dim is None and config.d_model % config.num_heads:
+        raise ConfigError(
+            f"d_model={config.d_model} is not divisible by num_heads={config.num_heads}: choose "
+            "a divisor, or give head_dim"
+        )
+    if config.num_heads % config.kv_heads:
+        raise ConfigError(
+            f"num_heads={config.num_heads} is not divisible by num_kv_heads="
+            f"{config.num_kv_heads}: each key/value head serves a whole group of query heads"
+        )
+    if config.positions == "rotary" and config.key_size % 2:
+        raise ConfigError(
+            f"rotary positions turn pairs of numbers, but head_dim={config.key_size} is odd: "
+            "give an even head_dim"
+        )
+
+
+def _check_rates(config: TransformerConfig) -> None:
+    for field in ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate"):
+        if not 0.0 <= getattr(config, field) < 1.0:
+            raise ConfigError(f"{field}={getattr(config, field)}, but a rate lies in 0 <= rate < 1")
+
+
+transformer_base = TransformerConfig(
+    vocab_size=37_000,
+    d_model=512,
+    d_ff=2048,
+    num_heads=8,
+    num_encoder_layers=6,
+    num_decoder_layers=6,
+    dropout_rate=0.1,
+)
+"""Vaswani et al. 2017, Table 3 "base": 63,082,496 parameters (the paper prints 65 million)."""
+
+transformer_big = TransformerConfig(
+    vocab_size=37_000,
+    d_model=1024,
+    d_ff=4096,
+    num_heads=16,
+    num_encoder_layers=6,
+    num_decoder_layers=6,
+    dropout_rate=0.3,
+)
+"""Vaswani et al. 2017, Table 3 "big": 214,245,376 parameters (the paper prints 213 million)."""
+
+gpt2 = TransformerConfig(
+    vocab_size=50_257,
+    d_model=768,
+    d_ff=3072,
+    num_heads=12,
+    num_decoder_layers=12,
+    max_len=1024,
+    positions="learned",
+    norm_placement="pre",
+    norm_eps=1e-5,
+    activation="gelu_tanh",
+    tied_embeddings="output",
+    scale_embeddings=False,
+    dropout_rate=0.1,
+    attention_dropout_rate=0.1,
+    initializer="normal",
+)
+"""Radford et al. 2019, the smallest model: 124,439,808 parameters."""
+
+bert_base = TransformerConfig(
+    vocab_size=30_522,
+    d_model=768,
+    d_ff=3072,
+    num_heads=12,
+    num_encoder_layers=12,
+    positions="learned",
+    norm_eps=1e-12,
+    activation="gelu",
+    tied_embeddings="output",
+    scale_embeddings=False,
+    normalize_embeddings=True,
+    num_token_types=2,
+    pooler=True,
+    dropout_rate=0.1,
+    attention_dropout_rate=0.1,
+    initializer="normal",
+)
+"""Devlin et al. 2019, the base model: 109,482,240 parameters with its pooler."""

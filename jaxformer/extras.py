@@ -1,0 +1,38 @@
+"""Optional dependencies, asked for by name when first needed."""
+
+import importlib
+from types import ModuleType
+
+_EXTRA = {
+    "tokenizers": "experiments",
+    "sacrebleu": "experiments",
+    "sacremoses": "experiments",
+    "tyro": "experiments",
+    "rich": "experiments",
+    "tensorboardX": "experiments",
+    "grain": "experiments",
+    "safetensors": "experiments",
+    "matplotlib": "experiments",
+    "torch": "peers",
+    "transformers": "peers",
+    "ctranslate2": "peers",
+    "sentencepiece": "peers",
+}
+
+
+class MissingExtra(ImportError):
+    """A package that only some uses need is not installed."""
+
+
+def load(name: str) -> ModuleType:
+    """The module `name`; `MissingExtra` says which extra installs it when it is absent."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        if error.name != package:
+            raise
+        raise MissingExtra(
+            f"{package} is needed here and is not installed: "
+            f"pip install 'jaxformer[{_EXTRA.get(package, 'experiments')}]'"
+        ) from error

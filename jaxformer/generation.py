@@ -1,0 +1,244 @@
+"""Strings in, strings out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from jaxformer.config import ConfigError, TransformerConfig
+from jaxformer.data import DataError
+from jaxformer.decoding import Hypotheses, Step, beam_search, gnmt
+from jaxformer.losses import token_log_probs
+from jaxformer.models import EncoderDecoder
+from jaxformer.tokenizers import BOS, EOS, PAD, Tokenizer
+
+
+@dataclass(frozen=True)
+class BeamConfig:
+    """How to search. Vaswani et al. 2017, section 6.1: width 4, alpha 0.6, source length + 50.
+
+    `alpha` is the exponent of GNMT's length penalty, `extra_length` how many tokens a
+    translation may be longer than its source, `rows` how many sentences one program decodes.
+    Raises `ConfigError` for less than one of what is counted.
+    """
+
+    width: int = 4
+    alpha: float = 0.6
+    extra_length: int = 50
+    rows: int = 64
+
+    def __post_init__(self):
+        for name, least in (("width", 1), ("extra_length", 0), ("rows", 1)):
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(f"{name}={value}, but it must be at least {least}")
+
+
+class Translation(NamedTuple):
+    """One hypothesis: its text, its penalised score, its ids and their log-probabilities.
+
+    The ids and the log-probabilities (nats) include the end token.
+    """
+
+    text: str
+    score: float
+    ids: list[int]
+    log_probs: list[float]
+
+
+def step_function(model: nn.Module, params: Any) -> Step:
+    """`decoding`'s step(tokens [B, W], cache) -> (logits [B, W, V], cache) of a decoder."""
+
+    def step(tokens, cache):
+        logits, cache = model.apply({"params": params}, tokens[..., None], cache, method="extend")
+        return logits[:, :, 0], cache
+
+    return step
+
+
+@partial(jax.jit, static_argnames=("model", "width", "alpha", "length"))
+def decode(
+    model: EncoderDecoder,
+    params: Any,
+    source: jax.Array,
+    limits: jax.Array,
+    *,
+    width: int,
+    alpha: float,
+    length: int,
+) -> Hypotheses:
+    """The `width` best translations of each of `source` [B, S] (padded with PAD).
+
+    Translation b has at most `limits[b]` <= `length` ids. A pure function: it can be jitted,
+    vmapped (over an ensemble's `params`) and exported.
+    """
+    cache = model.apply(
+        {"params": params},
+        source,
+        source != PAD,
+        length=length,
+        hypotheses=width,
+        method="start",
+    )
+    first = jax.numpy.full(source.shape[:1], BOS, jax.numpy.int32)
+    return beam_search(
+        step_function(model, params),
+        cache,
+        first,
+        limits,
+        width=width,
+        length=length,
+        end=EOS,
+        penalty=gnmt(alpha),
+    )
+
+
+def translate(
+    model: EncoderDecoder,
+    params: Any,
+    lines: Sequence[str],
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    search: BeamConfig = BeamConfig(),
+) -> list[list[Translation]]:
+    """The `search.width` best translations of each line, best first.
+
+    A blank line gives one empty translation. Lines are sorted by length and decoded together in
+    a few shapes (16, 32, 64, ... ids), one program each; what a line gives depends on no other
+    line. Raises `DataError` for a line of more than `max_len` ids.
+    """
+    sentences = encode_sources(model, lines, source_tokenizer)
+    results = [[Translation("", 0.0, [], [])] for _ in lines]
+    for chosen, source, limits in _batches(sentences, model.config.max_len, search):
+        found = jax.device_get(
+            decode(
+                model,
+                params,
+                source,
+                limits,
+                width=search.width,
+                alpha=search.alpha,
+                length=room(model.config, source.shape[1], search.extra_length),
+            )
+        )
+        for row, number in enumerate(chosen):
+            results[number] = _translations(found, row, target_tokenizer)
+    return results
+
+
+def room(config: TransformerConfig, source_length: int, extra_length: int) -> int:
+    """How many ids a translation may have; learned positions end at `max_len`."""
+    wanted = source_length + extra_length
+    return min(wanted, config.max_len) if config.positions == "learned" else wanted
+
+
+def too_long(model: EncoderDecoder, lines: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+    """The indices of the lines of more than `max_len` ids, which the model cannot take."""
+    lengths = map(len, _encode(lines, tokenizer))
+    return [i for i, length in enumerate(lengths) if length > model.config.max_len]
+
+
+def encode_sources(
+    model: EncoderDecoder, lines: Sequence[str], tokenizer: Tokenizer
+) -> list[list[int]]:
+    """Each line's ids and the end token; nothing for a blank line.
+
+    Raises `DataError`, naming the first such line, for lines of more than `max_len` ids.
+    """
+    sentences = _encode(lines, tokenizer)
+    limit = model.config.max_len
+    long = [i for i, sentence in enumerate(sentences) if len(sentence) > limit]
+    if long:
+        raise DataError(
+            f"{len(long)} of {len(lines)} lines are longer than max_len={limit} tokens, the "
+            f"first is line {long[0] + 1} with {len(sentences[long[0]])}: split them"
+        )
+    return sentences
+
+
+def _encode(lines: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    ids = tokenizer.encode_batch(lines)
+    return [x + [EOS] if line.strip() else [] for x, line in zip(ids, lines, strict=True)]
+
+
+@partial(jax.jit, static_argnames="model")
+def _forced(model: EncoderDecoder, params: Any, source: jax.Array, target: jax.Array):
+    logits = model.apply({"params": params}, source, target[:, :-1], source != PAD)
+    return token_log_probs(logits, target[:, 1:])
+
+
+def score_pairs(
+    model: EncoderDecoder,
+    params: Any,
+    pairs: Sequence[tuple[str, str]],
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    *,
+    rows: int = 64,
+) -> list[list[float]]:
+    """The log-probability (nats) of each target token, the end token last, given its source.
+
+    Their sum is the log-probability of the target; a pair with a blank side has none. Raises
+    `DataError` for a pair with a side of more than `max_len` ids.
+    """
+    sources = encode_sources(model, [pair[0] for pair in pairs], source_tokenizer)
+    targets = encode_sources(model, [pair[1] for pair in pairs], target_tokenizer)
+    limit = model.config.max_len
+    results: list[list[float]] = [[] for _ in pairs]
+    sides = zip(sources, targets, strict=True)
+    lengths = [max(len(a), len(b)) if a and b else 0 for a, b in sides]
+    for chosen, size in _groups(lengths, limit, rows):
+        source = _pad([sources[i] for i in chosen], rows, size)
+        target = _pad([[BOS, *targets[i]] for i in chosen], rows, size + 1)
+        found = np.asarray(_forced(model, params, source, target))
+        for row, number in enumerate(chosen):
+            results[number] = found[row, : len(targets[number])].tolist()
+    return results
+
+
+def _translations(found: Hypotheses, row: int, tokenizer: Tokenizer) -> list[Translation]:
+    translations = []
+    for tokens, score, log_probs in zip(*(leaf[row] for leaf in found), strict=True):
+        if score == -np.inf:
+            continue
+        count = int(np.argmax(tokens == EOS)) + 1
+        ids = tokens[:count].tolist()
+        text = tokenizer.decode(ids)
+        translations.append(Translation(text, float(score), ids, log_probs[:count].tolist()))
+    return translations
+
+
+def _batches(
+    sentences: list[list[int]], max_len: int, search: BeamConfig
+) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
+    """(numbers of the sentences, source [rows, S], limits [rows]), the longest sentences last."""
+    rows = min(search.rows, _power_of_two(len(sentences)))
+    for chosen, size in _groups([len(s) for s in sentences], max_len, rows):
+        limits = np.ones(rows, np.int32)
+        limits[: len(chosen)] = [len(sentences[i]) + search.extra_length for i in chosen]
+        yield chosen, _pad([sentences[i] for i in chosen], rows, size), limits
+
+
+def _groups(lengths: list[int], max_len: int, rows: int) -> Iterator[tuple[list[int], int]]:
+    """Up to `rows` numbers of nonempty items of similar length, and the size they pad to."""
+    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
+    sizes = {i: min(max(16, _power_of_two(lengths[i])), max_len) for i in order}
+    for size in sorted(set(sizes.values())):
+        bucket = [i for i in order if sizes[i] == size]
+        for start in range(0, len(bucket), rows):
+            yield bucket[start : start + rows], size
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _pad(sentences: list[list[int]], rows: int, size: int) -> np.ndarray:
+    padded = np.full((rows, size), PAD, np.int32)
+    for row, sentence in enumerate(sentences):
+        padded[row, : len(sentence)] = sentence
+    return padded

@@ -1,0 +1,151 @@
+"""The parts of a block besides attention: embeddings, norms, the feed-forward network."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxformer.config import TransformerConfig
+from jaxformer.dropout import Dropout, Noise
+from jaxformer.positions import sinusoidal_positions
+
+_ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
+}
+
+
+def dense_init(config: TransformerConfig) -> nn.initializers.Initializer:
+    """How projection matrices start: Glorot-uniform, or normal with deviation 0.02."""
+    if config.initializer == "normal":
+        return nn.initializers.normal(0.02)
+    return nn.initializers.xavier_uniform()
+
+
+def _table_init(config: TransformerConfig) -> nn.initializers.Initializer:
+    deviation = 0.02 if config.initializer == "normal" else config.d_model**-0.5
+    return nn.initializers.normal(deviation)
+
+
+class Embedding(nn.Module):
+    """A table [size, D] that maps ids to vectors and, transposed, vectors to logits."""
+
+    size: int
+    config: TransformerConfig
+
+    def setup(self):
+        shape = (self.size, self.config.d_model)
+        self.table = self.param("table", _table_init(self.config), shape)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """The rows [..., D] of `ids`, times sqrt(D) if the config says so (section 3.4)."""
+        rows = jnp.take(self.table, ids, axis=0).astype(self.config.dtype)
+        return rows * math.sqrt(self.config.d_model) if self.config.scale_embeddings else rows
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """Logits [..., size] of `x` [..., D]: its products with every row."""
+        return x @ self.table.astype(self.config.dtype).T
+
+
+class AddPositions(nn.Module):
+    """Adds to `x` [B, T, D] what the config says of absolute positions, if anything."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, positions: jax.Array, length: int) -> jax.Array:
+        """`positions` [T] or [B, T] are below `length`.
+
+        Raises `ValueError` when learned positions end before `length`.
+        """
+        config = self.config
+        if config.positions == "learned":
+            if length > config.max_len:
+                raise ValueError(
+                    f"a sequence of {length} tokens was given, but the learned positions end at "
+                    f"max_len={config.max_len}: shorten it"
+                )
+            shape = (config.max_len, config.d_model)
+            table = self.param("table", nn.initializers.normal(0.02), shape)
+        elif config.positions == "sinusoidal":
+            table = jnp.asarray(sinusoidal_positions(length, config.d_model))
+        else:
+            return x
+        rows = jnp.take(table, positions, axis=0).reshape(-1, *x.shape[1:])
+        return x + rows.astype(x.dtype)
+
+
+class Norm(nn.Module):
+    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019) over the last axis."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`x` [..., D] normalised in float32, scaled and shifted, in the type of `x`."""
+        size = x.shape[-1:]
+        row = (1,) * (x.ndim - 1) + size
+        centered = self.config.norm == "layer"
+        y = normalize(x.astype(jnp.float32), self.config.norm_eps, centered)
+        y = y * self.param("scale", nn.initializers.ones, size).reshape(row)
+        if centered and self.config.use_bias:
+            y = y + self.param("bias", nn.initializers.zeros, size).reshape(row)
+        return y.astype(x.dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def normalize(x: jax.Array, eps: float, centered: bool) -> jax.Array:
+    """(x - mean) / sqrt(variance + eps) over the last axis; without the mean if not centered."""
+    return _normalize(x, eps, centered)[0]
+
+
+@normalize.defjvp
+def _normalize_jvp(eps, centered, primals, tangents):
+    # Written out: the automatic derivative makes XLA recompute all later layers' residual sums
+    # in each weight gradient on a CPU, quadratic in depth.
+    (x,), (dx,) = primals, tangents
+    y, inverse = _normalize(x, eps, centered)
+    dy = dx - y * jnp.mean(y * dx, axis=-1, keepdims=True)
+    if centered:
+        dy = dy - jnp.mean(dx, axis=-1, keepdims=True)
+    return y, dy * inverse
+
+
+def _normalize(x: jax.Array, eps: float, centered: bool) -> tuple[jax.Array, jax.Array]:
+    if centered:
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    return x * inverse, inverse
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with an activation between, position by position (section 3.3).
+
+    Gated (Shazeer 2020): the activation of one projection multiplies another.
+    """
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, noise: Noise | None = None) -> jax.Array:
+        """[B, T, D] to [B, T, D] through [B, T, F]."""
+        config = self.config
+        dense = partial(
+            nn.Dense,
+            use_bias=config.use_bias,
+            dtype=config.dtype,
+            kernel_init=dense_init(config),
+        )
+        activation = _ACTIVATIONS[config.activation]
+        if config.gated:
+            hidden = activation(dense(config.d_ff, name="gate")(x))
+            hidden = hidden * dense(config.d_ff, name="up")(x)
+        else:
+            hidden = activation(dense(config.d_ff, name="up")(x))
+        site = "/".join((*self.path, "hidden"))
+        hidden = Dropout(noise, site, config.activation_dropout_rate)(hidden)
+        return dense(config.d_model, name="down")(hidden)

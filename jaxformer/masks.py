@@ -1,0 +1,49 @@
+"""Who may attend to whom, kept as facts and made a matrix only on demand."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@struct.dataclass
+class Mask:
+    """Facts about which of S keys each of T queries may attend to; absent facts allow all.
+
+    `causal`: query t sees no key after position `offset` + t. `offset`: where query 0 stands
+    among the keys (with a cache: how many tokens came before), a number or an int32 scalar.
+    `key_valid` [B, S]: False for padding. `query_segments` [B, T] and `key_segments` [B, S]:
+    only equal segments see each other. `window`: with `causal`, only the last `window` keys.
+
+        causal, T=3, S=3   causal, offset=2, T=2, S=4   key_valid=[1 1 0]   segments 1 1 2
+            1 0 0                  1 1 1 0                   1 1 0               1 1 0
+            1 1 0                  1 1 1 1                   1 1 0               1 1 0
+            1 1 1                                            1 1 0               0 0 1
+    """
+
+    causal: bool = struct.field(pytree_node=False, default=False)
+    window: int | None = struct.field(pytree_node=False, default=None)
+    offset: jax.Array | int = 0
+    key_valid: jax.Array | None = None
+    query_segments: jax.Array | None = None
+    key_segments: jax.Array | None = None
+
+    def dense(self, queries: int, keys: int) -> jax.Array | None:
+        """The matrix [B or 1, 1, T, S] bool (True = may attend), or None when all may."""
+        parts = []
+        if self.causal:
+            distance = self.offset + jnp.arange(queries)[:, None] - jnp.arange(keys)[None, :]
+            seen = distance >= 0
+            if self.window is not None:
+                seen &= distance < self.window
+            parts.append(seen[None, None])
+        if self.key_valid is not None:
+            parts.append(self.key_valid[:, None, None, :])
+        if self.query_segments is not None:
+            same = self.query_segments[:, :, None] == self.key_segments[:, None, :]
+            parts.append(same[:, None])
+        if not parts:
+            return None
+        allowed = parts[0]
+        for part in parts[1:]:
+            allowed = allowed & part
+        return allowed

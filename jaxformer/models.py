@@ -1,0 +1,206 @@
+"""The three families of the field, made of one block."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxformer import cache as caches
+from jaxformer.blocks import Stack
+from jaxformer.cache import Cache
+from jaxformer.config import TransformerConfig
+from jaxformer.dropout import Noise
+from jaxformer.kernels import Kernel, reference
+from jaxformer.layers import Embedding, dense_init
+from jaxformer.masks import Mask
+
+
+class EncoderDecoder(nn.Module):
+    """The Transformer of Vaswani et al. 2017: an encoder, and a decoder that attends to it.
+
+    `model.apply({"params": params}, source, target)` gives the logits for training;
+    `method="start"` and `method="extend"` are the two halves of cached decoding.
+    """
+
+    config: TransformerConfig
+    kernel: Kernel = reference
+
+    def setup(self):
+        config = self.config
+        self.embedding = Embedding(config.vocab_size, config)
+        if config.tied_embeddings != "all":
+            size = config.source_vocab_size or config.vocab_size
+            self.source_embedding = Embedding(size, config)
+        if config.tied_embeddings == "none":
+            self.output = _output(config)
+        self.encoder = Stack(config, config.num_encoder_layers, kernel=self.kernel)
+        self.decoder = Stack(config, config.num_decoder_layers, cross=True, kernel=self.kernel)
+
+    def __call__(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        source_valid: jax.Array | None = None,
+        *,
+        noise: Noise | None = None,
+    ) -> jax.Array:
+        """Logits [B, T, V] for the token after each of `target` [B, T], given `source` [B, S].
+
+        `source_valid` [B, S] is False at padding; None means there is none. Padding at the end
+        of `target` changes nothing before it. `noise` None means no dropout.
+        """
+        memory = self.encode(source, source_valid, noise=noise)
+        x, _ = self.decoder(
+            self.embedding(target),
+            Mask(causal=True),
+            memory=self.decoder.memory_keys_values(memory),
+            memory_mask=Mask(key_valid=source_valid),
+            noise=noise,
+        )
+        return self._logits(x)
+
+    def encode(
+        self,
+        source: jax.Array,
+        source_valid: jax.Array | None = None,
+        *,
+        noise: Noise | None = None,
+    ) -> jax.Array:
+        """The encoder's output [B, S, D] for `source` [B, S]."""
+        tied = self.config.tied_embeddings == "all"
+        x = self.embedding(source) if tied else self.source_embedding(source)
+        memory, _ = self.encoder(x, Mask(key_valid=source_valid), noise=noise)
+        return memory
+
+    def start(
+        self,
+        source: jax.Array,
+        source_valid: jax.Array | None = None,
+        *,
+        length: int,
+        hypotheses: int = 1,
+    ) -> Cache:
+        """An empty cache for `hypotheses` targets of up to `length` tokens for each `source`.
+
+        The source [B, S] is encoded, and its keys and values projected, once.
+        """
+        memory = self.decoder.memory_keys_values(self.encode(source, source_valid))
+        cache = caches.init(self.config, source.shape[0], hypotheses, length)
+        return cache.replace(memory=memory, memory_valid=source_valid)
+
+    def extend(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Logits [B, W, T, V] after each of `tokens` [B, W, T], and the cache with them in."""
+        x, cache = self.decoder(
+            self.embedding(_rows(tokens)),
+            Mask(causal=True, offset=cache.index),
+            cache=cache,
+            memory=cache.memory,
+            memory_mask=Mask(key_valid=cache.memory_valid),
+        )
+        return self._logits(x).reshape(*tokens.shape, -1), cache
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        return self.output(x) if self.config.tied_embeddings == "none" else self.embedding.attend(x)
+
+
+class DecoderOnly(nn.Module):
+    """A causal language model (GPT)."""
+
+    config: TransformerConfig
+    kernel: Kernel = reference
+
+    def setup(self):
+        config = self.config
+        self.embedding = Embedding(config.vocab_size, config)
+        if config.tied_embeddings == "none":
+            self.output = _output(config)
+        self.decoder = Stack(config, config.num_decoder_layers, kernel=self.kernel)
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        *,
+        noise: Noise | None = None,
+    ) -> jax.Array:
+        """Logits [B, T, V] for the token after each of `tokens` [B, T].
+
+        Packed documents: `segments` [B, T] numbers them, so that no token sees another's, and
+        `positions` [B, T] count anew in each.
+        """
+        mask = Mask(causal=True, query_segments=segments, key_segments=segments)
+        x, _ = self.decoder(self.embedding(tokens), mask, positions=positions, noise=noise)
+        return self._logits(x)
+
+    def start(self, batch: int, *, length: int, hypotheses: int = 1) -> Cache:
+        """An empty cache for `batch` x `hypotheses` texts of up to `length` tokens."""
+        return caches.init(self.config, batch, hypotheses, length)
+
+    def extend(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Logits [B, W, T, V] after each of `tokens` [B, W, T], and the cache with them in."""
+        mask = Mask(causal=True, offset=cache.index)
+        x, cache = self.decoder(self.embedding(_rows(tokens)), mask, cache=cache)
+        return self._logits(x).reshape(*tokens.shape, -1), cache
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        return self.output(x) if self.config.tied_embeddings == "none" else self.embedding.attend(x)
+
+
+class Encoding(NamedTuple):
+    """What an encoder says of a text: each token's vector, and the pooled first one's."""
+
+    hidden: jax.Array  # [B, T, D]
+    pooled: jax.Array | None  # [B, D]
+
+
+class EncoderOnly(nn.Module):
+    """A bidirectional encoder (BERT)."""
+
+    config: TransformerConfig
+    kernel: Kernel = reference
+
+    def setup(self):
+        config = self.config
+        self.embedding = Embedding(config.vocab_size, config)
+        if config.num_token_types:
+            self.type_embedding = Embedding(config.num_token_types, config)
+        self.encoder = Stack(config, config.num_encoder_layers, kernel=self.kernel)
+        if config.pooler:
+            self.pooler = nn.Dense(
+                config.d_model, dtype=config.dtype, kernel_init=dense_init(config)
+            )
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        valid: jax.Array | None = None,
+        types: jax.Array | None = None,
+        *,
+        noise: Noise | None = None,
+    ) -> Encoding:
+        """The encoding of `tokens` [B, T]; `valid` [B, T] is False at padding.
+
+        `types` [B, T] (which of two sentences) defaults to 0.
+        """
+        x = self.embedding(tokens)
+        if self.config.num_token_types:
+            x = x + self.type_embedding(jnp.zeros_like(tokens) if types is None else types)
+        hidden, _ = self.encoder(x, Mask(key_valid=valid), noise=noise)
+        pooled = jnp.tanh(self.pooler(hidden[:, 0])) if self.config.pooler else None
+        return Encoding(hidden, pooled)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """`hidden` [..., D] against every row of the embedding: [..., V]."""
+        return self.embedding.attend(hidden)
+
+
+def _output(config: TransformerConfig) -> nn.Dense:
+    return nn.Dense(
+        config.vocab_size, use_bias=False, dtype=config.dtype, kernel_init=dense_init(config)
+    )
+
+
+def _rows(tokens: jax.Array) -> jax.Array:
+    return tokens.reshape(-1, tokens.shape[-1])

@@ -1,0 +1,67 @@
+"""What all tests share: strict settings, random data, and one meaning of "equal"."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+
+def pytest_configure():
+    if "JAX_PLATFORMS" not in os.environ:
+        jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_default_matmul_precision", "highest")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator that starts anew in every test."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def assert_equal() -> Callable[..., None]:
+    """The project's equality: |a - b| <= tolerance * max(1, |b|) for every element."""
+
+    def check(given: Any, expected: Any, tolerance: float = 1e-5) -> None:
+        given, expected = np.asarray(given, np.float64), np.asarray(expected, np.float64)
+        assert given.shape == expected.shape
+        error = np.abs(given - expected) / np.maximum(1.0, np.abs(expected))
+        assert error.max() <= tolerance, f"differs by {error.max():.2e} at {error.argmax()}"
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def random_params() -> Callable[..., Any]:
+    """Parameters of a model without a compiled init: every leaf random, biases and scales too."""
+
+    def fill(model: Any, *inputs: Any, method: Any = None) -> Any:
+        rng = np.random.default_rng(0)
+
+        def init(*inputs: Any) -> Any:
+            return model.init(jax.random.key(0), *inputs, method=method)["params"]
+
+        shapes = jax.eval_shape(init, *inputs)
+
+        def leaf(path: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+            center = 1.0 if path[-1].key == "scale" else 0.0
+            return (center + 0.3 * rng.standard_normal(shape.shape)).astype(shape.dtype)
+
+        return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+    return fill
+
+
+@pytest.fixture(scope="session")
+def leaf_shapes() -> Callable[[Any], dict[str, tuple[int, ...]]]:
+    """A tree of parameters as {"path/of/leaf": shape}."""
+
+    def flatten(params: Any) -> dict[str, tuple[int, ...]]:
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        return {"/".join(part.key for part in path): leaf.shape for path, leaf in leaves}
+
+    return flatten

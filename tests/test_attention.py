@@ -1,0 +1,105 @@
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer import kernels
+from jaxformer.attention import MultiHeadAttention
+from jaxformer.config import TransformerConfig
+from jaxformer.masks import Mask
+
+CONFIG = TransformerConfig(
+    vocab_size=17,
+    d_model=11,
+    d_ff=13,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=4,
+    value_head_dim=5,
+    positions="rotary",
+)
+B, T, S = 2, 5, 7
+EVERYTHING = Mask()
+
+
+def attend(module, x, y, mask=EVERYTHING):
+    """What `x` gathers from `y`."""
+    return module(x, module.keys_values(y), mask)
+
+
+@dataclass
+class Case:
+    """A module, its parameters, queries from `x` [B, T, D] and keys from `y` [B, S, D]."""
+
+    module: MultiHeadAttention
+    params: Any
+    x: np.ndarray
+    y: np.ndarray
+
+    def apply(self, x, y, mask, mutable=False):
+        def run(x, y, mask):
+            variables = {"params": self.params}
+            return self.module.apply(variables, x, y, mask, method=attend, mutable=mutable)
+
+        return jax.jit(run)(x, y, mask)
+
+
+@pytest.fixture
+def case(rng, random_params) -> Case:
+    module = MultiHeadAttention(CONFIG)
+    x = rng.standard_normal((B, T, 11), np.float32)
+    y = rng.standard_normal((B, S, 11), np.float32)
+    return Case(module, random_params(module, x, y, method=attend), x, y)
+
+
+def test_heads_need_not_divide_d_model(case, leaf_shapes):
+    shapes = leaf_shapes(case.params)
+    assert shapes["query/kernel"] == (11, 6, 4)
+    assert shapes["key/kernel"] == (11, 2, 4)
+    assert shapes["value/kernel"] == (11, 2, 5)
+    assert shapes["out/kernel"] == (6, 5, 11)
+    assert case.apply(case.x, case.y, Mask()).shape == (B, T, 11)
+
+
+def test_weights_on_request_sum_to_one_and_make_the_output(case, assert_equal):
+    mask = Mask(key_valid=np.arange(S) < np.array([[7], [3]]))
+    out, recorded = case.apply(case.x, case.y, mask, mutable=["intermediates"])
+    (weights,) = recorded["intermediates"]["attention_weights"]
+    assert weights.shape == (B, 6, T, S)
+    assert_equal(np.sum(weights, -1), np.ones((B, 6, T)), 1e-6)
+    assert np.all(np.asarray(weights)[1, :, :, 3:] == 0)
+    value = np.einsum("bsd,dkh->bskh", case.y, case.params["value"]["kernel"])
+    value = np.repeat(value + case.params["value"]["bias"], 3, axis=2)
+    gathered = np.einsum("bnts,bsnh->btnh", weights, value)
+    expected = np.einsum("btnh,nhd->btd", gathered, case.params["out"]["kernel"])
+    assert_equal(out, expected + case.params["out"]["bias"])
+
+
+def test_weights_are_not_recorded_unasked(case):
+    assert isinstance(case.apply(case.x, case.y, Mask()), jax.Array)
+
+
+def test_hypotheses_share_the_keys_of_their_sentence(case, rng, assert_equal):
+    """Three rows a sentence as further queries = the sentence's keys repeated for each row."""
+    x = rng.standard_normal((B * 3, T, 11), np.float32)
+    mask = Mask(key_valid=np.arange(S) < np.array([[7], [3]]))
+    repeated = Mask(key_valid=np.repeat(mask.key_valid, 3, axis=0))
+    shared = case.apply(x, case.y, mask)
+    assert_equal(shared, case.apply(x, np.repeat(case.y, 3, axis=0), repeated), 1e-6)
+
+
+def test_without_positions_the_order_of_the_keys_does_not_matter(case, assert_equal):
+    shuffled = case.y[:, [3, 0, 6, 2, 5, 1, 4]]
+    assert_equal(case.apply(case.x, shuffled, Mask()), case.apply(case.x, case.y, Mask()))
+
+
+def test_the_kernel_is_a_value_passed_in(case, assert_equal):
+    config = replace(CONFIG, value_head_dim=4)
+    case.params["value"] = case.params["key"]
+    case.params["out"]["kernel"] = case.params["out"]["kernel"][:, :4]
+    case.module = MultiHeadAttention(config)
+    expected = case.apply(case.x, case.y, Mask(causal=True, offset=2))
+    case.module = MultiHeadAttention(config, kernels.xla)
+    assert_equal(case.apply(case.x, case.y, Mask(causal=True, offset=2)), expected)

@@ -1,0 +1,214 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from experiments import commands
+from jaxformer import extras
+from jaxformer.checkpoint import CheckpointError
+from jaxformer.config import ConfigError
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Model:
+    d_model: int = 8
+    num_heads: int | None = 2
+
+    def __post_init__(self):
+        if self.num_heads and self.d_model % self.num_heads:
+            raise ConfigError(f"d_model={self.d_model} is odd")
+
+
+@dataclass(frozen=True)
+class Train:
+    model: Model = Model()
+    steps: int = 100
+    rate: float = 1e-3
+    remat: bool = False
+    betas: tuple[float, float] = (0.9, 0.98)
+
+
+PRESETS = {"tiny": Train(), "multi30k": Train(steps=5, model=Model(d_model=32))}
+
+
+def refused(args, capsys):
+    with pytest.raises(SystemExit) as end:
+        commands.parse(PRESETS, args)
+    assert end.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_the_first_preset_is_the_default():
+    assert commands.parse(PRESETS, []) == PRESETS["tiny"]
+
+
+def test_options_override_the_named_preset_and_only_what_they_name():
+    args = ["--model.d_model", "16", "--preset", "multi30k", "--remat", "True", "--betas"]
+    args += ["0.5", "0.25", "--model.num_heads", "None"]
+    parsed = commands.parse(PRESETS, args)
+    assert parsed == Train(Model(16, None), steps=5, remat=True, betas=(0.5, 0.25))
+    assert commands.parse(PRESETS, ["--preset=multi30k"]) == PRESETS["multi30k"]
+
+
+def test_an_unknown_preset_is_refused_with_the_near_one_and_all_of_them(capsys):
+    said = refused(["--preset", "multi30"], capsys)
+    assert said == (
+        "error: there is no preset 'multi30': did you mean multi30k? choose one of tiny, multi30k"
+    )
+
+
+def test_an_unknown_option_is_refused_with_the_near_one(capsys):
+    said = refused(["--model.d_modle", "16"], capsys)
+    assert said == (
+        "error: there is no option --model.d_modle: did you mean --model.d_model? "
+        "--help lists them all"
+    )
+    assert "there is no option --q: --help" in refused(["--q=3"], capsys)
+
+
+def test_an_option_may_be_written_with_hyphens_and_an_equals_sign():
+    assert commands.parse(PRESETS, ["--model.d-model=16"]).model.d_model == 16
+
+
+def test_a_wrong_value_and_a_refused_config_exit_with_2_and_say_why(capsys):
+    assert "--steps" in refused(["--steps", "many"], capsys)
+    assert refused(["--model.d_model", "7"], capsys) == "error: d_model=7 is odd"
+    assert "--preset" in refused(["--preset"], capsys)
+
+
+def test_help_lists_the_presets_and_the_defaults_of_the_chosen_one(capsys):
+    with pytest.raises(SystemExit) as end:
+        commands.parse(PRESETS, ["--preset", "multi30k", "--help"], "Trains a model.")
+    said = " ".join(capsys.readouterr().out.split())
+    assert end.value.code == 0
+    assert "Trains a model." in said and "one of: tiny, multi30k" in said
+    assert "(default: 32)" in said and "--model.d_model" in said
+
+
+def test_without_tyro_the_extra_is_named_and_the_code_is_2(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert commands.run(lambda: commands.parse(PRESETS, [])) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: tyro is needed") and "jaxformer[experiments]" in said
+
+
+class FakeDataError(ValueError):
+    pass
+
+
+class FakeDiverged(ArithmeticError):
+    pass
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """The classes are looked up by module and name, so a fake module will do."""
+    for module, name, kind in (
+        ("jaxformer.data", "DataError", FakeDataError),
+        ("jaxformer.training", "Diverged", FakeDiverged),
+    ):
+        monkeypatch.setitem(sys.modules, module, type(sys)(module))
+        setattr(sys.modules[module], name, kind)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError("d_model=7\nis odd"), 2, "error: d_model=7 is odd\n"),
+        (extras.MissingExtra("install it"), 2, "error: install it\n"),
+        (FakeDataError("a.de:3 is bad"), 65, "error: a.de:3 is bad\n"),
+        (CheckpointError("none in x"), 66, "error: none in x\n"),
+        (FakeDiverged("at step 7"), 70, "error: at step 7\n"),
+        (OSError(28, "No space left on device", "x.npy"), 74, "x.npy: No space left on device"),
+        (OSError("could not be written"), 74, "error: could not be written\n"),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+    ],
+)
+def test_each_kind_of_error_has_its_code_and_one_sentence(error, code, said, stand_ins, capsys):
+    def main():
+        raise error
+
+    assert commands.run(main) == code
+    printed = capsys.readouterr().err
+    assert said in printed and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), MemoryError(), ImportError("no numpy")])
+def test_a_bug_has_code_1_and_a_traceback(error, capsys):
+    def main():
+        raise error
+
+    assert commands.run(main) == 1
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed and type(error).__name__ in printed
+    assert printed.endswith(f"error: {error or 'MemoryError'}\n") or not str(error)
+
+
+def test_a_main_that_ends_or_exits_gives_its_code(capsys):
+    assert commands.run(lambda: None) == 0
+    assert commands.run(lambda: sys.exit(3)) == 3
+    assert commands.run(lambda: sys.exit()) == 0
+    assert commands.run(lambda: sys.exit("bad")) == 1
+    assert capsys.readouterr().err == "error: bad\n"
+
+
+def test_sigterm_unwinds_the_stack_and_its_handler_is_put_back(capsys):
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    unwound = []
+
+    def main():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            unwound.append(True)
+
+    assert commands.run(main) == 143
+    assert unwound == [True]
+    assert signal.signal(signal.SIGTERM, before) is signal.SIG_DFL
+    assert capsys.readouterr().err == "stopped by SIGTERM\n"
+
+
+def start(code):
+    script = "import sys\nfrom experiments.commands import run\n" + textwrap.dedent(code)
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", script]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.Popen(command, cwd=ROOT, env=buffered, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+@pytest.mark.parametrize("size", [7, 100_000])
+def test_a_reader_that_closes_our_output_early_is_no_error(size):
+    process = start(f"""
+        def main():
+            sys.stdin.read()
+            print("x" * {size})
+        sys.exit(run(main))
+    """)
+    process.stdout.close()
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    assert process.wait(30) == 0
+
+
+def test_a_real_sigterm_and_a_real_sigint_end_the_process_with_their_codes():
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        process = start("""
+            import time
+            def main():
+                print("up", flush=True)
+                time.sleep(30)
+            sys.exit(run(main))
+        """)
+        process.stdout.readline()
+        process.send_signal(number)
+        assert process.wait(10) == code
+        assert process.stderr.read().count(b"\n") == 1

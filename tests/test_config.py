@@ -1,0 +1,63 @@
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from jaxformer.config import ConfigError, TransformerConfig, transformer_base
+
+SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"positions": "sinus"}, ["positions='sinus'", "sinusoidal", "rotary", "alibi"]),
+        ({"norm": "batch"}, ["norm='batch'", "layer, rms"]),
+        ({"norm_placement": "middle"}, ["norm_placement='middle'", "pre, post"]),
+        ({"activation": "tanh"}, ["activation='tanh'", "relu", "gelu_tanh"]),
+        ({"tied_embeddings": "some"}, ["tied_embeddings='some'", "none, output, all"]),
+        ({"initializer": "zeros"}, ["initializer='zeros'", "xavier, normal"]),
+        ({"dtype": "float16"}, ["dtype='float16'", "float32, bfloat16"]),
+        ({"vocab_size": 0}, ["vocab_size=0", "at least 1"]),
+        ({"d_model": -3}, ["d_model=-3", "at least 1"]),
+        ({"d_ff": 0}, ["d_ff=0", "at least 1"]),
+        ({"num_heads": 0}, ["num_heads=0", "at least 1"]),
+        ({"max_len": 0}, ["max_len=0", "at least 1"]),
+        ({"num_kv_heads": 0}, ["num_kv_heads=0", "at least 1"]),
+        ({"head_dim": 0}, ["head_dim=0", "at least 1"]),
+        ({"value_head_dim": -1}, ["value_head_dim=-1", "at least 1"]),
+        ({"source_vocab_size": 0}, ["source_vocab_size=0", "at least 1"]),
+        ({"num_decoder_layers": -1}, ["num_decoder_layers=-1", "at least 0"]),
+        ({"num_token_types": -2}, ["num_token_types=-2", "at least 0"]),
+        ({"num_heads": 5}, ["d_model=12", "num_heads=5", "give head_dim"]),
+        ({"num_kv_heads": 2}, ["num_heads=3", "num_kv_heads=2", "group"]),
+        ({"positions": "rotary", "head_dim": 5}, ["head_dim=5 is odd", "give an even head_dim"]),
+        ({"dropout_rate": 1.0}, ["dropout_rate=1.0", "0 <= rate < 1"]),
+        ({"attention_dropout_rate": -0.1}, ["attention_dropout_rate=-0.1", "0 <= rate < 1"]),
+        ({"activation_dropout_rate": 2.0}, ["activation_dropout_rate=2.0", "0 <= rate < 1"]),
+        ({"source_vocab_size": 19}, ["source_vocab_size=19", "vocab_size=17", "tie 'output'"]),
+    ],
+)
+def test_a_contradiction_is_refused_with_what_was_given_and_what_to_do(changes, words):
+    with pytest.raises(ConfigError) as error:
+        replace(SMALL, **changes)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_sizes_left_out_follow_from_those_given():
+    assert (SMALL.key_size, SMALL.value_size, SMALL.kv_heads) == (4, 4, 3)
+    free = replace(SMALL, num_heads=5, head_dim=7, num_kv_heads=1)
+    assert (free.key_size, free.value_size, free.kv_heads) == (7, 7, 1)
+    assert replace(free, value_head_dim=11).value_size == 11
+
+
+def test_the_base_model_has_the_sizes_of_the_paper():
+    c = transformer_base
+    assert (c.d_model, c.d_ff, c.num_heads, c.key_size, c.value_size) == (512, 2048, 8, 64, 64)
+    assert (c.num_encoder_layers, c.num_decoder_layers, c.dropout_rate) == (6, 6, 0.1)
+
+
+def test_a_config_is_a_value():
+    assert replace(SMALL) == SMALL and hash(replace(SMALL)) == hash(SMALL)
+    with pytest.raises(FrozenInstanceError):
+        SMALL.d_model = 3

@@ -1,0 +1,194 @@
+import math
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import kernels
+from jaxformer.dropout import Dropout, Noise
+from jaxformer.masks import Mask
+from jaxformer.positions import alibi_bias
+
+B, T, S, N, K, H = 3, 5, 7, 6, 2, 4
+
+VALID = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0]], bool)
+QUERY_SEGMENTS = np.array([[1, 1, 1, 2, 2], [1, 2, 3, 3, 4], [1, 1, 1, 1, 1]])
+KEY_SEGMENTS = np.array(
+    [[1, 1, 1, 2, 2, 2, 2], [1, 2, 2, 3, 3, 3, 5], [2, 2, 2, 2, 2, 2, 2]]
+)  # query 4 of row 1 and all of row 2 have no key
+SEGMENTS = {"query_segments": QUERY_SEGMENTS, "key_segments": KEY_SEGMENTS}
+
+MASKS = {
+    "all": Mask(),
+    "causal": Mask(causal=True),
+    "causal at an offset": Mask(causal=True, offset=2),
+    "padding": Mask(key_valid=VALID),
+    "segments": Mask(**SEGMENTS),
+    "window": Mask(causal=True, offset=2, window=3),
+    "everything": Mask(causal=True, offset=1, window=4, key_valid=VALID, **SEGMENTS),
+}
+
+
+@dataclass
+class Inputs:
+    """Random q, k, v, and the direction in which the output is differentiated."""
+
+    rng: np.random.Generator
+    value_size: int = H
+    q: np.ndarray = field(init=False)
+
+    def __post_init__(self):
+        self.q = self.rng.standard_normal((B, T, N, H), np.float32)
+        self.k = self.rng.standard_normal((B, S, K, H), np.float32)
+        self.v = self.rng.standard_normal((B, S, K, self.value_size), np.float32)
+        self.direction = self.rng.standard_normal((B, T, N, self.value_size), np.float32)
+
+
+def may_attend(mask: Mask, row: int, query: int, key: int) -> bool:
+    distance = mask.offset + query - key
+    return bool(
+        (not mask.causal or distance >= 0)
+        and (mask.window is None or distance < mask.window)
+        and (mask.key_valid is None or mask.key_valid[row, key])
+        and (
+            mask.query_segments is None
+            or mask.query_segments[row, query] == mask.key_segments[row, key]
+        )
+    )
+
+
+def by_hand(q, k, v, mask, scale, bias=None) -> np.ndarray:
+    """Attention in float64, one query at a time."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    for row, query, head in np.ndindex(*q.shape[:3]):
+        group = head * k.shape[2] // q.shape[2]
+        seen = [key for key in range(k.shape[1]) if may_attend(mask, row, query, key)]
+        logits = k[row, seen, group] @ q[row, query, head] * scale
+        if bias is not None:
+            logits = logits + np.asarray(bias, np.float64)[0, head, query, seen]
+        weights = np.exp(logits - logits.max(initial=-np.inf))
+        out[row, query, head] = (weights / weights.sum()) @ v[row, seen, group] if seen else 0.0
+    return out
+
+
+@partial(jax.jit, static_argnames=("kernel", "scale"))
+def output_and_gradients(kernel, inputs, direction, mask, scale=0.5, bias=None):
+    def total(inputs):
+        out = kernels.get(kernel)(*inputs, mask, scale=scale, bias=bias)
+        return jnp.sum(out * direction), out
+
+    return jax.value_and_grad(total, has_aux=True)(inputs)
+
+
+def run(kernel, x: Inputs, mask, **settings):
+    (_, out), gradients = output_and_gradients(
+        kernel, (x.q, x.k, x.v), x.direction, mask, **settings
+    )
+    return np.asarray(out), [np.asarray(leaf) for leaf in gradients]
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+def test_every_kernel_is_the_formula_under_every_mask(mask, rng, assert_equal):
+    x = Inputs(rng)
+    expected = by_hand(x.q, x.k, x.v, mask, 0.5)
+    _, slopes = run("reference", x, mask)
+    for kernel in kernels.KERNELS:
+        out, gradients = run(kernel, x, mask)
+        assert_equal(out, expected)
+        for gradient, slope in zip(gradients, slopes, strict=True):
+            assert_equal(gradient, slope)
+
+
+@pytest.mark.parametrize("kernel", kernels.KERNELS)
+def test_a_query_without_keys_yields_zeros_and_finite_gradients(kernel, rng):
+    x = Inputs(rng)
+    mask = MASKS["everything"]
+    out, gradients = run(kernel, x, mask)
+    assert np.all(out[1, 4] == 0) and np.all(out[2] == 0)
+    assert np.abs(out[0]).min() > 0
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert all(np.all(gradient[2] == 0) for gradient in gradients)
+
+
+@pytest.mark.parametrize("kernel", kernels.KERNELS)
+def test_a_bias_is_added_to_the_scaled_logits(kernel, rng, assert_equal):
+    x = Inputs(rng)
+    bias = np.asarray(alibi_bias(N, np.arange(T) + 2, np.arange(S)))
+    mask = MASKS["causal at an offset"]
+    out, _ = run(kernel, x, mask, bias=bias, scale=0.25)
+    assert_equal(out, by_hand(x.q, x.k, x.v, mask, 0.25, bias))
+
+
+@pytest.mark.parametrize("kernel", kernels.KERNELS)
+def test_two_keys_one_apart_weigh_one_to_e(kernel):
+    q = np.ones((2, 1, 1, 1), np.float32)
+    k = np.float32([0, 1]).reshape(1, 2, 1, 1).repeat(2, axis=0)
+    out = kernels.get(kernel)(q, k, k, Mask(), scale=1.0)
+    assert np.allclose(out, math.e / (1 + math.e), atol=1e-6)
+    weights = kernels.attention_weights(q, k, Mask(), scale=1.0)
+    expected = np.array([1, math.e]) / (1 + math.e)
+    assert np.allclose(weights, expected.reshape(1, 1, 1, 2), atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", kernels.KERNELS)
+def test_a_group_of_heads_shares_one_key_and_value_head(kernel, rng, assert_equal):
+    x = Inputs(rng)
+    shared, _ = run(kernel, x, Mask(causal=True))
+    x.k, x.v = (np.repeat(leaf, N // K, axis=2) for leaf in (x.k, x.v))
+    repeated, _ = run(kernel, x, Mask(causal=True))
+    assert_equal(shared, repeated, 1e-6)
+
+
+def test_values_may_have_a_size_of_their_own(rng, assert_equal):
+    x = Inputs(rng, value_size=3)
+    out, _ = run("reference", x, MASKS["padding"])
+    assert_equal(out, by_hand(x.q, x.k, x.v, MASKS["padding"], 0.5))
+
+
+def test_dropout_acts_on_the_weights(rng, assert_equal):
+    x = Inputs(rng)
+    noise = Noise.of(jax.random.key(5), np.arange(B))
+    dropout = Dropout(noise, "weights", 0.5)
+
+    @jax.jit
+    def attend(q, k, v):
+        out = kernels.reference(q, k, v, Mask(), scale=0.5, dropout=dropout)
+        weights = kernels.attention_weights(q, k, Mask(), scale=0.5)
+        return out, weights, noise.keep("weights", weights.shape, 0.5)
+
+    out, weights, keep = map(np.asarray, attend(x.q, x.k, x.v))
+    dropped = (weights * keep * 2).reshape(B, K, N // K, T, S)
+    expected = np.einsum("BKGTS,BSKH->BTKGH", dropped, x.v).reshape(out.shape)
+    assert_equal(out, expected)
+
+
+def test_the_softmax_of_bfloat16_is_taken_in_float32(rng, assert_equal):
+    x = Inputs(rng)
+    low = [jnp.asarray(leaf, jnp.bfloat16) for leaf in (x.q, x.k, x.v)]
+    weights = kernels.attention_weights(*low[:2], Mask(), scale=0.5)
+    assert weights.dtype == jnp.float32
+    assert_equal(weights.sum(-1), np.ones((B, N, T)), 1e-6)
+    out, _ = run("reference", x, Mask())
+    assert_equal(kernels.reference(*low, Mask(), scale=0.5).astype(np.float32), out, 0.03)
+
+
+def test_the_xla_kernel_refuses_dropout(rng):
+    x = Inputs(rng)
+    dropout = Dropout(Noise.of(jax.random.key(5), np.arange(B)), "weights", 0.5)
+    with pytest.raises(ValueError, match="rate=0.5 was given: use the reference kernel"):
+        kernels.xla(x.q, x.k, x.v, Mask(), scale=0.5, dropout=dropout)
+
+
+def test_the_xla_kernel_refuses_values_of_another_size(rng):
+    x = Inputs(rng, value_size=3)
+    with pytest.raises(ValueError, match="head_dim=4 and value_head_dim=3: use the reference"):
+        kernels.xla(x.q, x.k, x.v, Mask(), scale=0.5)
+
+
+def test_an_unknown_kernel_is_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match="kernel 'flash' is unknown: give one of reference, xla"):
+        kernels.get("flash")

@@ -1,0 +1,141 @@
+import math
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.dropout import Noise
+from jaxformer.layers import AddPositions, Embedding, FeedForward, Norm, normalize
+
+CONFIG = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3, max_len=7)
+ERF = np.vectorize(math.erf)
+
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * (1 + ERF(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+@pytest.fixture
+def x(rng):
+    return rng.standard_normal((2, 5, 12), np.float32) + 3.0
+
+
+def apply(module, params, *inputs):
+    return jax.jit(lambda params: module.apply({"params": params}, *inputs))(params)
+
+
+@pytest.mark.parametrize(("scaled", "factor"), [(True, math.sqrt(12)), (False, 1.0)])
+def test_an_embedding_is_a_row_times_the_root_of_d(scaled, factor, rng, assert_equal):
+    table = rng.standard_normal((17, 12), np.float32)
+    ids = np.array([[3, 0, 16], [3, 3, 1]])
+    module = Embedding(17, replace(CONFIG, scale_embeddings=scaled))
+    assert_equal(apply(module, {"table": table}, ids), table[ids] * factor, 1e-6)
+
+
+def test_logits_are_products_with_every_row(x, rng, assert_equal):
+    table = rng.standard_normal((17, 12), np.float32)
+    logits = Embedding(17, CONFIG).apply({"params": {"table": table}}, x, method="attend")
+    assert_equal(logits, x @ table.T)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_a_norm_is_its_formula(norm, use_bias, x, rng, assert_equal, leaf_shapes):
+    module = Norm(replace(CONFIG, norm=norm, use_bias=use_bias, norm_eps=0.1))
+    params = module.init(jax.random.key(0), x)["params"]
+    biased = norm == "layer" and use_bias
+    assert leaf_shapes(params) == {"scale": (12,)} | ({"bias": (12,)} if biased else {})
+    params = {name: rng.standard_normal(12, np.float32) for name in params}
+    wide = np.float64(x)
+    if norm == "layer":
+        wide = wide - wide.mean(-1, keepdims=True)
+    expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 0.1) * params["scale"]
+    assert_equal(apply(module, params, x), expected + params.get("bias", 0.0))
+
+
+def test_a_norm_computes_in_float32_and_returns_the_type_it_was_given(x):
+    low = jnp.asarray(x, jnp.bfloat16)
+    params = {"scale": np.ones(12, np.float32), "bias": np.zeros(12, np.float32)}
+    y = Norm(CONFIG).apply({"params": params}, low)
+    exact = Norm(CONFIG).apply({"params": params}, low.astype(jnp.float32))
+    assert y.dtype == jnp.bfloat16
+    assert np.array_equal(y, exact.astype(jnp.bfloat16))
+
+
+def plain(x, eps, centered):
+    if centered:
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps)
+
+
+@pytest.mark.parametrize("centered", [True, False])
+def test_the_derivatives_of_normalize_are_those_of_the_formula(centered, rng, assert_equal):
+    x, direction, along = rng.standard_normal((3, 2, 7), np.float32)
+
+    @partial(jax.jit, static_argnums=0)
+    def derivatives(function):
+        def total(x):
+            return jnp.sum(function(x, 0.1, centered) * direction)
+
+        def along_the_slope(x):
+            return jnp.sum(jax.grad(total)(x) * along)
+
+        forward = jax.jvp(lambda x: function(x, 0.1, centered), (x,), (along,))
+        return forward, jax.grad(total)(x), jax.grad(along_the_slope)(x)
+
+    given, expected = derivatives(normalize), derivatives(plain)
+    for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(expected), strict=True):
+        assert np.abs(b).max() > 0.01
+        assert_equal(a, b)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_feed_forward_network_is_its_formula(activation, gated, x, random_params, assert_equal):
+    module = FeedForward(replace(CONFIG, activation=activation, gated=gated))
+    params = random_params(module, x)
+    dense = {
+        name: np.float64(x) @ leaf["kernel"] + leaf["bias"]
+        for name, leaf in params.items()
+        if name != "down"
+    }
+    hidden = ACTIVATIONS[activation](dense["gate" if gated else "up"])
+    hidden = hidden * dense["up"] if gated else hidden
+    expected = hidden @ params["down"]["kernel"] + params["down"]["bias"]
+    assert_equal(apply(module, params, x), expected)
+
+
+def test_activation_dropout_acts_between_the_two_maps(x, random_params, assert_equal):
+    module = FeedForward(replace(CONFIG, activation_dropout_rate=0.25))
+    params = random_params(module, x)
+    noise = Noise.of(jax.random.key(1), np.array([4, 2]))
+    hidden = np.maximum(x @ params["up"]["kernel"] + params["up"]["bias"], 0)
+    hidden = hidden * np.asarray(noise.keep("hidden", hidden.shape, 0.25)) / 0.75
+    expected = hidden @ params["down"]["kernel"] + params["down"]["bias"]
+    assert_equal(apply(module, params, x, noise), expected)
+
+
+def test_learned_positions_that_end_too_early_are_refused(x):
+    module = AddPositions(replace(CONFIG, positions="learned", max_len=4))
+    with pytest.raises(ValueError, match="5 tokens was given, but .* max_len=4: shorten it"):
+        module.init(jax.random.key(0), x, np.arange(5), 5)
+
+
+def test_each_row_may_have_positions_of_its_own(x, rng, assert_equal):
+    module = AddPositions(replace(CONFIG, positions="learned"))
+    table = rng.standard_normal((7, 12), np.float32)
+    positions = np.array([[0, 1, 2, 0, 1], [6, 5, 4, 3, 2]])
+    assert_equal(apply(module, {"table": table}, x, positions, 7), x + table[positions])
+
+
+@pytest.mark.parametrize("positions", ["rotary", "alibi", "none"])
+def test_relative_positions_add_nothing_to_the_embeddings(positions, x):
+    module = AddPositions(replace(CONFIG, positions=positions))
+    assert np.array_equal(module.apply({}, x, np.arange(5), 5), x)

@@ -1,0 +1,201 @@
+"""Losses against the formula in float64, and what padding must not change."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.losses import cross_entropy, seq2seq_loss, token_log_probs
+from jaxformer.models import EncoderDecoder
+
+PAD = 0
+
+close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+
+
+def example(dtype=jnp.float32):
+    """Ragged logits [3, 5, 7], labels [3, 5] and valid [3, 5]."""
+    rng = np.random.default_rng(3)
+    logits = jnp.asarray(rng.normal(scale=3.0, size=(3, 5, 7)), dtype)
+    labels = jnp.asarray(rng.integers(0, 7, size=(3, 5)), jnp.int32)
+    return logits, labels, jnp.arange(5)[None] < jnp.array([5, 2, 3])[:, None]
+
+
+def formula(logits, labels, valid, smoothing):
+    """-sum_v q(v) log p(v), summed over the valid positions, in float64."""
+    logits = np.asarray(logits, np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    q = np.full(logits.shape, smoothing / logits.shape[-1])
+    np.put_along_axis(q, np.asarray(labels)[..., None], 1 - smoothing + q[0, 0, 0], axis=-1)
+    return -(q * log_p).sum(axis=-1)[np.asarray(valid)].sum()
+
+
+def plain(logits, labels, valid, smoothing):
+    """The same in JAX, left to automatic differentiation."""
+    size = logits.shape[-1]
+    q = jax.nn.one_hot(labels, size) * (1 - smoothing) + smoothing / size
+    nats = -(q * jax.nn.log_softmax(logits)).sum(axis=-1)
+    return (nats * valid).sum()
+
+
+def total(logits, labels, valid, smoothing):
+    return cross_entropy(logits, labels, valid, smoothing)[0]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_is_the_sum_and_the_count_over_valid_positions(smoothing):
+    logits, labels, valid = example()
+    nats, tokens = jax.jit(cross_entropy, static_argnums=3)(logits, labels, valid, smoothing)
+    close(nats, formula(logits, labels, valid, smoothing))
+    assert tokens == 10 and nats.dtype == tokens.dtype == jnp.float32
+
+
+def test_even_logits_cost_the_logarithm_of_the_vocabulary():
+    labels = jnp.array([[0, 6], [3, 3]])
+    nats, tokens = cross_entropy(jnp.ones((2, 2, 7)), labels, labels >= 0, 0.1)
+    close(nats / tokens, np.log(7))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_written_derivative_is_the_automatic_one(smoothing):
+    logits, labels, valid = example()
+    written = jax.jit(jax.grad(total), static_argnums=3)(logits, labels, valid, smoothing)
+    close(written, jax.grad(plain)(logits, labels, valid, smoothing))
+    direction = jnp.asarray(np.random.default_rng(5).normal(size=logits.shape), jnp.float32)
+    _, forward = jax.jvp(
+        lambda logits: total(logits, labels, valid, smoothing), (logits,), (direction,)
+    )
+    close(forward, (written * direction).sum())
+
+
+def test_an_invalid_position_adds_exactly_nothing():
+    logits, labels, valid = example()
+    others = jnp.where(valid[..., None], logits, 50.0 * logits[::-1])
+    # Many a data set marks what does not count with -100.
+    nowhere = jnp.where(valid, labels, -100)
+    for smoothing in (0.0, 0.1):
+        expected = cross_entropy(logits, labels, valid, smoothing)
+        assert cross_entropy(others, nowhere, valid, smoothing) == expected
+        slope = jax.grad(total)(others, nowhere, valid, smoothing)
+        assert not np.any(slope[~valid]) and np.all(np.isfinite(slope))
+        assert np.all(np.any(slope[valid] != 0, axis=-1))
+    nats, tokens = cross_entropy(logits, labels, jnp.zeros_like(valid))
+    assert nats == tokens == 0.0
+
+
+def test_bfloat16_logits_are_summed_in_float32():
+    logits, labels, valid = example(jnp.bfloat16)
+    nats, _ = cross_entropy(logits, labels, valid, 0.1)
+    assert nats.dtype == jnp.float32
+    close(nats, formula(logits.astype(jnp.float32), labels, valid, 0.1))
+    slope = jax.grad(total)(logits, labels, valid, 0.1)
+    exact = jax.grad(plain)(logits.astype(jnp.float32), labels, valid, 0.1)
+    assert slope.dtype == jnp.bfloat16
+    np.testing.assert_allclose(slope.astype(np.float32), exact, rtol=2**-8, atol=1e-6)
+
+
+def test_token_log_probs_are_the_labels_share_of_the_softmax():
+    logits, labels, _ = example(jnp.bfloat16)
+    found = token_log_probs(logits, labels)
+    expected = jax.nn.log_softmax(logits.astype(jnp.float32))
+    assert found.dtype == jnp.float32 and found.shape == labels.shape
+    close(
+        found, np.take_along_axis(np.asarray(expected), np.asarray(labels)[..., None], -1)[..., 0]
+    )
+
+
+class Batch(NamedTuple):
+    source: jax.Array
+    target: jax.Array
+    row: jax.Array
+
+
+SOURCE_LENGTHS, TARGET_LENGTHS = (5, 2, 7, 0), (6, 3, 2, 0)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Four sentence pairs, the last one empty: a padding row."""
+    rng = np.random.default_rng(11)
+    source, target = rng.integers(1, 11, size=(4, 7)), rng.integers(1, 11, size=(4, 7))
+    source *= np.arange(7) < np.array(SOURCE_LENGTHS)[:, None]
+    target *= np.arange(7) < np.array(TARGET_LENGTHS)[:, None]
+    return Batch(source, target, np.array([40, 41, 42, 43]))
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = TransformerConfig(
+        vocab_size=11,
+        d_model=6,
+        d_ff=13,
+        num_heads=2,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        dropout_rate=0.2,
+        attention_dropout_rate=0.1,
+        activation_dropout_rate=0.3,
+    )
+    return EncoderDecoder(config)
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    tokens, rng = jnp.ones((2, 3), jnp.int32), np.random.default_rng(7)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes)
+
+
+@pytest.fixture(scope="module")
+def loss(model):
+    return jax.jit(seq2seq_loss(model, pad=PAD, smoothing=0.1))
+
+
+def part(batch, row, source_length, target_length):
+    return Batch(
+        batch.source[row : row + 1, :source_length],
+        batch.target[row : row + 1, :target_length],
+        batch.row[row : row + 1],
+    )
+
+
+def test_the_loss_is_the_cross_entropy_of_each_next_token(model, params, loss, batch):
+    nats, tokens = loss(params, batch, None)
+    logits = model.apply(
+        {"params": params}, batch.source, batch.target[:, :-1], batch.source != PAD
+    )
+    labels = batch.target[:, 1:]
+    close(nats, formula(logits, labels, labels != PAD, 0.1))
+    assert tokens == 5 + 2 + 1
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_loss_of_a_batch_is_the_sum_over_its_sentences_alone(params, loss, batch, seed):
+    rng = None if seed is None else jax.random.key(seed)
+    whole = loss(params, batch, rng)
+    lengths = zip(SOURCE_LENGTHS[:3], TARGET_LENGTHS[:3], strict=True)
+    alone = [loss(params, part(batch, i, *sizes), rng) for i, sizes in enumerate(lengths)]
+    close(whole[0], sum(nats for nats, _ in alone))
+    assert whole[1] == sum(tokens for _, tokens in alone)
+
+
+def test_padding_rows_add_nothing_to_loss_or_gradient(params, model, batch):
+    gradient = jax.jit(
+        jax.value_and_grad(seq2seq_loss(model, pad=PAD, smoothing=0.1), has_aux=True)
+    )
+    rng = jax.random.key(5)
+    with_padding = gradient(params, batch, rng)
+    without = gradient(params, jax.tree.map(lambda leaf: leaf[:3], batch), rng)
+    jax.tree.map(close, with_padding, without)
+    empty = gradient(params, part(batch, 3, 7, 7), rng)
+    assert all(np.all(leaf == 0.0) for leaf in jax.tree.leaves(empty))
+
+
+def test_dropout_changes_the_loss_with_the_rng_and_not_without(params, loss, batch):
+    first, second = (loss(params, batch, jax.random.key(seed))[0] for seed in (1, 2))
+    assert first != second
+    assert loss(params, batch, None)[0] == loss(params, batch, None)[0] != first

@@ -1,0 +1,56 @@
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.masks import Mask
+
+
+def drawn(*rows: str) -> np.ndarray:
+    return np.array([[cell == "1" for cell in row.split()] for row in rows])
+
+
+def test_a_query_sees_no_later_key():
+    assert np.array_equal(Mask(causal=True).dense(3, 3)[0, 0], drawn("1 0 0", "1 1 0", "1 1 1"))
+
+
+def test_with_an_offset_the_queries_stand_later_among_the_keys():
+    dense = Mask(causal=True, offset=2).dense(2, 4)
+    assert np.array_equal(dense[0, 0], drawn("1 1 1 0", "1 1 1 1"))
+
+
+def test_the_offset_may_be_known_only_while_running():
+    dense = jax.jit(lambda offset: Mask(causal=True, offset=offset).dense(2, 4))
+    assert np.array_equal(dense(1)[0, 0], drawn("1 1 0 0", "1 1 1 0"))
+    assert np.array_equal(dense(2)[0, 0], drawn("1 1 1 0", "1 1 1 1"))
+
+
+def test_padding_is_seen_by_no_query():
+    valid = np.array([[True, True, False], [True, False, False]])
+    dense = np.broadcast_to(Mask(key_valid=valid).dense(2, 3), (2, 1, 2, 3))
+    assert np.array_equal(dense[0, 0], drawn("1 1 0", "1 1 0"))
+    assert np.array_equal(dense[1, 0], drawn("1 0 0", "1 0 0"))
+
+
+def test_segments_do_not_see_each_other():
+    segments = np.array([[1, 1, 2]])
+    dense = Mask(query_segments=segments, key_segments=segments).dense(3, 3)
+    assert np.array_equal(dense[0, 0], drawn("1 1 0", "1 1 0", "0 0 1"))
+
+
+def test_a_window_holds_the_last_keys_only():
+    dense = Mask(causal=True, window=2, offset=1).dense(3, 5)
+    assert np.array_equal(dense[0, 0], drawn("1 1 0 0 0", "0 1 1 0 0", "0 0 1 1 0"))
+
+
+def test_facts_are_joined_by_and():
+    segments = np.array([[1, 1, 2], [1, 2, 2]])
+    valid = np.array([[True, True, True], [True, False, True]])
+    mask = Mask(causal=True, key_valid=valid, query_segments=segments, key_segments=segments)
+    dense = mask.dense(3, 3)
+    assert np.array_equal(dense[0, 0], drawn("1 0 0", "1 1 0", "0 0 1"))
+    assert np.array_equal(dense[1, 0], drawn("1 0 0", "0 0 0", "0 0 1"))
+
+
+@pytest.mark.parametrize("mask", [Mask(), Mask(offset=3)])
+def test_without_facts_there_is_no_matrix(mask):
+    assert mask.dense(3, 5) is None

@@ -1,0 +1,183 @@
+"""What the READMEs say is so: their code runs, their commands parse, their names exist."""
+
+import contextlib
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxformer
+from experiments import commands
+from experiments.translation.export import ExportOptions, export
+from experiments.translation.presets import PRESETS
+from experiments.translation.score import ScoreOptions
+from experiments.translation.trained import Trained
+from experiments.translation.translate import TranslateOptions
+from jaxformer.config import TransformerConfig
+from jaxformer.generation import BeamConfig, translate
+from jaxformer.models import EncoderDecoder
+from jaxformer.tokenizers import train_bpe
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+TRANSLATION = ROOT / "experiments" / "translation" / "README.md"
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (README, ROOT / "experiments" / "README.md", TRANSLATION)
+}
+OPTIONS = {
+    "prepare": PRESETS,
+    "train": PRESETS,
+    "translate": {"default": TranslateOptions()},
+    "score": {"default": ScoreOptions()},
+    "export": {"default": ExportOptions()},
+}
+
+
+def text_of(path: Path) -> str:
+    return PAGES[str(path.relative_to(ROOT))]
+
+
+def python_of(path: Path) -> str:
+    """The one block of Python of a README."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", text_of(path), re.DOTALL | re.MULTILINE)
+    return code
+
+
+def spans(text: str) -> list[str]:
+    """What stands between backticks outside code blocks."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"`([^`\n]+)`", prose)
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """The cells of every row of every table."""
+    for line in text.splitlines():
+        if line.startswith("|"):
+            yield [cell.strip().strip("`") for cell in line.strip("|").split("|")]
+
+
+def option_names(value: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted name of every field of a dataclass, at every depth."""
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        yield prefix + field.name
+        if dataclasses.is_dataclass(inner):
+            yield from option_names(inner, f"{prefix}{field.name}.")
+
+
+def written_commands() -> list[tuple[str, str]]:
+    pattern = r"python -m experiments\.translation\.(\w+)([^\n`<>|]*)"
+    return sorted({found for text in PAGES.values() for found in re.findall(pattern, text)})
+
+
+def test_a_newcomer_reads_at_most_150_lines():
+    assert len(text_of(README).splitlines()) <= 150
+
+
+def test_the_code_of_the_readme_prints_what_it_says(capsys):
+    code = python_of(README)
+    exec(compile(code, str(README), "exec"), {})
+    said = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert len(said) == 3
+    assert capsys.readouterr().out.splitlines() == said
+
+
+def test_the_picture_of_the_floors_shows_the_modules_that_exist():
+    lines = re.findall(r"^\| \d \w+[^|]*\|.*\|$", text_of(README), re.MULTILINE)
+    shown = [name for line in lines for name in spans(line)]
+    entries = Path(jaxformer.__file__).parent.glob("[a-z]*")
+    assert sorted(shown) == sorted(
+        path.stem for path in entries if path.suffix == ".py" or (path / "__init__.py").exists()
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_readme_names_exist(page):
+    names = [
+        span for span in spans(PAGES[page]) if re.match(r"(jaxformer|experiments|tests)/", span)
+    ]
+    folder = (ROOT / page).parent
+    links = [link for link in re.findall(r"\]\(([^)#:]+)\)", PAGES[page])]
+    absent = [name for name in names if not (ROOT / name).exists()]
+    absent += [link for link in links if not (folder / link).exists()]
+    assert names + links and not absent
+
+
+def test_links_to_headings_meet_one():
+    for page, text in PAGES.items():
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
+        assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= slugs, page
+
+
+@pytest.mark.parametrize(("command", "args"), written_commands())
+def test_a_command_of_a_readme_can_be_typed(command, args):
+    commands.parse(OPTIONS[command], shlex.split(args))
+
+
+def test_an_option_that_a_readme_names_exists():
+    known = {"preset", "help"}
+    for presets in OPTIONS.values():
+        known.update(option_names(next(iter(presets.values()))))
+    named = {m for text in PAGES.values() for m in re.findall(r"(?<![\w-])--([\w.]+)", text)}
+    others = {"field", "echo"}  # a placeholder, and an option of sacreBLEU
+    assert named - others <= known
+
+
+def test_the_table_of_presets_is_what_the_presets_are():
+    told = {row[0]: row[2:] for row in rows(text_of(TRANSLATION)) if len(row) == 9}
+    for name, preset in PRESETS.items():
+        model = preset.model
+        numbers = [model.d_model, model.d_ff, model.num_heads, model.dropout_rate]
+        numbers += [preset.data.tokens, preset.optimizer.total_steps]
+        layers = f"{model.num_encoder_layers}+{model.num_decoder_layers}"
+        assert told[name] == [layers, *(f"{number:,}" for number in numbers)]
+
+
+def test_the_table_of_exit_codes_is_complete():
+    page = PAGES["experiments/README.md"]
+    told = {
+        int(code)
+        for row in rows(page)
+        for code in re.findall(r"^[\d, ]+$", row[0])
+        for code in code.split(",")
+    }
+    assert told == {0, 1, 2, 65, 66, 70, 74, 130, 143}
+
+
+def test_the_exported_program_is_loaded_by_the_lines_that_the_readme_gives(
+    tmp_path, capsys, random_params
+):
+    code = python_of(TRANSLATION)
+    (line,) = re.findall(r'encode\("(.*)"\)', code)
+    tokenizer = train_bpe([line], 290)
+    size = {"d_model": 12, "d_ff": 20, "num_heads": 3, "max_len": 40}
+    config = TransformerConfig(
+        tokenizer.vocab_size, **size, num_encoder_layers=1, num_decoder_layers=1
+    )
+    model, ids = EncoderDecoder(config), np.ones((2, 5), np.int32)
+    search = BeamConfig(width=2, extra_length=3)
+    trained = Trained(
+        replace(PRESETS["grammar"], model=config, search=search),
+        model,
+        jax.tree.map(jax.numpy.asarray, random_params(model, ids, ids)),
+        tokenizer,
+        tokenizer,
+    )
+    folder = tmp_path / "runs" / "translation" / "grammar" / "tokenizer"
+    folder.mkdir(parents=True)
+    tokenizer.save(folder / "target.json")
+    (tmp_path / "translate.jax").write_bytes(export(trained, 8, 32, ("cpu",)))
+    with contextlib.chdir(tmp_path):
+        exec(compile(code, str(TRANSLATION), "exec"), {})
+    ((best, _),) = translate(model, trained.params, [line], tokenizer, tokenizer, search)
+    assert len(best.ids) > 1
+    assert capsys.readouterr().out == best.text + "\n"
