@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from typing import Any, NoReturn, TypeVar
 
@@ -45,10 +45,10 @@ def parse(presets: Mapping[str, T], args: list[str] | None = None, description: 
     found, rest = finder.parse_known_args(args)
     names = ", ".join(presets)
     if found.preset not in presets:
-        hint = _near(found.preset, presets)
+        hint = _hint(difflib.get_close_matches(found.preset, presets))
         _refuse(f"there is no preset {found.preset!r}: {hint}choose one of {names}")
     preset = presets[found.preset]
-    _refuse_unknown_options(rest, _options(preset, "--"))
+    _refuse_unknown_options(rest, ["--preset", *_options(preset, "--")])
     with _refused_in_one_sentence():
         return tyro.cli(
             type(preset),
@@ -117,8 +117,7 @@ def _refuse(reason: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def _near(word: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(names), n=3)
+def _hint(near: list[str]) -> str:
     return f"did you mean {' or '.join(near)}? " if near else ""
 
 
@@ -138,7 +137,16 @@ def _refuse_unknown_options(args: list[str], known: list[str]) -> None:
         name = arg.partition("=")[0]
         plain = "--" + name.removeprefix("--").replace("-", "_")
         if name.startswith("--") and plain not in (*known, "--help", "--"):
-            _refuse(f"there is no option {name}: {_near(plain, known)}--help lists them all")
+            hint = _hint(_near_options(plain, known))
+            _refuse(f"there is no option {name}: {hint}--help lists them all")
+
+
+def _near_options(name: str, known: list[str]) -> list[str]:
+    """Up to three of `known` whose last word is near that of `name`, nearest first."""
+    last = {option: option.removeprefix("--").rpartition(".")[2] for option in known}
+    word = name.removeprefix("--").rpartition(".")[2]
+    near = difflib.get_close_matches(word, dict.fromkeys(last.values()))
+    return [option for found in near for option in known if last[option] == found][:3]
 
 
 @contextmanager

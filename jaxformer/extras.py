@@ -3,22 +3,6 @@
 import importlib
 from types import ModuleType
 
-_EXTRA = {
-    "tokenizers": "experiments",
-    "sacrebleu": "experiments",
-    "sacremoses": "experiments",
-    "tyro": "experiments",
-    "rich": "experiments",
-    "tensorboardX": "experiments",
-    "grain": "experiments",
-    "safetensors": "experiments",
-    "matplotlib": "experiments",
-    "torch": "peers",
-    "transformers": "peers",
-    "ctranslate2": "peers",
-    "sentencepiece": "peers",
-}
-
 
 class MissingExtra(ImportError):
     """A package that only some uses need is not installed."""
@@ -33,6 +17,5 @@ def load(name: str) -> ModuleType:
         if error.name != package:
             raise
         raise MissingExtra(
-            f"{package} is needed here and is not installed: "
-            f"pip install 'jaxformer[{_EXTRA.get(package, 'experiments')}]'"
+            f"{package} is needed here and is not installed: pip install 'jaxformer[experiments]'"
         ) from error

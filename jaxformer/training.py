@@ -62,7 +62,7 @@ def make_train_step(
         ema = state.ema
         if ema is not None:
             ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
-        metrics = {"loss": total, "tokens": tokens, "grad_norm": optax.global_norm(grads)}
+        metrics = {"loss": total, "tokens": tokens, "grad_norm": optax.tree.norm(grads)}
         return TrainState(state.step + 1, params, opt_state, state.rng, ema), metrics
 
     return step

@@ -71,6 +71,8 @@ def test_an_unknown_option_is_refused_with_the_near_one(capsys):
         "error: there is no option --model.d_modle: did you mean --model.d_model? "
         "--help lists them all"
     )
+    assert "did you mean --model.d_model? " in refused(["--d_model=16"], capsys)
+    assert "did you mean --preset or " in refused(["--prset", "multi30k"], capsys)
     assert "there is no option --q: --help" in refused(["--q=3"], capsys)
 
 

@@ -274,16 +274,46 @@ def test_first_full_is_content_where_no_better_finds_a_better_mean():
     # start -----> a -----> b -----> end    0.28, mean -0.42
     #    \         +- 0.6 -------> end      0.42, mean -0.43
     #     +- 0.3 ----------------> end      0.30, mean -1.20
-    end, start, a, b = range(4)
-    table = np.array([[1.0, 0, 0, 0], [0.3, 0, 0.7, 0], [0.6, 0, 0, 0.4], [1.0, 0, 0, 0]])
+    end, start, a, b, slow = range(5)
+    table = np.zeros((5, 5))
+    table[start, [end, a]] = 0.3, 0.7
+    table[a, [end, b]] = 0.6, 0.4
+    table[b, end] = table[end, end] = 1.0
+    # Keeps the search going when the others have stopped.
+    table[slow, [slow, start]] = 0.5
     step = partial(markov_step, jnp.log(table))
-    first, limits = jnp.array([start, start]), jnp.array([7, 3])
+    first, limits = jnp.array([start, start, slow]), jnp.array([7, 3, 7])
     search = partial(beam_search, step, NoMemory(), first, limits, width=2, length=7, end=end)
     full = search(penalty=power(1.0), stop=first_full)
-    assert full.tokens[..., :3].tolist() == [[[a, end, 0], [end, 0, 0]]] * 2
+    assert full.tokens[:2, :, :3].tolist() == [[[a, end, 0], [end, 0, 0]]] * 2
+    assert full.tokens[2, :, :4].tolist() == [[start, a, end, 0], [slow, start, a, end]]
     best = search(penalty=power(1.0), stop=no_better)
-    assert best.tokens[..., :3].tolist() == [[[a, b, end], [a, end, 0]]] * 2
-    close(best.scores, [[np.log(0.28) / 3, np.log(0.42) / 2]] * 2)
+    assert best.tokens[:2, :, :3].tolist() == [[[a, b, end], [a, end, 0]]] * 2
+    close(best.scores[:2], [[np.log(0.28) / 3, np.log(0.42) / 2]] * 2)
+
+
+def test_no_better_waits_for_a_text_that_is_better_only_far_ahead_or_only_next():
+    end, start, a, *chain = range(7)
+    first, limits = jnp.array([start, start]), jnp.array([9, 5])
+    search = partial(beam_search, cache=NoMemory(), first=first, limits=limits, length=9, end=end)
+    # Ending at once has the mean log 0.5 = -0.69. Behind `a` a chain of certain tokens brings
+    # log 0.03 to -1.17 at three tokens, but to -0.58 at six, which the second limit forbids.
+    table = np.zeros((7, 7))
+    table[start, [end, a]] = 0.5
+    table[a, [end, chain[0]]] = 0.94, 0.06
+    for token, following in zip(chain, [*chain[1:], end], strict=True):
+        table[token, following] = 1.0
+    table[end, end] = 1.0
+    found = search(partial(markov_step, jnp.log(table)), width=2, penalty=power(1.0))
+    far = [a, *chain, end]
+    assert found.tokens[0, :, : len(far)].tolist() == [[a, end, 0, 0, 0, 0], far]
+    assert found.tokens[1, :, :2].tolist() == [[a, end], [end, 0]]
+    # Here each further token makes a text worse: only the next one can still win.
+    table = np.zeros((7, 7))
+    table[start, [end, a]], table[a, [end, chain[0]]] = (0.3, 0.7), (0.4, 0.6)
+    table[chain[0], end] = table[end, end] = 1.0
+    found = search(partial(markov_step, jnp.log(table)), width=2, penalty=power(-0.5))
+    assert found.tokens[..., :3].tolist() == [[[end, 0, 0], [a, chain[0], end]]] * 2
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])
@@ -308,6 +338,7 @@ def test_every_text_ends_within_its_own_limit():
     tables[..., 3] -= 3.0
     first, limits = np.array([0, 1, 2, 3, 4]), np.array([1, 2, 9, 5, 50])
     found = search_history(tables, first, limits, width=4, length=9, end=3)
+    assert np.isfinite(found.scores[1:]).all()
     for b, limit in enumerate([1, 2, 9, 5, 9]):
         for tokens, score in zip(found.tokens[b], found.scores[b], strict=True):
             if np.isfinite(score):

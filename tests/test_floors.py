@@ -50,7 +50,7 @@ NEIGHBOURS = {
     "plots": {"generation"},
 }
 
-LIBRARIES = {"jax", "flax", "optax", "orbax", "numpy", "jaxtyping"}
+LIBRARIES = {"jax", "flax", "optax", "orbax", "numpy"}
 TEXT_LIBRARIES = {"numpy"}
 STRANGERS = {"experiments", "tests", "torch", "transformers"}
 

@@ -46,6 +46,9 @@ def total(logits, labels, valid, smoothing):
     return cross_entropy(logits, labels, valid, smoothing)[0]
 
 
+slope_of, plain_slope_of = (jax.jit(jax.grad(f), static_argnums=3) for f in (total, plain))
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_cross_entropy_is_the_sum_and_the_count_over_valid_positions(smoothing):
     logits, labels, valid = example()
@@ -63,8 +66,8 @@ def test_even_logits_cost_the_logarithm_of_the_vocabulary():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_written_derivative_is_the_automatic_one(smoothing):
     logits, labels, valid = example()
-    written = jax.jit(jax.grad(total), static_argnums=3)(logits, labels, valid, smoothing)
-    close(written, jax.grad(plain)(logits, labels, valid, smoothing))
+    written = slope_of(logits, labels, valid, smoothing)
+    close(written, plain_slope_of(logits, labels, valid, smoothing))
     direction = jnp.asarray(np.random.default_rng(5).normal(size=logits.shape), jnp.float32)
     _, forward = jax.jvp(
         lambda logits: total(logits, labels, valid, smoothing), (logits,), (direction,)
@@ -80,7 +83,7 @@ def test_an_invalid_position_adds_exactly_nothing():
     for smoothing in (0.0, 0.1):
         expected = cross_entropy(logits, labels, valid, smoothing)
         assert cross_entropy(others, nowhere, valid, smoothing) == expected
-        slope = jax.grad(total)(others, nowhere, valid, smoothing)
+        slope = slope_of(others, nowhere, valid, smoothing)
         assert not np.any(slope[~valid]) and np.all(np.isfinite(slope))
         assert np.all(np.any(slope[valid] != 0, axis=-1))
     nats, tokens = cross_entropy(logits, labels, jnp.zeros_like(valid))
@@ -92,8 +95,8 @@ def test_bfloat16_logits_are_summed_in_float32():
     nats, _ = cross_entropy(logits, labels, valid, 0.1)
     assert nats.dtype == jnp.float32
     close(nats, formula(logits.astype(jnp.float32), labels, valid, 0.1))
-    slope = jax.grad(total)(logits, labels, valid, 0.1)
-    exact = jax.grad(plain)(logits.astype(jnp.float32), labels, valid, 0.1)
+    slope = slope_of(logits, labels, valid, 0.1)
+    exact = plain_slope_of(logits.astype(jnp.float32), labels, valid, 0.1)
     assert slope.dtype == jnp.bfloat16
     np.testing.assert_allclose(slope.astype(np.float32), exact, rtol=2**-8, atol=1e-6)
 
@@ -165,7 +168,7 @@ def part(batch, row, source_length, target_length):
 
 def test_the_loss_is_the_cross_entropy_of_each_next_token(model, params, loss, batch):
     nats, tokens = loss(params, batch, None)
-    logits = model.apply(
+    logits = jax.jit(model.apply)(
         {"params": params}, batch.source, batch.target[:, :-1], batch.source != PAD
     )
     labels = batch.target[:, 1:]

@@ -29,15 +29,15 @@ class Batch(NamedTuple):
     row: jax.Array
 
 
-def make_model(**rates):
+def make_model(d_model=8, **changes):
     config = TransformerConfig(
         vocab_size=11,
-        d_model=8,
-        d_ff=13,
+        d_model=d_model,
+        d_ff=2 * d_model,
         num_heads=2,
         num_encoder_layers=1,
         num_decoder_layers=1,
-        **rates,
+        **changes,
     )
     return EncoderDecoder(config)
 
@@ -45,10 +45,15 @@ def make_model(**rates):
 NOISY = dict(dropout_rate=0.3, attention_dropout_rate=0.1, activation_dropout_rate=0.2)
 
 
-def make_params(model, scale=0.5):
+def make_params(model, deviation=0.5):
     tokens, rng = jnp.ones((2, 3), jnp.int32), np.random.default_rng(7)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
-    return jax.tree.map(lambda leaf: scale * rng.normal(size=leaf.shape).astype("f"), shapes)
+
+    def draw(path, leaf):
+        center = 1.0 if path[-1].key == "scale" else 0.0
+        return rng.normal(center, deviation, size=leaf.shape).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def ragged_batch(rows=16, seed=0):
@@ -72,8 +77,8 @@ def updated(step, batch, params, optimizer, seed=3):
 
 
 def relative(given, expected):
-    difference = optax.global_norm(jax.tree.map(jnp.subtract, given, expected))
-    return float(difference / optax.global_norm(expected))
+    difference = optax.tree.norm(jax.tree.map(jnp.subtract, given, expected))
+    return float(difference / optax.tree.norm(expected))
 
 
 def setting():
@@ -160,7 +165,7 @@ def test_the_sgd_update_is_the_mean_gradient_and_metrics_are_sums(whole):
     assert relative(update, mean) < 1e-6
     assert metrics["tokens"] == tokens == np.sum(batch.target[:, 1:] != PAD)
     np.testing.assert_allclose(metrics["loss"], total, rtol=1e-6)
-    np.testing.assert_allclose(metrics["grad_norm"], optax.global_norm(mean), rtol=1e-5)
+    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(mean), rtol=1e-5)
 
 
 def test_a_step_counts_on_and_draws_new_dropout_from_the_same_rng():
@@ -197,7 +202,7 @@ def test_a_batch_without_tokens_changes_nothing():
     loss, params, batch = setting()
     empty = jax.tree.map(np.zeros_like, batch)
     update, metrics = updated(make_train_step(loss, optax.sgd(1.0)), empty, params, optax.sgd(1.0))
-    assert optax.global_norm(update) == 0.0
+    assert optax.tree.norm(update) == 0.0
     assert all(value == 0.0 for value in metrics.values())
 
 
@@ -217,13 +222,14 @@ def test_the_evaluation_step_is_the_loss_without_dropout():
 
 
 def test_the_loss_of_copying_falls_within_a_few_dozen_steps():
-    model = make_model(dropout_rate=0.05)
+    model = make_model(d_model=32, norm_placement="pre")
     adam = make_optimizer(OptimizerConfig("constant", learning_rate=0.01, warmup_steps=10))
     step = jax.jit(make_train_step(seq2seq_loss(model, pad=PAD), adam), donate_argnums=0)
-    state = init_state(make_params(model, 0.3), adam, jax.random.key(3))
+    state = init_state(make_params(model, 0.15), adam, jax.random.key(3))
     losses = []
-    for number in range(60):
+    for number in range(80):
         state, metrics = step(state, ragged_batch(rows=64, seed=number))
         losses.append(metrics["loss"] / metrics["tokens"])
-    assert np.mean(losses[:3]) > 2.0
-    assert np.mean(losses[-5:]) < 1.6, losses[-5:]
+    # Without reading the source, eight words and an end cost about log 8 = 2.1 nats.
+    assert np.mean(losses[:3]) > 2.1
+    assert np.mean(losses[-5:]) < 1.0

@@ -1,7 +1,7 @@
 """Export a run's decoding: `python -m experiments.translation.export --run RUN --output FILE`.
 
-The file holds one program, weights included, that needs JAX and nothing
-of jaxformer: see this folder's README for the five lines that load it.
+The file holds one program, weights included, that needs JAX (with flatbuffers) and nothing of
+jaxformer: see this folder's README for the lines that load it.
 """
 
 import sys
@@ -14,6 +14,7 @@ from jax.export import export as export_function
 
 from experiments import commands
 from experiments.translation.trained import Trained, load_trained
+from jaxformer import extras
 from jaxformer.config import ConfigError
 from jaxformer.generation import decode, room
 from jaxformer.tokenizers import PAD
@@ -61,6 +62,7 @@ def export(trained: Trained, rows: int, length: int, platforms: tuple[str, ...])
 
 def main(options: ExportOptions) -> None:
     """Writes the exported function."""
+    extras.load("flatbuffers")  # JAX itself would raise a bare ImportError, at the end
     platforms = tuple(options.platforms.split(","))
     unknown = set(platforms) - {"cpu", "cuda", "rocm", "tpu"}
     if unknown:

@@ -86,27 +86,27 @@ class TranslationConfig:
 grammar = TranslationConfig(
     name="grammar",
     model=TransformerConfig(
-        vocab_size=1_000,
-        d_model=96,
+        vocab_size=2_000,
+        d_model=128,
         d_ff=256,
         num_heads=4,
         num_encoder_layers=2,
         num_decoder_layers=2,
         max_len=64,
+        positions="rotary",
         norm_placement="pre",
-        dropout_rate=0.0,
     ),
-    data=DataConfig(corpus="grammar", tokens=2_048, buckets=3),
+    data=DataConfig(corpus="grammar", tokens=2_048, buckets=4, multiple=2),
     optimizer=OptimizerConfig(
         schedule="cosine",
         learning_rate=3e-3,
         warmup_steps=100,
-        total_steps=1_500,
+        total_steps=1_800,
         final_fraction=0.02,
         clip_norm=1.0,
     ),
     training=TrainingConfig(
-        save_every=250, evaluate_every=500, log_every=50, average=1, smoothing=0.05
+        smoothing=0.0, log_every=50, save_every=300, evaluate_every=600, average=1
     ),
 )
 
