@@ -34,7 +34,7 @@ SETTINGS = """
     --model.dropout_rate 0.1 --data.tokens 128 --data.buckets 2
     --optimizer.schedule inverse_square_root --optimizer.warmup_steps 3
     --optimizer.total_steps 17 --training.log_every 2 --training.save_every 5
-    --training.evaluate_every 5 --training.average 2
+    --training.evaluate_every 5 --training.average 3
     --search.width 2 --search.extra_length 3 --search.rows 1
 """
 
@@ -175,18 +175,18 @@ def test_a_test_line_that_is_too_long_is_reported_and_scored_as_an_empty_transla
 
 @pytest.fixture(scope="module")
 def stopped(run, text, tmp_path_factory):
-    """The same run, stopped by a signal after step 7 and started again."""
+    """The same run, stopped by a signal after step 13 and started again."""
     root = tmp_path_factory.mktemp("stopped")
     args = settings(text, root)
     add = Progress.add
 
-    def stop_at_7(self, step, *rest):
+    def stop_at_13(self, step, *rest):
         add(self, step, *rest)
-        if step == 7:
+        if step == 13:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Progress, "add", stop_at_7)
+        patch.setattr(Progress, "add", stop_at_13)
         first = call(train, args)
     folder = root / "translation" / "tiny"
     steps = Checkpoints(folder / "checkpoints").steps()
@@ -197,8 +197,8 @@ def stopped(run, text, tmp_path_factory):
 def test_a_signal_saves_the_step_and_ends_with_its_code(stopped):
     assert stopped.first.code == 143
     assert "SIGTERM: saving after this step" in stopped.first.err
-    assert stopped.steps == [5, 7]
-    assert stopped.second.code == 0 and "from step 7 to 17" in stopped.second.out
+    assert stopped.steps == [5, 10, 13]
+    assert stopped.second.code == 0 and "from step 13 to 17" in stopped.second.out
 
 
 def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_to_the_bit(run, stopped):
@@ -299,8 +299,8 @@ def test_rows_divide_by_the_accumulation(text, tmp_path):
 def test_training_ends_when_validation_is_tired_and_keeps_the_best_weights(
     text, tmp_path, monkeypatch
 ):
-    """BLEU is 5, 9, 7, 8.5 after each step: the best is step 2, and after two no better ones, 4."""
-    scripted = iter([5.0, 9.0, 7.0, 8.5, 8.0, 9.0, 3.0])
+    """BLEU is 5, 9, 7, 8.5, 8 after each step: the best is step 2, and 3 no better ones follow."""
+    scripted = iter([5.0, 9.0, 7.0, 8.5, 8.0, 8.0, 9.0, 3.0])
     seen = []
 
     def evaluate(found, part, search, *, lowercased):
@@ -310,14 +310,14 @@ def test_training_ends_when_validation_is_tired_and_keeps_the_best_weights(
 
     monkeypatch.setattr(evaluation, "evaluate", evaluate)
     more = """
-        --data.tokenizer characters --training.patience 2 --training.evaluate_every 1
-        --training.save_every 1 --training.average 1 --data.buckets 1 --model.max_len 47
+        --data.tokenizer characters --training.patience 3 --training.evaluate_every 1
+        --training.save_every 2 --training.average 1 --data.buckets 1 --model.max_len 47
     """
     done = call(train, settings(text, tmp_path, more))
     assert done.code == 0, done.err
     folder = tmp_path / "translation" / "tiny"
     checkpoints = Checkpoints(folder / "checkpoints")
-    assert checkpoints.steps() == [2, 3, 4] and checkpoints.best_step() == 2
+    assert checkpoints.steps() == [2, 4, 5] and checkpoints.best_step() == 2
     assert json.loads((folder / "weights.json").read_text()) == {
         "steps": [2],
         "validation_bleu": 9.0,
@@ -647,18 +647,20 @@ def test_a_side_without_the_other_and_too_few_pairs_are_refused(text, tmp_path):
     assert done.code == 2 and "give --data.train.source FILE" in done.err
 
 
-@pytest.mark.parametrize("module, command", [("tokenizers", prepare), ("sacrebleu", train)])
+@pytest.mark.parametrize(
+    "module, command", [("tokenizers", prepare), ("sacrebleu", train), ("flatbuffers", export)]
+)
 def test_a_missing_extra_is_named_before_anything_is_done(
     module, command, text, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, module, None)
-    done = call(command, settings(text, tmp_path))
+    done = call(command, {} if command is export else settings(text, tmp_path))
     assert done.code == 2
     assert done.err == (
         f"error: {module} is needed here and is not installed: "
         "pip install 'jaxformer[experiments]'\n"
     )
-    assert not (tmp_path / "translation" / "tiny" / "checkpoints").exists()
+    assert not list(tmp_path.rglob("metrics.jsonl")) + list(tmp_path.rglob("checkpoints"))
 
 
 # All of it, on the embedded default
