@@ -133,7 +133,8 @@ def _bar(stream: TextIO, total: int) -> Any:
         progress, console = extras.load("rich.progress"), extras.load("rich.console")
     except extras.MissingExtra:
         return None
-    columns = progress.BarColumn(), progress.TextColumn("{task.description}")
-    bar = progress.Progress(*columns, console=console.Console(file=stream))
+    # The bar takes what the numbers leave of the line.
+    columns = progress.TextColumn("{task.description}"), progress.BarColumn(bar_width=None)
+    bar = progress.Progress(*columns, console=console.Console(file=stream), expand=True)
     bar.add_task("", total=total)
     return bar

@@ -103,3 +103,27 @@ def test_the_kernel_is_a_value_passed_in(case, assert_equal):
     expected = case.apply(case.x, case.y, Mask(causal=True, offset=2))
     case.module = MultiHeadAttention(config, kernels.xla)
     assert_equal(case.apply(case.x, case.y, Mask(causal=True, offset=2)), expected)
+
+
+def test_attention_does_what_the_kernel_given_does(case, assert_equal):
+    def nothing(q, k, v, mask, *, scale, bias=None, dropout=None):
+        return np.zeros((*q.shape[:3], v.shape[-1]), np.float32)
+
+    case.module = MultiHeadAttention(CONFIG, nothing)
+    bias = case.params["out"]["bias"]
+    assert_equal(case.apply(case.x, case.y, Mask()), np.broadcast_to(bias, case.x.shape))
+
+
+def test_rotary_attention_depends_on_distances_alone(case, assert_equal):
+    def attend_at(module, x, query, key):
+        kv = module.keys_values(x, key)
+        return module(x, kv, Mask(causal=True), positions=query)
+
+    run = jax.jit(
+        lambda *given: case.module.apply({"params": case.params}, *given, method=attend_at)
+    )
+    here = np.arange(T)
+    near = run(case.x, here, here)
+    assert_equal(run(case.x, here + 19, here + 19), near, 1e-4)
+    assert np.abs(run(case.x, here + 1, here) - near).max() > 1e-2
+    assert np.abs(run(case.x, here, here + 1) - near).max() > 1e-2

@@ -159,7 +159,11 @@ def test_a_corpus_does_not_depend_on_the_hash_seed_of_python():
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True,
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
         ).stdout
         for seed in ("1", "2")
@@ -170,7 +174,9 @@ def test_a_corpus_does_not_depend_on_the_hash_seed_of_python():
 def test_no_sentence_is_in_two_parts_of_a_corpus():
     corpus = make_corpus(5003, 53, 47, seed=1)
     assert {name: len(pairs) for name, pairs in corpus.items()} == {
-        "train": 5003, "validation": 53, "test": 47,
+        "train": 5003,
+        "validation": 53,
+        "test": 47,
     }
     sources = [pair.source for pairs in corpus.values() for pair in pairs]
     assert len(set(sources)) == len(sources)

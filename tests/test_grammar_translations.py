@@ -23,8 +23,14 @@ ADJECTIVES = {adjective.english: adjective for adjective in lex.ADJECTIVES}
 VERBS = {
     verb.prefix + verb.german: verb
     for verb in chain(
-        lex.RESTING, lex.DWELLING, lex.MOVING, lex.RISING, lex.TRANSITIVE, lex.GIVING,
-        lex.REPORTING, [lex.HAVE, lex.BE, lex.COST, lex.ASK],
+        lex.RESTING,
+        lex.DWELLING,
+        lex.MOVING,
+        lex.RISING,
+        lex.TRANSITIVE,
+        lex.GIVING,
+        lex.REPORTING,
+        [lex.HAVE, lex.BE, lex.COST, lex.ASK],
     )
 }
 WAIT, _, DREAM, TALK, _ = lex.GOVERNING
@@ -47,8 +53,16 @@ def phrase(words: str, count: int = 0) -> NounPhrase:
 
 
 def said(
-    subject, verb, tense="present", direct=None, *,
-    negated=False, indirect=None, complement=None, adjunct=None, time=None,
+    subject,
+    verb,
+    tense="present",
+    direct=None,
+    *,
+    negated=False,
+    indirect=None,
+    complement=None,
+    adjunct=None,
+    time=None,
 ) -> Clause:
     """Return a clause; words stand for the subject, the verb and the direct object."""
     who = phrase(subject) if isinstance(subject, str) else subject
@@ -158,7 +172,8 @@ TABLE = [
     ),
     (
         Sentence(
-            said("the man", "schlafen"), link=lex.BECAUSE,
+            said("the man", "schlafen"),
+            link=lex.BECAUSE,
             second=said(HE, "sehen", "want", "a bird", negated=True),
         ),
         "The man sleeps because he does not want to see a bird.",
@@ -166,7 +181,9 @@ TABLE = [
     ),
     (
         Sentence(
-            said("the woman", "anrufen", direct=ME), front="second", link=lex.WHEN,
+            said("the woman", "anrufen", direct=ME),
+            front="second",
+            link=lex.WHEN,
             second=said("the train", "ankommen"),
         ),
         "When the train arrives, the woman calls me.",
@@ -242,15 +259,19 @@ TABLE = [
         "Willst du mit ihnen sprechen?",
     ),
     (
-        Sentence(said(SHE, DREAM, adjunct=Adjunct(DREAM.governs, phrase("the bear"))),
-                 link=lex.BUT, second=said(HE, WAIT, adjunct=Adjunct(WAIT.governs, SHE))),
+        Sentence(
+            said(SHE, DREAM, adjunct=Adjunct(DREAM.governs, phrase("the bear"))),
+            link=lex.BUT,
+            second=said(HE, WAIT, adjunct=Adjunct(WAIT.governs, SHE)),
+        ),
         "She dreams of the bear, but he waits for her.",
         "Sie träumt vom Bären, aber er wartet auf sie.",
     ),
     (
         Sentence(
             said(Coordination(phrase("my mother"), phrase("the uncle")), "arbeiten"),
-            link=lex.AND, second=said("- students", "weinen"),
+            link=lex.AND,
+            second=said("- students", "weinen"),
         ),
         "My mother and the uncle work and students cry.",
         "Meine Mutter und der Onkel arbeiten und Studenten weinen.",
