@@ -28,7 +28,15 @@ class Mask:
     key_segments: jax.Array | None = None
 
     def dense(self, queries: int, keys: int) -> jax.Array | None:
-        """The matrix [B or 1, 1, T, S] bool (True = may attend), or None when all may."""
+        """The matrix [B or 1, 1, T, S] bool (True = may attend), or None when all may.
+
+        Raises `ValueError` for a window without a direction.
+        """
+        if self.window is not None and not self.causal:
+            raise ValueError(
+                f"window={self.window} counts keys backwards from the query, so it needs "
+                "causal=True, but causal=False was given"
+            )
         parts = []
         if self.causal:
             distance = self.offset + jnp.arange(queries)[:, None] - jnp.arange(keys)[None, :]

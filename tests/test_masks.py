@@ -54,3 +54,8 @@ def test_facts_are_joined_by_and():
 @pytest.mark.parametrize("mask", [Mask(), Mask(offset=3)])
 def test_without_facts_there_is_no_matrix(mask):
     assert mask.dense(3, 5) is None
+
+
+def test_a_window_without_a_direction_is_refused():
+    with pytest.raises(ValueError, match="window=3 .* needs causal=True"):
+        Mask(window=3).dense(5, 7)
