@@ -1,7 +1,7 @@
 """What defines a Transformer as a function: sizes, norms, positions, dropouts, dtype."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_origin
 
 Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -10,6 +10,23 @@ TiedEmbeddings = Literal["none", "output", "all"]
 
 class ConfigError(ValueError):
     """Settings that contradict each other or name something unknown."""
+
+
+def check_names(config: Any) -> None:
+    """Raises `ConfigError` for a field of the dataclass whose `Literal` does not list its value."""
+    for field in fields(config):
+        names = get_args(field.type) if get_origin(field.type) is Literal else ()
+        value = getattr(config, field.name)
+        if names and value not in names:
+            raise ConfigError(f"{field.name}={value!r} is unknown: give one of {', '.join(names)}")
+
+
+def check_least(config: Any, least: int, *names: str) -> None:
+    """Raises `ConfigError` for one of the fields `names` below `least`; None passes."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{name}={value}, but it must be at least {least}")
 
 
 @dataclass(frozen=True)
@@ -56,7 +73,7 @@ class TransformerConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self):
-        _check_names(self)
+        check_names(self)
         _check_sizes(self)
         _check_rates(self)
         if self.tied_embeddings == "all" and self.source_vocab_size not in (None, self.vocab_size):
@@ -82,30 +99,10 @@ class TransformerConfig:
         return self.num_kv_heads or self.num_heads
 
 
-def _check_names(config: TransformerConfig) -> None:
-    known = {
-        "positions": get_args(Positions),
-        "norm": ("layer", "rms"),
-        "norm_placement": ("pre", "post"),
-        "activation": get_args(Activation),
-        "tied_embeddings": get_args(TiedEmbeddings),
-        "initializer": ("xavier", "normal"),
-        "dtype": ("float32", "bfloat16"),
-    }
-    for field, names in known.items():
-        value = getattr(config, field)
-        if value not in names:
-            raise ConfigError(f"{field}={value!r} is unknown: give one of {', '.join(names)}")
-
-
 def _check_sizes(config: TransformerConfig) -> None:
-    least = dict.fromkeys(("vocab_size", "d_model", "d_ff", "num_heads", "max_len"), 1)
-    least |= dict.fromkeys(("source_vocab_size", "num_kv_heads", "head_dim", "value_head_dim"), 1)
-    least |= dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "num_token_types"), 0)
-    for field, smallest in least.items():
-        value = getattr(config, field)
-        if value is not None and value < smallest:
-            raise ConfigError(f"{field}={value}, but it must be at least {smallest}")
+    check_least(config, 1, "vocab_size", "d_model", "d_ff", "num_heads", "max_len")
+    check_least(config, 1, "source_vocab_size", "num_kv_heads", "head_dim", "value_head_dim")
+    check_least(config, 0, "num_encoder_layers", "num_decoder_layers", "num_token_types")
     if config.head_dim is None and config.d_model % config.num_heads:
         raise ConfigError(
             f"d_model={config.d_model} is not divisible by num_heads={config.num_heads}: choose "

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from jaxformer.config import ConfigError, TransformerConfig
+from jaxformer.config import TransformerConfig, check_least
 from jaxformer.data import DataError
 from jaxformer.decoding import Hypotheses, Step, beam_search, gnmt
 from jaxformer.losses import token_log_probs
@@ -32,10 +32,8 @@ class BeamConfig:
     rows: int = 64
 
     def __post_init__(self):
-        for name, least in (("width", 1), ("extra_length", 0), ("rows", 1)):
-            value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"{name}={value}, but it must be at least {least}")
+        check_least(self, 1, "width", "rows")
+        check_least(self, 0, "extra_length")
 
 
 class Translation(NamedTuple):

@@ -1,13 +1,13 @@
 """Learning-rate schedules and the chain of gradient transformations."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformer.config import ConfigError
+from jaxformer.config import ConfigError, check_least, check_names
 
 Schedule = Literal["inverse_square_root", "cosine", "constant"]
 
@@ -16,7 +16,8 @@ Schedule = Literal["inverse_square_root", "cosine", "constant"]
 class OptimizerConfig:
     """Adam (Kingma & Ba 2015) with the paper's settings; `clip_norm` and decay off at 0.
 
-    `total_steps` and `final_fraction` (of `learning_rate`) say where a cosine ends.
+    `total_steps`: how many updates training makes; a cosine ends there, at `final_fraction` of
+    `learning_rate`.
     """
 
     schedule: Schedule = "inverse_square_root"
@@ -31,13 +32,8 @@ class OptimizerConfig:
     weight_decay: float = 0.0
 
     def __post_init__(self):
-        if self.schedule not in get_args(Schedule):
-            raise ConfigError(
-                f"schedule={self.schedule!r} is unknown: give one of "
-                f"{', '.join(get_args(Schedule))}"
-            )
-        if self.warmup_steps < 0:
-            raise ConfigError(f"warmup_steps={self.warmup_steps}, but it must be at least 0")
+        check_names(self)
+        check_least(self, 0, "warmup_steps")
         if self.schedule == "cosine" and self.total_steps <= max(self.warmup_steps, 1):
             raise ConfigError(
                 f"total_steps={self.total_steps} leaves a cosine nothing after warmup_steps="

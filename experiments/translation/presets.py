@@ -3,7 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxformer.config import ConfigError, TransformerConfig, transformer_base, transformer_big
+from jaxformer.config import (
+    ConfigError,
+    TransformerConfig,
+    check_least,
+    transformer_base,
+    transformer_big,
+)
 from jaxformer.generation import BeamConfig
 from jaxformer.optimizer import OptimizerConfig, paper_learning_rate
 
@@ -58,9 +64,7 @@ class TrainingConfig:
     average: int = 5
 
     def __post_init__(self):
-        for name in ("accumulation", "validation_width", "average"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}, but it must be at least 1")
+        check_least(self, 1, "accumulation", "validation_width", "average")
         for name in ("smoothing", "ema_decay"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{name}={getattr(self, name)}, but it lies in 0 <= {name} < 1")

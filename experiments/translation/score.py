@@ -16,7 +16,7 @@ from experiments.translation import evaluation
 from experiments.translation.corpus import Text, load_corpus, read_files
 from experiments.translation.presets import Files
 from experiments.translation.trained import Trained, load_trained
-from jaxformer.config import ConfigError
+from jaxformer.config import check_least
 from jaxformer.data import DataError
 from jaxformer.generation import score_pairs, too_long
 
@@ -40,8 +40,7 @@ class ScoreOptions:
 
 def main(options: ScoreOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
-    if options.width < 0:
-        raise ConfigError(f"width={options.width}, but it must be at least 0")
+    check_least(options, 0, "width")
     trained = load_trained(Path(options.run))
     text = _text(options, trained)
     if options.forced:

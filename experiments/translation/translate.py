@@ -17,7 +17,7 @@ from typing import BinaryIO
 from experiments import commands
 from experiments.translation.evaluation import describe_too_long, one_line, without_too_long
 from experiments.translation.trained import load_trained
-from jaxformer.config import ConfigError
+from jaxformer.config import ConfigError, check_least
 from jaxformer.data import DataError
 from jaxformer.generation import Translation, translate
 
@@ -66,10 +66,8 @@ def main(options: TranslateOptions) -> None:
 
 
 def _check(options: TranslateOptions) -> None:
-    for field, least in (("n_best", 1), ("width", 0), ("lines_at_once", 1)):
-        value = getattr(options, field)
-        if value < least:
-            raise ConfigError(f"{field}={value}, but it must be at least {least}")
+    check_least(options, 1, "n_best", "lines_at_once")
+    check_least(options, 0, "width")
     paths = Path(options.input), Path(options.output)
     if options.input != "-" and all(map(Path.exists, paths)) and paths[0].samefile(paths[1]):
         raise ConfigError(f"{options.output} is the input: write the translations elsewhere")

@@ -11,6 +11,7 @@ from experiments.translation.grammar.trees import (
     Relative,
     Sentence,
 )
+from experiments.translation.grammar.writing import phrase, written
 
 BE_FORMS = {
     "present": ("am", "are", "is", "are", "are"),
@@ -25,8 +26,7 @@ def english_sentence(sentence: Sentence) -> str:
         words, end = _question(sentence), "?"
     else:
         words, end = _statement(sentence), "."
-    text = " ".join(word for word in words if word)
-    return text[0].upper() + text[1:] + end
+    return written(words, end)
 
 
 def third_person(base: str) -> str:
@@ -53,7 +53,7 @@ def _statement(sentence: Sentence) -> list[str]:
 
 
 def _comma(words: list[str]) -> str:
-    return " ".join(word for word in words if word) + ","
+    return phrase(words) + ","
 
 
 def _clause(clause: Clause, front: str = "", relative: Relative | None = None) -> list[str]:
@@ -88,7 +88,7 @@ def _relative(relative: Relative | None) -> str:
         words.append(nominal(clause.subject, is_subject=True))
         clause = clause._replace(direct=None)
     words += [*verb_group(clause, question=False), *_after_verb(clause, "")]
-    return " ".join(word for word in words if word)
+    return phrase(words)
 
 
 def _after_verb(clause: Clause, front: str) -> list[str]:

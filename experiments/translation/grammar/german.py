@@ -23,6 +23,7 @@ from experiments.translation.grammar.trees import (
     Relative,
     Sentence,
 )
+from experiments.translation.grammar.writing import phrase, written
 
 # Each row: nominative, accusative, dative. The last row is the plural of all genders.
 ARTICLE = {
@@ -85,8 +86,7 @@ def german_sentence(sentence: Sentence) -> str:
         words, end = _question(sentence), "?"
     else:
         words, end = _statement(sentence), "."
-    text = " ".join(word for word in words if word)
-    return text[0].upper() + text[1:] + end
+    return written(words, end)
 
 
 def _question(sentence: Sentence) -> list[str]:
@@ -106,7 +106,7 @@ def _statement(sentence: Sentence) -> list[str]:
 
 
 def _comma(words: list[str]) -> str:
-    return " ".join(word for word in words if word) + ","
+    return phrase(words) + ","
 
 
 def _main_clause(clause: Clause, front: str = "", relative: Relative | None = None) -> list[str]:
