@@ -9,7 +9,7 @@ from jaxformer.cache import KeysValues
 from jaxformer.config import TransformerConfig
 from jaxformer.dropout import Dropout, Noise
 from jaxformer.kernels import Kernel, attention_weights, reference
-from jaxformer.layers import dense_init
+from jaxformer.layers import dense_init, residual_init
 from jaxformer.masks import Mask
 from jaxformer.positions import rotary
 
@@ -35,7 +35,7 @@ class MultiHeadAttention(nn.Module):
             axis=(-2, -1),
             use_bias=config.use_bias,
             dtype=config.dtype,
-            kernel_init=dense_init(config),
+            kernel_init=residual_init(config),
         )
 
     def _projection(self, heads: int, size: int) -> nn.DenseGeneral:

@@ -1,5 +1,7 @@
 """The residual block, and the encoder and decoder as stacks of it."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -13,6 +15,8 @@ from jaxformer.kernels import Kernel, reference
 from jaxformer.layers import AddPositions, FeedForward, Norm
 from jaxformer.masks import Mask
 from jaxformer.positions import alibi_bias
+
+MakeBlock = Callable[[TransformerConfig, bool, Kernel], nn.Module]
 
 
 class Block(nn.Module):
@@ -78,12 +82,17 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Positions, then `num_layers` blocks, then a norm if the blocks are pre-norm."""
+    """Positions, then `num_layers` blocks, then a norm if the blocks are pre-norm.
+
+    `block` makes one of them: `nn.remat(Block)` keeps only its input for the backward pass and
+    computes the rest again (Chen et al. 2016); a block of one's own is called as `Block` is.
+    """
 
     config: TransformerConfig
     num_layers: int
     cross: bool = False
     kernel: Kernel = reference
+    block: MakeBlock = Block
 
     def setup(self):
         config = self.config
@@ -93,7 +102,7 @@ class Stack(nn.Module):
                 "needs at least 1: give more, or build a model without it"
             )
         self.positions = AddPositions(config)
-        self.blocks = [Block(config, self.cross, self.kernel) for _ in range(self.num_layers)]
+        self.blocks = [self.block(config, self.cross, self.kernel) for _ in range(self.num_layers)]
         if config.normalize_embeddings:
             self.embedding_norm = Norm(config)
         if config.norm_placement == "pre":

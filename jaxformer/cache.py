@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxformer.config import TransformerConfig
+from jaxformer.masks import Mask
 
 
 @struct.dataclass
@@ -20,15 +21,34 @@ class Cache:
     """The state of decoding B sentences with W hypotheses each.
 
     `layers`: each decoder layer's keys and values [B, W, L, K, H] of the tokens so far, with
-    room for L. `index`: how many tokens are in. `memory`: each layer's keys and values
-    [B, S, K, H] of the encoded source, held once a sentence and never reordered (empty without
-    an encoder); `memory_valid` [B, S].
+    room for L. `index`: how many tokens are in. `begins` [B]: how many of them are padding in
+    front of the sentence (None: none). `memory`: each layer's keys and values [B, S, K, H] of
+    the encoded source, held once a sentence and never reordered (empty without an encoder);
+    `memory_valid` [B, S].
     """
 
     layers: tuple[KeysValues, ...]
     index: jax.Array
     memory: tuple[KeysValues, ...] = ()
     memory_valid: jax.Array | None = None
+    begins: jax.Array | None = None
+
+    def mask(self) -> Mask:
+        """What the next tokens [B*W, T] may see of the slots [L]: those before, no padding."""
+        if self.begins is None:
+            return Mask(causal=True, offset=self.index)
+        hypotheses, length = self.layers[0].key.shape[1:3]
+        real = jnp.arange(length)[None] >= self.begins[:, None]
+        return Mask(causal=True, offset=self.index, key_valid=real.repeat(hypotheses, axis=0))
+
+    def positions(self, count: int) -> jax.Array:
+        """Where the next `count` tokens stand in their sentences, [T] or [B*W, T]."""
+        slots = self.index + jnp.arange(count)
+        if self.begins is None:
+            return slots
+        hypotheses = self.layers[0].key.shape[1]
+        # Padding has no place; 0 keeps it inside the table.
+        return jnp.maximum(slots[None] - self.begins[:, None], 0).repeat(hypotheses, axis=0)
 
     def select(self, parents: jax.Array) -> "Cache":
         """The cache whose hypothesis w continues what hypothesis `parents[b, w]` was.

@@ -40,6 +40,8 @@ class TransformerConfig:
 
     `tied_embeddings`: "none"; "output" (target embedding = output projection); "all" (source
     embedding too, which needs one vocabulary). `source_vocab_size` None means `vocab_size`.
+    `initializer`: matrices start Glorot-uniform ("xavier"), with deviation 0.02 ("normal"), or so
+    with those that end a sub-layer divided by the root of their number ("scaled_normal", GPT-2).
     """
 
     vocab_size: int
@@ -69,7 +71,7 @@ class TransformerConfig:
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
     activation_dropout_rate: float = 0.0
-    initializer: Literal["xavier", "normal"] = "xavier"
+    initializer: Literal["xavier", "normal", "scaled_normal"] = "xavier"
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self):
@@ -163,7 +165,7 @@ gpt2 = TransformerConfig(
     scale_embeddings=False,
     dropout_rate=0.1,
     attention_dropout_rate=0.1,
-    initializer="normal",
+    initializer="scaled_normal",
 )
 """Radford et al. 2019, the smallest model: 124,439,808 parameters."""
 

@@ -11,7 +11,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.dropout import Dropout, Noise
 from jaxformer.positions import sinusoidal_positions
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "relu": jax.nn.relu,
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
@@ -21,13 +21,21 @@ _ACTIVATIONS = {
 
 def dense_init(config: TransformerConfig) -> nn.initializers.Initializer:
     """How projection matrices start: Glorot-uniform, or normal with deviation 0.02."""
-    if config.initializer == "normal":
-        return nn.initializers.normal(0.02)
-    return nn.initializers.xavier_uniform()
+    if config.initializer == "xavier":
+        return nn.initializers.xavier_uniform()
+    return nn.initializers.normal(0.02)
+
+
+def residual_init(config: TransformerConfig) -> nn.initializers.Initializer:
+    """How those start whose product is added to the residual (Radford et al. 2019, 2.3)."""
+    if config.initializer == "scaled_normal":
+        blocks = config.num_encoder_layers + config.num_decoder_layers
+        return nn.initializers.normal(0.02 / math.sqrt(2 * blocks))
+    return dense_init(config)
 
 
 def _table_init(config: TransformerConfig) -> nn.initializers.Initializer:
-    deviation = 0.02 if config.initializer == "normal" else config.d_model**-0.5
+    deviation = config.d_model**-0.5 if config.initializer == "xavier" else 0.02
     return nn.initializers.normal(deviation)
 
 
@@ -134,18 +142,14 @@ class FeedForward(nn.Module):
     def __call__(self, x: jax.Array, noise: Noise | None = None) -> jax.Array:
         """[B, T, D] to [B, T, D] through [B, T, F]."""
         config = self.config
-        dense = partial(
-            nn.Dense,
-            use_bias=config.use_bias,
-            dtype=config.dtype,
-            kernel_init=dense_init(config),
-        )
-        activation = _ACTIVATIONS[config.activation]
+        dense = partial(nn.Dense, use_bias=config.use_bias, dtype=config.dtype)
+        init = dense_init(config)
+        activation = ACTIVATIONS[config.activation]
         if config.gated:
-            hidden = activation(dense(config.d_ff, name="gate")(x))
-            hidden = hidden * dense(config.d_ff, name="up")(x)
+            hidden = activation(dense(config.d_ff, kernel_init=init, name="gate")(x))
+            hidden = hidden * dense(config.d_ff, kernel_init=init, name="up")(x)
         else:
-            hidden = activation(dense(config.d_ff, name="up")(x))
+            hidden = activation(dense(config.d_ff, kernel_init=init, name="up")(x))
         site = "/".join((*self.path, "hidden"))
         hidden = Dropout(noise, site, config.activation_dropout_rate)(hidden)
-        return dense(config.d_model, name="down")(hidden)
+        return dense(config.d_model, kernel_init=residual_init(config), name="down")(hidden)

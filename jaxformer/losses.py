@@ -67,3 +67,70 @@ def seq2seq_loss(model: nn.Module, *, pad: int, smoothing: float = 0.0) -> Loss:
         return cross_entropy(logits, labels, labels != pad, smoothing)
 
     return loss
+
+
+def causal_loss(model: nn.Module) -> Loss:
+    """The loss of a causal language model on batches of `tokens` [B, T + 1].
+
+    Label t is token t + 1, and counts where `valid` [B, T] is true. `segments` and `positions`
+    [B, T + 1] tell packed documents apart, or are None.
+    """
+
+    def loss(params, batch, rng):
+        noise = None if rng is None else Noise.of(rng, batch.row)
+        facts = (batch.tokens, batch.segments, batch.positions)
+        inputs = (None if fact is None else fact[:, :-1] for fact in facts)
+        logits = model.apply({"params": params}, *inputs, noise=noise)
+        return cross_entropy(logits, batch.tokens[:, 1:], batch.valid)
+
+    return loss
+
+
+def masked_loss(model: nn.Module) -> Loss:
+    """The loss of a masked language model at the positions `at` [B, P] of `tokens` [B, T].
+
+    The labels [B, P] count where `valid` [B, P] is true (Devlin et al. 2019, task 1).
+    """
+
+    def loss(params, batch, rng):
+        logits, _ = _masked(model, params, batch, rng)
+        return cross_entropy(logits, batch.labels, batch.valid)
+
+    return loss
+
+
+def masked_and_next_sentence_loss(model: nn.Module) -> Loss:
+    """`masked_loss`, and P times that of telling whether sentence B follows A, a row.
+
+    Divided by the number of predicted tokens this is the sum of two means, the loss of Devlin
+    et al. 2019 (appendix A.2), where each row has P of them. `follows` [B] is 1 or 0.
+    """
+
+    def loss(params, batch, rng):
+        logits, follows = _masked(model, params, batch, rng)
+        nats, tokens = cross_entropy(logits, batch.labels, batch.valid)
+        real = batch.present.any(axis=-1)
+        sentence, _ = cross_entropy(follows, batch.follows, real)
+        return nats + batch.at.shape[1] * sentence, tokens
+
+    return loss
+
+
+def classification_loss(model: nn.Module) -> Loss:
+    """The loss of a classifier on `tokens` [B, T] of one of the classes `labels` [B].
+
+    `present` [B, T] is False at padding; rows count where `valid` [B] is true.
+    """
+
+    def loss(params, batch, rng):
+        noise = None if rng is None else Noise.of(rng, batch.row)
+        logits = model.apply({"params": params}, batch.tokens, batch.present, noise=noise)
+        return cross_entropy(logits, batch.labels, batch.valid)
+
+    return loss
+
+
+def _masked(model: nn.Module, params: Any, batch: Any, rng: jax.Array | None):
+    noise = None if rng is None else Noise.of(rng, batch.row)
+    inputs = batch.tokens, batch.present, batch.types, batch.at
+    return model.apply({"params": params}, *inputs, noise=noise)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxformer import cache as caches
-from jaxformer.blocks import Stack
+from jaxformer.blocks import Block, MakeBlock, Stack
 from jaxformer.cache import Cache
 from jaxformer.config import TransformerConfig
 from jaxformer.dropout import Noise
@@ -25,6 +25,7 @@ class EncoderDecoder(nn.Module):
 
     config: TransformerConfig
     kernel: Kernel = reference
+    block: MakeBlock = Block
 
     def setup(self):
         config = self.config
@@ -34,8 +35,8 @@ class EncoderDecoder(nn.Module):
             self.source_embedding = Embedding(size, config)
         if config.tied_embeddings == "none":
             self.output = _output(config)
-        self.encoder = Stack(config, config.num_encoder_layers, kernel=self.kernel)
-        self.decoder = Stack(config, config.num_decoder_layers, cross=True, kernel=self.kernel)
+        self.encoder = Stack(config, config.num_encoder_layers, False, self.kernel, self.block)
+        self.decoder = Stack(config, config.num_decoder_layers, True, self.kernel, self.block)
 
     def __call__(
         self,
@@ -109,13 +110,14 @@ class DecoderOnly(nn.Module):
 
     config: TransformerConfig
     kernel: Kernel = reference
+    block: MakeBlock = Block
 
     def setup(self):
         config = self.config
         self.embedding = Embedding(config.vocab_size, config)
         if config.tied_embeddings == "none":
             self.output = _output(config)
-        self.decoder = Stack(config, config.num_decoder_layers, kernel=self.kernel)
+        self.decoder = Stack(config, config.num_decoder_layers, False, self.kernel, self.block)
 
     def __call__(
         self,
@@ -130,18 +132,50 @@ class DecoderOnly(nn.Module):
         Packed documents: `segments` [B, T] numbers them, so that no token sees another's, and
         `positions` [B, T] count anew in each.
         """
+        return self._logits(self.hidden(tokens, segments, positions, noise=noise))
+
+    def hidden(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        *,
+        noise: Noise | None = None,
+    ) -> jax.Array:
+        """The vectors [B, T, D] from which `__call__` makes its logits."""
         mask = Mask(causal=True, query_segments=segments, key_segments=segments)
         x, _ = self.decoder(self.embedding(tokens), mask, positions=positions, noise=noise)
-        return self._logits(x)
+        return x
 
-    def start(self, batch: int, *, length: int, hypotheses: int = 1) -> Cache:
-        """An empty cache for `batch` x `hypotheses` texts of up to `length` tokens."""
-        return caches.init(self.config, batch, hypotheses, length)
+    def summary(
+        self, tokens: jax.Array, present: jax.Array, *, noise: Noise | None = None
+    ) -> jax.Array:
+        """One vector [B, D] a text: that of its last token; `present` [B, T], padding last."""
+        last = jnp.maximum(jnp.sum(present, axis=-1, dtype=jnp.int32) - 1, 0)
+        hidden = self.hidden(tokens, noise=noise)
+        return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+
+    def start(
+        self,
+        batch: int,
+        *,
+        length: int,
+        hypotheses: int = 1,
+        begins: jax.Array | None = None,
+    ) -> Cache:
+        """An empty cache for `batch` x `hypotheses` texts of up to `length` tokens.
+
+        `begins` [B]: how many padding tokens will come before each text, so that texts of
+        different lengths end in the same slot. They are counted in `length`, and nothing
+        attends to them.
+        """
+        return caches.init(self.config, batch, hypotheses, length).replace(begins=begins)
 
     def extend(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Logits [B, W, T, V] after each of `tokens` [B, W, T], and the cache with them in."""
-        mask = Mask(causal=True, offset=cache.index)
-        x, cache = self.decoder(self.embedding(_rows(tokens)), mask, cache=cache)
+        positions = cache.positions(tokens.shape[-1])
+        x = self.embedding(_rows(tokens))
+        x, cache = self.decoder(x, cache.mask(), positions=positions, cache=cache)
         return self._logits(x).reshape(*tokens.shape, -1), cache
 
     def _logits(self, x: jax.Array) -> jax.Array:
@@ -160,13 +194,14 @@ class EncoderOnly(nn.Module):
 
     config: TransformerConfig
     kernel: Kernel = reference
+    block: MakeBlock = Block
 
     def setup(self):
         config = self.config
         self.embedding = Embedding(config.vocab_size, config)
         if config.num_token_types:
             self.type_embedding = Embedding(config.num_token_types, config)
-        self.encoder = Stack(config, config.num_encoder_layers, kernel=self.kernel)
+        self.encoder = Stack(config, config.num_encoder_layers, False, self.kernel, self.block)
         if config.pooler:
             self.pooler = nn.Dense(
                 config.d_model, dtype=config.dtype, kernel_init=dense_init(config)
@@ -191,9 +226,16 @@ class EncoderOnly(nn.Module):
         pooled = jnp.tanh(self.pooler(hidden[:, 0])) if self.config.pooler else None
         return Encoding(hidden, pooled)
 
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """`hidden` [..., D] against every row of the embedding: [..., V]."""
-        return self.embedding.attend(hidden)
+    def summary(
+        self, tokens: jax.Array, present: jax.Array, *, noise: Noise | None = None
+    ) -> jax.Array:
+        """One vector [B, D] a text: the pooled one, or without a pooler the first token's."""
+        hidden, pooled = self(tokens, present, noise=noise)
+        return hidden[:, 0] if pooled is None else pooled
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """`x` [..., D] against every row of the token embedding: [..., V]."""
+        return self.embedding.attend(x)
 
 
 def _output(config: TransformerConfig) -> nn.Dense:

@@ -15,7 +15,7 @@ SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
         ({"norm_placement": "middle"}, ["norm_placement='middle'", "pre, post"]),
         ({"activation": "tanh"}, ["activation='tanh'", "relu", "gelu_tanh"]),
         ({"tied_embeddings": "some"}, ["tied_embeddings='some'", "none, output, all"]),
-        ({"initializer": "zeros"}, ["initializer='zeros'", "xavier, normal"]),
+        ({"initializer": "zeros"}, ["initializer='zeros'", "xavier, normal, scaled_normal"]),
         ({"dtype": "float16"}, ["dtype='float16'", "float32, bfloat16"]),
         ({"vocab_size": 0}, ["vocab_size=0", "at least 1"]),
         ({"d_model": -3}, ["d_model=-3", "at least 1"]),

@@ -312,6 +312,31 @@ def test_padding_after_the_target_changes_nothing_before_it(rng, random_params):
 # The cache.
 
 
+@pytest.mark.parametrize("positions", CHOICES["positions"])
+def test_texts_of_different_lengths_end_in_one_slot(positions, rng, random_params, assert_equal):
+    """Padding in front is seen by nobody and has no place; each text gets its own logits."""
+    model = DecoderOnly(replace(BASE, positions=positions, norm_placement="pre"))
+    tokens, begins = rng.integers(0, V, (B, W, T)), np.array([0, 3])
+    params = random_params(model, tokens[0])
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def run(params):
+        cache = model.apply(
+            {"params": params}, B, length=L, begins=jnp.asarray(begins), method="start"
+        )
+        cache = cache.select(jnp.zeros((B, W), jnp.int32))
+        parts = []
+        for part in np.split(tokens, [5, 6], axis=2):
+            logits, cache = model.apply({"params": params}, part, cache, method="extend")
+            parts.append(logits)
+        alone = [model.apply({"params": params}, tokens[b, :, n:]) for b, n in enumerate(begins)]
+        return jnp.concatenate(parts, axis=2), alone
+
+    together, alone = run(params)
+    for b, begin in enumerate(begins):
+        assert_equal(together[b, :, begin:], alone[b])
+
+
 def test_a_cache_may_have_another_number_of_hypotheses_after_selection(rng):
     layer = caches.KeysValues(*rng.standard_normal((2, B, W, L, 2, 3), np.float32))
     memory = caches.KeysValues(*rng.standard_normal((2, B, S, 2, 3), np.float32))

@@ -25,6 +25,7 @@ FLOORS = {
     "layers": 2,
     "blocks": 2,
     "models": 3,
+    "heads": 3,
     "tokenizers": 4,
     "data": 4,
     "metrics": 4,
@@ -40,9 +41,11 @@ FLOORS = {
 
 NEIGHBOURS = {
     "kernels": {"dropout", "masks"},
+    "cache": {"masks"},
     "losses": {"dropout"},
     "attention": {"layers"},
     "blocks": {"attention", "layers"},
+    "heads": {"models"},
     "data": {"tokenizers"},
     "metrics": {"tokenizers"},
     "training": {"optimizer"},

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
+from jaxformer.blocks import Block
 from jaxformer.config import (
     ConfigError,
     TransformerConfig,
@@ -307,7 +309,7 @@ def test_a_decoder_says_something_of_every_token(random_params):
     assert (logits.shape, logits.dtype) == ((B, T, V), jnp.float32)
 
 
-def test_an_encoder_gives_vectors_a_pooled_one_and_logits(random_params, assert_equal):
+def test_an_encoder_gives_vectors_and_a_pooled_one(random_params, assert_equal):
     config = replace(
         bert_base, vocab_size=V, d_model=12, d_ff=13, num_heads=3, num_encoder_layers=1, max_len=11
     )
@@ -318,14 +320,12 @@ def test_an_encoder_gives_vectors_a_pooled_one_and_logits(random_params, assert_
 
     @jax.jit
     def encode(params, types):
-        hidden, pooled = model.apply({"params": params}, tokens, None, types)
-        return hidden, pooled, model.apply({"params": params}, hidden, method="logits")
+        return model.apply({"params": params}, tokens, None, types)
 
-    hidden, pooled, logits = map(np.asarray, encode(params, types))
-    assert (hidden.shape, pooled.shape, logits.shape) == ((B, T, 12), (B, 12), (B, T, V))
+    hidden, pooled = map(np.asarray, encode(params, types))
+    assert (hidden.shape, pooled.shape) == ((B, T, 12), (B, 12))
     pooler = params["pooler"]
     assert_equal(pooled, np.tanh(hidden[:, 0] @ pooler["kernel"] + pooler["bias"]))
-    assert_equal(logits, hidden @ params["embedding"]["table"].T)
     assert np.abs(hidden - encode(params, 0 * types)[0]).max() > 0.1
 
 
@@ -368,3 +368,52 @@ def test_a_decoding_step_computes_nothing_twice():
     cache = jax.eval_shape(start, params, ids(batch, 256), valid)
     work = jax.jit(step).lower(params, ids(batch, width, 1), cache).cost_analysis()
     assert work["flops"] / (batch * width) < 120e6
+
+
+# A block of one's own.
+
+
+@pytest.mark.parametrize("family", [EncoderDecoder, DecoderOnly])
+def test_remat_by_block_changes_memory_and_nothing_else(family, random_params, assert_equal):
+    config = replace(TINY, num_encoder_layers=2, num_decoder_layers=2, dropout_rate=0.3)
+    inputs = [np.arange(B * T).reshape(B, T) % V] * (2 if family is EncoderDecoder else 1)
+    params = random_params(family(config), *inputs)
+    noise = Noise.of(jax.random.key(5), jnp.arange(B))
+    slopes, programs = [], []
+    for model in (family(config), family(config, block=nn.remat(Block))):
+
+        def loss(params, model=model):
+            return model.apply({"params": params}, *inputs, noise=noise).var()
+
+        slopes.append(jax.jit(jax.grad(loss))(params))
+        programs.append(str(jax.make_jaxpr(jax.grad(loss))(params)))
+    jax.tree.map(assert_equal, *slopes)
+    assert [program.count("remat") > 0 for program in programs] == [False, True]
+
+
+def test_a_block_of_ones_own_takes_the_place_of_ours(random_params, assert_equal):
+    class Nothing(nn.Module):
+        config: Any
+        cross: bool
+        kernel: Any
+
+        def __call__(self, x, mask, *, past=None, **others):
+            return x, past
+
+    config = replace(TINY, positions="none", norm_placement="post", scale_embeddings=False)
+    tokens = np.arange(B * T).reshape(B, T) % V
+    model = DecoderOnly(config, block=Nothing)
+    params = random_params(model, tokens)
+    table = params["embedding"]["table"]
+    assert_equal(model.apply({"params": params}, tokens), table[tokens] @ table.T)
+
+
+def test_gpt2_starts_with_small_residual_projections():
+    config = replace(gpt2, vocab_size=V, d_model=60, num_heads=3, d_ff=240, num_decoder_layers=2)
+    params = jax.jit(DecoderOnly(config).init)(jax.random.key(0), np.zeros((B, T), int))["params"]
+    block = params["decoder"]["blocks_1"]
+    deviations = {
+        name: float(block[name[0]][name[1]]["kernel"].std())
+        for name in (("attention", "out"), ("feed_forward", "down"), ("feed_forward", "up"))
+    }
+    assert list(deviations.values()) == pytest.approx([0.01, 0.01, 0.02], rel=0.05)
