@@ -184,6 +184,29 @@ def test_the_fingerprint_of_tokens_sees_ids_and_borders():
     assert len(set(prints)) == 3
 
 
+def test_a_file_carries_its_fingerprint_and_is_not_read_through_for_it(tmp_path):
+    written = data.write_tokens(tmp_path / "a.tokens", [[5, 6], [7]], vocab_size=11)
+    content = bytearray((tmp_path / "a.tokens").read_bytes())
+    content[64] = 8
+    (tmp_path / "b.tokens").write_bytes(content)
+    opened = data.open_tokens(tmp_path / "b.tokens")
+    assert [row.tolist() for row in opened] == [[8, 6], [7]]
+    assert opened.fingerprint == written.fingerprint
+    assert opened.fingerprint != Tokens(opened.ids, opened.offsets).fingerprint
+
+
+def test_a_token_file_of_version_1_is_still_read(tmp_path):
+    written = data.write_tokens(tmp_path / "a.tokens", [[5, 6], [7]], vocab_size=11)
+    content = bytearray((tmp_path / "a.tokens").read_bytes()[:-32])
+    content[16] = 1
+    content[40:48] = bytes(8)
+    (tmp_path / "a.tokens").write_bytes(content)
+    opened = data.open_tokens(tmp_path / "a.tokens")
+    assert [row.tolist() for row in opened] == [[5, 6], [7]]
+    assert opened.fingerprint == written.fingerprint
+    assert (opened.vocab_size, written.vocab_size) == (None, 11)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -217,7 +240,7 @@ def test_a_token_file_cut_anywhere_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "place", [0, 16, 20, 24, 32, pytest.param(-24, id="first"), pytest.param(-8, id="last")]
+    "place", [0, 16, 20, 24, 32, pytest.param(-56, id="first"), pytest.param(-40, id="last")]
 )
 def test_a_token_file_damaged_in_header_or_offsets_is_refused(tmp_path, place):
     path = tmp_path / "a.tokens"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.config import ConfigError
+from jaxformer.data.order import at_least_one, check_seed, check_step
 from jaxformer.data.tokens import Tokens
 from jaxformer.tokenizers import BOS, EOS, PAD, DataError
 
@@ -49,8 +49,7 @@ class PairBatches:
         seed: int,
         dropped: dict[str, int],
     ) -> None:
-        if not 0 <= seed < 1 << 64:
-            raise ConfigError(f"seed must be 0 to 2^64 - 1, got {seed}")
+        check_seed(seed)
         self.source, self.target = sides
         self.buckets = buckets
         self.seed = seed
@@ -86,8 +85,7 @@ class PairBatches:
         Pairs within a bucket and batches within an epoch stand in an order drawn from (seed,
         epoch), where epoch = step // steps_per_epoch.
         """
-        if step < 0:
-            raise ConfigError(f"step must be 0 or more, got {step}")
+        check_step(step)
         epoch, place = divmod(int(step), self.steps_per_epoch)
         pairs, batches = self._order(epoch)
         bucket, start, stop = self._plan[batches[place]]
@@ -177,7 +175,7 @@ def plan_buckets(
     if source.shape != target.shape or source.size == 0:
         raise DataError(f"buckets need pairs: got {source.size} and {target.size} lengths")
     settings = {"tokens": tokens, "count": count, "multiple": multiple}
-    _at_least_one(settings | {"rows_multiple": rows_multiple})
+    at_least_one(settings | {"rows_multiple": rows_multiple})
     cells, cell = np.unique(-(-np.maximum(source, target) // multiple), return_inverse=True)
     longest = np.zeros((2, len(cells)), np.int64)
     np.maximum.at(longest[0], cell, source)
@@ -213,12 +211,6 @@ class _Shapes(NamedTuple):
         source, target, rows = self.ending(stop)
         batches = -(-(self.before[stop] - self.before[:stop]) // rows)
         return batches * rows * (source + target)
-
-
-def _at_least_one(settings: dict[str, int]) -> None:
-    for name, value in settings.items():
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
 
 
 def _cheapest_cuts(costs: list[np.ndarray], count: int) -> list[tuple[int, int]]:
