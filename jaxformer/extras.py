@@ -3,6 +3,8 @@
 import importlib
 from types import ModuleType
 
+_PEERS = ("torch", "transformers")
+
 
 class MissingExtra(ImportError):
     """A package that only some uses need is not installed."""
@@ -16,6 +18,7 @@ def load(name: str) -> ModuleType:
         package = name.partition(".")[0]
         if error.name != package:
             raise
+        extra = "peers" if package in _PEERS else "experiments"
         raise MissingExtra(
-            f"{package} is needed here and is not installed: pip install 'jaxformer[experiments]'"
+            f"{package} is needed here and is not installed: pip install 'jaxformer[{extra}]'"
         ) from error

@@ -1,13 +1,18 @@
 """Scores of translations and of probabilities."""
 
+import gzip
+import math
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxformer import metrics
 from jaxformer.config import ConfigError
 from jaxformer.data import DataError, read_lines
+from jaxformer.metrics import Amount, Likelihood
 
 REFERENCES = [
     "Der Hund läuft über die grüne Wiese.",
@@ -115,3 +120,52 @@ def test_a_byte_guessed_among_256_costs_8_bits():
     assert metrics.bits_per_byte(3 * 5.545177444479562, 3) == pytest.approx(8)
     with pytest.raises(DataError, match="at least one byte, got 0"):
         metrics.bits_per_byte(1.0, 0)
+
+
+def test_the_four_measures_of_a_text_worked_out_by_hand():
+    # 6 tokens of 8 nats together, 2 words and a line feed, 11 bytes.
+    likelihood = Likelihood(nats=8.0, tokens=6, words=3, bytes=11)
+    assert likelihood.loss == pytest.approx(4 / 3)
+    assert likelihood.perplexity == pytest.approx(math.exp(4 / 3))
+    assert likelihood.word_perplexity == pytest.approx(math.exp(8 / 3))
+    assert likelihood.bits_per_byte == pytest.approx(8 / (11 * math.log(2)))
+    assert likelihood._replace(nats=1e6).word_perplexity == math.inf
+
+
+@pytest.mark.parametrize(
+    "measure, message",
+    [
+        ("loss", "the loss needs at least one token, got 0"),
+        ("perplexity", "perplexity needs at least one token, got 0"),
+        ("word_perplexity", "perplexity needs at least one word, got 0"),
+        ("bits_per_byte", "bits per byte needs at least one byte, got 0"),
+    ],
+)
+def test_nothing_has_no_measure(measure, message):
+    with pytest.raises(DataError, match=message):
+        getattr(Likelihood(0.0, 0, 0, 0), measure)
+
+
+def test_words_stand_between_white_space_and_a_line_feed_is_one_more():
+    assert metrics.count_words("") == 0
+    assert metrics.count_words("the cat") == 2
+    assert metrics.count_words(" the  cat sat .\n\n \tOn it .\n") == 4 + 1 + 1 + 3 + 1
+    assert metrics.count_text(["grün \n", "€"]) == Amount(words=3, bytes=10)
+
+
+@given(st.text("ab \n\u00a0ß"), st.lists(st.integers(0, 20)))
+def test_the_count_does_not_depend_on_where_blocks_end(text, cuts):
+    ends = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    blocks = [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    expected = Amount(len(text.replace("\n", " x ").split()), len(text.encode()))
+    assert metrics.count_text(blocks) == expected
+
+
+@pytest.mark.parametrize("part, words", [("test", 245_569), ("valid", 217_646)])
+def test_wikitext_2_has_as_many_words_as_the_papers_divide_by(part, words):
+    if "JAXFORMER_DATA" not in os.environ:
+        pytest.skip("JAXFORMER_DATA is not set: WikiText-2 is needed")
+    path = Path(os.environ["JAXFORMER_DATA"]) / "wikitext-2" / f"{part}.txt.gz"
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        blocks = iter(lambda: file.read(99_991), "")
+        assert metrics.count_text(blocks).words == words
