@@ -1,6 +1,6 @@
 """One training step as a pure function that knows no devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,18 +14,24 @@ Metrics = dict[str, jax.Array]
 
 
 class Diverged(ArithmeticError):
-    """The loss is no longer a finite number."""
+    """Step after step, the loss or its gradient is no finite number."""
 
 
 @struct.dataclass
 class TrainState:
-    """All that a step changes. `ema` is a moving average of `params`, or None."""
+    """All that a step changes. `ema` is a moving average of `params`, or None.
+
+    `skipped`: how many steps so far changed nothing because their loss or gradient was not finite;
+    `skipped_in_a_row`: how many of these were the last ones.
+    """
 
     step: jax.Array
     params: Any
     opt_state: optax.OptState
     rng: jax.Array
-    ema: Any = None
+    ema: Any
+    skipped: jax.Array
+    skipped_in_a_row: jax.Array
 
 
 def init_state(
@@ -33,7 +39,8 @@ def init_state(
 ) -> TrainState:
     """The state before the first step; `rng` (a typed key) seeds every step's dropout."""
     average = jax.tree.map(jnp.copy, params) if ema else None
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), rng, average)
+    step, skipped, in_a_row = (jnp.zeros((), jnp.int32) for _ in range(3))
+    return TrainState(step, params, optimizer.init(params), rng, average, skipped, in_a_row)
 
 
 def make_train_step(
@@ -49,7 +56,11 @@ def make_train_step(
     `accumulation` parts of the batch are differentiated one after the other; `reduce` adds up
     (gradient, loss, tokens) over devices where the batch is spread by hand (`jax.lax.psum`).
     Neither changes the gradient, because sums are divided once, at the end. Metrics: "loss" (a
-    sum, in nats), "tokens", "grad_norm".
+    sum, in nats), "tokens", "grad_norm", and "skipped" and "skipped_in_a_row" of the new state.
+
+    Where the loss or the norm of the gradient is not finite, parameters, optimizer and average
+    stay as they are, bit for bit, and only the counters go on; all devices decide alike, because
+    they decide by reduced sums. `require_finite` ends a training that only skips.
     """
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
@@ -62,10 +73,34 @@ def make_train_step(
         ema = state.ema
         if ema is not None:
             ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
-        metrics = {"loss": total, "tokens": tokens, "grad_norm": optax.tree.norm(grads)}
-        return TrainState(state.step + 1, params, opt_state, state.rng, ema), metrics
+        norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(total) & jnp.isfinite(norm)
+        before, after = (state.params, state.opt_state, state.ema), (params, opt_state, ema)
+        # Not a factor of 0: 0 times NaN is NaN.
+        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
+        skipped = state.skipped + ~finite
+        in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
+        metrics = {"loss": total, "tokens": tokens, "grad_norm": norm}
+        metrics |= {"skipped": skipped, "skipped_in_a_row": in_a_row}
+        return TrainState(state.step + 1, *kept[:2], state.rng, kept[2], skipped, in_a_row), metrics
 
     return step
+
+
+def require_finite(step: int, metrics: Mapping[str, Any], *, patience: int = 10) -> None:
+    """Raises `Diverged` if the last `patience` steps up to `step` were all skipped.
+
+    `metrics` are those of `step`; reading them waits for it. A run can go on from any checkpoint:
+    skipped steps leave no trace in the parameters.
+    """
+    in_a_row = int(metrics["skipped_in_a_row"])
+    if in_a_row >= patience:
+        raise Diverged(
+            f"the loss or its gradient was not finite in {in_a_row} steps in a row, the last of "
+            f"them step {step} (loss {float(metrics['loss'])}, gradient norm "
+            f"{float(metrics['grad_norm'])}): lower the learning rate, warm up longer or clip the "
+            "gradient"
+        )
 
 
 def make_eval_step(loss: Loss) -> Callable[[Any, Any], tuple[jax.Array, jax.Array]]:
@@ -94,6 +129,8 @@ def _gradient_sums(
 
 
 def _split(leaf: jax.Array, parts: int) -> jax.Array:
+    if leaf.ndim == 0:
+        return jnp.broadcast_to(leaf, (parts,))
     if leaf.shape[0] % parts:
         raise ValueError(
             f"a batch of {leaf.shape[0]} rows cannot be accumulated in {parts} equal parts: "

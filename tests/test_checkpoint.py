@@ -1,10 +1,15 @@
+import json
 import os
 import pickle
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
+import zlib
+from pathlib import Path
 from typing import NamedTuple
 
 import flax
@@ -15,7 +20,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxformer.checkpoint import CheckpointError, Checkpoints
+from jaxformer.checkpoint import CheckpointError, Checkpoints, manifest
+from jaxformer.config import ConfigError
 
 
 @flax.struct.dataclass
@@ -101,7 +107,7 @@ def test_the_newest_steps_and_the_best_one_stay(checkpoints):
     assert checkpoints.facts() == {"step": 17}
     assert int(checkpoints.restore(make_state(0), 13)[0].step) == 13
     left = {entry.name for entry in checkpoints.folder.iterdir()}
-    assert left == {"5", "13", "17"}
+    assert left == {"5", "13", "17", ".lock"}
 
 
 def test_of_equally_good_steps_the_newer_is_the_best(checkpoints):
@@ -252,15 +258,285 @@ def test_keeping_none_is_refused(tmp_path):
         Checkpoints(tmp_path, keep=0)
 
 
-def test_a_damaged_file_is_a_checkpoint_error_that_names_it(checkpoints):
-    checkpoints.save(2, make_state(2), {})
+def flip(path, bit=5):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def largest(folder):
+    """The file of a step with its arrays."""
+    return max((f for f in folder.rglob("*") if f.is_file()), key=lambda f: f.stat().st_size)
+
+
+@pytest.fixture
+def three(tmp_path):
+    """A folder with the sealed steps 2, 3 and 5, which no process claims."""
+    folder = tmp_path / "three"
+    with Checkpoints(folder) as checkpoints:
+        for step in (2, 3, 5):
+            checkpoints.save(step, make_state(step), {"step": step}, float(step))
+    return folder
+
+
+def names(folder):
+    return {entry.name for entry in folder.iterdir()} - {".lock"}
+
+
+def opened(folder):
+    """Checkpoints that have claimed the folder, as at the start of a `with` block."""
+    return Checkpoints(folder).__enter__()
+
+
+def step_of(restored):
+    state, facts = restored
+    assert as_bytes(state) == as_bytes(make_state(facts["step"]))
+    return facts["step"]
+
+
+DAMAGE = {
+    "empty": lambda path: path.write_bytes(b""),
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "flipped": flip,
+    "deleted": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("name", ["arrays", "MANIFEST.json", "state/manifest.ocdbt"])
+def test_a_damaged_newest_step_gives_way_to_the_one_before(three, kind, name):
+    DAMAGE[kind](largest(three / "5") if name == "arrays" else three / "5" / name)
+    with pytest.warns(UserWarning, match="and step 3 is used"):
+        checkpoints = opened(three)
+    assert checkpoints.newest_step() == 3
+    assert step_of(checkpoints.restore(make_state(0))) == 3
+    assert checkpoints.steps() == [2, 3]
+    checkpoints.save(5, make_state(5), {"step": 5})
+    checkpoints.close()
+    assert step_of(Checkpoints(three).restore(make_state(0))) == 5
+
+
+def test_a_damaged_step_is_set_aside_with_its_reason_and_only_once(three):
+    for name in ("corrupt-5", "corrupt-5-2"):
+        file = largest(three / "5")
+        flip(file)
+        message = rf"{file} is damaged: its CRC-32 .* it is now {name}, and step 3 is used"
+        with pytest.warns(UserWarning, match=message), Checkpoints(three) as checkpoints:
+            assert (three / name).is_dir() and not (three / "5").exists()
+            checkpoints.save(5, make_state(5), {"step": 5})
+
+
+def test_two_damaged_steps_give_way_to_the_third(three):
+    flip(largest(three / "5"))
+    flip(three / "3" / "MANIFEST.json")
+    with pytest.warns(UserWarning) as said, Checkpoints(three) as checkpoints:
+        assert step_of(checkpoints.restore(make_state(0))) == 2
+    assert len(said) == 2
+    assert names(three) == {"2", "corrupt-3", "corrupt-5"}
+
+
+def test_a_reader_passes_a_damaged_step_over_and_leaves_it_where_it_is(three):
+    flip(largest(three / "5"))
+    before = names(three)
+    with pytest.warns(UserWarning, match="it is passed over, and step 3 is used"):
+        assert step_of(Checkpoints(three).restore(make_state(0))) == 3
+    with pytest.warns(UserWarning):
+        assert Checkpoints(three).facts() == {"step": 3}
+    assert names(three) == before
+
+
+def test_a_damaged_step_asked_for_by_number_is_refused_with_the_file(three):
+    file = largest(three / "5")
+    flip(file)
+    checkpoints = Checkpoints(three)
+    reads = (lambda: checkpoints.restore(make_state(0), 5), lambda: checkpoints.restore_params(5))
+    for read in (*reads, lambda: checkpoints.average_params([3, 5])):
+        with pytest.raises(CheckpointError, match=f"{file} is damaged: its CRC-32"):
+            read()
+    file.write_bytes(b"123")
+    with pytest.raises(CheckpointError, match=r"is damaged: it has 3 bytes, and \d+ were saved"):
+        checkpoints.restore(make_state(0), 5)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=f"{file} cannot be read: No such file"):
+        checkpoints.restore(make_state(0), 5)
+
+
+def test_a_folder_whose_steps_are_all_damaged_is_refused_with_each_reason_and_untouched(three):
+    files = [largest(three / str(step)) for step in (2, 3, 5)]
+    for file in files:
+        flip(file)
+    before = names(three)
+    checkpoints = Checkpoints(three)
+    for use in (
+        checkpoints.newest_step,
+        lambda: checkpoints.save(7, {}, {}),
+        lambda: opened(three),
+    ):
+        with pytest.raises(CheckpointError) as refused:
+            use()
+        said = str(refused.value)
+        assert f"no checkpoint in {three} is intact" in said
+        assert all(f"{file} is damaged" in said for file in files)
+    assert names(three) == before
+
+
+def test_a_step_that_was_never_sealed_does_not_count_and_is_replaced(three):
+    (three / "5" / "MANIFEST.json").unlink()
+    with pytest.warns(UserWarning, match="three/5 was never sealed, so it does not count, and st"):
+        checkpoints = opened(three)
+    assert checkpoints.steps() == [2, 3] and checkpoints.newest_step() == 3
+    checkpoints.save(5, make_state(5), {"step": 5})
+    checkpoints.close()
+    assert names(three) == {"2", "3", "5"}
+
+
+@pytest.mark.parametrize("left", ["5", "5.orbax-checkpoint-tmp"])
+def test_a_first_step_that_was_never_sealed_is_said_and_training_may_start(tmp_path, left):
+    (tmp_path / left).mkdir()
+    with pytest.warns(UserWarning, match="never sealed: there is nothing to resume, start from z"):
+        checkpoints = opened(tmp_path)
+    assert checkpoints.steps() == [] and checkpoints.newest_step() is None
+    checkpoints.save(5, make_state(5), {"step": 5})
+    checkpoints.close()
+    assert step_of(Checkpoints(tmp_path).restore(make_state(0))) == 5
+
+
+@pytest.mark.parametrize("left", [("2", "5"), ("corrupt-5",)])
+def test_a_folder_that_was_trained_in_but_has_no_sealed_step_is_refused(tmp_path, left):
+    for name in left:
+        (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match="is sealed, though it was trained in"):
+        opened(tmp_path)
+    assert names(tmp_path) == set(left)
+
+
+def rewritten(path, **changes):
+    """A manifest with other content, and a CRC-32 of its own that is right."""
+    content = json.loads(path.read_text()) | changes
+    content.pop("crc32")
+    rest = json.dumps(content).encode()[1:]
+    path.write_bytes(b'{"crc32": "%08x", ' % zlib.crc32(rest) + rest)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": {"../../secret": [3, 7]}},
+        {"files": {"/etc/hostname": [3, 7]}},
+        {"files": {"a\0b": [3, 7]}},
+        {"files": {"state/_METADATA": [3]}},
+        {"files": {"state/_METADATA": [3, "7"]}},
+        {"files": None},
+        {"leaves": {"step": 3}},
+        {"facts": []},
+        {"metric": "low"},
+    ],
+)
+def test_a_manifest_that_asks_for_something_else_is_refused(three, changes):
+    rewritten(three / "5" / "MANIFEST.json", **changes)
+    with pytest.raises(CheckpointError, match="5/MANIFEST.json is not a manifest"):
+        Checkpoints(three).restore(make_state(0), 5)
+    assert Checkpoints(three).steps() == [2, 3]
+
+
+def test_a_manifest_of_another_format_or_too_deep_is_refused(three):
+    path = three / "5" / "MANIFEST.json"
+    rewritten(path, format=2)
+    with pytest.raises(CheckpointError, match="has format 2, and this version reads format 1"):
+        Checkpoints(three).facts(5)
+    rest = b'"format": ' + b"[" * 100_000
+    path.write_bytes(b'{"crc32": "%08x", ' % zlib.crc32(rest) + rest)
+    with pytest.raises(CheckpointError, match="MANIFEST.json is not JSON"):
+        Checkpoints(three).facts(5)
+
+
+def test_a_manifest_that_is_still_json_but_not_the_one_written_is_refused(three):
+    path = three / "5" / "MANIFEST.json"
+    text = path.read_bytes()
+    for old, new in ((b'"step": 5', b'"step": 7'), (b'"crc32": "', b'"crc32": "0')):
+        assert text.count(old) == 1
+        path.write_bytes(text.replace(old, new))
+        with pytest.raises(CheckpointError, match="5/MANIFEST.json is damaged: its bytes are not"):
+            Checkpoints(three).facts(5)
+
+
+def test_the_manifest_says_what_is_stored(three):
+    found = json.loads((three / "5" / "MANIFEST.json").read_text())
+    assert found["leaves"]["params/decoder/blocks_1/bias"] == "bfloat16[7]"
+    assert found["leaves"]["rng"] == "uint32[2]"
+    assert (found["facts"], found["metric"]) == ({"step": 5}, 5.0)
+    there = {f.relative_to(three / "5").as_posix(): f for f in (three / "5").rglob("*")}
+    files = {name for name, path in there.items() if path.is_file()}
+    assert found["files"].keys() == files - {"MANIFEST.json"}
+    for name, (length, crc) in found["files"].items():
+        assert [length, crc] == [there[name].stat().st_size, zlib.crc32(there[name].read_bytes())]
+
+
+def test_saving_does_not_wait_for_the_disk_and_a_step_counts_when_it_is_sealed(
+    checkpoints, monkeypatch
+):
+    seal, go_on = manifest.seal, threading.Event()
+
+    def late(*args):
+        assert go_on.wait(30)
+        seal(*args)
+
+    monkeypatch.setattr(manifest, "seal", late)
+    facts = {"position": [3]}
+    checkpoints.save(2, make_state(2), facts)
+    facts["position"].append(5)
+    assert checkpoints.steps() == [] and checkpoints.newest_step() is None
+    go_on.set()
     checkpoints.wait()
-    (checkpoints.folder / "2" / "state" / "manifest.ocdbt").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="checkpoints/2/state is damaged"):
-        checkpoints.restore_params()
-    (checkpoints.folder / "2" / "facts" / "metadata").write_text("{")
-    with pytest.raises(CheckpointError, match="checkpoints/2/facts is damaged"):
-        checkpoints.facts()
+    assert checkpoints.steps() == [2] and checkpoints.facts() == {"position": [3]}
+
+
+def test_a_second_run_in_the_folder_is_refused_with_the_first_ones_process(three):
+    message = rf"three is being written by another run \(process {os.getpid()}\)"
+    with Checkpoints(three):
+        other = Checkpoints(three)
+        with pytest.raises(ConfigError, match=message):
+            opened(three)
+        with pytest.raises(ConfigError, match=message):
+            other.save(7, make_state(7), {})
+        assert step_of(other.restore(make_state(0))) == 5
+        other.close()
+    with Checkpoints(three) as checkpoints:
+        checkpoints.save(7, make_state(7), {"step": 7})
+    assert names(three) == {"2", "3", "5", "7"}
+
+
+def test_a_claim_ends_with_its_process(tmp_path):
+    code = """
+        import os, signal, sys, time
+        from jaxformer.checkpoint import Checkpoints
+
+        with Checkpoints(sys.argv[1]):
+            print("claimed", flush=True)
+            time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout.readline() == "claimed\n"
+        with pytest.raises(ConfigError, match=f"process {process.pid}"):
+            opened(tmp_path)
+        process.kill()
+        process.wait()
+        opened(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_written_is_an_os_error_that_names_it(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=f"{tmp_path}/file"):
+        Checkpoints(tmp_path / "file").save(2, make_state(2), {})
+
+    def refuse(self, *_, **__):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(OSError, match=f"Permission denied: '{tmp_path}/closed/.lock'"):
+        Checkpoints(tmp_path / "closed").save(2, make_state(2), {})
 
 
 def test_a_failed_write_is_an_os_error_and_the_steps_before_and_after_are_complete(checkpoints):
@@ -276,6 +552,7 @@ def test_a_failed_write_is_an_os_error_and_the_steps_before_and_after_are_comple
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert checkpoints.steps() == [2]
+    assert names(checkpoints.folder) == {"2"}
     for step in (3, 5, 7):
         checkpoints.save(step, state, {}, float(step))
     checkpoints.wait()
@@ -299,31 +576,42 @@ def run_python(code, folder, *, devices=1):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_a_state_spread_over_devices_is_restored_spread_and_read_by_one(tmp_path):
+def test_a_state_saved_on_eight_devices_is_restored_on_one_two_four_or_in_another_process(tmp_path):
     code = """
         import sys
-        import jax, jax.numpy as jnp
+        import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import AxisType, NamedSharding, PartitionSpec
         from jaxformer.checkpoint import Checkpoints
 
-        mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Auto,))
-        sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        state = {"params": {"w": jax.device_put(jnp.arange(12.0).reshape(4, 3), sharding)},
-                 "rng": jax.device_put(jax.random.key(5), everywhere)}
+        def spread(count):
+            axes = dict(axis_types=(AxisType.Auto,), devices=jax.devices()[:count])
+            mesh = jax.make_mesh((count,), ("fsdp",), **axes)
+            return [NamedSharding(mesh, PartitionSpec(*names)) for names in (["fsdp"], [])]
+
+        def put(count, fill):
+            split, everywhere = spread(count)
+            return {"params": {"w": jax.device_put(fill(jnp.arange(24.0).reshape(8, 3)), split)},
+                    "rng": jax.device_put(jax.random.key(int(fill(5))), everywhere)}
+
         checkpoints = Checkpoints(sys.argv[1])
-        checkpoints.save(1, state, {})
-        restored, _ = checkpoints.restore(state)
-        assert restored["params"]["w"].sharding == sharding
-        assert restored["rng"].sharding == everywhere
-        assert jax.random.bits(restored["rng"]) == jax.random.bits(state["rng"])
+        saved = put(8, lambda x: x)
+        checkpoints.save(1, saved, {})
+        for count in (8, 4, 2, 1):
+            restored, _ = checkpoints.restore(put(count, lambda x: x * 0))
+            split, everywhere = spread(count)
+            if count > 1:
+                assert restored["params"]["w"].sharding == split
+                assert restored["rng"].sharding == everywhere
+            assert np.array_equal(restored["params"]["w"], saved["params"]["w"])
+            data = [jax.random.key_data(state["rng"]) for state in (restored, saved)]
+            assert np.array_equal(*data)
         checkpoints.close()
     """
-    done = run_python(code, tmp_path, devices=4)
+    done = run_python(code, tmp_path, devices=8)
     assert done.returncode == 0, done.stderr
-    blank = {"params": {"w": jnp.zeros((4, 3))}, "rng": jax.random.key(0)}
+    blank = {"params": {"w": jnp.zeros((8, 3))}, "rng": jax.random.key(0)}
     restored, _ = Checkpoints(tmp_path).restore(blank)
-    assert restored["params"]["w"].tolist() == np.arange(12.0).reshape(4, 3).tolist()
+    assert restored["params"]["w"].tolist() == np.arange(24.0).reshape(8, 3).tolist()
     assert jax.random.bits(restored["rng"]) == jax.random.bits(jax.random.key(5))
 
 
@@ -377,3 +665,62 @@ def test_after_a_kill_the_next_start_finds_a_complete_step(tmp_path):
     checkpoints.save(7, {"params": {"w": jnp.zeros((97, 89))}}, {})
     checkpoints.close()
     assert len(checkpoints.steps()) == 2
+
+
+TWO_PROCESSES = """
+    import sys, warnings
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec
+    from jaxformer.checkpoint import Checkpoints
+
+    folder, address, index = sys.argv[1:]
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(address, 2, int(index))
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    spread = NamedSharding(mesh, PartitionSpec("data"))
+
+    def state(step):
+        fill = lambda: {"params": {"w": jnp.arange(24.0).reshape(8, 3) + step}}
+        return jax.jit(fill, out_shardings=spread)()
+
+    warnings.simplefilter("ignore")
+    with Checkpoints(folder, keep=2) as checkpoints:
+        found = 0
+        if checkpoints.steps():
+            restored, facts = checkpoints.restore(state(0))
+            found = facts["step"]
+            for mine, right in zip(*(s["params"]["w"].addressable_shards
+                                     for s in (restored, state(found)))):
+                assert np.array_equal(mine.data, right.data)
+        for step in range(found + 1, found + 4):
+            checkpoints.save(step, state(step), {"step": step})
+        checkpoints.wait()
+        print(found, *checkpoints.steps())
+"""
+
+
+def run_two_processes(folder):
+    """The exit code and the last line of each of two processes with two devices."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    code, pipes = textwrap.dedent(TWO_PROCESSES), {"text": True, "stdout": -1, "stderr": -1}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(folder), address, index], env=environment, **pipes
+        )
+        for index in "01"
+    ]
+    done = [(process.communicate(timeout=120), process.returncode) for process in processes]
+    return [(code, out.split("\n")[-2:][0] if code == 0 else err) for (out, err), code in done]
+
+
+def test_two_processes_save_and_resume_alike_from_what_the_first_one_found_intact(tmp_path):
+    assert run_two_processes(tmp_path) == [(0, "0 2 3")] * 2
+    flip(next(tmp_path.glob("3/state/ocdbt.process_1/d/*")))
+    assert run_two_processes(tmp_path) == [(0, "2 4 5")] * 2
+    for step in (4, 5):
+        flip(next((tmp_path / str(step)).glob("state/ocdbt.process_1/d/*")))
+    for code, said in run_two_processes(tmp_path):
+        assert code != 0 and "CheckpointError" in said

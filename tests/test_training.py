@@ -19,7 +19,13 @@ from jaxformer.dropout import Dropout, Noise
 from jaxformer.losses import cross_entropy, seq2seq_loss
 from jaxformer.models import EncoderDecoder
 from jaxformer.optimizer import OptimizerConfig, make_optimizer
-from jaxformer.training import init_state, make_eval_step, make_train_step
+from jaxformer.training import (
+    Diverged,
+    init_state,
+    make_eval_step,
+    make_train_step,
+    require_finite,
+)
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -147,10 +153,11 @@ def spread_over_four_devices():
         print(relative(given, one), float(metrics["tokens"][device] - sums["tokens"]))
 
 
-def test_four_devices_that_add_their_sums_are_one_device():
+def in_a_process_with_four_devices(name):
+    """What the function `name` of this file prints there, in lines of words."""
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     folder = Path(__file__).parent
-    code = "import test_training; test_training.spread_over_four_devices()"
+    code = f"import test_training; test_training.{name}()"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder.parent,
@@ -165,7 +172,11 @@ def test_four_devices_that_add_their_sums_are_one_device():
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_four_devices_that_add_their_sums_are_one_device():
+    lines = in_a_process_with_four_devices("spread_over_four_devices")
     assert len(lines) == 4
     for difference, tokens in lines:
         assert float(difference) < 1e-6 and float(tokens) == 0.0
@@ -215,6 +226,108 @@ def test_a_batch_without_tokens_changes_nothing():
     update, metrics = updated(make_train_step(bigram_loss, SGD), empty, bigram(), SGD)
     assert optax.tree.norm(update) == 0.0
     assert all(value == 0.0 for value in metrics.values())
+
+
+@jax.custom_vjp
+def with_gradient_plus(leaf, amount):
+    """`leaf`, whose gradient grows by `amount` on its way back."""
+    return leaf
+
+
+with_gradient_plus.defvjp(
+    lambda leaf, amount: (leaf, amount), lambda amount, grad: (grad + amount, jnp.zeros(()))
+)
+
+
+def poisoned(where, value):
+    """The bigram's loss with `value` in the loss or one gradient where row 103 is in the batch."""
+
+    def loss(params, batch, rng):
+        amount = jnp.where(jnp.any(batch.row == 103), value, 0.0)
+        if where == "gradient":
+            params = {**params, "bias": with_gradient_plus(params["bias"], amount)}
+        total, tokens = bigram_loss(params, batch, rng)
+        return total + (amount if where == "loss" else 0.0), tokens
+
+    return loss
+
+
+def clean_batch(seed=0):
+    return ragged_batch(seed=seed)._replace(row=200 + np.arange(16, dtype=np.int32))
+
+
+def as_bytes(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def learned(state):
+    return as_bytes((state.params, state.opt_state, state.ema))
+
+
+ADAM = make_optimizer(OptimizerConfig("constant", learning_rate=0.01, warmup_steps=0))
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_changes_only_the_counters(where, value, parts):
+    step = make_train_step(poisoned(where, value), ADAM, accumulation=parts, ema_decay=0.9)
+    step = jax.jit(step)
+    start, _ = step(init_state(bigram(), ADAM, jax.random.key(3), ema=True), clean_batch())
+    state = start
+    for number in (1, 2):
+        state, metrics = step(state, ragged_batch())
+        assert learned(state) == learned(start)
+        assert (state.step, state.skipped, state.skipped_in_a_row) == (1 + number, number, number)
+        assert metrics["skipped"] == metrics["skipped_in_a_row"] == number
+        assert not np.isfinite(metrics["loss" if where == "loss" else "grad_norm"])
+    state, metrics = step(state, clean_batch())
+    assert learned(state) != learned(start)
+    assert (metrics["skipped"], metrics["skipped_in_a_row"]) == (2, 0)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.params))
+
+
+def test_after_a_skipped_step_training_goes_on_as_without_it():
+    step = jax.jit(make_train_step(poisoned("loss", np.nan), ADAM))
+    state = init_state(bigram(), ADAM, jax.random.key(3))
+    skipping, _ = step(state, ragged_batch())
+    later = state.replace(step=state.step + 1)
+    for seed in range(3):
+        skipping, _ = step(skipping, clean_batch(seed))
+        later, _ = step(later, clean_batch(seed))
+    assert learned(skipping) == learned(later)
+
+
+def skipped_by_four_devices():
+    """Prints, for each of 4 devices, what it skipped and whether its parameters are the old."""
+    add = partial(jax.lax.psum, axis_name="data")
+    step = make_train_step(poisoned("gradient", np.inf), ADAM, reduce=add)
+    shards = jax.tree.map(lambda leaf: leaf.reshape(4, -1, *leaf.shape[1:]), ragged_batch())
+    start = init_state(bigram(), ADAM, jax.random.key(3))
+    state, metrics = jax.pmap(step, axis_name="data", in_axes=(None, 0))(start, shards)
+    for device in range(4):
+        there = jax.tree.map(itemgetter(device), state.replace(rng=jnp.zeros(4)))
+        print(int(metrics["skipped"][device]), learned(there) == learned(start))
+
+
+def test_what_one_of_four_devices_cannot_use_they_all_skip():
+    lines = in_a_process_with_four_devices("skipped_by_four_devices")
+    assert lines == [["1", "True"]] * 4
+
+
+def test_training_ends_after_ten_steps_in_a_row_that_are_not_finite():
+    step = jax.jit(make_train_step(poisoned("loss", np.nan), ADAM))
+    state = init_state(bigram(), ADAM, jax.random.key(3))
+    batches = [ragged_batch()] * 9 + [clean_batch()] + [ragged_batch()] * 10
+    for number, batch in enumerate(batches, 1):
+        state, metrics = step(state, batch)
+        if number < 20:
+            require_finite(number, metrics)
+    with pytest.raises(Diverged, match=r"not finite in 10 steps in a row, .* step 20 \(loss nan, "):
+        require_finite(20, metrics)
+    with pytest.raises(Diverged, match="in 10 steps in a row"):
+        require_finite(20, metrics, patience=3)
+    require_finite(20, metrics, patience=11)
 
 
 def test_a_batch_that_does_not_divide_is_refused():

@@ -1,0 +1,137 @@
+"""The seal of a checkpoint: what its files and arrays are, written once all of them are there."""
+
+import json
+import os
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+NAME = "MANIFEST.json"
+_FORMAT = 1
+_CHUNK = 1 << 20
+_FIELDS = {"leaves": dict, "facts": dict, "metric": (float, int, type(None)), "files": dict}
+
+
+class CheckpointError(ValueError):
+    """No intact checkpoint, or one that does not fit what is asked of it."""
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint holds: the `dtype[shape]` of each array, facts, a metric to minimise.
+
+    `files`: the length in bytes and the CRC-32 of each file, by its name in the folder.
+    """
+
+    leaves: dict[str, str]
+    facts: dict
+    metric: float | None
+    files: dict[str, list[int]]
+
+
+def seal(folder: Path, leaves: dict[str, str], facts: dict, metric: float | None) -> None:
+    """Writes the manifest of the checkpoint in `folder`, all of whose other files are there.
+
+    A crash leaves either no manifest or the whole one. It begins with its own CRC-32.
+    """
+    names = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+    files = {path.relative_to(folder).as_posix(): list(_length_and_sum(path)) for path in names}
+    content = Manifest(leaves, facts, metric, files)._asdict()
+    rest = json.dumps({"format": _FORMAT, **content}).encode()[1:]
+    new = folder / f".{NAME}.new"
+    with new.open("wb") as file:
+        file.write(_start(rest) + rest)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(folder / NAME)
+    _sync(folder)
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether `folder` has a manifest, damaged or not."""
+    return (folder / NAME).exists()
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of `folder`; `CheckpointError` if it is missing, damaged or of another kind."""
+    path = folder / NAME
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    rest = text[len(_start(b"")) :]
+    if text != _start(rest) + rest:
+        raise CheckpointError(f"{path} is damaged: its bytes are not those that were written")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if found.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"{path} has format {found.get('format')}, and this version reads format {_FORMAT}: "
+            "use the version that wrote it"
+        )
+    if not _well_formed(found):
+        raise CheckpointError(f"{path} is not a manifest: a field is missing or of another type")
+    return Manifest(**{name: found[name] for name in _FIELDS})
+
+
+def check_lengths(folder: Path, manifest: Manifest) -> None:
+    """Raises `CheckpointError`, naming the file, if one is missing or of another length."""
+    for name, (length, _) in manifest.files.items():
+        path = folder / name
+        try:
+            there = path.stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        if there != length:
+            raise CheckpointError(
+                f"{path} is damaged: it has {there} bytes, and {length} were saved"
+            )
+
+
+def check(folder: Path, manifest: Manifest) -> None:
+    """Raises `CheckpointError`, naming the file, if one is not what was sealed."""
+    check_lengths(folder, manifest)
+    for name, (length, crc) in manifest.files.items():
+        path = folder / name
+        try:
+            same = _length_and_sum(path) == (length, crc)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        if not same:
+            raise CheckpointError(f"{path} is damaged: its CRC-32 is not that of what was saved")
+
+
+def _start(rest: bytes) -> bytes:
+    return b'{"crc32": "%08x", ' % zlib.crc32(rest)
+
+
+def _length_and_sum(path: Path) -> tuple[int, int]:
+    length = crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            length, crc = length + len(chunk), zlib.crc32(chunk, crc)
+    return length, crc
+
+
+def _well_formed(found: dict) -> bool:
+    if not all(isinstance(found.get(name, ...), kind) for name, kind in _FIELDS.items()):
+        return False
+    for name, entry in found["files"].items():
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts or "\0" in name:
+            return False  # it would have a file elsewhere read
+        if not isinstance(entry, list) or [type(number) for number in entry] != [int, int]:
+            return False
+    return all(isinstance(shape, str) for shape in found["leaves"].values())
+
+
+def _sync(folder: Path) -> None:
+    """Puts the names in `folder` on disk, where the system can do that for a folder."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Injected faults, counted: `python -m tests.faults` in a minute, `--full` in under ten."""

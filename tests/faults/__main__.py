@@ -1,0 +1,96 @@
+"""Runs every injection and writes the counts: `python -m tests.faults [--full] [--out FILE]`."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.faults import damage, folders, kills, mutations, nonfinite, signals
+from tests.faults.children import Count
+
+
+class Fault(NamedTuple):
+    """An injection: what it is, and what counts its tries in the short and in the full form.
+
+    Each takes an empty folder of its own; None leaves the injection out of that form.
+    """
+
+    name: str
+    short: Callable[[Path], Count] | None
+    full: Callable[[Path], Count]
+
+
+FAULTS = (
+    Fault(
+        "F1 kill -9 at a random moment of asynchronous saving",
+        lambda folder: kills.at_random(folder, 6),
+        lambda folder: kills.at_random(folder, 100),
+    ),
+    Fault(
+        "F2 every file of the newest checkpoint damaged in 8 ways",
+        lambda folder: damage.every_file(folder, every=3),
+        lambda folder: damage.every_file(folder, every=1),
+    ),
+    Fault(
+        "F3 kill -9 before, in and after sealing, and while an old step is removed",
+        lambda folder: kills.at_a_point(folder, 1),
+        lambda folder: kills.at_a_point(folder, 10),
+    ),
+    Fault(
+        "F4 SIGTERM at a random moment of training, resumed",
+        None,
+        lambda folder: signals.at_random(folder, 20),
+    ),
+    Fault("F5 the disk is full while saving", folders.full_disk, folders.full_disk),
+    Fault(
+        "F6 NaN, inf and -inf in loss, gradient or input, at 4 steps, 1, 3 or 9 in a row",
+        lambda folder: nonfinite.grid(("whole",)),
+        lambda folder: nonfinite.grid(("whole", "accumulated", "devices")),
+    ),
+    Fault("F9 another model, optimizer or state on resume", mutations.states, mutations.states),
+    Fault("F9 another setting or text on resume", None, mutations.settings),
+    Fault("F10 hostile manifests", damage.hostile, damage.hostile),
+    Fault(
+        "F12 two runs in a folder, a read-only folder, a folder removed while running",
+        folders.misused,
+        folders.misused,
+    ),
+)
+
+
+def run(*, full: bool) -> Iterable[dict]:
+    """The row of each fault: its name, tries, those survived, those silently wrong, seconds."""
+    for fault in FAULTS:
+        count = fault.full if full else fault.short
+        if count is None:
+            continue
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            found = count(Path(folder))
+        seconds = round(time.monotonic() - began, 1)
+        yield {"fault": fault.name, **found._asdict(), "seconds": seconds}
+
+
+def main() -> int:
+    """0 if every try was survived, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="all tries, in under ten minutes")
+    parser.add_argument("--out", default="faults.json", help="where the counts are written")
+    options = parser.parse_args()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    rows = []
+    for row in run(full=options.full):
+        rows.append(row)
+        counts = f"{row['survived']:4} of {row['tries']:4}  silent {row['silent']}"
+        print(f"{counts}  {row['seconds']:6.1f} s  {row['fault']}", flush=True)
+    Path(options.out).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return int(any(row["survived"] < row["tries"] or row["silent"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

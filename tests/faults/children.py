@@ -1,0 +1,111 @@
+"""Processes to be killed: forked from one that has imported all and touched no device."""
+
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+_PATIENCE = 240  # seconds after which a child that hangs is ended
+
+
+class Count(NamedTuple):
+    """How many tries, how many ended as promised, how many used something wrong unnoticed."""
+
+    tries: int
+    survived: int
+    silent: int
+
+
+def counted(outcomes: list[str]) -> Count:
+    """The count of "survived", "silent" and anything else, which is printed."""
+    for outcome in outcomes:
+        if outcome != "survived":
+            print(f"  {outcome}", file=sys.stderr)
+    silent = sum(outcome.startswith("silent") for outcome in outcomes)
+    return Count(len(outcomes), outcomes.count("survived"), silent)
+
+
+def drawn(seed: int) -> random.Random:
+    """The random numbers of an injection: the same ones in every run."""
+    return random.Random(seed)
+
+
+class Child:
+    """A forked process that does `work(tell)`; what it tells is read line by line."""
+
+    def __init__(self, work: Callable[[Callable[[Any], None]], None]):
+        reading, writing = os.pipe()
+        sys.stdout.flush()
+        with warnings.catch_warnings():
+            # JAX warns of every fork; here no backend and no thread of it exists yet.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reading)
+            _work_and_leave(work, writing)
+        os.close(writing)
+        self._lines = os.fdopen(reading)
+
+    def told(self) -> Iterator[Any]:
+        """What it tells, until it ends; a line that a kill tore is left out."""
+        for line in self._lines:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+    def send(self, number: int) -> None:
+        """Sends it a signal."""
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code, or minus the signal that ended it."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._lines.close()
+        return code
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """What `work()` gives in a process of its own, which may use devices."""
+    child = Child(lambda tell: tell(work()))
+    told = list(child.told())
+    code = child.wait()
+    if code != 0 or len(told) != 1:
+        raise RuntimeError(f"a child ended with {code} after telling {told}")
+    return told[0]
+
+
+@contextmanager
+def kill_at(owner: Any, name: str, last: Callable[..., None]) -> Iterator[None]:
+    """Within it, a call of `owner.name` does `last` instead and kills this process."""
+    call = getattr(owner, name)
+
+    def killing(*args: Any, **named: Any) -> None:
+        last(*args, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, killing)
+    try:
+        yield
+    finally:
+        setattr(owner, name, call)
+
+
+def _work_and_leave(work: Callable, writing: int) -> None:
+    """Never returns: what belongs to the parent must not be closed or flushed here."""
+    code = 1
+    signal.alarm(_PATIENCE)
+    try:
+        with os.fdopen(writing, "w", buffering=1) as pipe:
+            work(lambda value: print(json.dumps(value), file=pipe, flush=True))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,136 @@
+"""kill -9 while checkpoints are saved, sealed and removed; every next start is examined."""
+
+import itertools
+import shutil
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jaxformer.checkpoint import Checkpoints, manifest
+from tests.faults import children, states
+from tests.faults.children import Child, Count
+
+KEEP = 2
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _half(folder: Path, **_: Any) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files[::2]:
+        path.unlink()
+
+
+# The process dies in the call of a function, after doing there what the third says.
+POINTS = {
+    "before sealing": (manifest, "seal", _nothing),
+    "with a manifest not yet in place": (Path, "replace", _nothing),
+    "after sealing": (manifest, "seal", manifest.seal),
+    "before a step is removed": (Path, "rename", _nothing),
+    "with a step in the trash": (Path, "rename", Path.rename),
+    "with half of the trash emptied": (shutil, "rmtree", _half),
+}
+
+
+def at_random(folder: Path, tries: int) -> Count:
+    """One run killed `tries` times within its first saves, or (every fifth) while it starts."""
+    random = children.drawn(1)
+    outcomes, sealed, open_tries = [], -1, 0
+    for number in range(tries + 1):
+        last = number == tries
+        child = Child(partial(_train, folder, None))
+        told = child.told()
+        began = _first(told, early=number % 5 == 4 and not last)
+        if began is not None:
+            said = judge(began, sealed)
+            outcomes += [f"try {number}: {said}" if said != "survived" else said] * open_tries
+            open_tries, sealed = 0, max(sealed, began["found"])
+        time.sleep(random.uniform(0.0, 0.6))
+        child.send(signal.SIGKILL)
+        sealed = max([sealed, *(line["sealed"] for line in told if "sealed" in line)])
+        child.wait()
+        open_tries += 1
+    return _within_bounds(folder, outcomes)
+
+
+def at_a_point(folder: Path, tries: int) -> Count:
+    """`tries` runs for each of `POINTS`, killed there, and the next start of each."""
+    outcomes = []
+    for point, number in itertools.product(POINTS, range(tries)):
+        place = folder / f"{point}-{number}"
+        child = Child(partial(_train, place, POINTS[point]))
+        sealed = max([-1, *(line["sealed"] for line in child.told() if "sealed" in line)])
+        if child.wait() != -signal.SIGKILL:
+            outcomes.append(f"{point}: was never reached")
+            continue
+        said = judge(children.in_child(partial(_start, place)), sealed)
+        outcomes.append(f"{point}: {said}" if said != "survived" else said)
+        shutil.rmtree(place)
+    return children.counted(outcomes)
+
+
+def _train(folder: Path, point: tuple | None, tell: Callable[[Any], None]) -> None:
+    """Starts as a training does and saves without end; from its fifth step on, death waits."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoints = Checkpoints(folder, keep=KEEP).__enter__()
+    began = _examine(checkpoints)
+    tell(began)
+    for step in itertools.count(began["found"] + 1):
+        if point is not None and step == began["found"] + 5:
+            checkpoints.wait()
+            tell({"sealed": step - 1})
+            with children.kill_at(*point):
+                states.save(checkpoints, step)
+                checkpoints.wait()
+            return
+        states.save(checkpoints, step)  # the one before is sealed when this returns
+        tell({"sealed": step - 1})
+
+
+def _start(folder: Path) -> dict:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Checkpoints(folder, keep=KEEP) as checkpoints:
+            return _examine(checkpoints)
+
+
+def _examine(checkpoints: Checkpoints) -> dict:
+    """The step a start goes on from, -1 for zero, and which of the steps there are wrong."""
+    newest = checkpoints.newest_step()
+    wrong = [step for step in checkpoints.steps() if not states.is_right(checkpoints, step)]
+    if newest is not None and not states.is_right(checkpoints):
+        wrong.append(newest)
+    aside = [path.name for path in checkpoints.folder.glob("corrupt-*")]
+    return {"found": -1 if newest is None else newest, "wrong": wrong, "aside": aside}
+
+
+def _first(told: Any, *, early: bool) -> dict | None:
+    """What the child found; None at once where it is to be killed while it starts."""
+    return None if early else next(told, {"found": -1, "wrong": [], "aside": ["no start"]})
+
+
+def judge(began: dict, sealed: int) -> str:
+    """What became of a kill, by what the next start found and what was sealed before."""
+    if began["wrong"]:
+        return f"silent: steps {began['wrong']} are not what was saved"
+    if began["found"] < sealed:
+        return f"step {began['found']} was found, but {sealed} was sealed"
+    if began["aside"]:
+        return f"a whole step was set aside: {began['aside']}"
+    return "survived"
+
+
+def _within_bounds(folder: Path, outcomes: list[str]) -> Count:
+    """The count, which fails where kills have left more than the checkpoints kept and one more."""
+    one = children.in_child(lambda: sum(map(len, states.as_bytes(states.make_state(0)))))
+    used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if used > (KEEP + 3) * 1.2 * one:
+        outcomes.append(f"kills have left {used:,} bytes, {used / one:.1f} times a checkpoint")
+    return children.counted(outcomes)

@@ -1,0 +1,138 @@
+"""Models, optimizers and settings that differ from those that a run was made with."""
+
+import contextlib
+import io
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments import commands
+from experiments.translation import prepare, presets
+from jaxformer.checkpoint import CheckpointError, Checkpoints
+from jaxformer.config import TransformerConfig
+from jaxformer.models import EncoderDecoder
+from jaxformer.optimizer import OptimizerConfig, make_optimizer
+from jaxformer.training import TrainState, init_state
+from tests.faults import children, signals
+from tests.faults.children import Count
+
+CONFIG = TransformerConfig(
+    vocab_size=13, d_model=12, d_ff=17, num_heads=2, num_encoder_layers=2, num_decoder_layers=2
+)
+MUTATIONS: dict[str, dict[str, Any]] = {
+    "a layer more": {"num_decoder_layers": 3},
+    "a layer less": {"num_encoder_layers": 1},
+    "another width": {"d_model": 16},
+    "another inner width": {"d_ff": 19},
+    "another vocabulary": {"vocab_size": 11},
+    "other heads": {"num_heads": 3},
+    "shared keys and values": {"num_kv_heads": 1},
+    "untied embeddings": {"tied_embeddings": "none"},
+    "no biases": {"use_bias": False},
+    "learned positions": {"positions": "learned"},
+}
+SETTINGS = {
+    "model.d_ff": {"--model.d_ff": 23},
+    "model.dtype": {"--model.dtype": "bfloat16"},
+    "model.dropout_rate": {"--model.dropout_rate": 0.3},
+    "training.seed": {"--training.seed": 5},
+    "training.smoothing": {"--training.smoothing": 0.2},
+    "training.accumulation": {"--training.accumulation": 2},
+    "training.ema_decay": {"--training.ema_decay": 0.9},
+    "optimizer.learning_rate": {"--optimizer.learning_rate": 0.5},
+    "optimizer.schedule": {"--optimizer.schedule": "constant"},
+    "data.tokens": {"--data.tokens": 256},
+    "data.tokenizer": {"--data.tokenizer": "words"},
+    "data.buckets": {"--data.buckets": 3},
+}
+
+
+def states(folder: Path) -> Count:
+    """Other models, an optimizer with other moments, an average, a generator, another dtype.
+
+    Each must be refused with a path and what is there and here, before anything is loaded.
+    """
+    return Count(*children.in_child(partial(_states, folder)))
+
+
+def settings(folder: Path) -> Count:
+    """Twelve settings that change what was learned, and an edited text: refused by name."""
+    return Count(*children.in_child(partial(_settings, folder)))
+
+
+def _state(config: TransformerConfig, *, name: str = "adam", ema: bool = False) -> TrainState:
+    tokens = jnp.ones((2, 3), jnp.int32)
+    model = EncoderDecoder(config)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
+    optimizer = make_optimizer(replace(OptimizerConfig(), name=name))
+    make = partial(init_state, optimizer=optimizer, ema=ema)
+    return jax.eval_shape(lambda params, rng: make(params, rng=rng), params, jax.random.key(0))
+
+
+def _states(folder: Path) -> Count:
+    blank = _state(CONFIG)
+    full = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), blank.replace(rng=None))
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(3, full.replace(rng=jax.random.key(0)), {})
+    others = {what: _state(replace(CONFIG, **changes)) for what, changes in MUTATIONS.items()}
+    others["another optimizer"] = _state(CONFIG, name="lion")
+    others["an average"] = _state(CONFIG, ema=True)
+    others["another generator"] = blank.replace(rng=jax.random.key(0, impl="rbg"))
+    narrow = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, "bfloat16"), blank.params)
+    others["another dtype"] = blank.replace(params=narrow)
+    outcomes = []
+    for what, other in others.items():
+        said = _refused(folder, other)
+        outcomes.append(f"{what}: {said}" if said != "survived" else said)
+    Checkpoints(folder).restore(blank)  # which is refused for none of these reasons
+    return children.counted(outcomes)
+
+
+def _refused(folder: Path, other: TrainState) -> str:
+    try:
+        Checkpoints(folder).restore(other)
+    except CheckpointError as error:
+        named = re.search(
+            r"(params|opt_state|ema|rng)\S* is (\w+\[[\d,]*\]|absent) in the checkpoint but "
+            r"(\w+\[[\d,]*\]|absent) here",
+            str(error),
+        )
+        return "survived" if named else f"no leaf is named: {error}"
+    return "silent: it was loaded"
+
+
+def _settings(folder: Path) -> Count:
+    args = signals.settings(folder)
+    run = _prepared(args)
+    (run / "checkpoints" / "5").mkdir(parents=True)
+    (run / "checkpoints" / "5" / "MANIFEST.json").write_text("{}")
+    outcomes = []
+    for name, changes in SETTINGS.items():
+        code, said = _prepare(args | changes)
+        refused = code == 2 and re.search(rf"{re.escape(name)} is \S+ there but", said)
+        outcomes.append("survived" if refused else f"silent: {name}: code {code}, {said}")
+    return children.counted(outcomes)
+
+
+def _parse(args: dict[str, Any]) -> presets.TranslationConfig:
+    return commands.parse(presets.PRESETS, [str(word) for pair in args.items() for word in pair])
+
+
+def _prepared(args: dict[str, Any]) -> Path:
+    code, said = _prepare(args)
+    if code != 0:
+        raise RuntimeError(f"preparing ended with {code}: {said}")
+    config = _parse(args)
+    return Path(config.runs) / "translation" / config.name
+
+
+def _prepare(args: dict[str, Any]) -> tuple[int, str]:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = commands.run(lambda: prepare.main(_parse(args)))
+    return code, " ".join(said.getvalue().split())

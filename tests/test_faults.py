@@ -1,0 +1,49 @@
+"""The short form of the injected faults, in a process that forks before it touches a device."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults import kills
+from tests.faults.__main__ import FAULTS
+from tests.faults.children import counted
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_every_short_injection_is_survived_and_nothing_is_silently_wrong(tmp_path):
+    out = tmp_path / "faults.json"
+    command = [sys.executable, "-m", "tests.faults", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(out.read_text())
+    assert [row["fault"] for row in rows] == [fault.name for fault in FAULTS if fault.short]
+    assert all(set(row) == {"fault", "tries", "survived", "silent", "seconds"} for row in rows)
+    assert all(row["survived"] == row["tries"] > 0 and row["silent"] == 0 for row in rows)
+    # the lines printed say the same
+    lines = [line for line in done.stdout.splitlines() if " of " in line]
+    assert len(lines) == len(rows)
+
+
+def test_what_is_not_survived_is_counted(capsys):
+    outcomes = ["survived", "silent: other bytes", "no start", "survived"]
+    assert counted(outcomes) == (4, 2, 1)
+    assert capsys.readouterr().err == "  silent: other bytes\n  no start\n"
+
+
+@pytest.mark.parametrize(
+    ("began", "said"),
+    [
+        ({"found": 7}, "survived"),
+        ({"found": 8}, "survived"),
+        ({"found": 6}, "step 6 was found, but 7 was sealed"),
+        ({"found": -1}, "step -1 was found, but 7 was sealed"),
+        ({"found": 7, "wrong": [5]}, "silent: steps [5] are not what was saved"),
+        ({"found": 7, "aside": ["corrupt-6"]}, "a whole step was set aside: ['corrupt-6']"),
+    ],
+)
+def test_a_start_after_a_kill_must_find_at_least_what_was_sealed(began, said):
+    assert kills.judge({"wrong": [], "aside": []} | began, sealed=7) == said
