@@ -1,0 +1,336 @@
+"""Where a step runs: one device, copies on several, or parts on a mesh. One protocol for all."""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from jaxformer.config import ConfigError
+from jaxformer.losses import Loss
+from jaxformer.parallel.mesh import standard
+from jaxformer.parallel.rules import RULES, Rule, following, partition_specs, path_of
+from jaxformer.training import TrainState, make_eval_step, make_train_step
+
+_ROWS = ("data", "fsdp")  # the mesh axes that divide the rows of a batch
+
+
+class Program:
+    """A function compiled once for each shape of its arguments.
+
+    Attributes: `programs`, how many times it was traced so far.
+    """
+
+    def __init__(self, function: Callable[..., Any], devices: "Devices", **options: Any) -> None:
+        @wraps(function)
+        def counted(*args: Any) -> Any:
+            self.programs += 1
+            return function(*args)
+
+        self.programs = 0
+        self._devices = devices
+        self._compiled = devices._compiled(counted, **options)
+
+    def __call__(self, *args: Any) -> Any:
+        """What the function returns; it may still be computing."""
+        with jax.set_mesh(self._devices.mesh):  # whichever mesh is set outside
+            return self._devices._returned(self._compiled(*args))
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """The program for arguments of these shapes, before compilation."""
+        with jax.set_mesh(self._devices.mesh):
+            return self._compiled.lower(*args)
+
+
+class Devices:
+    """What the three ways share: a state has one global shape, whatever devices hold it.
+
+    Attributes: `mesh`; `shards`, into how many parts the rows of a batch are divided.
+    """
+
+    mesh: Mesh
+    shards: int
+    _views = 1  # how many views of a batch there are, of which a program sees one
+
+    def init(self, make_state: Callable[[], Any]) -> Any:
+        """The state that `make_state()` returns, each part made where it will live."""
+        shardings = self.shardings(jax.eval_shape(make_state))
+        with jax.set_mesh(self.mesh):
+            return jax.jit(make_state, out_shardings=shardings)()
+
+    def abstract(self, make_state: Callable[[], Any]) -> Any:
+        """`init` without arrays: `jax.ShapeDtypeStruct` with shardings, for restoring onto."""
+        shapes = jax.eval_shape(make_state)
+        return jax.tree.map(
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+            shapes,
+            self.shardings(shapes),
+        )
+
+    def put(self, tree: Any) -> Any:
+        """A state or parameters from elsewhere (a file, other devices), moved to where they live.
+
+        Every process gives the whole tree.
+        """
+        return jax.device_put(tree, self.shardings(tree))
+
+    def place(self, batch: Any) -> Any:
+        """The global batch of numpy arrays [B, ...] and scalars on the devices.
+
+        Each process gives the whole batch and moves only the rows of its own devices. Raises
+        `ConfigError` when `shards` does not divide B.
+        """
+        self._check_rows(batch, 1)
+        return jax.tree.map(self._placed, batch)
+
+    def gather(self, tree: Any) -> Any:
+        """`tree` whole, as numpy, on every process; of a PRNG key its data."""
+        return jax.tree.map(_whole, tree)
+
+    def step(
+        self,
+        loss: Loss,
+        optimizer: optax.GradientTransformation,
+        *,
+        accumulation: int = 1,
+        ema_decay: float = 0.0,
+    ) -> Program:
+        """`make_train_step` compiled: (state, placed batch) -> (state, metrics).
+
+        The memory of the state given is used for the one returned. Raises `ConfigError` when
+        `shards` x `accumulation` does not divide the rows of a batch.
+        """
+
+        def reduce(sums: Any) -> Any:
+            grads, *rest = self._added(sums)
+            return self._held(grads), *rest
+
+        inner = make_train_step(
+            self._spread(loss),
+            optimizer,
+            accumulation=accumulation,
+            ema_decay=ema_decay,
+            reduce=reduce,
+        )
+
+        def step(state: TrainState, batch: Any) -> tuple[TrainState, Any]:
+            self._check_rows(batch, accumulation, self._views)
+            state, metrics = inner(state, batch)
+            return self._held(state), metrics
+
+        return Program(step, self, donate_argnums=0)
+
+    def evaluate(self, loss: Loss) -> Program:
+        """`make_eval_step` compiled: (params, placed batch) -> (sum in nats, tokens)."""
+        sums = make_eval_step(self._spread(loss))
+
+        def added(params: Any, batch: Any) -> Any:
+            return self._added(sums(params, batch))
+
+        return Program(added, self)
+
+    def shardings(self, tree: Any) -> Any:
+        """Where each leaf of a state, or of parameters alone, lives: a tree of `Sharding`."""
+        raise NotImplementedError
+
+    def _placed(self, leaf: Any) -> jax.Array:
+        """One leaf of a batch on the devices."""
+        raise NotImplementedError
+
+    def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        return jax.jit(function, **options)
+
+    def _returned(self, tree: Any) -> Any:
+        """What a program returns, as arrays of all processes."""
+        return tree
+
+    # What happens inside a program; nothing, on one device.
+
+    def _spread(self, loss: Loss) -> Loss:
+        return loss
+
+    def _added(self, sums: Any) -> Any:
+        return sums
+
+    def _held(self, tree: Any) -> Any:
+        return tree
+
+    def _check_rows(self, batch: Any, accumulation: int, views: int = 1) -> None:
+        need = self.shards * accumulation
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+            rows = leaf.shape[0] * views if jnp.ndim(leaf) else 0
+            if rows % need:
+                raise ConfigError(
+                    f"{path_of(path)} has {rows} rows, but {self.shards} shards x accumulation="
+                    f"{accumulation} need a multiple of {need}: change one of the three"
+                )
+
+
+class OneDevice(Devices):
+    """One device, by jit. Made by `one_device`."""
+
+    shards = 1
+
+    def __init__(self, device: jax.Device) -> None:
+        self.mesh = standard(Mesh(np.array([device]), ("data",)))
+        self._sharding = SingleDeviceSharding(device)
+
+    def shardings(self, tree: Any) -> Any:
+        """The one device for every leaf."""
+        return jax.tree.map(lambda _: self._sharding, tree)
+
+    def _placed(self, leaf: Any) -> jax.Array:
+        return jax.device_put(leaf, self._sharding)
+
+
+class Replicated(Devices):
+    """A copy of the state on each device, by `jax.pmap`. Made by `replicate`.
+
+    Each device takes its rows; gradients, losses and tokens are added by one `psum` a step,
+    whatever the accumulation.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        self._devices = list(devices)
+        self.shards = self._views = len(self._devices)
+        self.mesh = Mesh(np.array(self._devices), ("data",))
+        self._everywhere = NamedSharding(self.mesh, PartitionSpec())
+        self._rows = NamedSharding(self.mesh, PartitionSpec("data"))
+
+    def shardings(self, tree: Any) -> Any:
+        """Every device for every leaf."""
+        return jax.tree.map(lambda _: self._everywhere, tree)
+
+    def _placed(self, leaf: Any) -> jax.Array:
+        leaf = np.asarray(leaf)
+        shape = (-1, *leaf.shape[1:]) if leaf.ndim else ()
+        leaf = np.broadcast_to(leaf, leaf.shape or (self.shards,))
+        return _divided(leaf.reshape(self.shards, *shape), self._rows)
+
+    def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """`function` on every device: of one state, each with its own rows, to one state."""
+        axes = {"in_axes": (None, 0), "out_axes": None}
+        return jax.pmap(function, "data", devices=self._devices, **axes, **options)
+
+    def _returned(self, tree: Any) -> Any:
+        return tree if jax.process_count() == 1 else jax.tree.map(self._joined, tree)
+
+    def _joined(self, leaf: jax.Array) -> jax.Array:
+        """The copies of several processes, which `jax.pmap` keeps apart, as one array."""
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            data = self._joined(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        copies = [shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, self._everywhere, copies)
+
+    def _added(self, sums: Any) -> Any:
+        return jax.lax.psum(sums, "data")
+
+
+class Partitioned(Devices):
+    """One state in parts over a mesh, by `jax.jit`. Made by `partition`.
+
+    The mesh axes data and fsdp divide rows, fsdp and tensor parameters, as `rules` say.
+    """
+
+    def __init__(self, mesh: Mesh, rules: Sequence[Rule]) -> None:
+        self.mesh = standard(mesh)
+        self.rules = tuple(rules)
+        self.shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+
+    def shardings(self, tree: Any) -> Any:
+        """By the rules for parameters; what belongs to one (moments, averages) lives with it."""
+        params = getattr(tree, "params", tree)
+        specs = following(tree, params, self._specs(params))
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: NamedSharding(self.mesh, specs[path_of(path)]), tree
+        )
+
+    def _placed(self, leaf: Any) -> jax.Array:
+        leaf = np.asarray(leaf)
+        spec = PartitionSpec(_ROWS) if leaf.ndim else PartitionSpec()
+        return _divided(leaf, NamedSharding(self.mesh, spec))
+
+    def _spread(self, loss: Loss) -> Loss:
+        """`loss` with a copy of the parameters for each group of devices that shares rows.
+
+        Left alone, XLA divides activations where only parameters shall be divided, and moves far
+        more. The gradient of a copy is a sum over the copies: one reduction for each
+        parameter, however often the model uses it.
+        """
+        if self.shards == 1:
+            return loss
+
+        def summed(params: Any, batch: Any, rng: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+            specs = self._specs(params)
+            copies = jax.tree_util.tree_map_with_path(
+                lambda path, leaf: self._copied(leaf, specs[path_of(path)]), params
+            )
+            each = jax.vmap(lambda params, rows: loss(params, rows, rng), spmd_axis_name=_ROWS)
+            return jax.tree.map(jnp.sum, each(copies, jax.tree.map(self._grouped, batch)))
+
+        return summed
+
+    def _held(self, tree: Any) -> Any:
+        return jax.lax.with_sharding_constraint(tree, self.shardings(tree))
+
+    def _specs(self, params: Any) -> dict[str, PartitionSpec]:
+        return partition_specs(params, self.rules, self.mesh.shape)
+
+    def _copied(self, leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
+        """A parameter [...] as [shards, ...], each copy whole but for what tensor divides."""
+        copies = jnp.broadcast_to(leaf[None], (self.shards, *leaf.shape))
+        return self._constrained(copies, PartitionSpec(_ROWS, *map(_without_fsdp, spec)))
+
+    def _grouped(self, leaf: jax.Array) -> jax.Array:
+        """A leaf [B, ...] of a batch as [shards, B / shards, ...]; a scalar as [shards]."""
+        if leaf.ndim == 0:
+            return jnp.broadcast_to(leaf, (self.shards,))
+        leaf = leaf.reshape(self.shards, -1, *leaf.shape[1:])
+        return self._constrained(leaf, PartitionSpec(_ROWS))
+
+    def _constrained(self, leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
+        return jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, spec))
+
+
+def one_device(device: jax.Device | None = None) -> OneDevice:
+    """`device`, or JAX's first, does everything."""
+    return OneDevice(jax.local_devices()[0] if device is None else device)
+
+
+def replicate(devices: Sequence[jax.Device] | None = None) -> Replicated:
+    """A copy of the state on each of `devices`, or on all devices of all processes."""
+    return Replicated(jax.devices() if devices is None else devices)
+
+
+def partition(mesh: Mesh, rules: Sequence[Rule] = RULES) -> Partitioned:
+    """The state in parts over `mesh`, whose axes are named data, fsdp and tensor.
+
+    `rules`: the first that finds a parameter's path places it; `(Rule(...), *RULES)` changes one.
+    Explicit axes are taken as Auto ones.
+    """
+    return Partitioned(mesh, rules)
+
+
+def _divided(leaf: np.ndarray, sharding: Sharding) -> jax.Array:
+    leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
+    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+
+
+def _whole(leaf: Any) -> np.ndarray:
+    if jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return multihost_utils.process_allgather(leaf, tiled=True)
+    return np.asarray(leaf)
+
+
+def _without_fsdp(axis: Any) -> Any:
+    if isinstance(axis, tuple):
+        return tuple(name for name in axis if name != "fsdp") or None
+    return None if axis == "fsdp" else axis
