@@ -521,7 +521,9 @@ def draw_pairs():
     """4,000 texts of two tokens of the Markov model with `PROBABILITIES`, begun at token 4."""
     table, rows = jnp.log(jnp.asarray(PROBABILITIES)), np.arange(4_000)
     first, limits = np.full((4_000,), 4), np.full((4_000,), 2)
-    texts = sample_markov(table, first, limits, jax.random.key(7), rows, pick=HOT, length=2, end=-1)
+    texts = sample_markov(
+        table, first, limits, jax.random.key(7), rows, pick=HOT, length=2, end=None
+    )
     return jax.device_get(texts)
 
 

@@ -1,4 +1,4 @@
-"""Strings in, strings out."""
+"""Sentences of one language in, sentences of another out."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flax import linen as nn
 
 from jaxformer.config import TransformerConfig, check_least
 from jaxformer.data import DataError
-from jaxformer.decoding import Hypotheses, Step, beam_search, gnmt
+from jaxformer.decoding import Hypotheses, beam_search, gnmt
+from jaxformer.generation.batches import groups, pad, power_of_two
+from jaxformer.generation.step import step_function
 from jaxformer.losses import token_log_probs
 from jaxformer.models import EncoderDecoder
-from jaxformer.tokenizers import BOS, EOS, PAD, Tokenizer
+from jaxformer.tokenizers import BOS, EOS, PAD, Tokenizer, require_own
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,6 @@ class Translation(NamedTuple):
     score: float
     ids: list[int]
     log_probs: list[float]
-
-
-def step_function(model: nn.Module, params: Any) -> Step:
-    """`decoding`'s step(tokens [B, W], cache) -> (logits [B, W, V], cache) of a decoder."""
-
-    def step(tokens, cache):
-        logits, cache = model.apply({"params": params}, tokens[..., None], cache, method="extend")
-        return logits[:, :, 0], cache
-
-    return step
 
 
 @partial(jax.jit, static_argnames=("model", "width", "alpha", "length"))
@@ -145,7 +136,8 @@ def encode_sources(
 ) -> list[list[int]]:
     """Each line's ids and the end token; nothing for a blank line.
 
-    Raises `DataError`, naming the first such line, for lines of more than `max_len` ids.
+    Raises `DataError`, naming the first such line, for lines of more than `max_len` ids, and for
+    a vocabulary whose special tokens stand elsewhere than in those trained here.
     """
     sentences = _encode(lines, tokenizer)
     limit = model.config.max_len
@@ -159,7 +151,7 @@ def encode_sources(
 
 
 def _encode(lines: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    ids = tokenizer.encode_batch(lines)
+    ids = require_own(tokenizer).encode_batch(lines)
     return [x + [EOS] if line.strip() else [] for x, line in zip(ids, lines, strict=True)]
 
 
@@ -189,9 +181,9 @@ def score_pairs(
     results: list[list[float]] = [[] for _ in pairs]
     sides = zip(sources, targets, strict=True)
     lengths = [max(len(a), len(b)) if a and b else 0 for a, b in sides]
-    for chosen, size in _groups(lengths, limit, rows):
-        source = _pad([sources[i] for i in chosen], rows, size)
-        target = _pad([[BOS, *targets[i]] for i in chosen], rows, size + 1)
+    for chosen, size in groups(lengths, limit, rows):
+        source = pad([sources[i] for i in chosen], rows, size)
+        target = pad([[BOS, *targets[i]] for i in chosen], rows, size + 1)
         found = np.asarray(_forced(model, params, source, target))
         for row, number in enumerate(chosen):
             results[number] = found[row, : len(targets[number])].tolist()
@@ -214,29 +206,8 @@ def _batches(
     sentences: list[list[int]], max_len: int, search: BeamConfig
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
     """(numbers of the sentences, source [rows, S], limits [rows]), the longest sentences last."""
-    rows = min(search.rows, _power_of_two(len(sentences)))
-    for chosen, size in _groups([len(s) for s in sentences], max_len, rows):
+    rows = min(search.rows, power_of_two(len(sentences)))
+    for chosen, size in groups([len(s) for s in sentences], max_len, rows):
         limits = np.ones(rows, np.int32)
         limits[: len(chosen)] = [len(sentences[i]) + search.extra_length for i in chosen]
-        yield chosen, _pad([sentences[i] for i in chosen], rows, size), limits
-
-
-def _groups(lengths: list[int], max_len: int, rows: int) -> Iterator[tuple[list[int], int]]:
-    """Up to `rows` numbers of nonempty items of similar length, and the size they pad to."""
-    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
-    sizes = {i: min(max(16, _power_of_two(lengths[i])), max_len) for i in order}
-    for size in sorted(set(sizes.values())):
-        bucket = [i for i in order if sizes[i] == size]
-        for start in range(0, len(bucket), rows):
-            yield bucket[start : start + rows], size
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def _pad(sentences: list[list[int]], rows: int, size: int) -> np.ndarray:
-    padded = np.full((rows, size), PAD, np.int32)
-    for row, sentence in enumerate(sentences):
-        padded[row, : len(sentence)] = sentence
-    return padded
+        yield chosen, pad([sentences[i] for i in chosen], rows, size), limits

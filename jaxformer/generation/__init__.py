@@ -1,0 +1,42 @@
+"""Strings in, strings out."""
+
+from jaxformer.generation.completion import Completion, SamplingConfig, complete, stream
+from jaxformer.generation.step import step_function
+from jaxformer.generation.translation import (
+    BeamConfig,
+    Translation,
+    decode,
+    encode_sources,
+    room,
+    score_pairs,
+    too_long,
+    translate,
+)
+from jaxformer.generation.understanding import (
+    Candidate,
+    Embedded,
+    embed,
+    fill_mask,
+    likelihood,
+)
+
+__all__ = [
+    "BeamConfig",
+    "Candidate",
+    "Completion",
+    "Embedded",
+    "SamplingConfig",
+    "Translation",
+    "complete",
+    "decode",
+    "embed",
+    "encode_sources",
+    "fill_mask",
+    "likelihood",
+    "room",
+    "score_pairs",
+    "step_function",
+    "stream",
+    "too_long",
+    "translate",
+]
