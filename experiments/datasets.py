@@ -19,9 +19,10 @@ from jaxformer.data import DataError
 class Group(NamedTuple):
     """Files of a data set that come from one place; datasets.json holds them all.
 
-    `url` has {name} where the file's own name goes, without .gz if `zipped`: then what comes is
-    plain text, and is gzipped here. None means that it cannot be downloaded, and `source` tells
-    a person where to look. `files` maps names to the sha256 of what is downloaded.
+    `url` has {name} where the file's own name goes (a file that has another name there is a group
+    of its own), without .gz if `zipped`: then what comes is plain text, and is gzipped here. None
+    means that it cannot be downloaded, and `source` tells a person where to look. `files` maps
+    names to the sha256 of what is downloaded.
     """
 
     files: dict[str, str]

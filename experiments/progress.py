@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from experiments.runs import Run
 from jaxformer import extras
-from jaxformer.training import Diverged
+from jaxformer.training import require_finite
 
 
 class Progress:
@@ -48,8 +48,8 @@ class Progress:
     def add(self, step: int, metrics: Mapping[str, Any], positions: int) -> None:
         """Takes what step number `step`, counted from 1, returned.
 
-        `metrics` has the sums "loss" (nats) and "tokens", and any other numbers; `positions` is
-        the number of target positions of the batch, padding included.
+        `metrics` is what `make_train_step` gives of it; `positions` is the number of target
+        positions of the batch, padding included.
         """
         self.settle()
         self._pending = step, metrics, positions
@@ -57,20 +57,20 @@ class Progress:
     def settle(self) -> None:
         """Waits for the last added step and logs it; before saving, so that no line is missing.
 
-        Raises `Diverged` if its loss is not a finite number.
+        A loss or gradient that is not finite is not logged. Raises `Diverged` when too many steps
+        in a row had one.
         """
         if self._pending is None:
             return
         step, metrics, positions = self._pending
         self._pending = None
+        require_finite(step, metrics)
         numbers = {name: float(value) for name, value in metrics.items()}
         tokens = numbers.pop("tokens")
+        numbers.pop("skipped_in_a_row")
+        if not numbers["skipped"]:
+            del numbers["skipped"]
         numbers["loss"] /= max(tokens, 1.0)
-        if not math.isfinite(numbers["loss"]):
-            raise Diverged(
-                f"the loss is {numbers['loss']} at step {step}: lower the learning rate, warm up "
-                "longer or clip the gradient"
-            )
         numbers["padding"] = 1.0 - tokens / positions
         now = self._clock()
         if self._first is None:  # compilation ends with the first step
@@ -82,7 +82,8 @@ class Progress:
         due = self._log_every > 0 and step % self._log_every == 0
         if due or step == self._total:
             timing = {} if speed is None else {"tokens_per_second": speed}
-            self._run.log(step, **numbers, **timing)
+            finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+            self._run.log(step, **finite, **timing)
             self._window = (self._tokens, now)
 
     def _show(self, step: int, now: float, numbers: dict, speed: float | None) -> None:

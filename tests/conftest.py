@@ -65,3 +65,11 @@ def leaf_shapes() -> Callable[[Any], dict[str, tuple[int, ...]]]:
         return {"/".join(part.key for part in path): leaf.shape for path, leaf in leaves}
 
     return flatten
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    """PyTorch for the tests marked `peer`, on one thread: its own wait for each other's cores."""
+    library = pytest.importorskip("torch", reason="the peer tests need torch==2.13.0")
+    library.set_num_threads(1)
+    return library

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 import jaxformer
+from jaxformer import extras
 
 LATE = ["orbax", "grain", "tokenizers", "tyro", "matplotlib", "torch", "transformers", "sacrebleu"]
 
@@ -56,6 +57,13 @@ def test_a_module_can_be_imported_by_its_name():
     from jaxformer import masks
 
     assert masks is importlib.import_module("jaxformer.masks")
+
+
+@pytest.mark.parametrize(("name", "extra"), [("torch", "peers"), ("tyro", "experiments")])
+def test_what_is_not_installed_is_named_with_its_extra(name, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(extras.MissingExtra, match=rf"{name} is needed.*jaxformer\[{extra}\]"):
+        extras.load(name)
 
 
 @pytest.mark.parametrize("letter", "B T S N K H D F V".split())

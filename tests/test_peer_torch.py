@@ -17,11 +17,6 @@ LAYERS, WIDTH, HEADS, HIDDEN, VOCAB = 2, 20, 5, 28, 23
 
 
 @pytest.fixture(scope="module")
-def torch():
-    return pytest.importorskip("torch", reason="the peer tests need torch==2.13.0")
-
-
-@pytest.fixture(scope="module")
 def source():
     rng = np.random.default_rng(0)
     tokens = rng.integers(4, VOCAB, (3, 7))

@@ -38,11 +38,13 @@ def run(tmp_path):
     with_log.close()
 
 
-def metrics(loss=2.0, tokens=70):
+def metrics(loss=2.0, tokens=70, in_a_row=0):
     return {
         "loss": jnp.float32(loss * tokens),
         "tokens": jnp.int32(tokens),
         "grad_norm": jnp.float32(0.5),
+        "skipped": jnp.int32(in_a_row),
+        "skipped_in_a_row": jnp.int32(in_a_row),
     }
 
 
@@ -83,14 +85,23 @@ def test_a_resumed_run_logs_the_same_lines_but_for_the_speed(run, clock):
     assert again == whole
 
 
-def test_a_loss_that_is_no_number_ends_the_training_and_names_the_step(run, clock):
-    for loss in (float("nan"), float("inf")):
-        with (
-            pytest.raises(Diverged, match=f"the loss is {loss} at step 2: lower the learning rate"),
-            Progress(97, run, log_every=1, stream=io.StringIO(), clock=clock) as progress,
-        ):
-            progress.add(2, metrics(loss=loss), 80)
-            progress.settle()
+def test_a_loss_that_is_no_number_is_left_out_of_the_log_and_the_step_counted(run, clock):
+    with Progress(97, run, log_every=1, stream=io.StringIO(), clock=clock) as progress:
+        for step, loss in ((1, 2.0), (2, float("nan")), (3, float("inf"))):
+            progress.add(step, metrics(loss=loss, in_a_row=step - 1), 80)
+    logged = run.metrics()
+    assert [line.get("loss") for line in logged] == [2.0, None, None]
+    assert [line.get("skipped") for line in logged] == [None, 1.0, 2.0]
+    assert "skipped_in_a_row" not in logged[2]
+
+
+def test_too_many_of_them_in_a_row_end_the_training_and_name_the_step(run, clock):
+    with (
+        pytest.raises(Diverged, match="10 steps in a row, the last of them step 12 "),
+        Progress(97, run, log_every=1, stream=io.StringIO(), clock=clock) as progress,
+    ):
+        progress.add(12, metrics(loss=float("nan"), in_a_row=10), 80)
+        progress.settle()
     assert run.metrics() == []
 
 

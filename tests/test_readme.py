@@ -15,6 +15,8 @@ import pytest
 
 import jaxformer
 from experiments import commands
+from experiments.language_modelling import embed, evaluate, fill_mask, finetune, sample
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.translation.export import ExportOptions, export
 from experiments.translation.presets import PRESETS
 from experiments.translation.score import ScoreOptions
@@ -28,16 +30,24 @@ from jaxformer.tokenizers import train_bpe
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 TRANSLATION = ROOT / "experiments" / "translation" / "README.md"
+LANGUAGE_MODELLING = ROOT / "experiments" / "language_modelling" / "README.md"
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (README, ROOT / "experiments" / "README.md", TRANSLATION)
+    for path in (README, ROOT / "experiments" / "README.md", TRANSLATION, LANGUAGE_MODELLING)
 }
 OPTIONS = {
-    "prepare": PRESETS,
-    "train": PRESETS,
-    "translate": {"default": TranslateOptions()},
-    "score": {"default": ScoreOptions()},
-    "export": {"default": ExportOptions()},
+    "translation.prepare": PRESETS,
+    "translation.train": PRESETS,
+    "translation.translate": {"default": TranslateOptions()},
+    "translation.score": {"default": ScoreOptions()},
+    "translation.export": {"default": ExportOptions()},
+    "language_modelling.prepare": LANGUAGE_PRESETS,
+    "language_modelling.train": LANGUAGE_PRESETS,
+    "language_modelling.sample": {"default": sample.SampleOptions()},
+    "language_modelling.evaluate": {"default": evaluate.EvaluateOptions()},
+    "language_modelling.fill_mask": {"default": fill_mask.FillMaskOptions()},
+    "language_modelling.embed": {"default": embed.EmbedOptions()},
+    "language_modelling.finetune": finetune.PRESETS,
 }
 
 
@@ -74,7 +84,7 @@ def option_names(value: Any, prefix: str = "") -> Iterator[str]:
 
 
 def written_commands() -> list[tuple[str, str]]:
-    pattern = r"python -m experiments\.translation\.(\w+)([^\n`<>|]*)"
+    pattern = r"""python -m experiments\.([a-z_]+\.\w+)((?:"[^"\n]*"|[^"\n`<>|])*)"""
     return sorted({found for text in PAGES.values() for found in re.findall(pattern, text)})
 
 
@@ -140,6 +150,17 @@ def test_the_table_of_presets_is_what_the_presets_are():
         numbers += [preset.data.tokens, preset.optimizer.total_steps]
         layers = f"{model.num_encoder_layers}+{model.num_decoder_layers}"
         assert told[name] == [layers, *(f"{number:,}" for number in numbers)]
+
+
+def test_the_table_of_language_models_is_what_the_presets_are():
+    told = {row[0]: row[1:] for row in rows(text_of(LANGUAGE_MODELLING)) if len(row) == 10}
+    for name, preset in LANGUAGE_PRESETS.items():
+        model, data = preset.model, preset.data
+        layers = model.num_encoder_layers + model.num_decoder_layers
+        numbers = [layers, model.d_model, model.d_ff, model.num_heads, data.length, data.rows]
+        numbers.append(preset.optimizer.total_steps)
+        assert told[name][0] == preset.objective
+        assert told[name][2:] == [f"{number:,}" for number in numbers]
 
 
 def test_the_table_of_exit_codes_is_complete():

@@ -4,40 +4,20 @@ import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from experiments import weights
 from experiments.runs import Run
+from experiments.standing import Standing
 from experiments.translation.corpus import Text
 from experiments.translation.prepare import Prepared
 from experiments.translation.presets import TranslationConfig
-from experiments.translation.trained import Trained, mean_weights, note_weights, with_weights
+from experiments.translation.trained import Trained, with_weights
+from experiments.writing import write_lines
 from jaxformer import extras, metrics
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.generation import BeamConfig, too_long, translate
 from jaxformer.training import TrainState
-
-
-class Standing(NamedTuple):
-    """Validation so far: the last BLEU and its step, the best, and evaluations since the best."""
-
-    bleu: float = -1.0
-    step: int = 0
-    best: float = -1.0
-    since_best: int = 0
-
-    def after(self, bleu: float, step: int) -> "Standing":
-        """The standing after one more evaluation."""
-        if bleu > self.best:
-            return Standing(bleu, step, bleu, 0)
-        return Standing(bleu, step, self.best, self.since_best + 1)
-
-    def tired(self, patience: int) -> bool:
-        """Whether BLEU has not risen for `patience` evaluations (never, when 0)."""
-        return 0 < patience <= self.since_best
-
-    def metric(self, step: int) -> float | None:
-        """What `Checkpoints` shall minimise for `step`: minus its BLEU, if it was evaluated."""
-        return -self.bleu if step == self.step else None
 
 
 class Result(NamedTuple):
@@ -100,9 +80,9 @@ def validate(
     result = evaluate(trained, prepared.validation, search, lowercased=False)
     step, scores = int(state.step), result.scores
     run.log(step, validation_bleu=scores["bleu"], validation_chrf=scores["chrf"])
-    standing = standing.after(scores["bleu"], step)
+    standing = standing.after(-scores["bleu"], step)
     print(
-        f"step {step}  validation BLEU {scores['bleu']:.2f} (best {standing.best:.2f})  "
+        f"step {step}  validation BLEU {scores['bleu']:.2f} (best {-standing.best:.2f})  "
         f"chrF {scores['chrf']:.2f}  {scores['exact']:.1%} exact  {scores['bleu_signature']}",
         flush=True,
     )
@@ -140,33 +120,15 @@ def describe_scores(name: str, scores: dict) -> str:
     return "\n".join(lines)
 
 
-def write_lines(path: Path, lines: list[str]) -> None:
-    """Writes each of `lines` as one line of the file `path`, making its folder if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes("".join(one_line(line) + "\n" for line in lines).encode())
-
-
-def one_line(text: str) -> str:
-    """`text` without line feeds, which a model that writes bytes might write."""
-    return text.replace("\n", " ").replace("\r", " ")
-
-
 def _choose_weights(
     config: TranslationConfig, prepared: Prepared, checkpoints: Checkpoints, folder: Path
 ) -> Trained:
-    """The mean of the last checkpoints, or the best one alone where that validates better."""
-    # Without those of an interruption, so that a resumed run averages what another one does.
-    every, complete = max(config.training.save_every, 1), checkpoints.steps()
-    regular = [step for step in complete[:-1] if step % every == 0] + complete[-1:]
-    last = regular[-config.training.average :]
-    best = checkpoints.best_step()
-    candidates = [last] if best is None or last == [best] else [last, [best]]
-    found = []
-    for steps in candidates:
-        trained = with_weights(config, prepared, mean_weights(config, checkpoints, steps))
+    def metric(params: Any, steps: list[int]) -> float:
+        trained = with_weights(config, prepared, params)
         result = evaluate(trained, prepared.validation, config.search, lowercased=False)
-        found.append((result.scores["bleu"], steps, trained))
-        print(f"steps {', '.join(map(str, steps))}: validation BLEU {found[-1][0]:.2f}")
-    bleu, steps, trained = max(found, key=lambda entry: entry[0])
-    note_weights(folder, steps, bleu)
-    return trained
+        print(f"steps {', '.join(map(str, steps))}: validation BLEU {result.scores['bleu']:.2f}")
+        return -result.scores["bleu"]
+
+    chosen = weights.choose(checkpoints, config.training, metric)
+    weights.note(folder, chosen.steps, validation_bleu=-chosen.metric)
+    return with_weights(config, prepared, chosen.params)

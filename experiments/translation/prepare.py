@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import commands, runs
+from experiments import commands, runs, settings
 from experiments.translation.corpus import Text, fingerprint, load_corpus
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer import tokenizers
@@ -29,12 +29,7 @@ class Prepared(NamedTuple):
 
 def open_run(config: TranslationConfig) -> runs.Run:
     """The run of `config`; a resumed one may change what does not alter the steps already done."""
-    free = ["runs", "profile", "search", "data.validation", "data.test"]
-    training = ("log_every", "save_every", "evaluate_every", "validation_width", "patience")
-    free += [f"training.{name}" for name in (*training, "average")]
-    if config.optimizer.schedule != "cosine":
-        free.append("optimizer.total_steps")
-    return runs.open_run(config.runs, "translation", config.name, config, may_differ=free)
+    return settings.open_run("translation", config, "search", "training.validation_width")
 
 
 def prepare(config: TranslationConfig, folder: Path) -> Prepared:
@@ -66,7 +61,7 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
         buckets=data.buckets,
         max_len=config.model.max_len,
         multiple=data.multiple,
-        rows_multiple=8 * config.training.accumulation,
+        rows_multiple=data.rows_multiple * config.training.accumulation,
     )
     return Prepared(
         model, source_tokenizer, target_tokenizer, batches, corpus.validation, corpus.test
@@ -75,9 +70,9 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
 
 def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
     """The source and the target tokenizer of a run; one object when the vocabulary is joint."""
-    target = tokenizers.load(folder / "tokenizer" / "target.json")
+    target = tokenizers.load_own(folder / "tokenizer" / "target.json")
     source = folder / "tokenizer" / "source.json"
-    return (tokenizers.load(source) if source.exists() else target), target
+    return (tokenizers.load_own(source) if source.exists() else target), target
 
 
 def sized(model: TransformerConfig, source: Tokenizer, target: Tokenizer) -> TransformerConfig:

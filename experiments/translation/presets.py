@@ -3,13 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxformer.config import (
-    ConfigError,
-    TransformerConfig,
-    check_least,
-    transformer_base,
-    transformer_big,
-)
+from experiments import settings
+from experiments.settings import Parallel
+from jaxformer.config import TransformerConfig, check_least, transformer_base, transformer_big
 from jaxformer.generation import BeamConfig
 from jaxformer.optimizer import OptimizerConfig, paper_learning_rate
 
@@ -28,7 +24,8 @@ class DataConfig:
 
     `corpus` names built-in text; files given for a part replace that part, and `train` given
     replaces all of it. Joint vocabulary: `model.source_vocab_size` None. A batch is `tokens`
-    target positions, padding included, in at most `buckets` shapes.
+    target positions, padding included, in at most `buckets` shapes, each a multiple of
+    `rows_multiple` rows for each part of an accumulation, so that devices can share them.
     """
 
     corpus: Literal["grammar", "multi30k", "tatoeba", "files"] = "grammar"
@@ -41,33 +38,20 @@ class DataConfig:
     tokens: int = 4_096
     buckets: int = 6
     multiple: int = 4
+    rows_multiple: int = 8
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
-    """How often, and what is kept; intervals in steps, 0 switches off.
+class TrainingConfig(settings.TrainingConfig):
+    """Those of every experiment, label smoothing, and the beam width of validation."""
 
-    Validation decodes with beams of `validation_width`. Training ends early when validation
-    BLEU has not risen for `patience` evaluations. The result is the mean of the last `average`
-    checkpoints, or the best one where that validates better.
-    """
-
-    accumulation: int = 1
     smoothing: float = 0.1
-    ema_decay: float = 0.0
-    seed: int = 0
-    log_every: int = 100
-    save_every: int = 1_000
-    evaluate_every: int = 1_000
     validation_width: int = 1
-    patience: int = 0
-    average: int = 5
 
     def __post_init__(self):
-        check_least(self, 1, "accumulation", "validation_width", "average")
-        for name in ("smoothing", "ema_decay"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"{name}={getattr(self, name)}, but it lies in 0 <= {name} < 1")
+        super().__post_init__()
+        check_least(self, 1, "validation_width")
+        settings.check_share(self, "smoothing")
 
 
 @dataclass(frozen=True)
@@ -75,6 +59,7 @@ class TranslationConfig:
     """A run `RUNS/translation/NAME`: text, model, optimizer, training and search.
 
     `profile` traces a few steps into the run's folder, for TensorBoard or Perfetto.
+    `parallel` and `mesh` are those of `settings.choose_devices`.
     """
 
     name: str
@@ -83,6 +68,8 @@ class TranslationConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     search: BeamConfig = BeamConfig()
+    parallel: Parallel = "one"
+    mesh: str = ""
     runs: str = "runs"
     profile: bool = False
 

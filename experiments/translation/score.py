@@ -16,6 +16,7 @@ from experiments.translation import evaluation
 from experiments.translation.corpus import Text, load_corpus, read_files
 from experiments.translation.presets import Files
 from experiments.translation.trained import Trained, load_trained
+from experiments.writing import write_lines
 from jaxformer.config import check_least
 from jaxformer.data import DataError
 from jaxformer.generation import score_pairs, too_long
@@ -50,7 +51,7 @@ def main(options: ScoreOptions) -> None:
     search = replace(search, width=options.width or search.width)
     result = evaluation.evaluate(trained, text, search, lowercased=options.lowercased)
     if options.output:
-        evaluation.write_lines(Path(options.output), result.hypotheses)
+        write_lines(Path(options.output), result.hypotheses)
     print(evaluation.describe_scores(options.source or "test", result.scores))
     print(json.dumps({"run": options.run, "search": asdict(search), **result.scores}))
 

@@ -5,24 +5,25 @@ The same command again resumes. Everything is kept in runs/translation/NAME.
 
 import sys
 from contextlib import ExitStack
-from typing import Any
 
 import jax
 
 from experiments import commands, runs
 from experiments.profiling import profiled
 from experiments.progress import Progress
+from experiments.settings import choose_devices
+from experiments.standing import due, resumed
 from experiments.stopping import asked_to_stop
 from experiments.translation import evaluation
-from experiments.translation.evaluation import Standing
 from experiments.translation.prepare import Prepared, describe, open_run, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
-from jaxformer.checkpoint import CheckpointError, Checkpoints
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.losses import seq2seq_loss
 from jaxformer.models import EncoderDecoder
 from jaxformer.optimizer import make_optimizer
+from jaxformer.parallel import Devices, Program
 from jaxformer.tokenizers import PAD
-from jaxformer.training import TrainState, init_state, make_train_step
+from jaxformer.training import TrainState, init_state
 
 
 def main(config: TranslationConfig) -> None:
@@ -43,12 +44,10 @@ def train(
 ) -> None:
     """Trains from the newest checkpoint, or from the start, to the last step."""
     training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
-    state, compiled = begin(config, prepared)
+    devices = choose_devices(config.parallel, config.mesh)
+    state, compiled = begin(config, prepared, devices)
     step = profiled(compiled, run.folder / "profile") if config.profile else compiled
-    standing = Standing()
-    if checkpoints.steps():
-        state, facts = checkpoints.restore(state)
-        standing = _resumed(facts, batches.fingerprint)
+    state, standing = resumed(checkpoints, state, batches.fingerprint)
     number = int(state.step)
     run.resume(number)
     print(f"{runs.count(state.params):,} parameters; from step {number} to {total}")
@@ -58,49 +57,43 @@ def train(
         stack.enter_context(progress)
         while number < total and not standing.tired(training.patience):
             batch = batches.batch(number)
-            state, metrics = step(state, batch)
+            state, metrics = step(state, devices.place(batch))
             number += 1
             progress.add(number, metrics, batch.target[:, 1:].size)
-            if _due(number, training.evaluate_every):
+            if due(number, training.evaluate_every):
                 standing = evaluation.validate(config, prepared, state, standing, run)
             last = number == total or stopping() or standing.tired(training.patience)
-            if last or _due(number, training.save_every):
+            if last or due(number, training.save_every):
                 progress.settle()
                 facts = {"standing": standing._asdict(), "data": batches.fingerprint}
-                checkpoints.save(number, state, facts, standing.metric(number))
+                checkpoints.save(number, state, facts, standing.metric_of(number))
             if stopping():
                 break
         checkpoints.wait()
-    print(f"{compiled._cache_size()} programs compiled for {len(batches.buckets)} shapes of batch")
+    print(f"{compiled.programs} programs compiled for {len(batches.buckets)} shapes of batch")
 
 
-def begin(config: TranslationConfig, prepared: Prepared) -> tuple[TrainState, Any]:
-    """The state before the first step, and the compiled step."""
+def begin(
+    config: TranslationConfig, prepared: Prepared, devices: Devices
+) -> tuple[TrainState, Program]:
+    """The state before the first step, and the compiled step, on `devices`."""
     training = config.training
-    model = EncoderDecoder(prepared.model)
+    model = EncoderDecoder(prepared.model, training.attention, training.block)
     optimizer = make_optimizer(config.optimizer)
-    loss = seq2seq_loss(model, pad=PAD, smoothing=training.smoothing)
-    step = make_train_step(
-        loss, optimizer, accumulation=training.accumulation, ema_decay=training.ema_decay
-    )
     init_rng, rng = jax.random.split(jax.random.key(training.seed))
     batch = prepared.batches.batch(0)
-    params = jax.jit(model.init)(init_rng, batch.source[:2], batch.target[:2, :-1])["params"]
-    state = init_state(params, optimizer, rng, ema=training.ema_decay > 0)
-    return state, jax.jit(step, donate_argnums=0)
 
+    def make_state() -> TrainState:
+        params = model.init(init_rng, batch.source[:2], batch.target[:2, :-1])["params"]
+        return init_state(params, optimizer, rng, ema=training.ema_decay > 0)
 
-def _resumed(facts: dict, fingerprint: str) -> Standing:
-    if facts["data"] != fingerprint:
-        raise CheckpointError(
-            "the checkpoint was trained on other batches than these: the training text, the "
-            "tokenizer or the bucket settings have changed; use another --name"
-        )
-    return Standing(**facts["standing"])
-
-
-def _due(number: int, interval: int) -> bool:
-    return interval > 0 and number % interval == 0
+    step = devices.step(
+        seq2seq_loss(model, pad=PAD, smoothing=training.smoothing),
+        optimizer,
+        accumulation=training.accumulation,
+        ema_decay=training.ema_decay,
+    )
+    return devices.init(make_state), step
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from experiments import commands
-from experiments.translation.evaluation import describe_too_long, one_line, without_too_long
+from experiments.translation.evaluation import describe_too_long, without_too_long
 from experiments.translation.trained import load_trained
+from experiments.writing import one_line
 from jaxformer.config import ConfigError, check_least
 from jaxformer.data import DataError
 from jaxformer.generation import Translation, translate

@@ -1,0 +1,165 @@
+"""The text of an experiment: documents for training, validation and test."""
+
+import hashlib
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from experiments import datasets
+from experiments.language_modelling import stdlib
+from experiments.language_modelling.presets import DataConfig
+from jaxformer.config import ConfigError
+from jaxformer.data import DataError, read_documents
+from jaxformer.metrics import Amount, count_text
+
+_MOST_SET_ASIDE = 1_000_000
+
+
+class Part(NamedTuple):
+    """Files of documents, of which the characters `start` to `stop` are taken, counted through."""
+
+    paths: tuple[Path, ...]
+    split: Literal["file", "line", "blank_line"] = "file"
+    start: int = 0
+    stop: int | None = None
+
+    def documents(self) -> Iterator[Iterator[str]]:
+        """Each document as blocks of text, read while they are asked for.
+
+        Raises `DataError` as `read_documents` does.
+        """
+        documents = read_documents(self.paths, split=self.split)
+        if self.start == 0 and self.stop is None:
+            return documents
+        return _between(documents, self.start, self.stop)
+
+
+class Corpus(NamedTuple):
+    """The three parts of a corpus; there may be no test."""
+
+    train: Part
+    validation: Part
+    test: Part | None
+
+
+class Facts(NamedTuple):
+    """What a part holds: a SHA-256 (hex) of its documents, how many they are, words and bytes."""
+
+    text: str
+    documents: int
+    amount: Amount
+
+
+def load_corpus(config: DataConfig) -> Corpus:
+    """The text that `config` names. Raises `DataError` for what cannot be read or found.
+
+    Files given for training replace the whole built-in corpus; without validation files, their
+    last twentieth, at most 1,000,000 characters, is set aside.
+    """
+    if config.train:
+        corpus = _from_files(config)
+    elif config.corpus in _BUILT_IN:
+        corpus = _BUILT_IN[config.corpus](config)
+    else:
+        raise ConfigError(
+            f"corpus={config.corpus!r} comes from files: give --data.train FILE .., or one of the "
+            f"corpora {', '.join(_BUILT_IN)}"
+        )
+    validation = part_of(config.validation, config.split) or corpus.validation
+    return corpus._replace(
+        validation=validation, test=part_of(config.test, config.split) or corpus.test
+    )
+
+
+def part_of(files: tuple[str, ...], split: Literal["file", "line", "blank_line"]) -> Part | None:
+    """The documents of `files`, or None where none are given."""
+    return Part(tuple(map(Path, files)), split) if files else None
+
+
+def facts(part: Part) -> Facts:
+    """What `part` holds, found by reading it once."""
+    digest = hashlib.sha256()
+    documents = words = size = 0
+    for document in part.documents():
+        amount = count_text(_digested(document, digest))
+        digest.update(b"\0")  # no text holds it: the end of a document
+        documents, words, size = documents + 1, words + amount.words, size + amount.bytes
+    return Facts(digest.hexdigest(), documents, Amount(words, size))
+
+
+def _from_files(config: DataConfig) -> Corpus:
+    whole = part_of(config.train, config.split)
+    if config.validation:
+        return Corpus(whole, whole, None)
+    total = sum(len(block) for document in whole.documents() for block in document)
+    aside = min(total // 20, _MOST_SET_ASIDE)
+    if aside == 0:
+        raise DataError(
+            f"{config.train[0]}: {total} characters are too few to set some aside for validation: "
+            "give --data.validation FILE"
+        )
+    return _cut(whole, total - aside)
+
+
+def _python_stdlib(config: DataConfig) -> Corpus:
+    parts = (stdlib.files(part) for part in ("train", "validation", "test"))
+    return Corpus(*(Part(tuple(paths), config.split) for paths in parts))
+
+
+def _shakespeare(config: DataConfig) -> Corpus:
+    path = datasets.find("tinyshakespeare", "input.txt")
+    return _cut(Part((path,), config.split), 1_003_854)  # nine tenths of its characters
+
+
+def _wikitext2(config: DataConfig) -> Corpus:
+    parts = (datasets.find("wikitext-2", f"{part}.txt.gz") for part in ("train", "valid", "test"))
+    return Corpus(*(Part((path,), config.split) for path in parts))
+
+
+_BUILT_IN = {
+    "python_stdlib": _python_stdlib,
+    "shakespeare": _shakespeare,
+    "wikitext2": _wikitext2,
+}
+
+
+def _cut(part: Part, place: int) -> Corpus:
+    """`part` cut in two, without a test."""
+    return Corpus(part._replace(stop=place), part._replace(start=place), None)
+
+
+class _Window:
+    """Characters `start` to `stop` of text that passes by; `place` have passed."""
+
+    def __init__(self, start: int, stop: int | None):
+        self.start, self.stop, self.place = start, stop, 0
+
+    def cut(self, blocks: Iterator[str]) -> Iterator[str]:
+        for block in blocks:
+            first = max(self.start - self.place, 0)
+            last = None if self.stop is None else max(self.stop - self.place, 0)
+            self.place += len(block)
+            if block[first:last]:
+                yield block[first:last]
+
+
+def _between(
+    documents: Iterator[Iterator[str]], start: int, stop: int | None
+) -> Iterator[Iterator[str]]:
+    window = _Window(start, stop)
+    for document in documents:
+        blocks = window.cut(document)
+        first = next(blocks, None)
+        if first is not None:
+            yield chain([first], blocks)
+        for _ in blocks:  # what was not asked for counts too
+            pass
+        if stop is not None and window.place >= stop:
+            return
+
+
+def _digested(blocks: Iterator[str], digest: "hashlib._Hash") -> Iterator[str]:
+    for block in blocks:
+        digest.update(block.encode())
+        yield block

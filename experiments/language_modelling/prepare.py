@@ -1,0 +1,232 @@
+"""Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments import commands, datasets, runs, settings
+from experiments.language_modelling import corpus
+from experiments.language_modelling.corpus import Part, load_corpus
+from experiments.language_modelling.objectives import objective
+from experiments.language_modelling.presets import PRESETS, LanguageConfig
+from jaxformer import tokenizers
+from jaxformer.checkpoint import CheckpointError, Checkpoints
+from jaxformer.config import ConfigError, TransformerConfig
+from jaxformer.data import DataError, MaskedStream, Stream, Tokens, encode_documents, open_tokens
+from jaxformer.metrics import Amount
+from jaxformer.tokenizers import MASKED_SPECIAL_TOKENS, SPECIAL_TOKENS, Tokenizer
+
+_TOKENIZER = Path("tokenizer", "tokenizer.json")
+_PUBLISHED = {"gpt2": ("vocab.json", "merges.txt"), "bert-base-uncased": ("vocab.txt",)}
+
+
+class Encoded(NamedTuple):
+    """A part of the text as ids, and how much text it was."""
+
+    tokens: Tokens
+    documents: int
+    amount: Amount
+
+
+class Prepared(NamedTuple):
+    """What training needs of the text. `model` has the size of the tokenizer's vocabulary."""
+
+    model: TransformerConfig
+    tokenizer: Tokenizer
+    batches: Stream | MaskedStream
+    train: Encoded
+    validation: Encoded
+    test: Encoded | None
+
+
+def open_run(config: LanguageConfig) -> runs.Run:
+    """The run of `config`; a resumed one may change what does not alter the steps already done."""
+    return settings.open_run("language_modelling", config, "sampling", "prompts")
+
+
+def prepare(config: LanguageConfig, folder: Path) -> Prepared:
+    """Makes the tokenizer and encodes the text into `folder`, unless that is done.
+
+    Raises `CheckpointError` rather than replace the text that a run was trained on, `DataError`
+    for text of less than one row and for what cannot be read or found.
+    """
+    parts = load_corpus(config.data)
+    if not _is_current(config, folder, "train", parts.train):
+        if Checkpoints(folder / "checkpoints").steps():
+            raise CheckpointError(
+                f"{folder} was trained on other text than this: give it the same training files, "
+                "or use another --name"
+            )
+        for note in (folder / "data").glob("*.json"):
+            note.unlink()  # the other parts were encoded by another tokenizer
+        (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+        _make_tokenizer(config, parts.train).save(folder / _TOKENIZER)
+        _write(config, folder, "train", parts.train)
+    tokenizer = tokenizers.load(folder / _TOKENIZER)
+    for name, part in (("validation", parts.validation), ("test", parts.test)):
+        if part and not _is_current(config, folder, name, part):
+            _write(config, folder, name, part)
+    train = open_encoded(folder, "train", tokenizer)
+    validation = open_encoded(folder, "validation", tokenizer)
+    test = open_encoded(folder, "test", tokenizer) if parts.test else None
+    batches = objective(config).stream(train.tokens, tokenizer, config)
+    return Prepared(sized(config.model, tokenizer), tokenizer, batches, train, validation, test)
+
+
+def open_encoded(folder: Path, name: str, tokenizer: Tokenizer) -> Encoded:
+    """The part `name` of the text of the run in `folder`.
+
+    Raises `ConfigError` where it was encoded by another tokenizer, `DataError` for damaged files.
+    """
+    path = folder / "data" / f"{name}.tokens"
+    note = _note(folder, name)
+    if note is None:
+        raise DataError(f"{folder / 'data'} has no {name} text: prepare the run, or give files")
+    if note["tokenizer"] != tokenizer_digest(folder):
+        raise ConfigError(
+            f"{path} was not encoded by {folder / _TOKENIZER}: put the run's own tokenizer there, "
+            "or use another --name"
+        )
+    tokens = open_tokens(path)
+    if len(tokens.ids) < 2:
+        raise DataError(
+            f"the {name} text has {len(tokens.ids)} tokens, but 2 are needed: give more"
+        )
+    last = int(tokens.ids.max())
+    if last >= tokenizer.vocab_size:
+        raise DataError(
+            f"{path} holds the id {last}, but the vocabulary ends at {tokenizer.vocab_size - 1}: "
+            f"remove {folder / 'data'} and prepare the text again"
+        )
+    return Encoded(tokens, note["documents"], Amount(*note["amount"]))
+
+
+def encode_part(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Encoded:
+    """`part` as ids in the file `path`."""
+    found = corpus.facts(part)
+    return Encoded(_ids(config, part, tokenizer, path), found.documents, found.amount)
+
+
+def sized(model: TransformerConfig, tokenizer: Tokenizer) -> TransformerConfig:
+    """`model` with the size of the vocabulary there is, which may be smaller than asked for."""
+    return replace(model, vocab_size=tokenizer.vocab_size)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of the run in `folder`."""
+    return tokenizers.load(folder / _TOKENIZER)
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """SHA-256 (hex) of the tokenizer's file in the run's `folder`: the same in all versions."""
+    return hashlib.sha256((folder / _TOKENIZER).read_bytes()).hexdigest()
+
+
+def describe(prepared: Prepared) -> str:
+    """What a reader wants to know of prepared text, in a few lines."""
+    lines = [
+        f"{name}: {part.documents:,} documents, {part.amount.words:,} words, "
+        f"{part.amount.bytes:,} bytes, {len(part.tokens.ids):,} tokens"
+        for name in ("train", "validation", "test")
+        if (part := getattr(prepared, name)) is not None
+    ]
+    return "\n".join(
+        [
+            *lines,
+            f"vocabulary {prepared.tokenizer.vocab_size:,}, "
+            f"{prepared.batches.steps_per_epoch:,} batches an epoch",
+        ]
+    )
+
+
+def _write(config: LanguageConfig, folder: Path, name: str, part: Part) -> None:
+    """Encodes `part` into the run's folder, and then notes what it is."""
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    path = folder / "data" / f"{name}.json"
+    path.unlink(missing_ok=True)  # true again only when all is written
+    tokenizer = load_tokenizer(folder)
+    encoded = corpus.facts(part)
+    _ids(config, part, tokenizer, path.with_suffix(".tokens"))
+    note = {
+        "files": _files(part),
+        "how": _how(config, name, part),
+        "tokenizer": tokenizer_digest(folder),
+        **encoded._asdict(),
+    }
+    path.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+
+
+def _ids(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Tokens:
+    return encode_documents(part.documents(), tokenizer, path, separate=config.separate)
+
+
+def _note(folder: Path, name: str) -> dict | None:
+    path = folder / "data" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _is_current(config: LanguageConfig, folder: Path, name: str, part: Part) -> bool:
+    """Whether `part` lies encoded in the run's folder; its text is read if its files changed."""
+    note = _note(folder, name)
+    if note is None or note["how"] != _how(config, name, part):
+        return False
+    return note["files"] == _files(part) or note["text"] == corpus.facts(part).text
+
+
+def _how(config: LanguageConfig, name: str, part: Part) -> list:
+    """What besides the text decides its ids: JSON."""
+    special = list(_special_tokens(config))
+    tokenizer = [config.data.tokenizer, config.model.vocab_size, special]
+    return [tokenizer, part.split, part.start, part.stop, config.separate]
+
+
+def _files(part: Part) -> list:
+    """What tells, without reading it, that a file is still the same: JSON."""
+    found = []
+    for path in part.paths:
+        if path.is_file():
+            status = path.stat()
+            found.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
+    return found
+
+
+def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
+    """Those of a vocabulary that is learned here: none that its text could not need."""
+    if config.objective == "masked":
+        return MASKED_SPECIAL_TOKENS
+    return SPECIAL_TOKENS if config.separate or config.data.tokenizer == "words" else ()
+
+
+def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
+    name, special = config.data.tokenizer, _special_tokens(config)
+    text = (block for document in part.documents() for block in document)
+    size = config.model.vocab_size
+    if name == "bpe":
+        return tokenizers.train_bpe(text, size, prefix="", special_tokens=special)
+    if name == "words":
+        return tokenizers.train_words(text, size, special_tokens=special)
+    if name == "characters":
+        return tokenizers.train_characters(text, special_tokens=special)
+    if name in _PUBLISHED:
+        paths = [datasets.find("tokenizers", f"{name}/{file}") for file in _PUBLISHED[name]]
+        return tokenizers.load(paths[0].parent)
+    if not Path(name).exists():
+        known = ", ".join(("bpe", "words", "characters", *_PUBLISHED))
+        raise ConfigError(
+            f"tokenizer={name!r} is neither one of {known} nor a file or folder with a tokenizer"
+        )
+    return tokenizers.load(name)
+
+
+def main(config: LanguageConfig) -> None:
+    """Prepares the run's text and says what it found."""
+    folder = open_run(config).folder
+    print(describe(prepare(config, folder)))
+    print(f"prepared in {folder}")
+
+
+if __name__ == "__main__":
+    sys.exit(commands.run(lambda: main(commands.parse(PRESETS, description=__doc__))))

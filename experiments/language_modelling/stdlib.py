@@ -1,0 +1,116 @@
+"""The standard library's own source text, which every machine with Python has."""
+
+import hashlib
+import sysconfig
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from jaxformer.data import DataError
+
+Part = Literal["train", "validation", "test"]
+
+PACKAGES = (
+    "asyncio",
+    "concurrent",
+    "email",
+    "http",
+    "importlib",
+    "logging",
+    "multiprocessing",
+    "unittest",
+    "urllib",
+    "xml",
+)
+"""Ten packages that every CPython from 3.11 on has, with enough text to hold some of it out."""
+
+_SHARE = 0.05  # of the files, for validation and again for test
+_PACKAGE_SHARE = 0.15  # of the bytes of each of the ten packages, for test
+
+# What is installed besides the library, what a distribution may leave out, and test suites.
+_FOREIGN = {"site-packages", "dist-packages", "lib-dynload", "sitecustomize.py", "usercustomize.py"}
+_OPTIONAL = {"distutils", "ensurepip", "idlelib", "lib2to3", "msilib", "tkinter", "turtledemo"}
+_TESTS = {"test", "tests"}
+# Tables that a program wrote.
+_TABLES = {"encodings", "pydoc_data", "entities.py", "stringprep.py", "_casefix.py"}
+_LEFT_OUT = _FOREIGN | _OPTIONAL | _TESTS | _TABLES
+_MACHINE = ("config-", "_sysconfigdata", "_sysconfig_vars")
+
+
+def root() -> Path:
+    """The folder of the running Python's standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def files(part: Part) -> list[Path]:
+    """The library's files of source text in `part`, sorted by their path under `root()`.
+
+    Test suites, generated tables and optional parts (tkinter, ensurepip, ..) are left out. Of
+    each of `PACKAGES`, files go to "test" in the order of a hash of their path until they hold
+    15 % of its bytes, and the rest to "train"; all others go by the same hash, about 90/5/5. The
+    text is that of the running Python, and differs a little from version to version. Raises
+    `DataError` where the library's source is not installed.
+    """
+    folder = root()
+    names = {path.relative_to(folder).as_posix(): path for path in _sources(folder)}
+    if not names:
+        raise DataError(
+            f"{folder}: this Python comes without the source text of its library: use one that "
+            "has it, or give files of your own with --data.train FILE"
+        )
+    parts = assign({name: path.stat().st_size for name, path in names.items()})
+    return [names[name] for name in sorted(names) if parts[name] == part]
+
+
+def assign(sizes: dict[str, int]) -> dict[str, Part]:
+    """The part of each file, given the sizes in bytes by relative path (with forward slashes)."""
+    packages: dict[str | None, list[str]] = defaultdict(list)
+    for name in sizes:
+        packages[package_of(name)].append(name)
+    parts: dict[str, Part] = {name: _part(_share(name)) for name in packages.pop(None, [])}
+    for names in packages.values():
+        held_out = _hold_out(names, sizes)
+        parts |= {name: "test" if name in held_out else "train" for name in names}
+    return parts
+
+
+def package_of(name: str) -> str | None:
+    """The one of `PACKAGES` that the file of relative path `name` is in, if any."""
+    first, _, rest = name.partition("/")
+    return first if rest and first in PACKAGES else None
+
+
+def _hold_out(names: Iterable[str], sizes: dict[str, int]) -> list[str]:
+    """The files of one package for the test part; at least one stays."""
+    ordered = sorted(names, key=_share)
+    wanted = _PACKAGE_SHARE * sum(sizes[name] for name in ordered)
+    chosen: list[str] = []
+    for name in ordered[:-1]:
+        if sum(sizes[name] for name in chosen) >= wanted:
+            break
+        chosen.append(name)
+    return chosen
+
+
+def _part(share: float) -> Part:
+    if share < _SHARE:
+        return "test"
+    return "train" if share < 1 - _SHARE else "validation"
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    # Top level first: what was installed beside the library may be many thousand files.
+    for top in folder.iterdir() if folder.is_dir() else ():
+        if _belongs(Path(top.name)):
+            found = [top, *top.rglob("*.py")]
+            yield from (p for p in found if p.suffix == ".py" and _belongs(p.relative_to(folder)))
+
+
+def _belongs(path: Path) -> bool:
+    return not any(word in _LEFT_OUT or word.startswith(_MACHINE) for word in path.parts)
+
+
+def _share(name: str) -> float:
+    """A number from 0 to 1 that depends on nothing but `name`."""
+    return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32

@@ -1,0 +1,103 @@
+"""Train a language model: `python -m experiments.language_modelling.train --preset NAME`.
+
+The same command again resumes. Everything is kept in runs/language_modelling/NAME.
+"""
+
+import sys
+from contextlib import ExitStack
+
+import jax
+
+from experiments import commands, runs
+from experiments.language_modelling import evaluation
+from experiments.language_modelling.objectives import objective
+from experiments.language_modelling.prepare import (
+    Prepared,
+    describe,
+    open_run,
+    prepare,
+    tokenizer_digest,
+)
+from experiments.language_modelling.presets import PRESETS, LanguageConfig
+from experiments.profiling import profiled
+from experiments.progress import Progress
+from experiments.settings import choose_devices
+from experiments.standing import due, resumed
+from experiments.stopping import asked_to_stop
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.optimizer import make_optimizer
+from jaxformer.parallel import Devices, Program
+from jaxformer.training import TrainState, init_state
+
+
+def main(config: LanguageConfig) -> None:
+    """Prepares the text if need be, trains, and shows what the model has learned."""
+    run = open_run(config)
+    prepared = prepare(config, run.folder)
+    print(describe(prepared))
+    keep = config.training.average + 1  # one may stem from an interruption
+    with Checkpoints(run.folder / "checkpoints", keep=keep) as checkpoints:
+        train(config, prepared, checkpoints, run)
+        evaluation.finish(config, prepared, checkpoints, run.folder)
+    run.close()
+
+
+def train(
+    config: LanguageConfig, prepared: Prepared, checkpoints: Checkpoints, run: runs.Run
+) -> None:
+    """Trains from the newest checkpoint, or from the start, to the last step."""
+    training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
+    devices = choose_devices(config.parallel, config.mesh)
+    state, step = begin(config, prepared, devices)
+    step = profiled(step, run.folder / "profile") if config.profile else step
+    state, standing = resumed(checkpoints, state, batches.fingerprint)
+    origin = {"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)}
+    number = int(state.step)
+    run.resume(number)
+    print(f"{runs.count(state.params):,} parameters; from step {number} to {total}")
+    with ExitStack() as stack:
+        progress = Progress(total, run, log_every=training.log_every)
+        stopping = stack.enter_context(asked_to_stop())
+        stack.enter_context(progress)
+        while number < total and not standing.tired(training.patience):
+            batch = batches.batch(number)
+            state, metrics = step(state, devices.place(batch))
+            number += 1
+            progress.add(number, metrics, batch.valid.size)
+            if due(number, training.evaluate_every):
+                standing = evaluation.validate(config, prepared, state, standing, run)
+            last = number == total or stopping() or standing.tired(training.patience)
+            if last or due(number, training.save_every):
+                progress.settle()
+                facts = {"standing": standing._asdict(), **origin}
+                checkpoints.save(number, state, facts, standing.metric_of(number))
+            if stopping():
+                break
+        checkpoints.wait()
+
+
+def begin(
+    config: LanguageConfig, prepared: Prepared, devices: Devices
+) -> tuple[TrainState, Program]:
+    """The state before the first step, and the compiled step, on `devices`."""
+    training, learned = config.training, objective(config)
+    model = learned.model(prepared.model, training.attention, training.block)
+    optimizer = make_optimizer(config.optimizer)
+    init_rng, rng = jax.random.split(jax.random.key(training.seed))
+    inputs = [leaf[:2] for leaf in learned.inputs(prepared.batches.batch(0))]
+
+    def make_state() -> TrainState:
+        params = model.init(init_rng, *inputs)["params"]
+        return init_state(params, optimizer, rng, ema=training.ema_decay > 0)
+
+    step = devices.step(
+        learned.loss(model),
+        optimizer,
+        accumulation=training.accumulation,
+        ema_decay=training.ema_decay,
+    )
+    return devices.init(make_state), step
+
+
+if __name__ == "__main__":
+    sys.exit(commands.run(lambda: main(commands.parse(PRESETS, description=__doc__))))

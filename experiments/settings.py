@@ -1,0 +1,97 @@
+"""What the settings of all experiments share, and which of them a resumed run may change."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+from flax import linen as nn
+
+from experiments import runs
+from jaxformer.blocks import Block, MakeBlock
+from jaxformer.config import ConfigError, check_least
+from jaxformer.kernels import KERNELS, Kernel
+from jaxformer.parallel import Devices, make_mesh, one_device, partition, replicate
+
+Parallel = Literal["one", "replicate", "partition"]
+
+_FREE_OF_TRAINING = (
+    "log_every",
+    "save_every",
+    "evaluate_every",
+    "patience",
+    "average",
+    "kernel",
+    "remat",
+)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How often, and what is kept; intervals in steps, 0 switches off.
+
+    Training ends early when validation has not become better for `patience` evaluations. The
+    result is the mean of the last `average` checkpoints, or the best one where that validates
+    better. `kernel` computes attention; `remat` computes the insides of the blocks a second
+    time in the backward pass instead of keeping them.
+    """
+
+    accumulation: int = 1
+    ema_decay: float = 0.0
+    seed: int = 0
+    log_every: int = 100
+    save_every: int = 1_000
+    evaluate_every: int = 1_000
+    patience: int = 0
+    average: int = 5
+    kernel: str = "reference"
+    remat: bool = False
+
+    def __post_init__(self):
+        check_least(self, 1, "accumulation", "average")
+        check_share(self, "ema_decay")
+        if self.kernel not in KERNELS:
+            known = ", ".join(KERNELS)
+            raise ConfigError(f"kernel={self.kernel!r} is unknown: give one of {known}")
+
+    @property
+    def attention(self) -> Kernel:
+        """The function that `kernel` names."""
+        return KERNELS[self.kernel]
+
+    @property
+    def block(self) -> MakeBlock:
+        """What makes a block of the model."""
+        return nn.remat(Block) if self.remat else Block
+
+
+def choose_devices(parallel: Parallel, mesh: str) -> Devices:
+    """Where a run's steps are made: on "one" device, or on all that JAX sees.
+
+    "replicate" keeps a copy of the state on each, "partition" its parts on `mesh`, such as
+    "data=2,fsdp=2,tensor=2" (empty: all of them along data). Raises `ConfigError` for a mesh
+    without "partition", or one that is not of as many devices.
+    """
+    if parallel == "partition":
+        return partition(make_mesh(mesh or f"data={jax.device_count()}"))
+    if mesh:
+        raise ConfigError(f"mesh={mesh!r} needs --parallel partition, got parallel={parallel!r}")
+    return replicate() if parallel == "replicate" else one_device()
+
+
+def check_share(config: Any, *names: str) -> None:
+    """Raises `ConfigError` for one of the fields `names` outside 0 <= share < 1."""
+    for name in names:
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise ConfigError(f"{name}={getattr(config, name)}, but it lies in 0 <= {name} < 1")
+
+
+def open_run(experiment: str, config: Any, *also_free: str) -> runs.Run:
+    """The run of `config`; a resumed one may change what does not alter the steps already done.
+
+    That are the fields named here and those in `also_free`, which only this experiment has.
+    """
+    free = ["runs", "profile", "parallel", "mesh", "data.validation", "data.test", *also_free]
+    free += [f"training.{name}" for name in _FREE_OF_TRAINING]
+    if config.optimizer.schedule != "cosine":
+        free.append("optimizer.total_steps")
+    return runs.open_run(config.runs, experiment, config.name, config, may_differ=free)
