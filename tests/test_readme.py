@@ -30,10 +30,11 @@ from jaxformer.tokenizers import train_bpe
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 TRANSLATION = ROOT / "experiments" / "translation" / "README.md"
+TWIN = ROOT / "experiments" / "pytorch_twin" / "README.md"
 LANGUAGE_MODELLING = ROOT / "experiments" / "language_modelling" / "README.md"
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (README, ROOT / "experiments" / "README.md", TRANSLATION, LANGUAGE_MODELLING)
+    for path in (README, ROOT / "experiments" / "README.md", TRANSLATION, LANGUAGE_MODELLING, TWIN)
 }
 OPTIONS = {
     "translation.prepare": PRESETS,
@@ -48,6 +49,7 @@ OPTIONS = {
     "language_modelling.fill_mask": {"default": fill_mask.FillMaskOptions()},
     "language_modelling.embed": {"default": embed.EmbedOptions()},
     "language_modelling.finetune": finetune.PRESETS,
+    "pytorch_twin.train_gpt": LANGUAGE_PRESETS,
 }
 
 

@@ -66,12 +66,16 @@ def train(
             progress.add(number, metrics, batch.valid.size)
             if due(number, training.evaluate_every):
                 standing = evaluation.validate(config, prepared, state, standing, run)
-            last = number == total or stopping() or standing.tired(training.patience)
-            if last or due(number, training.save_every):
+            last = number == total or standing.tired(training.patience)
+            regular = last or due(number, training.save_every)
+            stop = stopping()
+            if regular or stop:
                 progress.settle()
                 facts = {"standing": standing._asdict(), **origin}
-                checkpoints.save(number, state, facts, standing.metric_of(number))
-            if stopping():
+                # Weights that only an interruption saved are none to choose at the end.
+                metric = standing.metric_of(number) if regular else None
+                checkpoints.save(number, state, facts, metric)
+            if stop:
                 break
         checkpoints.wait()
 

@@ -285,7 +285,7 @@ class Partitioned(Devices):
     def _copied(self, leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
         """A parameter [...] as [shards, ...], each copy whole but for what tensor divides."""
         copies = jnp.broadcast_to(leaf[None], (self.shards, *leaf.shape))
-        return self._constrained(copies, PartitionSpec(_ROWS, *map(_without_fsdp, spec)))
+        return self._constrained(copies, PartitionSpec(_ROWS, *map(_without_rows, spec)))
 
     def _grouped(self, leaf: jax.Array) -> jax.Array:
         """A leaf [B, ...] of a batch as [shards, B / shards, ...]; a scalar as [shards]."""
@@ -330,7 +330,7 @@ def _whole(leaf: Any) -> np.ndarray:
     return np.asarray(leaf)
 
 
-def _without_fsdp(axis: Any) -> Any:
-    if isinstance(axis, tuple):
-        return tuple(name for name in axis if name != "fsdp") or None
-    return None if axis == "fsdp" else axis
+def _without_rows(axis: Any) -> Any:
+    """An entry of a spec without the mesh axes that divide rows."""
+    names = axis if isinstance(axis, tuple) else (axis,)
+    return tuple(name for name in names if name not in (None, *_ROWS)) or None

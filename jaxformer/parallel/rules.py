@@ -55,8 +55,8 @@ def partition_specs(
 
     Raises `ConfigError`, naming the parameter and the numbers, where a rule does not fit.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {path_of(path): _spec(path_of(path), leaf.shape, rules, sizes) for path, leaf in leaves}
+    found = {path_of(path): leaf.shape for path, leaf in _leaves(params)}
+    return {path: _spec(path, shape, rules, sizes) for path, shape in found.items()}
 
 
 def path_of(path: tuple[Any, ...]) -> str:

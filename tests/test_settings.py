@@ -1,0 +1,93 @@
+"""What the settings of all experiments choose: devices, kernel, block."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from experiments.settings import TrainingConfig, choose_devices
+from jaxformer.blocks import Block
+from jaxformer.config import ConfigError
+from jaxformer.kernels import reference, xla
+from jaxformer.parallel import OneDevice, Partitioned, Replicated
+
+ROOT = Path(__file__).parents[1]
+TINY = """
+    --name tiny --model.d_model 16 --model.d_ff 22 --model.num_heads 2 --model.num_decoder_layers 1
+    --model.max_len 23 --model.dropout_rate 0.1 --optimizer.warmup_steps 3
+    --optimizer.total_steps 11 --training.log_every 1 --training.save_every 7
+    --training.evaluate_every 11 --training.accumulation 2 --training.ema_decay 0.5
+"""
+LANGUAGE = f"""
+    language_modelling {TINY} --model.vocab_size 280 --data.train a.txt --data.validation b.txt
+    --data.rows 8 --data.length 19 --optimizer.name adam --prompts sun --sampling.length 3
+"""
+TRANSLATION = f"""
+    translation {TINY} --model.vocab_size 290 --model.num_encoder_layers 1 --data.corpus files
+    --data.train.source a.txt --data.train.target a.txt --data.validation.source b.txt
+    --data.validation.target b.txt --data.tokens 200 --search.width 2 --data.buckets 1
+"""
+
+
+def test_one_device_copies_or_parts_are_chosen_by_name():
+    assert isinstance(choose_devices("one", ""), OneDevice)
+    assert isinstance(choose_devices("replicate", ""), Replicated)
+    for mesh in ("", "data=1", "tensor=1,fsdp=1"):
+        assert isinstance(choose_devices("partition", mesh), Partitioned)
+
+
+@pytest.mark.parametrize("parallel", ["one", "replicate"])
+def test_a_mesh_without_partition_is_refused(parallel):
+    with pytest.raises(ConfigError, match="mesh='data=2' needs --parallel partition"):
+        choose_devices(parallel, "data=2")
+
+
+def test_a_mesh_of_more_devices_than_there_are_is_refused():
+    with pytest.raises(ConfigError, match="has 6 places, but there are"):
+        choose_devices("partition", "data=2,tensor=3")
+
+
+def test_kernel_and_block_are_chosen_by_name():
+    plain, other = TrainingConfig(), TrainingConfig(kernel="xla", remat=True)
+    assert (plain.attention, other.attention) == (reference, xla)
+    assert plain.block is Block and issubclass(other.block, nn.Module) and other.block is not Block
+    with pytest.raises(ConfigError, match="kernel='flash' is unknown: give one of reference, xla"):
+        TrainingConfig(kernel="flash")
+
+
+def trained(folder: Path, words: str, runs: str, *more: str) -> list[dict]:
+    """The metrics of a run on four devices, each line without its speed."""
+    experiment, *options = words.split()
+    command = [sys.executable, "-m", f"experiments.{experiment}.train", *options, *more]
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT)}
+    environment |= {"JAX_PLATFORMS": "cpu"}
+    subprocess.run([*command, "--runs", runs], cwd=folder, env=environment, check=True)
+    lines = (folder / runs / experiment / "tiny" / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(x).items() if k != "tokens_per_second"} for x in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [LANGUAGE, TRANSLATION], ids=["language", "translation"])
+def test_an_experiment_learns_the_same_on_any_devices_and_may_change_them(words, tmp_path):
+    rng = np.random.default_rng(3)
+    for name, lines in (("a.txt", 83), ("b.txt", 7)):
+        texts = (" ".join(rng.choice(["sun", "moon", "rain", "hill"], 5)) for _ in range(lines))
+        (tmp_path / name).write_text("\n".join(texts) + "\n")
+    alone = trained(tmp_path, words, "one")
+    mesh = "--parallel", "partition", "--mesh", "data=2,tensor=2"
+    half = "--optimizer.total_steps", "7", "--optimizer.schedule", "constant"
+    copies = trained(tmp_path, words, "copies", "--parallel", "replicate")
+    parts = trained(tmp_path, words, "parts", *mesh)
+    trained(tmp_path, words, "both", *mesh, *half)
+    both = trained(tmp_path, words, "both", "--parallel", "replicate", *half[2:])
+    constant = trained(tmp_path, words, "constant", *half[2:])
+    for found, expected in ((copies, alone), (parts, alone), (both, constant)):
+        assert [line["step"] for line in found][-1] == 11
+        found = {line["step"]: line["loss"] for line in found if "loss" in line}
+        expected = {line["step"]: line["loss"] for line in expected if "loss" in line}
+        assert found == pytest.approx(expected, rel=1e-5)
