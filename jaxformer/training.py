@@ -75,9 +75,7 @@ def make_train_step(
             ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
-        before, after = (state.params, state.opt_state, state.ema), (params, opt_state, ema)
-        # Not a factor of 0: 0 times NaN is NaN.
-        kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
+        kept = _choose(finite, (params, opt_state, ema), (state.params, state.opt_state, state.ema))
         skipped = state.skipped + ~finite
         in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
         metrics = {"loss": total, "tokens": tokens, "grad_norm": norm}
@@ -106,6 +104,11 @@ def require_finite(step: int, metrics: Mapping[str, Any], *, patience: int = 10)
 def make_eval_step(loss: Loss) -> Callable[[Any, Any], tuple[jax.Array, jax.Array]]:
     """step(params, batch) -> (sum of the loss in nats, tokens), without dropout."""
     return lambda params, batch: loss(params, batch, None)
+
+
+def _choose(condition: jax.Array, yes: Any, no: Any) -> Any:
+    """The bits of one of two trees; a factor of 0 would not do, because 0 times NaN is NaN."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def _gradient_sums(

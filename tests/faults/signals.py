@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from experiments import commands
+from experiments.progress import Progress
 from experiments.translation import train
 from experiments.translation.presets import PRESETS
 from jaxformer import extras
@@ -22,6 +23,7 @@ from jaxformer.checkpoint import Checkpoints
 from tests.faults import children, states
 from tests.faults.children import Child, Count
 
+EVALUATED = 30  # a step that is evaluated, but not saved
 PROMISED = 30.0  # seconds from the signal to the end
 WORDS = {"dog": "Hund", "bird": "Vogel", "tree": "Baum", "sees": "sieht", "finds": "findet"}
 SETTINGS = """
@@ -37,7 +39,8 @@ SETTINGS = """
 def at_random(folder: Path, tries: int) -> Count:
     """A training stopped at `tries` moments from its start to its end, and started again each time.
 
-    It must end with 143 within 30 seconds and, once resumed, with 0, the bytes of a training that
+    The first of them is a step that is evaluated, but not saved unless it is the last one. It
+    must end with 143 within 30 seconds and, once resumed, with 0, the bytes of a training that
     was never stopped, and its lines of metrics. One that ends before its signal is no try.
     """
     for name in ("tyro", "sacrebleu", "tokenizers", "tensorboardX.event_file_writer"):
@@ -52,7 +55,7 @@ def at_random(folder: Path, tries: int) -> Count:
         length = time.monotonic() - began
     expected = children.in_child(partial(_result, whole))
     random = children.drawn(2)
-    outcomes: list[str] = []
+    outcomes = [_stop(args, folder / "evaluated", None, expected)]
     while len(outcomes) < tries:
         place = folder / "stopped"
         said = _stop(args, place, random.uniform(0.02, 0.98) * length, expected)
@@ -75,24 +78,39 @@ def settings(folder: Path) -> dict[str, Any]:
     return args | {"--runs": folder / "runs"}
 
 
-def _stop(args: dict, place: Path, after: float, expected: dict) -> str | None:
-    child = Child(partial(_train, args, place))
-    next(child.told())
-    time.sleep(after)
-    child.send(signal.SIGTERM)
+def _stop(args: dict, place: Path, after: float | None, expected: dict) -> str | None:
+    """What became of a training stopped `after` seconds, or after the step `EVALUATED` if None."""
+    child = Child(partial(_train if after else _train_until_evaluated, args, place))
+    if after is not None:
+        next(child.told())
+        time.sleep(after)
+        child.send(signal.SIGTERM)
     sent = time.monotonic()
     code, seconds = _end(child), time.monotonic() - sent
+    when = "after an evaluated step" if after is None else f"after {after:.2f} s"
     if code == 0:
         return None
-    if code != 143 or seconds > PROMISED:
+    if code != 143 or (after is not None and seconds > PROMISED):
         said = (place / "said.txt").read_text()
-        return f"after {after:.2f} s: ended with {code} after {seconds:.1f} s: {said}"
+        return f"{when}: ended with {code} after {seconds:.1f} s: {said}"
     code = _end(Child(partial(_train, args, place)))
     if code != 0:
-        return f"after {after:.2f} s: resuming ended with {code}"
+        return f"{when}: resuming ended with {code}"
     found = children.in_child(partial(_result, place))
     wrong = [name for name in expected if found[name] != expected[name]]
-    return f"silent: after {after:.2f} s, other {wrong}" if wrong else "survived"
+    return f"silent: {when}, other {wrong}" if wrong else "survived"
+
+
+def _train_until_evaluated(args: dict, place: Path, tell: Callable[[Any], None]) -> None:
+    add = Progress.add
+
+    def add_and_stop(self: Progress, step: int, *rest: Any) -> None:
+        add(self, step, *rest)
+        if step == EVALUATED:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    Progress.add = add_and_stop
+    _train(args, place, tell)
 
 
 def _end(child: Child) -> int:
@@ -135,5 +153,6 @@ def _result(place: Path) -> dict:
         "optimizer": [leaf.hex() for leaf in moments],
         "facts": checkpoints.facts(),
         "metrics": lines,
+        "weights": json.loads((run / "weights.json").read_text()),
         "scores": json.loads((run / "scores.json").read_text()),
     }
