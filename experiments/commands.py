@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from typing import Any, NoReturn, TypeVar
@@ -69,7 +70,7 @@ def run(main: Callable[[], None]) -> int:
     A reader that closes our output early, as `head` does, is no error.
     """
     try:
-        with _terminable():
+        with _terminable(), _plain_warnings():
             main()
             sys.stdout.flush()
         return 0
@@ -173,6 +174,18 @@ def _exit_status(end: SystemExit) -> int:
         return end.code or 0
     print(f"error: {end.code}", file=sys.stderr)
     return 1
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Says a warning as one sentence, without the line of the program it comes from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        yield
+
+
+def _warn(message: Warning | str, *_: object) -> None:
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 @contextmanager

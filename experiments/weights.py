@@ -58,13 +58,13 @@ def load(folder: Path, training: TrainingConfig) -> Any:
     Raises `CheckpointError` where there is no complete checkpoint.
     """
     checkpoints = Checkpoints(folder / "checkpoints")
-    complete = checkpoints.steps()
-    if not complete:
+    newest = checkpoints.newest_step()
+    if newest is None:
         raise CheckpointError(f"{folder} holds no complete checkpoint: train first")
     path = folder / _NOTE
     chosen = json.loads(path.read_text(encoding="utf-8"))["steps"] if path.exists() else []
     # A run that goes on after its end prunes what was chosen then.
-    steps = chosen if chosen and set(chosen) <= set(complete) else complete[-1:]
+    steps = chosen if chosen and set(chosen) <= set(checkpoints.steps()) else [newest]
     return mean(checkpoints, training, steps)
 
 

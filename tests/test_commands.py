@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,6 +178,13 @@ def test_sigterm_unwinds_the_stack_and_its_handler_is_put_back(capsys):
     assert unwound == [True]
     assert signal.signal(signal.SIGTERM, before) is signal.SIG_DFL
     assert capsys.readouterr().err == "stopped by SIGTERM\n"
+
+
+def test_a_warning_is_one_sentence(capsys):
+    shown = warnings.showwarning
+    assert commands.run(lambda: warnings.warn("step 3 is\ndamaged", stacklevel=1)) == 0
+    assert capsys.readouterr().err == "warning: step 3 is damaged\n"
+    assert warnings.showwarning is shown
 
 
 def start(code):

@@ -53,7 +53,7 @@ FAULTS = (
         lambda folder: nonfinite.grid(("whole", "accumulated", "devices")),
     ),
     Fault("F9 another model, optimizer or state on resume", mutations.states, mutations.states),
-    Fault("F9 another setting or text on resume", None, mutations.settings),
+    Fault("F9 another setting on resume", None, mutations.settings),
     Fault("F10 hostile manifests", damage.hostile, damage.hostile),
     Fault(
         "F12 two runs in a folder, a read-only folder, a folder removed while running",
