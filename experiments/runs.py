@@ -79,6 +79,14 @@ def as_json(config: Any) -> dict:
     return json.loads(json.dumps(dataclasses.asdict(config), default=_plain))
 
 
+def flat(value: Any, name: str = "") -> dict[str, str]:
+    """`dotted.name` -> JSON text of each value that is not an object."""
+    if not isinstance(value, dict):
+        return {name: json.dumps(value)}
+    prefix = f"{name}." if name else ""
+    return {k: v for key, inner in value.items() for k, v in flat(inner, prefix + key).items()}
+
+
 def count(params: Any) -> int:
     """How many numbers the tree `params` holds."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -167,6 +175,16 @@ class Run:
             self._warned.add(name)
 
 
+class Follower(Run):
+    """The folder of a run whose log another process writes."""
+
+    def log(self, step: int, **values: float) -> None:
+        """Nothing."""
+
+    def resume(self, step: int) -> None:
+        """Nothing."""
+
+
 class _EventFile:
     """A TensorBoard file, written in this thread: tensorboardX's own blocks when its dies."""
 
@@ -198,7 +216,7 @@ class _EventFile:
 def _refuse_differences(
     stored: dict, given: dict, folder: Path, may_differ: tuple[str, ...]
 ) -> None:
-    before, now = _flat(stored), _flat(given)
+    before, now = flat(stored), flat(given)
     free = tuple(f"{prefix}." for prefix in may_differ)
     wrong = [
         f"{field} is {before.get(field, 'absent')} there but {now.get(field, 'absent')} here"
@@ -210,14 +228,6 @@ def _refuse_differences(
             f"{folder} was made with another configuration: {'; '.join(wrong)}: use another "
             "--name, or give the stored value"
         )
-
-
-def _flat(value: Any, name: str = "") -> dict[str, str]:
-    """`dotted.name` -> JSON text of each value that is not an object."""
-    if not isinstance(value, dict):
-        return {name: json.dumps(value)}
-    prefix = f"{name}." if name else ""
-    return {k: v for key, inner in value.items() for k, v in _flat(inner, prefix + key).items()}
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:

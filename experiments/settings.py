@@ -1,12 +1,13 @@
 """What the settings of all experiments share, and which of them a resumed run may change."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
 from flax import linen as nn
 
-from experiments import runs
+from experiments import machines, runs
 from jaxformer.blocks import Block, MakeBlock
 from jaxformer.config import ConfigError, check_least
 from jaxformer.kernels import KERNELS, Kernel
@@ -14,6 +15,18 @@ from jaxformer.parallel import Devices, make_mesh, one_device, partition, replic
 
 Parallel = Literal["one", "replicate", "partition"]
 
+_FREE = (
+    "runs",
+    "profile",
+    "parallel",
+    "mesh",
+    "distributed",
+    "coordinator",
+    "processes",
+    "index",
+    "data.validation",
+    "data.test",
+)
 _FREE_OF_TRAINING = (
     "log_every",
     "save_every",
@@ -88,10 +101,14 @@ def check_share(config: Any, *names: str) -> None:
 def open_run(experiment: str, config: Any, *also_free: str) -> runs.Run:
     """The run of `config`; a resumed one may change what does not alter the steps already done.
 
-    That are the fields named here and those in `also_free`, which only this experiment has.
+    That are the fields named here and those in `also_free`, which only this experiment has. Of
+    several processes the first opens it, and the others follow.
     """
-    free = ["runs", "profile", "parallel", "mesh", "data.validation", "data.test", *also_free]
+    free = [*_FREE, *also_free]
     free += [f"training.{name}" for name in _FREE_OF_TRAINING]
     if config.optimizer.schedule != "cosine":
         free.append("optimizer.total_steps")
-    return runs.open_run(config.runs, experiment, config.name, config, may_differ=free)
+    with machines.together():
+        if machines.is_first():
+            return runs.open_run(config.runs, experiment, config.name, config, may_differ=free)
+    return runs.Follower(Path(config.runs) / experiment / config.name)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from jaxformer.checkpoint import CheckpointError, Checkpoints
+from jaxformer.parallel import agree
 from jaxformer.training import TrainState
 
 
@@ -37,11 +38,15 @@ def resumed(
 ) -> tuple[TrainState, Standing]:
     """The newest checkpoint's state and standing; `state` and a new standing where there is none.
 
-    Raises `CheckpointError` when it was trained on batches of another `fingerprint`.
+    Raises `CheckpointError` when it was trained on batches of another `fingerprint`, `ConfigError`
+    when several processes have other batches, or see other checkpoints, than each other.
     """
-    if not checkpoints.steps():
+    steps = checkpoints.steps()
+    agree({"batches": fingerprint, "checkpoints": steps})
+    if not steps:
         return state, Standing()
     state, facts = checkpoints.restore(state)
+    agree({"step": int(state.step)})
     if facts["data"] != fingerprint:
         raise CheckpointError(
             "the checkpoint was trained on other batches than these: the training text, the "

@@ -3,16 +3,27 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+
+from jax.experimental.multihost_utils import reached_preemption_sync_point
+
+from experiments import machines
+
+
+def asked_to_stop() -> AbstractContextManager[Callable[[], bool]]:
+    """Within it, the first SIGTERM or SIGINT only makes the yielded function true.
+
+    It is to be asked once after each step. The loop then saves and leaves, and the process ends
+    with code 143 or 130. A second signal ends it at once. Of several processes it is enough that
+    one gets a signal: for all of them the function becomes true after the same step, and only
+    SIGINT counts as a second signal. The previous handlers come back on leaving.
+    """
+    return _asked_together() if machines.is_several() else _asked_alone()
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Within it, the first SIGTERM or SIGINT only makes the yielded function true.
-
-    The loop then saves and leaves, and the process ends with code 143 or 130. A second signal
-    ends it at once. The previous handlers come back on leaving.
-    """
+def _asked_alone() -> Iterator[Callable[[], bool]]:
     asked: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -30,3 +41,35 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
     if asked:
         raise SystemExit(128 + asked[0])
+
+
+@contextmanager
+def _asked_together() -> Iterator[Callable[[], bool]]:
+    """JAX's runtime, which handles SIGTERM since it was started, tells the other processes.
+
+    It finds the step after the farthest of them, in the background: a step costs no message.
+    """
+    asked, calls = [], count(1)  # in each start from 1, so that a signal before counts as at 0
+    ending: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        if asked:
+            raise SystemExit(128 + number)
+        asked.append(number)
+        print("SIGINT: saving soon; once more to stop at once", file=sys.stderr)
+        signal.raise_signal(signal.SIGTERM)
+
+    def stop() -> bool:
+        if reached_preemption_sync_point(next(calls)):
+            print("asked to stop: saving after this step", file=sys.stderr)
+            ending.append(asked[0] if asked else signal.SIGTERM)
+        return bool(ending)
+
+    terminate, previous = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGTERM, terminate)
+    if ending:
+        raise SystemExit(128 + ending[0])

@@ -16,8 +16,11 @@ import pytest
 import jaxformer
 from experiments import commands
 from experiments.language_modelling import embed, evaluate, fill_mask, finetune, sample
+from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.planning import with_machine
 from experiments.translation.export import ExportOptions, export
+from experiments.translation.plan import TranslationPlan
 from experiments.translation.presets import PRESETS
 from experiments.translation.score import ScoreOptions
 from experiments.translation.trained import Trained
@@ -50,6 +53,8 @@ OPTIONS = {
     "language_modelling.embed": {"default": embed.EmbedOptions()},
     "language_modelling.finetune": finetune.PRESETS,
     "pytorch_twin.train_gpt": LANGUAGE_PRESETS,
+    "translation.plan": with_machine(PRESETS, TranslationPlan),
+    "language_modelling.plan": with_machine(LANGUAGE_PRESETS, LanguagePlan),
 }
 
 
@@ -141,6 +146,8 @@ def test_an_option_that_a_readme_names_exists():
         known.update(option_names(next(iter(presets.values()))))
     named = {m for text in PAGES.values() for m in re.findall(r"(?<![\w-])--([\w.]+)", text)}
     others = {"field", "echo", "full"}  # a placeholder, of sacreBLEU, of tests.faults
+    others |= {"nodes", "ntasks", "gpus", "signal", "requeue"}  # SLURM's
+    others |= {"zone", "worker", "command"}  # of gcloud
     assert named - others <= known
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from experiments import weights
+from experiments import machines, weights
 from experiments.language_modelling import showing
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import Encoded, Prepared
@@ -20,6 +20,7 @@ from experiments.standing import Standing
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.losses import Loss
 from jaxformer.metrics import Likelihood
+from jaxformer.parallel import Devices
 from jaxformer.training import TrainState
 
 
@@ -45,16 +46,21 @@ def _sums(params: Any, batch: Any, *, loss: Callable[[nn.Module], Loss], model: 
 
 
 def validate(
-    config: LanguageConfig, prepared: Prepared, state: TrainState, standing: Standing, run: Run
+    config: LanguageConfig,
+    prepared: Prepared,
+    devices: Devices,
+    state: TrainState,
+    standing: Standing,
+    run: Run,
 ) -> Standing:
     """The standing after measuring the validation text with the weights of now."""
-    params = state.params if state.ema is None else state.ema
+    params = machines.local(devices, state.params if state.ema is None else state.ema)
     found = measure(with_weights(config, prepared, params), prepared.validation)
     step, numbers = int(state.step), {"validation_loss": found.loss}
     if config.objective == "causal":
         numbers["validation_bits_per_byte"] = found.bits_per_byte
     run.log(step, **numbers)
-    standing = standing.after(found.loss, step)
+    standing = standing.after(machines.agreed(found.loss), step)
     said = "  ".join(f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers.items())
     print(f"step {step}  {said}  (best loss {standing.best:.4f})", flush=True)
     return standing
@@ -71,17 +77,20 @@ def finish(
         return found.loss
 
     chosen = weights.choose(checkpoints, config.training, metric)
-    weights.note(folder, chosen.steps, validation_loss=chosen.metric)
+    if machines.is_first():
+        weights.note(folder, chosen.steps, validation_loss=chosen.metric)
     trained = with_weights(config, prepared, chosen.params)
     text = showing.of_prompts(trained)
-    if text:
+    if text and machines.is_first():
         (folder / "samples").mkdir(exist_ok=True)
         (folder / "samples" / "prompts.txt").write_text(text, encoding="utf-8")
         print(text)
     name = "validation" if prepared.test is None else "test"
     found = measure(trained, prepared.test or prepared.validation)
     note = {"text": name, "stride": config.data.length, **scores_of(config, found)}
-    (folder / "scores.json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+    if machines.is_first():
+        text = json.dumps(note, indent=2) + "\n"
+        (folder / "scores.json").write_text(text, encoding="utf-8")
     print(describe_scores(name, config, found))
 
 

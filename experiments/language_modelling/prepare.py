@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import commands, datasets, runs, settings
+from experiments import commands, datasets, machines, runs, settings
 from experiments.language_modelling import corpus
-from experiments.language_modelling.corpus import Part, load_corpus
+from experiments.language_modelling.corpus import Corpus, Part, load_corpus
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer import tokenizers
@@ -53,22 +53,11 @@ def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     Raises `CheckpointError` rather than replace the text that a run was trained on, `DataError`
     for text of less than one row and for what cannot be read or found.
     """
-    parts = load_corpus(config.data)
-    if not _is_current(config, folder, "train", parts.train):
-        if Checkpoints(folder / "checkpoints").steps():
-            raise CheckpointError(
-                f"{folder} was trained on other text than this: give it the same training files, "
-                "or use another --name"
-            )
-        for note in (folder / "data").glob("*.json"):
-            note.unlink()  # the other parts were encoded by another tokenizer
-        (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
-        _make_tokenizer(config, parts.train).save(folder / _TOKENIZER)
-        _write(config, folder, "train", parts.train)
-    tokenizer = tokenizers.load(folder / _TOKENIZER)
-    for name, part in (("validation", parts.validation), ("test", parts.test)):
-        if part and not _is_current(config, folder, name, part):
-            _write(config, folder, name, part)
+    with machines.together():
+        parts = load_corpus(config.data)
+        if machines.is_first():
+            _prepare(config, folder, parts)
+    tokenizer = load_tokenizer(folder)
     train = open_encoded(folder, "train", tokenizer)
     validation = open_encoded(folder, "validation", tokenizer)
     test = open_encoded(folder, "test", tokenizer) if parts.test else None
@@ -140,6 +129,23 @@ def describe(prepared: Prepared) -> str:
             f"{prepared.batches.steps_per_epoch:,} batches an epoch",
         ]
     )
+
+
+def _prepare(config: LanguageConfig, folder: Path, parts: Corpus) -> None:
+    if not _is_current(config, folder, "train", parts.train):
+        if Checkpoints(folder / "checkpoints").steps():
+            raise CheckpointError(
+                f"{folder} was trained on other text than this: give it the same training files, "
+                "or use another --name"
+            )
+        for note in (folder / "data").glob("*.json"):
+            note.unlink()  # the other parts were encoded by another tokenizer
+        (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+        _make_tokenizer(config, parts.train).save(folder / _TOKENIZER)
+        _write(config, folder, "train", parts.train)
+    for name, part in (("validation", parts.validation), ("test", parts.test)):
+        if part and not _is_current(config, folder, name, part):
+            _write(config, folder, name, part)
 
 
 def _write(config: LanguageConfig, folder: Path, name: str, part: Part) -> None:
@@ -223,9 +229,10 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
 
 def main(config: LanguageConfig) -> None:
     """Prepares the run's text and says what it found."""
-    folder = open_run(config).folder
-    print(describe(prepare(config, folder)))
-    print(f"prepared in {folder}")
+    with machines.joined(config):
+        folder = open_run(config).folder
+        print(describe(prepare(config, folder)))
+        print(f"prepared in {folder}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from experiments import machines
 from experiments.settings import Parallel, TrainingConfig, check_share
 from jaxformer.config import (
     ConfigError,
@@ -54,7 +55,9 @@ class LanguageConfig:
     "causal" predicts the next token (GPT), "masked" the hidden ones (BERT). The `prompts` are
     continued, or filled in, when training ends. `profile` traces a few steps into the run's
     folder, for TensorBoard or Perfetto.
-    `parallel` and `mesh` are those of `settings.choose_devices`.
+    `parallel` and `mesh` are those of `settings.choose_devices`. With `distributed` the cluster
+    says which of how many processes this is; otherwise `coordinator`, HOST:PORT of process 0, with
+    `processes` and `index` do.
     """
 
     name: str
@@ -67,11 +70,16 @@ class LanguageConfig:
     prompts: tuple[str, ...] = ()
     parallel: Parallel = "one"
     mesh: str = ""
+    distributed: bool = False
+    coordinator: str = ""
+    processes: int | None = None
+    index: int | None = None
     runs: str = "runs"
     profile: bool = False
 
     def __post_init__(self):
         check_names(self)
+        machines.check(self)
         _check_layers(self)
         _check_batch(self)
         model, data = self.model, self.data

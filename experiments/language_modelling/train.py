@@ -4,11 +4,13 @@ The same command again resumes. Everything is kept in runs/language_modelling/NA
 """
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import jax
 
-from experiments import commands, runs
+from experiments import commands, machines, runs
 from experiments.language_modelling import evaluation
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import (
@@ -25,6 +27,7 @@ from experiments.settings import choose_devices
 from experiments.standing import due, resumed
 from experiments.stopping import asked_to_stop
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import TransformerConfig
 from jaxformer.optimizer import make_optimizer
 from jaxformer.parallel import Devices, Program
 from jaxformer.training import TrainState, init_state
@@ -32,14 +35,15 @@ from jaxformer.training import TrainState, init_state
 
 def main(config: LanguageConfig) -> None:
     """Prepares the text if need be, trains, and shows what the model has learned."""
-    run = open_run(config)
-    prepared = prepare(config, run.folder)
-    print(describe(prepared))
-    keep = config.training.average + 1  # one may stem from an interruption
-    with Checkpoints(run.folder / "checkpoints", keep=keep) as checkpoints:
-        train(config, prepared, checkpoints, run)
-        evaluation.finish(config, prepared, checkpoints, run.folder)
-    run.close()
+    with machines.joined(config):
+        run = open_run(config)
+        prepared = prepare(config, run.folder)
+        print(describe(prepared))
+        keep = config.training.average + 1  # one may stem from an interruption
+        with Checkpoints(run.folder / "checkpoints", keep=keep) as checkpoints:
+            train(config, prepared, checkpoints, run)
+            evaluation.finish(config, prepared, checkpoints, run.folder)
+        run.close()
 
 
 def train(
@@ -49,7 +53,8 @@ def train(
     training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
     devices = choose_devices(config.parallel, config.mesh)
     state, step = begin(config, prepared, devices)
-    step = profiled(step, run.folder / "profile") if config.profile else step
+    if config.profile and machines.is_first():
+        step = profiled(step, run.folder / "profile")
     state, standing = resumed(checkpoints, state, batches.fingerprint)
     origin = {"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)}
     number = int(state.step)
@@ -65,7 +70,7 @@ def train(
             number += 1
             progress.add(number, metrics, batch.valid.size)
             if due(number, training.evaluate_every):
-                standing = evaluation.validate(config, prepared, state, standing, run)
+                standing = evaluation.validate(config, prepared, devices, state, standing, run)
             last = number == total or standing.tired(training.patience)
             regular = last or due(number, training.save_every)
             stop = stopping()
@@ -84,11 +89,20 @@ def begin(
     config: LanguageConfig, prepared: Prepared, devices: Devices
 ) -> tuple[TrainState, Program]:
     """The state before the first step, and the compiled step, on `devices`."""
+    batch = prepared.batches.batch(0)
+    make_state, step = assemble(config, prepared.model, batch, devices)
+    return devices.init(make_state), step
+
+
+def assemble(
+    config: LanguageConfig, sizes: TransformerConfig, batch: Any, devices: Devices
+) -> tuple[Callable[[], TrainState], Program]:
+    """What makes the first state of a model of `sizes`, and its step on batches like `batch`."""
     training, learned = config.training, objective(config)
-    model = learned.model(prepared.model, training.attention, training.block)
+    model = learned.model(sizes, training.attention, training.block)
     optimizer = make_optimizer(config.optimizer)
     init_rng, rng = jax.random.split(jax.random.key(training.seed))
-    inputs = [leaf[:2] for leaf in learned.inputs(prepared.batches.batch(0))]
+    inputs = [leaf[:2] for leaf in learned.inputs(batch)]
 
     def make_state() -> TrainState:
         params = model.init(init_rng, *inputs)["params"]
@@ -100,7 +114,7 @@ def begin(
         accumulation=training.accumulation,
         ema_decay=training.ema_decay,
     )
-    return devices.init(make_state), step
+    return make_state, step
 
 
 if __name__ == "__main__":

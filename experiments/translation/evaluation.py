@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import weights
+from experiments import machines, weights
 from experiments.runs import Run
 from experiments.standing import Standing
 from experiments.translation.corpus import Text
@@ -17,6 +17,7 @@ from experiments.writing import write_lines
 from jaxformer import extras, metrics
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.generation import BeamConfig, too_long, translate
+from jaxformer.parallel import Devices
 from jaxformer.training import TrainState
 
 
@@ -71,22 +72,28 @@ def check_extras(config: TranslationConfig) -> None:
 
 
 def validate(
-    config: TranslationConfig, prepared: Prepared, state: TrainState, standing: Standing, run: Run
+    config: TranslationConfig,
+    prepared: Prepared,
+    devices: Devices,
+    state: TrainState,
+    standing: Standing,
+    run: Run,
 ) -> Standing:
     """The standing after scoring the validation text with the weights of now."""
-    params = state.params if state.ema is None else state.ema
+    params = machines.local(devices, state.params if state.ema is None else state.ema)
     trained = with_weights(config, prepared, params)
     search = replace(config.search, width=config.training.validation_width)
     result = evaluate(trained, prepared.validation, search, lowercased=False)
     step, scores = int(state.step), result.scores
     run.log(step, validation_bleu=scores["bleu"], validation_chrf=scores["chrf"])
-    standing = standing.after(-scores["bleu"], step)
+    standing = standing.after(machines.agreed(-scores["bleu"]), step)
     print(
         f"step {step}  validation BLEU {scores['bleu']:.2f} (best {-standing.best:.2f})  "
         f"chrF {scores['chrf']:.2f}  {scores['exact']:.1%} exact  {scores['bleu_signature']}",
         flush=True,
     )
-    write_lines(run.folder / "samples" / f"validation-{step}.txt", result.hypotheses)
+    if machines.is_first():
+        write_lines(run.folder / "samples" / f"validation-{step}.txt", result.hypotheses)
     return standing
 
 
@@ -99,9 +106,10 @@ def finish(
     text = prepared.test if prepared.test.source else prepared.validation
     lowercased = config.data.corpus == "multi30k"
     result = evaluate(trained, text, config.search, lowercased=lowercased)
-    write_lines(folder / "samples" / f"{name}.txt", result.hypotheses)
     note = {"text": name, "search": asdict(config.search), **result.scores}
-    (folder / "scores.json").write_text(json.dumps(note, indent=2) + "\n")
+    if machines.is_first():
+        write_lines(folder / "samples" / f"{name}.txt", result.hypotheses)
+        (folder / "scores.json").write_text(json.dumps(note, indent=2) + "\n")
     for i in range(0, len(text.source), max(len(text.source) // 5, 1)):
         print(f"  {text.source[i]}\n    = {result.hypotheses[i]}\n    ~ {text.target[i]}")
     print(describe_scores(name, result.scores))
@@ -130,5 +138,6 @@ def _choose_weights(
         return -result.scores["bleu"]
 
     chosen = weights.choose(checkpoints, config.training, metric)
-    weights.note(folder, chosen.steps, validation_bleu=-chosen.metric)
+    if machines.is_first():
+        weights.note(folder, chosen.steps, validation_bleu=-chosen.metric)
     return with_weights(config, prepared, chosen.params)

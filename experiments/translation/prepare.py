@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import commands, runs, settings
+from experiments import commands, machines, runs, settings
 from experiments.translation.corpus import Text, fingerprint, load_corpus
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer import tokenizers
 from jaxformer.checkpoint import CheckpointError, Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.data import PairBatches, bucket_pairs, encode_pairs, open_tokens
+from jaxformer.parallel import agree
 from jaxformer.tokenizers import Tokenizer
 
 
@@ -38,19 +39,13 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     One joint vocabulary when `config.model.source_vocab_size` is None, else one a side. Raises
     `CheckpointError` rather than replace the text that a run was trained on.
     """
-    corpus = load_corpus(config.data)
-    wanted = {"text": fingerprint(corpus.train), "vocabularies": _wanted(config)}
-    note = folder / "data" / "prepared.json"
-    found = json.loads(note.read_text()) if note.exists() else None
-    if found is not None and found != wanted and Checkpoints(folder / "checkpoints").steps():
-        raise CheckpointError(
-            f"{folder} was trained on other text than this: give it the same training files, or "
-            "use another --name"
-        )
-    if found != wanted:
-        note.unlink(missing_ok=True)  # true again only when all is written
-        _write(config, corpus.train, folder)
-        note.write_text(json.dumps(wanted, indent=2))
+    with machines.together():
+        corpus = load_corpus(config.data)
+        wanted = {"text": fingerprint(corpus.train), "vocabularies": _wanted(config)}
+    agree({"training text": wanted["text"]})
+    with machines.together():
+        if machines.is_first():
+            _prepare(config, corpus.train, wanted, folder)
     source_tokenizer, target_tokenizer = load_tokenizers(folder)
     model = sized(config.model, source_tokenizer, target_tokenizer)
     data = config.data
@@ -101,6 +96,20 @@ def _wanted(config: TranslationConfig) -> list:
     return [config.data.tokenizer, config.model.vocab_size, config.model.source_vocab_size]
 
 
+def _prepare(config: TranslationConfig, text: Text, wanted: dict, folder: Path) -> None:
+    note = folder / "data" / "prepared.json"
+    found = json.loads(note.read_text()) if note.exists() else None
+    if found is not None and found != wanted and Checkpoints(folder / "checkpoints").steps():
+        raise CheckpointError(
+            f"{folder} was trained on other text than this: give it the same training files, or "
+            "use another --name"
+        )
+    if found != wanted:
+        note.unlink(missing_ok=True)  # true again only when all is written
+        _write(config, text, folder)
+        note.write_text(json.dumps(wanted, indent=2))
+
+
 def _write(config: TranslationConfig, text: Text, folder: Path) -> None:
     for name in ("data", "tokenizer"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -126,9 +135,10 @@ def _train(kind: str, lines: list[str], size: int) -> Tokenizer:
 
 def main(config: TranslationConfig) -> None:
     """Prepares the run's text and says what it found."""
-    folder = open_run(config).folder
-    print(describe(prepare(config, folder)))
-    print(f"prepared in {folder}")
+    with machines.joined(config):
+        folder = open_run(config).folder
+        print(describe(prepare(config, folder)))
+        print(f"prepared in {folder}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from experiments import settings
+from experiments import machines, settings
 from experiments.settings import Parallel
 from jaxformer.config import TransformerConfig, check_least, transformer_base, transformer_big
 from jaxformer.generation import BeamConfig
@@ -59,7 +59,9 @@ class TranslationConfig:
     """A run `RUNS/translation/NAME`: text, model, optimizer, training and search.
 
     `profile` traces a few steps into the run's folder, for TensorBoard or Perfetto.
-    `parallel` and `mesh` are those of `settings.choose_devices`.
+    `parallel` and `mesh` are those of `settings.choose_devices`. With `distributed` the cluster
+    says which of how many processes this is; otherwise `coordinator`, HOST:PORT of process 0, with
+    `processes` and `index` do.
     """
 
     name: str
@@ -70,8 +72,15 @@ class TranslationConfig:
     search: BeamConfig = BeamConfig()
     parallel: Parallel = "one"
     mesh: str = ""
+    distributed: bool = False
+    coordinator: str = ""
+    processes: int | None = None
+    index: int | None = None
     runs: str = "runs"
     profile: bool = False
+
+    def __post_init__(self):
+        machines.check(self)
 
 
 grammar = TranslationConfig(

@@ -4,11 +4,12 @@ The same command again resumes. Everything is kept in runs/translation/NAME.
 """
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import jax
 
-from experiments import commands, runs
+from experiments import commands, machines, runs
 from experiments.profiling import profiled
 from experiments.progress import Progress
 from experiments.settings import choose_devices
@@ -18,6 +19,8 @@ from experiments.translation import evaluation
 from experiments.translation.prepare import Prepared, describe, open_run, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import TransformerConfig
+from jaxformer.data import PairBatch
 from jaxformer.losses import seq2seq_loss
 from jaxformer.models import EncoderDecoder
 from jaxformer.optimizer import make_optimizer
@@ -29,14 +32,15 @@ from jaxformer.training import TrainState, init_state
 def main(config: TranslationConfig) -> None:
     """Prepares the text if need be, trains, and scores the result on the test set."""
     evaluation.check_extras(config)
-    run = open_run(config)
-    prepared = prepare(config, run.folder)
-    print(describe(prepared))
-    keep = config.training.average + 1  # one may stem from an interruption
-    with Checkpoints(run.folder / "checkpoints", keep=keep) as checkpoints:
-        train(config, prepared, checkpoints, run)
-        evaluation.finish(config, prepared, checkpoints, run.folder)
-    run.close()
+    with machines.joined(config):
+        run = open_run(config)
+        prepared = prepare(config, run.folder)
+        print(describe(prepared))
+        keep = config.training.average + 1  # one may stem from an interruption
+        with Checkpoints(run.folder / "checkpoints", keep=keep) as checkpoints:
+            train(config, prepared, checkpoints, run)
+            evaluation.finish(config, prepared, checkpoints, run.folder)
+        run.close()
 
 
 def train(
@@ -46,7 +50,8 @@ def train(
     training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
     devices = choose_devices(config.parallel, config.mesh)
     state, compiled = begin(config, prepared, devices)
-    step = profiled(compiled, run.folder / "profile") if config.profile else compiled
+    traced = config.profile and machines.is_first()
+    step = profiled(compiled, run.folder / "profile") if traced else compiled
     state, standing = resumed(checkpoints, state, batches.fingerprint)
     number = int(state.step)
     run.resume(number)
@@ -61,7 +66,7 @@ def train(
             number += 1
             progress.add(number, metrics, batch.target[:, 1:].size)
             if due(number, training.evaluate_every):
-                standing = evaluation.validate(config, prepared, state, standing, run)
+                standing = evaluation.validate(config, prepared, devices, state, standing, run)
             last = number == total or standing.tired(training.patience)
             regular = last or due(number, training.save_every)
             stop = stopping()
@@ -81,11 +86,19 @@ def begin(
     config: TranslationConfig, prepared: Prepared, devices: Devices
 ) -> tuple[TrainState, Program]:
     """The state before the first step, and the compiled step, on `devices`."""
+    batch = prepared.batches.batch(0)
+    make_state, step = assemble(config, prepared.model, batch, devices)
+    return devices.init(make_state), step
+
+
+def assemble(
+    config: TranslationConfig, sizes: TransformerConfig, batch: PairBatch, devices: Devices
+) -> tuple[Callable[[], TrainState], Program]:
+    """What makes the first state of a model of `sizes`, and its step on batches like `batch`."""
     training = config.training
-    model = EncoderDecoder(prepared.model, training.attention, training.block)
+    model = EncoderDecoder(sizes, training.attention, training.block)
     optimizer = make_optimizer(config.optimizer)
     init_rng, rng = jax.random.split(jax.random.key(training.seed))
-    batch = prepared.batches.batch(0)
 
     def make_state() -> TrainState:
         params = model.init(init_rng, batch.source[:2], batch.target[:2, :-1])["params"]
@@ -97,7 +110,7 @@ def begin(
         accumulation=training.accumulation,
         ema_decay=training.ema_decay,
     )
-    return devices.init(make_state), step
+    return make_state, step
 
 
 if __name__ == "__main__":

@@ -39,8 +39,12 @@ def as_given(leaf: Any, value: Any) -> jax.Array:
     if not hasattr(leaf, "dtype") or not _is_key(leaf):
         return value if isinstance(value, jax.Array) else jnp.array(value)
     impl = jax.random.key_impl(jnp.empty((), leaf.dtype))
+    sharding = _spread(leaf)
+    if sharding is not None and not sharding.is_fully_addressable:  # each process gives its part
+        data = jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+        return jax.random.wrap_key_data(data, impl=impl)
     keys = jax.random.wrap_key_data(jnp.array(value), impl=impl)
-    return keys if _spread(leaf) is None else jax.device_put(keys, leaf.sharding)
+    return keys if sharding is None else jax.device_put(keys, sharding)
 
 
 def shapes(tree: Any) -> dict[str, str]:
