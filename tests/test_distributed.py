@@ -113,11 +113,12 @@ def text(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
         pytest.param(f"{LANGUAGE} --parallel replicate", id="language"),
-        pytest.param(f"{TRANSLATION} {MESH}", id="translation", marks=pytest.mark.slow),
+        pytest.param(f"{TRANSLATION} {MESH}", id="translation"),
     ],
 )
 def test_two_processes_learn_and_leave_what_one_does(words, text):
@@ -169,6 +170,7 @@ def test_a_signal_to_one_stops_both_after_one_step_and_nothing_is_lost(
     assert (stopped / "scores.json").read_bytes() == (whole / "scores.json").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [begin_two, begin_job])
 def test_processes_with_different_settings_all_say_which_and_leave_nothing(begin, text):
     own = "--training.seed 2", "--training.seed 3"

@@ -373,7 +373,9 @@ def test_a_decoding_step_computes_nothing_twice():
 # A block of one's own.
 
 
-@pytest.mark.parametrize("family", [EncoderDecoder, DecoderOnly])
+@pytest.mark.parametrize(
+    "family", [pytest.param(EncoderDecoder, marks=pytest.mark.slow), DecoderOnly]
+)
 def test_remat_by_block_changes_memory_and_nothing_else(family, random_params, assert_equal):
     config = replace(TINY, num_encoder_layers=2, num_decoder_layers=2, dropout_rate=0.3)
     inputs = [np.arange(B * T).reshape(B, T) % V] * (2 if family is EncoderDecoder else 1)

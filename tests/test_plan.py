@@ -331,6 +331,7 @@ def test_every_accelerator_has_memory_for_what_it_computes():
         assert 0.5 <= accelerator.share <= 1.0
 
 
+@pytest.mark.slow
 def test_fsdp_divides_the_state_and_replicas_do_not(eight):
     one, copies, parts = (eight[name] for name in ("one", "replicate", "fsdp"))
     assert one["held"] == copies["held"] == one["parameter_bytes"] + one["optimizer_bytes"]
@@ -340,6 +341,7 @@ def test_fsdp_divides_the_state_and_replicas_do_not(eight):
     assert parts["parameters"] == one["parameters"]
 
 
+@pytest.mark.slow
 def test_rows_that_are_divided_take_less_memory_and_work_on_each_device(eight):
     one = eight["one"]
     for way in ("replicate", "fsdp"):
@@ -347,6 +349,7 @@ def test_rows_that_are_divided_take_less_memory_and_work_on_each_device(eight):
         assert one["flops"] / 9 < eight[way]["flops"] < one["flops"] / 3
 
 
+@pytest.mark.slow
 def test_remat_takes_less_memory_and_more_flops(eight):
     one, remat = eight["one"], eight["remat"]
     assert remat["temporary"] < 0.8 * one["temporary"]

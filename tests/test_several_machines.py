@@ -181,6 +181,7 @@ def test_processes_that_differ_in_a_setting_are_told_which(alone, together):
         assert f"process {index} of 2 has data='of {index}'" in message
 
 
+@pytest.mark.slow
 def test_a_dead_peer_ends_the_other_in_time_and_says_so(survivor):
     check_end(survivor)
 
