@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from experiments import machines, runs
 from jaxformer.blocks import Block, MakeBlock
-from jaxformer.config import ConfigError, check_least
+from jaxformer.config import ConfigError, check_least, check_share
 from jaxformer.kernels import KERNELS, Kernel
 from jaxformer.parallel import Devices, make_mesh, one_device, partition, replicate
 
@@ -89,13 +89,6 @@ def choose_devices(parallel: Parallel, mesh: str) -> Devices:
     if mesh:
         raise ConfigError(f"mesh={mesh!r} needs --parallel partition, got parallel={parallel!r}")
     return replicate() if parallel == "replicate" else one_device()
-
-
-def check_share(config: Any, *names: str) -> None:
-    """Raises `ConfigError` for one of the fields `names` outside 0 <= share < 1."""
-    for name in names:
-        if not 0.0 <= getattr(config, name) < 1.0:
-            raise ConfigError(f"{name}={getattr(config, name)}, but it lies in 0 <= {name} < 1")
 
 
 def open_run(experiment: str, config: Any, *also_free: str) -> runs.Run:

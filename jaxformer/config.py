@@ -29,6 +29,13 @@ def check_least(config: Any, least: int, *names: str) -> None:
             raise ConfigError(f"{name}={value}, but it must be at least {least}")
 
 
+def check_share(config: Any, *names: str) -> None:
+    """Raises `ConfigError` for one of the fields `names` outside 0 <= share < 1."""
+    for name in names:
+        if not 0.0 <= getattr(config, name) < 1.0:
+            raise ConfigError(f"{name}={getattr(config, name)}, but it lies in 0 <= {name} < 1")
+
+
 @dataclass(frozen=True)
 class TransformerConfig:
     """Everything that shapes the weights and the function, and nothing about how to run it.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformer.config import ConfigError, check_least, check_names
+from jaxformer.config import ConfigError, check_least, check_names, check_share
 
 Schedule = Literal["inverse_square_root", "cosine", "constant"]
 
@@ -40,9 +40,7 @@ class OptimizerConfig:
         check_names(self)
         check_least(self, 0, "learning_rate", "warmup_steps", "final_fraction")
         check_least(self, 0, "eps", "clip_norm", "weight_decay")
-        for name in ("b1", "b2", "momentum"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"{name}={getattr(self, name)}, but it lies in 0 <= {name} < 1")
+        check_share(self, "b1", "b2", "momentum")
         if self.schedule == "cosine" and self.total_steps <= max(self.warmup_steps, 1):
             raise ConfigError(
                 f"total_steps={self.total_steps} leaves a cosine nothing after warmup_steps="

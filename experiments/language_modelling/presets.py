@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from experiments import machines
-from experiments.settings import Parallel, TrainingConfig, check_share
+from experiments.settings import Parallel, TrainingConfig
 from jaxformer.config import (
     ConfigError,
     TransformerConfig,
     bert_base,
     check_least,
     check_names,
+    check_share,
     gpt2,
 )
 from jaxformer.generation import SamplingConfig

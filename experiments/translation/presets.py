@@ -5,7 +5,13 @@ from typing import Literal
 
 from experiments import machines, settings
 from experiments.settings import Parallel
-from jaxformer.config import TransformerConfig, check_least, transformer_base, transformer_big
+from jaxformer.config import (
+    TransformerConfig,
+    check_least,
+    check_share,
+    transformer_base,
+    transformer_big,
+)
 from jaxformer.generation import BeamConfig
 from jaxformer.optimizer import OptimizerConfig, paper_learning_rate
 
@@ -51,7 +57,7 @@ class TrainingConfig(settings.TrainingConfig):
     def __post_init__(self):
         super().__post_init__()
         check_least(self, 1, "validation_width")
-        settings.check_share(self, "smoothing")
+        check_share(self, "smoothing")
 
 
 @dataclass(frozen=True)
