@@ -1,0 +1,71 @@
+"""What is carried: a kind of model and what defines it, without the model itself."""
+
+from dataclasses import asdict
+from typing import Any, Literal, NamedTuple
+
+from jaxformer.config import TransformerConfig
+
+Kind = Literal[
+    "decoder",
+    "encoder",
+    "masked",
+    "masked_and_next",
+    "encoder_decoder",
+    "encoder_classifier",
+    "decoder_classifier",
+]
+
+_BODIES = {
+    "masked": "encoder/",
+    "masked_and_next": "encoder/",
+    "encoder_classifier": "backbone/",
+    "decoder_classifier": "backbone/",
+}
+
+_ONLY_WITH = {
+    "rotary_base": "rotary",
+    "sinusoidal_layout": "sinusoidal",
+    "relative_buckets": "relative",
+    "relative_max_distance": "relative",
+}
+
+# What only training asks for, or how numbers are held: none of it changes what weights compute.
+_UNSEEN = (
+    "dropout_rate",
+    "attention_dropout_rate",
+    "activation_dropout_rate",
+    "initializer",
+    "dtype",
+)
+
+
+class Subject(NamedTuple):
+    """A model as the tables see it; `classes` counts for classifiers only."""
+
+    kind: Kind
+    config: TransformerConfig
+    classes: int = 0
+
+    @property
+    def body(self) -> str:
+        """Where the paths of the model under the heads begin."""
+        return _BODIES.get(self.kind, "")
+
+    def facts(self) -> dict[str, Any]:
+        """The fields of the config that change what this kind of model computes."""
+        config = self.config
+        facts = asdict(config)
+        facts |= {"num_kv_heads": config.kv_heads, "head_dim": config.key_size}
+        facts |= {"value_head_dim": config.value_size}
+        unseen = [
+            *_UNSEEN,
+            *(name for name, scheme in _ONLY_WITH.items() if scheme != config.positions),
+        ]
+        if self.kind != "encoder_decoder":
+            decoder = self.kind.startswith("decoder")
+            unseen.append("num_encoder_layers" if decoder else "num_decoder_layers")
+            unseen += ["source_vocab_size", *(["pooler", "num_token_types"] if decoder else [])]
+            facts["tied_embeddings"] = config.tied_embeddings if decoder else "output"
+            if facts["tied_embeddings"] == "all":
+                facts["tied_embeddings"] = "output"
+        return {name: value for name, value in facts.items() if name not in unseen}
