@@ -50,6 +50,8 @@ _HOME = {
     "CheckpointError": "checkpoint",
     "beam_search": "decoding",
     "sample": "decoding",
+    "load_pretrained": "pretrained",
+    "save_pretrained": "pretrained",
     "translate": "generation",
     "complete": "generation",
     "fill_mask": "generation",
