@@ -12,7 +12,7 @@ from jaxformer.cache import Cache, KeysValues
 from jaxformer.config import ConfigError, TransformerConfig
 from jaxformer.dropout import Dropout, Noise
 from jaxformer.kernels import Kernel, reference
-from jaxformer.layers import AddPositions, FeedForward, Norm
+from jaxformer.layers import AddPositions, FeedForward, Norm, RelativeBias
 from jaxformer.masks import Mask
 from jaxformer.positions import alibi_bias
 
@@ -102,6 +102,8 @@ class Stack(nn.Module):
                 "needs at least 1: give more, or build a model without it"
             )
         self.positions = AddPositions(config)
+        if config.positions == "relative":
+            self.relative_bias = RelativeBias(config)
         self.blocks = [self.block(config, self.cross, self.kernel) for _ in range(self.num_layers)]
         if config.normalize_embeddings:
             self.embedding_norm = Norm(config)
@@ -126,9 +128,7 @@ class Stack(nn.Module):
         length = x.shape[1] if cache is None else cache.layers[0].key.shape[2]
         queries = mask.offset + jnp.arange(x.shape[1])
         positions = queries if positions is None else positions
-        bias = None
-        if self.config.positions == "alibi":
-            bias = alibi_bias(self.config.num_heads, queries, jnp.arange(length))
+        bias = self._bias(queries, jnp.arange(length), mask.causal)
         x = self.positions(x, positions, length)
         if self.config.normalize_embeddings:
             x = self.embedding_norm(x)
@@ -152,6 +152,14 @@ class Stack(nn.Module):
             count = cache.index + x.shape[1]
             cache = cache.replace(layers=tuple(layers), index=count)
         return x, cache
+
+    def _bias(self, queries: jax.Array, keys: jax.Array, causal: bool) -> jax.Array | None:
+        """What distance adds to the logits of every layer's self-attention, [1, N, T, S]."""
+        if self.config.positions == "alibi":
+            return alibi_bias(self.config.num_heads, queries, keys)
+        if self.config.positions == "relative":
+            return self.relative_bias(queries, keys, causal)
+        return None
 
     def memory_keys_values(self, memory: jax.Array) -> tuple[KeysValues, ...]:
         """Each block's cross-attention keys and values of `memory` [B, S, D]."""

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 
-Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "none"]
+Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
+SinusoidalLayout = Literal["interleaved", "halves"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-TiedEmbeddings = Literal["none", "output", "all"]
+TiedEmbeddings = Literal["none", "output", "inputs", "all"]
 
 
 class ConfigError(ValueError):
@@ -45,8 +46,12 @@ class TransformerConfig:
     `dropout_rate` (on each sub-layer's output and on the sum of embeddings and positions).
     `num_kv_heads` below `num_heads` shares keys and values among groups of heads.
 
-    `tied_embeddings`: "none"; "output" (target embedding = output projection); "all" (source
-    embedding too, which needs one vocabulary). `source_vocab_size` None means `vocab_size`.
+    `tied_embeddings`: "none"; "output" (target embedding = output projection); "inputs" (source
+    embedding = target embedding); "all" (both). The last two need one vocabulary.
+    `source_vocab_size` None means `vocab_size`. `output_bias` adds a number to each token's logit.
+
+    `sinusoidal_layout`: sines and cosines take turns, or sines fill the first half of the columns.
+    `relative_buckets` and `relative_max_distance` are those of `positions.relative_buckets`.
     `initializer`: matrices start Glorot-uniform ("xavier"), with deviation 0.02 ("normal"), or so
     with those that end a sub-layer divided by the root of their number ("scaled_normal", GPT-2).
     """
@@ -63,7 +68,10 @@ class TransformerConfig:
     head_dim: int | None = None
     value_head_dim: int | None = None
     positions: Positions = "sinusoidal"
+    sinusoidal_layout: SinusoidalLayout = "interleaved"
     rotary_base: float = 10_000.0
+    relative_buckets: int = 32
+    relative_max_distance: int = 128
     norm: Literal["layer", "rms"] = "layer"
     norm_placement: Literal["pre", "post"] = "post"
     norm_eps: float = 1e-6
@@ -71,6 +79,7 @@ class TransformerConfig:
     gated: bool = False
     use_bias: bool = True
     tied_embeddings: TiedEmbeddings = "all"
+    output_bias: bool = False
     scale_embeddings: bool = True
     normalize_embeddings: bool = False
     num_token_types: int = 0
@@ -85,12 +94,22 @@ class TransformerConfig:
         check_names(self)
         _check_sizes(self)
         _check_rates(self)
-        if self.tied_embeddings == "all" and self.source_vocab_size not in (None, self.vocab_size):
+        if self.ties_inputs and self.source_vocab_size not in (None, self.vocab_size):
             raise ConfigError(
-                f"tied_embeddings='all' needs one vocabulary, but source_vocab_size="
-                f"{self.source_vocab_size} and vocab_size={self.vocab_size}: make them equal or "
-                "tie 'output' only"
+                f"tied_embeddings={self.tied_embeddings!r} needs one vocabulary, but "
+                f"source_vocab_size={self.source_vocab_size} and vocab_size={self.vocab_size}: "
+                "make them equal or tie 'output' only"
             )
+
+    @property
+    def ties_inputs(self) -> bool:
+        """Whether source and target have one embedding."""
+        return self.tied_embeddings in ("inputs", "all")
+
+    @property
+    def ties_output(self) -> bool:
+        """Whether the output projection is the target embedding's transpose."""
+        return self.tied_embeddings in ("output", "all")
 
     @property
     def key_size(self) -> int:
@@ -112,6 +131,13 @@ def _check_sizes(config: TransformerConfig) -> None:
     check_least(config, 1, "vocab_size", "d_model", "d_ff", "num_heads", "max_len")
     check_least(config, 1, "source_vocab_size", "num_kv_heads", "head_dim", "value_head_dim")
     check_least(config, 0, "num_encoder_layers", "num_decoder_layers", "num_token_types")
+    check_least(config, 4, "relative_buckets")
+    if config.relative_max_distance <= config.relative_buckets // 2:
+        raise ConfigError(
+            f"relative_max_distance={config.relative_max_distance} lies among the distances that "
+            f"have one of relative_buckets={config.relative_buckets} each: give more than "
+            f"{config.relative_buckets // 2}"
+        )
     if config.head_dim is None and config.d_model % config.num_heads:
         raise ConfigError(
             f"d_model={config.d_model} is not divisible by num_heads={config.num_heads}: choose "

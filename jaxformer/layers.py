@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from jaxformer.config import TransformerConfig
 from jaxformer.dropout import Dropout, Noise
-from jaxformer.positions import sinusoidal_positions
+from jaxformer.positions import relative_buckets, sinusoidal_positions
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -59,6 +59,26 @@ class Embedding(nn.Module):
         return x @ self.table.astype(self.config.dtype).T
 
 
+class Output(nn.Module):
+    """Logits of vectors: a matrix of its own or the embedding's transpose, and a bias if asked."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, embedding: Embedding) -> jax.Array:
+        """`x` [..., D] as [..., V]; `embedding` is used where the config ties the two."""
+        config = self.config
+        if config.ties_output:
+            logits = embedding.attend(x)
+        else:
+            shape = config.d_model, config.vocab_size
+            logits = x @ self.param("kernel", dense_init(config), shape).astype(config.dtype)
+        if config.output_bias:
+            bias = self.param("bias", nn.initializers.zeros, (config.vocab_size,))
+            logits += bias.astype(logits.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+        return logits
+
+
 class AddPositions(nn.Module):
     """Adds to `x` [B, T, D] what the config says of absolute positions, if anything."""
 
@@ -80,11 +100,33 @@ class AddPositions(nn.Module):
             shape = (config.max_len, config.d_model)
             table = self.param("table", nn.initializers.normal(0.02), shape)
         elif config.positions == "sinusoidal":
-            table = jnp.asarray(sinusoidal_positions(length, config.d_model))
+            layout = config.sinusoidal_layout
+            table = jnp.asarray(sinusoidal_positions(length, config.d_model, layout))
         else:
             return x
         rows = jnp.take(table, positions, axis=0).reshape(-1, *x.shape[1:])
         return x + rows.astype(x.dtype)
+
+
+class RelativeBias(nn.Module):
+    """A learned number a head for each bucket of distances (Raffel et al. 2020, section 2.1)."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, query: jax.Array, key: jax.Array, causal: bool) -> jax.Array:
+        """The bias [1, N, T, S] on attention's logits of positions `query` [T], `key` [S]."""
+        config = self.config
+        shape = config.relative_buckets, config.num_heads
+        table = self.param("table", _table_init(config), shape)
+        found = relative_buckets(
+            query,
+            key,
+            buckets=config.relative_buckets,
+            max_distance=config.relative_max_distance,
+            causal=causal,
+        )
+        return jnp.moveaxis(jnp.take(table, found, axis=0), -1, 0)[None]
 
 
 class Norm(nn.Module):

@@ -12,7 +12,7 @@ from jaxformer.cache import Cache
 from jaxformer.config import TransformerConfig
 from jaxformer.dropout import Noise
 from jaxformer.kernels import Kernel, reference
-from jaxformer.layers import Embedding, dense_init
+from jaxformer.layers import Embedding, Output, dense_init
 from jaxformer.masks import Mask
 
 
@@ -30,11 +30,10 @@ class EncoderDecoder(nn.Module):
     def setup(self):
         config = self.config
         self.embedding = Embedding(config.vocab_size, config)
-        if config.tied_embeddings != "all":
+        if not config.ties_inputs:
             size = config.source_vocab_size or config.vocab_size
             self.source_embedding = Embedding(size, config)
-        if config.tied_embeddings == "none":
-            self.output = _output(config)
+        self.output = Output(config)
         self.encoder = Stack(config, config.num_encoder_layers, False, self.kernel, self.block)
         self.decoder = Stack(config, config.num_decoder_layers, True, self.kernel, self.block)
 
@@ -59,7 +58,7 @@ class EncoderDecoder(nn.Module):
             memory_mask=Mask(key_valid=source_valid),
             noise=noise,
         )
-        return self._logits(x)
+        return self.output(x, self.embedding)
 
     def encode(
         self,
@@ -69,7 +68,7 @@ class EncoderDecoder(nn.Module):
         noise: Noise | None = None,
     ) -> jax.Array:
         """The encoder's output [B, S, D] for `source` [B, S]."""
-        tied = self.config.tied_embeddings == "all"
+        tied = self.config.ties_inputs
         x = self.embedding(source) if tied else self.source_embedding(source)
         memory, _ = self.encoder(x, Mask(key_valid=source_valid), noise=noise)
         return memory
@@ -99,10 +98,7 @@ class EncoderDecoder(nn.Module):
             memory=cache.memory,
             memory_mask=Mask(key_valid=cache.memory_valid),
         )
-        return self._logits(x).reshape(*tokens.shape, -1), cache
-
-    def _logits(self, x: jax.Array) -> jax.Array:
-        return self.output(x) if self.config.tied_embeddings == "none" else self.embedding.attend(x)
+        return self.output(x, self.embedding).reshape(*tokens.shape, -1), cache
 
 
 class DecoderOnly(nn.Module):
@@ -115,8 +111,7 @@ class DecoderOnly(nn.Module):
     def setup(self):
         config = self.config
         self.embedding = Embedding(config.vocab_size, config)
-        if config.tied_embeddings == "none":
-            self.output = _output(config)
+        self.output = Output(config)
         self.decoder = Stack(config, config.num_decoder_layers, False, self.kernel, self.block)
 
     def __call__(
@@ -132,7 +127,8 @@ class DecoderOnly(nn.Module):
         Packed documents: `segments` [B, T] numbers them, so that no token sees another's, and
         `positions` [B, T] count anew in each.
         """
-        return self._logits(self.hidden(tokens, segments, positions, noise=noise))
+        hidden = self.hidden(tokens, segments, positions, noise=noise)
+        return self.output(hidden, self.embedding)
 
     def hidden(
         self,
@@ -176,10 +172,7 @@ class DecoderOnly(nn.Module):
         positions = cache.positions(tokens.shape[-1])
         x = self.embedding(_rows(tokens))
         x, cache = self.decoder(x, cache.mask(), positions=positions, cache=cache)
-        return self._logits(x).reshape(*tokens.shape, -1), cache
-
-    def _logits(self, x: jax.Array) -> jax.Array:
-        return self.output(x) if self.config.tied_embeddings == "none" else self.embedding.attend(x)
+        return self.output(x, self.embedding).reshape(*tokens.shape, -1), cache
 
 
 class Encoding(NamedTuple):
@@ -236,12 +229,6 @@ class EncoderOnly(nn.Module):
     def attend(self, x: jax.Array) -> jax.Array:
         """`x` [..., D] against every row of the token embedding: [..., V]."""
         return self.embedding.attend(x)
-
-
-def _output(config: TransformerConfig) -> nn.Dense:
-    return nn.Dense(
-        config.vocab_size, use_bias=False, dtype=config.dtype, kernel_init=dense_init(config)
-    )
 
 
 def _rows(tokens: jax.Array) -> jax.Array:

@@ -14,7 +14,8 @@ SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
         ({"norm": "batch"}, ["norm='batch'", "layer, rms"]),
         ({"norm_placement": "middle"}, ["norm_placement='middle'", "pre, post"]),
         ({"activation": "tanh"}, ["activation='tanh'", "relu", "gelu_tanh"]),
-        ({"tied_embeddings": "some"}, ["tied_embeddings='some'", "none, output, all"]),
+        ({"tied_embeddings": "some"}, ["tied_embeddings='some'", "none, output, inputs, all"]),
+        ({"sinusoidal_layout": "half"}, ["sinusoidal_layout='half'", "interleaved, halves"]),
         ({"initializer": "zeros"}, ["initializer='zeros'", "xavier, normal, scaled_normal"]),
         ({"dtype": "float16"}, ["dtype='float16'", "float32, bfloat16"]),
         ({"vocab_size": 0}, ["vocab_size=0", "at least 1"]),
@@ -28,6 +29,11 @@ SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
         ({"source_vocab_size": 0}, ["source_vocab_size=0", "at least 1"]),
         ({"num_decoder_layers": -1}, ["num_decoder_layers=-1", "at least 0"]),
         ({"num_token_types": -2}, ["num_token_types=-2", "at least 0"]),
+        ({"relative_buckets": 3}, ["relative_buckets=3", "at least 4"]),
+        (
+            {"relative_buckets": 8, "relative_max_distance": 4},
+            ["relative_max_distance=4", "relative_buckets=8", "more than 4"],
+        ),
         ({"num_heads": 5}, ["d_model=12", "num_heads=5", "give head_dim"]),
         ({"num_kv_heads": 2}, ["num_heads=3", "num_kv_heads=2", "group"]),
         ({"positions": "rotary", "head_dim": 5}, ["head_dim=5 is odd", "give an even head_dim"]),
@@ -35,6 +41,10 @@ SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
         ({"attention_dropout_rate": -0.1}, ["attention_dropout_rate=-0.1", "0 <= rate < 1"]),
         ({"activation_dropout_rate": 2.0}, ["activation_dropout_rate=2.0", "0 <= rate < 1"]),
         ({"source_vocab_size": 19}, ["source_vocab_size=19", "vocab_size=17", "tie 'output'"]),
+        (
+            {"source_vocab_size": 19, "tied_embeddings": "inputs"},
+            ["tied_embeddings='inputs'", "source_vocab_size=19", "tie 'output'"],
+        ),
     ],
 )
 def test_a_contradiction_is_refused_with_what_was_given_and_what_to_do(changes, words):

@@ -29,14 +29,17 @@ BASE = TransformerConfig(
     num_encoder_layers=1,
     num_decoder_layers=1,
     max_len=L,
+    relative_buckets=6,
+    relative_max_distance=7,
 )
 
 CHOICES = {
     "family": [EncoderDecoder, DecoderOnly],
-    "positions": ["sinusoidal", "learned", "rotary", "alibi", "none"],
+    "positions": ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"],
     "activation": ["relu", "gelu", "gelu_tanh", "silu"],
     "num_kv_heads": [None, 2, 1],
-    "tied_embeddings": ["none", "output", "all"],
+    "tied_embeddings": ["none", "output", "inputs", "all"],
+    "output_bias": [False, True],
     "norm": ["layer", "rms"],
     "norm_placement": ["pre", "post"],
     "gated": [False, True],
@@ -81,7 +84,7 @@ def named(row: tuple[int, ...]) -> dict[str, Any]:
 def model_of(row: tuple[int, ...], **changes: Any) -> Any:
     fields = named(row)
     family, sizes = fields.pop("family"), fields.pop("sizes")
-    if fields["tied_embeddings"] != "all":
+    if fields["tied_embeddings"] in ("none", "output"):
         sizes = sizes | {"source_vocab_size": 19}
     return family(replace(BASE, **fields, **sizes, **changes))
 
@@ -92,7 +95,7 @@ def test_every_pair_of_choices_is_tried_together():
     for (i, a), (j, b) in itertools.combinations(enumerate(CHOICES.values()), 2):
         for pair in itertools.product(range(len(a)), range(len(b))):
             assert (i, pair[0], j, pair[1]) in tried
-    assert len(ROWS) <= 24
+    assert len(ROWS) <= 28
 
 
 @dataclass

@@ -6,10 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from jaxformer.config import TransformerConfig
 from jaxformer.dropout import Noise
-from jaxformer.layers import AddPositions, Embedding, FeedForward, Norm, normalize
+from jaxformer.layers import (
+    AddPositions,
+    Embedding,
+    FeedForward,
+    Norm,
+    Output,
+    RelativeBias,
+    normalize,
+)
+from jaxformer.positions import relative_buckets, sinusoidal_positions
 
 CONFIG = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3, max_len=7)
 ERF = np.vectorize(math.erf)
@@ -43,6 +53,45 @@ def test_logits_are_products_with_every_row(x, rng, assert_equal):
     table = rng.standard_normal((17, 12), np.float32)
     logits = Embedding(17, CONFIG).apply({"params": {"table": table}}, x, method="attend")
     assert_equal(logits, x @ table.T)
+
+
+class Logits(nn.Module):
+    """The output beside the embedding that it may be tied to."""
+
+    config: TransformerConfig
+
+    def setup(self):
+        self.embedding = Embedding(17, self.config)
+        self.output = Output(self.config)
+
+    def __call__(self, x):
+        return self.output(x, self.embedding)
+
+
+@pytest.mark.parametrize("tied", ["none", "output", "inputs", "all"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_an_output_is_a_matrix_of_its_own_or_the_embeddings_with_a_bias_if_asked(
+    tied, biased, x, random_params, assert_equal, leaf_shapes
+):
+    module = Logits(replace(CONFIG, tied_embeddings=tied, output_bias=biased))
+    params = random_params(module, x)
+    own = tied in ("none", "inputs")
+    output = params.get("output", {})
+    expected = ({"kernel": (12, 17)} if own else {}) | ({"bias": (17,)} if biased else {})
+    assert leaf_shapes(output) == expected
+    matrix = output["kernel"] if own else params["embedding"]["table"].T
+    assert_equal(apply(module, params, x), x @ matrix + output.get("bias", 0.0))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_relative_bias_is_its_buckets_number_for_each_head(causal, rng):
+    module = RelativeBias(replace(CONFIG, relative_buckets=8, relative_max_distance=11))
+    table = rng.standard_normal((8, 3), np.float32)
+    queries, keys = np.arange(5, 9), np.arange(11)
+    buckets = relative_buckets(queries, keys, buckets=8, max_distance=11, causal=causal)
+    bias = apply(module, {"table": table}, queries, keys, causal)
+    assert bias.shape == (1, 3, 4, 11)
+    assert np.array_equal(bias[0], np.moveaxis(table[np.asarray(buckets)], -1, 0))
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
@@ -135,7 +184,13 @@ def test_each_row_may_have_positions_of_its_own(x, rng, assert_equal):
     assert_equal(apply(module, {"table": table}, x, positions, 7), x + table[positions])
 
 
-@pytest.mark.parametrize("positions", ["rotary", "alibi", "none"])
+def test_the_layout_of_the_sinusoidal_table_is_the_configs(x):
+    module = AddPositions(replace(CONFIG, sinusoidal_layout="halves"))
+    expected = x + sinusoidal_positions(5, 12, "halves")
+    assert np.array_equal(module.apply({}, x, np.arange(5), 5), expected)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "alibi", "relative", "none"])
 def test_relative_positions_add_nothing_to_the_embeddings(positions, x):
     module = AddPositions(replace(CONFIG, positions=positions))
     assert np.array_equal(module.apply({}, x, np.arange(5), 5), x)

@@ -136,17 +136,52 @@ def test_the_kernel_of_the_fourth_block_is_where_the_readme_says(leaf_shapes):
     [
         ("all", {}),
         ("output", {"source_embedding/table": (19, 12)}),
+        ("inputs", {"output/kernel": (12, 17)}),
         ("none", {"source_embedding/table": (19, 12), "output/kernel": (12, 17)}),
     ],
 )
 def test_tying_leaves_out_what_is_shared(tied, more, leaf_shapes):
-    config = replace(TINY, tied_embeddings=tied, source_vocab_size=None if tied == "all" else 19)
+    one = "source_embedding/table" in more
+    config = replace(TINY, tied_embeddings=tied, source_vocab_size=19 if one else None)
     shapes = leaf_shapes(parameters(EncoderDecoder(config), 2))
     outside = {name: shape for name, shape in shapes.items() if "blocks" not in name}
     assert outside == {"embedding/table": (17, 12)} | more
     shapes = leaf_shapes(parameters(DecoderOnly(config), 1))
-    assert ("output/kernel" in shapes) == (tied == "none")
+    assert ("output/kernel" in shapes) == ("output/kernel" in more)
     assert "source_embedding/table" not in shapes
+
+
+def test_relative_positions_have_one_table_a_stack_and_none_for_the_memory(leaf_shapes):
+    config = replace(TINY, positions="relative", num_decoder_layers=2)
+    shapes = leaf_shapes(parameters(EncoderDecoder(config), 2))
+    tables = {name: shape for name, shape in shapes.items() if "relative" in name}
+    assert tables == {
+        "encoder/relative_bias/table": (32, 3),
+        "decoder/relative_bias/table": (32, 3),
+    }
+
+
+def test_an_encoder_tells_what_comes_before_from_what_comes_after(rng, random_params):
+    """Only the buckets that hold a distance of seven tokens are felt."""
+    config = replace(TINY, positions="relative", relative_buckets=6, relative_max_distance=12)
+    tokens = rng.integers(0, V, (B, T))
+    model, decoder = EncoderOnly(config), DecoderOnly(config)
+
+    def felt(model, stack):
+        params = random_params(model, tokens)
+        table = params[stack]["relative_bias"]["table"]
+
+        def total(table):
+            changed = params | {stack: params[stack] | {"relative_bias": {"table": table}}}
+            out = model.apply({"params": changed}, tokens)
+            return jnp.sum(jnp.cos(jax.tree.leaves(out)[0]))
+
+        return np.any(np.asarray(jax.jit(jax.grad(total))(table)) != 0, axis=-1)
+
+    # Three a side: 0, 1 to 3, farther. The token itself stands before, so bucket 3 is nobody's.
+    assert felt(model, "encoder").tolist() == [True, True, True, False, True, True]
+    # Six backwards: 0, 1, 2, 3 to 4, 5 to 7, farther.
+    assert felt(decoder, "decoder").tolist() == [True, True, True, True, True, False]
 
 
 @pytest.mark.parametrize("model", [EncoderDecoder, DecoderOnly, EncoderOnly])

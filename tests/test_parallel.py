@@ -482,6 +482,14 @@ def test_rules_place_the_parameters_of_a_gated_decoder_with_one_key_head():
     assert placed["output/kernel"] == P("fsdp", "tensor")  # [10, 22]
 
 
+def test_rules_divide_the_relative_table_by_heads_and_the_output_bias_by_tokens():
+    config = replace(TRANSLATOR.config, positions="relative", output_bias=True)
+    placed = specs(EncoderDecoder(config), jnp.ones((2, 3), int), jnp.ones((2, 3), int))
+    assert placed["output/bias"] == P("tensor")  # [22]
+    for stack in ("encoder", "decoder"):
+        assert placed[f"{stack}/relative_bias/table"] == P(None, "tensor")  # [32, 2]
+
+
 def test_rules_place_the_parameters_of_a_masked_language_model():
     config = TransformerConfig(
         **BASE, num_encoder_layers=1, positions="learned", max_len=8, num_token_types=2, pooler=True

@@ -4,7 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.positions import alibi_bias, alibi_slopes, rotary, sinusoidal_positions
+from jaxformer.positions import (
+    alibi_bias,
+    alibi_slopes,
+    relative_buckets,
+    rotary,
+    sinusoidal_positions,
+)
 
 
 def test_the_table_of_three_columns_is_the_one_printed_in_textbooks():
@@ -27,6 +33,14 @@ def test_the_table_is_the_formula_of_section_3_5(d_model):
             angle = position / 10_000 ** (2 * (column // 2) / d_model)
             expected = math.cos(angle) if column % 2 else math.sin(angle)
             assert abs(table[position, column] - expected) < 1e-6
+
+
+@pytest.mark.parametrize("d_model", [1, 6, 7])
+def test_halves_are_all_sines_and_then_all_cosines(d_model):
+    turns, halves = (sinusoidal_positions(11, d_model, x) for x in ("interleaved", "halves"))
+    sines = (d_model + 1) // 2
+    assert np.array_equal(halves[:, :sines], turns[:, ::2])
+    assert np.array_equal(halves[:, sines:], turns[:, 1::2])
 
 
 def test_rotary_turns_a_pair_by_its_position():
@@ -82,3 +96,17 @@ def test_alibi_takes_the_slope_off_for_each_step_of_distance():
     bias = np.asarray(alibi_bias(2, np.array([2, 3]), np.arange(4)))
     distance = np.array([[2, 1, 0, 1], [3, 2, 1, 0]])
     assert np.array_equal(bias, -np.stack([distance / 16, distance / 256])[None])
+
+
+def test_a_decoders_buckets_hold_one_distance_each_and_then_ever_more():
+    """Eight buckets up to 32: 4 times 32/4 = 8 to the powers 0, 1/4, 1/2, 3/4 starts the last."""
+    found = relative_buckets(np.arange(40), np.arange(2), buckets=8, max_distance=32, causal=True)
+    starts = np.searchsorted(np.asarray(found)[:, 0], np.arange(8))
+    assert starts.tolist() == [0, 1, 2, 3, 4, 7, 12, 20]
+    assert found[0, 1] == 0 and np.array_equal(found[1:, 1], found[:-1, 0])
+
+
+def test_an_encoders_buckets_tell_before_from_after():
+    """Of eight buckets four a side: 0, 1, 2 and 3, 4 and farther for a maximum of 8 or so."""
+    found = relative_buckets(np.array([5]), np.arange(12), buckets=8, max_distance=8, causal=False)
+    assert found[0].tolist() == [3, 3, 2, 2, 1, 0, 5, 6, 6, 7, 7, 7]

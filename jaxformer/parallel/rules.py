@@ -38,6 +38,8 @@ RULES = (
     Rule(r"(^|/)down/kernel$", _P("tensor", None), fsdp=True),  # [F, D]
     Rule(r"(^|/)(source_)?embedding/table$", _P("tensor", None), fsdp=True, uneven="replicate"),
     Rule(r"(^|/)output/kernel$", _P(None, "tensor"), fsdp=True, uneven="replicate"),  # [D, V]
+    Rule(r"(^|/)output/bias$", _P("tensor"), uneven="replicate"),  # [V]
+    Rule(r"(^|/)relative_bias/table$", _P(None, "tensor")),  # [buckets, N]
     Rule(r"(^|/)(kernel|table)$", _P(), fsdp=True),
 )
 """The first rule that finds a path decides; what none finds (norms, other biases) is replicated.
