@@ -86,8 +86,8 @@ def _subject(
     check_layers(config.num_encoder_layers + config.num_decoder_layers, tensors.shapes)
     names = canonical(family, tensors.shapes)
     head = tensors.shapes.get(names.get(family.head, ""), ())
-    subject = family.adapt(Subject(kind, config, head[0] if head else 0), names)
-    return family, subject, names
+    subject = Subject(kind, config, head[0] if head else 0).completed()
+    return family, family.adapt(subject, names), names
 
 
 def _params(

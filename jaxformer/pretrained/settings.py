@@ -53,12 +53,14 @@ class Setting(Protocol):
 class Copied(NamedTuple):
     """A number or a truth value that both have.
 
-    `default` is what their absent key means: a value, or a function of our fields so far.
+    `default` is what their absent key means: a value, or a function of our fields so far. A
+    number is `least` or more.
     """
 
     theirs: str
     ours: str
     default: int | float | bool | None | Callable[[Mapping[str, Any]], int]
+    least: int = 0
 
     @property
     def keys(self) -> Sequence[str]:
@@ -71,7 +73,8 @@ class Copied(NamedTuple):
         value = theirs.get(self.theirs)
         if value is None or value == default:
             return {self.ours: default}
-        return {self.ours: number(self.theirs, value, int if default is None else type(default))}
+        kind = int if default is None else type(default)
+        return {self.ours: number(self.theirs, value, kind, self.least)}
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
         """The key."""
@@ -136,12 +139,13 @@ class Fixed(NamedTuple):
         return {self.theirs: self.value}
 
 
-def number(key: str, value: Any, kind: type) -> Any:
+def number(key: str, value: Any, kind: type, least: int = 0) -> Any:
     """`value` as the `kind` int, float or bool; `ConfigError` for what is no such number."""
     fits = isinstance(value, int) if kind is int else isinstance(value, int | float)
     fits = isinstance(value, bool) if kind is bool else fits and not isinstance(value, bool)
-    if not fits or not 0 <= value <= _MOST[kind]:
-        what = "true or false" if kind is bool else f"{_NUMBERS[kind]} from 0 to {_MOST[kind]:,}"
+    if not fits or not least <= value <= _MOST[kind]:
+        limits = f"from {least} to {_MOST[kind]:,}"
+        what = "true or false" if kind is bool else f"{_NUMBERS[kind]} {limits}"
         raise ConfigError(f"{key}={json.dumps(value)[:80]}, but it must be {what}")
     return kind(value)
 

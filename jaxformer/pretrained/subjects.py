@@ -1,12 +1,13 @@
 """What is carried: a kind of model and what defines it, without the model itself."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal, NamedTuple
 
 from jaxformer.config import TransformerConfig
 
 Kind = Literal[
     "decoder",
+    "bare_decoder",
     "encoder",
     "masked",
     "masked_and_next",
@@ -40,7 +41,10 @@ _UNSEEN = (
 
 
 class Subject(NamedTuple):
-    """A model as the tables see it; `classes` counts for classifiers only."""
+    """A model as the tables see it; `classes` counts for classifiers only.
+
+    A bare decoder is one that others publish without an output.
+    """
 
     kind: Kind
     config: TransformerConfig
@@ -50,6 +54,12 @@ class Subject(NamedTuple):
     def body(self) -> str:
         """Where the paths of the model under the heads begin."""
         return _BODIES.get(self.kind, "")
+
+    def completed(self) -> "Subject":
+        """The subject itself; a bare decoder as one whose output is its embedding."""
+        if self.kind != "bare_decoder":
+            return self
+        return Subject("decoder", replace(self.config, tied_embeddings="output"))
 
     def facts(self) -> dict[str, Any]:
         """The fields of the config that change what this kind of model computes."""
@@ -65,7 +75,7 @@ class Subject(NamedTuple):
             decoder = self.kind.startswith("decoder")
             unseen.append("num_encoder_layers" if decoder else "num_decoder_layers")
             unseen += ["source_vocab_size", *(["pooler", "num_token_types"] if decoder else [])]
-            facts["tied_embeddings"] = config.tied_embeddings if decoder else "output"
-            if facts["tied_embeddings"] == "all":
-                facts["tied_embeddings"] = "output"
+            tied = self.kind != "decoder" or config.ties_output
+            facts["tied_embeddings"] = "output" if tied else "none"
+            unseen += ["output_bias"] if self.kind != "decoder" else []
         return {name: value for name, value in facts.items() if name not in unseen}

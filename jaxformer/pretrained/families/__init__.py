@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.config import ConfigError
-from jaxformer.pretrained.families import gpt2
+from jaxformer.pretrained.families import bert, distilbert, gpt2, llama
 from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.subjects import Kind
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (gpt2.FAMILY,)}
+FAMILIES: dict[str, Family] = {
+    module.FAMILY.model_type: module.FAMILY for module in (gpt2, llama, distilbert, bert)
+}
 """`model_type` -> family, in the order in which `save_pretrained` tries them."""
 
 

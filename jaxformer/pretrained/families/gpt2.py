@@ -18,7 +18,7 @@ def table(subject: Subject, theirs: Mapping[str, Any]) -> list[Row]:
     if subject.kind == "decoder_classifier":
         rows += [one(f"{ours}embedding/table", embedding)]
         rows += [one("head/kernel", "score.weight", linear()), zero("head/bias")]
-    elif config.tied_embeddings == "none":
+    elif not config.ties_output:
         rows += [one(f"{ours}embedding/table", embedding), one("output/kernel", output, linear())]
     else:
         rows += [Row((f"{ours}embedding/table",), (embedding, output))]
@@ -46,7 +46,7 @@ FAMILY = Family(
     model_type="gpt2",
     architectures={
         "GPT2LMHeadModel": "decoder",
-        "GPT2Model": "decoder",
+        "GPT2Model": "bare_decoder",
         "GPT2ForSequenceClassification": "decoder_classifier",
     },
     constants={
