@@ -105,7 +105,7 @@ def test_logits_loss_and_gradients_are_the_twins(
     logits = jax.jit(model.apply)({"params": params}, batch.tokens[:, :-1])
     assert_equal(logits, gpt(torch.tensor(batch.tokens[:, :-1])).detach())
 
-    nats, count = gpt.loss(torch.tensor(batch.tokens), torch.tensor(batch.valid))
+    nats, count = gpt.loss(batch)
     nats.backward()
     differentiate = jax.jit(jax.value_and_grad(causal_loss(model), has_aux=True))
     (total, tokens), grads = differentiate(params, batch, None)

@@ -5,20 +5,15 @@ with 804,096 parameters in its CPU settings.
 """
 
 import math
-from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from jaxformer.config import ConfigError, TransformerConfig
+from experiments.pytorch_twin.parts import ACTIVATIONS, check, norm
+from jaxformer.config import TransformerConfig
+from jaxformer.data import StreamBatch
 
-_ACTIVATIONS = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-}
 _FIXED = {
     "positions": "learned",
     "norm": "layer",
@@ -59,7 +54,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.activation = _ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activation]
         self.up = nn.Linear(config.d_model, config.d_ff, config.use_bias)
         self.down = nn.Linear(config.d_ff, config.d_model, config.use_bias)
         self.dropout = nn.Dropout(config.activation_dropout_rate)
@@ -74,9 +69,9 @@ class Block(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.attention_norm = _norm(config)
+        self.attention_norm = norm(config)
         self.attention = CausalSelfAttention(config)
-        self.feed_forward_norm = _norm(config)
+        self.feed_forward_norm = norm(config)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout_rate)
 
@@ -94,12 +89,12 @@ class GPT(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        _check(config)
+        check(config, _FIXED, "shakespeare_char_cpu")
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model)
         self.dropout = nn.Dropout(config.dropout_rate)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_decoder_layers))
-        self.final_norm = _norm(config)
+        self.final_norm = norm(config)
         self._start(0.02 / math.sqrt(2 * config.num_decoder_layers))
 
     def _start(self, residual_deviation: float) -> None:
@@ -121,25 +116,9 @@ class GPT(nn.Module):
             x = block(x)
         return F.linear(self.final_norm(x), self.embedding.weight)
 
-    def loss(self, tokens: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of nats of the labels `tokens[:, 1:]` that are `valid` [B, T], and their number.
-
-        `tokens` is [B, T + 1].
-        """
+    def loss(self, batch: StreamBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of nats of the labels of `batch` that are valid, and their number."""
+        tokens, valid = torch.tensor(batch.tokens), torch.tensor(batch.valid)
         logits, labels = self(tokens[:, :-1]), tokens[:, 1:].long()
         nats = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         return (nats * valid.flatten()).sum(), valid.sum()
-
-
-def _norm(config: TransformerConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.d_model, config.norm_eps, bias=config.use_bias)
-
-
-def _check(config: TransformerConfig) -> None:
-    for name, needed in _FIXED.items():
-        value = getattr(config, name)
-        if value != needed:
-            raise ConfigError(
-                f"{name}={value!r}, but the twin has {name}={needed!r} only: "
-                "give that, or a preset that has it, such as shakespeare_char_cpu"
-            )

@@ -6,20 +6,21 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from experiments.pytorch_twin.gpt import GPT
 from jaxformer.config import ConfigError
-from jaxformer.data import StreamBatch
+from jaxformer.data import PairBatch, StreamBatch
 from jaxformer.optimizer import OptimizerConfig
+
+Batch = PairBatch | StreamBatch
 
 
 class Trainer:
     """Updates `model` in place, by the clipped mean gradient of a batch and AdamW.
 
-    Matrices and tables decay, biases and norm scales do not. Raises `ConfigError` for another
-    rule than Adam.
+    `model.loss(batch)` is (the sum of nats, the number of tokens), as tensors. Matrices and tables
+    decay, biases and norm scales do not. Raises `ConfigError` for another rule than Adam.
     """
 
-    def __init__(self, model: GPT, config: OptimizerConfig):
+    def __init__(self, model: nn.Module, config: OptimizerConfig):
         if config.name != "adam":
             raise ConfigError(f"name={config.name!r} is no optimizer of the twin: it has adam only")
         self.model = model
@@ -36,14 +37,14 @@ class Trainer:
             self.optimizer, lambda done: rate_share(config, done + 1)
         )
 
-    def step(self, batch: StreamBatch) -> dict[str, float]:
+    def step(self, batch: Batch) -> dict[str, float]:
         """Makes one update; the metrics are those of `jaxformer.training.make_train_step`.
 
         Likewise it skips an update whose loss or gradient is not finite.
         """
         self.model.train()
         self.optimizer.zero_grad()
-        nats, tokens = self.model.loss(torch.tensor(batch.tokens), torch.tensor(batch.valid))
+        nats, tokens = self.model.loss(batch)
         (nats / tokens).backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         if nats.isfinite() and norm.isfinite():
@@ -62,12 +63,12 @@ class Trainer:
         }
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[StreamBatch]) -> tuple[float, int]:
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
         """The nats of all `batches`, summed, and their number, without dropout."""
         self.model.eval()
         sums = 0.0, 0
         for batch in batches:
-            nats, tokens = self.model.loss(torch.tensor(batch.tokens), torch.tensor(batch.valid))
+            nats, tokens = self.model.loss(batch)
             sums = sums[0] + nats.item(), sums[1] + tokens.item()
         return sums
 

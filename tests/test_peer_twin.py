@@ -1,0 +1,199 @@
+"""The Transformer in PyTorch is ours, weight for weight. Run with `-m peer`; needs torch."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import ConfigError, TransformerConfig
+from jaxformer.data import PairBatch
+from jaxformer.losses import seq2seq_loss
+from jaxformer.models import EncoderDecoder
+from jaxformer.optimizer import OptimizerConfig, make_optimizer
+from jaxformer.tokenizers import PAD
+from jaxformer.training import init_state, make_eval_step, make_train_step
+
+pytestmark = pytest.mark.peer
+
+CONFIG = TransformerConfig(
+    vocab_size=23,
+    d_model=20,
+    d_ff=28,
+    num_heads=5,
+    num_encoder_layers=2,
+    num_decoder_layers=1,
+    max_len=11,
+)
+LEARNING = OptimizerConfig(
+    schedule="cosine", learning_rate=1e-2, warmup_steps=4, total_steps=13, clip_norm=1.0
+)
+SMOOTHING = 0.1
+
+
+def pairs(seed: int) -> PairBatch:
+    """Three pairs and a row without one."""
+    rng = np.random.default_rng(seed)
+    source, target = np.full((4, 7), PAD, np.int32), np.full((4, 6), PAD, np.int32)
+    for side, lengths in ((source, (7, 4, 5)), (target, (3, 6, 5))):
+        for row, length in enumerate(lengths):
+            side[row, :length] = rng.integers(4, CONFIG.vocab_size, length)
+    return PairBatch(source, target, np.arange(4, dtype=np.int32))
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return pairs(0)
+
+
+@pytest.fixture
+def make_twin(torch, batch, random_params):
+    """Our parameters of a config, all random, and the twin with the same weights."""
+    from experiments.pytorch_twin import weights
+    from experiments.pytorch_twin.transformer import Transformer
+
+    def make(config=CONFIG):
+        params = random_params(EncoderDecoder(config), batch.source, batch.target)
+        twin = Transformer(config, SMOOTHING)
+        weights.give(params, twin, config)
+        return params, twin
+
+    return make
+
+
+def assert_trees_equal(given, expected, assert_equal, tolerance=1e-5):
+    assert jax.tree.structure(given) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: assert_equal(a, b, tolerance), given, expected)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm_placement": "pre", "use_bias": False, "activation": "gelu"},
+        {"d_model": 15, "activation": "silu", "norm_eps": 1e-5},
+    ],
+)
+def test_logits_loss_and_gradients_are_the_twins(torch, batch, make_twin, assert_equal, changes):
+    from experiments.pytorch_twin import weights
+
+    config = replace(CONFIG, **changes)
+    params, twin = make_twin(config)
+    model = EncoderDecoder(config)
+    inputs = batch.target[:, :-1]
+    ours = jax.jit(model.apply)({"params": params}, batch.source, inputs, batch.source != PAD)
+    theirs = twin(*map(torch.tensor, (batch.source, inputs, batch.source != PAD)))
+    # The last row is no pair: ours attends to nothing there, the twin to padding.
+    assert_equal(ours[:3], theirs.detach()[:3])
+
+    nats, count = twin.loss(batch)
+    nats.backward()
+    loss = seq2seq_loss(model, pad=PAD, smoothing=SMOOTHING)
+    (total, tokens), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch, None)
+    assert tokens == count.item() == 11
+    assert_equal(total, nats.item())
+    assert_trees_equal(weights.take_gradients(twin, config), grads, assert_equal, 1e-4)
+
+
+def test_weights_come_back_bit_for_bit(make_twin):
+    from experiments.pytorch_twin import weights
+
+    for config in (CONFIG, replace(CONFIG, norm_placement="pre", use_bias=False)):
+        params, twin = make_twin(config)
+        back = weights.take(twin, config)
+        assert jax.tree.structure(back) == jax.tree.structure(params)
+        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, back, params)))
+
+
+def test_weights_of_another_size_are_refused_by_name(make_twin):
+    from experiments.pytorch_twin import weights
+
+    params, twin = make_twin()
+    deeper = replace(CONFIG, num_decoder_layers=2)
+    with pytest.raises(ConfigError, match="decoder/blocks_1/attention/query/kernel is missing"):
+        weights.give(params, twin, deeper)
+    from experiments.pytorch_twin.tables import to_ours
+
+    state = {name: tensor.numpy() for name, tensor in twin.state_dict().items()}
+    with pytest.raises(ConfigError, match="decoder.final_norm.weight is unknown"):
+        to_ours(state | {"decoder.final_norm.weight": np.zeros(3)}, weights.table(CONFIG))
+
+
+def test_ten_updates_are_the_twins(torch, make_twin, assert_equal):
+    from experiments.pytorch_twin import weights
+    from experiments.pytorch_twin.trainer import Trainer
+
+    params, twin = make_twin()
+    trainer = Trainer(twin, LEARNING)
+    model, optimizer = EncoderDecoder(CONFIG), make_optimizer(LEARNING)
+    loss = seq2seq_loss(model, pad=PAD, smoothing=SMOOTHING)
+    step = jax.jit(make_train_step(loss, optimizer))
+    state = init_state(jax.tree.map(jnp.asarray, params), optimizer, jax.random.key(0))
+    for number in range(10):
+        theirs = trainer.step(pairs(number))
+        state, ours = step(state, pairs(number))
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            assert_equal(ours[name], theirs[name], 1e-4)
+    held_out = [pairs(20), pairs(21)]
+    evaluate = jax.jit(make_eval_step(loss))
+    sums = [evaluate(state.params, batch) for batch in held_out]
+    nats, tokens = trainer.evaluate(held_out)
+    assert tokens == sum(count for _, count in sums) == 22
+    assert_equal(sum(total for total, _ in sums), nats, 1e-4)
+
+    moved = weights.take(twin, CONFIG)
+    far = jax.tree.map(lambda a, b: np.abs(a - b).max(), moved, params)
+    assert max(jax.tree.leaves(far)) > 4e-2
+    assert_trees_equal(
+        without_key_biases(moved), without_key_biases(state.params), assert_equal, 1e-4
+    )
+
+
+def without_key_biases(params):
+    """Adam divides their gradients, which are nought but for rounding, by their own size."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+    return {path: x for path, x in named.items() if not path.endswith("key/bias")}
+
+
+def test_the_twin_starts_as_our_model_does(torch, batch):
+    from experiments.pytorch_twin import weights
+    from experiments.pytorch_twin.transformer import Transformer
+
+    config = replace(CONFIG, d_model=60, d_ff=90, vocab_size=101)
+    torch.manual_seed(0)
+    theirs = weights.take(Transformer(config), config)
+    model = EncoderDecoder(config)
+    ours = jax.jit(model.init)(jax.random.key(0), batch.source, batch.target)["params"]
+    assert jax.tree.map(np.shape, theirs) == jax.tree.map(np.shape, ours)
+    for (path, mine), its in zip(
+        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True
+    ):
+        assert its.mean() == pytest.approx(float(mine.mean()), abs=0.03), path
+        assert its.std() == pytest.approx(float(mine.std()), rel=0.1), path
+
+
+def test_dropout_of_the_twin_acts_at_our_rates(torch, batch, make_twin):
+    config = replace(CONFIG, dropout_rate=0.5)
+    _, twin = make_twin(config)
+    x = torch.ones(200, 11, 20)
+    twin.train()
+    kept = twin.positions(x) != 0
+    assert kept.float().mean() == pytest.approx(0.5, abs=0.02)
+    twin.eval()
+    assert torch.equal(twin.positions(x), x + twin.positions.table)
+
+
+def test_what_the_twin_lacks_is_refused(torch, make_twin):
+    from experiments.pytorch_twin.transformer import Transformer
+
+    with pytest.raises(ConfigError, match="positions='rotary', but the twin has positions='sinus"):
+        Transformer(replace(CONFIG, positions="rotary", num_heads=10))
+    _, twin = make_twin()
+    tokens = torch.ones(2, 12, dtype=torch.long)
+    with pytest.raises(
+        ValueError, match="12 tokens was given, but the positions end at max_len=11"
+    ):
+        twin(tokens, tokens[:, :3])
