@@ -36,9 +36,15 @@ class Comparison(TranslationConfig):
 
 
 def presets() -> dict[str, Comparison]:
-    """The presets whose model the twin has; that of the grammar with the positions of the paper."""
+    """The presets whose model the twin has.
+
+    That of the grammar is smaller, has the positions of the paper, and one shape of batch, so that
+    the whole comparison takes about a minute.
+    """
     grammar, tiny = PRESETS["grammar"], PRESETS["multi30k_tiny"]
-    grammar = replace(grammar, model=replace(grammar.model, positions="sinusoidal"))
+    sizes = replace(grammar.model, d_model=64, d_ff=128, vocab_size=1_000, positions="sinusoidal")
+    data = replace(grammar.data, buckets=1, tokens=1_024)
+    grammar = replace(grammar, model=sizes, data=data)
     return with_machine({preset.name: preset for preset in (grammar, tiny)}, Comparison)
 
 
@@ -52,9 +58,11 @@ def main(config: Comparison) -> None:
     prepared = prepare(config, run.folder)
     print(describe(prepared))
     quiet = _without_dropout(prepared)
-    same = comparison.agreement(config, quiet)
-    course = comparison.trajectory(config, quiet, config.steps)
-    speed = comparison.speed(config, prepared, config.timed_steps, config.rounds)
+    ours = comparison.assemble_ours(config, quiet)
+    same = comparison.agreement(ours)
+    course = comparison.trajectory(ours, config.steps)
+    noisy = ours if quiet.model == prepared.model else comparison.assemble_ours(config, prepared)
+    speed = comparison.speed(noisy, config.timed_steps, config.rounds)
     for number, losses in enumerate(zip(*course[:3], strict=True), start=1):
         run.log(number, **dict(zip(("loss", "twin_loss", "rounding_loss"), losses, strict=True)))
     run.close()

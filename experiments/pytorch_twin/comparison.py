@@ -19,7 +19,7 @@ from experiments.translation.train import assemble
 from jaxformer.data import PairBatch
 from jaxformer.losses import seq2seq_loss
 from jaxformer.models import EncoderDecoder
-from jaxformer.parallel import one_device
+from jaxformer.parallel import Program, one_device
 from jaxformer.tokenizers import PAD
 from jaxformer.training import TrainState
 
@@ -63,20 +63,47 @@ class Speed(NamedTuple):
     rounds_twin: list[float]
 
 
-def agreement(config: TranslationConfig, prepared: Prepared) -> Agreement:
+class Ours(NamedTuple):
+    """Our side: its settings, its text, and its compiled step, which compiles once a shape.
+
+    `make_state()` is the state before the first update.
+    """
+
+    config: TranslationConfig
+    prepared: Prepared
+    make_state: Callable[[], TrainState]
+    step: Program
+
+    def batches(self, count: int) -> list[PairBatch]:
+        """The first `count` batches."""
+        return [self.prepared.batches.batch(number) for number in range(count)]
+
+    def twin(self, params: Any) -> Transformer:
+        """The twin with the weights `params`."""
+        model = Transformer(self.prepared.model, self.config.training.smoothing)
+        weights.give(params, model, self.prepared.model)
+        return model
+
+
+def assemble_ours(config: TranslationConfig, prepared: Prepared) -> Ours:
+    """Our side on one device."""
+    devices = one_device()
+    make_state, step = assemble(config, prepared.model, prepared.batches.batch(0), devices)
+    return Ours(config, prepared, lambda: devices.init(make_state), step)
+
+
+def agreement(ours: Ours) -> Agreement:
     """What the first batch gives in both, with the weights that training begins with."""
-    sizes, batch = prepared.model, prepared.batches.batch(0)
-    state, _ = _begin(config, prepared)
-    twin = _twin(config, prepared, state.params)
-    model = EncoderDecoder(sizes, config.training.attention)
-    loss = seq2seq_loss(model, pad=PAD, smoothing=config.training.smoothing)
-    differentiate = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (total, _), gradient = differentiate(state.params, batch, None)
+    training, sizes = ours.config.training, ours.prepared.model
+    batch, params = ours.prepared.batches.batch(0), ours.make_state().params
+    model, twin = EncoderDecoder(sizes, training.attention), ours.twin(params)
+    loss = seq2seq_loss(model, pad=PAD, smoothing=training.smoothing)
+    (total, _), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch, None)
     nats, _ = twin.loss(batch)
     nats.backward()
 
     inputs = batch.source, batch.target[:, :-1], batch.source != PAD
-    logits = np.asarray(jax.jit(model.apply)({"params": state.params}, *inputs))
+    logits = np.asarray(jax.jit(model.apply)({"params": params}, *inputs))
     with torch.no_grad():
         theirs = twin(*map(torch.tensor, inputs)).numpy()
     error = np.abs(logits - theirs) / np.maximum(1.0, np.abs(theirs))
@@ -87,35 +114,35 @@ def agreement(config: TranslationConfig, prepared: Prepared) -> Agreement:
     )
 
 
-def trajectory(config: TranslationConfig, prepared: Prepared, steps: int) -> Trajectory:
+def trajectory(ours: Ours, steps: int) -> Trajectory:
     """`steps` updates of both from the same weights on the same batches."""
-    batches = [prepared.batches.batch(number) for number in range(steps)]
-    begin, _ = _begin(config, prepared)
-    start = jax.tree.map(np.array, begin.params)
-    trainer = Trainer(_twin(config, prepared, start), config.optimizer)
+    batches = ours.batches(steps)
+    start = jax.tree.map(np.array, ours.make_state().params)
+    trainer = Trainer(ours.twin(start), ours.config.optimizer)
     twin = [_twin_step(trainer)(batch) for batch in batches]
-    state, ours = _trained(config, prepared, batches, start)
+    trained, losses = _trained(ours, batches, start)
     moved = jax.tree.map(lambda x: np.nextafter(x, np.float32(np.inf)), start)
-    rounded, rounding = _trained(config, prepared, batches, moved)
-    way = _distance(state, start)
+    rounded, rounding = _trained(ours, batches, moved)
+    way = _distance(trained, start)
+    theirs = weights.take(trainer.model, ours.prepared.model)
     return Trajectory(
-        ours,
+        losses,
         twin,
         rounding,
-        weights=_distance(weights.take(trainer.model, prepared.model), state) / way,
-        rounding_weights=_distance(rounded, state) / way,
+        weights=_distance(theirs, trained) / way,
+        rounding_weights=_distance(rounded, trained) / way,
     )
 
 
-def speed(config: TranslationConfig, prepared: Prepared, steps: int, rounds: int) -> Speed:
+def speed(ours: Ours, steps: int, rounds: int) -> Speed:
     """How long an update takes: both in turn, `rounds` times `steps` updates on the same batches.
 
     Compilation, and each one's first updates, come before the clock starts.
     """
-    state, step = _begin(config, prepared)
-    trainer = Trainer(_twin(config, prepared, state.params), config.optimizer)
-    runners = {"ours": _our_step(state, step), "twin": _twin_step(trainer)}
-    batches = [prepared.batches.batch(number) for number in range(steps)]
+    state = ours.make_state()
+    trainer = Trainer(ours.twin(state.params), ours.config.optimizer)
+    runners = {"ours": _our_step(state, ours.step), "twin": _twin_step(trainer)}
+    batches = ours.batches(steps)
     found: dict[str, list[float]] = {name: [] for name in runners}
     for turn in range(rounds + 1):
         for name, run in runners.items():
@@ -128,19 +155,6 @@ def speed(config: TranslationConfig, prepared: Prepared, steps: int, rounds: int
     return Speed(medians["ours"], medians["twin"], found["ours"], found["twin"])
 
 
-def _begin(config: TranslationConfig, prepared: Prepared) -> tuple[TrainState, Any]:
-    """Our state before the first update, and the compiled step."""
-    devices = one_device()
-    make_state, step = assemble(config, prepared.model, prepared.batches.batch(0), devices)
-    return devices.init(make_state), step
-
-
-def _twin(config: TranslationConfig, prepared: Prepared, params: Any) -> Transformer:
-    twin = Transformer(prepared.model, config.training.smoothing)
-    weights.give(params, twin, prepared.model)
-    return twin
-
-
 def _twin_step(trainer: Trainer) -> Step:
     def run(batch: PairBatch) -> float:
         metrics = trainer.step(batch)
@@ -149,7 +163,7 @@ def _twin_step(trainer: Trainer) -> Step:
     return run
 
 
-def _our_step(state: TrainState, step: Callable[..., Any]) -> Step:
+def _our_step(state: TrainState, step: Program) -> Step:
     def run(batch: PairBatch) -> float:
         nonlocal state
         state, metrics = step(state, batch)
@@ -158,14 +172,12 @@ def _our_step(state: TrainState, step: Callable[..., Any]) -> Step:
     return run
 
 
-def _trained(
-    config: TranslationConfig, prepared: Prepared, batches: Iterable[PairBatch], start: Any
-) -> tuple[Any, list[float]]:
+def _trained(ours: Ours, batches: Iterable[PairBatch], start: Any) -> tuple[Any, list[float]]:
     """Our parameters after an update on each of `batches` from `start`, and the losses."""
-    state, step = _begin(config, prepared)
-    state, losses = state.replace(params=jax.tree.map(jnp.array, start)), []
+    state = ours.make_state().replace(params=jax.tree.map(jnp.array, start))
+    losses = []
     for batch in batches:
-        state, metrics = step(state, batch)
+        state, metrics = ours.step(state, batch)
         losses.append(float(metrics["loss"]) / float(metrics["tokens"]))
     return jax.tree.map(np.asarray, state.params), losses
 
