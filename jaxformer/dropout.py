@@ -25,18 +25,27 @@ class Noise(NamedTuple):
         words = jax.random.key_data(rng).astype(jnp.uint32)
         return cls(words.reshape(-1)[:2], row)
 
-    def keep(self, site: str, shape: tuple[int, ...], rate: float) -> jax.Array:
+    def keep(
+        self,
+        site: str,
+        shape: tuple[int, ...],
+        rate: float,
+        start: tuple[jax.Array | int, ...] | None = None,
+    ) -> jax.Array:
         """bool `shape` [B, ..., F], each True with probability 1 - `rate`.
 
-        An element depends on its own indices only: a wider or longer array repeats the mask.
+        An element depends on its own indices only: a wider or longer array repeats the mask, and
+        `start`, the indices of the first element behind B (numbers or int32 scalars, None: zeros),
+        gives the part of a larger array's mask that begins there.
         """
+        start = (0,) * (len(shape) - 1) if start is None else start
         site_word = np.uint32(zlib.crc32(site.encode()))
         key = _mix(_mix(self.words[0] ^ site_word) + self.row.astype(jnp.uint32) * _ODD)
-        for size in shape[1:-1]:
-            key = _mix(_numbered(key, size))
+        for size, first in zip(shape[1:-1], start[:-1], strict=True):
+            key = _mix(_numbered(key, size, first))
         # Two rounds with two keys: one alone leaves masks of neighbouring keys correlated.
         second = _mix(key ^ self.words[1])
-        hashed = _mix(_mix(_numbered(key, shape[-1])) ^ second[..., None])
+        hashed = _mix(_mix(_numbered(key, shape[-1], start[-1])) ^ second[..., None])
         return hashed < np.uint32(min((1.0 - rate) * 2.0**32, 2.0**32 - 1))
 
 
@@ -58,9 +67,9 @@ class Dropout(NamedTuple):
 _ODD = np.uint32(0x9E3779B9)
 
 
-def _numbered(key: jax.Array, size: int) -> jax.Array:
-    """`size` different words [..., size] from each of `key` [...]."""
-    number = jnp.arange(size, dtype=jnp.uint32) * _ODD
+def _numbered(key: jax.Array, size: int, first: jax.Array | int) -> jax.Array:
+    """`size` different words [..., size] from each of `key` [...], numbered from `first`."""
+    number = (jnp.arange(size, dtype=jnp.uint32) + jnp.asarray(first, jnp.uint32)) * _ODD
     return key[..., None] + number.reshape((1,) * key.ndim + (size,))
 
 

@@ -27,6 +27,23 @@ class Mask:
     query_segments: jax.Array | None = None
     key_segments: jax.Array | None = None
 
+    def part(self, query: jax.Array | int, queries: int, key: jax.Array | int, keys: int) -> "Mask":
+        """The mask between the queries from `query` on and the keys from `key` on.
+
+        `part(t, T, s, S).dense(T, S)` is the block [.., t:t+T, s:s+S] of the whole matrix. `query`
+        and `key` are numbers or int32 scalars; the block must lie inside the facts.
+        """
+
+        def cut(fact: jax.Array | None, first: jax.Array | int, size: int) -> jax.Array | None:
+            return None if fact is None else jax.lax.dynamic_slice_in_dim(fact, first, size, 1)
+
+        return self.replace(
+            offset=self.offset + query - key,
+            key_valid=cut(self.key_valid, key, keys),
+            query_segments=cut(self.query_segments, query, queries),
+            key_segments=cut(self.key_segments, key, keys),
+        )
+
     def dense(self, queries: int, keys: int) -> jax.Array | None:
         """The matrix [B or 1, 1, T, S] bool (True = may attend), or None when all may.
 

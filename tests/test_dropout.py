@@ -84,6 +84,15 @@ def test_a_longer_or_wider_array_repeats_the_mask(masks):
     assert np.array_equal(larger[:, :61, :127], masks.base)
 
 
+def test_a_part_of_the_mask_is_computed_from_where_it_starts():
+    noise = jax.tree.map(jax.numpy.asarray, Noise(WORDS, ROWS[:2]))
+    whole = np.asarray(noise.keep("a", (2, 3, 11, 13), 0.4))
+    part = jax.jit(lambda *start: noise.keep("a", (2, 2, 5, 7), 0.4, start=start))
+    for head, query, key in [(0, 0, 0), (1, 6, 6), (0, 3, 1)]:
+        expected = whole[:, head : head + 2, query : query + 5, key : key + 7]
+        assert np.array_equal(part(head, query, key), expected)
+
+
 def test_the_mask_of_attention_weights_differs_from_head_to_head():
     weights = np.asarray(keep(WORDS, ROWS[:2], shape=(3, 31, 37), rate=0.5))
     assert weights.shape == (2, 3, 31, 37)

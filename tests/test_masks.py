@@ -59,3 +59,20 @@ def test_without_facts_there_is_no_matrix(mask):
 def test_a_window_without_a_direction_is_refused():
     with pytest.raises(ValueError, match="window=3 .* needs causal=True"):
         Mask(window=3).dense(5, 7)
+
+
+def test_a_part_of_a_mask_is_the_part_of_its_matrix(rng):
+    mask = Mask(
+        causal=True,
+        window=5,
+        offset=2,
+        key_valid=rng.random((2, 11)) < 0.7,
+        query_segments=rng.integers(0, 2, (2, 7)),
+        key_segments=rng.integers(0, 2, (2, 11)),
+    )
+    whole = np.asarray(mask.dense(7, 11))
+    part = jax.jit(lambda query, key: mask.part(query, 3, key, 4).dense(3, 4))
+    for query, key in [(0, 0), (2, 5), (4, 7)]:
+        assert np.array_equal(part(query, key), whole[:, :, query : query + 3, key : key + 4])
+    assert 0 < whole.mean() < 1
+    assert Mask().part(1, 2, 3, 4).dense(2, 4) is None

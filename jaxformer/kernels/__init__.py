@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 import jax
 
+from jaxformer.kernels.blockwise import blockwise
 from jaxformer.kernels.reference import attention_weights, reference
 from jaxformer.kernels.xla import xla
 
 Kernel = Callable[..., jax.Array]
 
-KERNELS: dict[str, Kernel] = {"reference": reference, "xla": xla}
+KERNELS: dict[str, Kernel] = {"reference": reference, "xla": xla, "blockwise": blockwise}
 
 
 def get(name: str) -> Kernel:
@@ -27,4 +28,4 @@ def get(name: str) -> Kernel:
     return KERNELS[name]
 
 
-__all__ = ["KERNELS", "Kernel", "attention_weights", "get", "reference", "xla"]
+__all__ = ["KERNELS", "Kernel", "attention_weights", "blockwise", "get", "reference", "xla"]

@@ -1,0 +1,188 @@
+"""What the blockwise kernel promises beside the formula: blocks, memory, transformations."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.dropout import Dropout, Noise
+from jaxformer.kernels import blockwise, reference
+from jaxformer.masks import Mask
+from jaxformer.parallel import make_mesh
+
+B, T, S, N, K, H, HV = 2, 11, 13, 6, 2, 5, 3
+SMALL = partial(blockwise, block=4)  # 3 blocks of queries and 4 of keys, the last ones ragged
+
+
+def draw(rng):
+    """q, k, v and a bias."""
+    shapes = (B, T, N, H), (B, S, K, H), (B, S, K, HV), (B, N, T, S)
+    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+@pytest.fixture
+def inputs(rng):
+    return draw(rng)
+
+
+def value_and_slopes(kernel, *, mask, dropout=None):
+    """A function of (q, k, v, bias): attention, and the slopes of a fixed mixture of it."""
+    direction = np.random.default_rng(7).standard_normal((B, T, N, HV)).astype(np.float32)
+
+    def mixture(q, k, v, bias):
+        out = kernel(q, k, v, mask, scale=0.7, bias=bias, dropout=dropout)
+        return (out * direction).sum(), out
+
+    return jax.value_and_grad(mixture, argnums=(0, 1, 2, 3), has_aux=True)
+
+
+def assert_same(given, expected, assert_equal):
+    for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(expected), strict=True):
+        assert_equal(a, b, 2e-5)
+
+
+def scan_lengths(f, *inputs):
+    """How many steps the loops of `f` take, as its trace says."""
+
+    def visit(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "scan":
+                yield equation.params["length"]
+            for inner in jaxprs_in_params(equation.params):
+                yield from visit(inner)
+
+    return list(visit(jax.make_jaxpr(f)(*inputs).jaxpr))
+
+
+def test_dropout_and_a_bias_are_those_of_the_reference_kernel(inputs, assert_equal):
+    inputs = [*inputs[:3], inputs[3][:1]]  # one bias for all rows: its slope is their sum
+    noise = Noise.of(jax.random.key(3), jnp.array([5, 2]))
+    settings = {"mask": Mask(causal=True, offset=2), "dropout": Dropout(noise, "site", 0.4)}
+    given = jax.jit(value_and_slopes(SMALL, **settings))(*inputs)
+    expected = jax.jit(value_and_slopes(reference, **settings))(*inputs)
+    assert given[1][3].shape == (1, N, T, S)
+    assert_same(given, expected, assert_equal)
+
+
+@pytest.mark.parametrize(("offset", "window"), [(0, None), (2, None), (0, 3), (2, 5), (-6, None)])
+def test_blocks_in_which_nothing_can_be_seen_are_not_visited(offset, window, inputs):
+    mask = Mask(causal=True, offset=offset, window=window)
+    dense = np.zeros((12, 16), bool)
+    dense[:T, :S] = mask.dense(T, S)[0, 0]
+    seen = dense.reshape(3, 4, 4, 4).any((1, 3)).sum()
+    lengths = scan_lengths(value_and_slopes(SMALL, mask=mask), *inputs)
+    assert 0 < seen < 12 and len(lengths) == 2
+    # Rows and columns that only fill a block up may keep one more in it.
+    assert all(seen <= length <= seen + 1 for length in lengths)
+
+
+def test_an_offset_known_only_at_run_time_visits_all_blocks(inputs):
+    def attend(offset):
+        return SMALL(*inputs[:3], Mask(causal=True, offset=offset), scale=0.7)
+
+    assert scan_lengths(attend, 2) == [12]
+
+
+def test_a_query_that_comes_before_all_keys_gets_zeros(inputs):
+    attend = jax.jit(partial(SMALL, scale=0.7))
+    out = attend(*inputs[:3], Mask(causal=True, offset=-T))
+    assert out.shape == (B, T, N, HV) and np.all(out == 0)
+
+
+def test_vmap_and_remat_change_nothing(inputs, assert_equal):
+    valid = jnp.arange(S)[None] < jnp.array([S, 6])[:, None]
+    noise = Noise.of(jax.random.key(3), jnp.array([5, 2]))
+
+    def attend(row, q, k, v, valid, offset):
+        mask = Mask(causal=True, offset=offset, key_valid=valid[None])
+        dropout = Dropout(Noise(noise.words, row[None]), "site", 0.4)
+        return SMALL(q[None], k[None], v[None], mask, scale=0.7, dropout=dropout)[0]
+
+    def alone(q, k, v):
+        return jax.vmap(jax.checkpoint(attend))(noise.row, q, k, v, valid, jnp.full(B, 2))
+
+    def together(q, k, v):
+        mask = Mask(causal=True, offset=2, key_valid=valid)
+        return reference(q, k, v, mask, scale=0.7, dropout=Dropout(noise, "site", 0.4))
+
+    def slopes(f):
+        return jax.jit(jax.value_and_grad(lambda *x: (f(*x) ** 2).sum(), (0, 1, 2)))(*inputs[:3])
+
+    assert_same(slopes(alone), slopes(together), assert_equal)
+
+
+def test_weights_are_summed_up_in_float32(rng):
+    """Of 600 equal weights each bfloat16 sum beyond 256 would stand still."""
+    q, k = jnp.zeros((1, 1, 1, 8), jnp.bfloat16), jnp.zeros((1, 600, 1, 8), jnp.bfloat16)
+    v = jnp.ones((1, 600, 1, 8), jnp.bfloat16)
+
+    def total(v):
+        return blockwise(q, k, v, Mask(), scale=1.0, block=1).sum()
+
+    out, slope = jax.jit(jax.value_and_grad(total))(v)
+    assert out == 8
+    assert slope.dtype == jnp.bfloat16 and np.allclose(slope, 1 / 600, rtol=0.01)
+
+
+def test_a_block_has_at_least_one_position(inputs):
+    with pytest.raises(ValueError, match="block=0 is a number of queries and keys: give at least"):
+        blockwise(*inputs[:3], Mask(), scale=0.7, block=0)
+
+
+def test_a_window_needs_a_direction_here_too(inputs):
+    with pytest.raises(ValueError, match="window=3 counts keys backwards"):
+        blockwise(*inputs[:3], Mask(window=3), scale=0.7)
+
+
+def on_a_mesh(path: str) -> None:
+    """Runs in the child process: attention with rows and heads on 2 x 2 devices, into one file."""
+    rng = np.random.default_rng(0)
+    inputs = draw(rng)
+    mesh = make_mesh("data=2,tensor=2")
+    placed = [jax.device_put(x, NamedSharding(mesh, P("data", None, "tensor"))) for x in inputs[:3]]
+    placed.append(jax.device_put(inputs[3], NamedSharding(mesh, P("data", "tensor"))))
+    found = jax.jit(value_and_slopes(SMALL, mask=Mask(causal=True)))(*placed)
+    np.savez(path, *map(np.asarray, jax.tree.leaves(found)))
+
+
+@pytest.mark.slow
+def test_a_mesh_changes_nothing(inputs, tmp_path, assert_equal):
+    here = Path(__file__).parent
+    code = (
+        "import conftest, jax, sys; conftest.pytest_configure();"
+        "jax.config.update('jax_num_cpu_devices', 4);"
+        "import test_kernels_blockwise; test_kernels_blockwise.on_a_mesh(sys.argv[1])"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
+    command = [sys.executable, "-B", "-c", code, str(tmp_path / "out.npz")]
+    done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    expected = jax.jit(value_and_slopes(SMALL, mask=Mask(causal=True)))(*inputs)
+    with np.load(tmp_path / "out.npz") as saved:
+        assert_same([saved[name] for name in saved], expected, assert_equal)
+
+
+@pytest.mark.slow
+def test_the_memory_of_training_grows_in_step_with_the_length():
+    def temporary(length):
+        x = jax.ShapeDtypeStruct((1, length, 4, 32), jnp.float32)
+
+        def attend(q, k, v):
+            return blockwise(q, k, v, Mask(causal=True), scale=0.2).sum()
+
+        compiled = jax.jit(jax.grad(attend, (0, 1, 2))).lower(x, x, x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    sizes = [temporary(length) for length in (1024, 2048, 4096, 8192)]
+    ratios = [after / before for before, after in zip(sizes, sizes[1:], strict=False)]
+    assert max(ratios) < 2.2
+    assert sizes[-1] < 4 * 8192 * 8192  # bytes of one head's weights
