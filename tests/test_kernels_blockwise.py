@@ -63,16 +63,6 @@ def scan_lengths(f, *inputs):
     return list(visit(jax.make_jaxpr(f)(*inputs).jaxpr))
 
 
-def test_dropout_and_a_bias_are_those_of_the_reference_kernel(inputs, assert_equal):
-    inputs = [*inputs[:3], inputs[3][:1]]  # one bias for all rows: its slope is their sum
-    noise = Noise.of(jax.random.key(3), jnp.array([5, 2]))
-    settings = {"mask": Mask(causal=True, offset=2), "dropout": Dropout(noise, "site", 0.4)}
-    given = jax.jit(value_and_slopes(SMALL, **settings))(*inputs)
-    expected = jax.jit(value_and_slopes(reference, **settings))(*inputs)
-    assert given[1][3].shape == (1, N, T, S)
-    assert_same(given, expected, assert_equal)
-
-
 @pytest.mark.parametrize(("offset", "window"), [(0, None), (2, None), (0, 3), (2, 5), (-6, None)])
 def test_blocks_in_which_nothing_can_be_seen_are_not_visited(offset, window, inputs):
     mask = Mask(causal=True, offset=offset, window=window)
@@ -98,6 +88,7 @@ def test_a_query_that_comes_before_all_keys_gets_zeros(inputs):
     assert out.shape == (B, T, N, HV) and np.all(out == 0)
 
 
+@pytest.mark.slow
 def test_vmap_and_remat_change_nothing(inputs, assert_equal):
     valid = jnp.arange(S)[None] < jnp.array([S, 6])[:, None]
     noise = Noise.of(jax.random.key(3), jnp.array([5, 2]))

@@ -5,20 +5,25 @@
 
 Head n attends with key/value head n * K // N. `bias` [1 or B, N, T, S] is added to the scaled
 logits. `dropout` acts on the weights. A query that may attend to nothing yields zeros. A kernel
-refuses what it cannot do with a `ValueError` that says so.
+refuses what it cannot do with a `ConfigError` that says so; none is exchanged for another unless
+`Auto` is asked to choose, and it tells what it took.
+
+| kernel | where | refuses |
+|---|---|---|
+| `reference` | everywhere | nothing |
+| `blockwise` | everywhere, memory linear in T + S | nothing |
+| `xla` | everywhere | dropout, values of another size |
+| `cudnn` | NVIDIA GPUs | float32, dropout, segments, an offset, padding with a direction |
+| `pallas` | TPUs | bias, dropout, a traced offset, lengths that 128 does not divide |
 """
 
-from collections.abc import Callable
-
-import jax
-
 from jaxformer.kernels.blockwise import blockwise
+from jaxformer.kernels.call import Call, Machine
+from jaxformer.kernels.choice import KERNELS, Auto, Choice, Kernel, choose, explain
+from jaxformer.kernels.cudnn import cudnn
+from jaxformer.kernels.pallas import pallas
 from jaxformer.kernels.reference import attention_weights, reference
 from jaxformer.kernels.xla import xla
-
-Kernel = Callable[..., jax.Array]
-
-KERNELS: dict[str, Kernel] = {"reference": reference, "xla": xla, "blockwise": blockwise}
 
 
 def get(name: str) -> Kernel:
@@ -28,4 +33,20 @@ def get(name: str) -> Kernel:
     return KERNELS[name]
 
 
-__all__ = ["KERNELS", "Kernel", "attention_weights", "blockwise", "get", "reference", "xla"]
+__all__ = [
+    "KERNELS",
+    "Auto",
+    "Call",
+    "Choice",
+    "Kernel",
+    "Machine",
+    "attention_weights",
+    "blockwise",
+    "choose",
+    "cudnn",
+    "explain",
+    "get",
+    "pallas",
+    "reference",
+    "xla",
+]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.dropout import Dropout
+from jaxformer.kernels.call import Call, Machine, refuse, refuse_dropout, refuse_value_size
 from jaxformer.masks import Mask
 
 
@@ -19,19 +20,10 @@ def xla(
 ) -> jax.Array:
     """Attention [B, T, N, Hv] by `jax.nn.dot_product_attention(implementation="xla")`.
 
-    Raises `ValueError` for what JAX's function cannot do: dropout on the weights, and values of
+    Raises `ConfigError` for what JAX's function cannot do: dropout on the weights, and values of
     another size than the keys.
     """
-    if dropout is not None and dropout.noise is not None and dropout.rate > 0:
-        raise ValueError(
-            f"the xla kernel has no dropout on attention weights, but rate={dropout.rate} was "
-            "given: use the reference kernel or attention_dropout_rate=0"
-        )
-    if v.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            f"the xla kernel needs values of the keys' size, but head_dim={k.shape[-1]} and "
-            f"value_head_dim={v.shape[-1]}: use the reference kernel"
-        )
+    refuse("xla", xla_refusals(Call.of(q, k, v, mask, bias, dropout), Machine.here()))
     # Never is_causal: JAX anchors it at the top left, which is wrong with a cache.
     allowed = mask.dense(q.shape[1], k.shape[1])
     out = jax.nn.dot_product_attention(
@@ -41,3 +33,8 @@ def xla(
         return out
     some = jnp.moveaxis(allowed.any(-1), 1, 2)[..., None]  # [B or 1, T, 1, 1]
     return jnp.where(some, out, 0)
+
+
+def xla_refusals(call: Call, machine: Machine) -> list[str]:
+    """Why the xla kernel cannot compute `call` on `machine`; empty where it can."""
+    return refuse_dropout(call) + refuse_value_size(call)
