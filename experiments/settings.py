@@ -10,7 +10,7 @@ from flax import linen as nn
 from experiments import machines, runs
 from jaxformer.blocks import Block, MakeBlock
 from jaxformer.config import ConfigError, check_least, check_share
-from jaxformer.kernels import KERNELS, Kernel
+from jaxformer.kernels import KERNELS, Auto, Choice, Kernel
 from jaxformer.parallel import Devices, make_mesh, one_device, partition, replicate
 
 Parallel = Literal["one", "replicate", "partition"]
@@ -44,8 +44,9 @@ class TrainingConfig:
 
     Training ends early when validation has not become better for `patience` evaluations. The
     result is the mean of the last `average` checkpoints, or the best one where that validates
-    better. `kernel` computes attention; `remat` computes the insides of the blocks a second
-    time in the backward pass instead of keeping them.
+    better. `kernel` computes attention; "auto" takes the best one for each shape and prints which
+    and why when the first step is traced. `remat` computes the insides of the blocks a second time
+    in the backward pass instead of keeping them.
     """
 
     accumulation: int = 1
@@ -62,19 +63,25 @@ class TrainingConfig:
     def __post_init__(self):
         check_least(self, 1, "accumulation", "average")
         check_share(self, "ema_decay")
-        if self.kernel not in KERNELS:
-            known = ", ".join(KERNELS)
+        if self.kernel not in (*KERNELS, "auto"):
+            known = ", ".join((*KERNELS, "auto"))
             raise ConfigError(f"kernel={self.kernel!r} is unknown: give one of {known}")
 
     @property
     def attention(self) -> Kernel:
         """The function that `kernel` names."""
-        return KERNELS[self.kernel]
+        return Auto(tell=_tell) if self.kernel == "auto" else KERNELS[self.kernel]
 
     @property
     def block(self) -> MakeBlock:
         """What makes a block of the model."""
         return nn.remat(Block) if self.remat else Block
+
+
+def _tell(choice: Choice) -> None:
+    """Prints why a kernel was chosen; of several processes the first does."""
+    if machines.is_first():
+        print(choice, flush=True)
 
 
 def choose_devices(parallel: Parallel, mesh: str) -> Devices:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -14,6 +16,7 @@ from experiments.settings import TrainingConfig, choose_devices
 from jaxformer.blocks import Block
 from jaxformer.config import ConfigError
 from jaxformer.kernels import reference, xla
+from jaxformer.masks import Mask
 from jaxformer.parallel import OneDevice, Partitioned, Replicated
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +61,16 @@ def test_kernel_and_block_are_chosen_by_name():
     assert plain.block is Block and issubclass(other.block, nn.Module) and other.block is not Block
     with pytest.raises(ConfigError, match="kernel='flash' is unknown: give one of reference, xla"):
         TrainingConfig(kernel="flash")
+
+
+def test_a_kernel_may_be_chosen_for_each_shape_and_says_so(capsys):
+    auto = TrainingConfig(kernel="auto").attention
+    x = jax.ShapeDtypeStruct((1, 7, 2, 4), jnp.float32)
+    for mask in (Mask(), Mask(causal=True)):
+        jax.eval_shape(lambda x, mask=mask: auto(x, x, x, mask, scale=0.5), x)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("attention B=1 T=7 S=7 N=2 K=2 H=4 Hv=4 float32 on cpu")
+    assert lines[1].startswith("  taken: reference, ") and len(lines) == 6
 
 
 def trained(folder: Path, words: str, runs: str, *more: str) -> list[dict]:
