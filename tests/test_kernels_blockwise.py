@@ -89,7 +89,7 @@ def test_a_query_that_comes_before_all_keys_gets_zeros(inputs):
 
 
 @pytest.mark.slow
-def test_vmap_and_remat_change_nothing(inputs, assert_equal):
+def test_row_by_row_and_rematerialised_it_is_the_reference_kernel(inputs, assert_equal):
     valid = jnp.arange(S)[None] < jnp.array([S, 6])[:, None]
     noise = Noise.of(jax.random.key(3), jnp.array([5, 2]))
 
@@ -146,7 +146,7 @@ def on_a_mesh(path: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_mesh_changes_nothing(inputs, tmp_path, assert_equal):
+def test_on_a_mesh_it_is_what_the_reference_kernel_is_on_one_device(inputs, tmp_path, assert_equal):
     here = Path(__file__).parent
     code = (
         "import conftest, jax, sys; conftest.pytest_configure();"
@@ -157,7 +157,7 @@ def test_a_mesh_changes_nothing(inputs, tmp_path, assert_equal):
     command = [sys.executable, "-B", "-c", code, str(tmp_path / "out.npz")]
     done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    expected = jax.jit(value_and_slopes(SMALL, mask=Mask(causal=True)))(*inputs)
+    expected = jax.jit(value_and_slopes(reference, mask=Mask(causal=True)))(*inputs)
     with np.load(tmp_path / "out.npz") as saved:
         assert_same([saved[name] for name in saved], expected, assert_equal)
 

@@ -26,8 +26,7 @@ KERNELS: dict[str, Kernel] = {
 
 _REFUSALS = {"xla": xla_refusals, "cudnn": cudnn_refusals, "pallas": pallas_refusals}
 
-# Measured: see `choose`.
-_LONG_ON_CPU = 512 * 512
+_LONG_ON_CPU = 512 * 512  # measured: see `choose`
 _MANY_WEIGHTS = 2**28
 
 
@@ -56,39 +55,42 @@ class Choice:
 def choose(call: Call, machine: Machine | None = None) -> Choice:
     """The best kernel of those that can compute `call` on `machine` (None: this one).
 
-    cuDNN on an NVIDIA GPU and splash attention on a TPU go before the others, which can do
-    everything: `blockwise` for many weights, `reference` for few. On a CPU that is a matter of
-    time. Forward and backward pass of 2 rows, 4 heads of 64, float32, in ms of processor time on
-    two cores (the least of several):
+    cuDNN on an NVIDIA GPU and splash attention on a TPU go before the two that can do everything,
+    `reference` and `blockwise`. Between these T times S decides on a CPU: from 512 times 512 on
+    `blockwise` is the faster one. Forward and backward pass of 2 rows, 4 heads of 64, float32, in
+    ms of processor time (two cores shared with other work, least of at least 5; JAX 0.10.2):
 
-        T = S                     64     256    1024    2048
+        causal, T = S =     64    256    512   1024   2048   2048 without a direction
+        reference         0.40   11.7   55.6    315   1420                       1244
+        blockwise         0.85   14.7   36.7    140    527                        798
+        xla               1.14   14.9      -    404   1671                       1418
 
-    On a GPU and a TPU, where nothing has been measured yet, it is one of memory: from 2^28 weights
-    (1 GiB in float32) on. `xla` is never chosen: it computes what `reference` does, not faster.
+    On a GPU and a TPU, where nothing has been measured yet, memory decides: from 2^28 weights
+    B N T S (1 GiB in float32) on it is `blockwise`. `xla` is never taken.
     """
     machine = Machine.here() if machine is None else machine
     refusals = {name: refuse(call, machine) for name, refuse in _REFUSALS.items()}
-    others = {name: "; it ".join(found) for name, found in refusals.items() if found}
-    others.setdefault("xla", "computes what reference does, and not faster")
-    for name in ("cudnn", "pallas"):
-        if name not in others:
-            reason = f"written for {machine.platform}s and able to do all that the call asks"
-            slower = f"can, but {name} is written for this device"
-            plain = dict.fromkeys(("reference", "blockwise"), slower)
-            return Choice(call, machine, name, reason, plain | others)
-    name, other, reason = _plain(call, machine)
-    why = f"can, but {name} goes before it: {reason}"
-    return Choice(call, machine, name, reason, {other: why} | others)
+    why_not = {name: "; it ".join(found) for name, found in refusals.items() if found}
+    able = [name for name in ("cudnn", "pallas") if name not in why_not]
+    if able:
+        taken = able[0]
+        reason = f"written for {machine.platform}s and able to do all that the call asks"
+        slower = f"can, but {taken} is written for this device"
+        why_not |= dict.fromkeys(("reference", "blockwise"), slower)
+    else:
+        taken, other, reason = _plain(call, machine)
+        why_not[other] = f"can, but {taken} goes before it: {reason}"
+    why_not.setdefault("xla", "computes what reference does, with its memory and no faster")
+    others = {name: why_not[name] for name in KERNELS if name != taken}
+    return Choice(call, machine, taken, reason, others)
 
 
 def _plain(call: Call, machine: Machine) -> tuple[str, str, str]:
     """Of the two kernels that can do everything: the one to take, the other, and the reason."""
     if machine.platform == "cpu":
-        size, bound = call.queries * call.keys, _LONG_ON_CPU
-        counted = "T times S"
+        counted, size, bound = "T times S", call.queries * call.keys, _LONG_ON_CPU
     else:
-        size, bound = call.weights, _MANY_WEIGHTS
-        counted = "B times N times T times S"
+        counted, size, bound = "B times N times T times S", call.weights, _MANY_WEIGHTS
     if size < bound:
         return "reference", "blockwise", f"{counted} is {size:,}, below {bound:,}"
     return "blockwise", "reference", f"{counted} is {size:,}, at least {bound:,}"
