@@ -207,3 +207,22 @@ def test_the_choice_made_by_itself_is_that_of_this_machine(rng, assert_equal):
     jax.eval_shape(lambda x: auto(x, x, x, Mask(causal=True), scale=0.5), long)
     assert [choice.kernel for choice in told] == ["reference", "blockwise"]
     assert [choice.kernel for choice in auto.taken.values()] == ["reference", *["blockwise"] * 2]
+
+
+@pytest.mark.slow
+def test_splash_attention_is_lowered_for_a_tpu_forward_and_backward(monkeypatch):
+    monkeypatch.setattr(Machine, "here", lambda: TPU)
+    auto = Auto()
+    q, k = (jax.ShapeDtypeStruct((2, 256, heads, 64), jnp.bfloat16) for heads in (4, 2))
+    segments = np.arange(256).reshape(1, -1).repeat(2, axis=0) // 100
+    mask = Mask(causal=True, query_segments=segments, key_segments=segments)
+
+    def total(q, k, v):
+        return auto(q, k, v, mask, scale=0.1).astype(jnp.float32).sum()
+
+    traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(q, k, k)
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert (
+        text.count("tpu_custom_call") == 3
+    )  # forward, the queries' slope, that of keys and values
+    assert [choice.kernel for choice in auto.taken.values()] == ["pallas"]
