@@ -65,8 +65,8 @@ def train(
         stopping = stack.enter_context(asked_to_stop())
         stack.enter_context(progress)
         while number < total and not standing.tired(training.patience):
-            batch = batches.batch(number)
-            state, metrics = step(state, devices.place(batch))
+            batch = devices.place(batches.batch(number, devices.rows))
+            state, metrics = step(state, batch)
             number += 1
             progress.add(number, metrics, batch.valid.size)
             if due(number, training.evaluate_every):

@@ -2,6 +2,7 @@
 
 from jaxformer.data.documents import encode_documents, read_documents
 from jaxformer.data.masking import MaskedBatch, MaskedStream, cover_masked
+from jaxformer.data.order import Rows
 from jaxformer.data.pairs import Bucket, PairBatch, PairBatches, bucket_pairs, plan_buckets
 from jaxformer.data.reading import DataError, read_lines, read_pairs, read_tab_pairs
 from jaxformer.data.streams import Stream, StreamBatch, cover
@@ -14,6 +15,7 @@ __all__ = [
     "MaskedStream",
     "PairBatch",
     "PairBatches",
+    "Rows",
     "Stream",
     "StreamBatch",
     "Tokens",

@@ -7,7 +7,15 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxformer.config import ConfigError
-from jaxformer.data.order import Windows, at_least_one, check_seed, draw
+from jaxformer.data.order import (
+    Rows,
+    Windows,
+    at_least_one,
+    check_seed,
+    draw,
+    every_row,
+    wanted,
+)
 from jaxformer.data.streams import check_context, document_bounds
 from jaxformer.data.tokens import Tokens
 from jaxformer.tokenizers import DataError, Special
@@ -24,7 +32,7 @@ class MaskedBatch(NamedTuple):
     at: [B, P] int32, the positions to predict, ascending.
     labels: [B, P] int32, the original tokens there.
     valid: [B, P] bool, which of them count; elsewhere `at` and `labels` are 0.
-    row: [B] int32, the row numbers 0 .. B - 1.
+    row: [B] int32, the global row numbers.
     follows: [B] int32, 1 where B follows A in its document, else 0.
     """
 
@@ -89,12 +97,16 @@ class MaskedStream:
         facts = (self.tokens.fingerprint, self._pairs, self._masker.facts)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
-    def batch(self, step: int) -> MaskedBatch:
-        """The batch of `step` (0, 1, ..), the same whenever and in whatever order asked for."""
-        starts, sizes = self._windows.at(step)
+    def batch(self, step: int, rows: Rows = every_row) -> MaskedBatch:
+        """The batch of `step` (0, 1, ..), the same whenever and in whatever order asked for.
+
+        Only the `rows` wanted of it are read and returned.
+        """
+        own = wanted(rows, self._windows.rows)
+        starts, sizes = self._windows.at(step, own)
         if self._pairs:
-            return self._masker.pairs(step, starts, sizes)
-        return self._masker.windows(step, _MASKS, starts, sizes)
+            return self._masker.pairs(step, own, starts, sizes)
+        return self._masker.windows(step, _MASKS, own, starts, sizes)
 
 
 def cover_masked(
@@ -117,14 +129,19 @@ def cover_masked(
     )
     space = length - 2
     check_context(tokens, 1, "a token to predict")
+    row = every_row(rows)
     for step, first in enumerate(range(0, len(tokens.ids), rows * space)):
-        starts = np.minimum(first + np.arange(rows) * space, len(tokens.ids))
+        starts = np.minimum(first + row * space, len(tokens.ids))
         sizes = np.minimum(len(tokens.ids) - starts, space)
-        yield masker.windows(step, _COVER, starts, sizes)
+        yield masker.windows(step, _COVER, row, starts, sizes)
 
 
 class _Masker:
-    """Makes rows of windows, and hides some of their tokens."""
+    """Makes rows of windows, and hides some of their tokens.
+
+    `row` [B] are the numbers of the rows to make, windows [B] those of these rows: what is drawn
+    for a row does not depend on which others are made.
+    """
 
     def __init__(
         self,
@@ -161,7 +178,7 @@ class _Masker:
             )
 
     def windows(
-        self, step: int, purpose: int, starts: np.ndarray, sizes: np.ndarray
+        self, step: int, purpose: int, row: np.ndarray, starts: np.ndarray, sizes: np.ndarray
     ) -> MaskedBatch:
         """Rows bos window eos; a window of no ids gives an empty row."""
         columns, sizes = np.arange(self._shape[1]), sizes[:, None]
@@ -170,12 +187,15 @@ class _Masker:
         present = (columns < sizes + 2) & (sizes > 0)
         ids[present & (columns == 0)] = self._special.bos
         ids[present & (columns == sizes + 1)] = self._special.eos
-        return self._masked(step, purpose, ids, present)
+        return self._masked(step, purpose, row, ids, present)
 
-    def pairs(self, step: int, starts: np.ndarray, sizes: np.ndarray) -> MaskedBatch:
+    def pairs(
+        self, step: int, row: np.ndarray, starts: np.ndarray, sizes: np.ndarray
+    ) -> MaskedBatch:
         """Rows bos A eos B eos, A from the document in the middle of each window."""
         space = self._shape[1] - 3
-        follows, a, a_start, b, b_start = self._split(step, starts, sizes, space)
+        draws = draw(self._seed, step, _PAIRS, 3 * self._shape[0]).reshape(3, -1, 1)[:, row]
+        follows, a, a_start, b, b_start = self._split(draws, starts, sizes, space)
         columns = np.arange(self._shape[1])
         in_a = (columns >= 1) & (columns <= a)
         in_b = (columns >= a + 2) & (columns <= a + b + 1)
@@ -184,16 +204,16 @@ class _Masker:
         present = (columns <= a + b + 2) & (a > 0)
         ids[present & (columns == 0)] = self._special.bos
         ids[present & ((columns == a + 1) | (columns == a + b + 2))] = self._special.eos
-        batch = self._masked(step, _MASKS, ids, present)
+        batch = self._masked(step, _MASKS, row, ids, present)
         types = (present & (columns > a + 1)).astype(np.int32)
         return batch._replace(types=types, follows=follows[:, 0].astype(np.int32))
 
     def _split(
-        self, step: int, starts: np.ndarray, sizes: np.ndarray, space: int
+        self, draws: np.ndarray, starts: np.ndarray, sizes: np.ndarray, space: int
     ) -> tuple[np.ndarray, ...]:
         """Whether B follows A, and length and start of A and of B, each [B, 1]."""
         tokens, total = self._tokens, len(self._tokens.ids)
-        coin, cut, other = draw(self._seed, step, _PAIRS, 3 * len(starts)).reshape(3, -1, 1)
+        coin, cut, other = draws
         middle = np.minimum(starts + sizes // 2, total - 1)[:, None]
         begin, end = document_bounds(tokens, middle)
         start = np.clip(middle - space // 2, begin, np.maximum(begin, end - space))
@@ -219,12 +239,14 @@ class _Masker:
             )
         return np.where(text, ids, self._special.pad or 0).astype(np.int32)
 
-    def _masked(self, step: int, purpose: int, ids: np.ndarray, present: np.ndarray) -> MaskedBatch:
-        rows, length = ids.shape
+    def _masked(
+        self, step: int, purpose: int, row: np.ndarray, ids: np.ndarray, present: np.ndarray
+    ) -> MaskedBatch:
+        rows, length = self._shape
         most = max(1, round(self._rate * length))
         draws = draw(self._seed, step, purpose, rows * (length + 2 * most))
-        keys = draws[: rows * length].reshape(rows, length) >> np.uint64(1)
-        fates, others = draws[rows * length :].reshape(2, rows, most)
+        keys = draws[: rows * length].reshape(rows, length)[row] >> np.uint64(1)
+        fates, others = draws[rows * length :].reshape(2, rows, most)[:, row]
         candidates = present & ~np.isin(ids, self._specials)
         keys[~candidates] = np.iinfo(np.uint64).max
         wanted = np.maximum(np.rint(self._rate * present.sum(1)), 1)
@@ -244,8 +266,8 @@ class _Masker:
             at.astype(np.int32),
             np.where(valid, originals, 0).astype(np.int32),
             valid,
-            np.arange(rows, dtype=np.int32),
-            np.zeros(rows, np.int32),
+            row.astype(np.int32),
+            np.zeros(len(row), np.int32),
         )
 
 

@@ -1,13 +1,33 @@
 """What is drawn from a seed, and windows over a corpus visited in an order that needs no memory."""
 
+from collections.abc import Callable
 from math import isqrt
 
 import numpy as np
 
 from jaxformer.config import ConfigError
 
+Rows = Callable[[int], np.ndarray]
+"""Which rows of a batch of B are wanted: ascending numbers of 0 .. B - 1."""
+
 _ROUNDS = 8
 _MIXERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def every_row(count: int) -> np.ndarray:
+    """All rows of a batch of `count`."""
+    return np.arange(count)
+
+
+def wanted(rows: Rows, count: int) -> np.ndarray:
+    """[W] int64 `rows(count)`; raises `ConfigError` unless they ascend within 0 .. count - 1."""
+    found = np.asarray(rows(count), np.int64)
+    if np.any(np.diff(found, prepend=-1, append=count) < 1):
+        raise ConfigError(
+            f"rows of a batch of {count} must be ascending numbers 0 to {count - 1}, got "
+            f"{found.tolist()}"
+        )
+    return found
 
 
 def check_seed(seed: int) -> None:
@@ -64,18 +84,18 @@ class Windows:
         self.count = -(-(total + length - 1) // length)  # so many suffice for every phase
         self.steps_per_epoch = -(-self.count // rows)
 
-    def at(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """First item and number of items [rows] int64 of the windows of `step`."""
+    def at(self, step: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First item and number of items [W] int64 of the windows `rows` [W] of `step`."""
         check_step(step)
         epoch, place = divmod(int(step), self.steps_per_epoch)
         phase, *keys = draw(self.seed, epoch, 0, 1 + _ROUNDS)
-        places = np.arange(place * self.rows, min((place + 1) * self.rows, self.count))
-        numbers = shuffled(places, self.count, np.array(keys))
+        places = place * self.rows + rows
+        there = places < self.count
+        numbers = shuffled(places[there], self.count, np.array(keys))
         begins = numbers * self.length - int(phase) % self.length
-        starts = np.zeros(self.rows, np.int64)
-        starts[: len(places)] = np.clip(begins, 0, self.total)
-        stops = np.zeros(self.rows, np.int64)
-        stops[: len(places)] = np.clip(begins + self.length, 0, self.total)
+        starts, stops = np.zeros((2, len(rows)), np.int64)
+        starts[there] = np.clip(begins, 0, self.total)
+        stops[there] = np.clip(begins + self.length, 0, self.total)
         return starts, stops - starts
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.data.order import at_least_one, check_seed, check_step
+from jaxformer.data.order import Rows, at_least_one, check_seed, check_step, every_row, wanted
 from jaxformer.data.tokens import Tokens
 from jaxformer.tokenizers import BOS, EOS, PAD, DataError
 
@@ -15,7 +15,7 @@ class PairBatch(NamedTuple):
 
     source: [B, S] int32, x1 .. xn <eos> <pad> ..
     target: [B, T + 1] int32, <bos> y1 .. ym <eos> <pad> ..
-    row: [B] int32, the global row numbers 0 .. B - 1.
+    row: [B] int32, the global row numbers.
     """
 
     source: np.ndarray
@@ -79,17 +79,18 @@ class PairBatches:
         digest.update(self.pairs.astype("<i8").tobytes())
         return digest.hexdigest()
 
-    def batch(self, step: int) -> PairBatch:
+    def batch(self, step: int, rows: Rows = every_row) -> PairBatch:
         """The batch of `step` (0, 1, ..), the same whenever and in whatever order it is asked for.
 
         Pairs within a bucket and batches within an epoch stand in an order drawn from (seed,
-        epoch), where epoch = step // steps_per_epoch.
+        epoch), where epoch = step // steps_per_epoch. Only the `rows` wanted of it are read and
+        returned.
         """
         check_step(step)
         epoch, place = divmod(int(step), self.steps_per_epoch)
         pairs, batches = self._order(epoch)
         bucket, start, stop = self._plan[batches[place]]
-        return self._gather(pairs[start:stop], self.buckets[bucket])
+        return self._gather(pairs[start:stop], wanted(rows, self.buckets[bucket].rows), bucket)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The pairs, shuffled within their buckets, and the order of the batches."""
@@ -106,13 +107,16 @@ class PairBatches:
         self._epoch = (epoch, pairs, batches)  # one assignment, so that threads may share it
         return pairs, batches
 
-    def _gather(self, pairs: np.ndarray, bucket: Bucket) -> PairBatch:
-        source = np.full((bucket.rows, bucket.source_length), PAD, np.int32)
-        target = np.full((bucket.rows, bucket.target_length + 1), PAD, np.int32)
+    def _gather(self, pairs: np.ndarray, row: np.ndarray, bucket: int) -> PairBatch:
+        """The rows `row` of the batch of `pairs`, whose last rows hold none."""
+        source_length, target_length, _ = self.buckets[bucket]
+        pairs = pairs[row[row < len(pairs)]]
+        source = np.full((len(row), source_length), PAD, np.int32)
+        target = np.full((len(row), target_length + 1), PAD, np.int32)
         _fill(source, self.source, pairs)
         _fill(target[:, 1:], self.target, pairs)
         target[: len(pairs), 0] = BOS
-        return PairBatch(source, target, np.arange(bucket.rows, dtype=np.int32))
+        return PairBatch(source, target, row.astype(np.int32))
 
 
 def bucket_pairs(

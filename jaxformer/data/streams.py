@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxformer.config import ConfigError
-from jaxformer.data.order import Windows, at_least_one
+from jaxformer.data.order import Rows, Windows, at_least_one, every_row, wanted
 from jaxformer.data.tokens import Tokens
 from jaxformer.tokenizers import DataError
 
@@ -17,7 +17,7 @@ class StreamBatch(NamedTuple):
 
     tokens: [B, T + 1] int32; beyond the text they are 0.
     valid: [B, T] bool, which labels count.
-    row: [B] int32, the row numbers 0 .. B - 1.
+    row: [B] int32, the global row numbers.
     segments: [B, T + 1] int32, the documents of a row numbered from 1, 0 beyond the text; None
         where documents are not kept apart.
     positions: [B, T + 1] int32, counted from 0 in every document of a row; None likewise.
@@ -59,14 +59,16 @@ class Stream:
         facts = (self.tokens.fingerprint, cut.rows, cut.length, cut.seed, self._separate)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
-    def batch(self, step: int) -> StreamBatch:
+    def batch(self, step: int, rows: Rows = every_row) -> StreamBatch:
         """The batch of `step` (0, 1, ..), the same whenever and in whatever order it is asked for.
 
         Epoch e holds steps e * steps_per_epoch onwards; its last batch is filled up with rows of
-        which no label counts.
+        which no label counts. Only the `rows` wanted of it are read and returned.
         """
-        starts, sizes = self._windows.at(step)
-        return _rows(self.tokens, starts, sizes, self._windows.length, self._separate)
+        own = wanted(rows, self._windows.rows)
+        starts, sizes = self._windows.at(step, own)
+        batch = _rows(self.tokens, starts, sizes, self._windows.length, self._separate)
+        return batch._replace(row=own.astype(np.int32))
 
 
 def cover(

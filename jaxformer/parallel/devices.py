@@ -50,11 +50,13 @@ class Program:
 class Devices:
     """What the three ways share: a state has one global shape, whatever devices hold it.
 
-    Attributes: `mesh`; `shards`, into how many parts the rows of a batch are divided.
+    Attributes: `mesh`; `shards`, into how many parts the rows of a batch are divided; `share`, the
+    numbers of the parts that devices of this process hold.
     """
 
     mesh: Mesh
     shards: int
+    share: tuple[int, ...]
     _views = 1  # how many views of a batch there are, of which a program sees one
 
     def init(self, make_state: Callable[[], Any]) -> Any:
@@ -79,13 +81,27 @@ class Devices:
         """
         return jax.device_put(tree, self.shardings(tree))
 
-    def place(self, batch: Any) -> Any:
-        """The global batch of numpy arrays [B, ...] and scalars on the devices.
+    def rows(self, count: int) -> np.ndarray:
+        """Which rows of a global batch of `count` this process has to give: ascending numbers.
 
-        Each process gives the whole batch and moves only the rows of its own devices. Raises
-        `ConfigError` when `shards` does not divide B.
+        One process gives all. Several give different ones, except where a mesh divides the work
+        on a row among them. Raises `ConfigError` when `shards` does not divide `count`.
         """
-        self._check_rows(batch, 1)
+        if count % self.shards:
+            raise ConfigError(
+                f"a batch has {count} rows, but {self.shards} shards need a multiple of "
+                f"{self.shards}: change one of the two"
+            )
+        size = count // self.shards
+        return np.concatenate([np.arange(size) + part * size for part in self.share])
+
+    def place(self, batch: Any) -> Any:
+        """The global batch on the devices, from what this process has of it.
+
+        `batch` holds numpy arrays [W, ...], the rows `rows(B)` of the global [B, ...], and
+        scalars. Raises `ConfigError` when `shards` does not divide B.
+        """
+        self._check_rows(batch, 1, self.shards / len(self.share))
         return jax.tree.map(self._placed, batch)
 
     def gather(self, tree: Any) -> Any:
@@ -142,6 +158,20 @@ class Devices:
         """One leaf of a batch on the devices."""
         raise NotImplementedError
 
+    def _divided(self, leaf: np.ndarray, sharding: Sharding) -> jax.Array:
+        """The global array whose rows here are `leaf`, each part where it belongs."""
+        leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
+        if leaf.ndim == 0:
+            return jax.make_array_from_callback((), sharding, lambda _: leaf)
+        size = len(leaf) // len(self.share)
+        shape = (size * self.shards, *leaf.shape[1:])
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            first = self.share.index(index[0].indices(shape[0])[0] // size) * size
+            return leaf[first : first + size]
+
+        return jax.make_array_from_callback(shape, sharding, part)
+
     def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         return jax.jit(function, **options)
 
@@ -160,10 +190,10 @@ class Devices:
     def _held(self, tree: Any) -> Any:
         return tree
 
-    def _check_rows(self, batch: Any, accumulation: int, views: int = 1) -> None:
+    def _check_rows(self, batch: Any, accumulation: int, views: float = 1) -> None:
         need = self.shards * accumulation
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-            rows = leaf.shape[0] * views if jnp.ndim(leaf) else 0
+            rows = int(leaf.shape[0] * views) if jnp.ndim(leaf) else 0
             if rows % need:
                 raise ConfigError(
                     f"{path_of(path)} has {rows} rows, but {self.shards} shards x accumulation="
@@ -174,7 +204,7 @@ class Devices:
 class OneDevice(Devices):
     """One device, by jit. Made by `one_device`."""
 
-    shards = 1
+    shards, share = 1, (0,)
 
     def __init__(self, device: jax.Device) -> None:
         self.mesh = standard(Mesh(np.array([device]), ("data",)))
@@ -198,6 +228,7 @@ class Replicated(Devices):
     def __init__(self, devices: Sequence[jax.Device]) -> None:
         self._devices = list(devices)
         self.shards = self._views = len(self._devices)
+        self.share = _of_this_process(self._devices)
         self.mesh = Mesh(np.array(self._devices), ("data",))
         self._everywhere = NamedSharding(self.mesh, PartitionSpec())
         self._rows = NamedSharding(self.mesh, PartitionSpec("data"))
@@ -207,10 +238,10 @@ class Replicated(Devices):
         return jax.tree.map(lambda _: self._everywhere, tree)
 
     def _placed(self, leaf: Any) -> jax.Array:
-        leaf = np.asarray(leaf)
+        leaf, here = np.asarray(leaf), len(self.share)
         shape = (-1, *leaf.shape[1:]) if leaf.ndim else ()
-        leaf = np.broadcast_to(leaf, leaf.shape or (self.shards,))
-        return _divided(leaf.reshape(self.shards, *shape), self._rows)
+        leaf = np.broadcast_to(leaf, leaf.shape or (here,))
+        return self._divided(leaf.reshape(here, *shape), self._rows)
 
     def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """`function` on every device: of one state, each with its own rows, to one state."""
@@ -242,6 +273,7 @@ class Partitioned(Devices):
         self.mesh = standard(mesh)
         self.rules = tuple(rules)
         self.shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        self.share = _of_this_process(*self.mesh.devices.reshape(self.shards, -1).T)
 
     def shardings(self, tree: Any) -> Any:
         """By the rules for parameters; what belongs to one (moments, averages) lives with it."""
@@ -254,7 +286,7 @@ class Partitioned(Devices):
     def _placed(self, leaf: Any) -> jax.Array:
         leaf = np.asarray(leaf)
         spec = PartitionSpec(_ROWS) if leaf.ndim else PartitionSpec()
-        return _divided(leaf, NamedSharding(self.mesh, spec))
+        return self._divided(leaf, NamedSharding(self.mesh, spec))
 
     def _spread(self, loss: Loss) -> Loss:
         """`loss` with a copy of the parameters for each group of devices that shares rows.
@@ -317,9 +349,11 @@ def partition(mesh: Mesh, rules: Sequence[Rule] = RULES) -> Partitioned:
     return Partitioned(mesh, rules)
 
 
-def _divided(leaf: np.ndarray, sharding: Sharding) -> jax.Array:
-    leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+def _of_this_process(*lists: Sequence[jax.Device]) -> tuple[int, ...]:
+    """The places at which at least one of `lists`, which are equally long, has an own device."""
+    here = jax.process_index()
+    columns = enumerate(zip(*lists, strict=True))
+    return tuple(i for i, one in columns if any(device.process_index == here for device in one))
 
 
 def _whole(leaf: Any) -> np.ndarray:
