@@ -1,10 +1,12 @@
 """The command line: options over presets, and what an exit code says about an error."""
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -12,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from jaxformer import extras
 from jaxformer.config import ConfigError
@@ -104,7 +106,33 @@ def sentence(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if _is_out_of_memory(error):
+        return _advice(error)
     return " ".join(str(error).split("\n")) or type(error).__name__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # a process that never computed on a device has not loaded this
+    memory = sys.modules.get("jaxformer.parallel.memory")
+    return memory is not None and memory.is_out_of_memory(error)
+
+
+def _advice(error: BaseException) -> str:
+    """How much memory was asked for, what holds the rest, and which settings lower the need."""
+    asked = re.search(r"allocat\w* ([\d.,]+ ?\w+)", str(error))
+    facts = [f"{asked[1]} were asked for" if asked else str(error).splitlines()[0]]
+    facts += filter(None, getattr(error, "__notes__", []))
+    return (
+        f"out of memory: {'; '.join(facts)}. Lower the batch (--data.rows or --data.tokens), raise "
+        "--training.accumulation, or give --training.remat True; the command plan says what a "
+        "choice needs"
+    )
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Prints `text`; a log on a full disk must not stop a training."""
+    with contextlib.suppress(OSError):
+        print(text, file=stream or sys.stdout, flush=True)
 
 
 def _program() -> str | None:
@@ -185,7 +213,7 @@ def _plain_warnings() -> Iterator[None]:
 
 
 def _warn(message: Warning | str, *_: object) -> None:
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+    say(f"warning: {' '.join(str(message).split())}", sys.stderr)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """How training is going: the numbers of each step, logged and shown."""
 
-import contextlib
 import datetime
 import math
 import sys
@@ -8,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from experiments import commands
 from experiments.runs import Run
 from jaxformer import extras
 from jaxformer.training import require_finite
@@ -102,8 +102,7 @@ class Progress:
             self._print()
 
     def _print(self) -> None:
-        with contextlib.suppress(OSError):  # a log on a full disk must not stop the training
-            print(self._line, file=self._stream, flush=True)
+        commands.say(self._line, self._stream)
         self._line = ""
 
     def __enter__(self) -> "Progress":

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 
 import jax
 
+from experiments import commands
 from jaxformer import extras
 from jaxformer.config import ConfigError
 
@@ -111,14 +112,14 @@ class Run:
         """Appends `values` of `step` to metrics.jsonl, on disk when this returns."""
         numbers = {name: float(value) for name, value in values.items()}
         line = json.dumps({"step": int(step), **numbers}) + "\n"
-        with self._surviving("metrics.jsonl"):
+        with self.surviving("metrics.jsonl"):
             self._append(line.encode())
-        with self._surviving("tensorboard"):
+        with self.surviving("tensorboard"):
             self._write_events(int(step), numbers)
 
     def resume(self, step: int) -> None:
         """Forgets the metrics after `step`, from which training goes on."""
-        with self._surviving("metrics.jsonl"):
+        with self.surviving("metrics.jsonl"):
             kept = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
             if self._path.exists():
                 _replace(self._path, "".join(kept))
@@ -135,6 +136,17 @@ class Run:
     def close(self) -> None:
         """Closes the TensorBoard file."""
         self._close_events()
+
+    @contextlib.contextmanager
+    def surviving(self, name: str) -> Iterator[None]:
+        """Within it, what cannot be written to `name` is lost, with one warning for each name."""
+        try:
+            yield
+        except OSError as error:
+            if name not in self._warned:
+                said = f"{self.folder / name} could not be written and now lacks metrics: {error}"
+                commands.say(f"warning: {said}", sys.stderr)
+            self._warned.add(name)
 
     def _append(self, line: bytes) -> None:
         if self._torn:
@@ -160,19 +172,9 @@ class Run:
 
     def _close_events(self) -> None:
         if self._events is not None:
-            with self._surviving("tensorboard"):
+            with self.surviving("tensorboard"):
                 self._events.close()
         self._events = None
-
-    @contextlib.contextmanager
-    def _surviving(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if name not in self._warned:
-                said = f"{self.folder / name} could not be written and now lacks metrics: {error}"
-                print(f"warning: {said}", file=sys.stderr)
-            self._warned.add(name)
 
 
 class Follower(Run):

@@ -8,7 +8,7 @@ from itertools import count
 
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-from experiments import machines
+from experiments import commands, machines
 
 
 def asked_to_stop() -> AbstractContextManager[Callable[[], bool]]:
@@ -31,7 +31,7 @@ def _asked_alone() -> Iterator[Callable[[], bool]]:
             raise SystemExit(128 + number)
         asked.append(number)
         name = signal.Signals(number).name
-        print(f"{name}: saving after this step; once more to stop at once", file=sys.stderr)
+        commands.say(f"{name}: saving after this step; once more to stop at once", sys.stderr)
 
     previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -56,12 +56,12 @@ def _asked_together() -> Iterator[Callable[[], bool]]:
         if asked:
             raise SystemExit(128 + number)
         asked.append(number)
-        print("SIGINT: saving soon; once more to stop at once", file=sys.stderr)
+        commands.say("SIGINT: saving soon; once more to stop at once", sys.stderr)
         signal.raise_signal(signal.SIGTERM)
 
     def stop() -> bool:
         if reached_preemption_sync_point(next(calls)):
-            print("asked to stop: saving after this step", file=sys.stderr)
+            commands.say("asked to stop: saving after this step", sys.stderr)
             ending.append(asked[0] if asked else signal.SIGTERM)
         return bool(ending)
 

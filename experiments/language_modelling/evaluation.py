@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from experiments import machines, weights
+from experiments import commands, machines, weights
 from experiments.language_modelling import showing
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import Encoded, Prepared
@@ -62,7 +62,7 @@ def validate(
     run.log(step, **numbers)
     standing = standing.after(machines.agreed(found.loss), step)
     said = "  ".join(f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers.items())
-    print(f"step {step}  {said}  (best loss {standing.best:.4f})", flush=True)
+    commands.say(f"step {step}  {said}  (best loss {standing.best:.4f})")
     return standing
 
 

@@ -40,7 +40,7 @@ def main(config: LanguageConfig) -> None:
         prepared = prepare(config, run.folder)
         print(describe(prepared))
         keep = config.training.average + 1  # one may stem from an interruption
-        with Checkpoints(run.folder / "checkpoints", keep=keep) as checkpoints:
+        with Checkpoints(run.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
             train(config, prepared, checkpoints, run)
             evaluation.finish(config, prepared, checkpoints, run.folder)
         run.close()

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import machines, weights
+from experiments import commands, machines, weights
 from experiments.runs import Run
 from experiments.standing import Standing
 from experiments.translation.corpus import Text
@@ -87,13 +87,13 @@ def validate(
     step, scores = int(state.step), result.scores
     run.log(step, validation_bleu=scores["bleu"], validation_chrf=scores["chrf"])
     standing = standing.after(machines.agreed(-scores["bleu"]), step)
-    print(
+    commands.say(
         f"step {step}  validation BLEU {scores['bleu']:.2f} (best {-standing.best:.2f})  "
-        f"chrF {scores['chrf']:.2f}  {scores['exact']:.1%} exact  {scores['bleu_signature']}",
-        flush=True,
+        f"chrF {scores['chrf']:.2f}  {scores['exact']:.1%} exact  {scores['bleu_signature']}"
     )
     if machines.is_first():
-        write_lines(run.folder / "samples" / f"validation-{step}.txt", result.hypotheses)
+        with run.surviving("samples"):
+            write_lines(run.folder / "samples" / f"validation-{step}.txt", result.hypotheses)
     return standing
 
 

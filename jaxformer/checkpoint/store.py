@@ -32,14 +32,17 @@ class Checkpoints:
     read. One run at a time may write: a `with` block, or else the first `save`, claims the folder
     until the end of the block, `close`, or the end of the process. Claiming sets a damaged step
     aside as `corrupt-STEP`, with a warning. A process that ends without closing may lose its
-    last save. Nothing is unpickled: arrays are stored by tensorstore, facts as JSON.
+    last save. Nothing is unpickled: arrays are stored by tensorstore, facts as JSON. Where a disk
+    is full for a while, `save` only warns, until `patience` saves in a row have failed.
     """
 
-    def __init__(self, folder: str | Path, *, keep: int = 5):
-        if keep < 1:
-            raise CheckpointError(f"keep={keep}, but at least 1 checkpoint must stay")
+    def __init__(self, folder: str | Path, *, keep: int = 5, patience: int = 1):
+        for name, number in (("keep", keep), ("patience", patience)):
+            if number < 1:
+                raise CheckpointError(f"{name}={number}, but it must be at least 1")
         self.folder = Path(folder).absolute()
         self._keep = keep
+        self._patience, self._failed = patience, 0
         self._lock: TextIO | None = None
         self._writer: ocp.AsyncCheckpointer | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -51,34 +54,43 @@ class Checkpoints:
 
         `state` is any pytree of arrays, numbers, typed PRNG keys and None; `facts` is JSON. The
         lowest `metric` is the best (a loss; negate a score); NaN is never best. A step that is
-        already complete stays as it is. Raises `OSError` if this or the previous write failed,
-        and what claiming the folder raises: `ConfigError` while another run writes there,
-        `CheckpointError` if there are steps and none of them is intact.
+        already complete stays as it is. Raises `OSError` if this or the previous write failed as
+        the last of `patience`, and what claiming the folder raises: `ConfigError` while another
+        run writes there, `CheckpointError` if there are steps and none of them is intact.
         """
         try:
             facts = json.loads(json.dumps(facts))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"facts must be JSON, but {error}: give plain values") from error
         self._open()
-        self.wait()
+        with self._patiently():
+            self.wait()
         if _agreed(step in self.steps()):
             return
         leaves = trees.shapes(jax.tree.map(trees.stored_as, state))
         stored = ocp.args.PyTreeSave(jax.tree.map(trees.storable, state))
         metric = None if metric is None or metric != metric else float(metric)
-        with self._writing():
+        with self._patiently(), self._writing():
             items = ocp.args.Composite(state=stored)
             self._writer.save(self.folder / str(step), args=items, force=True)
-        self._sealing = self._thread.submit(self._finish, step, leaves, facts, metric)
+            self._sealing = self._thread.submit(self._finish, step, leaves, facts, metric)
 
     def wait(self) -> None:
-        """Returns when every save is sealed and what is not to be kept is gone."""
+        """Returns when every save is sealed and what is not to be kept is gone.
+
+        Raises `OSError` if the last one failed.
+        """
         if self._sealing is None:
             return
         sealing, self._sealing = self._sealing, None
         with self._writing():
-            sealing.result()
-            _agreed(True)  # only the first process seals: now all see it
+            error = sealing.exception()
+            sealed = _agreed(error is None)  # only the first process seals: now all know
+            if error is not None:
+                raise error
+            if not sealed:
+                raise OSError("the first process has failed: see its error")
+        self._failed = 0
 
     def close(self) -> None:
         """Waits as `wait` does, ends the writing threads and gives the folder free."""
@@ -313,6 +325,18 @@ class Checkpoints:
         request = ocp.args.PyTreeRestore(target, restore_args=restore_args, partial_restore=partial)
         with _reading(path):
             return ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path, args=request)
+
+    @contextmanager
+    def _patiently(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._failed += 1
+            if self._failed >= self._patience:
+                raise
+            left = self._patience - self._failed
+            said = f"{error}; the next save tries again, and after {left} more failures it ends"
+            warnings.warn(said, stacklevel=4)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

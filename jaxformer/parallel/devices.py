@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from jaxformer.config import ConfigError
 from jaxformer.losses import Loss
+from jaxformer.parallel.memory import describe_memory, is_out_of_memory
 from jaxformer.parallel.mesh import standard
 from jaxformer.parallel.rules import RULES, Rule, following, partition_specs, path_of
 from jaxformer.training import TrainState, make_eval_step, make_train_step
@@ -37,9 +38,17 @@ class Program:
         self._compiled = devices._compiled(counted, **options)
 
     def __call__(self, *args: Any) -> Any:
-        """What the function returns; it may still be computing."""
+        """What the function returns; it may still be computing.
+
+        Where a device has no memory left, a note at JAX's error says what the function needs.
+        """
         with jax.set_mesh(self._devices.mesh):  # whichever mesh is set outside
-            return self._devices._returned(self._compiled(*args))
+            try:
+                return self._devices._returned(self._compiled(*args))
+            except jax.errors.JaxRuntimeError as error:
+                if is_out_of_memory(error):
+                    error.add_note(describe_memory(self, args))
+                raise
 
     def lower(self, *args: Any) -> jax.stages.Lowered:
         """The program for arguments of these shapes, before compilation."""
