@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import kills
-from tests.faults.__main__ import FAULTS
+from tests.faults import kills, soak
+from tests.faults.__main__ import FAULTS, run
 from tests.faults.children import counted
 
 ROOT = Path(__file__).parents[1]
@@ -47,3 +47,37 @@ def test_what_is_not_survived_is_counted(capsys):
 )
 def test_a_start_after_a_kill_must_find_at_least_what_was_sealed(began, said):
     assert kills.judge({"wrong": [], "aside": []} | began, sealed=7) == said
+
+
+def sampled(**last: int) -> list[dict]:
+    """Ten samples of a training of 100 steps, of which the last shows other numbers."""
+    usual = {"memory": 700_000_000, "files": 21, "threads": 37}
+    samples = [{"step": step, **usual} for step in range(5, 100, 10)]
+    return [*samples[:-1], samples[-1] | last]
+
+
+@pytest.mark.parametrize(
+    ("last", "compiled", "said"),
+    [
+        ({}, {"step a": 1, "step b": 1, "decode": 1}, "survived"),
+        ({"memory": 709_999_999}, {"step a": 1, "step b": 1}, "survived"),
+        ({"memory": 710_000_000}, {"step a": 1, "step b": 1}, "memory: 700,000,000 grew to 710"),
+        ({"files": 22}, {"step a": 1, "step b": 1}, "files: 21 grew to 22"),
+        ({"threads": 42}, {"step a": 1, "step b": 1}, "threads: 37 grew to 42"),
+        ({}, {"step a": 2, "step b": 1}, "more than once: {'step a': 2}"),
+        ({}, {"step a": 1}, "1 steps compiled"),
+        ({}, {"step a": 1, "step b": 1, "decode": 3}, "more than once: {'decode': 3}"),
+    ],
+)
+def test_a_soak_may_neither_grow_nor_compile_again(last, compiled, said):
+    outcomes = soak.judge(sampled(**last), compiled, 100)
+    assert len(outcomes) == 4
+    wrong = [outcome for outcome in outcomes if outcome != "survived"]
+    assert len(wrong) == (said != "survived")
+    assert said in (wrong or ["survived"])[0]
+
+
+def test_one_fault_may_be_run_alone():
+    rows = list(run(full=False, only="no such fault"))
+    assert rows == []
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -10,7 +11,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.faults import damage, folders, kills, mutations, nonfinite, signals
+from tests.faults import (
+    damage,
+    folders,
+    kills,
+    mutations,
+    nonfinite,
+    resumes,
+    shortages,
+    signals,
+    soak,
+)
 from tests.faults.children import Count
 
 
@@ -41,12 +52,15 @@ FAULTS = (
         lambda folder: kills.at_a_point(folder, 1),
         lambda folder: kills.at_a_point(folder, 10),
     ),
+    Fault("F4 stopped at 5 points of two epochs, resumed", None, resumes.at_points),
     Fault(
-        "F4 SIGTERM at a random moment of training, resumed",
+        "F4 SIGTERM at a random moment of compiling, stepping, evaluating or saving, resumed",
         None,
         lambda folder: signals.at_random(folder, 20),
     ),
     Fault("F5 the disk is full while saving", folders.full_disk, folders.full_disk),
+    Fault("F5 the disk is full for 1, 2 or all saves of a training", None, shortages.disk),
+    Fault("F5 a step finds no memory", None, shortages.memory),
     Fault(
         "F6 NaN, inf and -inf in loss, gradient or input, at 4 steps, 1, 3 or 9 in a row",
         lambda folder: nonfinite.grid(("whole",)),
@@ -56,6 +70,17 @@ FAULTS = (
     Fault("F9 another setting on resume", None, mutations.settings),
     Fault("F10 hostile manifests", damage.hostile, damage.hostile),
     Fault(
+        "F11 compiled programs in the cache cut short or overwritten",
+        None,
+        lambda folder: shortages.cache(folder, 5),
+    ),
+    Fault(
+        "F11 a soak of 5,000 steps, 100 saves and 50 evaluations",
+        None,
+        lambda folder: soak.watched(folder, 5_000),
+    ),
+    Fault("F12 the clock goes back while training", None, shortages.clock),
+    Fault(
         "F12 two runs in a folder, a read-only folder, a folder removed while running",
         folders.misused,
         folders.misused,
@@ -63,28 +88,35 @@ FAULTS = (
 )
 
 
-def run(*, full: bool) -> Iterable[dict]:
-    """The row of each fault: its name, tries, those survived, those silently wrong, seconds."""
-    for fault in FAULTS:
-        count = fault.full if full else fault.short
-        if count is None:
-            continue
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            found = count(Path(folder))
-        seconds = round(time.monotonic() - began, 1)
-        yield {"fault": fault.name, **found._asdict(), "seconds": seconds}
+def run(*, full: bool, only: str = "") -> Iterable[dict]:
+    """The row of each fault whose name holds `only`.
+
+    A row: the name, tries, those survived, those silently wrong, seconds.
+    """
+    with tempfile.TemporaryDirectory() as root:
+        for number, fault in enumerate(FAULTS):
+            count = fault.full if full else fault.short
+            if count is None or only not in fault.name:
+                continue
+            began = time.monotonic()
+            folder = Path(root, str(number))
+            folder.mkdir()
+            found = count(folder)
+            shutil.rmtree(folder)
+            seconds = round(time.monotonic() - began, 1)
+            yield {"fault": fault.name, **found._asdict(), "seconds": seconds}
 
 
 def main() -> int:
     """0 if every try was survived, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--full", action="store_true", help="all tries, in under ten minutes")
+    parser.add_argument("--only", default="", help="a part of the names of those to run")
     parser.add_argument("--out", default="faults.json", help="where the counts are written")
     options = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     rows = []
-    for row in run(full=options.full):
+    for row in run(full=options.full, only=options.only):
         rows.append(row)
         counts = f"{row['survived']:4} of {row['tries']:4}  silent {row['silent']}"
         print(f"{counts}  {row['seconds']:6.1f} s  {row['fault']}", flush=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-_PATIENCE = 240  # seconds after which a child that hangs is ended
+_PATIENCE = 900  # seconds after which a child that hangs is ended
 
 
 class Count(NamedTuple):

@@ -18,7 +18,8 @@ from jaxformer.config import TransformerConfig
 from jaxformer.models import EncoderDecoder
 from jaxformer.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training import TrainState, init_state
-from tests.faults import children, signals
+from tests.faults import children, trainings
+from tests.faults import states as fault_states
 from tests.faults.children import Count
 
 CONFIG = TransformerConfig(
@@ -61,7 +62,10 @@ def states(folder: Path) -> Count:
 
 
 def settings(folder: Path) -> Count:
-    """Twelve settings that change what was learned, and an edited text: refused by name."""
+    """Twelve settings that change what was learned, refused by name, and edited text.
+
+    Edited training text must be refused, edited validation text be taken.
+    """
     return Count(*children.in_child(partial(_settings, folder)))
 
 
@@ -107,15 +111,20 @@ def _refused(folder: Path, other: TrainState) -> str:
 
 
 def _settings(folder: Path) -> Count:
-    args = signals.settings(folder)
+    args = trainings.settings(folder)
     run = _prepared(args)
-    (run / "checkpoints" / "5").mkdir(parents=True)
-    (run / "checkpoints" / "5" / "MANIFEST.json").write_text("{}")
+    fault_states.make_folder(run / "checkpoints", (5,))
     outcomes = []
     for name, changes in SETTINGS.items():
         code, said = _prepare(args | changes)
         refused = code == 2 and re.search(rf"{re.escape(name)} is \S+ there but", said)
         outcomes.append("survived" if refused else f"silent: {name}: code {code}, {said}")
+    for part, right in (("validation", 0), ("train", 66)):
+        path = Path(args[f"--data.{part}.target"])
+        path.write_text(path.read_text().replace("Hund", "Vogel", 1))
+        code, said = _prepare(args)
+        told = code == 0 or "was trained on other text than this" in said
+        outcomes.append("survived" if code == right and told else f"{part} edited: {code}, {said}")
     return children.counted(outcomes)
 
 
