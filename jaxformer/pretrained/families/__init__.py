@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.config import ConfigError
-from jaxformer.pretrained.families import bert, distilbert, gpt2, llama
+from jaxformer.pretrained.families import bert, distilbert, gpt2, llama, marian, t5
 from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.subjects import Kind
 
 FAMILIES: dict[str, Family] = {
-    module.FAMILY.model_type: module.FAMILY for module in (gpt2, llama, distilbert, bert)
+    module.FAMILY.model_type: module.FAMILY
+    for module in (gpt2, llama, distilbert, bert, marian, t5)
 }
 """`model_type` -> family, in the order in which `save_pretrained` tries them."""
 
