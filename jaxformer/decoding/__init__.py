@@ -4,26 +4,51 @@ A step is `step(tokens [B, W], cache) -> (logits [B, W, V], cache)`, W hypothese
 the cache offers `cache.select(parents [B, W]) -> cache`.
 """
 
-from jaxformer.decoding.beams import Penalty, Stop, beam_search, first_full, gnmt, no_better, power
+from jaxformer.decoding.beams import (
+    Limit,
+    Outlook,
+    Penalty,
+    Stop,
+    as_it_stands,
+    at_best,
+    at_the_limit,
+    beam_search,
+    ends_for_nothing,
+    first_full,
+    gnmt,
+    is_cut,
+    must_end,
+    no_better,
+    power,
+)
 from jaxformer.decoding.hypotheses import Hypotheses, Step
 from jaxformer.decoding.picks import Pick, greedy, min_p, temperature, top_k, top_p, truncated
-from jaxformer.decoding.rules import Rule, banned, repetition_penalty
+from jaxformer.decoding.rules import Rule, banned, forced, repetition_penalty
 from jaxformer.decoding.sampling import Watch, sample
 
 __all__ = [
     "Hypotheses",
+    "Limit",
+    "Outlook",
     "Penalty",
     "Pick",
     "Rule",
     "Step",
     "Stop",
     "Watch",
+    "as_it_stands",
+    "at_best",
+    "at_the_limit",
     "banned",
     "beam_search",
+    "ends_for_nothing",
     "first_full",
+    "forced",
     "gnmt",
     "greedy",
+    "is_cut",
     "min_p",
+    "must_end",
     "no_better",
     "power",
     "repetition_penalty",

@@ -1,6 +1,6 @@
-"""Beam search, its length penalties and its stopping rules."""
+"""Beam search: length penalties, stopping rules, and what happens at the limit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,9 +15,17 @@ from jaxformer.decoding.hypotheses import (
     empty,
     take,
 )
+from jaxformer.decoding.rules import Rule
 
 Penalty = Callable[[jax.Array, jax.Array], jax.Array]
 Stop = Callable[[jax.Array, jax.Array], jax.Array]
+Outlook = Callable[[Penalty, jax.Array, jax.Array, jax.Array], jax.Array]
+"""outlook(penalty, best [B], length, limits [B]): what the best unfinished may score, [B].
+
+`best` is its log-probability, `length` how many tokens it has.
+"""
+Limit = Callable[[jax.Array, jax.Array, jax.Array, int], jax.Array]
+"""limit(logits [B, W, V], norms [B, W, 1], now [B], end) -> logits; their logsumexp is `norms`."""
 
 
 def gnmt(alpha: float) -> Penalty:
@@ -43,6 +51,46 @@ def first_full(finished: jax.Array, bound: jax.Array) -> jax.Array:
     return (finished.min(axis=-1) > -jnp.inf) | (bound == -jnp.inf)
 
 
+def at_best(penalty: Penalty, best: jax.Array, length: jax.Array, limits: jax.Array) -> jax.Array:
+    """Its score if it loses nothing more: the better of ending next and of ending at the limit."""
+    # A score is largest at one end of the remaining lengths, whatever the penalty's sign.
+    return jnp.maximum(penalty(best, length + 1), penalty(best, limits))
+
+
+def as_it_stands(
+    penalty: Penalty, best: jax.Array, length: jax.Array, limits: jax.Array
+) -> jax.Array:
+    """Its score if it were finished now."""
+    return penalty(best, length)
+
+
+def at_the_limit(
+    penalty: Penalty, best: jax.Array, length: jax.Array, limits: jax.Array
+) -> jax.Array:
+    """Its score if it loses nothing more before the limit."""
+    return penalty(best, limits)
+
+
+def must_end(logits: jax.Array, norms: jax.Array, now: jax.Array, end: int) -> jax.Array:
+    """At the limit a text ends, at the cost that the model says."""
+    return jnp.where(_not_the_end(logits, now, end), -jnp.inf, logits)
+
+
+def ends_for_nothing(logits: jax.Array, norms: jax.Array, now: jax.Array, end: int) -> jax.Array:
+    """At the limit a text ends, as if that were certain (a `forced_eos_token_id`)."""
+    ended = jnp.where(now[:, None, None], norms, logits)
+    return jnp.where(_not_the_end(logits, now, end), -jnp.inf, ended)
+
+
+def is_cut(logits: jax.Array, norms: jax.Array, now: jax.Array, end: int) -> jax.Array:
+    """At the limit any token may stand, and the text counts as finished with it."""
+    return logits
+
+
+def _not_the_end(logits: jax.Array, now: jax.Array, end: int) -> jax.Array:
+    return now[:, None, None] & (jnp.arange(logits.shape[-1]) != end)[None, None, :]
+
+
 class _Beams(NamedTuple):
     index: jax.Array  # how many tokens are done
     stopped: jax.Array  # [B]
@@ -63,69 +111,123 @@ def beam_search(
     end: int,
     penalty: Penalty = _PAPER_PENALTY,
     stop: Stop = no_better,
+    outlook: Outlook = at_best,
+    limit: Limit = must_end,
+    spare: int = 0,
+    rules: Sequence[Rule] = (),
 ) -> Hypotheses:
     """The best continuations of each sentence that a beam of `width` hypotheses finds.
 
     `first` [B]: the token before the continuation. `limits` [B], at most `length` (the static
     size of the result): sentence b's continuation has at most `limits[b]` tokens, the last of
-    which is `end`; below 1 there is none. A sentence's result depends on no other sentence, nor
-    on `length`. Raises `ValueError` for sizes or logits that do not fit.
+    which `limit` decides; below 1 there is none. A sentence's result depends on no other sentence,
+    nor on `length`.
+
+    A step extends the hypotheses in the `width` best ways, and those that end are finished. With
+    `spare`, the unfinished among as many further ways take their places. `rules` change the
+    log-probabilities, and with them the scores, knowing the tokens of the continuation so far.
+    `outlook` tells `stop` what is still to be had. Raises `ValueError` for sizes or logits that
+    do not fit.
     """
     check_sizes(first, limits, width, length)
+    if spare < 0:
+        raise ValueError(f"spare={spare}, but it counts further candidates: give 0 for none")
     limits = jnp.minimum(limits, length)
     none = empty(first.shape[0], width, length)
     last = jnp.broadcast_to(first.astype(jnp.int32)[:, None], (first.shape[0], width))
     live = none._replace(scores=none.scores.at[:, 0].set(0.0))
     beams = _Beams(jnp.zeros((), jnp.int32), limits < 1, last, live, none, cache)
+    search = _Search(step, limits, end, width + spare, penalty, stop, outlook, limit, tuple(rules))
 
     def unfinished(beams):
         return (beams.index < length) & ~beams.stopped.all()
 
-    def advance(beams):
-        logits, cache = step(beams.last, beams.cache)
-        check_logits(logits, beams.last, end)
-        extended, parents, tokens = _extend(beams, logits, beams.index + 1 >= limits, end)
-        beams = _retire(beams._replace(live=extended), tokens == end, limits, penalty, stop)
-        return beams._replace(last=tokens, cache=cache.select(parents))
+    return jax.lax.while_loop(unfinished, search.advance, beams).finished
 
-    return jax.lax.while_loop(unfinished, advance, beams).finished
+
+class _Search(NamedTuple):
+    """What stays the same from step to step."""
+
+    step: Step
+    limits: jax.Array
+    end: int
+    candidates: int
+    penalty: Penalty
+    stop: Stop
+    outlook: Outlook
+    limit: Limit
+    rules: tuple[Rule, ...]
+
+    def advance(self, beams: _Beams) -> _Beams:
+        """`beams` one token on."""
+        logits, cache = self.step(beams.last, beams.cache)
+        check_logits(logits, beams.last, self.end)
+        now = beams.index + 1 >= self.limits
+        logits, norms = _scored(logits, beams, self.rules)
+        logits = self.limit(logits, norms, now, self.end)
+        extended, parents, tokens = _extend(beams, logits, norms, self.candidates)
+        ended = (tokens == self.end) | now[:, None]
+        beams = _finish(beams, extended, ended, self.penalty)
+        live = extended._replace(scores=jnp.where(ended, -jnp.inf, extended.scores))
+        live, parents, tokens = _first(beams.last.shape[1], live, parents, tokens)
+        best, count = live.scores.max(axis=-1), beams.index.astype(jnp.float32)
+        bound = self.outlook(self.penalty, best, count, self.limits.astype(jnp.float32))
+        stopped = beams.stopped | self.stop(beams.finished.scores, bound)
+        cache = cache.select(parents)
+        return beams._replace(stopped=stopped, last=tokens, live=live, cache=cache)
+
+
+def _scored(logits: jax.Array, beams: _Beams, rules: Sequence[Rule]) -> tuple[jax.Array, jax.Array]:
+    """The logits [B, W, V] and what makes log-probabilities of them, [B, W, 1], after `rules`."""
+    logits = logits.astype(jnp.float32)
+    norms = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    if not rules:
+        return logits, norms
+    tokens = beams.live.tokens
+    sentences, hypotheses, places = jnp.indices(tokens.shape, sparse=True)
+    written = (places < beams.index).astype(jnp.int32)
+    counts = jnp.zeros(logits.shape, jnp.int32).at[sentences, hypotheses, tokens].add(written)
+    logits = logits - norms
+    for rule in rules:
+        logits = jax.vmap(jax.vmap(rule))(logits, counts)
+    return logits, jnp.zeros_like(norms)
 
 
 def _extend(
-    beams: _Beams, logits: jax.Array, must_end: jax.Array, end: int
+    beams: _Beams, logits: jax.Array, norms: jax.Array, count: int
 ) -> tuple[Hypotheses, jax.Array, jax.Array]:
-    """The W best one-token extensions, best first, their parents and their last tokens."""
-    batch, width, vocab = logits.shape
-    logits = logits.astype(jnp.float32)
-    norms = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    # After the norms, so that an end forced by the limit costs what the model says.
-    forbidden = must_end[:, None, None] & (jnp.arange(vocab) != end)[None, None, :]
-    logits = jnp.where(forbidden, -jnp.inf, logits)
+    """The `count` best one-token extensions, best first, their parents and their last tokens."""
+    batch, _, vocab = logits.shape
     # Each hypothesis' own best first: two small searches are faster than one over W x V.
-    best, tokens = jax.lax.top_k(logits, min(width, vocab))
+    best, tokens = jax.lax.top_k(logits, min(count, vocab))
     added, tokens = (best - norms).reshape(batch, -1), tokens.reshape(batch, -1)
     totals = jnp.repeat(beams.live.scores, best.shape[-1], axis=1) + added
-    _, chosen = jax.lax.top_k(totals, width)
+    _, chosen = jax.lax.top_k(totals, min(count, totals.shape[1]))
     parents = chosen // best.shape[-1]
     added, tokens = (jnp.take_along_axis(leaf, chosen, axis=1) for leaf in (added, tokens))
     return append(take(beams.live, parents), tokens, added, beams.index), parents, tokens
 
 
-def _retire(
-    beams: _Beams, ended: jax.Array, limits: jax.Array, penalty: Penalty, stop: Stop
-) -> _Beams:
-    """`beams` one token on: those of `live` that `ended` leave it, to be kept if good enough."""
-    live, count = beams.live, (beams.index + 1).astype(jnp.float32)
+def _finish(beams: _Beams, extended: Hypotheses, ended: jax.Array, penalty: Penalty) -> _Beams:
+    """`beams` one token on, with those of the W best of `extended` that `ended`, if good enough."""
+    width = beams.last.shape[1]
+    newly = jax.tree.map(lambda leaf: leaf[:, :width], extended)
     # A stopped sentence finishes nothing more, however long the others take.
-    ending = ended & ~beams.stopped[:, None]
-    newly = live._replace(scores=jnp.where(ending, penalty(live.scores, count), -jnp.inf))
-    finished = _best(beams.finished, newly)
-    live = live._replace(scores=jnp.where(ended, -jnp.inf, live.scores))
-    best = live.scores.max(axis=-1)
-    # A score is largest at one end of the remaining lengths, whatever the penalty's sign.
-    bound = jnp.maximum(penalty(best, count + 1), penalty(best, limits.astype(jnp.float32)))
-    stopped = beams.stopped | stop(finished.scores, bound)
-    return beams._replace(index=beams.index + 1, stopped=stopped, live=live, finished=finished)
+    ending = ended[:, :width] & ~beams.stopped[:, None]
+    count = (beams.index + 1).astype(jnp.float32)
+    newly = newly._replace(scores=jnp.where(ending, penalty(newly.scores, count), -jnp.inf))
+    return beams._replace(index=beams.index + 1, finished=_best(beams.finished, newly))
+
+
+def _first(
+    width: int, live: Hypotheses, parents: jax.Array, tokens: jax.Array
+) -> tuple[Hypotheses, jax.Array, jax.Array]:
+    """The `width` best of `live`, their parents and tokens; as they are if there are no more."""
+    if live.scores.shape[1] <= width:
+        return live, parents, tokens
+    _, kept = jax.lax.top_k(live.scores, width)
+    parents, tokens = (jnp.take_along_axis(leaf, kept, axis=1) for leaf in (parents, tokens))
+    return take(live, kept), parents, tokens
 
 
 def _best(some: Hypotheses, others: Hypotheses) -> Hypotheses:

@@ -28,6 +28,21 @@ def repetition_penalty(penalty: float) -> Rule:
     return rule
 
 
+def forced(token: int, after: int = 0) -> Rule:
+    """Certainly `token` where the text holds `after` tokens; `ValueError` if there is none such.
+
+    Its logit becomes 0 and every other's -inf, so that among log-probabilities it costs nothing.
+    """
+
+    def rule(logits, counts):
+        if not 0 <= token < logits.size:
+            raise ValueError(f"token {token} was forced, but there are only 0 to {logits.size - 1}")
+        only = jnp.full_like(logits, -jnp.inf).at[token].set(0.0)
+        return jnp.where(counts.sum() == after, only, logits)
+
+    return rule
+
+
 def banned(ids: Sequence[int]) -> Rule:
     """Never one of the tokens `ids`; `ValueError` if the vocabulary ends before one of them."""
     ids = np.asarray(ids, np.int32)
