@@ -7,7 +7,7 @@ from pathlib import Path
 from jaxformer import extras
 from jaxformer.config import ConfigError
 
-_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _WANTED = ["*.safetensors", "*.json", "*.txt", "*.spm", "*.model"]
 
 

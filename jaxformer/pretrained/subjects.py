@@ -31,7 +31,7 @@ _ONLY_WITH = {
 }
 
 # What only training asks for, or how numbers are held: none of it changes what weights compute.
-_UNSEEN = (
+UNSEEN = (
     "dropout_rate",
     "attention_dropout_rate",
     "activation_dropout_rate",
@@ -68,7 +68,7 @@ class Subject(NamedTuple):
         facts |= {"num_kv_heads": config.kv_heads, "head_dim": config.key_size}
         facts |= {"value_head_dim": config.value_size}
         unseen = [
-            *_UNSEEN,
+            *UNSEEN,
             *(name for name, scheme in _ONLY_WITH.items() if scheme != config.positions),
         ]
         if self.kind != "encoder_decoder":
