@@ -14,6 +14,7 @@ from jaxformer.pretrained.family import Family, canonical, read_config
 from jaxformer.pretrained.files import Folder, Tensors, check_layers
 from jaxformer.pretrained.hub import locate
 from jaxformer.pretrained.models import make, nested, shapes_of
+from jaxformer.pretrained.settings import number
 from jaxformer.pretrained.subjects import Subject
 from jaxformer.pretrained.table import Table, check_names, check_shapes, to_ours
 from jaxformer.tokenizers import DataError, Tokenizer
@@ -54,15 +55,14 @@ def load_pretrained(
     tensors = Tensors(source)
     try:
         family, subject, names = _subject(theirs, tensors, dtype)
+        model = make(subject, kernel)
+        params = _params(family.table(subject, theirs), model, tensors, names)
     except ConfigError as error:
         raise ConfigError(f"{source.path / 'config.json'}: {error}") from error
-    model = make(subject, kernel)
-    try:
-        params = _params(family.table(subject, theirs), model, tensors, names)
-        tokenizer = load_tokenizer(source)
-        _check_fit(tokenizer, subject)
     except DataError as error:
         raise DataError(f"{source.path}: {error}") from error
+    tokenizer = load_tokenizer(source)
+    _check_fit(source, tokenizer, subject)
     return Pretrained(model, params, tokenizer)
 
 
@@ -85,8 +85,9 @@ def _subject(
     config = replace(read_config(family, theirs), dtype=dtype)
     check_layers(config.num_encoder_layers + config.num_decoder_layers, tensors.shapes)
     names = canonical(family, tensors.shapes)
-    head = tensors.shapes.get(names.get(family.head, ""), ())
-    subject = Subject(kind, config, head[0] if head else 0).completed()
+    head = tensors.shapes.get(names.get(family.head, ""), (0,))
+    classes = number(family.head, head[0], int) if head else 0
+    subject = Subject(kind, config, classes).completed()
     return family, family.adapt(subject, names), names
 
 
@@ -100,10 +101,10 @@ def _params(
     return nested(to_ours(table, shapes, names, lambda name: tensors.read(names[name])))
 
 
-def _check_fit(tokenizer: Tokenizer | None, subject: Subject) -> None:
+def _check_fit(source: Folder, tokenizer: Tokenizer | None, subject: Subject) -> None:
     size = subject.config.vocab_size
     if tokenizer is not None and tokenizer.vocab_size > size:
         raise DataError(
-            f"the tokenizer's ids end at {tokenizer.vocab_size - 1}, but the "
+            f"{source.path}: the tokenizer's ids end at {tokenizer.vocab_size - 1}, but the "
             f"model's vocabulary has {size}: they do not belong together"
         )
