@@ -19,6 +19,7 @@ from experiments.language_modelling import embed, evaluate, fill_mask, finetune,
 from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.planning import with_machine
+from experiments.pytorch_twin import to_safetensors
 from experiments.translation.export import ExportOptions, export
 from experiments.translation.plan import TranslationPlan
 from experiments.translation.presets import PRESETS
@@ -56,6 +57,7 @@ OPTIONS = {
     "translation.plan": with_machine(PRESETS, TranslationPlan),
     "language_modelling.plan": with_machine(LANGUAGE_PRESETS, LanguagePlan),
 }
+PARSERS = {"pytorch_twin.to_safetensors": to_safetensors.parse}
 
 
 def text_of(path: Path) -> str:
@@ -137,7 +139,10 @@ def test_links_to_headings_meet_one():
 
 @pytest.mark.parametrize(("command", "args"), written_commands())
 def test_a_command_of_a_readme_can_be_typed(command, args):
-    commands.parse(OPTIONS[command], shlex.split(args))
+    if command in PARSERS:
+        PARSERS[command](shlex.split(args))
+    else:
+        commands.parse(OPTIONS[command], shlex.split(args))
 
 
 def test_an_option_that_a_readme_names_exists():
