@@ -27,7 +27,7 @@ from jaxformer.config import ConfigError, check_least, check_names
 from jaxformer.data import DataError, read_tab_pairs
 from jaxformer.heads import Classifier, MaskedLanguageModel
 from jaxformer.losses import Loss, classification_loss
-from jaxformer.models import EncoderOnly
+from jaxformer.models import DecoderOnly, EncoderOnly
 from jaxformer.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.tokenizers import Tokenizer
 from jaxformer.training import init_state, make_train_step, require_finite
@@ -232,7 +232,7 @@ def frame_of(trained: Trained) -> tuple[list[int], list[int]]:
     special = trained.tokenizer.special
     begin = [] if special.bos is None else [special.bos]
     end = [] if special.eos is None else [special.eos]
-    if isinstance(trained.model, MaskedLanguageModel):
+    if not isinstance(trained.model, DecoderOnly):
         return begin, end
     # A causal model has never read what ends a text, and the last token stands for all of it.
     return (begin, []) if trained.config.data.separate else ([], [])

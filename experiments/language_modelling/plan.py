@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments import commands, planning
+from experiments.language_modelling.borrowed import completed
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.language_modelling.train import assemble
 from experiments.planning import Assembled, Machine, Subject, with_machine
@@ -30,7 +31,7 @@ class LanguagePlan(LanguageConfig):
 
 def main(config: LanguagePlan) -> None:
     """Prints what a step needs."""
-    planning.plan(config, SUBJECT)
+    planning.plan(completed(config), SUBJECT)
 
 
 def batch_of(config: LanguageConfig) -> StreamBatch | MaskedBatch:

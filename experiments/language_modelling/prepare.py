@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from experiments import commands, datasets, machines, runs, settings
 from experiments.language_modelling import corpus
+from experiments.language_modelling.borrowed import completed
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
@@ -62,7 +63,7 @@ def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     validation = open_encoded(folder, "validation", tokenizer)
     test = open_encoded(folder, "test", tokenizer) if parts.test else None
     batches = objective(config).stream(train.tokens, tokenizer, config)
-    return Prepared(sized(config.model, tokenizer), tokenizer, batches, train, validation, test)
+    return Prepared(sized(config, tokenizer), tokenizer, batches, train, validation, test)
 
 
 def open_encoded(folder: Path, name: str, tokenizer: Tokenizer) -> Encoded:
@@ -99,9 +100,12 @@ def encode_part(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: 
     return Encoded(_ids(config, part, tokenizer, path), found.documents, found.amount)
 
 
-def sized(model: TransformerConfig, tokenizer: Tokenizer) -> TransformerConfig:
-    """`model` with the size of the vocabulary there is, which may be smaller than asked for."""
-    return replace(model, vocab_size=tokenizer.vocab_size)
+def sized(config: LanguageConfig, tokenizer: Tokenizer) -> TransformerConfig:
+    """The model with the size of the vocabulary there is, which may be smaller than asked for.
+
+    Weights of others keep theirs.
+    """
+    return config.model if config.init else replace(config.model, vocab_size=tokenizer.vocab_size)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -230,6 +234,7 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
 def main(config: LanguageConfig) -> None:
     """Prepares the run's text and says what it found."""
     with machines.joined(config):
+        config = completed(config)
         folder = open_run(config).folder
         print(describe(prepare(config, folder)))
         print(f"prepared in {folder}")

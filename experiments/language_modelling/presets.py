@@ -54,7 +54,9 @@ class LanguageConfig:
     """A run `RUNS/language_modelling/NAME`: what is learned of which text, and by which model.
 
     "causal" predicts the next token (GPT), "masked" the hidden ones (BERT). The `prompts` are
-    continued, or filled in, when training ends. `profile` traces a few steps into the run's
+    continued, or filled in, when training ends. `init` is the folder of other people's weights, or
+    their name on a hub, with which the run begins: its sizes and its tokenizer count then, instead
+    of those in `model` and `data`. `profile` traces a few steps into the run's
     folder, for TensorBoard or Perfetto.
     `parallel` and `mesh` are those of `settings.choose_devices`. With `distributed` the cluster
     says which of how many processes this is; otherwise `coordinator`, HOST:PORT of process 0, with
@@ -69,6 +71,7 @@ class LanguageConfig:
     training: TrainingConfig = TrainingConfig(average=1)
     sampling: SamplingConfig = SamplingConfig()
     prompts: tuple[str, ...] = ()
+    init: str = ""
     parallel: Parallel = "one"
     mesh: str = ""
     distributed: bool = False

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments import commands, runs
+from experiments.language_modelling.borrowed import is_theirs
 from experiments.language_modelling.presets import LanguageConfig
 from experiments.language_modelling.reading import read_text
 from experiments.language_modelling.showing import RULE
@@ -48,7 +49,7 @@ def parse(args: list[str] | None = None) -> SampleOptions:
     finder.add_argument("--run", default=_RUN)
     folder = finder.parse_known_args(args)[0].run
     default = SampleOptions()
-    if (Path(folder) / "config.json").is_file():
+    if (Path(folder) / "config.json").is_file() and not is_theirs(Path(folder)):
         config = runs.load_config(folder, LanguageConfig)
         default = SampleOptions(**asdict(config.sampling), run=folder)
     return commands.parse({"default": default}, args, description=__doc__)

@@ -12,6 +12,7 @@ import jax
 
 from experiments import commands, machines, runs
 from experiments.language_modelling import evaluation
+from experiments.language_modelling.borrowed import begun, completed
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import (
     Prepared,
@@ -36,6 +37,7 @@ from jaxformer.training import TrainState, init_state
 def main(config: LanguageConfig) -> None:
     """Prepares the text if need be, trains, and shows what the model has learned."""
     with machines.joined(config):
+        config = completed(config)
         run = open_run(config)
         prepared = prepare(config, run.folder)
         print(describe(prepared))
@@ -91,7 +93,7 @@ def begin(
     """The state before the first step, and the compiled step, on `devices`."""
     batch = prepared.batches.batch(0)
     make_state, step = assemble(config, prepared.model, batch, devices)
-    return devices.init(make_state), step
+    return begun(config, devices.init(make_state), devices), step
 
 
 def assemble(
