@@ -71,6 +71,20 @@ def _feed_forward(config: TransformerConfig, ours: str, theirs: str) -> list[Row
     return [row for a, b in pairs for row in dense(f"{ours}/{a}", f"{theirs}.{b}", False)]
 
 
+class _HeadSize(NamedTuple):
+    """The size of a head, which here may follow from the width."""
+
+    keys: Sequence[str] = ("d_kv",)
+
+    def read(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+        """The field."""
+        return {"head_dim": number("d_kv", theirs.get("d_kv", 64), int)}
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """The key."""
+        return {"d_kv": config.key_size}
+
+
 class _Projection(NamedTuple):
     """The activation, and whether it gates; two older keys repeat what the first says."""
 
@@ -162,7 +176,7 @@ FAMILY = Family(
         Copied("vocab_size", "vocab_size", 32_128),
         Copied("n_positions", "max_len", 512),
         Copied("d_model", "d_model", 512),
-        Copied("d_kv", "head_dim", 64),
+        _HeadSize(),
         Copied("d_ff", "d_ff", 2048),
         Copied("num_layers", "num_encoder_layers", 6),
         Copied("num_decoder_layers", "num_decoder_layers", lambda ours: ours["num_encoder_layers"]),
