@@ -12,11 +12,12 @@ from experiments.standing import Standing
 from experiments.translation.corpus import Text
 from experiments.translation.prepare import Prepared
 from experiments.translation.presets import TranslationConfig
-from experiments.translation.trained import Trained, with_weights
+from experiments.translation.trained import Trained, Translator, with_weights
 from experiments.writing import write_lines
 from jaxformer import extras, metrics
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.generation import BeamConfig, too_long, translate
+from jaxformer.generation import OWN, BeamConfig, Manner, too_long, translate
+from jaxformer.models import EncoderDecoder
 from jaxformer.parallel import Devices
 from jaxformer.training import TrainState
 
@@ -36,7 +37,7 @@ def evaluate(trained: Trained, text: Text, search: BeamConfig, *, lowercased: bo
     """
     lines, blanked = without_too_long(trained, text.source)
     if blanked:
-        print(f"warning: {describe_too_long(trained, blanked)}", file=sys.stderr)
+        print(f"warning: {describe_too_long(trained.model, blanked)}", file=sys.stderr)
     found = translate(*trained[1:3], lines, *trained[3:], search)
     hypotheses = [best[0].text for best in found]
     scores = metrics.score_translations(hypotheses, text.target)._asdict()
@@ -48,17 +49,19 @@ def evaluate(trained: Trained, text: Text, search: BeamConfig, *, lowercased: bo
     return Result(scores, hypotheses)
 
 
-def without_too_long(trained: Trained, lines: list[str]) -> tuple[list[str], list[int]]:
+def without_too_long(
+    trained: Trained | Translator, lines: list[str], manner: Manner = OWN
+) -> tuple[list[str], list[int]]:
     """`lines` with those that the model cannot take made blank, and the numbers of these."""
-    long = set(too_long(trained.model, lines, trained.source_tokenizer))
+    long = set(too_long(trained.model, lines, trained.source_tokenizer, manner))
     return ["" if i in long else line for i, line in enumerate(lines)], [i + 1 for i in long]
 
 
-def describe_too_long(trained: Trained, numbers: list[int]) -> str:
+def describe_too_long(model: EncoderDecoder, numbers: list[int]) -> str:
     """A sentence about the lines `numbers`, which were made blank."""
     numbers = sorted(numbers)
     named = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-    limit = trained.config.model.max_len
+    limit = model.config.max_len
     return (
         f"{len(numbers)} of the lines have more than the model's max_len={limit} tokens and were "
         f"given empty translations (line {named}): split them"

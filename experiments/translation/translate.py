@@ -9,27 +9,29 @@ import codecs
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from experiments import commands
 from experiments.translation.evaluation import describe_too_long, without_too_long
-from experiments.translation.trained import load_trained
+from experiments.translation.trained import load_translator
 from experiments.writing import one_line
 from jaxformer.config import ConfigError, check_least
 from jaxformer.data import DataError
-from jaxformer.generation import Translation, translate
+from jaxformer.generation import Translation
 
 
 @dataclass(frozen=True)
 class TranslateOptions:
     """What to translate, with which run, and what to write of it.
 
-    `input` and `output` are files, "-" for standard input and output. `width` 0 keeps the run's
-    beam width. `n_best` above 1, or `scores`, writes tab-separated lines: the input line's
-    number (from 1), the score, the text, and with `scores` each token's log-probability.
+    `run` is the folder of a run, or of a translation model as `transformers` writes it, with its
+    tokenizer.json. `input` and `output` are files, "-" for standard input and output. `width` 0
+    keeps the folder's beam width. `n_best` above 1, or `scores`, writes tab-separated lines: the
+    input line's number (from 1), the score, the text, and with `scores` each token's
+    log-probability.
     """
 
     run: str = "runs/translation/grammar"
@@ -44,9 +46,7 @@ class TranslateOptions:
 def main(options: TranslateOptions) -> None:
     """Reads, translates and writes; then raises `DataError` for lines that could not be used."""
     _check(options)
-    trained = load_trained(Path(options.run))
-    search = trained.config.search
-    search = replace(search, width=max(options.width or search.width, options.n_best))
+    translator = load_translator(Path(options.run), options.width, options.n_best)
     name = "standard input" if options.input == "-" else options.input
     too_long: list[int] = []
     problems: list[str] = []
@@ -54,14 +54,14 @@ def main(options: TranslateOptions) -> None:
         source = _opened(options.input, "rb", sys.stdin.buffer, stack)
         target = _opened(options.output, "wb", sys.stdout.buffer, stack)
         for first, lines in _chunks(source, options.lines_at_once, name, problems):
-            lines, numbers = without_too_long(trained, lines)
+            lines, numbers = without_too_long(translator, lines, translator.manner)
             too_long += [first - 1 + number for number in numbers]
-            found = translate(*trained[1:3], lines, *trained[3:5], search)
+            found = translator(lines)
             for number, hypotheses in enumerate(found, start=first):
                 target.write(_format(number, hypotheses, options).encode())
             target.flush()
     if too_long:
-        problems.append(f"{name}: {describe_too_long(trained, too_long)}")
+        problems.append(f"{name}: {describe_too_long(translator.model, too_long)}")
     if problems:
         raise DataError("; ".join(problems))
 

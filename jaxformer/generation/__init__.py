@@ -1,6 +1,7 @@
 """Strings in, strings out."""
 
 from jaxformer.generation.completion import Completion, SamplingConfig, complete, stream
+from jaxformer.generation.manner import OWN, Manner, manner_of
 from jaxformer.generation.step import step_function
 from jaxformer.generation.translation import (
     BeamConfig,
@@ -21,10 +22,12 @@ from jaxformer.generation.understanding import (
 )
 
 __all__ = [
+    "OWN",
     "BeamConfig",
     "Candidate",
     "Completion",
     "Embedded",
+    "Manner",
     "SamplingConfig",
     "Translation",
     "complete",
@@ -33,6 +36,7 @@ __all__ = [
     "encode_sources",
     "fill_mask",
     "likelihood",
+    "manner_of",
     "room",
     "score_pairs",
     "step_function",

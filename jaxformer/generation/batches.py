@@ -39,9 +39,9 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def pad(texts: Sequence[Sequence[int]], rows: int, size: int) -> np.ndarray:
+def pad(texts: Sequence[Sequence[int]], rows: int, size: int, padding: int = PAD) -> np.ndarray:
     """`texts` as [rows, size] int32, padded at their ends and with empty rows."""
-    padded = np.full((rows, size), PAD, np.int32)
+    padded = np.full((rows, size), padding, np.int32)
     for row, text in enumerate(texts):
         padded[row, : len(text)] = text
     return padded

@@ -10,20 +10,22 @@ import numpy as np
 
 from jaxformer.config import TransformerConfig, check_least
 from jaxformer.data import DataError
-from jaxformer.decoding import Hypotheses, beam_search, gnmt
+from jaxformer.decoding import Hypotheses, beam_search
 from jaxformer.generation.batches import groups, pad, power_of_two
+from jaxformer.generation.manner import OWN, Manner
 from jaxformer.generation.step import step_function
 from jaxformer.losses import token_log_probs
 from jaxformer.models import EncoderDecoder
-from jaxformer.tokenizers import BOS, EOS, PAD, Tokenizer, require_own
+from jaxformer.tokenizers import Tokenizer, require_own
 
 
 @dataclass(frozen=True)
 class BeamConfig:
     """How to search. Vaswani et al. 2017, section 6.1: width 4, alpha 0.6, source length + 50.
 
-    `alpha` is the exponent of GNMT's length penalty, `extra_length` how many tokens a
-    translation may be longer than its source, `rows` how many sentences one program decodes.
+    `alpha` is the exponent of the length penalty (that of the `Manner`: by default GNMT's),
+    `extra_length` how many tokens a translation may be longer than its source, `rows` how many
+    sentences one program decodes.
     Raises `ConfigError` for less than one of what is counted.
     """
 
@@ -49,7 +51,7 @@ class Translation(NamedTuple):
     log_probs: list[float]
 
 
-@partial(jax.jit, static_argnames=("model", "width", "alpha", "length"))
+@partial(jax.jit, static_argnames=("model", "width", "alpha", "length", "manner"))
 def decode(
     model: EncoderDecoder,
     params: Any,
@@ -59,8 +61,9 @@ def decode(
     width: int,
     alpha: float,
     length: int,
+    manner: Manner = OWN,
 ) -> Hypotheses:
-    """The `width` best translations of each of `source` [B, S] (padded with PAD).
+    """The `width` best translations of each of `source` [B, S] (padded with `manner.pad`).
 
     Translation b has at most `limits[b]` <= `length` ids. A pure function: it can be jitted,
     vmapped (over an ensemble's `params`) and exported.
@@ -68,12 +71,12 @@ def decode(
     cache = model.apply(
         {"params": params},
         source,
-        source != PAD,
+        source != manner.pad,
         length=length,
         hypotheses=width,
         method="start",
     )
-    first = jax.numpy.full(source.shape[:1], BOS, jax.numpy.int32)
+    first = jax.numpy.full(source.shape[:1], manner.start, jax.numpy.int32)
     return beam_search(
         step_function(model, params),
         cache,
@@ -81,8 +84,13 @@ def decode(
         limits,
         width=width,
         length=length,
-        end=EOS,
-        penalty=gnmt(alpha),
+        end=manner.end,
+        penalty=manner.penalty(alpha),
+        stop=manner.stop,
+        outlook=manner.outlook,
+        limit=manner.limit,
+        spare=width if manner.twice else 0,
+        rules=manner.rules(),
     )
 
 
@@ -93,16 +101,20 @@ def translate(
     source_tokenizer: Tokenizer,
     target_tokenizer: Tokenizer,
     search: BeamConfig = BeamConfig(),
+    *,
+    manner: Manner = OWN,
 ) -> list[list[Translation]]:
     """The `search.width` best translations of each line, best first.
 
     A blank line gives one empty translation. Lines are sorted by length and decoded together in
     a few shapes (16, 32, 64, ... ids), one program each; what a line gives depends on no other
-    line. Raises `DataError` for a line of more than `max_len` ids.
+    line. `manner` is that of a model from elsewhere. Raises `DataError` for a line of more than
+    `max_len` ids.
     """
-    sentences = encode_sources(model, lines, source_tokenizer)
+    sentences = encode_sources(model, lines, source_tokenizer, manner)
     results = [[Translation("", 0.0, [], [])] for _ in lines]
-    for chosen, source, limits in _batches(sentences, model.config.max_len, search):
+    for chosen, source, limits in _batches(sentences, model.config.max_len, search, manner.pad):
+        length = room(model.config, source.shape[1], search.extra_length)
         found = jax.device_get(
             decode(
                 model,
@@ -111,11 +123,13 @@ def translate(
                 limits,
                 width=search.width,
                 alpha=search.alpha,
-                length=room(model.config, source.shape[1], search.extra_length),
+                length=length,
+                manner=manner,
             )
         )
         for row, number in enumerate(chosen):
-            results[number] = _translations(found, row, target_tokenizer)
+            limit = min(limits[row], length)
+            results[number] = _translations(found, row, target_tokenizer, manner.end, limit)
     return results
 
 
@@ -125,21 +139,24 @@ def room(config: TransformerConfig, source_length: int, extra_length: int) -> in
     return min(wanted, config.max_len) if config.positions == "learned" else wanted
 
 
-def too_long(model: EncoderDecoder, lines: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+def too_long(
+    model: EncoderDecoder, lines: Sequence[str], tokenizer: Tokenizer, manner: Manner = OWN
+) -> list[int]:
     """The indices of the lines of more than `max_len` ids, which the model cannot take."""
-    lengths = map(len, _encode(lines, tokenizer))
+    lengths = map(len, _encode(lines, tokenizer, manner))
     return [i for i, length in enumerate(lengths) if length > model.config.max_len]
 
 
 def encode_sources(
-    model: EncoderDecoder, lines: Sequence[str], tokenizer: Tokenizer
+    model: EncoderDecoder, lines: Sequence[str], tokenizer: Tokenizer, manner: Manner = OWN
 ) -> list[list[int]]:
     """Each line's ids and the end token; nothing for a blank line.
 
-    Raises `DataError`, naming the first such line, for lines of more than `max_len` ids, and for
-    a vocabulary whose special tokens stand elsewhere than in those trained here.
+    Raises `DataError`, naming the first such line, for lines of more than `max_len` ids, and
+    without another `manner` for a vocabulary whose special tokens stand elsewhere than in those
+    trained here.
     """
-    sentences = _encode(lines, tokenizer)
+    sentences = _encode(lines, tokenizer, manner)
     limit = model.config.max_len
     long = [i for i, sentence in enumerate(sentences) if len(sentence) > limit]
     if long:
@@ -150,14 +167,14 @@ def encode_sources(
     return sentences
 
 
-def _encode(lines: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    ids = require_own(tokenizer).encode_batch(lines)
-    return [x + [EOS] if line.strip() else [] for x, line in zip(ids, lines, strict=True)]
+def _encode(lines: Sequence[str], tokenizer: Tokenizer, manner: Manner) -> list[list[int]]:
+    ids = (require_own(tokenizer) if manner == OWN else tokenizer).encode_batch(lines)
+    return [x + [manner.end] if line.strip() else [] for x, line in zip(ids, lines, strict=True)]
 
 
 @partial(jax.jit, static_argnames="model")
 def _forced(model: EncoderDecoder, params: Any, source: jax.Array, target: jax.Array):
-    logits = model.apply({"params": params}, source, target[:, :-1], source != PAD)
+    logits = model.apply({"params": params}, source, target[:, :-1], source != OWN.pad)
     return token_log_probs(logits, target[:, 1:])
 
 
@@ -183,19 +200,22 @@ def score_pairs(
     lengths = [max(len(a), len(b)) if a and b else 0 for a, b in sides]
     for chosen, size in groups(lengths, limit, rows):
         source = pad([sources[i] for i in chosen], rows, size)
-        target = pad([[BOS, *targets[i]] for i in chosen], rows, size + 1)
+        target = pad([[OWN.start, *targets[i]] for i in chosen], rows, size + 1)
         found = np.asarray(_forced(model, params, source, target))
         for row, number in enumerate(chosen):
             results[number] = found[row, : len(targets[number])].tolist()
     return results
 
 
-def _translations(found: Hypotheses, row: int, tokenizer: Tokenizer) -> list[Translation]:
+def _translations(
+    found: Hypotheses, row: int, tokenizer: Tokenizer, end: int, limit: int
+) -> list[Translation]:
     translations = []
     for tokens, score, log_probs in zip(*(leaf[row] for leaf in found), strict=True):
         if score == -np.inf:
             continue
-        count = int(np.argmax(tokens == EOS)) + 1
+        ends = np.flatnonzero(tokens == end)
+        count = int(ends[0]) + 1 if ends.size else limit
         ids = tokens[:count].tolist()
         text = tokenizer.decode(ids)
         translations.append(Translation(text, float(score), ids, log_probs[:count].tolist()))
@@ -203,11 +223,11 @@ def _translations(found: Hypotheses, row: int, tokenizer: Tokenizer) -> list[Tra
 
 
 def _batches(
-    sentences: list[list[int]], max_len: int, search: BeamConfig
+    sentences: list[list[int]], max_len: int, search: BeamConfig, padding: int
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
     """(numbers of the sentences, source [rows, S], limits [rows]), the longest sentences last."""
     rows = min(search.rows, power_of_two(len(sentences)))
     for chosen, size in groups([len(s) for s in sentences], max_len, rows):
         limits = np.ones(rows, np.int32)
         limits[: len(chosen)] = [len(sentences[i]) + search.extra_length for i in chosen]
-        yield chosen, pad([sentences[i] for i in chosen], rows, size), limits
+        yield chosen, pad([sentences[i] for i in chosen], rows, size, padding), limits

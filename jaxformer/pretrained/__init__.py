@@ -5,7 +5,14 @@ directions, and one list of settings that maps its config.json likewise. Tables 
 and give numpy arrays.
 """
 
+from jaxformer.pretrained.conventions import Conventions, load_conventions
 from jaxformer.pretrained.loading import Pretrained, load_pretrained
 from jaxformer.pretrained.saving import save_pretrained
 
-__all__ = ["Pretrained", "load_pretrained", "save_pretrained"]
+__all__ = [
+    "Conventions",
+    "Pretrained",
+    "load_conventions",
+    "load_pretrained",
+    "save_pretrained",
+]
