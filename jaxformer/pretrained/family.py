@@ -23,10 +23,11 @@ class Family(NamedTuple):
     `constants` are the fields of ours that all its models share; `settings` read the others.
     `table(subject, theirs)` gives the rows for a subject and their config.json. `adapt(subject,
     names)` is the subject that a folder with the tensors `names` holds. Tensors are called in the
-    table as a model with a head calls them; a model without one leaves `prefix` out. `renamed`
-    are older endings of names and today's, `ignored` (a regular expression) finds tensors that
-    hold nothing of the model, `free` are keys that do not change what it computes. The tensor
-    `head` [classes, D] says how many classes a classifier has.
+    table as a model with a head calls them; a model without one leaves `prefix` out, and names
+    that begin as one of `heads` never have it. `renamed` are older endings of names and today's,
+    `ignored` (a regular expression) finds tensors that hold nothing of the model, `free` are keys
+    that do not change what it computes. The tensor `head` [classes, D] says how many classes a
+    classifier has.
     """
 
     model_type: str

@@ -18,6 +18,7 @@ from jaxformer.tokenizers import DataError
 _MIB = 2**20
 _JSON_LIMIT = 16 * _MIB
 _HEADER_LIMIT = 16 * _MIB
+_TENSORS_LIMIT = 20_000
 _TYPES = ("F16", "BF16", "F32")
 _WEIGHTS, _INDEX, _PICKLE = (
     "model.safetensors",
@@ -152,6 +153,11 @@ class Tensors:
         if wanted is not None and names != wanted:
             odd = sorted(names ^ wanted)[0]
             raise DataError(f"{path}: {odd} is in the file or in {_INDEX}, but not in both")
+        if len(self.shapes) + len(names) > _TENSORS_LIMIT:
+            raise DataError(
+                f"{path}: {len(names):,} tensors, but at most {_TENSORS_LIMIT:,} are read: this is "
+                "not a model"
+            )
         for name in names:
             part = opened.get_slice(name)
             self.shapes[name] = tuple(part.get_shape())
