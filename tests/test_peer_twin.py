@@ -1,14 +1,23 @@
 """The Transformer in PyTorch is ours, weight for weight. Run with `-m peer`; needs torch."""
 
+import contextlib
+import io
+import json
+import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.pytorch_twin import compare
+from experiments.translation.presets import DataConfig, Files
 from jaxformer.config import ConfigError, TransformerConfig
 from jaxformer.data import PairBatch
+from jaxformer.extras import MissingExtra
 from jaxformer.losses import seq2seq_loss
 from jaxformer.models import EncoderDecoder
 from jaxformer.optimizer import OptimizerConfig, make_optimizer
@@ -197,3 +206,67 @@ def test_what_the_twin_lacks_is_refused(torch, make_twin):
         ValueError, match="12 tokens was given, but the positions end at max_len=11"
     ):
         twin(tokens, tokens[:, :3])
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A comparison on 60 pairs of one's own, with dropout."""
+    sides = []
+    for word in ("one", "two"):
+        path = tmp_path / f"{word}.txt"
+        path.write_text("".join(f"{word} {i % 7} {i % 5} end\n" for i in range(60)), "utf-8")
+        sides.append(str(path))
+    preset = compare.presets()["grammar"]
+    sizes = {"d_model": 16, "d_ff": 24, "num_heads": 2, "vocab_size": 300}
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1, "dropout_rate": 0.3}
+    data = DataConfig(train=Files(*sides), validation=Files(*sides), tokens=64, buckets=1)
+    return replace(
+        preset,
+        model=replace(preset.model, **sizes, **layers),
+        data=data,
+        steps=4,
+        rounds=2,
+        timed_steps=1,
+        runs=str(tmp_path / "runs"),
+    )
+
+
+def test_the_comparison_prints_and_keeps_that_the_two_are_one(torch, small, tmp_path, capsys):
+    compare.main(small)
+    folder = tmp_path / "runs" / "pytorch_twin" / "grammar"
+    found = json.loads((folder / "comparison.json").read_text())
+    assert found["agreement"]["logits"] < 1e-5
+    assert 0.0 < found["agreement"]["gradient"] < 1e-4
+    course = found["trajectory"]
+    assert len(course["ours"]) == len(course["twin"]) == 4
+    np.testing.assert_allclose(course["ours"], course["twin"], rtol=1e-4)
+    assert course["ours"] != course["rounding"]
+    assert course["weights"] < 1e-2
+    speed = found["speed"]
+    assert speed["ours"] == pytest.approx(np.median(speed["rounds_ours"]))
+    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["twin_loss"] for line in logged] == course["twin"]
+    said = capsys.readouterr().out
+    assert f"{course['ours'][0]:.4f}" in said and f"{speed['twin']:.1f} ms" in said
+
+
+def test_a_comparison_of_no_steps_is_refused(small):
+    with pytest.raises(ConfigError, match="steps=0, but it must be at least 1"):
+        replace(small, steps=0)
+
+
+def test_the_comparison_without_torch_says_so(small, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtra, match="torch is needed here and is not installed"):
+        compare.main(small)
+
+
+def test_the_snippets_of_the_page_print_what_they_say(torch):
+    page = Path(compare.__file__).with_name("README.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
+    said = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), jax.numpy_rank_promotion("allow"):
+        exec(compile(code, "README.md", "exec"), {})
+    assert len(said) == 7
+    assert printed.getvalue().splitlines() == said

@@ -57,8 +57,8 @@ def test_our_stack_learns_inside_an_nnx_model_of_ones_own(assert_equal):
     model = inside_nnx.SeriesModel(series.SIZES, nnx.Rngs(0))
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     linen = inside_linen.SeriesModel(series.SIZES)
-    before = model(batch.series)
-    assert_equal(before, linen.apply({"params": params}, batch.series))
+    before = nnx.jit(lambda model: model(batch.series))(model)
+    assert_equal(before, jax.jit(linen.apply)({"params": params}, batch.series))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
     losses = [float(inside_nnx.update(model, optimizer, batch)) for _ in range(60)]
     assert losses[-1] < 0.5 * losses[0]
@@ -102,16 +102,16 @@ def logits(random_params):
     for name, model in MODELS.items():
         params = random_params(model, tokens)
         variables = {"params": jax.tree.map(jnp.asarray, params)}
-        cache = model.start(2, length=7, hypotheses=1)
 
-        def extend(tokens, cache, model=model, variables=variables):
-            return model.apply(variables, tokens, cache, method="extend")
+        def both(variables, model=model):
+            def step(cache, column):
+                one, cache = model.apply(variables, column[:, None, None], cache, method="extend")
+                return cache, one[:, 0, 0]
 
-        step, apart = jax.jit(extend), []
-        for t in range(7):
-            one, cache = step(tokens[:, None, t : t + 1], cache)
-            apart.append(one[:, 0, 0])
-        found[name] = np.asarray(jax.jit(model.apply)(variables, tokens)), np.stack(apart, axis=1)
+            _, apart = jax.lax.scan(step, model.start(2, length=7), tokens.T)
+            return model.apply(variables, tokens), apart.swapaxes(0, 1)
+
+        found[name] = jax.tree.map(np.asarray, jax.jit(both)(variables))
     return found
 
 
@@ -129,28 +129,38 @@ def test_each_part_of_ones_own_changes_the_function(logits):
 
 def test_a_cosine_kernel_does_not_care_how_long_queries_are(rng, assert_equal):
     q, k, v = rng.normal(size=(3, 2, 5, 3, 4)).astype(np.float32)
-    kernel = own_parts.cosine_kernel(4.0)
-    found = kernel(q, k, v, Mask(causal=True), scale=0.5)
-    assert_equal(kernel(7 * q, k / 3, v, Mask(causal=True), scale=0.1), found)
-    sharper = own_parts.cosine_kernel(8.0)(q, k, v, Mask(causal=True), scale=0.5)
+
+    @jax.jit
+    def run():
+        kernel, sharper = own_parts.cosine_kernel(4.0), own_parts.cosine_kernel(8.0)
+        mask = Mask(causal=True)
+        found = kernel(q, k, v, mask, scale=0.5), kernel(7 * q, k / 3, v, mask, scale=0.1)
+        return *found, sharper(q, k, v, mask, scale=0.5)
+
+    found, longer, sharper = run()
+    assert_equal(longer, found)
     assert np.abs(sharper - found).max() > 1e-2
 
 
 def test_a_distance_block_that_has_learned_nothing_is_a_block(rng, random_params, assert_equal):
     x = rng.normal(size=(2, 5, 16)).astype(np.float32)
-    block = own_parts.DistanceBlock(own_parts.SIZES)
-    facts = {"positions": np.arange(5)}
-    params = random_params(block, x, Mask(causal=True), np.arange(5), method=run)
-    flat = params | {"worth": np.zeros((2, 9), np.float32)}
+    block, mask, places = own_parts.DistanceBlock(own_parts.SIZES), Mask(causal=True), np.arange(5)
+    params = random_params(block, x, mask, places, method=at_places)
     plain = {name: tree for name, tree in params.items() if name != "worth"}
-    found, _ = block.apply({"params": flat}, x, Mask(causal=True), **facts)
-    ours, _ = Block(own_parts.SIZES).apply({"params": plain}, x, Mask(causal=True), **facts)
-    assert_equal(found, ours)
-    learned, _ = block.apply({"params": params}, x, Mask(causal=True), **facts)
-    assert np.abs(learned - found).max() > 1e-2
+
+    @jax.jit
+    def run():
+        trees = plain | {"worth": np.zeros((2, 9), np.float32)}, params
+        found = [block.apply({"params": tree}, x, mask, positions=places)[0] for tree in trees]
+        ours = Block(own_parts.SIZES).apply({"params": plain}, x, mask, positions=places)[0]
+        return *found, ours
+
+    flat, learned, ours = run()
+    assert_equal(flat, ours)
+    assert np.abs(learned - flat).max() > 1e-2
 
 
-def run(block, x, mask, positions):
+def at_places(block, x, mask, positions):
     """A block with its keyword as a place, for `random_params`."""
     return block(x, mask, positions=positions)
 
