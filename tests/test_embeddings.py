@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxformer.pretrained import save_pretrained
 
-from experiments.embeddings import ladder, lookup, positions
+from experiments.embeddings import bank, ladder, lookup, positions
 from experiments.embeddings.ladder import (
     causal_average,
     dot_product_attention,
@@ -15,10 +16,14 @@ from experiments.embeddings.ladder import (
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.cache import KeysValues
 from jaxformer.config import ConfigError, TransformerConfig
+from jaxformer.data import DataError
+from jaxformer.generation import embed
 from jaxformer.kernels import reference
 from jaxformer.layers import Embedding
 from jaxformer.masks import Mask
+from jaxformer.models import EncoderOnly
 from jaxformer.positions import sinusoidal_positions
+from jaxformer.tokenizers import train_words
 
 
 @pytest.fixture
@@ -155,3 +160,63 @@ def test_scaling_spreads_what_products_of_long_vectors_would_give_to_one_token(c
     average, plain, scaled, projected = weights
     assert average == [pytest.approx(1 / 6, abs=1e-3)] * 6
     assert plain[-1] == 1.0 > scaled[-1] > projected[-1]
+
+
+@pytest.fixture(scope="module")
+def reader(random_params):
+    """A small random encoder with a vocabulary of words."""
+    tokenizer = train_words(["the river bank", "the money bank lends"], 20)
+    sizes = {"d_model": 12, "d_ff": 16, "num_heads": 3, "num_encoder_layers": 1}
+    model = EncoderOnly(TransformerConfig(tokenizer.vocab_size, **sizes))
+    return model, random_params(model, np.ones((1, 3), np.int32)), tokenizer
+
+
+def test_a_word_has_one_learned_vector_and_one_for_each_context(reader, assert_equal):
+    model, params, tokenizer = reader
+    texts = ("the river bank", "the money bank lends")
+    found = bank.meaning(*reader, "bank", texts)
+    row = params["embedding"]["table"][tokenizer.encode("bank")[0]] * 12**0.5
+    assert_equal(found.learned, row)
+    both = [one.contextual[2] for one in embed(model, params, texts, tokenizer)]
+    np.testing.assert_array_equal(found.contextual, both)
+    assert np.abs(both[0] - both[1]).max() > 1e-2
+
+    _, learned, first, second = bank.report("bank", found)
+    assert learned.split("|")[1].split()[0] == "1.000"
+    assert learned.split()[1:6] == [f"{value:.2f}" for value in found.learned[:5]]
+    assert first.split("|")[1].split()[2] == second.split("|")[1].split()[1]
+
+
+def test_a_word_that_cannot_be_compared_is_refused(reader):
+    with pytest.raises(DataError, match="'river bank' is 2 tokens to this vocabulary"):
+        bank.meaning(*reader, "river bank", ["the river bank"] * 2)
+    with pytest.raises(DataError, match="text 2 has no token ' bank', only  the  river: give"):
+        bank.meaning(*reader, "bank", ["the bank", "the river"])
+    with pytest.raises(ConfigError, match="1 texts were given, but it takes 2 to compare"):
+        bank.BankOptions(texts=("the bank",))
+    with pytest.raises(ConfigError, match="no model was given: give --model FOLDER"):
+        bank.main(bank.BankOptions())
+
+
+def test_bank_reads_the_folder_of_a_distilbert(tmp_path, capsys, random_params):
+    texts = "a man fishing on a river bank", "a man withdrawing money from a bank"
+    tokenizer = train_words(list(texts), 60)
+    sizes = {"d_model": 12, "d_ff": 16, "num_heads": 3, "num_encoder_layers": 1, "max_len": 30}
+    config = TransformerConfig(
+        tokenizer.vocab_size,
+        **sizes,
+        positions="learned",
+        norm_eps=1e-12,
+        activation="gelu",
+        tied_embeddings="output",
+        scale_embeddings=False,
+        normalize_embeddings=True,
+        initializer="normal",
+    )
+    model = EncoderOnly(config)
+    params = random_params(model, np.ones((1, 3), np.int32))
+    save_pretrained(tmp_path / "tiny", model, params, tokenizer, family="distilbert")
+    bank.main(bank.BankOptions(str(tmp_path / "tiny"), texts=texts))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "text 1: a man fishing on a river bank"
+    assert [line.split()[0] for line in lines[3:]] == ["learned", "in", "in"]

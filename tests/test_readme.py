@@ -15,11 +15,13 @@ import pytest
 
 import jaxformer
 from experiments import commands
+from experiments.embeddings import bank, ladder, lookup, positions
 from experiments.language_modelling import embed, evaluate, fill_mask, finetune, sample
 from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.planning import with_machine
-from experiments.pytorch_twin import to_safetensors
+from experiments.pytorch_twin import compare, to_safetensors
+from experiments.research import inside_linen, own_parts, own_rules, plain_attention
 from experiments.translation.export import ExportOptions, export
 from experiments.translation.plan import TranslationPlan
 from experiments.translation.presets import PRESETS
@@ -35,10 +37,20 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 TRANSLATION = ROOT / "experiments" / "translation" / "README.md"
 TWIN = ROOT / "experiments" / "pytorch_twin" / "README.md"
+EMBEDDINGS = ROOT / "experiments" / "embeddings" / "README.md"
+RESEARCH = ROOT / "experiments" / "research" / "README.md"
 LANGUAGE_MODELLING = ROOT / "experiments" / "language_modelling" / "README.md"
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (README, ROOT / "experiments" / "README.md", TRANSLATION, LANGUAGE_MODELLING, TWIN)
+    for path in (
+        README,
+        ROOT / "experiments" / "README.md",
+        TRANSLATION,
+        LANGUAGE_MODELLING,
+        TWIN,
+        EMBEDDINGS,
+        RESEARCH,
+    )
 }
 OPTIONS = {
     "translation.prepare": PRESETS,
@@ -54,6 +66,16 @@ OPTIONS = {
     "language_modelling.embed": {"default": embed.EmbedOptions()},
     "language_modelling.finetune": finetune.PRESETS,
     "pytorch_twin.train_gpt": LANGUAGE_PRESETS,
+    "pytorch_twin.compare": compare.presets(),
+    "embeddings.positions": {"default": positions.PositionOptions()},
+    "embeddings.lookup": {"default": lookup.LookupOptions()},
+    "embeddings.ladder": {"default": ladder.LadderOptions()},
+    "embeddings.bank": {"default": bank.BankOptions()},
+    "research.inside_linen": {"default": inside_linen.SeriesOptions()},
+    "research.inside_nnx": {"default": inside_linen.SeriesOptions()},
+    "research.plain_attention": {"default": plain_attention.ReachOptions()},
+    "research.own_parts": {"default": own_parts.PartsOptions()},
+    "research.own_rules": {"default": own_rules.RulesOptions()},
     "translation.plan": with_machine(PRESETS, TranslationPlan),
     "language_modelling.plan": with_machine(LANGUAGE_PRESETS, LanguagePlan),
 }
