@@ -42,9 +42,10 @@ class Agreement(NamedTuple):
 class Trajectory(NamedTuple):
     """The loss before each update, in nats a token, and how far apart the weights end.
 
-    `rounding` is our own training again, begun with each weight moved to the next float32: what
-    differs by rounding alone differs as much as that. `weights` and `rounding_weights` are norms of
-    a difference, as a share of the norm of how far training moved them.
+    `rounding` is our own training again, begun with each weight moved to one of its two neighbours
+    in float32, as rounding might, though only once and not in every update. `weights` and
+    `rounding_weights` are norms of a difference, as a share of the norm of how far training moved
+    them.
     """
 
     ours: list[float]
@@ -121,8 +122,7 @@ def trajectory(ours: Ours, steps: int) -> Trajectory:
     trainer = Trainer(ours.twin(start), ours.config.optimizer)
     twin = [_twin_step(trainer)(batch) for batch in batches]
     trained, losses = _trained(ours, batches, start)
-    moved = jax.tree.map(lambda x: np.nextafter(x, np.float32(np.inf)), start)
-    rounded, rounding = _trained(ours, batches, moved)
+    rounded, rounding = _trained(ours, batches, _neighbours(start))
     way = _distance(trained, start)
     theirs = weights.take(trainer.model, ours.prepared.model)
     return Trajectory(
@@ -180,6 +180,16 @@ def _trained(ours: Ours, batches: Iterable[PairBatch], start: Any) -> tuple[Any,
         state, metrics = ours.step(state, batch)
         losses.append(float(metrics["loss"]) / float(metrics["tokens"]))
     return jax.tree.map(np.asarray, state.params), losses
+
+
+def _neighbours(tree: Any) -> Any:
+    """Each number moved to the next float32 above or below; all one way would be a mere scale."""
+    rng = np.random.default_rng(0)
+
+    def move(x: np.ndarray) -> np.ndarray:
+        return np.nextafter(x, rng.choice(np.array([-np.inf, np.inf], np.float32), x.shape))
+
+    return jax.tree.map(move, tree)
 
 
 def _norm(tree: Any) -> float:
