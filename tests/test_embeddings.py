@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxformer.pretrained import save_pretrained
 
 from experiments.embeddings import bank, ladder, lookup, positions
 from experiments.embeddings.ladder import (
@@ -23,6 +22,7 @@ from jaxformer.layers import Embedding
 from jaxformer.masks import Mask
 from jaxformer.models import EncoderOnly
 from jaxformer.positions import sinusoidal_positions
+from jaxformer.pretrained import save_pretrained
 from jaxformer.tokenizers import train_words
 
 

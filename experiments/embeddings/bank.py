@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from flax import linen as nn
-from jaxformer.pretrained import load_pretrained
 
 from experiments import commands
 from experiments.language_modelling.embed import cosine
 from jaxformer.config import ConfigError
 from jaxformer.data import DataError
 from jaxformer.generation import embed
+from jaxformer.pretrained import load_pretrained
 from jaxformer.tokenizers import Tokenizer
 
 _SHOWN = 5
