@@ -200,6 +200,10 @@ def test_what_the_twin_lacks_is_refused(torch, make_twin):
 
     with pytest.raises(ConfigError, match="positions='rotary', but the twin has positions='sinus"):
         Transformer(replace(CONFIG, positions="rotary", num_heads=10))
+    with pytest.raises(ConfigError, match="sinusoidal_layout='halves', but the twin has"):
+        Transformer(replace(CONFIG, sinusoidal_layout="halves"))
+    with pytest.raises(ConfigError, match="output_bias=True, but the twin has output_bias=False"):
+        Transformer(replace(CONFIG, output_bias=True))
     _, twin = make_twin()
     tokens = torch.ones(2, 12, dtype=torch.long)
     with pytest.raises(

@@ -20,6 +20,7 @@ _FIXED = {
     "norm_placement": "pre",
     "gated": False,
     "tied_embeddings": "output",
+    "output_bias": False,
     "scale_embeddings": False,
     "normalize_embeddings": False,
     "initializer": "scaled_normal",

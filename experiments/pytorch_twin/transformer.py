@@ -17,9 +17,11 @@ from jaxformer.tokenizers import PAD
 
 _FIXED = {
     "positions": "sinusoidal",
+    "sinusoidal_layout": "interleaved",
     "norm": "layer",
     "gated": False,
     "tied_embeddings": "all",
+    "output_bias": False,
     "scale_embeddings": True,
     "normalize_embeddings": False,
     "initializer": "xavier",
