@@ -1,7 +1,9 @@
 """What the settings of all experiments share, and which of them a resumed run may change."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -12,11 +14,13 @@ from jaxformer.blocks import Block, MakeBlock
 from jaxformer.config import ConfigError, check_least, check_share
 from jaxformer.kernels import KERNELS, Auto, Choice, Kernel
 from jaxformer.parallel import Devices, make_mesh, one_device, partition, replicate
+from jaxformer.runtime import Tuning, tune
 
 Parallel = Literal["one", "replicate", "partition"]
 
 _FREE = (
     "runs",
+    "programs",
     "profile",
     "parallel",
     "mesh",
@@ -84,18 +88,32 @@ def _tell(choice: Choice) -> None:
         print(choice, flush=True)
 
 
-def choose_devices(parallel: Parallel, mesh: str) -> Devices:
+def tuned(runs: str, programs: str) -> Tuning:
+    """Sets the process up for speed (see `runtime.tune`) and prints how.
+
+    Compiled programs are kept in the folder `programs` of `runs`; empty: nowhere.
+    """
+    tuning = tune((Path(runs) / programs).absolute() if programs else None)
+    if machines.is_first():
+        print(tuning, flush=True)
+    return tuning
+
+
+def choose_devices(
+    parallel: Parallel, mesh: str, options: Mapping[str, str] = MappingProxyType({})
+) -> Devices:
     """Where a run's steps are made: on "one" device, or on all that JAX sees.
 
     "replicate" keeps a copy of the state on each, "partition" its parts on `mesh`, such as
-    "data=2,fsdp=2,tensor=2" (empty: all of them along data). Raises `ConfigError` for a mesh
+    "data=2,fsdp=2,tensor=2" (empty: all of them along data). The compiler gets `options`, except
+    for "replicate", where JAX takes none. Raises `ConfigError` for a mesh
     without "partition", or one that is not of as many devices.
     """
     if parallel == "partition":
-        return partition(make_mesh(mesh or f"data={jax.device_count()}"))
+        return partition(make_mesh(mesh or f"data={jax.device_count()}"), options=options)
     if mesh:
         raise ConfigError(f"mesh={mesh!r} needs --parallel partition, got parallel={parallel!r}")
-    return replicate() if parallel == "replicate" else one_device()
+    return replicate() if parallel == "replicate" else one_device(options=options)
 
 
 def open_run(experiment: str, config: Any, *also_free: str) -> runs.Run:

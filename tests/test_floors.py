@@ -32,6 +32,7 @@ FLOORS = {
     "optimizer": 5,
     "training": 5,
     "parallel": 6,
+    "runtime": 6,
     "checkpoint": 6,
     "decoding": 7,
     "pretrained": 7,

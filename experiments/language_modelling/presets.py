@@ -58,6 +58,7 @@ class LanguageConfig:
     their name on a hub, with which the run begins: its sizes and its tokenizer count then, instead
     of those in `model` and `data`. `profile` traces a few steps into the run's
     folder, for TensorBoard or Perfetto.
+    `programs` is the folder in RUNS for compiled programs (empty: none is kept).
     `parallel` and `mesh` are those of `settings.choose_devices`. With `distributed` the cluster
     says which of how many processes this is; otherwise `coordinator`, HOST:PORT of process 0, with
     `processes` and `index` do.
@@ -79,6 +80,7 @@ class LanguageConfig:
     processes: int | None = None
     index: int | None = None
     runs: str = "runs"
+    programs: str = "programs"
     profile: bool = False
 
     def __post_init__(self):

@@ -24,7 +24,7 @@ from experiments.language_modelling.prepare import (
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.profiling import profiled
 from experiments.progress import Progress
-from experiments.settings import choose_devices
+from experiments.settings import choose_devices, tuned
 from experiments.standing import due, resumed
 from experiments.stopping import asked_to_stop
 from jaxformer.checkpoint import Checkpoints
@@ -53,7 +53,8 @@ def train(
 ) -> None:
     """Trains from the newest checkpoint, or from the start, to the last step."""
     training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
-    devices = choose_devices(config.parallel, config.mesh)
+    tuning = tuned(config.runs, config.programs)
+    devices = choose_devices(config.parallel, config.mesh, tuning.options)
     state, step = begin(config, prepared, devices)
     if config.profile and machines.is_first():
         step = profiled(step, run.folder / "profile")

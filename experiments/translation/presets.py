@@ -65,6 +65,7 @@ class TranslationConfig:
     """A run `RUNS/translation/NAME`: text, model, optimizer, training and search.
 
     `profile` traces a few steps into the run's folder, for TensorBoard or Perfetto.
+    `programs` is the folder in RUNS for compiled programs (empty: none is kept).
     `parallel` and `mesh` are those of `settings.choose_devices`. With `distributed` the cluster
     says which of how many processes this is; otherwise `coordinator`, HOST:PORT of process 0, with
     `processes` and `index` do.
@@ -83,6 +84,7 @@ class TranslationConfig:
     processes: int | None = None
     index: int | None = None
     runs: str = "runs"
+    programs: str = "programs"
     profile: bool = False
 
     def __post_init__(self):

@@ -12,7 +12,7 @@ import jax
 from experiments import commands, machines, runs
 from experiments.profiling import profiled
 from experiments.progress import Progress
-from experiments.settings import choose_devices
+from experiments.settings import choose_devices, tuned
 from experiments.standing import due, resumed
 from experiments.stopping import asked_to_stop
 from experiments.translation import evaluation
@@ -48,7 +48,8 @@ def train(
 ) -> None:
     """Trains from the newest checkpoint, or from the start, to the last step."""
     training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
-    devices = choose_devices(config.parallel, config.mesh)
+    tuning = tuned(config.runs, config.programs)
+    devices = choose_devices(config.parallel, config.mesh, tuning.options)
     state, compiled = begin(config, prepared, devices)
     traced = config.profile and machines.is_first()
     step = profiled(compiled, run.folder / "profile") if traced else compiled

@@ -1,7 +1,8 @@
 """Where a step runs: one device, copies on several, or parts on a mesh. One protocol for all."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -65,6 +66,7 @@ class Devices:
 
     mesh: Mesh
     shards: int
+    options: Mapping[str, str] = MappingProxyType({})
     share: tuple[int, ...]
     _views = 1  # how many views of a batch there are, of which a program sees one
 
@@ -182,7 +184,7 @@ class Devices:
         return jax.make_array_from_callback(shape, sharding, part)
 
     def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        return jax.jit(function, **options)
+        return jax.jit(function, compiler_options=dict(self.options) or None, **options)
 
     def _returned(self, tree: Any) -> Any:
         """What a program returns, as arrays of all processes."""
@@ -215,7 +217,8 @@ class OneDevice(Devices):
 
     shards, share = 1, (0,)
 
-    def __init__(self, device: jax.Device) -> None:
+    def __init__(self, device: jax.Device, options: Mapping[str, str]) -> None:
+        self.options = options
         self.mesh = standard(Mesh(np.array([device]), ("data",)))
         self._sharding = SingleDeviceSharding(device)
 
@@ -278,7 +281,8 @@ class Partitioned(Devices):
     The mesh axes data and fsdp divide rows, fsdp and tensor parameters, as `rules` say.
     """
 
-    def __init__(self, mesh: Mesh, rules: Sequence[Rule]) -> None:
+    def __init__(self, mesh: Mesh, rules: Sequence[Rule], options: Mapping[str, str]) -> None:
+        self.options = options
         self.mesh = standard(mesh)
         self.rules = tuple(rules)
         self.shards = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
@@ -339,9 +343,11 @@ class Partitioned(Devices):
         return jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, spec))
 
 
-def one_device(device: jax.Device | None = None) -> OneDevice:
-    """`device`, or JAX's first, does everything."""
-    return OneDevice(jax.local_devices()[0] if device is None else device)
+def one_device(
+    device: jax.Device | None = None, *, options: Mapping[str, str] = MappingProxyType({})
+) -> OneDevice:
+    """`device`, or JAX's first, does everything; `options` as of `runtime.tune`."""
+    return OneDevice(jax.local_devices()[0] if device is None else device, options)
 
 
 def replicate(devices: Sequence[jax.Device] | None = None) -> Replicated:
@@ -349,13 +355,18 @@ def replicate(devices: Sequence[jax.Device] | None = None) -> Replicated:
     return Replicated(jax.devices() if devices is None else devices)
 
 
-def partition(mesh: Mesh, rules: Sequence[Rule] = RULES) -> Partitioned:
+def partition(
+    mesh: Mesh,
+    rules: Sequence[Rule] = RULES,
+    *,
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> Partitioned:
     """The state in parts over `mesh`, whose axes are named data, fsdp and tensor.
 
     `rules`: the first that finds a parameter's path places it; `(Rule(...), *RULES)` changes one.
-    Explicit axes are taken as Auto ones.
+    Explicit axes are taken as Auto ones. `options` as of `runtime.tune`.
     """
-    return Partitioned(mesh, rules)
+    return Partitioned(mesh, rules, options)
 
 
 def _of_this_process(*lists: Sequence[jax.Device]) -> tuple[int, ...]:
