@@ -254,7 +254,7 @@ def test_facts_that_are_not_json_are_refused_before_anything_is_written(checkpoi
 
 
 def test_keeping_none_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="keep=0, but at least 1"):
+    with pytest.raises(CheckpointError, match="keep=0, but it must be at least 1"):
         Checkpoints(tmp_path, keep=0)
 
 
