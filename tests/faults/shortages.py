@@ -57,8 +57,8 @@ def memory(folder: Path) -> Count:
 def disk(folder: Path) -> Count:
     """A disk with no room left for checkpoints, logs and metrics, for a while and for good.
 
-    After one or two saves that failed the training must end with the same bytes, and at most
-    lack metrics; after three it must end with 74, and, with room again, go on from its last checkpoint
+    After one or two saves that failed the training must end with the same bytes, and at most lack
+    metrics; after three it must end with 74, and, with room again, go on from its last checkpoint
     to the same bytes. The disk is a file system of its own.
     """
     trainings.load_libraries()
