@@ -67,6 +67,7 @@ class Subject(NamedTuple):
         facts = asdict(config)
         facts |= {"num_kv_heads": config.kv_heads, "head_dim": config.key_size}
         facts |= {"value_head_dim": config.value_size}
+        facts |= {"source_vocab_size": config.source_vocab_size or config.vocab_size}
         unseen = [
             *UNSEEN,
             *(name for name, scheme in _ONLY_WITH.items() if scheme != config.positions),
