@@ -1,0 +1,48 @@
+"""Depth is paid for once: the compiled gradient grows by the same amount with each layer."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer import DecoderOnly, TransformerConfig, causal_loss
+from jaxformer.data import StreamBatch
+
+DEPTHS = (1, 2, 3)
+
+
+def compiled_gradient(depth):
+    config = TransformerConfig(
+        vocab_size=29,
+        d_model=26,
+        d_ff=62,
+        num_heads=2,
+        num_decoder_layers=depth,
+        norm_placement="pre",
+        activation="gelu",
+        tied_embeddings="output",
+    )
+    model = DecoderOnly(config)
+    tokens = np.zeros((3, 18), np.int32)
+    batch = StreamBatch(tokens, np.ones((3, 17), bool), np.arange(3), None, None)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens[:, :-1])["params"]
+    gradient = jax.grad(causal_loss(model), has_aux=True)
+    return jax.jit(gradient).lower(params, batch, None).compile().as_text()
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return [compiled_gradient(depth) for depth in DEPTHS]
+
+
+def test_each_layer_adds_equally_many_instructions(programs):
+    """XLA on a CPU recomputes in each weight's gradient what later layers added, if it can."""
+    one, two, three = (text.count(" = ") for text in programs)
+    assert three - two == pytest.approx(two - one, rel=0.03)
+
+
+def test_no_fusion_reads_what_many_layers_wrote(programs):
+    reads = [re.findall(r"fusion\(([^)]*)\)", text) for text in programs]
+    one, two, three = (max(read.count("%") for read in fusions) for fusions in reads)
+    assert one == two == three
