@@ -93,7 +93,7 @@ class TransformerConfig:
     def __post_init__(self):
         check_names(self)
         _check_sizes(self)
-        _check_rates(self)
+        check_share(self, "dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
         if self.ties_inputs and self.source_vocab_size not in (None, self.vocab_size):
             raise ConfigError(
                 f"tied_embeddings={self.tied_embeddings!r} needs one vocabulary, but "
@@ -153,12 +153,6 @@ def _check_sizes(config: TransformerConfig) -> None:
             f"rotary positions turn pairs of numbers, but head_dim={config.key_size} is odd: "
             "give an even head_dim"
         )
-
-
-def _check_rates(config: TransformerConfig) -> None:
-    for field in ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate"):
-        if not 0.0 <= getattr(config, field) < 1.0:
-            raise ConfigError(f"{field}={getattr(config, field)}, but a rate lies in 0 <= rate < 1")
 
 
 transformer_base = TransformerConfig(
