@@ -13,6 +13,7 @@ from jaxformer.decoding import (
     is_cut,
     no_better,
     power,
+    renormalized,
 )
 from jaxformer.generation import manner_of
 from jaxformer.pretrained import Conventions, load_conventions
@@ -56,6 +57,7 @@ def test_generation_config_json_says_more_and_comes_first(folder):
         "early_stopping": "never",
         "repetition_penalty": 1.0,
         "bad_words_ids": None,
+        "renormalize_logits": True,
     }
     config = {k: v for k, v in MARIAN.items() if k != "forced_eos_token_id"}
     assert load_conventions(folder(config, later)) == Conventions(
@@ -64,6 +66,7 @@ def test_generation_config_json_says_more_and_comes_first(folder):
         pad=18,
         first=5,
         banned=(3, 4),
+        renormalize=True,
         width=2,
         length_penalty=0.5,
         early_stopping="never",
@@ -115,6 +118,7 @@ def test_one_hypothesis_is_greedy_and_cut_at_its_limit():
 def test_several_hypotheses_stop_as_the_folder_says(early, exponent, stop, outlook):
     said = {"width": 4, "early_stopping": early, "length_penalty": exponent}
     manner = manner_of(GREEDY._replace(**said, ends_at_limit=True, banned=(2,), first=5))
+    assert manner_of(GREEDY._replace(renormalize=True)).rules() == [renormalized]
     assert (manner.stop, manner.outlook) == (stop, outlook)
     assert (manner.penalty, manner.limit, manner.twice) == (power, ends_for_nothing, True)
     assert (manner.banned, manner.first, len(manner.rules())) == ((2,), 5, 2)

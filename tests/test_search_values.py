@@ -20,6 +20,7 @@ from jaxformer.decoding import (
     is_cut,
     must_end,
     power,
+    renormalized,
     sample,
 )
 
@@ -130,6 +131,12 @@ def test_a_banned_token_leaves_the_others_their_probabilities():
     tokens, probabilities, _ = search(LOOP, limits=(2, 2), rules=[banned([A])])
     assert tokens == [[[END, 0, 0, 0, 0], [B, END, 0, 0, 0]]] * 2
     close(probabilities, [[0.1, 0.09]] * 2)
+
+
+def test_a_banned_token_leaves_the_others_its_probability_if_they_are_renormalized():
+    tokens, probabilities, _ = search(LOOP, limits=(2, 2), rules=[banned([A]), renormalized])
+    assert tokens == [[[B, END, 0, 0, 0], [END, 0, 0, 0, 0]]] * 2
+    close(probabilities, [[0.75 * 0.5, 0.25]] * 2)
 
 
 def test_a_rule_knows_how_often_the_hypothesis_holds_each_token():

@@ -23,7 +23,7 @@ from jaxformer.decoding.beams import (
 )
 from jaxformer.decoding.hypotheses import Hypotheses, Step
 from jaxformer.decoding.picks import Pick, greedy, min_p, temperature, top_k, top_p, truncated
-from jaxformer.decoding.rules import Rule, banned, forced, repetition_penalty
+from jaxformer.decoding.rules import Rule, banned, forced, renormalized, repetition_penalty
 from jaxformer.decoding.sampling import Watch, sample
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "must_end",
     "no_better",
     "power",
+    "renormalized",
     "repetition_penalty",
     "sample",
     "temperature",

@@ -43,6 +43,11 @@ def forced(token: int, after: int = 0) -> Rule:
     return rule
 
 
+def renormalized(logits: jax.Array, counts: jax.Array) -> jax.Array:
+    """A rule: what those before it have left, as log-probabilities that add up to one again."""
+    return jax.nn.log_softmax(logits)
+
+
 def banned(ids: Sequence[int]) -> Rule:
     """Never one of the tokens `ids`; `ValueError` if the vocabulary ends before one of them."""
     ids = np.asarray(ids, np.int32)

@@ -21,6 +21,7 @@ from jaxformer.decoding import (
     must_end,
     no_better,
     power,
+    renormalized,
 )
 from jaxformer.pretrained.conventions import Conventions
 from jaxformer.tokenizers import BOS, EOS, PAD
@@ -31,7 +32,7 @@ class Manner(NamedTuple):
 
     `penalty` is made of an exponent. With `twice`, as many further candidates as there are
     hypotheses stand ready for those that end. Tokens of `banned` are never written, and `first`,
-    if given, is certainly the first one.
+    if given, is certainly the first one; `renormalize` has the others share what that takes.
     """
 
     start: int = BOS
@@ -44,11 +45,13 @@ class Manner(NamedTuple):
     twice: bool = False
     banned: tuple[int, ...] = ()
     first: int | None = None
+    renormalize: bool = False
 
     def rules(self) -> list[Rule]:
         """What is banned and forced, as rules on log-probabilities."""
         never = [banned(self.banned)] if self.banned else []
-        return never if self.first is None else [*never, forced(self.first)]
+        begin = [] if self.first is None else [forced(self.first)]
+        return [*never, *begin, *([renormalized] if self.renormalize else [])]
 
 
 OWN = Manner()
@@ -78,4 +81,5 @@ def manner_of(conventions: Conventions) -> Manner:
         twice=not greedy,
         banned=conventions.banned,
         first=conventions.first,
+        renormalize=conventions.renormalize,
     )

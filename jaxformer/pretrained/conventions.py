@@ -33,8 +33,9 @@ class Conventions(NamedTuple):
 
     `start` comes before the target, `end` after source and target. `first`, if there is one, is
     every target's first token, and a target that is as long as it may be ends at no cost if
-    `ends_at_limit`. Tokens of `banned` are never written. A search has `width` hypotheses, whose
-    score is divided by length to the power of `length_penalty`.
+    `ends_at_limit`. Tokens of `banned` are never written; with `renormalize` the others share
+    their probability. A search has `width` hypotheses, whose score is divided by length to the
+    power of `length_penalty`.
     """
 
     start: int
@@ -43,6 +44,7 @@ class Conventions(NamedTuple):
     first: int | None = None
     ends_at_limit: bool = False
     banned: tuple[int, ...] = ()
+    renormalize: bool = False
     width: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
@@ -85,6 +87,7 @@ def _read(said: Mapping[str, Any], size: int) -> Conventions:
         first=_id(said, "forced_bos_token_id", size) if "forced_bos_token_id" in said else None,
         ends_at_limit=_ends_at_limit(said, end, size),
         banned=_banned(said, size),
+        renormalize=number("renormalize_logits", said.get("renormalize_logits", False), bool),
         width=max(1, number("num_beams", said.get("num_beams", 1), int)),
         length_penalty=_penalty(said.get("length_penalty", 1.0)),
         early_stopping=early,
