@@ -15,9 +15,15 @@ import jax.numpy as jnp
 # in a Transformer, take longer than those XLA compiles itself.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 
-# glibc: keep what is freed, and grow in large pieces. XLA allocates its temporary memory anew for
-# each step on a CPU; given back to the kernel, it is cleared page by page every time.
-_MALLOPT = ((-4, 0), (-1, 2**31 - 1), (-2, 2**28))  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+# glibc: keep what is freed, grow in large pieces, and have one heap. XLA allocates its temporary
+# memory anew for each step on a CPU; given back to the kernel, it is cleared page by page every
+# time. The threads of each save would otherwise get heaps of their own, which add up.
+_MALLOPT = (
+    (-4, 0),  # M_MMAP_MAX
+    (-1, 2**31 - 1),  # M_TRIM_THRESHOLD
+    (-2, 2**28),  # M_TOP_PAD
+    (-8, 1),  # M_ARENA_MAX
+)
 
 
 class Tuning(NamedTuple):

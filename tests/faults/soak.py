@@ -1,7 +1,6 @@
 """A long training, watched: memory, files, threads, and what is compiled."""
 
 import collections
-import ctypes
 import logging
 import os
 import re
@@ -23,13 +22,12 @@ WARM = 0.2  # the share of the steps after which nothing may grow
 GROWTH = 10_000_000  # bytes
 THREADS = 5  # each save has some of its own for a moment
 BUCKETS = 2
-_ARENA_MAX = -8  # of malloc.h
 
 
 def watched(folder: Path, steps: int) -> Count:
     """`steps` steps with 100 saves and 50 evaluations, of which four things are promised.
 
-    After the first fifth resident memory, in one heap, grows by less than 10 MB, no more files are
+    After the first fifth resident memory grows by less than 10 MB, no more files are
     open, and at most four more threads run, as they do for a moment in a save; and no program is
     compiled twice, the step once for each shape of batch.
     """
@@ -74,7 +72,6 @@ def judge(samples: list[dict], compiled: dict[str, int], steps: int) -> list[str
 def _watching(every: int, tell: Tell) -> Iterator[None]:
     """Tells of this process midway between two saves, and in the end what it has compiled."""
     add, compiled = Progress.add, collections.Counter()
-    _keep_one_heap()
 
     def add_and_look(self: Progress, step: int, *rest: Any) -> None:
         add(self, step, *rest)
@@ -103,17 +100,6 @@ def _heard(logger: str, compiled: collections.Counter) -> Iterator[None]:
     yield
     jax.config.update("jax_log_compiles", False)
     logging.getLogger(logger).removeHandler(listener)
-
-
-def _keep_one_heap() -> None:
-    """As MALLOC_ARENA_MAX=1: glibc gives new threads, of which each save has some, new heaps.
-
-    These grow for hundreds of saves until they are as large as they are going to be, so that what
-    is lost could not be told from what is kept for later.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_ARENA_MAX, 1)
 
 
 def _of_this_process() -> dict[str, int]:
