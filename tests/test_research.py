@@ -52,6 +52,7 @@ def test_our_stack_learns_inside_a_linen_model_of_ones_own():
     )
 
 
+@pytest.mark.slow
 def test_our_stack_learns_inside_an_nnx_model_of_ones_own(assert_equal):
     batch = series.draw(2, rows=8)
     model = inside_nnx.SeriesModel(series.SIZES, nnx.Rngs(0))

@@ -113,7 +113,11 @@ def whole():
     return updated(make_train_step(bigram_loss, SGD), ragged_batch(), bigram(), SGD)
 
 
-@pytest.mark.parametrize("model", [None, make_model(**NOISY)], ids=["bigram", "transformer"])
+@pytest.mark.parametrize(
+    "model",
+    [None, pytest.param(make_model(**NOISY), marks=pytest.mark.slow)],
+    ids=["bigram", "transformer"],
+)
 def test_four_fold_accumulation_is_one_batch(model):
     loss = bigram_loss if model is None else seq2seq_loss(model, pad=PAD, smoothing=0.1)
     params = bigram() if model is None else make_params(model)

@@ -260,6 +260,7 @@ def averaged(text, tmp_path_factory):
     return root / "translation" / "tiny"
 
 
+@pytest.mark.slow
 def test_the_moving_average_moves_as_its_decay_says(averaged, assert_equal):
     checkpoints = Checkpoints(averaged / "checkpoints")
     assert checkpoints.steps() == [1, 2, 3, 4]

@@ -88,7 +88,8 @@ class DistanceBlock(Block):
         keys = x.shape[1] if past is None else past.key.shape[2]
         queries = mask.offset + jnp.arange(x.shape[1])
         distance = jnp.abs(queries[:, None] - jnp.arange(keys)[None, :])
-        bias = self.worth[None, :, jnp.minimum(distance, self.furthest)]  # [1, N, T, S]
+        near = jnp.minimum(distance, self.furthest)
+        bias = jnp.take(self.worth, near, axis=1)[None]  # [1, N, T, S]
         return super().__call__(
             x,
             mask,
