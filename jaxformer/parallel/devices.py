@@ -61,13 +61,13 @@ class Devices:
     """What the three ways share: a state has one global shape, whatever devices hold it.
 
     Attributes: `mesh`; `shards`, into how many parts the rows of a batch are divided; `share`, the
-    numbers of the parts that devices of this process hold.
+    numbers of the parts that devices of this process hold; `options`, those of the compiler.
     """
 
     mesh: Mesh
     shards: int
-    options: Mapping[str, str] = MappingProxyType({})
     share: tuple[int, ...]
+    options: Mapping[str, str] = MappingProxyType({})
     _views = 1  # how many views of a batch there are, of which a program sees one
 
     def init(self, make_state: Callable[[], Any]) -> Any:
