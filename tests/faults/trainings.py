@@ -46,7 +46,7 @@ def settings(folder: Path) -> dict[str, Any]:
             path = folder / f"{part}.{side}"
             path.write_text("".join(" ".join(line) + "\n" for line in words))
             args[f"--data.{part}.{side}"] = path
-    return args | {"--runs": folder / "runs"}
+    return args | {"--runs": folder / "runs", "--programs": ""}  # `begin` has a folder for them
 
 
 def load_libraries() -> None:
