@@ -1,0 +1,1 @@
+"""How fast this library is, beside its peers in the same run."""
