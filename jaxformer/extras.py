@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-_PEERS = ("torch", "transformers")
+_PEERS = ("torch", "transformers", "ctranslate2")
 
 
 class MissingExtra(ImportError):
