@@ -15,6 +15,7 @@ import pytest
 
 import jaxformer
 from experiments import commands
+from experiments.benchmarks import attention, decode, train_gpt
 from experiments.embeddings import bank, ladder, lookup, positions
 from experiments.language_modelling import embed, evaluate, fill_mask, finetune, sample
 from experiments.language_modelling.plan import LanguagePlan
@@ -38,6 +39,7 @@ README = ROOT / "README.md"
 TRANSLATION = ROOT / "experiments" / "translation" / "README.md"
 TWIN = ROOT / "experiments" / "pytorch_twin" / "README.md"
 EMBEDDINGS = ROOT / "experiments" / "embeddings" / "README.md"
+BENCHMARKS = ROOT / "experiments" / "benchmarks" / "README.md"
 RESEARCH = ROOT / "experiments" / "research" / "README.md"
 LANGUAGE_MODELLING = ROOT / "experiments" / "language_modelling" / "README.md"
 PAGES = {
@@ -50,6 +52,7 @@ PAGES = {
         TWIN,
         EMBEDDINGS,
         RESEARCH,
+        BENCHMARKS,
     )
 }
 OPTIONS = {
@@ -76,6 +79,9 @@ OPTIONS = {
     "research.plain_attention": {"default": plain_attention.ReachOptions()},
     "research.own_parts": {"default": own_parts.PartsOptions()},
     "research.own_rules": {"default": own_rules.RulesOptions()},
+    "benchmarks.train_gpt": train_gpt.PRESETS,
+    "benchmarks.decode": {"default": decode.DecodeOptions()},
+    "benchmarks.attention": {"default": attention.AttentionOptions()},
     "translation.plan": with_machine(PRESETS, TranslationPlan),
     "language_modelling.plan": with_machine(LANGUAGE_PRESETS, LanguagePlan),
 }
