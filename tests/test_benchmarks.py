@@ -1,17 +1,24 @@
 """Benchmarks: what is measured, in what order, and what is told of it."""
 
+import itertools
 import json
-import os
 from dataclasses import dataclass
-from functools import partial
 
+import jax
 import pytest
 
-from experiments.benchmarks import environment, report
+from experiments.benchmarks import (
+    attention,
+    decode,
+    environment,
+    gpts,
+    report,
+    train_gpt,
+)
 from experiments.benchmarks.alternate import Cost, Summary, alternate, summarise, timed
-from experiments.benchmarks.children import Comparison, Subject, compare
+from experiments.benchmarks.children import Comparison
+from experiments.language_modelling.presets import PRESETS
 from jaxformer.config import ConfigError
-from jaxformer.extras import MissingExtra
 
 
 class FakeClock:
@@ -72,46 +79,6 @@ def test_without_a_peer_there_is_no_ratio_and_one_round_has_no_spread():
     assert found["ours"] == Summary(median=3.0, least=3.0, spread=0.0, cpu=2.0, ratio=None)
 
 
-def working(number):
-    return Subject(lambda: None, {"number": number, "process": os.getpid()})
-
-
-def refusing():
-    raise ConfigError("size=7 is odd")
-
-
-def lacking():
-    raise MissingExtra("torch is needed here")
-
-
-def dying():
-    os._exit(7)
-
-
-def dying_later():
-    return Subject(partial(os._exit, 9), {})
-
-
-def test_each_is_made_in_a_process_of_its_own_and_what_cannot_be_made_is_told():
-    makes = {"ours": partial(working, 3), "peer": partial(working, 5)}
-    makes |= {"refusing": refusing, "lacking": lacking, "dying": dying}
-    found = compare(makes, peers=("peer",), rounds=2, count=3, warm_up=1)
-    assert list(found.measured) == ["ours", "peer"] and found.measured["peer"].ratio == 1.0
-    assert [found.facts[name]["number"] for name in ("ours", "peer")] == [3, 5]
-    processes = {os.getpid(), *(facts["process"] for facts in found.facts.values())}
-    assert len(processes) == 3
-    assert found.missing == {
-        "refusing": "size=7 is odd",
-        "lacking": "torch is needed here",
-        "dying": "its process ended with code 7",
-    }
-
-
-def test_a_process_that_ends_while_it_is_measured_ends_the_comparison():
-    with pytest.raises(RuntimeError, match="its process ended with code 9"):
-        compare({"ours": dying_later}, peers=(), rounds=1, count=1, warm_up=0)
-
-
 COMPARISON = Comparison(
     measured={
         "ours": Summary(median=0.0125, least=0.01, spread=0.2, cpu=0.02, ratio=0.5),
@@ -142,20 +109,109 @@ class Options:
 
 
 def test_what_is_printed_is_written_with_options_and_environment(tmp_path, capsys):
-    path = report.publish(Options(str(tmp_path)), {"a step": COMPARISON}, report.TIMES)
+    path = report.publish(
+        Options(str(tmp_path)), {"cores": 7, "torch": None}, {"a step": COMPARISON}, report.TIMES
+    )
     said, found = capsys.readouterr().out, json.loads(path.read_text())
     assert path == tmp_path / "benchmarks" / "tiny.json"
     assert report.table(COMPARISON, report.TIMES) in said and "ours: parameters 65" in said
     assert found["options"] == {"runs": str(tmp_path), "name": "tiny", "rounds": 3}
     assert found["comparisons"]["a step"]["measured"]["ours"]["ratio"] == 0.5
     assert found["comparisons"]["a step"]["missing"] == COMPARISON.missing
-    assert found["environment"]["cores"] >= 1 and f"cores {found['environment']['cores']}" in said
+    assert found["environment"] == {"cores": 7, "torch": None}
+    assert said.startswith("cores 7\n")
 
 
 def test_the_environment_names_processor_and_versions(tmp_path):
     where = environment.environment()
-    assert set(where) >= {"date", "cpu", "cores", "load", "python", "jax", "jaxlib", "flax"}
+    assert set(where) >= {"date", "cpu", "cores", "load", "python", "jaxlib", "flax", "torch"}
+    assert where["jax"] == jax.__version__ and where["cores"] == environment.cores() >= 1
     info = tmp_path / "cpuinfo"
     info.write_text("processor : 0\nmodel name : Fast: 7\nmodel name : Slow\n")
     assert environment.cpu_model(info) == "Fast: 7"
     assert environment.cpu_model(tmp_path / "absent")
+
+
+def test_the_presets_are_the_published_configurations():
+    small, characters = (
+        train_gpt.PRESETS[name].sizes for name in ("nanogpt_cpu", "characters_10m")
+    )
+    assert small.config() == PRESETS["shakespeare_char_cpu"].model
+    assert (small.rows, small.length) == (12, 64)
+    assert characters.config() == PRESETS["shakespeare_char"].model
+    assert (characters.rows, characters.length) == (4, 256)
+
+
+def test_batches_are_random_tokens_of_the_asked_shape_and_come_again():
+    sizes = gpts.Sizes(vocab_size=7, length=5, rows=3)
+    drawn = list(itertools.islice(sizes.batches(), 16))
+    assert all(batch.tokens.shape == (3, 6) and batch.valid.shape == (3, 5) for batch in drawn)
+    assert {int(token) for batch in drawn for token in batch.tokens.flat} == set(range(7))
+    assert (drawn[0].tokens == drawn[8].tokens).all() and (drawn[0].tokens != drawn[1].tokens).any()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: train_gpt.TrainOptions(attention="fast"), "attention='fast' is no kernel: choose"),
+        (lambda: train_gpt.TrainOptions(steps=0), "steps=0, but it must be at least 1"),
+        (lambda: gpts.Sizes(d_model=7, num_heads=2), "d_model=7 is not divisible by num_heads=2"),
+        (lambda: gpts.Sizes(dropout_rate=1.0), "dropout_rate=1.0, but it lies in"),
+        (lambda: decode.DecodeOptions(rounds=0), "rounds=0, but it must be at least 1"),
+        (lambda: decode.Work(vocab_size=6), "vocab_size=6 leaves no 4 words .* at least 7"),
+        (lambda: attention.AttentionOptions(kernels=("xla", "fast")), "has 'fast': choose among"),
+        (lambda: attention.AttentionOptions(lengths=()), "lengths=.* give at least one"),
+        (lambda: attention.AttentionOptions(lengths=(7, 0)), "length=0, but it must be at least 1"),
+    ],
+)
+def test_options_that_measure_nothing_are_refused(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_without_a_checkout_of_nanogpt_only_its_rows_are_absent(monkeypatch, tmp_path):
+    asked = train_gpt.subjects(train_gpt.TrainOptions())
+    assert list(asked) == ["ours", "PyTorch twin, eager"]
+    given = train_gpt.subjects(train_gpt.TrainOptions(nanogpt=tmp_path))
+    assert set(given) == {"ours", *train_gpt.PEERS}
+
+    seen = []
+    monkeypatch.setattr(train_gpt, "compare", lambda *_, **__: COMPARISON)
+    monkeypatch.setattr(train_gpt.report, "publish", lambda *given: seen.append(given[2]))
+    train_gpt.main(train_gpt.TrainOptions())
+    ((found,),) = [list(one.values()) for one in seen]
+    assert found.missing["nanoGPT"].endswith("--nanogpt FOLDER")
+    assert found.missing["other"] == "torch is needed here"
+
+
+def test_a_folder_without_nanogpts_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="has no model.py: give the folder of a checkout"):
+        gpts.load_nanogpt(tmp_path)
+    (tmp_path / "model.py").write_text("class GPT:\n    pass\n")
+    with pytest.raises(ConfigError, match="defines no GPT and GPTConfig: give the folder"):
+        gpts.load_nanogpt(tmp_path)
+
+
+def test_attention_at_each_length_has_the_kernels_and_pytorch(monkeypatch):
+    asked, seen = [], []
+
+    def compared(makes, **options):
+        asked.append((list(makes), {make.args[-1] for make in makes.values()}))
+        return COMPARISON
+
+    monkeypatch.setattr(attention, "compare", compared)
+    monkeypatch.setattr(attention.report, "publish", lambda *given: seen.append(given[2]))
+    options = attention.AttentionOptions(kernels=("xla",), lengths=(7, 1_300), heads=3)
+    attention.main(options)
+    assert [names for names, _ in asked] == [["xla", "PyTorch SDPA"]] * 2
+    shapes = [attention.Shape(heads=3, length=length) for length in (7, 1_300)]
+    assert [shape for _, shape in asked] == [{shape} for shape in shapes]
+    assert [list(found) for found in seen] == [["T = S = 7", "T = S = 1,300"]]
+    assert attention.temporary(COMPARISON.measured["ours"], {"temporary_bytes": 2_500_000}) == "2.5"
+    assert attention.temporary(COMPARISON.measured["peer"], {}) == "-"
+
+
+def test_the_sources_are_words():
+    work = decode.Work(vocab_size=11, rows=3, source=5)
+    assert work.sources().shape == (3, 5)
+    assert 2 <= work.sources().min() and work.sources().max() < work.start == 10

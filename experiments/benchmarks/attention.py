@@ -16,7 +16,7 @@ from experiments import commands
 from experiments.benchmarks import report
 from experiments.benchmarks.alternate import Summary
 from experiments.benchmarks.children import Make, Subject, compare
-from experiments.benchmarks.environment import cores
+from experiments.benchmarks.environment import cores, environment
 from jaxformer import extras
 from jaxformer.config import ConfigError, check_least
 from jaxformer.kernels import KERNELS
@@ -86,6 +86,7 @@ def temporary(summary: Summary, facts: Mapping[str, Any]) -> str:
 
 def main(options: AttentionOptions) -> None:
     """Measures, prints the tables and writes the file."""
+    where = environment()
     found = {}
     for shape in options.shapes():
         found[f"T = S = {shape.length:,}"] = compare(
@@ -95,7 +96,7 @@ def main(options: AttentionOptions) -> None:
             count=options.steps,
             warm_up=options.warm_up,
         )
-    report.publish(options, found, report.TIMES | {"temporary, MB": temporary})
+    report.publish(options, where, found, report.TIMES | {"temporary, MB": temporary})
 
 
 def subjects(options: AttentionOptions, shape: Shape) -> dict[str, Make]:

@@ -16,6 +16,7 @@ from experiments import commands
 from experiments.benchmarks import report, translators
 from experiments.benchmarks.alternate import Summary
 from experiments.benchmarks.children import Make, compare
+from experiments.benchmarks.environment import environment
 from experiments.benchmarks.translators import Work
 from jaxformer.config import check_least
 
@@ -40,6 +41,7 @@ PEERS = ("transformers", "CTranslate2")
 
 def main(options: DecodeOptions) -> None:
     """Measures, prints the table and writes the file."""
+    where = environment()
     work = options.work
     with TemporaryDirectory() as place:
         folder = Path(place) / "marian"
@@ -56,7 +58,7 @@ def main(options: DecodeOptions) -> None:
         return f"{work.rows * work.target / summary.median:.0f}"
 
     title = f"{work.rows} texts of {work.target} tokens, beam {work.beams}"
-    report.publish(options, {title: found}, report.TIMES | {"tokens a second": speed})
+    report.publish(options, where, {title: found}, report.TIMES | {"tokens a second": speed})
 
 
 def subjects(work: Work, folder: Path) -> dict[str, Make]:

@@ -124,7 +124,7 @@ def nanogpt(sizes: Sizes, folder: Path, compiled: bool) -> Subject:
     `compiled`: through torch.compile. Raises `ConfigError` for a folder without that model.
     """
     torch = _torch()
-    code = _load(Path(folder) / "model.py")
+    code = load_nanogpt(folder)
     torch.manual_seed(0)
     shape = {"n_layer": sizes.num_layers, "n_head": sizes.num_heads, "n_embd": sizes.d_model}
     shape |= {"block_size": sizes.length, "vocab_size": sizes.vocab_size}
@@ -155,10 +155,12 @@ def _nanogpt_step(
     return run
 
 
-def _load(path: Path) -> ModuleType:
+def load_nanogpt(folder: Path) -> ModuleType:
+    """nanoGPT's module `model`; `ConfigError` for a folder without it."""
+    path = folder / "model.py"
     if not path.is_file():
         raise ConfigError(
-            f"nanogpt={path.parent} has no model.py: give the folder of a checkout of nanoGPT"
+            f"nanogpt={folder} has no model.py: give the folder of a checkout of nanoGPT"
         )
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     module = importlib.util.module_from_spec(spec)

@@ -8,7 +8,6 @@ from typing import Any
 from experiments import runs
 from experiments.benchmarks.alternate import Summary
 from experiments.benchmarks.children import Comparison
-from experiments.benchmarks.environment import environment
 
 Column = Callable[[Summary, Mapping[str, Any]], str]
 """column(summary, facts) -> the text of a cell."""
@@ -67,20 +66,23 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def publish(
-    options: Any, comparisons: Mapping[str, Comparison], columns: Mapping[str, Column]
+    options: Any,
+    where: Mapping[str, Any],
+    comparisons: Mapping[str, Comparison],
+    columns: Mapping[str, Column],
 ) -> Path:
     """Prints each of `comparisons` under its title, and writes all to the file that is returned.
 
-    It is `options.runs`/benchmarks/`options.name`.json, with the environment and the options.
+    It is `options.runs`/benchmarks/`options.name`.json, with the options and with `where`, the
+    environment before anything was measured.
     """
-    where = environment()
     print("; ".join(f"{name} {value}" for name, value in where.items() if value is not None))
     for title, comparison in comparisons.items():
         print(f"\n{title}\n\n{table(comparison, columns)}")
         for line in told(comparison):
             print(line)
     found = {
-        "environment": where,
+        "environment": dict(where),
         "options": runs.as_json(options),
         "comparisons": {title: _plain(one) for title, one in comparisons.items()},
     }

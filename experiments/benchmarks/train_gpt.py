@@ -12,6 +12,7 @@ from pathlib import Path
 from experiments import commands
 from experiments.benchmarks import gpts, report
 from experiments.benchmarks.children import Make, compare
+from experiments.benchmarks.environment import environment
 from experiments.benchmarks.gpts import Sizes
 from jaxformer import kernels
 from jaxformer.config import ConfigError, check_least
@@ -53,6 +54,7 @@ PRESETS = {
 
 def main(options: TrainOptions) -> None:
     """Measures, prints the table and writes the file."""
+    where = environment()
     found = compare(
         subjects(options),
         peers=PEERS,
@@ -63,7 +65,7 @@ def main(options: TrainOptions) -> None:
     if options.nanogpt is None:
         why = "give the folder of a checkout of nanoGPT, --nanogpt FOLDER"
         found = found._replace(missing=found.missing | {"nanoGPT": why})
-    report.publish(options, {"a training step": found}, report.TIMES)
+    report.publish(options, where, {"a training step": found}, report.TIMES)
 
 
 PEERS = ("nanoGPT, torch.compile", "nanoGPT, eager", "PyTorch twin, eager")

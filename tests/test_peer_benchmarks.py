@@ -1,0 +1,88 @@
+"""Those that are measured beside each other do the same work. Run with `-m peer`; needs torch."""
+
+import numpy as np
+import pytest
+
+from experiments.benchmarks import attention, gpts, translators
+
+pytestmark = pytest.mark.peer
+
+SIZES = gpts.Sizes(num_layers=1, num_heads=2, d_model=10, vocab_size=13, length=7, rows=3)
+CHECKOUT = """
+from dataclasses import dataclass
+import torch
+
+@dataclass
+class GPTConfig:
+    block_size: int
+    vocab_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    dropout: float
+    bias: bool
+
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
+        print("number of parameters")
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        assert (weight_decay, betas, device_type) == (0.1, (0.9, 0.99), "cpu")
+        return torch.optim.AdamW(self.parameters(), lr=learning_rate, betas=betas)
+
+    def forward(self, tokens, labels):
+        logits = self.table(tokens)
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread(torch, monkeypatch):
+    for module in (gpts, translators, attention):
+        monkeypatch.setattr(module, "cores", lambda: 1)
+
+
+def test_our_step_and_the_twins_are_of_equal_models_on_equal_batches():
+    ours, twin = gpts.ours(SIZES, "reference"), gpts.twin(SIZES)
+    assert ours.facts["parameters"] == twin.facts["parameters"]
+    assert twin.facts["threads"] == 1 and ours.facts["tuned"].startswith("cpu")
+    tokens = SIZES.rows * SIZES.length
+    losses = [(ours.run() / tokens, twin.run()["loss"] / tokens) for _ in range(41)]
+    # random tokens cost ln 13 to guess; eight batches of them are soon known in part
+    np.testing.assert_allclose(losses[0], np.log(13), atol=0.05)
+    assert max(losses[-1]) < np.log(13) - 0.05
+
+
+def test_the_step_of_a_checkout_of_nanogpt_learns_and_prints_nothing(tmp_path, capsys):
+    (tmp_path / "model.py").write_text(CHECKOUT)
+    subject = gpts.nanogpt(SIZES, tmp_path, compiled=False)
+    losses = [subject.run() for _ in range(161)]
+    assert losses[-1] < losses[0] - 0.05 and subject.facts == {"parameters": 169, "threads": 1}
+    assert capsys.readouterr().out == ""
+
+
+def test_all_three_decoders_find_the_same_texts_of_the_whole_length(tmp_path):
+    work = translators.Work(
+        vocab_size=29, d_model=16, d_ff=20, num_heads=2, num_layers=1, rows=3, source=5, target=7
+    )
+    translators.write_model(work, tmp_path / "marian")
+    ours = translators.our_decode(work, tmp_path / "marian", {})()
+    assert ours.shape == (3, 7) and 0 < ours.min() and ours.max() < work.start
+    theirs = translators.transformers(work, tmp_path / "marian")
+    assert theirs.run().tolist() == ours.tolist()
+    assert theirs.facts == {"threads": 1, "begins": ours[:, :4].tolist()}
+    pytest.importorskip("ctranslate2", reason="needs the extra peers")
+    converted = translators.ctranslate2(work, tmp_path / "marian")
+    assert converted.run().tolist() == ours.tolist()
+
+
+def test_a_kernel_and_pytorch_differentiate_the_same_attention(assert_equal):
+    shape = attention.Shape(rows=2, heads=3, head_dim=5, length=7)
+    subject = attention.kernel("reference", shape)
+    _, ours = subject.run()
+    theirs = attention.scaled_dot_product(shape).run()
+    assert subject.facts["temporary_bytes"] > 0
+    for given, expected in zip(theirs, ours, strict=True):
+        assert_equal(given.numpy().swapaxes(1, 2), expected, 1e-4)
