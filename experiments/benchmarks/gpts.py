@@ -16,7 +16,7 @@ from experiments import runs
 from experiments.benchmarks.children import Subject
 from experiments.benchmarks.environment import cores
 from jaxformer import extras
-from jaxformer.config import ConfigError, TransformerConfig, check_least, check_share
+from jaxformer.config import ConfigError, TransformerConfig, check_least
 from jaxformer.data import StreamBatch
 from jaxformer.optimizer import OptimizerConfig
 
@@ -35,7 +35,6 @@ class Sizes:
 
     def __post_init__(self):
         check_least(self, 1, "num_layers", "num_heads", "vocab_size", "length", "rows")
-        check_share(self, "dropout_rate")
         self.config()
 
     def config(self) -> TransformerConfig:
