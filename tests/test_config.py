@@ -37,9 +37,9 @@ SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
         ({"num_heads": 5}, ["d_model=12", "num_heads=5", "give head_dim"]),
         ({"num_kv_heads": 2}, ["num_heads=3", "num_kv_heads=2", "group"]),
         ({"positions": "rotary", "head_dim": 5}, ["head_dim=5 is odd", "give an even head_dim"]),
-        ({"dropout_rate": 1.0}, ["dropout_rate=1.0", "0 <= rate < 1"]),
-        ({"attention_dropout_rate": -0.1}, ["attention_dropout_rate=-0.1", "0 <= rate < 1"]),
-        ({"activation_dropout_rate": 2.0}, ["activation_dropout_rate=2.0", "0 <= rate < 1"]),
+        ({"dropout_rate": 1.0}, ["dropout_rate=1.0", "but it lies in 0 <="]),
+        ({"attention_dropout_rate": -0.1}, ["attention_dropout_rate=-0.1", "but it lies in 0 <="]),
+        ({"activation_dropout_rate": 2.0}, ["activation_dropout_rate=2.0", "but it lies in 0 <="]),
         ({"source_vocab_size": 19}, ["source_vocab_size=19", "vocab_size=17", "tie 'output'"]),
         (
             {"source_vocab_size": 19, "tied_embeddings": "inputs"},

@@ -245,7 +245,8 @@ def test_the_comparison_prints_and_keeps_that_the_two_are_one(torch, small, tmp_
     assert len(course["ours"]) == len(course["twin"]) == 4
     np.testing.assert_allclose(course["ours"], course["twin"], rtol=1e-4)
     assert course["ours"] != course["rounding"]
-    assert course["weights"] < 1e-2
+    # What rounding alone moves: Adam follows gradients that are nothing but rounding, too.
+    assert course["weights"] < 5 * course["rounding_weights"]
     speed = found["speed"]
     assert speed["ours"] == pytest.approx(np.median(speed["rounds_ours"]))
     logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -82,8 +82,8 @@ def cache(folder: Path, tries: int) -> Count:
     args = trainings.settings(folder)
     expected = trainings.completed(args, folder / "whole")
     programs, outcomes = folder / "programs", []
-    shutil.copytree(folder.parent / "programs", programs)
     for number in range(tries):
+        shutil.copytree(folder.parent / "programs", programs)
         random = children.drawn(number)
         for path in programs.iterdir():
             content = path.read_bytes()
@@ -94,6 +94,7 @@ def cache(folder: Path, tries: int) -> Count:
         same = code == 0 and trainings.left(place) == expected
         outcomes.append("survived" if same else f"cut {number}: {code} {trainings.said(place)}")
         shutil.rmtree(place)
+        shutil.rmtree(programs)
     return children.counted(outcomes)
 
 
