@@ -68,7 +68,7 @@ def test_all_three_decoders_find_the_same_texts_of_the_whole_length(tmp_path):
         vocab_size=29, d_model=16, d_ff=20, num_heads=2, num_layers=1, rows=3, source=5, target=7
     )
     translators.write_model(work, tmp_path / "marian")
-    ours = translators.our_decode(work, tmp_path / "marian", {})()
+    ours = translators.our_decode(work, tmp_path / "marian")()
     assert ours.shape == (3, 7) and 0 < ours.min() and ours.max() < work.start
     theirs = translators.transformers(work, tmp_path / "marian")
     assert theirs.run().tolist() == ours.tolist()

@@ -105,16 +105,12 @@ def _subject(decode: Decode, facts: dict[str, Any]) -> Subject:
 
 
 def ours(work: Work, folder: Path) -> Subject:
-    """`beam_search`, as one compiled program."""
-    from jaxformer import runtime
-
-    tuning = runtime.tune()
-    facts = {"device": jax.devices()[0].device_kind, "tuned": str(tuning)}
-    return _subject(our_decode(work, folder, tuning.options), facts)
+    """`beam_search`, as one compiled program; untuned, for `runtime.tune` helps training alone."""
+    return _subject(our_decode(work, folder), {"device": jax.devices()[0].device_kind})
 
 
-def our_decode(work: Work, folder: Path, options: dict[str, str]) -> Decode:
-    """Ours, compiled with `options`."""
+def our_decode(work: Work, folder: Path) -> Decode:
+    """Ours, compiled."""
     import jax.numpy as jnp
 
     from jaxformer.decoding import beam_search, is_cut, power
@@ -141,7 +137,7 @@ def our_decode(work: Work, folder: Path, options: dict[str, str]) -> Decode:
         )
         return found.tokens[:, 0]
 
-    compiled, source = jax.jit(search, compiler_options=options), work.sources()
+    compiled, source = jax.jit(search), work.sources()
     return lambda: np.asarray(compiled(params, source))
 
 
