@@ -62,7 +62,7 @@ class Block(nn.Module):
         kv = self.attention.keys_values(h, positions)
         if past is not None:
             past = caches.write(past, kv, mask.offset)
-            kv = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), past)
+            kv = caches.read(past)
         y = self.attention(h, kv, mask, positions=positions, bias=bias, noise=noise)
         x = self._leave(self.attention_norm, x, y, noise)
         if self.cross:

@@ -89,3 +89,8 @@ def write(past: KeysValues, new: KeysValues, index: jax.Array) -> KeysValues:
         return jax.lax.dynamic_update_slice_in_dim(old, fresh, index, axis=2)
 
     return jax.tree.map(write_leaf, past, new)
+
+
+def read(past: KeysValues) -> KeysValues:
+    """All places of `past` [B, W, L, ...], as keys and values [B*W, L, ...] to attend to."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), past)

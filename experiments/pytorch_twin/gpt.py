@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiments.pytorch_twin.parts import ACTIVATIONS, check, norm
+from experiments.pytorch_twin.parts import PositionWiseFeedForward, check, norm
 from jaxformer.config import TransformerConfig
 from jaxformer.data import StreamBatch
 
@@ -50,21 +50,6 @@ class CausalSelfAttention(nn.Module):
         return self.out(gathered.transpose(1, 2).flatten(2))
 
 
-class FeedForward(nn.Module):
-    """Two linear maps with an activation between."""
-
-    def __init__(self, config: TransformerConfig):
-        super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
-        self.up = nn.Linear(config.d_model, config.d_ff, config.use_bias)
-        self.down = nn.Linear(config.d_ff, config.d_model, config.use_bias)
-        self.dropout = nn.Dropout(config.activation_dropout_rate)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, T, D] to [B, T, D] through [B, T, F]."""
-        return self.down(self.dropout(self.activation(self.up(x))))
-
-
 class Block(nn.Module):
     """Attention and feed-forward, each normed before and added after."""
 
@@ -73,7 +58,7 @@ class Block(nn.Module):
         self.attention_norm = norm(config)
         self.attention = CausalSelfAttention(config)
         self.feed_forward_norm = norm(config)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = PositionWiseFeedForward(config)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

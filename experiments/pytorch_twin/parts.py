@@ -1,9 +1,10 @@
-"""What both models of the twin share: norms, activations, and how they refuse a config."""
+"""What both models of the twin share: norms, feed-forwards, and how they refuse a config."""
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -15,6 +16,21 @@ ACTIVATIONS = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
 }
+
+
+class PositionWiseFeedForward(nn.Module):
+    """Two linear maps with an activation between (section 3.3)."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.activation = ACTIVATIONS[config.activation]
+        self.up = nn.Linear(config.d_model, config.d_ff, config.use_bias)
+        self.down = nn.Linear(config.d_ff, config.d_model, config.use_bias)
+        self.dropout = nn.Dropout(config.activation_dropout_rate)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, T, D] to [B, T, D] through [B, T, F]."""
+        return self.down(self.dropout(self.activation(self.up(x))))
 
 
 def norm(config: TransformerConfig) -> nn.LayerNorm:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiments.pytorch_twin.parts import ACTIVATIONS, check, norm
+from experiments.pytorch_twin.parts import PositionWiseFeedForward, check, norm
 from jaxformer.config import TransformerConfig
 from jaxformer.data import PairBatch
 from jaxformer.tokenizers import PAD
@@ -85,21 +85,6 @@ class MultiHeadAttention(nn.Module):
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, N, T, H]
-
-
-class PositionWiseFeedForward(nn.Module):
-    """Two linear maps with an activation between (section 3.3)."""
-
-    def __init__(self, config: TransformerConfig):
-        super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
-        self.up = nn.Linear(config.d_model, config.d_ff, config.use_bias)
-        self.down = nn.Linear(config.d_ff, config.d_model, config.use_bias)
-        self.dropout = nn.Dropout(config.activation_dropout_rate)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, T, D] to [B, T, D] through [B, T, F]."""
-        return self.down(self.dropout(self.activation(self.up(x))))
 
 
 class Residual(nn.Module):

@@ -16,7 +16,7 @@ from flax import linen as nn
 from experiments import commands
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import Block
-from jaxformer.cache import KeysValues, write
+from jaxformer.cache import KeysValues, read, write
 from jaxformer.config import ConfigError, TransformerConfig, check_least
 from jaxformer.data import StreamBatch
 from jaxformer.dropout import Dropout, Noise
@@ -136,7 +136,7 @@ class ParallelBlock(nn.Module):
         kv = self.attention.keys_values(h, positions)
         if past is not None:
             past = write(past, kv, mask.offset)
-            kv = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), past)
+            kv = read(past)
         y = self.attention(h, kv, mask, positions=positions, bias=bias, noise=noise)
         y = y + self.feed_forward(h, noise)
         return x + Dropout(noise, "/".join(self.path), self.config.dropout_rate)(y), past
