@@ -67,11 +67,13 @@ class MultiHeadAttention(nn.Module):
         """What `x` [R, T, D] gathers from `kv` [B, S, ...], as [R, T, D].
 
         R may be a multiple of B: the R/B rows of one sentence (its hypotheses) then share its
-        keys and values as so many further queries.
+        keys and values as so many further queries. Of hypotheses with `ancestors` `mask` and `bias`
+        are about one text.
         """
         q = self._turn(self.query(x), positions)
         shape = q.shape
         q = q.reshape(kv.key.shape[0], -1, *shape[2:])
+        mask, bias = kv.spread(mask, bias, x.shape[1])
         scale = 1.0 / math.sqrt(self.config.key_size)
         if self.is_mutable_collection("intermediates"):
             weights = attention_weights(q, kv.key, mask, scale=scale, bias=bias)

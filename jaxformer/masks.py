@@ -13,6 +13,7 @@ class Mask:
     among the keys (with a cache: how many tokens came before), a number or an int32 scalar.
     `key_valid` [B, S]: False for padding. `query_segments` [B, T] and `key_segments` [B, S]:
     only equal segments see each other. `window`: with `causal`, only the last `window` keys.
+    `pairs` [B, T, S]: what no other fact can say, True where a query may see a key.
 
         causal, T=3, S=3   causal, offset=2, T=2, S=4   key_valid=[1 1 0]   segments 1 1 2
             1 0 0                  1 1 1 0                   1 1 0               1 1 0
@@ -26,6 +27,7 @@ class Mask:
     key_valid: jax.Array | None = None
     query_segments: jax.Array | None = None
     key_segments: jax.Array | None = None
+    pairs: jax.Array | None = None
 
     def part(self, query: jax.Array | int, queries: int, key: jax.Array | int, keys: int) -> "Mask":
         """The mask between the queries from `query` on and the keys from `key` on.
@@ -37,11 +39,16 @@ class Mask:
         def cut(fact: jax.Array | None, first: jax.Array | int, size: int) -> jax.Array | None:
             return None if fact is None else jax.lax.dynamic_slice_in_dim(fact, first, size, 1)
 
+        pairs = cut(self.pairs, query, queries)
+        if pairs is not None:
+            pairs = jax.lax.dynamic_slice_in_dim(pairs, key, keys, 2)
+
         return self.replace(
             offset=self.offset + query - key,
             key_valid=cut(self.key_valid, key, keys),
             query_segments=cut(self.query_segments, query, queries),
             key_segments=cut(self.key_segments, key, keys),
+            pairs=pairs,
         )
 
     def dense(self, queries: int, keys: int) -> jax.Array | None:
@@ -66,6 +73,8 @@ class Mask:
         if self.query_segments is not None:
             same = self.query_segments[:, :, None] == self.key_segments[:, None, :]
             parts.append(same[:, None])
+        if self.pairs is not None:
+            parts.append(self.pairs[:, None])
         if not parts:
             return None
         allowed = parts[0]

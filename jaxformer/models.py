@@ -87,6 +87,7 @@ class EncoderDecoder(nn.Module):
         """
         memory = self.decoder.memory_keys_values(self.encode(source, source_valid))
         cache = caches.init(self.config, source.shape[0], hypotheses, length)
+        memory = tuple(caches.store(kv) for kv in memory)
         return cache.replace(memory=memory, memory_valid=source_valid)
 
     def extend(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
@@ -95,7 +96,7 @@ class EncoderDecoder(nn.Module):
             self.embedding(_rows(tokens)),
             Mask(causal=True, offset=cache.index),
             cache=cache,
-            memory=cache.memory,
+            memory=tuple(caches.read(stored) for stored in cache.memory),
             memory_mask=Mask(key_valid=cache.memory_valid),
         )
         return self.output(x, self.embedding).reshape(*tokens.shape, -1), cache

@@ -341,14 +341,55 @@ def test_texts_of_different_lengths_end_in_one_slot(positions, rng, random_param
 
 
 def test_a_cache_may_have_another_number_of_hypotheses_after_selection(rng):
-    layer = caches.KeysValues(*rng.standard_normal((2, B, W, L, 2, 3), np.float32))
-    memory = caches.KeysValues(*rng.standard_normal((2, B, S, 2, 3), np.float32))
-    cache = caches.Cache((layer,), np.int32(4), (memory,), None)
-    selected = cache.select(jnp.array([[2, 0, 0, 1], [1, 1, 2, 0]]))
-    assert selected.layers[0].key.shape == (B, 4, L, 2, 3)
-    assert np.array_equal(selected.layers[0].value[1, 2], layer.value[1, 2])
-    assert np.array_equal(selected.layers[0].key[0, 0], layer.key[0, 2])
+    """From W to more, then to fewer; each goes on with its ancestors' tokens, read from the cache.
+
+    The keys and values of a token are its number alone, so that what is read names its tokens.
+    """
+    config = replace(BASE, num_heads=2, head_dim=3)
+    cache, texts, count = caches.init(config, B, W, L), np.zeros((B, W, 0), int), 0
+    for parents in ([[2, 0, 0, 1], [1, 1, 2, 0]], [[3, 1], [0, 2]], [[1, 1, 0], [0, 1, 1]]):
+        for size in (1, 2):
+            written = count + 1 + np.arange(B * cache.hypotheses * size)
+            count = written.max()
+            written = written.reshape(B, -1, size)
+            cache = written_to(cache, written)
+            texts = np.concatenate([texts, written], axis=2)
+        cache = cache.select(jnp.asarray(parents))
+        texts = np.take_along_axis(texts, np.array(parents)[:, :, None], axis=1)
+        assert cache.hypotheses == len(parents[0]) and cache.length == L
+        assert np.array_equal(seen_by_each(cache), texts)
+
+
+def written_to(cache: caches.Cache, tokens: np.ndarray) -> caches.Cache:
+    """`cache` with keys and values that are the numbers `tokens` [B, W, T] throughout."""
+    new = np.broadcast_to(tokens.reshape(-1, tokens.shape[2], 1, 1), (*_rows(tokens), 2, 3))
+    new = caches.KeysValues(jnp.float32(new), -jnp.float32(new))
+    return cache.extended((caches.write(cache.past(0), new, cache.index),), tokens.shape[2])
+
+
+def seen_by_each(cache: caches.Cache) -> np.ndarray:
+    """The numbers [B, W, index] of the tokens that the next one of each hypothesis may see."""
+    kv = caches.read(cache.past(0))
+    mask, _ = kv.spread(cache.mask(), None, 1)
+    assert np.array_equal(kv.key, -kv.value)
+    written = int(cache.index) * (mask.pairs.shape[2] // L)  # the next one's own place comes after
+    pairs, keys = np.array(mask.pairs)[:, :, :written], np.array(kv.key)[:, :written, 0, 0]
+    return np.array([[row[seen] for seen in each] for row, each in zip(keys, pairs, strict=True)])
+
+
+def _rows(tokens: np.ndarray) -> tuple[int, int]:
+    return tokens.shape[0] * tokens.shape[1], tokens.shape[2]
+
+
+def test_selection_moves_no_keys_and_no_memory(rng):
+    memory = caches.Stored(*rng.standard_normal((2, B, 2, 3, S), np.float32))
+    cache = caches.init(BASE, B, W, L).replace(memory=(memory,), index=np.int32(4))
+    selected = cache.select(jnp.array([[2, 0, 0], [1, 1, 2]]))
+    assert selected.layers[0].key is cache.layers[0].key
     assert selected.memory[0] is memory and selected.index == 4
+    assert selected.ancestors[0].tolist() == [
+        [w] * 4 + [own] * 7 for own, w in enumerate([2, 0, 0])
+    ]
 
 
 def test_a_cache_beyond_the_learned_positions_is_refused():
@@ -359,5 +400,5 @@ def test_a_cache_beyond_the_learned_positions_is_refused():
 def test_a_cache_is_as_small_as_its_key_value_heads():
     config = replace(BASE, num_kv_heads=2, head_dim=10, value_head_dim=7, dtype="bfloat16")
     (layer,) = caches.init(config, B, W, L).layers
-    assert layer.key.shape == (B, W, L, 2, 10) and layer.value.shape == (B, W, L, 2, 7)
+    assert layer.key.shape == (B, 2, 10, W * L) and layer.value.shape == (B, 2, W * L, 7)
     assert {layer.key.dtype, layer.value.dtype} == {jnp.dtype("bfloat16")}

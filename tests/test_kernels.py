@@ -20,6 +20,9 @@ QUERY_SEGMENTS = np.array([[1, 1, 1, 2, 2], [1, 2, 3, 3, 4], [1, 1, 1, 1, 1]])
 KEY_SEGMENTS = np.array(
     [[1, 1, 1, 2, 2, 2, 2], [1, 2, 2, 3, 3, 3, 5], [2, 2, 2, 2, 2, 2, 2]]
 )  # query 4 of row 1 and all of row 2 have no key
+PAIRS = np.random.default_rng(1).random((B, T, S)) < 0.5
+PAIRS[1, 2] = False
+DIAGONAL = np.eye(T, S, 1, dtype=bool)
 SEGMENTS = {"query_segments": QUERY_SEGMENTS, "key_segments": KEY_SEGMENTS}
 
 MASKS = {
@@ -29,7 +32,10 @@ MASKS = {
     "padding": Mask(key_valid=VALID),
     "segments": Mask(**SEGMENTS),
     "window": Mask(causal=True, offset=2, window=3),
-    "everything": Mask(causal=True, offset=1, window=4, key_valid=VALID, **SEGMENTS),
+    "pairs": Mask(pairs=PAIRS),
+    "everything": Mask(
+        causal=True, offset=1, window=4, key_valid=VALID, **SEGMENTS, pairs=PAIRS | DIAGONAL
+    ),
 }
 
 
@@ -58,6 +64,7 @@ def may_attend(mask: Mask, row: int, query: int, key: int) -> bool:
             mask.query_segments is None
             or mask.query_segments[row, query] == mask.key_segments[row, key]
         )
+        and (mask.pairs is None or mask.pairs[row, query, key])
     )
 
 

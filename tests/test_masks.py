@@ -61,6 +61,12 @@ def test_a_window_without_a_direction_is_refused():
         Mask(window=3).dense(5, 7)
 
 
+def test_pairs_are_seen_where_no_other_fact_forbids_it(rng):
+    pairs = rng.random((2, 3, 5)) < 0.5
+    dense = Mask(causal=True, offset=1, pairs=pairs).dense(3, 5)
+    assert np.array_equal(dense[:, 0], pairs & (np.arange(3)[:, None] + 1 >= np.arange(5)))
+
+
 def test_a_part_of_a_mask_is_the_part_of_its_matrix(rng):
     mask = Mask(
         causal=True,
@@ -69,6 +75,7 @@ def test_a_part_of_a_mask_is_the_part_of_its_matrix(rng):
         key_valid=rng.random((2, 11)) < 0.7,
         query_segments=rng.integers(0, 2, (2, 7)),
         key_segments=rng.integers(0, 2, (2, 11)),
+        pairs=rng.random((2, 7, 11)) < 0.8,
     )
     whole = np.asarray(mask.dense(7, 11))
     part = jax.jit(lambda query, key: mask.part(query, 3, key, 4).dense(3, 4))

@@ -16,7 +16,7 @@ from flax import linen as nn
 from experiments import commands
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import Block
-from jaxformer.cache import KeysValues, read, write
+from jaxformer.cache import KeysValues, Stored, read, write
 from jaxformer.config import ConfigError, TransformerConfig, check_least
 from jaxformer.data import StreamBatch
 from jaxformer.dropout import Dropout, Noise
@@ -81,11 +81,11 @@ class DistanceBlock(Block):
         bias: jax.Array | None = None,
         memory: KeysValues | None = None,
         memory_mask: Mask | None = None,
-        past: KeysValues | None = None,
+        past: Stored | None = None,
         noise: Noise | None = None,
-    ) -> tuple[jax.Array, KeysValues | None]:
+    ) -> tuple[jax.Array, Stored | None]:
         """As `Block`, with the worth of distances in the place of `bias`."""
-        keys = x.shape[1] if past is None else past.key.shape[2]
+        keys = x.shape[1] if past is None else past.length
         queries = mask.offset + jnp.arange(x.shape[1])
         distance = jnp.abs(queries[:, None] - jnp.arange(keys)[None, :])
         near = jnp.minimum(distance, self.furthest)
@@ -128,9 +128,9 @@ class ParallelBlock(nn.Module):
         bias: jax.Array | None = None,
         memory: KeysValues | None = None,
         memory_mask: Mask | None = None,
-        past: KeysValues | None = None,
+        past: Stored | None = None,
         noise: Noise | None = None,
-    ) -> tuple[jax.Array, KeysValues | None]:
+    ) -> tuple[jax.Array, Stored | None]:
         """As `Block`; there is no `memory` to read."""
         h = self.norm(x)
         kv = self.attention.keys_values(h, positions)

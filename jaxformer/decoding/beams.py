@@ -15,6 +15,7 @@ from jaxformer.decoding.hypotheses import (
     empty,
     take,
 )
+from jaxformer.decoding.largest import largest
 from jaxformer.decoding.rules import Rule
 
 Penalty = Callable[[jax.Array, jax.Array], jax.Array]
@@ -199,7 +200,7 @@ def _extend(
     """The `count` best one-token extensions, best first, their parents and their last tokens."""
     batch, _, vocab = logits.shape
     # Each hypothesis' own best first: two small searches are faster than one over W x V.
-    best, tokens = jax.lax.top_k(logits, min(count, vocab))
+    best, tokens = largest(logits, min(count, vocab))
     added, tokens = (best - norms).reshape(batch, -1), tokens.reshape(batch, -1)
     totals = jnp.repeat(beams.live.scores, best.shape[-1], axis=1) + added
     _, chosen = jax.lax.top_k(totals, min(count, totals.shape[1]))

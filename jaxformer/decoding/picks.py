@@ -6,6 +6,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxformer.decoding.largest import largest
+
 Pick = Callable[[jax.Array, jax.Array], jax.Array]
 """pick(logits [V], rng) -> the token, int32."""
 
@@ -56,7 +58,7 @@ def truncated(value: float, *, k: int | None = None, p: float = 1.0, min_p: floa
         if k is None and p == 1.0:
             kept = jnp.where(logits >= least, logits, -jnp.inf)
             return jax.random.categorical(rng, kept).astype(jnp.int32)
-        ranked, tokens = jax.lax.top_k(logits, min(k or logits.size, logits.size))
+        ranked, tokens = largest(logits, min(k or logits.size, logits.size))
         shares = jax.nn.softmax(ranked)
         kept = ranked >= least
         if p < 1.0:

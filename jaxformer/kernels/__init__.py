@@ -13,8 +13,8 @@ refuses what it cannot do with a `ConfigError` that says so; none is exchanged f
 | `reference` | everywhere | nothing |
 | `blockwise` | everywhere, memory linear in T + S | nothing |
 | `xla` | everywhere | dropout, values of another size |
-| `cudnn` | NVIDIA GPUs | float32, dropout, segments, an offset, padding with a direction |
-| `pallas` | TPUs | bias, dropout, a traced offset, lengths that 128 does not divide |
+| `cudnn` | NVIDIA GPUs | float32, dropout, segments, pairs, an offset, padding with a direction |
+| `pallas` | TPUs | bias, dropout, pairs, a traced offset, lengths that 128 does not divide |
 """
 
 from jaxformer.kernels.blockwise import blockwise

@@ -96,12 +96,14 @@ class _Facts(NamedTuple):
     key_valid: jax.Array | None
     query_segments: jax.Array | None
     key_segments: jax.Array | None
+    pairs: jax.Array | None
     noise: Noise | None
 
     @classmethod
     def of(cls, mask: Mask, noise: Noise | None) -> "_Facts":
         offset = jnp.asarray(mask.offset, jnp.int32)
-        return cls(offset, mask.key_valid, mask.query_segments, mask.key_segments, noise)
+        segments = mask.query_segments, mask.key_segments
+        return cls(offset, mask.key_valid, *segments, mask.pairs, noise)
 
 
 class _Blocks(NamedTuple):
@@ -128,6 +130,7 @@ def _cut(plan: _Plan, q: jax.Array, k: jax.Array, v: jax.Array, bias, facts: _Fa
         key_valid=_pad(valid, s, 1),
         query_segments=_pad(facts.query_segments, t, 1),
         key_segments=_pad(facts.key_segments, s, 1),
+        pairs=_pad(_pad(facts.pairs, t, 1), s, 2),
     )
     return _Blocks(
         _cut_queries(plan, q, k.shape[2]),

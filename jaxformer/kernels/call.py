@@ -41,8 +41,8 @@ class Call:
     """One attention, as far as it is known while tracing.
 
     T = `queries`, S = `keys`, N = `heads`, K = `kv_heads`, H = `key_size`, Hv = `value_size`.
-    `offset` None is one that is known only at run time. `key_valid`, `segments` and `bias` say
-    whether there is one; `dropout` is the rate on the weights, 0 without noise.
+    `offset` None is one that is known only at run time. `key_valid`, `segments`, `pairs` and
+    `bias` say whether there is one; `dropout` is the rate on the weights, 0 without noise.
     """
 
     batch: int
@@ -58,6 +58,7 @@ class Call:
     offset: int | None = 0
     key_valid: bool = False
     segments: bool = False
+    pairs: bool = False
     bias: bool = False
     dropout: float = 0.0
 
@@ -87,6 +88,7 @@ class Call:
             offset=mask.offset if isinstance(mask.offset, int) else None,
             key_valid=mask.key_valid is not None,
             segments=mask.query_segments is not None,
+            pairs=mask.pairs is not None,
             bias=bias is not None,
             dropout=0.0 if dropout is None or dropout.noise is None else dropout.rate,
         )
@@ -105,7 +107,8 @@ class Call:
         words += [f"window={self.window}"] if self.window is not None else []
         if self.offset != 0:
             words.append(f"offset={'traced' if self.offset is None else self.offset}")
-        facts = {"padding": self.key_valid, "segments": self.segments, "bias": self.bias}
+        facts = {"padding": self.key_valid, "segments": self.segments, "pairs": self.pairs}
+        facts |= {"bias": self.bias}
         words += [name for name, present in facts.items() if present]
         words += [f"dropout={self.dropout}"] if self.dropout else []
         return " ".join(words)
@@ -124,6 +127,16 @@ def refuse_dropout(call: Call) -> list[str]:
     return [
         f"has no dropout on attention weights by row, but rate={call.dropout} was given: use the "
         "reference or the blockwise kernel, or attention_dropout_rate=0"
+    ]
+
+
+def refuse_pairs(call: Call) -> list[str]:
+    """The refusal of a kernel that is not told of a mask's matrix."""
+    if not call.pairs:
+        return []
+    return [
+        "is not told which pairs of tokens see each other, as beams with one cache are: use the "
+        "reference or the blockwise kernel"
     ]
 
 

@@ -6,7 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.dropout import Dropout
-from jaxformer.kernels.call import Call, Machine, refuse, refuse_dropout, refuse_value_size
+from jaxformer.kernels.call import (
+    Call,
+    Machine,
+    refuse,
+    refuse_dropout,
+    refuse_pairs,
+    refuse_value_size,
+)
 from jaxformer.masks import Mask
 
 _OTHERS = "use the blockwise or the reference kernel"
@@ -98,7 +105,7 @@ def cudnn_refusals(call: Call, machine: Machine) -> list[str]:
 
 
 def _refuse_mask(call: Call) -> list[str]:
-    refusals = []
+    refusals = refuse_pairs(call)
     if call.segments:
         refusals.append(
             "is not told of segments by JAX's public function, so packed texts would see each "

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.dropout import Dropout
-from jaxformer.kernels.call import Call, Machine, refuse, refuse_dropout
+from jaxformer.kernels.call import Call, Machine, refuse, refuse_dropout, refuse_pairs
 from jaxformer.masks import Mask
 
 _OTHERS = "use the blockwise or the reference kernel"
@@ -83,7 +83,7 @@ def pallas_refusals(call: Call, machine: Machine) -> list[str]:
     """Why the pallas kernel cannot compute `call` on `machine`; empty where it can."""
     if machine.platform != "tpu":
         return [f"is written for TPUs, not for {machine}: {_OTHERS}"]
-    refusals = refuse_dropout(call)
+    refusals = refuse_dropout(call) + refuse_pairs(call)
     if call.bias:
         refusals.append(f"has no bias on the logits: {_OTHERS}")
     if call.window is not None and not call.causal:

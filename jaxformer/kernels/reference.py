@@ -24,8 +24,9 @@ def attention_weights(
     """
     batch, queries, heads, size = q.shape
     keys, groups = k.shape[1:3]
-    q = q.reshape(batch, queries, groups, heads // groups, size)
-    logits = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32)
+    # As XLA multiplies matrices fastest, and as a cache keeps them: there these transposes vanish.
+    q, k = jnp.swapaxes(q, 1, 2).reshape(batch, groups, -1, size), k.transpose(0, 2, 3, 1)
+    logits = jnp.einsum("BKQH,BKHS->BKQS", q, k, preferred_element_type=jnp.float32)
     logits = logits.reshape(batch, heads, queries, keys) * scale
     if bias is not None:
         logits = logits + bias
@@ -52,6 +53,6 @@ def reference(
         weights = dropout(weights)
     batch, heads, queries, keys = weights.shape
     groups = v.shape[2]
-    weights = weights.astype(v.dtype).reshape(batch, groups, heads // groups, queries, keys)
-    out = jnp.einsum("BKGTS,BSKH->BTKGH", weights, v)
-    return out.reshape(batch, queries, heads, v.shape[-1])
+    weights = weights.astype(v.dtype).reshape(batch, groups, -1, keys)
+    out = jnp.einsum("BKQS,BKSH->BKQH", weights, jnp.swapaxes(v, 1, 2))
+    return jnp.swapaxes(out.reshape(batch, heads, queries, -1), 1, 2)
