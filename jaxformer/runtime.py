@@ -15,14 +15,16 @@ import jax.numpy as jnp
 # in a Transformer, take longer than those XLA compiles itself.
 _CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
 
-# glibc: keep what is freed, grow in large pieces, and have one heap. XLA allocates its temporary
-# memory anew for each step on a CPU; given back to the kernel, it is cleared page by page every
-# time. The threads of each save would otherwise get heaps of their own, which add up.
-_MALLOPT = (
+# glibc: have one heap. The threads of XLA, and those of each save, would get heaps of their own,
+# in which what is freed adds up; a heap that is there stays, so this comes before any of them.
+_ONE_HEAP = ((-8, 1),)  # M_ARENA_MAX
+
+# glibc on a CPU: keep what is freed, and grow in large pieces. XLA allocates its temporary memory
+# anew for each step there; given back to the kernel, it is cleared page by page every time.
+_KEEP_FREED = (
     (-4, 0),  # M_MMAP_MAX
     (-1, 2**31 - 1),  # M_TRIM_THRESHOLD
     (-2, 2**28),  # M_TOP_PAD
-    (-8, 1),  # M_ARENA_MAX
 )
 
 
@@ -50,17 +52,18 @@ class Tuning(NamedTuple):
 def tune(programs: Path | None = None) -> Tuning:
     """Sets up this process for speed, and says what that came to.
 
-    On a CPU glibc keeps freed memory from now on, and `options` holds what makes a training step
-    faster, for `jax.jit(..., compiler_options=...)` or `one_device(options=...)`; each was tried in
+    Threads that start from now on share one heap of glibc. On a CPU it keeps freed memory, and
+    `options` holds what makes a training step faster, for `jax.jit(..., compiler_options=...)` or `one_device(options=...)`; each was tried in
     a small program first, so that none can fail a large one. Everywhere, programs that took more
     than a second to compile are kept in `programs` (None: nowhere) for the next process, on a CPU
-    in a folder for its kind; JAX_COMPILATION_CACHE_DIR, if set, is used instead. Call it before the
-    first computation. With other options results may differ in rounding.
+    in a folder for its kind; JAX_COMPILATION_CACHE_DIR, if set, is used instead. Call it before
+    anything asks JAX for its devices, which starts XLA's threads. With other options results may differ in rounding.
     """
+    one_heap = _told_glibc(_ONE_HEAP)
     on = jax.default_backend()
     wanted = _CPU_OPTIONS if on == "cpu" else {}
     known = {name: value for name, value in wanted.items() if _compiles({name: value})}
-    allocator = on == "cpu" and _keep_freed_memory()
+    allocator = on == "cpu" and one_heap and _told_glibc(_KEEP_FREED)
     refused = tuple(name for name in wanted if name not in known)
     return Tuning(on, allocator, known, refused, _keep_programs(on, programs))
 
@@ -92,8 +95,8 @@ def _compiles(options: dict[str, str]) -> bool:
     return True
 
 
-def _keep_freed_memory() -> bool:
+def _told_glibc(options: tuple[tuple[int, int], ...]) -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return all([mallopt(name, value) for name, value in _MALLOPT])
+    return all([mallopt(name, value) for name, value in options])

@@ -37,24 +37,28 @@ from jaxformer.training import TrainState, init_state
 def main(config: LanguageConfig) -> None:
     """Prepares the text if need be, trains, and shows what the model has learned."""
     with machines.joined(config):
+        tuning = tuned(config.runs, config.programs)
         config = completed(config)
+        devices = choose_devices(config.parallel, config.mesh, tuning.options)
         run = open_run(config)
         prepared = prepare(config, run.folder)
         print(describe(prepared))
         keep = config.training.average + 1  # one may stem from an interruption
         with Checkpoints(run.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
-            train(config, prepared, checkpoints, run)
+            train(config, prepared, devices, checkpoints, run)
             evaluation.finish(config, prepared, checkpoints, run.folder)
         run.close()
 
 
 def train(
-    config: LanguageConfig, prepared: Prepared, checkpoints: Checkpoints, run: runs.Run
+    config: LanguageConfig,
+    prepared: Prepared,
+    devices: Devices,
+    checkpoints: Checkpoints,
+    run: runs.Run,
 ) -> None:
     """Trains from the newest checkpoint, or from the start, to the last step."""
     training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
-    tuning = tuned(config.runs, config.programs)
-    devices = choose_devices(config.parallel, config.mesh, tuning.options)
     state, step = begin(config, prepared, devices)
     if config.profile and machines.is_first():
         step = profiled(step, run.folder / "profile")
