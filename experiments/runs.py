@@ -1,9 +1,7 @@
 """A run's folder: its configuration, its surroundings and its metrics."""
 
 import contextlib
-import dataclasses
 import datetime
-import enum
 import importlib.metadata
 import json
 import os
@@ -13,15 +11,13 @@ import shlex
 import subprocess
 import sys
 import time
-import types
-import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
-from experiments import commands
+from experiments import commands, fields
 from jaxformer import extras
 from jaxformer.config import ConfigError
 
@@ -43,7 +39,8 @@ def open_run(
     `config` is a dataclass; it is written to config.json, and what the run depends on besides
     it to env.json. When the folder has a config.json and a checkpoint, fields that differ raise
     `ConfigError`, except those under the dotted names in `may_differ`; without a checkpoint
-    nothing can be lost. The folder then holds the new configuration.
+    nothing can be lost. A field that is absent there, as in a run begun before there was one, has
+    its default. The folder then holds the new configuration.
     """
     for word in (experiment, name):
         if not re.fullmatch(r"\w[\w.-]*", word):
@@ -54,7 +51,8 @@ def open_run(
     given = as_json(config)
     begun = any((folder / "checkpoints").glob("[0-9]*"))
     if begun and (folder / "config.json").exists():
-        _refuse_differences(_read_json(folder / "config.json"), given, folder, tuple(may_differ))
+        stored = fields.with_defaults(_read_json(folder / "config.json"), config)
+        _refuse_differences(stored, given, folder, tuple(may_differ))
     folder.mkdir(parents=True, exist_ok=True)
     _write_environment(folder / "env.json")
     _write_json(folder / "config.json", given)
@@ -64,20 +62,21 @@ def open_run(
 def load_config(folder: str | Path, kind: type[T]) -> T:
     """The configuration of the run in `folder`, a dataclass of type `kind`.
 
-    `ConfigError` names fields that are unknown, missing or of another type.
+    A field that is absent has its default. `ConfigError` names fields that are unknown, of
+    another type, or absent though they have no default.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
     try:
-        return _build(kind, _read_json(path), "")
+        return fields.build(kind, _read_json(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
 def as_json(config: Any) -> dict:
     """The dataclass `config` as JSON holds it: nested dicts, lists, numbers, strings, None."""
-    return json.loads(json.dumps(dataclasses.asdict(config), default=_plain))
+    return fields.plain(config)
 
 
 def flat(value: Any, name: str = "") -> dict[str, str]:
@@ -118,8 +117,12 @@ class Run:
             self._write_events(int(step), numbers)
 
     def resume(self, step: int) -> None:
-        """Forgets the metrics after `step`, from which training goes on."""
+        """Forgets the metrics after `step`, from which training goes on, and damaged lines.
+
+        Of a damaged one that is not the last, which a crash may tear, it warns.
+        """
         with self.surviving("metrics.jsonl"):
+            self._warn_of_damage()
             kept = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
             if self._path.exists():
                 _replace(self._path, "".join(kept))
@@ -136,6 +139,13 @@ class Run:
     def close(self) -> None:
         """Closes the TensorBoard file."""
         self._close_events()
+
+    def _warn_of_damage(self) -> None:
+        whole = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
+        wrong = [n for n, line in enumerate(whole, 1) if line and _parse(line) is None]
+        if wrong:
+            said = f"{self._path} lines {', '.join(map(str, wrong))}"
+            commands.say(f"warning: {said}: no metrics, left out", sys.stderr)
 
     @contextlib.contextmanager
     def surviving(self, name: str) -> Iterator[None]:
@@ -232,79 +242,20 @@ def _refuse_differences(
         )
 
 
-def _build(kind: Any, value: Any, where: str) -> Any:
-    """`value`, as JSON holds it, as the type `kind`; `where` is its dotted name."""
-    origin, options = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _build_dataclass(kind, value, where)
-    if origin in (typing.Union, types.UnionType):
-        return _build(_choose(options, value, where), value, where)
-    if origin is Literal and value in options:
-        return value
-    if origin in (tuple, list) and isinstance(value, list):
-        items = options if origin is tuple and options[-1] is not ... else options[:1] * len(value)
-        if len(items) == len(value):
-            pairs = enumerate(zip(items, value, strict=True))
-            return origin(_build(item, v, f"{where}.{i}") for i, (item, v) in pairs)
-    if origin is dict and isinstance(value, dict):
-        return {key: _build(options[1], v, f"{where}.{key}") for key, v in value.items()}
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum) and value in kind.__members__:
-        return kind[value]
-    if kind is float and type(value) in (int, float):
-        return float(value)
-    if kind is Any or type(value) is kind or (kind is types.NoneType and value is None):
-        return value
-    raise ConfigError(f"{where} is {json.dumps(value)}, but must be {_name(kind)}")
-
-
-def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where} is {json.dumps(value)}, but must hold {_name(kind)}")
-    prefix = f"{where}." if where else ""
-    names = {field.name for field in dataclasses.fields(kind) if field.init}
-    wrong = [f"{prefix}{name} is unknown" for name in sorted(value.keys() - names)]
-    wrong += [f"{prefix}{name} is missing" for name in sorted(names - value.keys())]
-    if wrong:
-        raise ConfigError(f"{'; '.join(wrong)} (for {_name(kind)})")
-    hints = typing.get_type_hints(kind)
-    return kind(**{name: _build(hints[name], value[name], prefix + name) for name in names})
-
-
-def _choose(options: tuple, value: Any, where: str) -> Any:
-    """The one of the types `options` that `value` fits."""
-    fitting = []
-    for option in options:
-        with contextlib.suppress(ConfigError):
-            _build(option, value, where)
-            fitting.append(option)
-    exact = [option for option in fitting if option is type(value)]
-    if len(exact or fitting) != 1:
-        names = " or ".join(map(_name, fitting or options))
-        raise ConfigError(f"{where} is {json.dumps(value)}, but must be exactly one of {names}")
-    return (exact or fitting)[0]
-
-
-def _name(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, enum.Enum):
-        return value.name
-    raise ConfigError(f"{value!r} cannot be written to config.json: use plain values")
-
-
 def _write_environment(path: Path) -> None:
     """Writes what bits and speed depend on besides the configuration, and keeps what was there."""
     earlier = []
     if path.exists():
         before = _read_json(path)
-        earlier = [*before.pop("earlier", []), before]
+        earlier = [*_earlier(before, path), before]
     _write_json(path, {**_environment(), "earlier": earlier})
+
+
+def _earlier(before: dict, path: Path) -> list:
+    earlier = before.pop("earlier", [])
+    if not isinstance(earlier, list):
+        raise ConfigError(f"{path} is damaged: earlier is no list. Remove it: only history is lost")
+    return earlier
 
 
 def _environment() -> dict:
@@ -335,16 +286,20 @@ def _git(*words: str) -> str | None:
 def _parse(line: bytes) -> dict | None:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and "step" in found else None
+    return found if isinstance(found, dict) and type(found.get("step")) is int else None
 
 
 def _read_json(path: Path) -> dict:
+    """The object in `path`; `ConfigError`, naming the file, where there is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} must hold a JSON object, but holds {json.dumps(found):.60}")
+    return found
 
 
 def _write_json(path: Path, value: dict) -> None:

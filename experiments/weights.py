@@ -1,10 +1,10 @@
 """Which checkpoints of a run make its weights: the mean of the last ones, or the best one."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments import notes
 from experiments.settings import TrainingConfig
 from jaxformer.checkpoint import CheckpointError, Checkpoints
 from jaxformer.config import ConfigError
@@ -48,21 +48,21 @@ def mean(checkpoints: Checkpoints, training: TrainingConfig, steps: list[int]) -
 
 def note(folder: Path, steps: list[int], **scores: float) -> None:
     """Writes down that the run's weights are the mean of those of `steps`, and their scores."""
-    text = json.dumps({"steps": steps, **scores}, indent=2) + "\n"
-    (folder / _NOTE).write_text(text, encoding="utf-8")
+    notes.write(folder / _NOTE, {"steps": steps, **scores})
 
 
 def load(folder: Path, training: TrainingConfig) -> Any:
     """The weights of the run in `folder`: those chosen at its end while they last, or its newest.
 
-    Raises `CheckpointError` where there is no complete checkpoint.
+    Raises `CheckpointError` where there is no complete checkpoint, `DataError` where the note of
+    those chosen is damaged.
     """
     checkpoints = Checkpoints(folder / "checkpoints")
     newest = checkpoints.newest_step()
     if newest is None:
         raise CheckpointError(f"{folder} holds no complete checkpoint: train first")
-    path = folder / _NOTE
-    chosen = json.loads(path.read_text(encoding="utf-8"))["steps"] if path.exists() else []
+    said = notes.read(folder / _NOTE, {"steps": list}, "remove it to use the newest checkpoint")
+    chosen = said["steps"] if said else []
     # A run that goes on after its end prunes what was chosen then.
     steps = chosen if chosen and set(chosen) <= set(checkpoints.steps()) else [newest]
     return mean(checkpoints, training, steps)

@@ -1,13 +1,11 @@
 """Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
 
-import hashlib
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import commands, datasets, machines, runs, settings
+from experiments import commands, datasets, machines, notes, runs, settings
 from experiments.language_modelling import corpus
 from experiments.language_modelling.borrowed import completed
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
@@ -16,7 +14,7 @@ from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer import tokenizers
 from jaxformer.checkpoint import CheckpointError, Checkpoints
 from jaxformer.config import ConfigError, TransformerConfig
-from jaxformer.data import DataError, MaskedStream, Stream, Tokens, encode_documents, open_tokens
+from jaxformer.data import DataError, MaskedStream, Stream, Tokens, encode_documents
 from jaxformer.metrics import Amount
 from jaxformer.tokenizers import MASKED_SPECIAL_TOKENS, SPECIAL_TOKENS, Tokenizer
 
@@ -80,7 +78,7 @@ def open_encoded(folder: Path, name: str, tokenizer: Tokenizer) -> Encoded:
             f"{path} was not encoded by {folder / _TOKENIZER}: put the run's own tokenizer there, "
             "or use another --name"
         )
-    tokens = open_tokens(path)
+    tokens = notes.whole_tokens(path)
     if len(tokens.ids) < 2:
         raise DataError(
             f"the {name} text has {len(tokens.ids)} tokens, but 2 are needed: give more"
@@ -115,7 +113,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def tokenizer_digest(folder: Path) -> str:
     """SHA-256 (hex) of the tokenizer's file in the run's `folder`: the same in all versions."""
-    return hashlib.sha256((folder / _TOKENIZER).read_bytes()).hexdigest()
+    return notes.digest(folder / _TOKENIZER)
 
 
 def describe(prepared: Prepared) -> str:
@@ -166,7 +164,7 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part) -> None:
         "tokenizer": tokenizer_digest(folder),
         **encoded._asdict(),
     }
-    path.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+    notes.write(path, note)
 
 
 def _ids(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Tokens:
@@ -174,8 +172,9 @@ def _ids(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -
 
 
 def _note(folder: Path, name: str) -> dict | None:
-    path = folder / "data" / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    fields = {"files": list, "how": list, "tokenizer": str, "text": str}
+    fields |= {"documents": int, "amount": list}
+    return notes.read(folder / "data" / f"{name}.json", fields)
 
 
 def _is_current(config: LanguageConfig, folder: Path, name: str, part: Part) -> bool:

@@ -1,18 +1,17 @@
 """Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import commands, machines, runs, settings
+from experiments import commands, machines, notes, runs, settings
 from experiments.translation.corpus import Text, fingerprint, load_corpus
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer import tokenizers
 from jaxformer.checkpoint import CheckpointError, Checkpoints
-from jaxformer.config import TransformerConfig
-from jaxformer.data import PairBatches, bucket_pairs, encode_pairs, open_tokens
+from jaxformer.config import ConfigError, TransformerConfig
+from jaxformer.data import PairBatches, bucket_pairs, encode_pairs
 from jaxformer.parallel import agree
 from jaxformer.tokenizers import Tokenizer
 
@@ -37,7 +36,8 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     """Trains the tokenizers and encodes the training text into `folder`, unless it is there.
 
     One joint vocabulary when `config.model.source_vocab_size` is None, else one a side. Raises
-    `CheckpointError` rather than replace the text that a run was trained on.
+    `CheckpointError` rather than replace the text that a run was trained on, `DataError` for
+    damaged files.
     """
     with machines.together():
         corpus = load_corpus(config.data)
@@ -50,7 +50,7 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     model = sized(config.model, source_tokenizer, target_tokenizer)
     data = config.data
     batches = bucket_pairs(
-        *(open_tokens(folder / "data" / f"{side}.tokens") for side in ("source", "target")),
+        *(notes.whole_tokens(folder / "data" / f"{s}.tokens") for s in ("source", "target")),
         seed=config.training.seed,
         tokens=data.tokens,
         buckets=data.buckets,
@@ -64,7 +64,17 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
 
 
 def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
-    """The source and the target tokenizer of a run; one object when the vocabulary is joint."""
+    """The source and the target tokenizer of a run; one object when the vocabulary is joint.
+
+    Raises `ConfigError` where one is not the run's own, `DataError` where it cannot be read.
+    """
+    note = notes.read(folder / "data" / "prepared.json", {"text": str}) or {}
+    found = _digests(folder)
+    if note.get("tokenizers", found) != found:  # runs of before have no note of them
+        raise ConfigError(
+            f"{folder / 'tokenizer'} does not hold the tokenizers that the run's text was encoded "
+            "by: put its own there, or use another --name"
+        )
     target = tokenizers.load_own(folder / "tokenizer" / "target.json")
     source = folder / "tokenizer" / "source.json"
     return (tokenizers.load_own(source) if source.exists() else target), target
@@ -92,13 +102,20 @@ def describe(prepared: Prepared) -> str:
     )
 
 
+def _digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each tokenizer's file, by its name."""
+    return {path.name: notes.digest(path) for path in sorted(folder.glob("tokenizer/*.json"))}
+
+
 def _wanted(config: TranslationConfig) -> list:
     return [config.data.tokenizer, config.model.vocab_size, config.model.source_vocab_size]
 
 
 def _prepare(config: TranslationConfig, text: Text, wanted: dict, folder: Path) -> None:
     note = folder / "data" / "prepared.json"
-    found = json.loads(note.read_text()) if note.exists() else None
+    found = notes.read(note, {"text": str})
+    if found is not None:
+        found.pop("tokenizers", None)
     if found is not None and found != wanted and Checkpoints(folder / "checkpoints").steps():
         raise CheckpointError(
             f"{folder} was trained on other text than this: give it the same training files, or "
@@ -107,7 +124,7 @@ def _prepare(config: TranslationConfig, text: Text, wanted: dict, folder: Path) 
     if found != wanted:
         note.unlink(missing_ok=True)  # true again only when all is written
         _write(config, text, folder)
-        note.write_text(json.dumps(wanted, indent=2))
+        notes.write(note, wanted | {"tokenizers": _digests(folder)})
 
 
 def _write(config: TranslationConfig, text: Text, folder: Path) -> None:

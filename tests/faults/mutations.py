@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 from dataclasses import replace
 from functools import partial
@@ -62,9 +63,10 @@ def states(folder: Path) -> Count:
 
 
 def settings(folder: Path) -> Count:
-    """Twelve settings that change what was learned, refused by name, and edited text.
+    """Twelve settings that change what was learned, refused by name, edited files, an older run.
 
-    Edited training text must be refused, edited validation text be taken.
+    Edited training text and an edited tokenizer must be refused, edited validation text and a
+    config.json from before some fields there were must be taken.
     """
     return Count(*children.in_child(partial(_settings, folder)))
 
@@ -112,36 +114,60 @@ def _refused(folder: Path, other: TrainState) -> str:
 
 def _settings(folder: Path) -> Count:
     args = trainings.settings(folder)
-    run = _prepared(args)
+    run = prepared(args)
     fault_states.make_folder(run / "checkpoints", (5,))
     outcomes = []
     for name, changes in SETTINGS.items():
-        code, said = _prepare(args | changes)
+        code, said = prepare_again(args | changes)
         refused = code == 2 and re.search(rf"{re.escape(name)} is \S+ there but", said)
         outcomes.append("survived" if refused else f"silent: {name}: code {code}, {said}")
     for part, right in (("validation", 0), ("train", 66)):
         path = Path(args[f"--data.{part}.target"])
         path.write_text(path.read_text().replace("Hund", "Vogel", 1))
-        code, said = _prepare(args)
+        code, said = prepare_again(args)
         told = code == 0 or "was trained on other text than this" in said
         outcomes.append("survived" if code == right and told else f"{part} edited: {code}, {said}")
+    config, tokenizer = run / "config.json", run / "tokenizer" / "target.json"
+    config.write_text(json.dumps(_older(json.loads(config.read_text()))))
+    code, said = prepare_again(args)
+    outcomes.append("survived" if code == 0 else f"an older config.json: {code}, {said}")
+    first, second = re.findall(r'"([a-z]{2,})": \d+', tokenizer.read_text())[:2]
+    tokenizer.write_text(_swapped(tokenizer.read_text(), f'"{first}"', f'"{second}"'))
+    code, said = prepare_again(args)
+    told = code == 2 and "does not hold the tokenizers" in said
+    outcomes.append("survived" if told else f"silent: tokenizer edited: {code}, {said}")
     return children.counted(outcomes)
 
 
-def _parse(args: dict[str, Any]) -> presets.TranslationConfig:
+def _older(config: dict) -> dict:
+    """`config` as it would be without some of its fields."""
+    config.pop("programs")
+    config["training"].pop("kernel")
+    config["model"].pop("norm_eps")
+    return config
+
+
+def _swapped(text: str, one: str, other: str) -> str:
+    return other.join(part.replace(other, one) for part in text.split(one))
+
+
+def parsed(args: dict[str, Any]) -> presets.TranslationConfig:
+    """The settings of a run with the options `args`."""
     return commands.parse(presets.PRESETS, [str(word) for pair in args.items() for word in pair])
 
 
-def _prepared(args: dict[str, Any]) -> Path:
-    code, said = _prepare(args)
+def prepared(args: dict[str, Any]) -> Path:
+    """The folder of the run with the options `args`, its text prepared."""
+    code, said = prepare_again(args)
     if code != 0:
         raise RuntimeError(f"preparing ended with {code}: {said}")
-    config = _parse(args)
+    config = parsed(args)
     return Path(config.runs) / "translation" / config.name
 
 
-def _prepare(args: dict[str, Any]) -> tuple[int, str]:
+def prepare_again(args: dict[str, Any]) -> tuple[int, str]:
+    """The exit code of preparing as a training does at its start, and what it said."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        code = commands.run(lambda: prepare.main(_parse(args)))
+        code = commands.run(lambda: prepare.main(parsed(args)))
     return code, " ".join(said.getvalue().split())

@@ -1,0 +1,56 @@
+"""Small files that say what was made of what: read back as they were written, or refused."""
+
+import hashlib
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from jaxformer.data import DataError, Tokens, open_tokens
+
+REMEDY = "put the run's own file back, or use another --name"
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Writes `content`, which is JSON, and the CRC-32 that `read` compares."""
+    text = json.dumps(content | {"crc32": _sum(content)}, indent=2)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read(path: Path, fields: dict[str, type], remedy: str = REMEDY) -> dict[str, Any] | None:
+    """What was written to `path`, with `fields` of their types in it; None where no file is.
+
+    Notes from before there was a checksum are taken without one. Raises `DataError`, with the
+    `remedy`, for what is not a note or not the one that was written.
+    """
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        right = found.pop("crc32", None) in (None, _sum(found))
+        right = right and all(isinstance(found[name], kind) for name, kind in fields.items())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        right = False
+    if not right:
+        raise DataError(f"{path} is damaged, it is not what was written: {remedy}")
+    return found
+
+
+def digest(path: Path) -> str:
+    """SHA-256 (hex) of the file `path`; `DataError` where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def whole_tokens(path: Path) -> Tokens:
+    """The sequences in `path`, read through once: `DataError` unless they are those written."""
+    tokens = open_tokens(path)
+    if Tokens(tokens.ids, tokens.offsets).fingerprint != tokens.fingerprint:
+        raise DataError(f"{path} is damaged, its ids are not those that were written: {REMEDY}")
+    return tokens
+
+
+def _sum(content: dict) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"

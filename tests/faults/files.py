@@ -1,0 +1,121 @@
+"""The small files of a run's folder, damaged at random, and what each next use makes of them."""
+
+import contextlib
+import io
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from experiments import commands, runs, weights
+from experiments.translation import prepare
+from experiments.translation.presets import TranslationConfig
+from tests.faults import children, mutations, states, trainings
+from tests.faults.children import Count
+
+CODES = (2, 65, 66)
+STEPS = (3, 5)
+
+
+def _noise(content: bytes, random: Random) -> bytes:
+    start = random.randrange(len(content))
+    stop = min(len(content), start + random.randrange(1, 40))
+    return content[:start] + random.randbytes(stop - start) + content[stop:]
+
+
+def _cut(content: bytes, random: Random) -> bytes:
+    return content[: random.randrange(len(content))]
+
+
+def _flip(content: bytes, random: Random) -> bytes:
+    place, bit = random.randrange(len(content)), 1 << random.randrange(8)
+    return content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
+
+
+WAYS: tuple[Callable[[bytes, Random], bytes], ...] = (_noise, _cut, _flip)
+
+
+def damaged(folder: Path, tries: int) -> Count:
+    """Noise, a cut or a flipped bit in one file of a run but its checkpoints, `tries` times.
+
+    A resume and a use of the run in turn must either find all as it was, or end in one sentence
+    that names the folder with the exit code of a wrong setting, content or checkpoint. Two files
+    are free: config.json is for people to edit, so that a use may find another valid setting, and
+    metrics.jsonl, from which nothing is computed, may hold another number.
+    """
+    return Count(*children.in_child(partial(_damaged, folder, tries)))
+
+
+def _damaged(folder: Path, tries: int) -> Count:
+    trainings.load_libraries()
+    args = trainings.settings(folder)
+    run, config = mutations.prepared(args), mutations.parsed(args)
+    states.make_folder(run / "checkpoints", STEPS)
+    weights.note(run, [STEPS[0]], validation_bleu=7.3)
+    log = runs.Run(run)
+    for step in STEPS:
+        log.log(step, loss=1.0 / step)
+    log.close()
+    names = [path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file()]
+    names = [name for name in names if name.parts[0] not in ("checkpoints", "tensorboard")]
+    shutil.copytree(run, folder / "whole")
+    expected = [_asked(use, config, run)[2] for use in (_resumed, _used)]
+    outcomes = []
+    for number in range(tries):
+        shutil.rmtree(run)
+        shutil.copytree(folder / "whole", run)
+        random, name = children.drawn(number), names[number % len(names)]
+        content = (run / name).read_bytes()
+        (run / name).write_bytes(random.choice(WAYS)(content, random))
+        which = number // len(names) % 2
+        said = judge(name.name, *_asked((_resumed, _used)[which], config, run), expected[which])
+        outcomes.append(f"try {number}, {name}: {said}" if said != "survived" else said)
+    return children.counted(outcomes)
+
+
+def _asked(use: Callable, config: TranslationConfig, run: Path) -> tuple[int, str, Any]:
+    """The exit code of `use`, what it said, and what it found."""
+    said, found = io.StringIO(), []
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = commands.run(lambda: found.append(use(config, run)))
+    return code, said.getvalue(), found
+
+
+def _resumed(config: TranslationConfig, run: Path) -> dict[str, Any]:
+    """What a training starts from."""
+    opened = prepare.open_run(config)
+    prepared = prepare.prepare(config, run)
+    opened.resume(STEPS[-1])
+    first = prepared.batches.batch(0)
+    return {
+        "config.json": runs.as_json(runs.load_config(run, TranslationConfig)),
+        "batches": (prepared.batches.fingerprint, [leaf.tobytes() for leaf in first]),
+        "ids": prepared.target_tokenizer.encode("dog Hund sees"),
+        "metrics.jsonl": opened.metrics(),
+    }
+
+
+def _used(config: TranslationConfig, run: Path) -> dict[str, Any]:
+    """What a translation starts from."""
+    stored = runs.load_config(run, TranslationConfig)
+    params = weights.load(run, config.training)
+    source, target = prepare.load_tokenizers(run)
+    return {
+        "config.json": runs.as_json(stored),
+        "weights": states.as_bytes(params),
+        "ids": [tokenizer.encode("dog Hund sees") for tokenizer in (source, target)],
+    }
+
+
+def judge(name: str, code: int, said: str, found: list, expected: list) -> str:
+    """What became of a use of the run whose file `name` was damaged."""
+    if code != 0:
+        one = said.splitlines()[-1:] and said.splitlines()[-1].startswith("error: ")
+        named = "/translation/tiny" in said
+        if code in CODES and one and named and "Traceback" not in said:
+            return "survived"
+        return f"ended with {code}: {said}"
+    wrong = [what for what in expected[0] if found[0][what] != expected[0][what] and what != name]
+    return f"silent: other {', '.join(wrong)}" if wrong else "survived"
