@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import kills, soak
-from tests.faults.__main__ import FAULTS, run
-from tests.faults.children import counted
+from tests.faults import __main__ as main
+from tests.faults import files, kills, peers, soak
+from tests.faults.__main__ import FAULTS, Fault, run
+from tests.faults.children import Count, counted
 
+TIMES = ("seconds", "processor_seconds")
 ROOT = Path(__file__).parents[1]
 
 
@@ -21,7 +23,7 @@ def test_every_short_injection_is_survived_and_nothing_is_silently_wrong(tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(out.read_text())
     assert [row["fault"] for row in rows] == [fault.name for fault in FAULTS if fault.short]
-    assert all(set(row) == {"fault", "tries", "survived", "silent", "seconds"} for row in rows)
+    assert all(set(row) == {"fault", "tries", "survived", "silent", *TIMES} for row in rows)
     assert all(row["survived"] == row["tries"] > 0 and row["silent"] == 0 for row in rows)
     # the lines printed say the same
     lines = [line for line in done.stdout.splitlines() if " of " in line]
@@ -77,7 +79,54 @@ def test_a_soak_may_neither_grow_nor_compile_again(last, compiled, said):
     assert said in (wrong or ["survived"])[0]
 
 
-def test_one_fault_may_be_run_alone():
-    rows = list(run(full=False, only="no such fault"))
-    assert rows == []
+def test_one_fault_may_be_run_alone(monkeypatch):
+    asked = []
+
+    def fault(name):
+        return Fault(name, lambda folder: asked.append(name) or Count(3, 3, 0), None)
+
+    monkeypatch.setattr(main, "FAULTS", (fault("F1 kill"), fault("F2 damage"), fault("F3 kill")))
+    assert [row["fault"] for row in run(full=False, only="kill")] == ["F1 kill", "F3 kill"]
+    assert asked == ["F1 kill", "F3 kill"]
+    assert list(run(full=False, only="no such fault")) == []
+
+
+def test_every_fault_has_a_name_of_its_own():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+ERROR = "error: runs/translation/tiny/env.json is not JSON\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "found", "outcome"),
+    [
+        (2, ERROR, [], "survived"),
+        (65, f"warning: odd\n{ERROR}", [], "survived"),
+        (1, ERROR, [], "ended with 1: "),
+        (2, "error: not JSON\n", [], "ended with 2: "),
+        (2, f"Traceback (most recent call last)\n{ERROR}", [], "ended with 2: "),
+        (2, "", [], "ended with 2: "),
+        (0, "", [{"ids": [3], "env.json": 5}], "survived"),
+        (0, "", [{"ids": [3], "env.json": 6}], "survived"),
+        (0, "", [{"ids": [4], "env.json": 5}], "silent: other ids"),
+    ],
+)
+def test_a_damaged_small_file_must_be_refused_in_a_sentence_or_change_nothing(
+    code, said, found, outcome
+):
+    before = [{"ids": [3], "env.json": 5}]
+    assert files.judge("env.json", code, said, found, before).startswith(outcome)
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "said", "outcome"),
+    [
+        (-6, 14.9, "another task died", "survived"),
+        (-6, 15.1, "another task died", "took 15.1 s to end"),
+        (0, 1.0, "another task died", "silent: ended with 0"),
+        (-6, 1.0, "Aborted", "ended with -6 without the reason"),
+    ],
+)
+def test_who_survives_another_process_must_end_in_time_and_say_why(code, seconds, said, outcome):
+    assert peers.judge(code, seconds, said).startswith(outcome)

@@ -155,18 +155,18 @@ def stored(tmp_path, **fields):
     ("fields", "said"),
     [
         ({"stepz": 3}, "stepz is unknown"),
-        ({"steps": "left out"}, "steps is missing"),
+        ({"model": {"d_model": 3, "d_ff": 5, "num_heads": 1}}, "model.vocab_size is missing"),
         ({"steps": "3"}, 'steps is "3", but must be int'),
         ({"steps": True}, "steps is true, but must be int"),
         ({"rate": "fast"}, 'rate is "fast", but must be float'),
         ({"kernel": "cuda"}, 'kernel is "cuda", but must be typing.Literal'),
         ({"betas": [0.9]}, r"betas is \[0.9\], but must be tuple\[float, float\]"),
         ({"axes": ["data", 3]}, "axes.1 is 3, but must be str"),
+        ({"corpus": ["SMALL"]}, "must be Corpus"),
         ({"corpus": "HUGE"}, 'corpus is "HUGE", but must be Corpus'),
         ({"out": 3}, "out is 3, but must be exactly one of Path or NoneType"),
         ({"schedule": {"rise": 3}}, "must be exactly one of InverseSquareRoot or Cosine"),
         ({"schedule": 3}, "must be exactly one of InverseSquareRoot or Cosine"),
-        ({"model": {"d_model": 3}}, "model.vocab_size is missing"),
         ({"weights": {"en": "x"}}, 'weights.en is "x", but must be float'),
     ],
 )
@@ -174,6 +174,75 @@ def test_a_stored_config_that_does_not_fit_is_refused_with_the_field(tmp_path, f
     with pytest.raises(ConfigError, match=said) as error:
         load_config(stored(tmp_path, **fields), Train)
     assert str(error.value).startswith(f"{tmp_path}/config.json: ")
+
+
+def older(tmp_path):
+    """The folder of a run that was begun before some fields there were."""
+    begin_run(tmp_path)
+    path = tmp_path / "translation" / "tiny" / "config.json"
+    config = json.loads(path.read_text())
+    del config["remat"], config["betas"], config["model"]["dropout_rate"], config["schedule"]
+    path.write_text(json.dumps(config))
+    return path.parent
+
+
+def test_a_field_that_a_stored_config_lacks_has_its_default(tmp_path):
+    loaded = load_config(older(tmp_path), Train)
+    assert loaded == changed(schedule=InverseSquareRoot())
+    given = changed(schedule=InverseSquareRoot())
+    assert open_run(tmp_path, "translation", "tiny", given).folder == tmp_path / "translation/tiny"
+    stored = json.loads((tmp_path / "translation/tiny/config.json").read_text())
+    assert stored == as_json(given)
+
+
+def test_a_newer_field_that_is_not_at_its_default_is_refused_in_an_older_run(tmp_path):
+    folder = older(tmp_path)
+    before = (folder / "config.json").read_bytes()
+    with pytest.raises(ConfigError) as error:
+        open_run(tmp_path, "translation", "tiny", changed(remat=True, model={"dropout_rate": 0.5}))
+    said = str(error.value)
+    assert "remat is false there but true here" in said
+    assert "model.dropout_rate is 0.0 there but 0.5 here" in said
+    assert "schedule.warmup is 4000 there but 100 here" in said and "betas" not in said
+    assert (folder / "config.json").read_bytes() == before
+
+
+def test_a_field_that_only_the_stored_config_has_is_named(tmp_path):
+    begin_run(tmp_path)
+    path = tmp_path / "translation" / "tiny" / "config.json"
+    path.write_text(json.dumps(as_json(CONFIG) | {"stepz": 3}))
+    with pytest.raises(ConfigError, match="stepz is 3 there but absent here"):
+        open_run(tmp_path, "translation", "tiny", CONFIG)
+
+
+@pytest.mark.parametrize("content", [b"[3]", b"7", b'{"steps":', b"\xff{}", b"[" * 100_000])
+@pytest.mark.parametrize("name", ["config.json", "env.json"])
+def test_a_file_of_a_run_that_holds_no_object_is_refused_by_its_name(tmp_path, name, content):
+    begin_run(tmp_path)
+    (tmp_path / "translation" / "tiny" / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"tiny/{name} (is not JSON|must hold a JSON object)"):
+        open_run(tmp_path, "translation", "tiny", CONFIG)
+
+
+def test_surroundings_without_a_list_of_earlier_ones_are_refused(tmp_path):
+    begin_run(tmp_path)
+    (tmp_path / "translation" / "tiny" / "env.json").write_text('{"earlier": 3}')
+    with pytest.raises(ConfigError, match="env.json is damaged: earlier is no list. Remove it"):
+        open_run(tmp_path, "translation", "tiny", CONFIG)
+
+
+def test_damaged_lines_of_metrics_are_named_and_left_out_and_a_torn_last_one_is_no_news(
+    tmp_path, capsys
+):
+    lines = '{"step": 1, "loss": 2.0}\n{"stop": 2}\n\n{"step": "3"}\n{"step": 4}\n{"ste'
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    run = Run(tmp_path)
+    run.resume(7)
+    said = f"warning: {tmp_path}/metrics.jsonl lines 2, 4: no metrics, left out\n"
+    assert capsys.readouterr().err == said
+    assert run.metrics() == [{"step": 1, "loss": 2.0}, {"step": 4}]
+    run.resume(7)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_whole_number_read_for_a_float_is_a_float(tmp_path):

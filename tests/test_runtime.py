@@ -82,7 +82,9 @@ def test_the_options_reach_the_compiler(way):
         program(np.ones(3), devices.place(np.ones(jax.device_count() * 2)))
 
 
-def test_freed_memory_is_kept_where_the_library_is_glibc(monkeypatch, same_folder):
+def test_with_glibc_there_is_one_heap_before_any_thread_and_freed_memory_is_kept(
+    monkeypatch, same_folder
+):
     asked = []
 
     class Library:
@@ -92,6 +94,7 @@ def test_freed_memory_is_kept_where_the_library_is_glibc(monkeypatch, same_folde
 
     monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: Library())
     monkeypatch.setattr(runtime.platform, "libc_ver", lambda: ("glibc", "2.36"))
-    assert runtime.tune().allocator and asked == [-8, -4, -1, -2]
+    monkeypatch.setattr(runtime.jax, "default_backend", lambda: asked.append("threads") or "cpu")
+    assert runtime.tune().allocator and asked == [-8, "threads", -4, -1, -2]
     monkeypatch.setattr(runtime.platform, "libc_ver", lambda: ("", ""))
-    assert not runtime.tune().allocator and len(asked) == 4
+    assert not runtime.tune().allocator and asked[5:] == ["threads"]

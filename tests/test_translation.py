@@ -319,10 +319,8 @@ def test_training_ends_when_validation_is_tired_and_keeps_the_best_weights(
     folder = tmp_path / "translation" / "tiny"
     checkpoints = Checkpoints(folder / "checkpoints")
     assert checkpoints.steps() == [2, 4, 5] and checkpoints.best_step() == 2
-    assert json.loads((folder / "weights.json").read_text()) == {
-        "steps": [2],
-        "validation_bleu": 9.0,
-    }
+    chosen = json.loads((folder / "weights.json").read_text())
+    assert (chosen["steps"], chosen["validation_bleu"]) == ([2], 9.0)
     best = checkpoints.restore_params(2)
     jax.tree.map(np.testing.assert_array_equal, seen[-1].params, best)
     characters = set("".join((text / f"train.{side}").read_text() for side in ("en", "de")))

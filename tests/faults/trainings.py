@@ -96,7 +96,11 @@ def completed(args: dict[str, Any], place: Path) -> dict[str, Any]:
 
 def goes_on(args: dict[str, Any], place: Path, expected: dict[str, Any], step: int) -> str:
     """Whether the training in `place` goes on after `step`, and leaves what was `expected`."""
-    code = ended(args, place)
+    return judge(ended(args, place), place, expected, step)
+
+
+def judge(code: int, place: Path, expected: dict[str, Any], step: int) -> str:
+    """What became of a training in `place` that was to go on after `step`."""
     if code != 0:
         return f"resuming ended with {code}: {said(place)}"
     if starts(place)[-1] != step:
