@@ -16,6 +16,8 @@ from jaxformer import parallel
 from jaxformer.config import ConfigError
 from jaxformer.parallel import Devices
 
+_OF_ANOTHER = ("Gloo", "NCCL", "Socket closed", "coordination service")  # in XLA's errors
+
 
 def check(config: Any) -> None:
     """Raises `ConfigError` when the machines that `config` asks for contradict each other."""
@@ -51,8 +53,24 @@ def joined(config: Any) -> Iterator[None]:
         if not is_first():
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(silence))
-        yield
+        with blaming_the_dead():
+            yield
         wait("end")  # whoever ends early would take the runtime from the others
+
+
+@contextmanager
+def blaming_the_dead() -> Iterator[None]:
+    """Within it, a step that fails because another process is gone ends this one with a sentence.
+
+    Where JAX's runtime notices first, it ends the process itself, with code 134.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not any(word in str(error) for word in _OF_ANOTHER):
+            raise
+        said = " ".join(str(error).split())
+        raise SystemExit(f"another process has died, or its connection has: {said}") from error
 
 
 def is_several() -> bool:

@@ -53,11 +53,12 @@ def tune(programs: Path | None = None) -> Tuning:
     """Sets up this process for speed, and says what that came to.
 
     Threads that start from now on share one heap of glibc. On a CPU it keeps freed memory, and
-    `options` holds what makes a training step faster, for `jax.jit(..., compiler_options=...)` or `one_device(options=...)`; each was tried in
-    a small program first, so that none can fail a large one. Everywhere, programs that took more
-    than a second to compile are kept in `programs` (None: nowhere) for the next process, on a CPU
-    in a folder for its kind; JAX_COMPILATION_CACHE_DIR, if set, is used instead. Call it before
-    anything asks JAX for its devices, which starts XLA's threads. With other options results may differ in rounding.
+    `options` holds what makes a training step faster, for `jax.jit(..., compiler_options=...)` or
+    `one_device(options=...)`; each was tried in a small program first, so that none can fail a
+    large one. Everywhere, programs that took more than a second to compile are kept in `programs`
+    (None: nowhere) for the next process, on a CPU in a folder for its kind;
+    JAX_COMPILATION_CACHE_DIR, if set, is used instead. Call it before anything asks JAX for its
+    devices, which starts XLA's threads. With other options results may differ in rounding.
     """
     one_heap = _told_glibc(_ONE_HEAP)
     on = jax.default_backend()

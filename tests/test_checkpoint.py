@@ -560,6 +560,21 @@ def test_a_failed_write_is_an_os_error_and_the_steps_before_and_after_are_comple
     assert checkpoints.steps() == [2, 5, 7]
 
 
+def test_a_state_that_could_not_be_computed_is_no_failure_of_the_disk(checkpoints, monkeypatch):
+    checkpoints.save(3, make_state(3), {})
+    checkpoints.wait()
+
+    def fail(*args, **named):
+        raise jax.errors.JaxRuntimeError("Gloo all-reduce failed")
+
+    with monkeypatch.context() as patch, pytest.raises(jax.errors.JaxRuntimeError, match="Gloo"):
+        patch.setattr(checkpoints._writer, "save", fail)
+        checkpoints.save(5, make_state(5), {})
+    checkpoints.save(7, make_state(7), {})
+    checkpoints.wait()
+    assert checkpoints.steps() == [3, 7]
+
+
 def test_nothing_is_unpickled(checkpoints, monkeypatch):
     def refuse(*_):
         raise RuntimeError("unpickled")

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from test_settings import LANGUAGE, ROOT, TRANSLATION
 
-from experiments import commands
+from experiments import commands, machines
 from experiments.language_modelling import train as language
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.translation import train as translation
@@ -186,6 +187,21 @@ def test_what_the_first_process_cannot_read_ends_all_with_its_code(text):
     first, second = ended(*begin_two(text, f"{LANGUAGE} --parallel replicate"))
     assert first.code == second.code == 65
     assert "a.txt:1" in first.err and "error: process 0 has failed: see what it says" in second.err
+
+
+def test_a_step_that_fails_because_another_process_is_gone_ends_with_that_sentence(capsys):
+    def step(text):
+        with machines.blaming_the_dead():
+            raise jax.errors.JaxRuntimeError(text)
+
+    gone = "UNKNOWN: Gloo all-reduce failed:\nConnection reset by peer"
+    assert commands.run(lambda: step(gone)) == 1
+    assert capsys.readouterr().err == (
+        "error: another process has died, or its connection has: UNKNOWN: Gloo all-reduce failed: "
+        "Connection reset by peer\n"
+    )
+    assert commands.run(lambda: step("INVALID_ARGUMENT: shapes")) == 1
+    assert "another process" not in capsys.readouterr().err
 
 
 EXPERIMENTS = [(language, LANGUAGE_PRESETS), (translation, TRANSLATION_PRESETS)]

@@ -123,6 +123,7 @@ def test_a_damaged_small_file_must_be_refused_in_a_sentence_or_change_nothing(
     ("code", "seconds", "said", "outcome"),
     [
         (-6, 14.9, "another task died", "survived"),
+        (1, 0.5, "error: another process has died, or its connection has: Gloo", "survived"),
         (-6, 15.1, "another task died", "took 15.1 s to end"),
         (0, 1.0, "another task died", "silent: ended with 0"),
         (-6, 1.0, "Aborted", "ended with -6 without the reason"),

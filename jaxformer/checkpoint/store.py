@@ -342,6 +342,9 @@ class Checkpoints:
     def _writing(self) -> Iterator[None]:
         try:
             yield
+        except jax.errors.JaxRuntimeError:
+            self._recover()
+            raise  # the step that made the state has failed, not the disk
         except Exception as error:  # orbax raises as many kinds as there are file systems
             self._recover()
             said = f"a checkpoint could not be written to {self.folder}: {error}"

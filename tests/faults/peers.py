@@ -23,14 +23,14 @@ from tests.faults.trainings import Tell
 
 HEARTBEAT = 5  # seconds
 GRACE = 10.0  # more seconds, after which the survivor must have ended
-KILLS = ((1, 10), (0, 16), (1, 7))  # which process, after which step
+KILLS = ((1, 10), (0, 16))  # which process, after which step
 CHANGES = {
     "--optimizer.total_steps": 18,
     "--training.evaluate_every": 0,
     "--parallel": "replicate",
     "--processes": 2,
 }
-SAID = "another task died"
+SAID = ("another task died", "another process has died")  # by JAX's runtime, or by ours
 
 
 def killed(folder: Path, tries: int) -> Count:
@@ -59,7 +59,11 @@ def judge(code: int, seconds: float, said: str) -> str:
         return f"silent: ended with 0 after {seconds:.1f} s: {said}"
     if seconds > HEARTBEAT + GRACE:
         return f"took {seconds:.1f} s to end"
-    return "survived" if SAID in said else f"ended with {code} without the reason: {said}"
+    return (
+        "survived"
+        if any(words in said for words in SAID)
+        else f"ended with {code} without the reason: {said}"
+    )
 
 
 def _kill(args: dict, place: Path, victim: int, step: int, expected: dict) -> str:
@@ -100,6 +104,7 @@ def _two(args: dict, place: Path, victim: int = -1, step: int = 0) -> list[Child
 def _one(last: int, tell: Tell) -> Iterator[None]:
     """One device, a short heartbeat, and, unless `last` is 0, death after that step."""
     jax.config.update("jax_num_cpu_devices", 1)
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # each compiles for itself
     add = Progress.add
     parallel.start = partial(parallel.start, heartbeat=HEARTBEAT)
 
