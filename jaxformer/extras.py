@@ -3,7 +3,12 @@
 import importlib
 from types import ModuleType
 
-_PEERS = ("torch", "transformers", "ctranslate2")
+_EXTRAS = {
+    "torch": "peers",
+    "transformers": "peers",
+    "ctranslate2": "peers",
+    "sentencepiece": "subwords",
+}
 
 
 class MissingExtra(ImportError):
@@ -18,7 +23,7 @@ def load(name: str) -> ModuleType:
         package = name.partition(".")[0]
         if error.name != package:
             raise
-        extra = "peers" if package in _PEERS else "experiments"
+        extra = _EXTRAS.get(package, "experiments")
         raise MissingExtra(
             f"{package} is needed here and is not installed: pip install 'jaxformer[{extra}]'"
         ) from error

@@ -1,5 +1,6 @@
 """What all tests share: strict settings, random data, and one meaning of "equal"."""
 
+import io
 import os
 from collections.abc import Callable
 from typing import Any
@@ -73,3 +74,18 @@ def torch() -> Any:
     library = pytest.importorskip("torch", reason="the peer tests need torch==2.13.0")
     library.set_num_threads(1)
     return library
+
+
+@pytest.fixture(scope="session")
+def train_pieces() -> Callable[..., bytes]:
+    """A model file that SentencePiece makes of lines."""
+    library = pytest.importorskip("sentencepiece", reason="needs the extra subwords")
+
+    def train(lines: list[str], **options: Any) -> bytes:
+        written = io.BytesIO()
+        library.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_writer=written, minloglevel=2, **options
+        )
+        return written.getvalue()
+
+    return train

@@ -60,7 +60,10 @@ def test_a_module_can_be_imported_by_its_name():
     assert masks is importlib.import_module("jaxformer.masks")
 
 
-@pytest.mark.parametrize(("name", "extra"), [("torch", "peers"), ("tyro", "experiments")])
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [("torch", "peers"), ("tyro", "experiments"), ("sentencepiece", "subwords")],
+)
 def test_what_is_not_installed_is_named_with_its_extra(name, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(extras.MissingExtra, match=rf"{name} is needed.*jaxformer\[{extra}\]"):

@@ -399,11 +399,11 @@ def test_merges_that_are_not_all_of_a_vocabularys_are_refused(tmp_path):
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(DataError, match="a tokenizer's folder holds tokenizer.json, or vocab.json"):
+    with pytest.raises(DataError, match="folder holds tokenizer.json, or source.spm and target"):
         tokenizers.load(tmp_path)
     gpt2_folder(tmp_path)
     (tmp_path / "merges.txt").unlink()
-    with pytest.raises(DataError, match="merges.txt: cannot read the tokenizer: "):
+    with pytest.raises(DataError, match="or vocab.json and merges.txt, or .* this one does not"):
         tokenizers.load(tmp_path)
 
 

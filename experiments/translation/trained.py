@@ -11,7 +11,7 @@ from experiments.translation.presets import TranslationConfig
 from jaxformer.config import ConfigError
 from jaxformer.generation import OWN, BeamConfig, Manner, Translation, manner_of, translate
 from jaxformer.models import EncoderDecoder
-from jaxformer.pretrained import load_conventions, load_pretrained
+from jaxformer.pretrained import load_conventions, load_pretrained, load_target_tokenizer
 from jaxformer.tokenizers import Tokenizer
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -93,4 +93,5 @@ def load_translator(folder: Path, width: int = 0, least: int = 1) -> Translator:
     said = load_conventions(folder)
     said = said._replace(width=max(width or said.width, least))
     search = BeamConfig(width=said.width, alpha=said.length_penalty)
-    return Translator(model, params, tokenizer, tokenizer, search, manner_of(said))
+    target = load_target_tokenizer(folder)
+    return Translator(model, params, tokenizer, target, search, manner_of(said))

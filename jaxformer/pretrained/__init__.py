@@ -6,7 +6,7 @@ and give numpy arrays.
 """
 
 from jaxformer.pretrained.conventions import Conventions, load_conventions
-from jaxformer.pretrained.loading import Pretrained, load_pretrained
+from jaxformer.pretrained.loading import Pretrained, load_pretrained, load_target_tokenizer
 from jaxformer.pretrained.saving import save_pretrained
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "Pretrained",
     "load_conventions",
     "load_pretrained",
+    "load_target_tokenizer",
     "save_pretrained",
 ]

@@ -19,7 +19,7 @@ from jaxformer.pretrained.subjects import Subject
 from jaxformer.pretrained.table import Table, check_names, check_shapes, to_ours
 from jaxformer.tokenizers import DataError, Tokenizer
 
-_TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",))
+_BESIDE = ("tokenizer_config.json", "target_vocab.json")
 _TOKENIZER_LIMIT = 128 * 2**20
 
 
@@ -40,11 +40,12 @@ def load_pretrained(
     """The model, parameters and tokenizer in `folder`, as `transformers` writes them.
 
     Read are config.json, model.safetensors (also in parts, with their index) and the tokenizer's
-    files. `architectures` in config.json decides the model: a `DecoderOnly`, `EncoderOnly`,
-    `EncoderDecoder`, `MaskedLanguageModel` or `Classifier`. `params` are float32 numpy arrays,
-    whatever the file has of F16, BF16 and F32; `dtype` is that of the computation. A decoder
-    without an output of its own has that of its embedding. Where `folder` is the name of a
-    model on a hub and no folder, it is downloaded (needs `huggingface_hub`).
+    files (SentencePiece's need the extra `subwords`). `architectures` in config.json decides the
+    model: a `DecoderOnly`, `EncoderOnly`, `EncoderDecoder`, `MaskedLanguageModel` or `Classifier`.
+    `params` are float32 numpy arrays, whatever the file has of F16, BF16 and F32; `dtype` is that
+    of the computation. A decoder without an output of its own has that of its embedding. Where
+    `folder` is the name of a model on a hub and no folder, it is downloaded (needs
+    `huggingface_hub`).
 
     Raises `ConfigError` for what cannot be said here, naming the key and its value, and
     `DataError` for files that are damaged, lead out of the folder or hold other tensors than the
@@ -68,13 +69,27 @@ def load_pretrained(
 
 def load_tokenizer(source: Folder) -> Tokenizer | None:
     """The tokenizer in the folder, None where it has no files of one."""
-    for names in _TOKENIZERS:
+    return tokenizers.load(source.path) if _has_tokenizer(source) else None
+
+
+def load_target_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer | None:
+    """The one that reads targets in `folder`, None where it has no files of a tokenizer.
+
+    It is another one than that of `load_pretrained` in Marian's folders with two models of
+    SentencePiece.
+    """
+    source = Folder(locate(folder))
+    return tokenizers.load_target(source.path) if _has_tokenizer(source) else None
+
+
+def _has_tokenizer(source: Folder) -> bool:
+    """Whether there are files of a tokenizer; `DataError` unless all of them lie in the folder."""
+    for names in tokenizers.FILES:
         if all(source.has(name) for name in names):
-            for name in (*names, "tokenizer_config.json"):
-                if source.has(name):
-                    source.file(name, _TOKENIZER_LIMIT)
-            return tokenizers.load(source.path)
-    return None
+            for name in (*names, *filter(source.has, _BESIDE)):
+                source.file(name, _TOKENIZER_LIMIT)
+            return True
+    return False
 
 
 def _subject(
@@ -102,7 +117,7 @@ def _params(
 
 
 def _check_fit(source: Folder, tokenizer: Tokenizer | None, subject: Subject) -> None:
-    size = subject.config.vocab_size
+    size = subject.config.source_vocab_size or subject.config.vocab_size
     if tokenizer is not None and tokenizer.vocab_size > size:
         raise DataError(
             f"{source.path}: the tokenizer's ids end at {tokenizer.vocab_size - 1}, but the "

@@ -6,7 +6,7 @@ they are, found by their names. Special tokens never come out of `encode`, but f
 stands for the unknown: text that looks like one of them is ordinary text.
 """
 
-from jaxformer.tokenizers.files import load, load_own
+from jaxformer.tokenizers.files import FILES, load, load_own, load_target
 from jaxformer.tokenizers.special import (
     BOS,
     EOS,
@@ -22,6 +22,7 @@ from jaxformer.tokenizers.training import train_bpe, train_characters, train_wor
 __all__ = [
     "BOS",
     "EOS",
+    "FILES",
     "MASKED_SPECIAL_TOKENS",
     "PAD",
     "SPECIAL_TOKENS",
@@ -31,6 +32,7 @@ __all__ = [
     "Tokenizer",
     "load",
     "load_own",
+    "load_target",
     "require_own",
     "train_bpe",
     "train_characters",

@@ -2,11 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from jaxformer import extras
+from jaxformer.tokenizers.pieces import read_pieces
 from jaxformer.tokenizers.special import BRACKETS, NAMES, name_of
 from jaxformer.tokenizers.tokenizer import DataError, Tokenizer, require_own
 
@@ -16,25 +17,40 @@ if TYPE_CHECKING:
 # RoBERTa's vocabulary has three words that no merge makes; a file cut short leaves far more.
 _UNMADE = 100
 
+_MARIAN = ("source.spm", "target.spm", "vocab.json")
+
+_GAPS, _MOST_GAPS = 100, 10_000
+
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer in the file `path`, or in the folder `path` as it is customary elsewhere.
 
-    A folder holds `tokenizer.json`, else `vocab.json` and `merges.txt` (byte-level BPE as GPT-2's),
-    else `vocab.txt` (WordPiece as BERT's); `tokenizer_config.json` beside them says whether
-    BERT's keeps capitals. Raises `DataError` for what is absent, damaged or does not fit together.
+    A folder holds the files of one of `FILES`: `tokenizer.json`, else Marian's two models of
+    SentencePiece and the ids of their pieces, else byte-level BPE as GPT-2's, WordPiece as BERT's,
+    T5's or Llama's model of SentencePiece. `tokenizer_config.json` beside them says whether BERT's
+    keeps capitals. Marian's reads the source and decodes the target: see `load_target`. Raises
+    `DataError` for what is absent, damaged or does not fit together, and `MissingExtra` for
+    SentencePiece's files without `sentencepiece`.
     """
     path = Path(path)
-    if not path.is_dir() or (path / "tokenizer.json").exists():
-        return Tokenizer(_read_json(path / "tokenizer.json" if path.is_dir() else path))
-    if (path / "vocab.json").exists():
-        return Tokenizer(_read_gpt2(path))
-    if (path / "vocab.txt").exists():
-        return Tokenizer(_read_bert(path))
+    if not path.is_dir():
+        return Tokenizer(_read_json(path))
+    for names, read in FILES.items():
+        if all((path / name).exists() for name in names):
+            return Tokenizer(read(path))
     raise DataError(
-        f"{path}: a tokenizer's folder holds tokenizer.json, or vocab.json and merges.txt, or "
-        "vocab.txt; this one does not"
+        f"{path}: a tokenizer's folder holds "
+        f"{', or '.join(' and '.join(names) for names in FILES)}; this one does not"
     )
+
+
+def load_target(path: str | os.PathLike[str]) -> Tokenizer:
+    """As `load`, but of Marian's files the tokenizer that reads the target."""
+    path = Path(path)
+    marian = (path / name for name in _MARIAN)
+    if (path / "tokenizer.json").exists() or not all(file.exists() for file in marian):
+        return load(path)
+    return Tokenizer(_read_marian(path, "target"))
 
 
 def load_own(path: str | os.PathLike[str]) -> Tokenizer:
@@ -141,6 +157,25 @@ def _read_bert(folder: Path) -> "tokenizers.Tokenizer":
     return _with_special(tokenizer, vocabulary)
 
 
+def _read_marian(
+    folder: Path, side: Literal["source", "target"] = "source"
+) -> "tokenizers.Tokenizer":
+    """The pieces of one side; their ids are of both, unless the target has a file of its own."""
+    apart = side == "target" and _setting(folder, "separate_vocabs", False)
+    vocabulary = _read_vocabulary(folder / ("target_vocab.json" if apart else "vocab.json"))
+    return read_pieces(folder / f"{side}.spm", vocabulary)
+
+
+def _read_t5(folder: Path) -> "tokenizers.Tokenizer":
+    """The pieces, and after them the names of gaps, the last first (Raffel et al. 2020, 3.1)."""
+    path = folder / "tokenizer_config.json"
+    gaps = _read_table(path).get("extra_ids", _GAPS) if path.exists() else _GAPS
+    if type(gaps) is not int or not 0 <= gaps <= _MOST_GAPS:
+        raise DataError(f"{path}: extra_ids must be from 0 to {_MOST_GAPS:,}, got {gaps!r}")
+    names = [f"<extra_id_{number}>" for number in reversed(range(gaps))]
+    return read_pieces(folder / "spiece.model", more=names)
+
+
 def _setting(folder: Path, name: str, default: bool | None) -> bool | None:
     """What tokenizer_config.json says, `default` if it does not."""
     path = folder / "tokenizer_config.json"
@@ -157,3 +192,14 @@ def _with_special(
     roles = dict.fromkeys(name for names in NAMES.values() for name in names)
     tokenizer.add_special_tokens([name for name in roles if name in vocabulary])
     return tokenizer
+
+
+FILES: Mapping[tuple[str, ...], Callable[[Path], "tokenizers.Tokenizer"]] = {
+    ("tokenizer.json",): lambda folder: _read_json(folder / "tokenizer.json"),
+    _MARIAN: _read_marian,
+    ("vocab.json", "merges.txt"): _read_gpt2,
+    ("vocab.txt",): _read_bert,
+    ("spiece.model",): _read_t5,
+    ("tokenizer.model",): lambda folder: read_pieces(folder / "tokenizer.model"),
+}
+"""What folders hold of a tokenizer: the first that is there whole is read."""

@@ -11,6 +11,9 @@ PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 MASKED_SPECIAL_TOKENS = (*SPECIAL_TOKENS, "<mask>")
 
+SPACE = "▁"
+"""How SentencePiece writes a space."""
+
 # Byte-level BPE and WordPiece cut a word from the brackets around it, so in a text they never
 # make a token that is written like this.
 BRACKETS = re.compile(r"<[^\s<>]*[^\W_][^\s<>]*>|\[\w*[^\W_]\w*\]")

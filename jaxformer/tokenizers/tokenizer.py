@@ -14,6 +14,7 @@ from jaxformer.tokenizers.special import (
     BOS,
     EOS,
     PAD,
+    SPACE,
     SPECIAL_TOKENS,
     UNK,
     special_ids,
@@ -46,6 +47,7 @@ class Tokenizer:
         self.vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
         self._symbols = _symbols(tokenizer)
         self._mistaken = _mistaken(tokenizer, self.special.unk)
+        self._foreign = _foreign(tokenizer)
 
     @property
     def fingerprint(self) -> str:
@@ -75,8 +77,7 @@ class Tokenizer:
         """The ids of every line, as `encode` gives them."""
         lines = list(lines)
         try:
-            encodings = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
-            rows = [encoding.ids for encoding in encodings]
+            rows = self._ids(lines)
             if self._mistaken:
                 rows = [[i for index in row for i in self._ordinary(index)] for row in rows]
         except TypeError as error:
@@ -110,6 +111,24 @@ class Tokenizer:
         unfinished = path.with_name(path.name + ".unfinished")
         unfinished.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
         os.replace(unfinished, path)
+
+    def _ids(self, lines: list[str]) -> list[list[int]]:
+        """The ids of every line; the unknown that is a foreign piece is known by it."""
+        if not self._foreign:
+            encodings = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
+        encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        return [
+            [self._known(*piece, line) for piece in zip(x.ids, x.tokens, x.offsets, strict=True)]
+            for x, line in zip(encodings, lines, strict=True)
+        ]
+
+    def _known(self, index: int, piece: str, place: tuple[int, int], line: str) -> int:
+        if index != self.special.unk:
+            return index
+        if piece == self.token(index):  # a BPE does not say what was unknown
+            piece = self._tokenizer.normalizer.normalize_str(line[slice(*place)]).lstrip(SPACE)
+        return self._foreign.get(piece, index)
 
     def _ordinary(self, index: int) -> list[int]:
         """The id itself, or in place of a special one the ids of the characters of its name."""
@@ -175,6 +194,17 @@ def _symbols(tokenizer: "tokenizers.Tokenizer") -> frozenset[str] | None:
     # A character far outside that alphabet tells whether texts are cut into bytes.
     whole = alphabet <= symbols and _seen(tokenizer, "字") <= alphabet
     return None if whole else symbols
+
+
+def _foreign(tokenizer: "tokenizers.Tokenizer") -> dict[str, int]:
+    """The pieces that only another language is cut into, by how they are written there.
+
+    A model of SentencePiece has them with a space before, as `read_pieces` makes it.
+    """
+    kinds = extras.load("tokenizers").models
+    if tokenizer.normalizer is None or not isinstance(tokenizer.model, kinds.Unigram | kinds.BPE):
+        return {}
+    return {x[1:]: i for x, i in tokenizer.get_vocab().items() if x.startswith(" ")}
 
 
 def _mistaken(tokenizer: "tokenizers.Tokenizer", unknown: int | None) -> set[int]:
