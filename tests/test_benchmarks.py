@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import pytest
@@ -11,6 +11,8 @@ from experiments.benchmarks import (
     attention,
     decode,
     environment,
+    generate,
+    generators,
     gpts,
     report,
     train_gpt,
@@ -159,6 +161,10 @@ def test_batches_are_random_tokens_of_the_asked_shape_and_come_again():
         (lambda: gpts.Sizes(dropout_rate=1.0), "dropout_rate=1.0, but it lies in"),
         (lambda: decode.DecodeOptions(rounds=0), "rounds=0, but it must be at least 1"),
         (lambda: decode.Work(vocab_size=6), "vocab_size=6 leaves no 4 words .* at least 7"),
+        (lambda: generators.Work(prompt=256), "prompt=256 tokens leave nothing .* length=256"),
+        (lambda: generators.Work(temperature=-1.0), "temperature=-1.0, but it must be at least 0"),
+        (lambda: generate.GenerateOptions(rows=()), "rows=.* give at least one"),
+        (lambda: generate.GenerateOptions(rows=(7, 0)), "rows=0, but it must be at least 1"),
         (lambda: attention.AttentionOptions(kernels=("xla", "fast")), "has 'fast': choose among"),
         (lambda: attention.AttentionOptions(lengths=()), "lengths=.* give at least one"),
         (lambda: attention.AttentionOptions(lengths=(7, 0)), "length=0, but it must be at least 1"),
@@ -215,3 +221,44 @@ def test_the_sources_are_words():
     work = decode.Work(vocab_size=11, rows=3, source=5)
     assert work.sources().shape == (3, 5)
     assert 2 <= work.sources().min() and work.sources().max() < work.start == 10
+
+
+def test_the_generated_text_fills_the_character_model():
+    work = generators.Work(rows=3)
+    assert work.model.config() == replace(
+        PRESETS["shakespeare_char"].model, dropout_rate=0.0, attention_dropout_rate=0.0
+    )
+    assert work.prompts().shape == (3, 16) and work.made == 240
+    assert set(work.prompts().flat) <= set(range(65))
+    leaves = jax.tree.leaves(generators.weights(work.model))
+    assert sum(leaf.size for leaf in leaves) == 10_745_088
+
+
+def test_texts_at_each_number_of_rows_are_compared_and_must_be_the_same(monkeypatch):
+    asked, seen = [], []
+
+    def compared(makes, **options):
+        asked.append((list(makes), [make.args for make in makes.values()]))
+        facts = {name: {"checksum": "1a", "tokens": 24} for name in makes}
+        return COMPARISON._replace(facts=facts)
+
+    monkeypatch.setattr(generate, "compare", compared)
+    monkeypatch.setattr(generate.report, "publish", lambda *given: seen.append(given[2:]))
+    options = generate.GenerateOptions(rows=(1, 7))
+    generate.main(options)
+    one, seven = options.works()
+    assert [work.rows for work in (one, seven)] == [1, 7]
+    names = ["ours", *generate.PEERS]
+    assert asked == [(names, [(work,), (work,), (work, 1)]) for work in (one, seven)]
+    ((found, columns),) = seen
+    assert list(found) == ["1 x 240 tokens", "7 x 240 tokens"]
+    assert columns["tokens a second"](COMPARISON.measured["ours"], {"tokens": 24}) == "1920"
+
+    other = COMPARISON._replace(facts={"ours": {"checksum": "1a"}, "peer": {"checksum": "2b"}})
+    with pytest.raises(RuntimeError, match="texts differ.*: ours 1a, peer 2b"):
+        generate.check_texts(other)
+    monkeypatch.setattr(generate, "compare", lambda makes, **options: other)
+    with pytest.raises(RuntimeError, match="texts differ"):
+        generate.main(options)
+    assert len(seen) == 2
+    generate.main(replace(options, work=replace(options.work, temperature=0.8)))

@@ -1,9 +1,11 @@
 """Those that are measured beside each other do the same work. Run with `-m peer`; needs torch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from experiments.benchmarks import attention, gpts, translators
+from experiments.benchmarks import attention, generators, gpts, translators
 
 pytestmark = pytest.mark.peer
 
@@ -40,7 +42,7 @@ class GPT(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def one_thread(torch, monkeypatch):
-    for module in (gpts, translators, attention):
+    for module in (gpts, translators, attention, generators):
         monkeypatch.setattr(module, "cores", lambda: 1)
 
 
@@ -86,3 +88,30 @@ def test_a_kernel_and_pytorch_differentiate_the_same_attention(assert_equal):
     assert subject.facts["temporary_bytes"] > 0
     for given, expected in zip(theirs, ours, strict=True):
         assert_equal(given.numpy().swapaxes(1, 2), expected, 1e-4)
+
+
+@pytest.mark.parametrize("prompt", [1, 5])
+def test_our_text_and_that_of_the_pytorch_loop_are_the_likeliest_tokens(torch, prompt):
+    model = gpts.Sizes(num_layers=2, num_heads=2, d_model=16, vocab_size=29, length=19)
+    work = generators.Work(model=model, rows=3, prompt=prompt)
+    ours, theirs = generators.our_write(work), generators.torch_loop(work)
+    written = ours()
+    assert written.shape == (3, 19 - prompt) and len(np.unique(written)) > 3
+    assert theirs.run().tolist() == theirs.run().tolist() == written.tolist()
+    assert theirs.facts["threads"] == 1 and theirs.facts["tokens"] == written.size
+    twin = generators.twin_of(model).eval()
+    text = torch.tensor(np.concatenate([work.prompts(), written], axis=1))
+    likeliest = twin(text[:, :-1]).argmax(-1)[:, prompt - 1 :]
+    assert likeliest.tolist() == written.tolist()
+
+
+def test_drawn_texts_come_again_and_follow_the_temperature(torch):
+    model = gpts.Sizes(num_layers=1, num_heads=2, d_model=16, vocab_size=29, length=19)
+    work = generators.Work(model=model, rows=3, prompt=5, temperature=1e-4)
+    cold = generators.our_write(work)(), generators.torch_write(work)()
+    likeliest = generators.our_write(replace(work, temperature=0.0))()
+    assert all((text == likeliest).all() for text in cold)
+    warm = replace(work, temperature=1.0)
+    ours, theirs = generators.our_write(warm), generators.torch_write(warm)
+    assert (ours() == ours()).all() and (ours() != likeliest).any()
+    assert (theirs() != likeliest).any()

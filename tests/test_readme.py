@@ -15,7 +15,7 @@ import pytest
 
 import jaxformer
 from experiments import commands
-from experiments.benchmarks import attention, decode, train_gpt
+from experiments.benchmarks import attention, decode, generate, train_gpt
 from experiments.embeddings import bank, ladder, lookup, positions
 from experiments.language_modelling import embed, evaluate, fill_mask, finetune, sample
 from experiments.language_modelling.plan import LanguagePlan
@@ -81,6 +81,7 @@ OPTIONS = {
     "research.own_rules": {"default": own_rules.RulesOptions()},
     "benchmarks.train_gpt": train_gpt.PRESETS,
     "benchmarks.decode": {"default": decode.DecodeOptions()},
+    "benchmarks.generate": {"default": generate.GenerateOptions()},
     "benchmarks.attention": {"default": attention.AttentionOptions()},
     "translation.plan": with_machine(PRESETS, TranslationPlan),
     "language_modelling.plan": with_machine(LANGUAGE_PRESETS, LanguagePlan),
