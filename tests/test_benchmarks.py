@@ -16,10 +16,13 @@ from experiments.benchmarks import (
     gpts,
     report,
     train_gpt,
+    train_translation,
+    translation,
 )
 from experiments.benchmarks.alternate import Cost, Summary, alternate, summarise, timed
 from experiments.benchmarks.children import Comparison
 from experiments.language_modelling.presets import PRESETS
+from experiments.translation.presets import multi30k_tiny
 from jaxformer.config import ConfigError
 
 
@@ -161,6 +164,10 @@ def test_batches_are_random_tokens_of_the_asked_shape_and_come_again():
         (lambda: gpts.Sizes(dropout_rate=1.0), "dropout_rate=1.0, but it lies in"),
         (lambda: decode.DecodeOptions(rounds=0), "rounds=0, but it must be at least 1"),
         (lambda: decode.Work(vocab_size=6), "vocab_size=6 leaves no 4 words .* at least 7"),
+        (lambda: train_translation.TranslationOptions(attention="fast"), "'fast' is no kernel"),
+        (lambda: train_translation.TranslationOptions(rounds=0), "rounds=0, but it must be"),
+        (lambda: translation.Sizes(vocab_size=4), "vocab_size=4, but it must be at least 5"),
+        (lambda: translation.Sizes(dropout_rate=1.0), "dropout_rate=1.0, but it lies in"),
         (lambda: generators.Work(prompt=256), "prompt=256 tokens leave nothing .* length=256"),
         (lambda: generators.Work(temperature=-1.0), "temperature=-1.0, but it must be at least 0"),
         (lambda: generate.GenerateOptions(rows=()), "rows=.* give at least one"),
@@ -262,3 +269,32 @@ def test_texts_at_each_number_of_rows_are_compared_and_must_be_the_same(monkeypa
         generate.main(options)
     assert len(seen) == 2
     generate.main(replace(options, work=replace(options.work, temperature=0.8)))
+
+
+def test_the_translator_is_that_of_the_preset_and_its_batches_are_full_of_words():
+    sizes = translation.Sizes()
+    assert sizes.config() == multi30k_tiny.model
+    assert sizes.smoothing == multi30k_tiny.training.smoothing
+    assert (sizes.rows, sizes.length, sizes.tokens) == (256, 16, 4_096)
+    small = replace(sizes, vocab_size=7, rows=3, length=5)
+    drawn = list(itertools.islice(small.batches(), 16))
+    assert all((b.source.shape, b.target.shape) == ((3, 5), (3, 6)) for b in drawn)
+    words = [word for batch in drawn for side in batch[:2] for word in side[:, :-1].flat]
+    assert set(words) == {4, 5, 6}
+    assert all((side[:, -1] == 2).all() for batch in drawn for side in batch[:2])
+    assert (drawn[0].source == drawn[8].source).all()
+    assert (drawn[0].source != drawn[1].source).any()
+
+
+def test_the_table_of_translators_tells_target_tokens_a_second(monkeypatch):
+    seen = []
+    monkeypatch.setattr(train_translation, "compare", lambda makes, **_: (list(makes), COMPARISON))
+    monkeypatch.setattr(train_translation.report, "publish", lambda *given: seen.append(given[2:]))
+    options = train_translation.TranslationOptions(sizes=translation.Sizes(rows=3, length=5))
+    train_translation.main(options)
+    ((found, columns),) = seen
+    assert found == {
+        "a step of 3 x 5 target tokens": (["ours", *train_translation.PEERS], COMPARISON)
+    }
+    told = columns["target tokens a second"](COMPARISON.measured["ours"], {})
+    assert told == f"{15 / 0.0125:.0f}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.benchmarks import attention, generators, gpts, translators
+from experiments.benchmarks import attention, generators, gpts, pytorch, translation, translators
 
 pytestmark = pytest.mark.peer
 
@@ -42,7 +42,7 @@ class GPT(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def one_thread(torch, monkeypatch):
-    for module in (gpts, translators, attention, generators):
+    for module in (pytorch, translators):
         monkeypatch.setattr(module, "cores", lambda: 1)
 
 
@@ -115,3 +115,53 @@ def test_drawn_texts_come_again_and_follow_the_temperature(torch):
     ours, theirs = generators.our_write(warm), generators.torch_write(warm)
     assert (ours() == ours()).all() and (ours() != likeliest).any()
     assert (theirs() != likeliest).any()
+
+
+TRANSLATOR = translation.Sizes(
+    num_layers=2,
+    num_heads=2,
+    d_model=12,
+    d_ff=20,
+    vocab_size=13,
+    dropout_rate=0.0,
+    rows=3,
+    length=7,
+)
+
+
+def test_the_steps_of_all_three_translators_are_of_equal_models_on_equal_batches():
+    ours = translation.ours(TRANSLATOR, "reference")
+    subjects = ours, translation.twin(TRANSLATOR), translation.torch_nn(TRANSLATOR)
+    assert len({subject.facts["parameters"] for subject in subjects}) == 1
+    assert subjects[1].facts["threads"] == subjects[2].facts["threads"] == 1
+    losses = np.array([[subject.run() for subject in subjects] for _ in range(41)])
+    # what comes next is random, except that the seventh of a row is its end
+    assert (abs(losses[0] - losses[0].mean()) < 1.0).all()
+    assert (losses[-8:].mean(0) < losses[:8].mean(0) - 0.05).all()
+
+
+def test_the_translator_of_torch_nn_is_the_twin(torch, assert_equal):
+    from experiments.benchmarks.torch_translator import Translator
+    from experiments.pytorch_twin import torch_modules, weights
+    from experiments.pytorch_twin.tables import to_ours
+    from experiments.pytorch_twin.transformer import Transformer
+
+    config = replace(TRANSLATOR, dropout_rate=0.3).config()
+    theirs, twin = Translator(config, 0.1), Transformer(config, 0.1)
+    state = {name: x.numpy() for name, x in theirs.transformer.state_dict().items()}
+    params = to_ours(state, torch_modules.transformer(state, config.num_heads, norm_first=True))
+    params["embedding"] = {"table": theirs.embedding.weight.detach().numpy()}
+    weights.give(params, twin, config)
+    batch = next(TRANSLATOR.batches())
+    batch = batch._replace(
+        source=np.where(batch.row[:, None] == 1, [1] * 4 + [0] * 3, batch.source)
+    )
+    losses = [model.eval().loss(batch)[0].item() for model in (theirs, twin)]
+    assert_equal(*losses)
+    dropped = [layer for layer in theirs.modules() if isinstance(layer, torch.nn.Dropout)]
+    kept = [module for module in twin.modules() if isinstance(module, torch.nn.Dropout)]
+    active = [sum(module.p == 0.3 for module in modules) for modules in (dropped, kept)]
+    # the twin's encoder and decoder drop out of their inputs by one module, as torch's does
+    assert active[0] == active[1] == 1 + 2 * 2 + 2 * 3
+    attentions = [m for m in theirs.modules() if isinstance(m, torch.nn.MultiheadAttention)]
+    assert [module.dropout for module in attentions] == [0.0] * 6

@@ -15,7 +15,7 @@ import pytest
 
 import jaxformer
 from experiments import commands
-from experiments.benchmarks import attention, decode, generate, train_gpt
+from experiments.benchmarks import attention, decode, generate, train_gpt, train_translation
 from experiments.embeddings import bank, ladder, lookup, positions
 from experiments.language_modelling import embed, evaluate, fill_mask, finetune, sample
 from experiments.language_modelling.plan import LanguagePlan
@@ -82,6 +82,7 @@ OPTIONS = {
     "benchmarks.train_gpt": train_gpt.PRESETS,
     "benchmarks.decode": {"default": decode.DecodeOptions()},
     "benchmarks.generate": {"default": generate.GenerateOptions()},
+    "benchmarks.train_translation": {"default": train_translation.TranslationOptions()},
     "benchmarks.attention": {"default": attention.AttentionOptions()},
     "translation.plan": with_machine(PRESETS, TranslationPlan),
     "language_modelling.plan": with_machine(LANGUAGE_PRESETS, LanguagePlan),

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from experiments import commands
-from experiments.benchmarks import report
+from experiments.benchmarks import pytorch, report
 from experiments.benchmarks.alternate import Summary
 from experiments.benchmarks.children import Make, Subject, compare
-from experiments.benchmarks.environment import cores, environment
-from jaxformer import extras
+from experiments.benchmarks.environment import environment
 from jaxformer.config import ConfigError, check_least
 from jaxformer.kernels import KERNELS
 
@@ -133,8 +132,7 @@ def kernel(name: str, shape: Shape) -> Subject:
 
 def scaled_dot_product(shape: Shape) -> Subject:
     """PyTorch's attention, by the backend that it chooses itself."""
-    torch = extras.load("torch")
-    torch.set_num_threads(cores())
+    torch = pytorch.load()
     tensors = [torch.tensor(x.swapaxes(1, 2).copy(), requires_grad=True) for x in shape.arrays()]
 
     def run() -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.benchmarks import pytorch
 from experiments.benchmarks.children import Subject
-from experiments.benchmarks.environment import cores
 from experiments.benchmarks.gpts import Sizes
 from jaxformer import extras
 from jaxformer.config import ConfigError, TransformerConfig, check_least
@@ -133,8 +133,7 @@ def our_write(work: Work) -> Write:
 
 def torch_loop(work: Work, threads: int | None = None) -> Subject:
     """A loop over the twin's layers, eager, on `threads` (None: all processors)."""
-    torch = extras.load("torch")
-    torch.set_num_threads(threads or cores())
+    torch = pytorch.load(threads)
     return _subject(torch_write(work), {"threads": torch.get_num_threads()})
 
 

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from experiments import runs
+from experiments.benchmarks import pytorch
 from experiments.benchmarks.children import Subject
-from experiments.benchmarks.environment import cores
-from jaxformer import extras
 from jaxformer.config import ConfigError, TransformerConfig, check_least
 from jaxformer.data import StreamBatch
 from jaxformer.optimizer import OptimizerConfig
@@ -108,13 +107,13 @@ def ours(sizes: Sizes, attention: str) -> Subject:
 
 def twin(sizes: Sizes) -> Subject:
     """The step of our PyTorch twin, eager, with PyTorch's fused AdamW."""
-    torch = _torch()
+    torch = pytorch.load()
     from experiments.pytorch_twin.gpt import GPT
     from experiments.pytorch_twin.trainer import Trainer
 
     torch.manual_seed(0)
     trainer, batches = Trainer(GPT(sizes.config()), LEARNING), sizes.batches()
-    return Subject(lambda: trainer.step(next(batches)), _facts(torch, trainer.model))
+    return Subject(lambda: trainer.step(next(batches)), pytorch.facts(trainer.model))
 
 
 def nanogpt(sizes: Sizes, folder: Path, compiled: bool) -> Subject:
@@ -122,7 +121,7 @@ def nanogpt(sizes: Sizes, folder: Path, compiled: bool) -> Subject:
 
     `compiled`: through torch.compile. Raises `ConfigError` for a folder without that model.
     """
-    torch = _torch()
+    torch = pytorch.load()
     code = load_nanogpt(folder)
     torch.manual_seed(0)
     shape = {"n_layer": sizes.num_layers, "n_head": sizes.num_heads, "n_embd": sizes.d_model}
@@ -134,7 +133,7 @@ def nanogpt(sizes: Sizes, folder: Path, compiled: bool) -> Subject:
             LEARNING.weight_decay, LEARNING.learning_rate, betas, "cpu"
         )
     forward = torch.compile(model) if compiled else model
-    return Subject(_nanogpt_step(torch, model, forward, optimizer, sizes), _facts(torch, model))
+    return Subject(_nanogpt_step(torch, model, forward, optimizer, sizes), pytorch.facts(model))
 
 
 def _nanogpt_step(
@@ -169,15 +168,3 @@ def load_nanogpt(folder: Path) -> ModuleType:
             f"{path} defines no GPT and GPTConfig: give the folder of a checkout of nanoGPT"
         )
     return module
-
-
-def _torch() -> ModuleType:
-    """PyTorch on as many threads as this process has processors."""
-    torch = extras.load("torch")
-    torch.set_num_threads(cores())
-    return torch
-
-
-def _facts(torch: ModuleType, model: Any) -> dict[str, Any]:
-    count = sum(parameter.numel() for parameter in model.parameters())
-    return {"parameters": count, "threads": torch.get_num_threads()}

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.benchmarks import pytorch
 from experiments.benchmarks.children import Subject
 from experiments.benchmarks.environment import cores
 from jaxformer import extras
@@ -143,8 +144,7 @@ def our_decode(work: Work, folder: Path) -> Decode:
 
 def transformers(work: Work, folder: Path) -> Subject:
     """`generate` of `transformers` with its cache, on as many threads as there are processors."""
-    torch = extras.load("torch")
-    torch.set_num_threads(cores())
+    torch = pytorch.load()
     model = _marian(folder).eval()
     source = torch.tensor(work.sources(), dtype=torch.int64)
     size = {"max_new_tokens": work.target, "min_new_tokens": work.target}
