@@ -16,6 +16,7 @@ import pytest
 import jaxformer
 from experiments import commands
 from experiments.benchmarks import attention, decode, generate, train_gpt, train_translation
+from experiments.benchmarks.gpu import __main__ as gpu
 from experiments.embeddings import bank, ladder, lookup, positions
 from experiments.language_modelling import embed, evaluate, fill_mask, finetune, sample
 from experiments.language_modelling.plan import LanguagePlan
@@ -87,7 +88,10 @@ OPTIONS = {
     "translation.plan": with_machine(PRESETS, TranslationPlan),
     "language_modelling.plan": with_machine(LANGUAGE_PRESETS, LanguagePlan),
 }
-PARSERS = {"pytorch_twin.to_safetensors": to_safetensors.parse}
+PARSERS = {
+    "benchmarks.gpu": gpu.parse,
+    "pytorch_twin.to_safetensors": to_safetensors.parse,
+}
 
 
 def text_of(path: Path) -> str:
@@ -182,6 +186,7 @@ def test_an_option_that_a_readme_names_exists():
     named = {m for text in PAGES.values() for m in re.findall(r"(?<![\w-])--([\w.]+)", text)}
     others = {"field", "echo", "full"}  # a placeholder, of sacreBLEU, of tests.faults
     others |= {"nodes", "ntasks", "gpus", "signal", "requeue"}  # SLURM's
+    others |= {"small", "minutes", "only"}  # of benchmarks.gpu
     others |= {"zone", "worker", "command"}  # of gcloud
     assert named - others <= known
 

@@ -110,15 +110,15 @@ def ours(work: Work, folder: Path) -> Subject:
     return _subject(our_decode(work, folder), {"device": jax.devices()[0].device_kind})
 
 
-def our_decode(work: Work, folder: Path) -> Decode:
-    """Ours, compiled."""
+def our_decode(work: Work, folder: Path, dtype: str = "float32") -> Decode:
+    """Ours, compiled, with weights and numbers of `dtype`."""
     import jax.numpy as jnp
 
     from jaxformer.decoding import beam_search, is_cut, power
     from jaxformer.generation import step_function
 
-    model, params, _ = load_pretrained(folder)
-    params = jax.tree.map(jnp.asarray, params)
+    model, params, _ = load_pretrained(folder, dtype=dtype)
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
     size = {"length": work.target, "hypotheses": work.beams}
 
     def search(params: Any, source: jax.Array) -> jax.Array:
@@ -164,13 +164,13 @@ def transformers(work: Work, folder: Path) -> Subject:
     return _subject(decode, {"threads": torch.get_num_threads()})
 
 
-def ctranslate2(work: Work, folder: Path) -> Subject:
-    """CTranslate2 in float32, on as many threads as there are processors."""
+def ctranslate2(work: Work, folder: Path, device: str = "cpu", dtype: str = "float32") -> Subject:
+    """CTranslate2 in numbers of `dtype`; on a CPU, on as many threads as there are processors."""
     library = extras.load("ctranslate2")
     with TemporaryDirectory() as place:
         _convert(work, folder, place)
         size = {"inter_threads": 1, "intra_threads": cores()}
-        translator = library.Translator(place, compute_type="float32", **size)
+        translator = library.Translator(place, device=device, compute_type=dtype, **size)
     source = [[str(number) for number in row] for row in work.sources()]
 
     def decode() -> np.ndarray:
