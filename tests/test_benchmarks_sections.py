@@ -47,11 +47,11 @@ def test_a_section_none_of_whose_attempts_ends_says_why_of_each():
     assert "failed_before" not in found
 
 
-def test_a_section_that_takes_too_long_is_killed_and_keeps_what_it_told():
+def test_a_section_that_takes_too_long_is_killed():
     begin = time.monotonic()
-    found = sections.run(Section("a", 1.0, {"slow": hanging, "late": whole}), 20)
-    assert 20 <= time.monotonic() - begin < 60 and 20 <= found["seconds"] < 60
-    assert found["failed"] == "slow: took longer than 20 s; late: no time was left"
+    found = sections.run(Section("a", 1.0, {"slow": hanging, "late": whole}), 3)
+    assert 3 <= time.monotonic() - begin < 30 and 3 <= found["seconds"] < 30
+    assert found["failed"] == "slow: took longer than 3 s; late: no time was left"
     assert "process" not in found and not multiprocessing.active_children()
 
 

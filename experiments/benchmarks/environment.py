@@ -7,7 +7,16 @@ import platform
 from contextlib import suppress
 from pathlib import Path
 
-_PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "ctranslate2")
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "torch",
+    "transformers",
+    "ctranslate2",
+    "jax-cuda13-plugin",
+    "nvidia-cudnn-cu13",
+)
 
 
 def environment() -> dict[str, str | int | float | None]:
