@@ -59,9 +59,9 @@ class MaskedLanguageModel(nn.Module):
         if at is not None:
             hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)
         x = ACTIVATIONS[self.config.activation](self.transform(hidden))
-        logits = self.encoder.attend(self.transform_norm(x)).astype(jnp.float32)
+        logits = self.encoder.attend(self.transform_norm(x))
         follows = None if pooled is None else self.next_sentence(pooled)
-        return Filling(logits + self.bias.reshape(1, 1, -1), follows)
+        return Filling(logits + self.bias.astype(logits.dtype).reshape(1, 1, -1), follows)
 
     def encode(
         self,

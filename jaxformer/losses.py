@@ -33,22 +33,38 @@ def token_log_probs(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _cross_entropy(logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
-    logits = logits.astype(jnp.float32)
-    label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    nats = jax.nn.logsumexp(logits, axis=-1) - (1.0 - smoothing) * label
-    return nats - smoothing * jnp.mean(logits, axis=-1) if smoothing else nats
+    return _nats(logits, labels, smoothing)[0]
 
 
 @_cross_entropy.defjvp
 def _cross_entropy_jvp(smoothing, primals, tangents):
-    # p - q in one elementwise pass; the automatic derivative scatters into a second [..., V].
+    # Written out: the automatic derivative scatters into a second [..., V]. And from the logits
+    # anew: exp(logits - maximum), shared with the forward pass, would be kept, in float32.
     logits, labels = primals
+    nats, normalizer = _nats(logits, labels, smoothing)
+    slope = _slope(logits, labels, normalizer, smoothing)
+    return nats, jnp.sum(slope * tangents[0].astype(jnp.float32), axis=-1)
+
+
+def _nats(logits: jax.Array, labels: jax.Array, smoothing: float) -> tuple[jax.Array, jax.Array]:
+    """The cross-entropy [...] of `logits` [..., V] in nats, and their logsumexp [...]; float32."""
+    label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    logits = logits.astype(jnp.float32)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    nats = normalizer - (1.0 - smoothing) * label.astype(jnp.float32)
+    if smoothing:
+        nats -= smoothing * jnp.mean(logits, axis=-1)
+    return nats, normalizer
+
+
+def _slope(
+    logits: jax.Array, labels: jax.Array, normalizer: jax.Array, smoothing: float
+) -> jax.Array:
+    """The derivative p - q [..., V] of the cross-entropy by its logits; float32."""
     size = logits.shape[-1]
-    p = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+    p = jnp.exp(logits.astype(jnp.float32) - normalizer[..., None])
     hit = labels[..., None] == jax.lax.broadcasted_iota(labels.dtype, p.shape, p.ndim - 1)
-    slope = p - jnp.where(hit, 1.0 - smoothing + smoothing / size, smoothing / size)
-    change = jnp.sum(slope * tangents[0].astype(jnp.float32), axis=-1)
-    return _cross_entropy(logits, labels, smoothing), change
+    return p - jnp.where(hit, 1.0 - smoothing + smoothing / size, smoothing / size)
 
 
 def seq2seq_loss(model: nn.Module, *, pad: int, smoothing: float = 0.0) -> Loss:

@@ -1,5 +1,6 @@
 """Losses against the formula in float64, and what padding must not change."""
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -8,11 +9,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.planning.compiling import largest_buffers
 from jaxformer.config import TransformerConfig
+from jaxformer.heads import MaskedLanguageModel
 from jaxformer.losses import cross_entropy, seq2seq_loss, token_log_probs
-from jaxformer.models import EncoderDecoder
+from jaxformer.models import DecoderOnly, EncoderDecoder
 
 PAD = 0
+SMALL = TransformerConfig(
+    vocab_size=11,
+    d_model=6,
+    d_ff=13,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    dropout_rate=0.2,
+    attention_dropout_rate=0.1,
+    activation_dropout_rate=0.3,
+)
 
 close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
 
@@ -101,6 +115,28 @@ def test_bfloat16_logits_are_summed_in_float32():
     np.testing.assert_allclose(slope.astype(np.float32), exact, rtol=2**-8, atol=1e-6)
 
 
+def test_a_bfloat16_gradient_keeps_no_float32_copy_of_what_its_logits_became():
+    shape = 5, 17, 509
+    inputs = (jax.ShapeDtypeStruct(shape[:2], kind) for kind in (jnp.int32, bool))
+    logits = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    both = jax.value_and_grad(lambda *given: cross_entropy(*given, 0.1), has_aux=True)
+    compiled = jax.jit(both).lower(logits, *inputs).compile()
+    wide = [b for b in largest_buffers(compiled.as_text()) if b.shape == "f32[5,17,509]"]
+    # One at most, short-lived: a CPU reads what it adds up in float32. The exponentials are none.
+    assert sum(buffer.count for buffer in wide) <= 1
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.1 * 4 * np.prod(shape)
+
+
+@pytest.mark.parametrize("family", [DecoderOnly, EncoderDecoder, MaskedLanguageModel])
+def test_the_logits_of_a_model_stay_in_its_dtype(family):
+    model = family(replace(SMALL, dtype="bfloat16"))
+    ids = [jax.ShapeDtypeStruct((2, 3), jnp.int32)] * (2 if family is EncoderDecoder else 1)
+    params = jax.eval_shape(model.init, jax.random.key(0), *ids)["params"]
+    said = jax.eval_shape(lambda params, *ids: model.apply({"params": params}, *ids), params, *ids)
+    logits = said.logits if family is MaskedLanguageModel else said
+    assert logits.dtype == jnp.bfloat16 and logits.shape == (2, 3, SMALL.vocab_size)
+
+
 def test_token_log_probs_are_the_labels_share_of_the_softmax():
     logits, labels, _ = example(jnp.bfloat16)
     found = token_log_probs(logits, labels)
@@ -132,18 +168,7 @@ def batch():
 
 @pytest.fixture(scope="module")
 def model():
-    config = TransformerConfig(
-        vocab_size=11,
-        d_model=6,
-        d_ff=13,
-        num_heads=2,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        dropout_rate=0.2,
-        attention_dropout_rate=0.1,
-        activation_dropout_rate=0.3,
-    )
-    return EncoderDecoder(config)
+    return EncoderDecoder(SMALL)
 
 
 @pytest.fixture(scope="module")
