@@ -13,6 +13,7 @@ from experiments import machines, runs
 from jaxformer.blocks import Block, MakeBlock
 from jaxformer.config import ConfigError, check_least, check_share
 from jaxformer.kernels import KERNELS, Auto, Choice, Kernel
+from jaxformer.losses import Head, chunked, whole
 from jaxformer.parallel import Devices, make_mesh, one_device, partition, replicate
 from jaxformer.runtime import Tuning, tune
 
@@ -39,6 +40,7 @@ _FREE_OF_TRAINING = (
     "average",
     "kernel",
     "remat",
+    "loss_chunk",
 )
 
 
@@ -50,7 +52,8 @@ class TrainingConfig:
     result is the mean of the last `average` checkpoints, or the best one where that validates
     better. `kernel` computes attention; "auto" takes the best one for each shape and prints which
     and why when the first step is traced. `remat` computes the insides of the blocks a second time
-    in the backward pass instead of keeping them.
+    in the backward pass instead of keeping them. `loss_chunk`: of how many tokens at a time there
+    are logits in the loss, on each device; 0 is of all.
     """
 
     accumulation: int = 1
@@ -63,9 +66,11 @@ class TrainingConfig:
     average: int = 5
     kernel: str = "reference"
     remat: bool = False
+    loss_chunk: int = 0
 
     def __post_init__(self):
         check_least(self, 1, "accumulation", "average")
+        check_least(self, 0, "loss_chunk")
         check_share(self, "ema_decay")
         if self.kernel not in (*KERNELS, "auto"):
             known = ", ".join((*KERNELS, "auto"))
@@ -80,6 +85,11 @@ class TrainingConfig:
     def block(self) -> MakeBlock:
         """What makes a block of the model."""
         return nn.remat(Block) if self.remat else Block
+
+    @property
+    def head(self) -> Head:
+        """How the loss gets to its logits."""
+        return chunked(self.loss_chunk) if self.loss_chunk else whole
 
 
 def _tell(choice: Choice) -> None:

@@ -11,13 +11,14 @@ from jaxformer.config import TransformerConfig
 from jaxformer.dropout import Dropout, Noise
 from jaxformer.kernels import Kernel, reference
 from jaxformer.layers import ACTIVATIONS, Norm, dense_init
+from jaxformer.losses import Readout
 from jaxformer.models import EncoderOnly, Encoding
 
 
 class Filling(NamedTuple):
     """What a masked language model says of a text."""
 
-    logits: jax.Array  # [B, P, V]: which token stands there
+    logits: jax.Array | Readout  # [B, P, V]: which token stands there
     follows: jax.Array | None  # [B, 2]: whether the second sentence follows the first
 
 
@@ -55,13 +56,25 @@ class MaskedLanguageModel(nn.Module):
 
         `present` [B, T] is False at padding, `types` [B, T] says which sentence a token is of.
         """
+        said = self.readout(tokens, present, types, at, noise=noise)
+        return said._replace(logits=said.logits.logits())
+
+    def readout(
+        self,
+        tokens: jax.Array,
+        present: jax.Array | None = None,
+        types: jax.Array | None = None,
+        at: jax.Array | None = None,
+        *,
+        noise: Noise | None = None,
+    ) -> Filling:
+        """`__call__` with the logits not multiplied out."""
         hidden, pooled = self.encoder(tokens, present, types, noise=noise)
         if at is not None:
             hidden = jnp.take_along_axis(hidden, at[..., None], axis=1)
         x = ACTIVATIONS[self.config.activation](self.transform(hidden))
-        logits = self.encoder.attend(self.transform_norm(x))
         follows = None if pooled is None else self.next_sentence(pooled)
-        return Filling(logits + self.bias.astype(logits.dtype).reshape(1, 1, -1), follows)
+        return Filling(self.encoder.readout(self.transform_norm(x), self.bias), follows)
 
     def encode(
         self,

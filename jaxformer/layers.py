@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from jaxformer.config import TransformerConfig
 from jaxformer.dropout import Dropout, Noise
+from jaxformer.losses import Readout
 from jaxformer.positions import relative_buckets, sinusoidal_positions
 
 
@@ -50,7 +51,7 @@ def _table_init(config: TransformerConfig) -> nn.initializers.Initializer:
 
 
 class Embedding(nn.Module):
-    """A table [size, D] that maps ids to vectors and, transposed, vectors to logits."""
+    """A `table` [size, D] that maps ids to vectors and, transposed, vectors to logits."""
 
     size: int
     config: TransformerConfig
@@ -64,29 +65,28 @@ class Embedding(nn.Module):
         rows = jnp.take(self.table, ids, axis=0).astype(self.config.dtype)
         return rows * math.sqrt(self.config.d_model) if self.config.scale_embeddings else rows
 
-    def attend(self, x: jax.Array) -> jax.Array:
-        """Logits [..., size] of `x` [..., D]: its products with every row."""
-        return x @ self.table.astype(self.config.dtype).T
-
 
 class Output(nn.Module):
     """Logits of vectors: a matrix of its own or the embedding's transpose, and a bias if asked."""
 
     config: TransformerConfig
 
-    @nn.compact
+    def setup(self):
+        config = self.config
+        if not config.ties_output:
+            shape = config.d_model, config.vocab_size
+            self.kernel = self.param("kernel", dense_init(config), shape)
+        if config.output_bias:
+            self.bias = self.param("bias", nn.initializers.zeros, (config.vocab_size,))
+
     def __call__(self, x: jax.Array, embedding: Embedding) -> jax.Array:
         """`x` [..., D] as [..., V]; `embedding` is used where the config ties the two."""
-        config = self.config
-        if config.ties_output:
-            logits = embedding.attend(x)
-        else:
-            shape = config.d_model, config.vocab_size
-            logits = x @ self.param("kernel", dense_init(config), shape).astype(config.dtype)
-        if config.output_bias:
-            bias = self.param("bias", nn.initializers.zeros, (config.vocab_size,))
-            logits += bias.astype(logits.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
-        return logits
+        return self.readout(x, embedding).logits()
+
+    def readout(self, x: jax.Array, embedding: Embedding) -> Readout:
+        """What `__call__` multiplies out."""
+        matrix = embedding.table.T if self.config.ties_output else self.kernel
+        return Readout(x, matrix, self.bias if self.config.output_bias else None)
 
 
 class AddPositions(nn.Module):

@@ -1,8 +1,8 @@
 """Losses as (sum, tokens): sums cross batches and devices, and division happens once, last."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,21 @@ from jaxformer.dropout import Noise
 
 Loss = Callable[[Any, Any, jax.Array | None], tuple[jax.Array, jax.Array]]
 """loss(params, batch, rng) -> (sum in nats, number of tokens); rng None means no dropout."""
+
+
+class Readout(NamedTuple):
+    """Logits not multiplied out yet, for a loss that never holds them all."""
+
+    features: jax.Array  # [..., D], in the dtype of the logits
+    matrix: jax.Array  # [D, V]
+    bias: jax.Array | None  # [V]
+
+    def logits(self) -> jax.Array:
+        """`features` times `matrix` and `bias` added: [..., V]."""
+        logits = self.features @ self.matrix.astype(self.features.dtype)
+        if self.bias is None:
+            return logits
+        return logits + self.bias.astype(logits.dtype).reshape((1,) * (logits.ndim - 1) + (-1,))
 
 
 def cross_entropy(
@@ -24,6 +39,53 @@ def cross_entropy(
     """
     nats = _cross_entropy(logits, labels, smoothing)
     return jnp.sum(jnp.where(valid, nats, 0.0)), jnp.sum(valid, dtype=jnp.float32)
+
+
+def linear_cross_entropy(
+    readout: Readout,
+    labels: jax.Array,
+    valid: jax.Array,
+    smoothing: float = 0.0,
+    *,
+    chunk: int,
+) -> tuple[jax.Array, jax.Array]:
+    """`cross_entropy` of `readout.logits()`, of which at most `chunk` tokens' exist at a time.
+
+    A gradient costs no further product: each chunk's is computed with its loss and only scaled
+    later. It is by reverse mode alone (no `jax.jvp`). Raises `ValueError` for `chunk` below 1.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk} tokens at a time, but there must be at least 1")
+    count = -(-labels.size // chunk)
+    cut = partial(_cut, count=count, size=-(-labels.size // count))
+    features = cut(readout.features.reshape(labels.size, -1))
+    labels, flags = cut(labels.reshape(-1)), cut(valid.reshape(-1))
+    nats = _summed(readout._replace(features=features), labels, flags, smoothing)
+    return nats, jnp.sum(valid, dtype=jnp.float32)
+
+
+class Head(NamedTuple):
+    """How a loss gets from a model to its labels: what it asks of the model, what it makes of that.
+
+    `method` is called as the model's `__call__` is; `cross_entropy(answer, labels, valid,
+    smoothing)` gives (sum in nats, number of tokens).
+    """
+
+    method: str
+    cross_entropy: Callable[..., tuple[jax.Array, jax.Array]]
+
+
+whole = Head("__call__", cross_entropy)
+"""All logits at once."""
+
+
+@cache
+def chunked(tokens: int) -> Head:
+    """The logits of `tokens` tokens at a time, with the same sums and gradients.
+
+    For models with a method `readout`; the memory is that of one chunk's logits.
+    """
+    return Head("readout", partial(linear_cross_entropy, chunk=tokens))
 
 
 def token_log_probs(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -67,7 +129,47 @@ def _slope(
     return p - jnp.where(hit, 1.0 - smoothing + smoothing / size, smoothing / size)
 
 
-def seq2seq_loss(model: nn.Module, *, pad: int, smoothing: float = 0.0) -> Loss:
+def _cut(leaf: jax.Array, *, count: int, size: int) -> jax.Array:
+    """`leaf` [M, ...] and zeros behind it as [count, size, ...]."""
+    padding = [(0, count * size - leaf.shape[0])] + [(0, 0)] * (leaf.ndim - 1)
+    return jnp.pad(leaf, padding).reshape(count, size, *leaf.shape[1:])
+
+
+def _sum(readout: Readout, labels: jax.Array, valid: jax.Array, smoothing: float) -> jax.Array:
+    return cross_entropy(readout.logits(), labels, valid, smoothing)[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _summed(readout: Readout, labels: jax.Array, valid: jax.Array, smoothing: float) -> jax.Array:
+    """The sum of `_sum` over the first axis of features, labels and valid."""
+
+    def add(total, part):
+        features, *facts = part
+        return total + _sum(readout._replace(features=features), *facts, smoothing), None
+
+    return jax.lax.scan(add, jnp.zeros(()), (readout.features, labels, valid))[0]
+
+
+def _summed_forward(readout, labels, valid, smoothing):
+    def add(sums, part):
+        features, *facts = part
+        differentiate = jax.value_and_grad(_sum)
+        total, slope = differentiate(readout._replace(features=features), *facts, smoothing)
+        return jax.tree.map(jnp.add, sums, (total, slope._replace(features=()))), slope.features
+
+    zeros = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), readout._replace(features=())))
+    (total, slope), features = jax.lax.scan(add, zeros, (readout.features, labels, valid))
+    return total, slope._replace(features=features)
+
+
+def _summed_backward(smoothing, slope, cotangent):
+    return jax.tree.map(lambda leaf: leaf * cotangent.astype(leaf.dtype), slope), None, None
+
+
+_summed.defvjp(_summed_forward, _summed_backward)
+
+
+def seq2seq_loss(model: nn.Module, *, pad: int, smoothing: float = 0.0, head: Head = whole) -> Loss:
     """The loss of an encoder-decoder on batches of `source` [B, S] and `target` [B, T + 1].
 
     `target` begins with the start token: position t is predicted from those before it. The id
@@ -77,15 +179,14 @@ def seq2seq_loss(model: nn.Module, *, pad: int, smoothing: float = 0.0) -> Loss:
     def loss(params, batch, rng):
         noise = None if rng is None else Noise.of(rng, batch.row)
         inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
-        logits = model.apply(
-            {"params": params}, batch.source, inputs, batch.source != pad, noise=noise
-        )
-        return cross_entropy(logits, labels, labels != pad, smoothing)
+        inputs = batch.source, inputs, batch.source != pad
+        answer = model.apply({"params": params}, *inputs, noise=noise, method=head.method)
+        return head.cross_entropy(answer, labels, labels != pad, smoothing)
 
     return loss
 
 
-def causal_loss(model: nn.Module) -> Loss:
+def causal_loss(model: nn.Module, *, head: Head = whole) -> Loss:
     """The loss of a causal language model on batches of `tokens` [B, T + 1].
 
     Label t is token t + 1, and counts where `valid` [B, T] is true. `segments` and `positions`
@@ -96,26 +197,26 @@ def causal_loss(model: nn.Module) -> Loss:
         noise = None if rng is None else Noise.of(rng, batch.row)
         facts = (batch.tokens, batch.segments, batch.positions)
         inputs = (None if fact is None else fact[:, :-1] for fact in facts)
-        logits = model.apply({"params": params}, *inputs, noise=noise)
-        return cross_entropy(logits, batch.tokens[:, 1:], batch.valid)
+        answer = model.apply({"params": params}, *inputs, noise=noise, method=head.method)
+        return head.cross_entropy(answer, batch.tokens[:, 1:], batch.valid)
 
     return loss
 
 
-def masked_loss(model: nn.Module) -> Loss:
+def masked_loss(model: nn.Module, *, head: Head = whole) -> Loss:
     """The loss of a masked language model at the positions `at` [B, P] of `tokens` [B, T].
 
     The labels [B, P] count where `valid` [B, P] is true (Devlin et al. 2019, task 1).
     """
 
     def loss(params, batch, rng):
-        logits, _ = _masked(model, params, batch, rng)
-        return cross_entropy(logits, batch.labels, batch.valid)
+        answer, _ = _masked(model, params, batch, rng, head.method)
+        return head.cross_entropy(answer, batch.labels, batch.valid)
 
     return loss
 
 
-def masked_and_next_sentence_loss(model: nn.Module) -> Loss:
+def masked_and_next_sentence_loss(model: nn.Module, *, head: Head = whole) -> Loss:
     """`masked_loss`, and P times that of telling whether sentence B follows A, a row.
 
     Divided by the number of predicted tokens this is the sum of two means, the loss of Devlin
@@ -123,8 +224,8 @@ def masked_and_next_sentence_loss(model: nn.Module) -> Loss:
     """
 
     def loss(params, batch, rng):
-        logits, follows = _masked(model, params, batch, rng)
-        nats, tokens = cross_entropy(logits, batch.labels, batch.valid)
+        answer, follows = _masked(model, params, batch, rng, head.method)
+        nats, tokens = head.cross_entropy(answer, batch.labels, batch.valid)
         real = batch.present.any(axis=-1)
         sentence, _ = cross_entropy(follows, batch.follows, real)
         return nats + batch.at.shape[1] * sentence, tokens
@@ -146,7 +247,7 @@ def classification_loss(model: nn.Module) -> Loss:
     return loss
 
 
-def _masked(model: nn.Module, params: Any, batch: Any, rng: jax.Array | None):
+def _masked(model: nn.Module, params: Any, batch: Any, rng: jax.Array | None, method: str):
     noise = None if rng is None else Noise.of(rng, batch.row)
     inputs = batch.tokens, batch.present, batch.types, batch.at
-    return model.apply({"params": params}, *inputs, noise=noise)
+    return model.apply({"params": params}, *inputs, noise=noise, method=method)

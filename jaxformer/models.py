@@ -13,6 +13,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.dropout import Noise
 from jaxformer.kernels import Kernel, reference
 from jaxformer.layers import Embedding, Output, dense_init
+from jaxformer.losses import Readout
 from jaxformer.masks import Mask
 
 
@@ -50,6 +51,17 @@ class EncoderDecoder(nn.Module):
         `source_valid` [B, S] is False at padding; None means there is none. Padding at the end
         of `target` changes nothing before it. `noise` None means no dropout.
         """
+        return self.readout(source, target, source_valid, noise=noise).logits()
+
+    def readout(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        source_valid: jax.Array | None = None,
+        *,
+        noise: Noise | None = None,
+    ) -> Readout:
+        """The logits of `__call__`, not multiplied out."""
         memory = self.encode(source, source_valid, noise=noise)
         x, _ = self.decoder(
             self.embedding(target),
@@ -58,7 +70,7 @@ class EncoderDecoder(nn.Module):
             memory_mask=Mask(key_valid=source_valid),
             noise=noise,
         )
-        return self.output(x, self.embedding)
+        return self.output.readout(x, self.embedding)
 
     def encode(
         self,
@@ -128,8 +140,19 @@ class DecoderOnly(nn.Module):
         Packed documents: `segments` [B, T] numbers them, so that no token sees another's, and
         `positions` [B, T] count anew in each.
         """
+        return self.readout(tokens, segments, positions, noise=noise).logits()
+
+    def readout(
+        self,
+        tokens: jax.Array,
+        segments: jax.Array | None = None,
+        positions: jax.Array | None = None,
+        *,
+        noise: Noise | None = None,
+    ) -> Readout:
+        """The logits of `__call__`, not multiplied out."""
         hidden = self.hidden(tokens, segments, positions, noise=noise)
-        return self.output(hidden, self.embedding)
+        return self.output.readout(hidden, self.embedding)
 
     def hidden(
         self,
@@ -227,9 +250,9 @@ class EncoderOnly(nn.Module):
         hidden, pooled = self(tokens, present, noise=noise)
         return hidden[:, 0] if pooled is None else pooled
 
-    def attend(self, x: jax.Array) -> jax.Array:
-        """`x` [..., D] against every row of the token embedding: [..., V]."""
-        return self.embedding.attend(x)
+    def readout(self, x: jax.Array, bias: jax.Array) -> Readout:
+        """`x` [..., D] against every row of the token embedding, not multiplied out."""
+        return Readout(x, self.embedding.table.T, bias)
 
 
 def _rows(tokens: jax.Array) -> jax.Array:

@@ -49,12 +49,6 @@ def test_an_embedding_is_a_row_times_the_root_of_d(scaled, factor, rng, assert_e
     assert_equal(apply(module, {"table": table}, ids), table[ids] * factor, 1e-6)
 
 
-def test_logits_are_products_with_every_row(x, rng, assert_equal):
-    table = rng.standard_normal((17, 12), np.float32)
-    logits = Embedding(17, CONFIG).apply({"params": {"table": table}}, x, method="attend")
-    assert_equal(logits, x @ table.T)
-
-
 class Logits(nn.Module):
     """The output beside the embedding that it may be tied to."""
 

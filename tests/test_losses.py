@@ -12,7 +12,17 @@ import pytest
 from experiments.planning.compiling import largest_buffers
 from jaxformer.config import TransformerConfig
 from jaxformer.heads import MaskedLanguageModel
-from jaxformer.losses import cross_entropy, seq2seq_loss, token_log_probs
+from jaxformer.losses import (
+    Readout,
+    causal_loss,
+    chunked,
+    cross_entropy,
+    linear_cross_entropy,
+    masked_and_next_sentence_loss,
+    seq2seq_loss,
+    token_log_probs,
+    whole,
+)
 from jaxformer.models import DecoderOnly, EncoderDecoder
 
 PAD = 0
@@ -223,3 +233,119 @@ def test_dropout_changes_the_loss_with_the_rng_and_not_without(params, loss, bat
     first, second = (loss(params, batch, jax.random.key(seed))[0] for seed in (1, 2))
     assert first != second
     assert loss(params, batch, None)[0] == loss(params, batch, None)[0] != first
+
+
+def logits_to_be(bias=True):
+    """Features [3, 5, 4], a matrix [4, 7] and a bias, of the labels and flags of `example`."""
+    rng = np.random.default_rng(7)
+    sizes = (3, 5, 4), (4, 7), (7,)
+    features, matrix, numbers = (jnp.asarray(rng.normal(size=size), jnp.float32) for size in sizes)
+    return Readout(features, matrix, numbers if bias else None)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("chunk", [1, 4, 15, 97])
+def test_a_loss_in_chunks_is_the_whole_one_and_so_is_its_gradient(chunk, smoothing):
+    readout, (_, labels, valid) = logits_to_be(), example()
+    labels = jnp.where(valid, labels, -100)
+
+    def of_whole(readout):
+        return 3.0 * cross_entropy(readout.logits(), labels, valid, smoothing)[0]
+
+    def in_chunks(readout):
+        return 3.0 * linear_cross_entropy(readout, labels, valid, smoothing, chunk=chunk)[0]
+
+    expected, slopes = jax.jit(jax.value_and_grad(of_whole))(readout)
+    found, in_parts = jax.jit(jax.value_and_grad(in_chunks))(readout)
+    exact = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+    exact(found, expected)
+    exact(jax.jit(in_chunks)(readout), expected)
+    jax.tree.map(exact, in_parts, slopes)
+    assert not np.any(in_parts.features[~valid])
+    assert linear_cross_entropy(readout, labels, valid, chunk=chunk)[1] == 10
+
+
+def test_a_chunk_without_tokens_is_refused():
+    _, labels, valid = example()
+    with pytest.raises(ValueError, match="chunk=0 tokens at a time, but there must be at least 1"):
+        linear_cross_entropy(logits_to_be(), labels, valid, chunk=0)
+
+
+def test_a_bfloat16_loss_in_chunks_adds_up_its_matrix_gradient_in_float32():
+    _, labels, valid = example()
+    readout = logits_to_be(bias=False)
+    readout = readout._replace(features=readout.features.astype(jnp.bfloat16))
+    slope = jax.grad(lambda given: linear_cross_entropy(given, labels, valid, chunk=4)[0])(readout)
+    assert (slope.features.dtype, slope.matrix.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+def test_equal_heads_are_one():
+    assert chunked(8) is chunked(8) is not chunked(9)
+
+
+class Masked(NamedTuple):
+    tokens: np.ndarray
+    at: np.ndarray
+    labels: np.ndarray
+    valid: np.ndarray
+    row: np.ndarray
+    follows: np.ndarray
+    present: np.ndarray
+    types: None = None
+
+
+class Text(NamedTuple):
+    tokens: np.ndarray
+    valid: np.ndarray
+    row: np.ndarray
+    segments: None = None
+    positions: None = None
+
+
+def text_batch():
+    rng = np.random.default_rng(13)
+    valid = np.arange(6) < np.array([[6], [2], [4]])
+    return Text(rng.integers(1, 11, (3, 7)), valid, np.arange(3))
+
+
+def masked_batch():
+    rng = np.random.default_rng(17)
+    tokens, at, labels = (rng.integers(1, 7, (3, size)) for size in (7, 2, 2))
+    valid = np.array([[True, True], [True, False], [False, False]])
+    present = np.arange(7) < np.array([[7], [5], [3]])
+    return Masked(tokens, at, labels, valid, np.arange(3), np.array([1, 0, 1]), present)
+
+
+FAMILIES = {
+    "translator": (EncoderDecoder, partial(seq2seq_loss, pad=PAD, smoothing=0.1), None),
+    "writer": (DecoderOnly, causal_loss, text_batch),
+    "filler": (MaskedLanguageModel, masked_and_next_sentence_loss, masked_batch),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_hands_its_logits_over_in_chunks(family, batch, random_params):
+    kind, make_loss, make_batch = FAMILIES[family]
+    model = kind(replace(SMALL, output_bias=True, pooler=family == "filler"))
+    batch = make_batch() if make_batch else batch
+    inputs = (batch.source, batch.target) if make_batch is None else (batch.tokens,)
+    params = random_params(model, *inputs)
+    rng = jax.random.key(5)
+    found, expected = (
+        jax.jit(jax.value_and_grad(make_loss(model, head=head), has_aux=True))(params, batch, rng)
+        for head in (chunked(4), whole)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=2e-6), found, expected)
+
+
+def test_a_step_in_chunks_needs_less_memory_by_about_the_logits():
+    model = DecoderOnly(replace(SMALL, vocab_size=2_003, norm_placement="pre"))
+    batch = Text(np.zeros((4, 65), np.int32), np.ones((4, 64), bool), np.arange(4))
+    params = jax.eval_shape(model.init, jax.random.key(0), batch.tokens)["params"]
+    temporary = []
+    for head in (whole, chunked(32)):
+        differentiate = jax.jit(jax.grad(causal_loss(model, head=head), has_aux=True))
+        compiled = differentiate.lower(params, batch, None).compile()
+        temporary.append(compiled.memory_analysis().temp_size_in_bytes)
+    logits = 4 * 64 * 2_003 * 4
+    assert temporary[0] - temporary[1] > 0.8 * logits

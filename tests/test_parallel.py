@@ -26,7 +26,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import ConfigError, TransformerConfig
 from jaxformer.data import PairBatch, StreamBatch
 from jaxformer.dropout import Dropout, Noise
-from jaxformer.losses import causal_loss, cross_entropy, seq2seq_loss
+from jaxformer.losses import causal_loss, chunked, cross_entropy, seq2seq_loss
 from jaxformer.masks import Mask
 from jaxformer.models import DecoderOnly, EncoderDecoder
 from jaxformer.parallel import (
@@ -90,7 +90,7 @@ def texts(seed: int) -> StreamBatch:
 
 CASES = {
     "translator": (TRANSLATOR, seq2seq_loss(TRANSLATOR, pad=0, smoothing=0.1), pairs),
-    "writer": (WRITER, causal_loss(WRITER), texts),
+    "writer": (WRITER, causal_loss(WRITER, head=chunked(5)), texts),
 }
 
 

@@ -268,15 +268,18 @@ def test_alternatives_are_compiled_or_say_why_they_cannot_be(monkeypatch, capsys
     seen = []
 
     def compile_config(config, subject):
-        seen.append((config.training.remat, config.model.dtype))
-        return COMPILED
+        training = config.training
+        seen.append((training.loss_chunk, training.remat, config.model.dtype))
+        return COMPILED._replace(temporary=40_000 - 10 * training.loss_chunk)
 
     monkeypatch.setattr(planning.command, "compile_config", compile_config)
     language_plan.main(language_config(f"{LANGUAGE} --data.rows 2 --alternatives True"))
-    assert seen == [(False, "float32"), (True, "float32"), (False, "bfloat16")]
-    parts, remat, dtype = capsys.readouterr().out.splitlines()[-3:]
+    plain = (0, False, "float32")
+    assert seen == [plain, (1_024, *plain[1:]), (0, True, "float32"), (0, False, "bfloat16")]
+    parts, chunk, remat, dtype = capsys.readouterr().out.splitlines()[-4:]
+    assert chunk.endswith("43.26 kB a device, 29.76 kB intermediate, 10.24 kB less")
     assert parts.startswith("with --training.accumulation 4: rows=2 cannot be accumulated in 4")
-    assert remat == "with --training.remat True: 53.50 kB a device, 40.00 kB intermediate"
+    assert remat == "with --training.remat True: 53.50 kB a device, 40.00 kB intermediate, 0 B less"
     assert dtype.startswith("with --model.dtype bfloat16: 53.50 kB")
 
 

@@ -18,7 +18,7 @@ from experiments.language_modelling.trained import Trained, with_weights
 from experiments.runs import Run
 from experiments.standing import Standing
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.losses import Loss
+from jaxformer.losses import Head, Loss
 from jaxformer.metrics import Likelihood
 from jaxformer.parallel import Devices
 from jaxformer.training import TrainState
@@ -32,17 +32,20 @@ def measure(trained: Trained, text: Encoded, *, stride: int | None = None) -> Li
     `ConfigError` for a stride outside 1 to length.
     """
     config, judged = trained.config, objective(trained.config)
+    head = config.training.head
     stride = stride or config.data.length
     nats = tokens = 0.0
     for batch in judged.cover(text.tokens, trained.tokenizer, config, stride):
-        total, count = _sums(trained.params, batch, loss=judged.measure, model=trained.model)
+        total, count = _sums(
+            trained.params, batch, loss=judged.measure, model=trained.model, head=head
+        )
         nats, tokens = nats + float(total), tokens + float(count)
     return Likelihood(nats, int(tokens), *text.amount)
 
 
-@partial(jax.jit, static_argnames=("loss", "model"))
-def _sums(params: Any, batch: Any, *, loss: Callable[[nn.Module], Loss], model: nn.Module):
-    return loss(model)(params, batch, None)
+@partial(jax.jit, static_argnames=("loss", "model", "head"))
+def _sums(params: Any, batch: Any, *, loss: Callable[..., Loss], model: nn.Module, head: Head):
+    return loss(model, head=head)(params, batch, None)
 
 
 def validate(

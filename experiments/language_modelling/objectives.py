@@ -18,14 +18,14 @@ class Objective(NamedTuple):
     """How a model is made, fed and judged.
 
     `model` is called as its class is, `inputs` gives what its `__call__` takes of a batch;
-    `loss` is learned, `measure` is reported of held-out text; `stream` and `cover` give the
-    batches of the one and of the other.
+    `loss(model, head=...)` is learned, `measure` is reported of held-out text; `stream` and
+    `cover` give the batches of the one and of the other.
     """
 
     model: Callable[..., nn.Module]
     inputs: Callable[[Any], tuple[jax.Array, ...]]
-    loss: Callable[[nn.Module], Loss]
-    measure: Callable[[nn.Module], Loss]
+    loss: Callable[..., Loss]
+    measure: Callable[..., Loss]
     stream: Callable[[Tokens, Tokenizer, LanguageConfig], Stream | MaskedStream]
     cover: Callable[[Tokens, Tokenizer, LanguageConfig, int], Iterator[Any]]
 

@@ -116,7 +116,7 @@ def assemble(
         return init_state(params, optimizer, rng, ema=training.ema_decay > 0)
 
     step = devices.step(
-        learned.loss(model),
+        learned.loss(model, head=training.head),
         optimizer,
         accumulation=training.accumulation,
         ema_decay=training.ema_decay,

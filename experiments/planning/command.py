@@ -13,6 +13,7 @@ from jaxformer.parallel import Devices, Program
 from jaxformer.training import TrainState
 
 T = TypeVar("T")
+_CHUNK = 1_024  # tokens: products this large keep a GPU busy
 Assembled = tuple[Callable[[], TrainState], Program]
 """What makes the first state, and the training step."""
 
@@ -60,7 +61,7 @@ def plan(config: Any, subject: Subject) -> None:
     print(ASSUMPTIONS)
     if config.alternatives:
         for words, make in changes.items():
-            print(f"with {words}: {_memory(make, subject)}")
+            print(f"with {words}: {_memory(make, subject, compiled)}")
 
 
 def compile_config(config: Any, subject: Subject) -> Compiled:
@@ -80,6 +81,10 @@ def _changes(config: Any) -> dict[str, Callable[[], Any]]:
             config, training=replace(training, accumulation=parts)
         )
     }
+    if not training.loss_chunk:
+        found[f"--training.loss_chunk {_CHUNK}"] = lambda: replace(
+            config, training=replace(training, loss_chunk=_CHUNK)
+        )
     if not training.remat:
         found["--training.remat True"] = lambda: replace(
             config, training=replace(training, remat=True)
@@ -91,9 +96,14 @@ def _changes(config: Any) -> dict[str, Callable[[], Any]]:
     return found
 
 
-def _memory(make: Callable[[], Any], subject: Subject) -> str:
+def _memory(make: Callable[[], Any], subject: Subject, before: Compiled) -> str:
     try:
         compiled = compile_config(make(), subject)
     except ConfigError as error:
         return str(error)
-    return f"{gigabytes(compiled.memory)} a device, {gigabytes(compiled.temporary)} intermediate"
+    saved = before.memory - compiled.memory
+    change = f"{gigabytes(abs(saved))} {'less' if saved >= 0 else 'more'}"
+    return (
+        f"{gigabytes(compiled.memory)} a device, {gigabytes(compiled.temporary)} intermediate, "
+        f"{change}"
+    )

@@ -110,7 +110,7 @@ def assemble(
         return init_state(params, optimizer, rng, ema=training.ema_decay > 0)
 
     step = devices.step(
-        seq2seq_loss(model, pad=PAD, smoothing=training.smoothing),
+        seq2seq_loss(model, pad=PAD, smoothing=training.smoothing, head=training.head),
         optimizer,
         accumulation=training.accumulation,
         ema_decay=training.ema_decay,
