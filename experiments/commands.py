@@ -124,7 +124,7 @@ def _advice(error: BaseException) -> str:
     facts += filter(None, getattr(error, "__notes__", []))
     return (
         f"out of memory: {'; '.join(facts)}. Lower the batch (--data.rows or --data.tokens), raise "
-        "--training.accumulation, or give --training.remat True; the command plan says what a "
+        "--training.accumulation, or give --training.remat blocks; the command plan says what a "
         "choice needs"
     )
 

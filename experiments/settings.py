@@ -7,17 +7,17 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
-from flax import linen as nn
 
 from experiments import machines, runs
-from jaxformer.blocks import Block, MakeBlock
-from jaxformer.config import ConfigError, check_least, check_share
+from jaxformer.blocks import REMAT, MakeBlock
+from jaxformer.config import ConfigError, check_least, check_names, check_share
 from jaxformer.kernels import KERNELS, Auto, Choice, Kernel
 from jaxformer.losses import Head, chunked, whole
 from jaxformer.parallel import Devices, make_mesh, one_device, partition, replicate
 from jaxformer.runtime import Tuning, tune
 
 Parallel = Literal["one", "replicate", "partition"]
+Remat = Literal["none", "attention", "matmuls", "blocks"]
 
 _FREE = (
     "runs",
@@ -51,9 +51,10 @@ class TrainingConfig:
     Training ends early when validation has not become better for `patience` evaluations. The
     result is the mean of the last `average` checkpoints, or the best one where that validates
     better. `kernel` computes attention; "auto" takes the best one for each shape and prints which
-    and why when the first step is traced. `remat` computes the insides of the blocks a second time
-    in the backward pass instead of keeping them. `loss_chunk`: of how many tokens at a time there
-    are logits in the loss, on each device; 0 is of all.
+    and why when the first step is traced. `remat` is what the backward pass computes a second
+    time instead of keeping it: "none"; "attention", its scores and weights; "matmuls", all of a
+    block but its matrix products with weights, which are kept; "blocks", all of it. `loss_chunk`:
+    of how many tokens at a time there are logits in the loss, on each device; 0 is of all.
     """
 
     accumulation: int = 1
@@ -65,10 +66,11 @@ class TrainingConfig:
     patience: int = 0
     average: int = 5
     kernel: str = "reference"
-    remat: bool = False
+    remat: Remat = "none"
     loss_chunk: int = 0
 
     def __post_init__(self):
+        check_names(self)
         check_least(self, 1, "accumulation", "average")
         check_least(self, 0, "loss_chunk")
         check_share(self, "ema_decay")
@@ -84,7 +86,7 @@ class TrainingConfig:
     @property
     def block(self) -> MakeBlock:
         """What makes a block of the model."""
-        return nn.remat(Block) if self.remat else Block
+        return REMAT[self.remat]
 
     @property
     def head(self) -> Head:

@@ -1,8 +1,10 @@
 """The residual block, and the encoder and decoder as stacks of it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -81,11 +83,47 @@ class Block(nn.Module):
         return norm(x) if self.config.norm_placement == "post" else x
 
 
+def _with_attention_again(config: TransformerConfig, cross: bool, kernel: Kernel) -> Block:
+    """A `Block` that keeps of each attention only what goes in and what comes out."""
+
+    def again(q, k, v, mask, *, scale, bias=None, dropout=None):
+        def attend(q, k, v, bias):
+            return kernel(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+
+        return jax.checkpoint(attend)(q, k, v, bias)
+
+    return Block(config, cross, again)
+
+
+def _is_product_with_weights(primitive: jax.extend.core.Primitive, *_: Any, **params: Any) -> bool:
+    """Attention's own products have rows and heads as batch dimensions.
+
+    Those with weights have none, or one where each group of a mesh has a copy of the weights.
+    """
+    if primitive is not jax.lax.dot_general_p:
+        return False
+    _, (batch, _) = params["dimension_numbers"]
+    return len(batch) <= 1
+
+
+REMAT: dict[str, MakeBlock] = {
+    "none": Block,
+    "attention": _with_attention_again,
+    "matmuls": nn.remat(Block, policy=_is_product_with_weights),
+    "blocks": nn.remat(Block),
+}
+"""Blocks by what they keep for the backward pass; the rest they compute again (Chen et al. 2016).
+
+Each keeps less than the one before: everything; all but attention's scores and weights; the
+products with weights alone (JAX's policy `dots_with_no_batch_dims_saveable`); the input alone
+(`nothing_saveable`). The gradient is the same.
+"""
+
+
 class Stack(nn.Module):
     """Positions, then `num_layers` blocks, then a norm if the blocks are pre-norm.
 
-    `block` makes one of them: `nn.remat(Block)` keeps only its input for the backward pass and
-    computes the rest again (Chen et al. 2016); a block of one's own is called as `Block` is.
+    `block` makes one of them, as those of `REMAT` do; a block of one's own is called as `Block` is.
     """
 
     config: TransformerConfig

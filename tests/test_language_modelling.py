@@ -48,7 +48,7 @@ MASKED = """
     --preset bert_tiny --name masked --model.vocab_size 280 --model.d_model 16 --model.d_ff 22
     --model.num_heads 2 --model.num_encoder_layers 1 --model.max_len 23 --data.rows 3
     --data.length 19 --optimizer.warmup_steps 2 --optimizer.total_steps 5
-    --training.evaluate_every 3 --training.save_every 3 --training.remat True
+    --training.evaluate_every 3 --training.save_every 3 --training.remat blocks
     --data.pairs True --model.pooler True --model.num_token_types 2
 """
 
@@ -213,7 +213,7 @@ def test_a_run_made_with_another_config_is_refused_and_what_only_shows_may_diffe
         done = call(command, run.args | {"--model.d_ff": 23, "--data.rows": 8})
         refused(done, 2, "was made with another configuration: data.rows is 4 there but 8 here")
         assert "model.d_ff is 22 there but 23 here" in done.err
-    free = {"--prompts": "moon", "--sampling.seed": 3, "--training.remat": True}
+    free = {"--prompts": "moon", "--sampling.seed": 3, "--training.remat": "matmuls"}
     assert call(prepare, run.args | free).code == 0
     assert call(prepare, run.args).code == 0
 

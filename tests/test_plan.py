@@ -70,7 +70,7 @@ def child():
         "one": "",
         "replicate": "--parallel replicate",
         "fsdp": "--parallel partition --mesh fsdp=8",
-        "remat": "--training.remat True",
+        "remat": "--training.remat blocks",
     }
     for name, words in ways.items():
         compiled = planning.compile_config(
@@ -274,12 +274,15 @@ def test_alternatives_are_compiled_or_say_why_they_cannot_be(monkeypatch, capsys
 
     monkeypatch.setattr(planning.command, "compile_config", compile_config)
     language_plan.main(language_config(f"{LANGUAGE} --data.rows 2 --alternatives True"))
-    plain = (0, False, "float32")
-    assert seen == [plain, (1_024, *plain[1:]), (0, True, "float32"), (0, False, "bfloat16")]
-    parts, chunk, remat, dtype = capsys.readouterr().out.splitlines()[-4:]
+    remats = [(0, name, "float32") for name in ("none", "attention", "matmuls", "blocks")]
+    chunk, half = (1_024, "none", "float32"), (0, "none", "bfloat16")
+    assert seen == [remats[0], chunk, *remats[1:], half]
+    parts, chunk, _, _, remat, dtype = capsys.readouterr().out.splitlines()[-6:]
     assert chunk.endswith("43.26 kB a device, 29.76 kB intermediate, 10.24 kB less")
     assert parts.startswith("with --training.accumulation 4: rows=2 cannot be accumulated in 4")
-    assert remat == "with --training.remat True: 53.50 kB a device, 40.00 kB intermediate, 0 B less"
+    assert (
+        remat == "with --training.remat blocks: 53.50 kB a device, 40.00 kB intermediate, 0 B less"
+    )
     assert dtype.startswith("with --model.dtype bfloat16: 53.50 kB")
 
 

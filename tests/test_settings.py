@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from experiments.settings import TrainingConfig, choose_devices
-from jaxformer.blocks import Block
+from experiments.settings import Remat, TrainingConfig, choose_devices
+from jaxformer.blocks import REMAT, Block
 from jaxformer.config import ConfigError
 from jaxformer.kernels import reference, xla
+from jaxformer.losses import chunked, whole
 from jaxformer.masks import Mask
 from jaxformer.parallel import OneDevice, Partitioned, Replicated
 
@@ -56,11 +58,22 @@ def test_a_mesh_of_more_devices_than_there_are_is_refused():
 
 
 def test_kernel_and_block_are_chosen_by_name():
-    plain, other = TrainingConfig(), TrainingConfig(kernel="xla", remat=True)
+    plain, other = TrainingConfig(), TrainingConfig(kernel="xla", remat="blocks")
     assert (plain.attention, other.attention) == (reference, xla)
     assert plain.block is Block and issubclass(other.block, nn.Module) and other.block is not Block
+    assert (plain.head, TrainingConfig(loss_chunk=7).head) == (whole, chunked(7))
     with pytest.raises(ConfigError, match="kernel='flash' is unknown: give one of reference, xla"):
         TrainingConfig(kernel="flash")
+    with pytest.raises(ConfigError, match="loss_chunk=-1, but it must be at least 0"):
+        TrainingConfig(loss_chunk=-1)
+
+
+@pytest.mark.parametrize("old", [True, False, "full"])
+def test_what_is_computed_again_has_a_name(old):
+    assert get_args(Remat) == tuple(REMAT)
+    known = "give one of none, attention, matmuls, blocks"
+    with pytest.raises(ConfigError, match=f"remat={old!r} is unknown: {known}"):
+        TrainingConfig(remat=old)
 
 
 def test_a_kernel_may_be_chosen_for_each_shape_and_says_so(capsys):

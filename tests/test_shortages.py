@@ -120,7 +120,7 @@ def test_a_step_without_memory_tells_what_holds_it_and_which_settings_lower_it(c
     # 35 numbers; Adam has two moments of each and a count
     assert "parameters 140 bytes, optimizer 284 bytes, average 140 bytes, batch 84 bytes" in said
     assert "intermediate values need " in said
-    for setting in ("--data.rows", "--training.accumulation", "--training.remat True"):
+    for setting in ("--data.rows", "--training.accumulation", "--training.remat blocks"):
         assert setting in said
 
 

@@ -8,6 +8,7 @@ from experiments.planning.accelerators import Machine, start_devices
 from experiments.planning.compiling import Compiled, compile_step
 from experiments.planning.report import ASSUMPTIONS, advice, describe, gigabytes, predict
 from experiments.settings import choose_devices
+from jaxformer.blocks import REMAT
 from jaxformer.config import ConfigError
 from jaxformer.parallel import Devices, Program
 from jaxformer.training import TrainState
@@ -85,15 +86,21 @@ def _changes(config: Any) -> dict[str, Callable[[], Any]]:
         found[f"--training.loss_chunk {_CHUNK}"] = lambda: replace(
             config, training=replace(training, loss_chunk=_CHUNK)
         )
-    if not training.remat:
-        found["--training.remat True"] = lambda: replace(
-            config, training=replace(training, remat=True)
+    for name in _less_than(training.remat):
+        found[f"--training.remat {name}"] = lambda name=name: replace(
+            config, training=replace(training, remat=name)
         )
     if model.dtype != "bfloat16":
         found["--model.dtype bfloat16"] = lambda: replace(
             config, model=replace(model, dtype="bfloat16")
         )
     return found
+
+
+def _less_than(remat: str) -> list[str]:
+    """Those of `REMAT` that keep less."""
+    names = list(REMAT)
+    return names[names.index(remat) + 1 :]
 
 
 def _memory(make: Callable[[], Any], subject: Subject, before: Compiled) -> str:

@@ -26,7 +26,7 @@ ERRORS = (
     f"RESOURCE_EXHAUSTED: Out of memory while trying to allocate {ASKED} bytes.",
     "INTERNAL: YNNPACK operation failed",
 )
-REMEDIES = ("--data.tokens", "--training.accumulation", "--training.remat True")
+REMEDIES = ("--data.tokens", "--training.accumulation", "--training.remat blocks")
 
 
 def memory(folder: Path) -> Count:
