@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -95,7 +94,7 @@ def _with_attention_again(config: TransformerConfig, cross: bool, kernel: Kernel
     return Block(config, cross, again)
 
 
-def _is_product_with_weights(primitive: jax.extend.core.Primitive, *_: Any, **params: Any) -> bool:
+def _is_product_with_weights(primitive: Any, *_: Any, **params: Any) -> bool:
     """Attention's own products have rows and heads as batch dimensions.
 
     Those with weights have none, or one where each group of a mesh has a copy of the weights.
