@@ -17,8 +17,10 @@ class Progress:
     """Logs every `log_every`-th step of `total` (0: only the last), and shows how far training is.
 
     On a terminal it is a bar, elsewhere a line every `every` seconds. A step is fetched from the
-    device when the next one has been dispatched, so that the device never waits. What is logged of
-    a step depends on this step alone, except for the speed: a resumed run logs the same.
+    device when the next one has been dispatched: the next batch is built and sent while the device
+    computes this one. What is logged of a step depends on this step alone, except for the speed: a
+    resumed run logs the same. `peak` is the FLOP/s that the devices can do together; with it `mfu`
+    is logged, the share of it that the steps' FLOPs made since the last logged step.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Progress:
         run: Run,
         *,
         log_every: int,
+        peak: float | None = None,
         every: float = 30.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -34,25 +37,28 @@ class Progress:
         self._total = total
         self._run = run
         self._log_every = log_every
+        self._peak = peak
         self._every = every
         self._stream = stream or sys.stdout
         self._clock = clock
-        self._pending: tuple[int, Mapping[str, Any], int] | None = None
+        self._pending: tuple[int, Mapping[str, Any], int, float] | None = None
         self._first: tuple[int, float] | None = None
-        self._window = (0.0, 0.0)  # tokens and seconds at the last logged step
-        self._tokens = 0.0
+        self._window = (0.0, 0.0, 0.0)  # tokens, FLOPs and seconds at the last logged step
+        self._tokens = self._flops = 0.0
         self._printed = -float("inf")
         self._line = ""
         self._bar = _bar(self._stream, total)
 
-    def add(self, step: int, metrics: Mapping[str, Any], positions: int) -> None:
+    def add(
+        self, step: int, metrics: Mapping[str, Any], positions: int, flops: float = 0.0
+    ) -> None:
         """Takes what step number `step`, counted from 1, returned.
 
         `metrics` is what `make_train_step` gives of it; `positions` is the number of target
-        positions of the batch, padding included.
+        positions of the batch, padding included; `flops` the FLOPs of the step.
         """
         self.settle()
-        self._pending = step, metrics, positions
+        self._pending = step, metrics, positions, flops
 
     def settle(self) -> None:
         """Waits for the last added step and logs it; before saving, so that no line is missing.
@@ -62,7 +68,7 @@ class Progress:
         """
         if self._pending is None:
             return
-        step, metrics, positions = self._pending
+        step, metrics, positions, flops = self._pending
         self._pending = None
         require_finite(step, metrics)
         numbers = {name: float(value) for name, value in metrics.items()}
@@ -74,24 +80,36 @@ class Progress:
         numbers["padding"] = 1.0 - tokens / positions
         now = self._clock()
         if self._first is None:  # compilation ends with the first step
-            self._first, self._window = (step, now), (0.0, now)
+            self._first, self._window = (step, now), (0.0, 0.0, now)
         else:
             self._tokens += tokens
-        speed = _ratio(self._tokens - self._window[0], now - self._window[1])
-        self._show(step, now, numbers, speed)
+            self._flops += flops
+        speeds = self._speeds(now)
+        self._show(step, now, numbers, speeds)
         due = self._log_every > 0 and step % self._log_every == 0
         if due or step == self._total:
-            timing = {} if speed is None else {"tokens_per_second": speed}
             finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-            self._run.log(step, **finite, **timing)
-            self._window = (self._tokens, now)
+            self._run.log(step, **finite, **speeds)
+            self._window = (self._tokens, self._flops, now)
 
-    def _show(self, step: int, now: float, numbers: dict, speed: float | None) -> None:
+    def _speeds(self, now: float) -> dict[str, float]:
+        """What is known of the time since the last logged step."""
+        tokens, flops, since = self._window
+        if now <= since:
+            return {}
+        speeds = {"tokens_per_second": (self._tokens - tokens) / (now - since)}
+        if self._peak is not None:
+            speeds["mfu"] = (self._flops - flops) / (now - since) / self._peak
+        return speeds
+
+    def _show(self, step: int, now: float, numbers: dict, speeds: dict[str, float]) -> None:
         first_step, since = self._first
         left = _ratio((self._total - step) * (now - since), step - first_step)
+        speed = speeds.get("tokens_per_second")
         self._line = (
             f"step {step}/{self._total}  loss {numbers['loss']:.4f}  "
             f"tokens/s {'-' if speed is None else format(speed, ',.0f')}  "
+            f"{format(speeds['mfu'], '.1%') + ' mfu  ' if 'mfu' in speeds else ''}"
             f"padding {numbers['padding']:.1%}  "
             f"left {'-' if left is None else datetime.timedelta(seconds=round(left))}"
         )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -17,13 +18,23 @@ import pytest
 from experiments import commands, planning
 from experiments.language_modelling import plan as language_plan
 from experiments.language_modelling import train as language_train
+from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS
 from experiments.planning import ACCELERATORS, Compiled, Machine
 from experiments.planning.compiling import Buffer, largest_buffers
 from experiments.translation import plan as translation_plan
 from experiments.translation import presets as translation_presets
+from experiments.translation import train as translation_train
 from jaxformer.config import ConfigError, TransformerConfig
-from jaxformer.data import MaskedStream, Stream, Tokens, plan_buckets
+from jaxformer.data import (
+    MaskedBatch,
+    MaskedStream,
+    PairBatch,
+    Stream,
+    StreamBatch,
+    Tokens,
+    plan_buckets,
+)
 from jaxformer.parallel import one_device
 from jaxformer.tokenizers import Special
 
@@ -395,3 +406,49 @@ def test_256_devices_are_planned_on_one_processor():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "on 256 x h100, data=8,fsdp=16,tensor=2" in done.stdout
+
+
+def machine_of(*kinds):
+    """Devices of a run that call themselves so."""
+    named = np.array([SimpleNamespace(device_kind=kind) for kind in kinds])
+    return SimpleNamespace(mesh=SimpleNamespace(devices=named))
+
+
+def test_a_peak_is_that_of_all_devices_by_their_own_name():
+    peak = planning.peak_of(machine_of("NVIDIA H200", "NVIDIA H200"), "bfloat16")
+    assert peak == planning.Peak("NVIDIA H200", 2, "bfloat16", 989.5e12)
+    assert peak.total == 1_979e12
+    assert "/ seconds / (2 x 989.5 TFLOP/s, NVIDIA H200, bfloat16)" in str(peak)
+    assert planning.peak_of(machine_of("TPU v6 lite"), "float32").total == 918e12
+    assert planning.peak_of(machine_of("NVIDIA A100-SXM4-40GB"), "float32").total == 156e12
+
+
+@pytest.mark.parametrize("kinds", [("cpu",), ("NVIDIA H100 PCIe",), ("NVIDIA L4", "NVIDIA H200")])
+def test_a_device_whose_peak_is_not_known_has_none(kinds):
+    peak = planning.peak_of(machine_of(*kinds), "bfloat16")
+    assert peak.each is peak.total is None
+    assert str(peak).startswith("no mfu: the peak FLOP/s of ") and kinds[0] in str(peak)
+
+
+def places(*shape):
+    return np.zeros(shape, np.int32)
+
+
+def test_a_placed_batch_costs_what_its_rows_do_however_they_are_divided():
+    causal = objective(language_config()).flops
+    masked = objective(language_config("--preset bert_tiny")).flops
+    # as on one device, and as on two that each hold their rows
+    for rows in ((4,), (2, 2)):
+        text = StreamBatch(places(*rows, 6), places(*rows, 5), places(*rows), None, None)
+        # [20, 3] x [3, 3] four times; 4 x (1+2+3+4+5) pairs; 3 -> 5 -> 3; 3 -> 7
+        assert causal(TOY, text) == 3 * 2 * (20 * 36 + 60 * 6 + 20 * 30 + 20 * 21)
+        hidden = MaskedBatch(*[places(*rows, 5)] * 3, *[places(*rows, 2)] * 3, *[places(*rows)] * 2)
+        reader = replace(TOY, num_decoder_layers=0, num_encoder_layers=1)
+        # 4 x 5 x 5 pairs; 4 x 2 places to fill
+        assert masked(reader, hidden) == 3 * 2 * (20 * 36 + 100 * 6 + 20 * 30 + 8 * (9 + 21))
+        pairs = PairBatch(places(*rows, 5), places(*rows, 5), places(*rows))
+        translator = replace(TOY, num_encoder_layers=1)
+        encoder = 20 * 36 + 100 * 6 + 20 * 30
+        decoder = 16 * 36 + 40 * 6 + 9 * (2 * 16 + 2 * 20) + 80 * 6 + 16 * 30
+        found = translation_train.flops_of(translator, pairs)
+        assert found == 3 * 2 * (encoder + decoder + 16 * 21)

@@ -177,3 +177,25 @@ def test_a_terminal_without_rich_gets_lines(run, clock, monkeypatch):
 
 def test_a_log_on_a_full_disk_does_not_stop_the_training(run, clock):
     train(Progress(97, run, log_every=50, stream=FullDisk(), clock=clock), clock, [5])
+
+
+def test_the_share_of_peak_is_that_of_the_flops_since_the_last_logged_step(run, clock):
+    stream = io.StringIO()
+    shown = Progress(7, run, log_every=3, peak=40.0, every=0.0, stream=stream, clock=clock)
+    with shown as progress:
+        for step in range(1, 8):
+            progress.add(step, metrics(), positions=80, flops=100.0 * step)
+            clock.seconds += 10.0
+    # 200 + 300 in 20 seconds, 400 + 500 + 600 in 30, 700 in 10; 40 a second are the peak
+    assert [line["mfu"] for line in run.metrics()] == [0.625, 1.25, 1.75]
+    assert "tokens/s 7  62.5% mfu  padding" in stream.getvalue().splitlines()[2]
+
+
+def test_without_a_peak_there_is_no_share_of_it(run, clock):
+    stream = io.StringIO()
+    with Progress(7, run, log_every=1, stream=stream, clock=clock) as progress:
+        progress.add(1, metrics(), 80, 100.0)
+        clock.seconds += 10.0
+        progress.add(2, metrics(), 80, 100.0)
+    assert "mfu" not in stream.getvalue()
+    assert all("mfu" not in line for line in run.metrics())

@@ -7,6 +7,8 @@ import jax
 from flax import linen as nn
 
 from experiments.language_modelling.presets import LanguageConfig
+from experiments.planning import causal_flops, masked_flops, rows_and_length
+from jaxformer.config import TransformerConfig
 from jaxformer.data import MaskedStream, Stream, Tokens, cover, cover_masked
 from jaxformer.heads import MaskedLanguageModel
 from jaxformer.losses import Loss, causal_loss, masked_and_next_sentence_loss, masked_loss
@@ -19,7 +21,8 @@ class Objective(NamedTuple):
 
     `model` is called as its class is, `inputs` gives what its `__call__` takes of a batch;
     `loss(model, head=...)` is learned, `measure` is reported of held-out text; `stream` and
-    `cover` give the batches of the one and of the other.
+    `cover` give the batches of the one and of the other; a step on a placed batch costs
+    `flops(sizes, batch)`.
     """
 
     model: Callable[..., nn.Module]
@@ -28,6 +31,7 @@ class Objective(NamedTuple):
     measure: Callable[..., Loss]
     stream: Callable[[Tokens, Tokenizer, LanguageConfig], Stream | MaskedStream]
     cover: Callable[[Tokens, Tokenizer, LanguageConfig, int], Iterator[Any]]
+    flops: Callable[[TransformerConfig, Any], int]
 
 
 def objective(config: LanguageConfig) -> Objective:
@@ -101,6 +105,7 @@ _CAUSAL = Objective(
     measure=causal_loss,
     stream=_stream,
     cover=_cover,
+    flops=lambda sizes, batch: causal_flops(sizes, *rows_and_length(batch.valid)),
 )
 _MASKED = Objective(
     model=MaskedLanguageModel,
@@ -109,5 +114,8 @@ _MASKED = Objective(
     measure=masked_loss,
     stream=_masked_stream,
     cover=_masked_cover,
+    flops=lambda sizes, batch: masked_flops(
+        sizes, *rows_and_length(batch.tokens), batch.at.shape[-1]
+    ),
 )
 _PAIRS = _MASKED._replace(loss=masked_and_next_sentence_loss)

@@ -22,6 +22,7 @@ from experiments.language_modelling.prepare import (
     tokenizer_digest,
 )
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
+from experiments.planning import peak_of
 from experiments.profiling import profiled
 from experiments.progress import Progress
 from experiments.settings import choose_devices, tuned
@@ -59,6 +60,7 @@ def train(
 ) -> None:
     """Trains from the newest checkpoint, or from the start, to the last step."""
     training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
+    flops = objective(config).flops
     state, step = begin(config, prepared, devices)
     if config.profile and machines.is_first():
         step = profiled(step, run.folder / "profile")
@@ -66,16 +68,17 @@ def train(
     origin = {"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)}
     number = int(state.step)
     run.resume(number)
-    print(f"{runs.count(state.params):,} parameters; from step {number} to {total}")
+    sizes, peak = prepared.model, peak_of(devices, prepared.model.dtype)
+    print(f"{runs.count(state.params):,} parameters; from step {number} to {total}\n{peak}")
     with ExitStack() as stack:
-        progress = Progress(total, run, log_every=training.log_every)
+        progress = Progress(total, run, log_every=training.log_every, peak=peak.total)
         stopping = stack.enter_context(asked_to_stop())
         stack.enter_context(progress)
         while number < total and not standing.tired(training.patience):
             batch = devices.place(batches.batch(number, devices.rows))
             state, metrics = step(state, batch)
             number += 1
-            progress.add(number, metrics, batch.valid.size)
+            progress.add(number, metrics, batch.valid.size, flops(sizes, batch))
             if due(number, training.evaluate_every):
                 standing = evaluation.validate(config, prepared, devices, state, standing, run)
             last = number == total or standing.tired(training.patience)

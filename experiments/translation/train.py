@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import jax
 
 from experiments import commands, machines, runs
+from experiments.planning import peak_of, rows_and_length, seq2seq_flops
 from experiments.profiling import profiled
 from experiments.progress import Progress
 from experiments.settings import choose_devices, tuned
@@ -60,16 +61,18 @@ def train(
     state, standing = resumed(checkpoints, state, batches.fingerprint)
     number = int(state.step)
     run.resume(number)
-    print(f"{runs.count(state.params):,} parameters; from step {number} to {total}")
+    peak = peak_of(devices, prepared.model.dtype)
+    print(f"{runs.count(state.params):,} parameters; from step {number} to {total}\n{peak}")
     with ExitStack() as stack:
-        progress = Progress(total, run, log_every=training.log_every)
+        progress = Progress(total, run, log_every=training.log_every, peak=peak.total)
         stopping = stack.enter_context(asked_to_stop())
         stack.enter_context(progress)
         while number < total and not standing.tired(training.patience):
             batch = devices.place(batches.batch(number, devices.rows))
             state, metrics = step(state, batch)
             number += 1
-            progress.add(number, metrics, batch.target.size - batch.row.size)
+            flops = flops_of(prepared.model, batch)
+            progress.add(number, metrics, batch.target.size - batch.row.size, flops)
             if due(number, training.evaluate_every):
                 standing = evaluation.validate(config, prepared, devices, state, standing, run)
             last = number == total or standing.tired(training.patience)
@@ -85,6 +88,11 @@ def train(
                 break
         checkpoints.wait()
     print(f"{compiled.programs} programs compiled for {len(batches.buckets)} shapes of batch")
+
+
+def flops_of(sizes: TransformerConfig, batch: PairBatch) -> int:
+    """FLOPs of a step on a placed batch by the equations of a model of `sizes`."""
+    return seq2seq_flops(sizes, *rows_and_length(batch.source), batch.target.shape[-1] - 1)
 
 
 def begin(
