@@ -123,16 +123,17 @@ def _settings(folder: Path) -> Count:
         outcomes.append("survived" if refused else f"silent: {name}: code {code}, {said}")
     for part, right in (("validation", 0), ("train", 66)):
         path = Path(args[f"--data.{part}.target"])
-        path.write_text(path.read_text().replace("Hund", "Vogel", 1))
+        whole = path.read_text()
+        path.write_text(whole.replace("Hund", "Vogel", 1))
         code, said = prepare_again(args)
         told = code == 0 or "was trained on other text than this" in said
         outcomes.append("survived" if code == right and told else f"{part} edited: {code}, {said}")
+        path.write_text(whole)
     config, tokenizer = run / "config.json", run / "tokenizer" / "target.json"
     config.write_text(json.dumps(_older(json.loads(config.read_text()))))
     code, said = prepare_again(args)
     outcomes.append("survived" if code == 0 else f"an older config.json: {code}, {said}")
-    first, second = re.findall(r'"([a-z]{2,})": \d+', tokenizer.read_text())[:2]
-    tokenizer.write_text(_swapped(tokenizer.read_text(), f'"{first}"', f'"{second}"'))
+    tokenizer.write_text(json.dumps(_edited(json.loads(tokenizer.read_text()))))
     code, said = prepare_again(args)
     told = code == 2 and "does not hold the tokenizers" in said
     outcomes.append("survived" if told else f"silent: tokenizer edited: {code}, {said}")
@@ -147,8 +148,12 @@ def _older(config: dict) -> dict:
     return config
 
 
-def _swapped(text: str, one: str, other: str) -> str:
-    return other.join(part.replace(other, one) for part in text.split(one))
+def _edited(tokenizer: dict) -> dict:
+    """`tokenizer` with the ids of two tokens exchanged."""
+    vocabulary = tokenizer["model"]["vocab"]
+    one, other = list(vocabulary)[-2:]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    return tokenizer
 
 
 def parsed(args: dict[str, Any]) -> presets.TranslationConfig:
