@@ -31,7 +31,7 @@ from experiments.language_modelling.presets import PRESETS, DataConfig
 from experiments.progress import Progress
 from jaxformer import generation, tokenizers
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.data import open_tokens
+from jaxformer.data import open_tokens, write_tokens
 
 KINDS = ("learned", "contextual")
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
@@ -557,10 +557,7 @@ def test_a_tokenizer_that_is_not_the_runs_is_refused_everywhere(run, text, tmp_p
 def test_ids_beyond_the_vocabulary_are_refused(run, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(run.folder, folder)
-    path = folder / "data" / "test.tokens"
-    content = bytearray(path.read_bytes())
-    content[64 + 2 * 5 : 64 + 2 * 6] = (9_999).to_bytes(2, "little")
-    path.write_bytes(content)
+    write_tokens(folder / "data" / "test.tokens", [[3, 9_999]], vocab_size=10_000)
     done = call(evaluate, {"--run": folder})
     refused(done, 65, "test.tokens holds the id 9999, but the vocabulary ends at 279")
 
