@@ -238,7 +238,7 @@ def scripted_text(tokenizer, prompt, text, stop=(), after=()):
         tokenizer.encode(prompt),
         tokenizer,
         length=len(ids),
-        end=tokenizer.special.eos,
+        ends=[tokenizer.special.eos],
         stop=stop,
     )
     pieces = []
@@ -266,7 +266,7 @@ def test_a_text_goes_on_from_its_prompt_as_the_tokenizer_joins_them(make):
 
 def test_a_special_token_within_a_text_gives_nothing_and_takes_nothing():
     tokenizer = train_words(["the cat sat"], 100)
-    made = Text(0, tokenizer.encode("the"), tokenizer, length=3, end=None, stop=())
+    made = Text(0, tokenizer.encode("the"), tokenizer, length=3, ends=(), stop=())
     cat, sat = tokenizer.encode("cat sat")
     assert [made.add(x) for x in (cat, tokenizer.special.bos, sat)] == [" cat", "", " sat"]
 
@@ -307,7 +307,7 @@ def test_a_text_cut_within_a_character_is_without_it(bytes_tokenizer):
     ids = bytes_tokenizer.encode(STORY)[len(prompt) :]
     cuts = 0
     for size in range(1, len(ids) + 1):
-        made = Text(0, prompt, bytes_tokenizer, length=size, end=None, stop=())
+        made = Text(0, prompt, bytes_tokenizer, length=size, ends=(), stop=())
         pieces = [made.add(token) for token in ids[:size]]
         expected = bytes_tokenizer.decode(prompt + ids[:size]).rstrip("\ufffd")
         assert made.done and made.text == "".join(pieces) == expected[len("the cä") :]
@@ -320,14 +320,14 @@ def test_the_whole_characters_of_a_token_cut_within_its_last_one_are_kept():
     ids = [tokenizer.id_of("Ġæ"), *tokenizer.encode(" 日")[1:]]
     assert tokenizer.decode(ids) == " 日"
     for size, pieces in ((3, ["", "", " 日"]), (1, [" "]), (2, ["", " "])):
-        made = Text(0, tokenizer.encode("x"), tokenizer, length=size, end=None, stop=())
+        made = Text(0, tokenizer.encode("x"), tokenizer, length=size, ends=(), stop=())
         assert [made.add(token) for token in ids[:size]] == pieces
 
 
 def test_of_stop_strings_in_one_token_the_one_that_is_whole_first_counts():
     tokenizer = train_words(["the cat sat"], 100)
     for stop, text in ((("at", "s"), " "), (("s", "at"), " "), (("sat", "at"), " ")):
-        made = Text(0, tokenizer.encode("cat"), tokenizer, length=9, end=None, stop=stop)
+        made = Text(0, tokenizer.encode("cat"), tokenizer, length=9, ends=(), stop=stop)
         assert made.add(tokenizer.id_of(" sat")) == made.text == text
         assert made.done and made.ended
 

@@ -53,6 +53,10 @@ PLAIN = {
     "forced_bos_token_id": None,
     "suppress_tokens": None,
     "renormalize_logits": False,
+    "no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0,
+    "min_length": 0,
+    "min_new_tokens": None,
 }
 ASKED = {
     "marian, greedy": ("Marian", {"num_beams": 1}),
@@ -63,6 +67,20 @@ ASKED = {
     ),
     "t5, greedy": ("T5", {"num_beams": 1}),
     "t5": ("T5", {"num_beams": 4, "suppress_tokens": [3, 7], "renormalize_logits": True}),
+    "marian, greedy, without repeats": (
+        "Marian",
+        {"num_beams": 1, "repetition_penalty": 1.7, "min_length": 4, "no_repeat_ngram_size": 2},
+    ),
+    "marian, without repeats": (
+        "Marian",
+        {"num_beams": 4, "repetition_penalty": 1.3, "min_new_tokens": 3, "no_repeat_ngram_size": 2},
+    ),
+    "t5, greedy, several ends": (
+        "T5",
+        {"num_beams": 1, "eos_token_id": [1, 4, 6], "no_repeat_ngram_size": 3},
+    ),
+    "t5, several ends": ("T5", {"num_beams": 4, "eos_token_id": [1, 4], "min_length": 3}),
+    "t5, penalised": ("T5", {"num_beams": 4, "repetition_penalty": 0.8, "min_new_tokens": 2}),
     "t5, to the end": ("T5", {"num_beams": 3, "early_stopping": "never", "length_penalty": 1.5}),
     "t5, short ones": ("T5", {"num_beams": 4, "length_penalty": -0.5}),
 }
@@ -148,9 +166,10 @@ def test_a_translation_has_their_tokens_and_their_score(
         found = run(params, jnp.asarray(source))
         expected = said.sequences.numpy()[:, 1:].reshape(B, conventions.width, -1)
         # Their beams are filled up with the end token where padding's id is 0.
-        expected = filled(expected, conventions.end, conventions.pad)
-        given = filled(np.asarray(found.tokens), conventions.end, conventions.pad)
-        ended += np.any(expected == conventions.end, axis=-1).sum()
+        ends = manner_of(conventions).ends
+        expected = filled(expected, ends, conventions.pad)
+        given = filled(np.asarray(found.tokens), ends, conventions.pad)
+        ended += np.any(np.isin(expected, ends), axis=-1).sum()
         assert np.array_equal(given[..., : expected.shape[-1]], expected)
         assert np.all(given[..., expected.shape[-1] :] == conventions.pad)
         if conventions.width > 1:
@@ -159,9 +178,10 @@ def test_a_translation_has_their_tokens_and_their_score(
     assert ended > 4
 
 
-def filled(tokens: np.ndarray, end: int, pad: int) -> np.ndarray:
-    """`tokens` with `pad` after each first `end`."""
-    before = np.cumsum(tokens == end, axis=-1) - (tokens == end)
+def filled(tokens: np.ndarray, ends: int | tuple[int, ...], pad: int) -> np.ndarray:
+    """`tokens` with `pad` after each first one of `ends`."""
+    ended = np.isin(tokens, ends)
+    before = np.cumsum(ended, axis=-1) - ended
     return np.where(before > 0, pad, tokens)
 
 

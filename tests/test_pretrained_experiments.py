@@ -1,7 +1,9 @@
 """Other people's folders in the commands: in place of a run, and as a run's beginning."""
 
 import json
+import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -75,6 +77,28 @@ def test_a_folder_of_theirs_continues_a_prompt(folder, capsys):
     model, params, tokenizer = load_pretrained(path)
     ((found),) = generation.complete(model, params, ["sun moon"], tokenizer, options)
     assert capsys.readouterr().out == f"sun moon{found.text}\n"
+
+
+def test_a_text_ends_at_any_of_the_ends_that_the_folder_states(folder, capsys, tmp_path):
+    shutil.copytree(folder("gpt"), tmp_path / "gpt")
+    options = sample.SampleOptions(
+        run=str(tmp_path / "gpt"), prompt=("sun moon",), length=4, temperature=0.0
+    )
+    model, params, tokenizer = load_pretrained(tmp_path / "gpt")
+    complete = partial(generation.complete, model, params, ["sun moon"], tokenizer, options)
+    (free,) = complete(ends=())
+    assert len(free.ids) == 4 and not free.ended
+    last = free.ids[1]
+    (ended,) = complete(ends=(16, last))
+    assert ended.ids == free.ids[: free.ids.index(last) + 1] and ended.ended
+    said = json.loads((tmp_path / "gpt" / "config.json").read_text())
+    generation_config = tmp_path / "gpt" / "generation_config.json"
+    generation_config.write_text(json.dumps(said | {"eos_token_id": [16, last]}))
+    sample.main(options)
+    assert capsys.readouterr().out == f"sun moon{ended.text}\n"
+    generation_config.write_text(json.dumps({"eos_token_id": [16, 31]}))
+    with pytest.raises(ConfigError, match="eos_token_id=31, but it must be one id from 0 to 30"):
+        sample.main(options)
 
 
 def test_a_folder_of_theirs_fills_in_a_mask(folder, capsys):

@@ -9,6 +9,7 @@ import pytest
 from jax.experimental import io_callback
 
 from jaxformer.decoding import (
+    Written,
     banned,
     greedy,
     min_p,
@@ -109,10 +110,11 @@ def test_the_narrowest_truncations_are_greedy_at_any_scale(pick):
 
 def test_a_penalty_lowers_what_the_text_holds_and_how_often_does_not_matter():
     logits, counts = jnp.array([2.0, 2.0, -3.0, -3.0, 0.0]), jnp.array([1, 0, 5, 0, 2])
-    found = repetition_penalty(2.0)(logits, counts)
+    text = Written(counts, jnp.zeros(3, int), 0)
+    found = repetition_penalty(2.0)(logits, text)
     assert found.tolist() == [1.0, 2.0, -6.0, -3.0, 0.0]
-    assert repetition_penalty(0.5)(logits, counts).tolist() == [4.0, 2.0, -1.5, -3.0, 0.0]
-    assert repetition_penalty(1.0)(logits, counts).tolist() == logits.tolist()
+    assert repetition_penalty(0.5)(logits, text).tolist() == [4.0, 2.0, -1.5, -3.0, 0.0]
+    assert repetition_penalty(1.0)(logits, text).tolist() == logits.tolist()
 
 
 def by_hand(logits, first, limit, seen, penalty):
@@ -150,7 +152,7 @@ def test_what_is_banned_is_never_made():
     rules = (banned([1, 4, 5]), repetition_penalty(1.2))
     found = run(table(), first, limits, pick=temperature(9.0), rules=rules)
     assert set(np.unique(found.tokens)) == {0, 2, 3, 6}
-    assert banned([])(jnp.ones(3), jnp.zeros(3)).tolist() == [1.0, 1.0, 1.0]
+    assert banned([])(jnp.ones(3), None).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_text_without_an_end_goes_on_to_its_limit():

@@ -18,9 +18,12 @@ from jaxformer.decoding import (
     forced,
     greedy,
     is_cut,
+    lasting,
     must_end,
+    no_repeats,
     power,
     renormalized,
+    repetition_penalty,
     sample,
 )
 
@@ -140,8 +143,8 @@ def test_a_banned_token_leaves_the_others_its_probability_if_they_are_renormaliz
 
 
 def test_a_rule_knows_how_often_the_hypothesis_holds_each_token():
-    def new(logits, counts):
-        return jnp.where((counts > 0) & (jnp.arange(4) > START), -jnp.inf, logits)
+    def new(logits, text):
+        return jnp.where((text.counts > 0) & (jnp.arange(4) > START), -jnp.inf, logits)
 
     tokens, probabilities, _ = search(LOOP, width=3, rules=[new])
     texts = [[END, 0, 0, 0, 0], [A, B, END, 0, 0], [A, END, 0, 0, 0]]
@@ -173,3 +176,87 @@ def test_fewer_than_no_spare_candidates_are_refused():
 def test_a_forced_token_that_there_is_not_is_refused():
     with pytest.raises(ValueError, match="token 4 was forced, but there are only 0 to 3"):
         search(LOOP, rules=[forced(4)])
+
+
+def test_a_text_lasts_as_long_as_it_must():
+    values = {"width": 1, "limits": (4, 4), "limit": is_cut}
+    tokens, _, _ = search(LOOP, rules=[banned([A, B]), lasting(0, [END])], **values)
+    assert tokens == [[[END, 0, 0, 0, 0]]] * 2
+    ending = table([0.6, 0.0, 0.3, 0.1], [0.6, 0.0, 0.1, 0.3], [0.6, 0.0, 0.3, 0.1])
+    tokens, _, _ = search(ending, rules=[lasting(2, [END])], **values)
+    assert tokens == [[[A, B, END, 0, 0]]] * 2
+    tokens, _, _ = search(ending, rules=[lasting(2, [END, A])], **values)
+    assert tokens == [[[B, B, END, 0, 0]]] * 2
+
+
+@pytest.mark.parametrize(
+    ("size", "before", "text"),
+    [
+        (1, [], [A, B, END, 0, 0, 0, 0]),
+        (1, [A], [B, END, 0, 0, 0, 0, 0]),
+        (2, [], [A, A, B, A, END, 0, 0]),
+        (2, [A], [A, B, A, END, 0, 0, 0]),
+        (3, [], [A, A, A, B, A, A, END]),
+        (8, [], [A, A, A, A, A, A, END]),
+    ],
+)
+def test_a_run_of_tokens_is_not_repeated(size, before, text):
+    values = {"width": 1, "limits": (7, 7), "length": 7}
+    tokens, _, _ = search(LOOP, rules=[no_repeats(size, before)], **values)
+    assert tokens == [[text]] * 2
+
+
+def test_hypotheses_repeat_no_run_of_their_own():
+    tokens, _, _ = search(LOOP, limits=(5, 4), width=4, spare=4, rules=[no_repeats(2, [START])])
+    texts = [[x for x in text if x] for sentence in tokens for text in sentence]
+    runs = [list(zip(text, text[1:], strict=False)) for text in texts]
+    assert all(len(set(run)) == len(run) for run in runs)
+    assert max(map(len, texts)) == 3
+
+
+def test_a_run_of_no_tokens_is_refused():
+    with pytest.raises(ValueError, match="no_repeats was given size=0, but a run has at least 1"):
+        no_repeats(0)
+
+
+def test_any_of_several_ends_ends_a_text():
+    tokens, probabilities, _ = search(LOOP, end=(END, B))
+    assert tokens == [[[B, 0, 0, 0, 0], [A, B, 0, 0, 0]]] * 2
+    close(probabilities, [[0.3, 0.18]] * 2)
+    with pytest.raises(ValueError, match=r"end=\(0, 4\) is not among the 4 tokens"):
+        search(LOOP, end=(END, 4))
+
+
+def test_any_of_several_ends_ends_a_sampled_text():
+    found = sample(
+        lambda tokens, cache: (LOOP[tokens], cache),
+        NoMemory(),
+        jnp.array([START, A]),
+        jnp.array([4, 3]),
+        jax.random.key(0),
+        jnp.arange(2),
+        pick=greedy,
+        length=4,
+        end=(END, A),
+        rules=[lasting(1, [A])],
+    )
+    assert found.tokens[:, 0].tolist() == [[B, A, 0, 0], [B, A, 0, 0]]
+
+
+def test_a_rule_on_logits_leaves_probabilities_that_add_up_to_one():
+    """What stands there is twice as far below zero; START, which was given, too."""
+    rule = repetition_penalty(2.0, [START])
+    values = {"width": 1, "limits": (2, 2), "limit": is_cut}
+    tokens, probabilities, _ = search(LOOP, logit_rules=[rule], **values)
+    assert tokens == [[[A, B, 0, 0, 0]]] * 2
+    after = np.asarray(LOOP)[A] * np.array([1.0, 1.0, 2.0, 1.0])
+    close(probabilities, np.full((2, 1), 0.6 * np.exp(after[B]) / np.exp(after).sum()))
+    tokens, probabilities, _ = search(LOOP, rules=[rule], **values)
+    assert tokens == [[[A, B, 0, 0, 0]]] * 2
+    close(probabilities, np.full((2, 1), 0.6 * 0.3))
+
+
+def test_what_was_before_a_text_counts_as_repeated():
+    values = {"width": 1, "limits": (1, 1), "limit": is_cut}
+    assert search(LOOP, rules=[repetition_penalty(3.0)], **values)[0][0] == [[A, 0, 0, 0, 0]]
+    assert search(LOOP, rules=[repetition_penalty(3.0, [A])], **values)[0][0] == [[B, 0, 0, 0, 0]]

@@ -19,6 +19,7 @@ from experiments.language_modelling.trained import load_objective
 from jaxformer import generation
 from jaxformer.config import ConfigError, check_least
 from jaxformer.generation import SamplingConfig
+from jaxformer.pretrained import load_ends
 
 _RUN = "runs/language_modelling/python_stdlib"
 
@@ -60,10 +61,11 @@ def main(options: SampleOptions) -> None:
     trained = load_objective(Path(options.run), "causal", instead="fill_mask")
     given = (read_text(options.input),) if options.input else options.prompt
     prompts = [p for p in given or trained.config.prompts or ("",) for _ in range(options.count)]
-    _print(
-        prompts,
-        generation.stream(trained.model, trained.params, prompts, trained.tokenizer, options),
+    ends = load_ends(options.run) if is_theirs(Path(options.run)) else None
+    texts = generation.stream(
+        trained.model, trained.params, prompts, trained.tokenizer, options, ends=ends
     )
+    _print(prompts, texts)
 
 
 def _print(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:

@@ -23,7 +23,16 @@ from jaxformer.decoding.beams import (
 )
 from jaxformer.decoding.hypotheses import Hypotheses, Step
 from jaxformer.decoding.picks import Pick, greedy, min_p, temperature, top_k, top_p, truncated
-from jaxformer.decoding.rules import Rule, banned, forced, renormalized, repetition_penalty
+from jaxformer.decoding.rules import (
+    Rule,
+    Written,
+    banned,
+    forced,
+    lasting,
+    no_repeats,
+    renormalized,
+    repetition_penalty,
+)
 from jaxformer.decoding.sampling import Watch, sample
 
 __all__ = [
@@ -36,6 +45,7 @@ __all__ = [
     "Step",
     "Stop",
     "Watch",
+    "Written",
     "as_it_stands",
     "at_best",
     "at_the_limit",
@@ -47,9 +57,11 @@ __all__ = [
     "gnmt",
     "greedy",
     "is_cut",
+    "lasting",
     "min_p",
     "must_end",
     "no_better",
+    "no_repeats",
     "power",
     "renormalized",
     "repetition_penalty",

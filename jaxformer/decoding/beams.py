@@ -10,13 +10,14 @@ from jaxformer.decoding.hypotheses import (
     Hypotheses,
     Step,
     append,
+    are_among,
     check_logits,
     check_sizes,
     empty,
     take,
 )
 from jaxformer.decoding.largest import largest
-from jaxformer.decoding.rules import Rule
+from jaxformer.decoding.rules import Rule, Written
 
 Penalty = Callable[[jax.Array, jax.Array], jax.Array]
 Stop = Callable[[jax.Array, jax.Array], jax.Array]
@@ -25,7 +26,9 @@ Outlook = Callable[[Penalty, jax.Array, jax.Array, jax.Array], jax.Array]
 
 `best` is its log-probability, `length` how many tokens it has.
 """
-Limit = Callable[[jax.Array, jax.Array, jax.Array, int], jax.Array]
+Ends = int | Sequence[int]
+"""The token that ends a text, or those of which each does."""
+Limit = Callable[[jax.Array, jax.Array, jax.Array, Ends], jax.Array]
 """limit(logits [B, W, V], norms [B, W, 1], now [B], end) -> logits; their logsumexp is `norms`."""
 
 
@@ -72,24 +75,24 @@ def at_the_limit(
     return penalty(best, limits)
 
 
-def must_end(logits: jax.Array, norms: jax.Array, now: jax.Array, end: int) -> jax.Array:
+def must_end(logits: jax.Array, norms: jax.Array, now: jax.Array, end: Ends) -> jax.Array:
     """At the limit a text ends, at the cost that the model says."""
     return jnp.where(_not_the_end(logits, now, end), -jnp.inf, logits)
 
 
-def ends_for_nothing(logits: jax.Array, norms: jax.Array, now: jax.Array, end: int) -> jax.Array:
+def ends_for_nothing(logits: jax.Array, norms: jax.Array, now: jax.Array, end: Ends) -> jax.Array:
     """At the limit a text ends, as if that were certain (a `forced_eos_token_id`)."""
     ended = jnp.where(now[:, None, None], norms, logits)
     return jnp.where(_not_the_end(logits, now, end), -jnp.inf, ended)
 
 
-def is_cut(logits: jax.Array, norms: jax.Array, now: jax.Array, end: int) -> jax.Array:
+def is_cut(logits: jax.Array, norms: jax.Array, now: jax.Array, end: Ends) -> jax.Array:
     """At the limit any token may stand, and the text counts as finished with it."""
     return logits
 
 
-def _not_the_end(logits: jax.Array, now: jax.Array, end: int) -> jax.Array:
-    return now[:, None, None] & (jnp.arange(logits.shape[-1]) != end)[None, None, :]
+def _not_the_end(logits: jax.Array, now: jax.Array, end: Ends) -> jax.Array:
+    return now[:, None, None] & ~are_among(jnp.arange(logits.shape[-1]), end)[None, None, :]
 
 
 class _Beams(NamedTuple):
@@ -109,13 +112,14 @@ def beam_search(
     *,
     width: int,
     length: int,
-    end: int,
+    end: Ends,
     penalty: Penalty = _PAPER_PENALTY,
     stop: Stop = no_better,
     outlook: Outlook = at_best,
     limit: Limit = must_end,
     spare: int = 0,
     rules: Sequence[Rule] = (),
+    logit_rules: Sequence[Rule] = (),
 ) -> Hypotheses:
     """The best continuations of each sentence that a beam of `width` hypotheses finds.
 
@@ -126,7 +130,8 @@ def beam_search(
 
     A step extends the hypotheses in the `width` best ways, and those that end are finished. With
     `spare`, the unfinished among as many further ways take their places. `rules` change the
-    log-probabilities, and with them the scores, knowing the tokens of the continuation so far.
+    log-probabilities, and with them the scores, knowing the tokens of the continuation so far;
+    `logit_rules` change the logits of which log-probabilities are made.
     `outlook` tells `stop` what is still to be had. Raises `ValueError` for sizes or logits that
     do not fit.
     """
@@ -138,7 +143,8 @@ def beam_search(
     last = jnp.broadcast_to(first.astype(jnp.int32)[:, None], (first.shape[0], width))
     live = none._replace(scores=none.scores.at[:, 0].set(0.0))
     beams = _Beams(jnp.zeros((), jnp.int32), limits < 1, last, live, none, cache)
-    search = _Search(step, limits, end, width + spare, penalty, stop, outlook, limit, tuple(rules))
+    ways = penalty, stop, outlook, limit, tuple(rules), tuple(logit_rules)
+    search = _Search(step, limits, end, width + spare, *ways)
 
     def unfinished(beams):
         return (beams.index < length) & ~beams.stopped.all()
@@ -151,23 +157,24 @@ class _Search(NamedTuple):
 
     step: Step
     limits: jax.Array
-    end: int
+    end: Ends
     candidates: int
     penalty: Penalty
     stop: Stop
     outlook: Outlook
     limit: Limit
     rules: tuple[Rule, ...]
+    logit_rules: tuple[Rule, ...]
 
     def advance(self, beams: _Beams) -> _Beams:
         """`beams` one token on."""
         logits, cache = self.step(beams.last, beams.cache)
         check_logits(logits, beams.last, self.end)
         now = beams.index + 1 >= self.limits
-        logits, norms = _scored(logits, beams, self.rules)
+        logits, norms = self.scored(logits.astype(jnp.float32), beams)
         logits = self.limit(logits, norms, now, self.end)
         extended, parents, tokens = _extend(beams, logits, norms, self.candidates)
-        ended = (tokens == self.end) | now[:, None]
+        ended = are_among(tokens, self.end) | now[:, None]
         beams = _finish(beams, extended, ended, self.penalty)
         live = extended._replace(scores=jnp.where(ended, -jnp.inf, extended.scores))
         live, parents, tokens = _first(beams.last.shape[1], live, parents, tokens)
@@ -177,21 +184,26 @@ class _Search(NamedTuple):
         cache = cache.select(parents)
         return beams._replace(stopped=stopped, last=tokens, live=live, cache=cache)
 
+    def scored(self, logits: jax.Array, beams: _Beams) -> tuple[jax.Array, jax.Array]:
+        """The logits and what makes log-probabilities of them, [B, W, 1], after all rules."""
+        if self.logit_rules:
+            logits = _ruled(logits, self.logit_rules, beams)
+        norms = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        if not self.rules:
+            return logits, norms
+        return _ruled(logits - norms, self.rules, beams), jnp.zeros_like(norms)
 
-def _scored(logits: jax.Array, beams: _Beams, rules: Sequence[Rule]) -> tuple[jax.Array, jax.Array]:
-    """The logits [B, W, V] and what makes log-probabilities of them, [B, W, 1], after `rules`."""
-    logits = logits.astype(jnp.float32)
-    norms = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    if not rules:
-        return logits, norms
+
+def _ruled(logits: jax.Array, rules: Sequence[Rule], beams: _Beams) -> jax.Array:
+    """`logits` [B, W, V] after one rule after another."""
     tokens = beams.live.tokens
     sentences, hypotheses, places = jnp.indices(tokens.shape, sparse=True)
     written = (places < beams.index).astype(jnp.int32)
     counts = jnp.zeros(logits.shape, jnp.int32).at[sentences, hypotheses, tokens].add(written)
-    logits = logits - norms
+    each = (0, Written(0, 0, None))
     for rule in rules:
-        logits = jax.vmap(jax.vmap(rule))(logits, counts)
-    return logits, jnp.zeros_like(norms)
+        logits = jax.vmap(jax.vmap(rule, each), each)(logits, Written(counts, tokens, beams.index))
+    return logits
 
 
 def _extend(

@@ -1,10 +1,11 @@
 """What search and sampling share: a step, and continuations that grow a token at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Step = Callable[[jax.Array, Any], tuple[jax.Array, Any]]
 """step(tokens [B, W], cache) -> (logits [B, W, V], cache), W hypotheses a sentence."""
@@ -60,13 +61,18 @@ def check_sizes(first: jax.Array, limits: jax.Array, width: int, length: int) ->
         raise ValueError(f"width={width} and length={length}, but both must be at least 1")
 
 
-def check_logits(logits: jax.Array, tokens: jax.Array, end: int = 0) -> None:
+def are_among(tokens: jax.Array, ids: int | Sequence[int]) -> jax.Array:
+    """Which of `tokens` are one of `ids`, or the one id; bool of the shape of `tokens`."""
+    return jnp.isin(tokens, np.asarray(ids, np.int32))
+
+
+def check_logits(logits: jax.Array, tokens: jax.Array, end: int | Sequence[int] = 0) -> None:
     if logits.ndim != 3 or logits.shape[:2] != tokens.shape:
         raise ValueError(
             f"the step made logits of shape {logits.shape} from tokens [B, W] of shape "
             f"{tokens.shape}: it must make [B, W, V]"
         )
-    if not 0 <= end < logits.shape[-1]:
+    if not all(0 <= one < logits.shape[-1] for one in np.ravel(end)):
         raise ValueError(
             f"end={end} is not among the {logits.shape[-1]} tokens: no hypothesis could end"
         )

@@ -10,12 +10,13 @@ from jaxformer.decoding.hypotheses import (
     Hypotheses,
     Step,
     append,
+    are_among,
     check_logits,
     check_sizes,
     empty,
 )
 from jaxformer.decoding.picks import Pick
-from jaxformer.decoding.rules import Rule
+from jaxformer.decoding.rules import Rule, Written
 from jaxformer.losses import token_log_probs
 
 Watch = Callable[[jax.Array, jax.Array], jax.Array]
@@ -41,7 +42,7 @@ def sample(
     *,
     pick: Pick,
     length: int,
-    end: int | None,
+    end: int | Sequence[int] | None,
     rules: Sequence[Rule] = (),
     seen: jax.Array | None = None,
     watch: Watch | None = None,
@@ -50,10 +51,10 @@ def sample(
     """One continuation of each sentence (W = 1), each token chosen by `pick` after all `rules`.
 
     As `beam_search`, but at a sentence's limit the text is cut rather than ended, and without an
-    `end` nothing else ends it but `watch`. A token's randomness is keyed by `rng`, its sentence's
-    number `rows` [B] and its position, counted from `made`, so that a text does not depend on its
-    batch. `seen` [B, V] int32 counts the tokens that the rules find before the first. Scores are
-    sums of the model's own log-probabilities, before any rule.
+    `end` nothing else ends it but `watch`. `rules` change the logits. A token's randomness is keyed
+    by `rng`, its sentence's number `rows` [B] and its position, counted from `made`, so that a text
+    does not depend on its batch. `seen` [B, V] int32 counts the tokens that the rules find before
+    the first. Scores are sums of the model's own log-probabilities, before any rule.
     """
     check_sizes(first, limits, 1, length)
     if rows.shape != first.shape:
@@ -68,16 +69,16 @@ def sample(
     def advance(texts):
         index, stopped, last, written, seen, cache = texts
         logits, cache = step(last[:, None], cache)
-        check_logits(logits, last[:, None], end or 0)
+        check_logits(logits, last[:, None], 0 if end is None else end)
         logits = logits[:, 0].astype(jnp.float32)
         now = jax.vmap(jax.random.fold_in, (0, None))(keys, made + index)
-        picked = jax.vmap(pick)(_ruled(logits, rules, seen), now)
+        picked = jax.vmap(pick)(_ruled(logits, rules, texts), now)
         token = jnp.where(stopped, 0, picked)
         added = jnp.where(stopped, 0.0, token_log_probs(logits, token))
         written = append(written, token[:, None], added[:, None], index)
         stopped |= index + 1 >= limits
         if end is not None:
-            stopped |= token == end
+            stopped |= are_among(token, end)
         if watch is not None:
             stopped |= watch(index, token)
         return _Texts(index + 1, stopped, token, written, _counted(seen, token), cache)
@@ -99,10 +100,11 @@ def _first_seen(step: Step, cache: Any, first: jax.Array, seen: jax.Array | None
     return seen
 
 
-def _ruled(logits: jax.Array, rules: Sequence[Rule], counts: jax.Array | None) -> jax.Array:
+def _ruled(logits: jax.Array, rules: Sequence[Rule], texts: _Texts) -> jax.Array:
     """`logits` [B, V] after one rule after another."""
+    held = Written(texts.seen, texts.written.tokens[:, 0], texts.index)
     for rule in rules:
-        logits = jax.vmap(rule)(logits, counts)
+        logits = jax.vmap(rule, (0, Written(0, 0, None)))(logits, held)
     return logits
 
 

@@ -110,16 +110,20 @@ def complete(
     sampling: SamplingConfig = SamplingConfig(),
     *,
     first_row: int = 0,
+    ends: Sequence[int] | None = None,
 ) -> list[Completion]:
     """The continuation of each prompt.
 
     What prompt i gives is drawn by the seed, its number `first_row + i` and the position, and
-    depends on no other prompt. An empty prompt begins at the vocabulary's begin token. Raises
-    `DataError` when there is none, and `ConfigError` for a prompt that does not fit `max_len`
-    or a tokenizer that does not fit the model.
+    depends on no other prompt. An empty prompt begins at the vocabulary's begin token. Each of the
+    ids `ends` ends a text, None stands for the vocabulary's end token. Raises `DataError` for an
+    empty prompt when there is no begin token, and `ConfigError` for a prompt that does not fit
+    `max_len` or a tokenizer that does not fit the model.
     """
-    texts = _texts(model, prompts, tokenizer, sampling, first_row)
-    for _ in _write(model, params, texts, tokenizer, sampling, watched=bool(sampling.stop)):
+    ends = _ends(ends, tokenizer)
+    texts = _texts(model, prompts, tokenizer, sampling, first_row, ends)
+    wanted = {"ends": ends, "watched": bool(sampling.stop)}
+    for _ in _write(model, params, texts, tokenizer, sampling, **wanted):
         pass
     return [Completion(text.text, text.ids, text.log_probs, text.ended) for text in texts]
 
@@ -132,6 +136,7 @@ def stream(
     sampling: SamplingConfig = SamplingConfig(),
     *,
     first_row: int = 0,
+    ends: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, str]]:
     """Pairs of a prompt's index and a new piece of its continuation, as soon as it is made.
 
@@ -139,8 +144,15 @@ def stream(
     character. The program runs ahead; closing the iterator stops it. Raises at once what
     `complete` raises.
     """
-    texts = _texts(model, prompts, tokenizer, sampling, first_row)
-    return _numbered(_write(model, params, texts, tokenizer, sampling, watched=True), first_row)
+    ends = _ends(ends, tokenizer)
+    texts = _texts(model, prompts, tokenizer, sampling, first_row, ends)
+    pieces = _write(model, params, texts, tokenizer, sampling, ends=ends, watched=True)
+    return _numbered(pieces, first_row)
+
+
+def _ends(given: Sequence[int] | None, tokenizer: Tokenizer) -> tuple[int, ...]:
+    end = tokenizer.special.eos
+    return tuple(given) if given is not None else () if end is None else (end,)
 
 
 def _numbered(
@@ -157,6 +169,7 @@ def _texts(
     tokenizer: Tokenizer,
     sampling: SamplingConfig,
     first_row: int,
+    ends: tuple[int, ...],
 ) -> list[Text]:
     check_fit(model, tokenizer)
     special, limit = tokenizer.special, model.config.max_len
@@ -175,7 +188,7 @@ def _texts(
                 f"length={sampling.length}, but max_len={limit}: shorten it, ask for a smaller "
                 "length, or give overflow='slide'"
             )
-        wanted = {"length": sampling.length, "end": special.eos, "stop": sampling.stop}
+        wanted = {"length": sampling.length, "ends": ends, "stop": sampling.stop}
         texts.append(Text(first_row + i, ids, tokenizer, **wanted))
     return texts
 
@@ -193,14 +206,14 @@ class _Asked(NamedTuple):
     listener: jax.Array | None  # its number, if there is one
 
 
-@partial(jax.jit, static_argnames=("model", "way", "end", "known"))
+@partial(jax.jit, static_argnames=("model", "way", "ends", "known"))
 def _continue(
     model: DecoderOnly,
     params: Any,
     asked: _Asked,
     *,
     way: SamplingConfig,
-    end: int | None,
+    ends: tuple[int, ...],
     known: int,
 ) -> Hypotheses:
     """At most `way.length` of the `known` tokens after each prompt: prefill and steps."""
@@ -221,7 +234,7 @@ def _continue(
         asked.rows,
         pick=way.pick,
         length=way.length,
-        end=end,
+        end=ends or None,
         rules=(*way.rules, banned(unknown)) if unknown else way.rules,
         seen=asked.seen,
         watch=None if asked.listener is None else lambda _, tokens: watch(asked.listener, tokens),
@@ -236,10 +249,11 @@ def _write(
     tokenizer: Tokenizer,
     sampling: SamplingConfig,
     *,
+    ends: tuple[int, ...],
     watched: bool,
 ) -> Generator[tuple[Text, str], None, None]:
     """Writes `texts`, and yields their pieces: at once if `watched`, else after each round."""
-    facts = {"end": tokenizer.special.eos, "known": tokenizer.vocab_size}
+    facts = {"ends": ends, "known": tokenizer.vocab_size}
     for chunk, size, way in _rounds(texts, model.config.max_len, sampling):
         asked = _ask(chunk, size, model.config, way, sampling.seed)
         if watched:

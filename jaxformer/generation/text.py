@@ -1,6 +1,6 @@
 """A text in the making: from ids that come one by one to pieces of text that are certain."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jaxformer.tokenizers import Tokenizer
 
@@ -11,7 +11,7 @@ _BEFORE = 8
 
 
 class Text:
-    """What follows the ids `prompt`, up to `length` ids, the id `end` or a text in `stop`.
+    """What follows the ids `prompt`, up to `length` ids, an id in `ends` or a text in `stop`.
 
     `ids` are those made so far, with their `log_probs`; `text` is what is certain of their text,
     without the stop string; `ended`: whether the end or a stop string has come; `done`: whether
@@ -25,7 +25,7 @@ class Text:
         tokenizer: Tokenizer,
         *,
         length: int,
-        end: int | None,
+        ends: Collection[int],
         stop: Sequence[str],
     ) -> None:
         self.number = number
@@ -37,7 +37,7 @@ class Text:
         self.done = False
         self._tokenizer = tokenizer
         self._length = length
-        self._end = end
+        self._ends = ends
         self._stop = tuple(stop)
         self._known = self.prompt[-_BEFORE:]
         self._before = tokenizer.decode(self._known)
@@ -59,7 +59,7 @@ class Text:
         A character whose last bytes never come is left out, and so is what follows a stop string.
         """
         self.ids.append(token)
-        self.ended = token == self._end
+        self.ended = token in self._ends
         self.done = self.ended or len(self.ids) == self._length
         if not self.ended:
             self._unread.append(token)

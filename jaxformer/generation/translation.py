@@ -84,13 +84,14 @@ def decode(
         limits,
         width=width,
         length=length,
-        end=manner.end,
+        end=manner.ends,
         penalty=manner.penalty(alpha),
         stop=manner.stop,
         outlook=manner.outlook,
         limit=manner.limit,
-        spare=width if manner.twice else 0,
+        spare=width * len(manner.ends) if manner.twice else 0,
         rules=manner.rules(),
+        logit_rules=manner.logit_rules(),
     )
 
 
@@ -113,8 +114,8 @@ def translate(
     """
     sentences = encode_sources(model, lines, source_tokenizer, manner)
     results = [[Translation("", 0.0, [], [])] for _ in lines]
-    for chosen, source, limits in _batches(sentences, model.config.max_len, search, manner.pad):
-        length = room(model.config, source.shape[1], search.extra_length)
+    for chosen, source, limits in _batches(sentences, model.config.max_len, search, manner):
+        length = room(model.config, source.shape[1], search.extra_length, manner.longest)
         found = jax.device_get(
             decode(
                 model,
@@ -129,13 +130,15 @@ def translate(
         )
         for row, number in enumerate(chosen):
             limit = min(limits[row], length)
-            results[number] = _translations(found, row, target_tokenizer, manner.end, limit)
+            results[number] = _translations(found, row, target_tokenizer, manner, limit)
     return results
 
 
-def room(config: TransformerConfig, source_length: int, extra_length: int) -> int:
+def room(
+    config: TransformerConfig, source_length: int, extra_length: int, longest: int | None = None
+) -> int:
     """How many ids a translation may have; learned positions end at `max_len`."""
-    wanted = source_length + extra_length
+    wanted = source_length + extra_length if longest is None else longest
     return min(wanted, config.max_len) if config.positions == "learned" else wanted
 
 
@@ -208,13 +211,13 @@ def score_pairs(
 
 
 def _translations(
-    found: Hypotheses, row: int, tokenizer: Tokenizer, end: int, limit: int
+    found: Hypotheses, row: int, tokenizer: Tokenizer, manner: Manner, limit: int
 ) -> list[Translation]:
     translations = []
     for tokens, score, log_probs in zip(*(leaf[row] for leaf in found), strict=True):
         if score == -np.inf:
             continue
-        ends = np.flatnonzero(tokens == end)
+        ends = np.flatnonzero(np.isin(tokens, manner.ends))
         count = int(ends[0]) + 1 if ends.size else limit
         ids = tokens[:count].tolist()
         text = tokenizer.decode(ids)
@@ -223,11 +226,12 @@ def _translations(
 
 
 def _batches(
-    sentences: list[list[int]], max_len: int, search: BeamConfig, padding: int
+    sentences: list[list[int]], max_len: int, search: BeamConfig, manner: Manner
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
     """(numbers of the sentences, source [rows, S], limits [rows]), the longest sentences last."""
     rows = min(search.rows, power_of_two(len(sentences)))
     for chosen, size in groups([len(s) for s in sentences], max_len, rows):
         limits = np.ones(rows, np.int32)
-        limits[: len(chosen)] = [len(sentences[i]) + search.extra_length for i in chosen]
-        yield chosen, pad([sentences[i] for i in chosen], rows, size, padding), limits
+        own = [len(sentences[i]) + search.extra_length for i in chosen]
+        limits[: len(chosen)] = own if manner.longest is None else manner.longest
+        yield chosen, pad([sentences[i] for i in chosen], rows, size, manner.pad), limits

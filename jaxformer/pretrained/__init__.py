@@ -5,7 +5,7 @@ directions, and one list of settings that maps its config.json likewise. Tables 
 and give numpy arrays.
 """
 
-from jaxformer.pretrained.conventions import Conventions, load_conventions
+from jaxformer.pretrained.conventions import Conventions, load_conventions, load_ends
 from jaxformer.pretrained.loading import Pretrained, load_pretrained, load_target_tokenizer
 from jaxformer.pretrained.saving import save_pretrained
 
@@ -13,6 +13,7 @@ __all__ = [
     "Conventions",
     "Pretrained",
     "load_conventions",
+    "load_ends",
     "load_pretrained",
     "load_target_tokenizer",
     "save_pretrained",
