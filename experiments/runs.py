@@ -42,12 +42,7 @@ def open_run(
     nothing can be lost. A field that is absent there, as in a run begun before there was one, has
     its default. The folder then holds the new configuration.
     """
-    for word in (experiment, name):
-        if not re.fullmatch(r"\w[\w.-]*", word):
-            raise ConfigError(
-                f"{word!r} cannot name a folder: use letters, digits, '_', '-' and '.'"
-            )
-    folder = Path(root) / experiment / name
+    folder = folder_of(root, experiment, name)
     given = as_json(config)
     begun = any((folder / "checkpoints").glob("[0-9]*"))
     if begun and (folder / "config.json").exists():
@@ -57,6 +52,16 @@ def open_run(
     _write_environment(folder / "env.json")
     _write_json(folder / "config.json", given)
     return Run(folder)
+
+
+def folder_of(root: str | Path, experiment: str, name: str) -> Path:
+    """The folder of a run; `ConfigError` for what cannot name one."""
+    for word in (experiment, name):
+        if not re.fullmatch(r"\w[\w.-]*", word):
+            raise ConfigError(
+                f"{word!r} cannot name a folder: use letters, digits, '_', '-' and '.'"
+            )
+    return Path(root) / experiment / name
 
 
 def load_config(folder: str | Path, kind: type[T]) -> T:

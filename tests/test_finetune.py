@@ -281,6 +281,33 @@ def test_the_command_learns_prints_and_keeps_what_it_found(
     assert list(kept) == ["all", "head"] and "pretrained" not in kept["head"]
 
 
+def test_other_peoples_folder_is_left_as_it_is(task, causal, tmp_path, monkeypatch):
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    lines = [f"{label}\t{text}" for label, text in zip(*LABELLED, strict=True)]
+    train = write_labelled(tmp_path / "train.tsv", *lines)
+    monkeypatch.setattr(finetune, "load_trained", lambda folder: causal)
+    monkeypatch.setattr(finetune, "make_task", lambda *inputs: task)
+    options = replace(
+        OPTIONS,
+        run=str(tmp_path / "bert"),
+        train=train,
+        test=train,
+        labels=15,
+        start="scratch",
+        runs=str(tmp_path / "runs"),
+        optimizer=replace(OPTIONS.optimizer, total_steps=1),
+    )
+    finetune.main(options)
+    assert [path.name for path in (tmp_path / "bert").iterdir()] == ["config.json"]
+    kept = tmp_path / "runs" / "language_modelling"
+    assert list(json.loads((kept / "bert" / "finetune.json").read_text())) == ["all"]
+    finetune.main(replace(options, name="tuned"))
+    assert (kept / "tuned" / "finetune.json").is_file()
+    with pytest.raises(ConfigError, match="'a/b' cannot name a folder"):
+        finetune.main(replace(options, name="a/b"))
+
+
 def test_every_test_text_is_classified_in_order(task):
     params = fine_tune(OPTIONS, task, 0, pretrained=True)
     logits = task.logits(params, task.test.tokens, task.test.present)

@@ -19,7 +19,8 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from experiments import commands
+from experiments import commands, runs
+from experiments.language_modelling.borrowed import is_theirs
 from experiments.language_modelling.snippets import Labelled, snippets
 from experiments.language_modelling.trained import Trained, load_trained
 from experiments.writing import write_lines
@@ -40,7 +41,9 @@ class FinetuneOptions:
     `train` and `test` are files of lines label<TAB>text. For each seed `labels` texts are drawn,
     as evenly over the labels as they allow. `layers` "head" leaves the backbone as it is. Texts
     are cut after `length` ids, or the model's `max_len`. `output` receives the test lines, each
-    behind the label that the last classifier trained found.
+    behind the label that the last classifier trained found. The result is kept in the run's folder,
+    or under `runs` in that of `name`; a folder of other people's weights is left as it is, and
+    names a new one without `name`.
     """
 
     run: str = "runs/language_modelling/python_stdlib"
@@ -53,6 +56,8 @@ class FinetuneOptions:
     length: int = 128
     rows: int = 20
     output: str = ""
+    runs: str = "runs"
+    name: str = ""
     optimizer: OptimizerConfig = OptimizerConfig(
         schedule="cosine",
         learning_rate=1e-3,
@@ -145,7 +150,8 @@ class Task(NamedTuple):
 
 
 def main(options: FinetuneOptions) -> None:
-    """Prints the accuracies, their means and deviations; keeps them in the run's finetune.json."""
+    """Prints the accuracies, their means and deviations; keeps them in a finetune.json."""
+    folder = result_folder(options)
     train, test = read_texts(options)
     task = make_task(options, load_trained(Path(options.run)), train, test)
     starts = ("scratch", "pretrained") if options.start == "both" else (options.start,)
@@ -158,10 +164,18 @@ def main(options: FinetuneOptions) -> None:
             print(f"seed {seed}, {start}: {found[start][-1]:.1%} right", flush=True)
     result = summarise(found)
     print(describe(options, result, test))
-    _keep(Path(options.run) / "finetune.json", options, result)
+    _keep(folder / "finetune.json", options, result)
     if options.output:
         rows = zip((task.kinds[number] for number in predicted), *test, strict=True)
         write_lines(Path(options.output), ["\t".join(row) for row in rows])
+
+
+def result_folder(options: FinetuneOptions) -> Path:
+    """Where the result is kept; `ConfigError` for a name that no folder can have."""
+    given = Path(options.run)
+    if not options.name and not is_theirs(given):
+        return given
+    return runs.folder_of(options.runs, "language_modelling", options.name or given.resolve().name)
 
 
 def read_texts(options: FinetuneOptions) -> tuple[Labelled, Labelled]:
@@ -330,6 +344,7 @@ def describe(options: FinetuneOptions, result: dict[str, dict], test: Labelled) 
 
 def _keep(path: Path, options: FinetuneOptions, result: dict[str, dict]) -> None:
     """Writes the result beside that of the other `layers`, if there is one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(path.read_text()) if path.exists() else {}
     known[options.layers] = {"options": asdict(options), **result}
     path.write_text(json.dumps(known, indent=2) + "\n")
