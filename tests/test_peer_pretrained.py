@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +15,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from experiments.pytorch_twin import to_safetensors
+from jaxformer import tokenizers
 from jaxformer.blocks import Block, Stack
-from jaxformer.config import ConfigError
+from jaxformer.config import ConfigError, TransformerConfig
 from jaxformer.data import DataError
+from jaxformer.models import EncoderOnly
 from jaxformer.pretrained import Pretrained, load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.models import flat, subject_of
@@ -343,3 +346,29 @@ def test_what_is_no_pickle_of_tensors_is_refused_with_its_name(torch, tmp_path):
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(DataError, match="pytorch_model.bin: not a file of tensors alone"):
         to_safetensors.main(tmp_path)
+
+
+def test_a_word_list_of_bert_is_saved_as_they_read_it(torch, transformers, random_params, tmp_path):
+    """With what stands around a text, which ours leaves to the models."""
+    words = "[PAD] [UNK] [CLS] [SEP] [MASK] a ##b c ecole".split()
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    tokenizer = tokenizers.load(tmp_path)
+    config = replace(
+        TransformerConfig(vocab_size=9, d_model=8, d_ff=9, num_heads=2, max_len=7),
+        num_encoder_layers=1,
+        num_decoder_layers=0,
+        positions="learned",
+        norm_eps=1e-5,
+        normalize_embeddings=True,
+        scale_embeddings=False,
+        activation="gelu",
+        num_token_types=2,
+    )
+    model = EncoderOnly(config)
+    params = random_params(model, np.ones((2, 3), int))
+    save_pretrained(tmp_path / "saved", model, params, tokenizer, family="bert")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    published = transformers.BertTokenizer.from_pretrained(tmp_path)
+    for text in ("ab", "École c", "", "x [MASK]"):
+        assert theirs(text).input_ids == published(text).input_ids
+        assert len(theirs(text).input_ids) >= 2

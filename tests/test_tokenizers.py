@@ -421,6 +421,16 @@ def test_a_folder_like_berts_is_read(tmp_path):
     assert tokenizers.load(tmp_path).encode("ab A École") == [5, 6, 1, 7]
 
 
+def test_berts_word_list_is_saved_with_the_frame_that_others_put_around_a_text(tmp_path):
+    write(tmp_path, {"vocab.txt": "".join(f"{word}\n" for word in WORDPIECE)})
+    tokenizers.load(tmp_path).save(tmp_path / "tokenizer.json")
+    others = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert others.encode("ab").ids == [2, 5, 6, 3]
+    pair = others.encode("ab", "a")
+    assert (pair.ids, pair.type_ids) == ([2, 5, 6, 3, 5, 3], [0, 0, 0, 0, 1, 1])
+    assert tokenizers.load(tmp_path).encode("ab") == [5, 6]
+
+
 @pytest.mark.parametrize(
     "content, reason",
     [

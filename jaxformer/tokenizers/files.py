@@ -154,6 +154,13 @@ def _read_bert(folder: Path) -> "tokenizers.Tokenizer":
     )
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = library.decoders.WordPiece()
+    if {"[CLS]", "[SEP]"} <= vocabulary.keys():
+        # Not for what is encoded here, but for others who read what is saved.
+        tokenizer.post_processor = library.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
+        )
     return _with_special(tokenizer, vocabulary)
 
 
