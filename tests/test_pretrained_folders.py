@@ -209,6 +209,45 @@ def test_a_damaged_header_is_refused(folder, refused, kind):
     refused(DataError, "model.safetensors: not a whole safetensors file")
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
+        b'"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}}',
+        b'{"b":{"dtype":"F32","a":0,"a":1,"shape":[1],"data_offsets":[0,4]}}',
+    ],
+)
+def test_a_header_that_says_something_twice_is_refused(folder, refused, header):
+    write_raw(folder, header, bytes(4))
+    refused(DataError, "model.safetensors: 'a' stands twice in the header")
+
+
+def test_an_index_of_a_hundred_thousand_tensors_is_refused(folder, refused):
+    """Before any of its files is opened."""
+    (folder / "model.safetensors").unlink()
+    places = {f"tensor.{i}": f"part-{i}.safetensors" for i in range(100_000)}
+    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+    refused(DataError, "index.json: 100,000 tensors, but at most 20,000 are read")
+
+
+@pytest.mark.parametrize("beside", ["tokenizer_config.json", "target_vocab.json"])
+@pytest.mark.parametrize("name", ["source.spm", "target.spm", "vocab.json", "beside"])
+def test_no_file_of_a_tokenizer_may_lead_out_of_the_folder(folder, tmp_path, refused, name, beside):
+    for file in ("source.spm", "target.spm", "vocab.json", beside):
+        (folder / file).write_text("{}")
+    name = beside if name == "beside" else name
+    (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    refused(DataError, f"{name} leads out of its folder")
+
+
+@pytest.mark.parametrize("name", ["spiece.model", "tokenizer.model"])
+def test_no_model_of_sentencepiece_may_lead_out_of_the_folder(folder, tmp_path, refused, name):
+    (tmp_path / "elsewhere").write_bytes(b"")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    refused(DataError, f"{name} leads out of its folder")
+
+
 def test_a_file_cut_short_is_refused(folder, refused):
     path = folder / "model.safetensors"
     whole = path.read_bytes()

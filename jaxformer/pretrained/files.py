@@ -1,9 +1,11 @@
 """Folders that others made: nothing outside them is read, and nothing whose size is absurd."""
 
+import contextlib
 import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -132,14 +134,23 @@ class Tensors:
                     f"{folder.path / _INDEX}: {str(file)[:80]!r} is not the name of a safetensors "
                     "file in this folder"
                 )
-        for file in sorted(set(places.values())):
-            self._open(folder.file(file), {name for name in places if places[name] == file})
+        if len(places) > _TENSORS_LIMIT:
+            raise DataError(
+                f"{folder.path / _INDEX}: {len(places):,} tensors, but at most "
+                f"{_TENSORS_LIMIT:,} are read: this is not a model"
+            )
+        parts: dict[str, set[str]] = {}
+        for name, file in places.items():
+            parts.setdefault(file, set()).add(name)
+        for file, names in sorted(parts.items()):
+            self._open(folder.file(file), names)
 
     def _open(self, path: Path, wanted: set[str] | None) -> None:
         """Reads the header of one file, which must hold the tensors `wanted` and no others."""
         library = extras.load("safetensors")
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
+            header = file.read(size) if size <= _HEADER_LIMIT else b""
         if size > _HEADER_LIMIT:
             raise DataError(
                 f"{path}: a header of {size:,} bytes, but at most {_HEADER_LIMIT:,} are read: not "
@@ -158,11 +169,28 @@ class Tensors:
                 f"{path}: {len(names):,} tensors, but at most {_TENSORS_LIMIT:,} are read: this is "
                 "not a model"
             )
+        repeated = _repeated(header)
+        if repeated is not None:
+            raise DataError(f"{path}: {repeated!r} stands twice in the header: it is ambiguous")
         for name in names:
             part = opened.get_slice(name)
             self.shapes[name] = tuple(part.get_shape())
             self._types[name] = part.get_dtype()
             self._files[name] = opened
+
+
+def _repeated(header: bytes) -> str | None:
+    """A name that stands twice in one object of the JSON text, None if none does or it is none."""
+    found: list[str] = []
+
+    def read(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        counts = Counter(name for name, _ in pairs)
+        found.extend(name for name, count in counts.items() if count > 1)
+        return dict(pairs)
+
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(header, object_pairs_hook=read)
+    return found[0][:80] if found else None
 
 
 def check_layers(count: int, tensors: Mapping[str, Shape]) -> None:
