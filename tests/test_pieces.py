@@ -129,9 +129,15 @@ def test_a_target_with_ids_of_its_own_is_read_by_them(marian):
     assert tokenizers.load(marian).encode("ab") == [6]
 
 
-def test_one_tokenizer_is_that_of_the_target_too(llama, tmp_path):
-    tokenizer = llama(model())
-    assert tokenizers.load_target(tmp_path).fingerprint == tokenizer.fingerprint
+def test_one_tokenizer_is_that_of_the_target_too(llama, marian):
+    source, single = tokenizers.load(marian), llama(model())
+    assert single.fingerprint == source.fingerprint != tokenizers.load_target(marian).fingerprint
+    source.save(marian / "tokenizer.json")
+    assert tokenizers.load_target(marian).fingerprint == source.fingerprint
+    for name in ("tokenizer.json", "source.spm", "target.spm"):
+        (marian / name).unlink()
+    single = tokenizers.load(marian)
+    assert tokenizers.load_target(marian).fingerprint == single.fingerprint
 
 
 def test_a_vocabulary_without_the_unknown_is_refused(marian):
