@@ -105,14 +105,14 @@ def test_lines_are_translated_with_the_ids_and_the_search_that_the_folder_asks_f
 
 
 def test_a_translation_is_as_long_as_the_folder_says_at_most(folder, tmp_path):
-    """5 counts the token at the start; what has not ended by then is cut."""
+    """A `max_length` counts the token at the start; what has not ended by then is cut."""
     (tmp_path / "short").mkdir()
     for path in folder.iterdir():
         (tmp_path / "short" / path.name).write_bytes(path.read_bytes())
     said = json.loads((folder / "generation_config.json").read_text())
-    for most, longest in (("max_length", 4), ("max_new_tokens", 5)):
+    for most, value, longest in (("max_length", 5, 4), ("max_new_tokens", 60, 60)):
         path = tmp_path / "short" / "generation_config.json"
-        path.write_text(json.dumps(said | {most: 5, "min_length": 5}))
+        path.write_text(json.dumps(said | {most: value, "min_length": value}))
         found = load_translator(tmp_path / "short")(["a b c", "h", "e d a b"])
         assert {len(text.ids) for texts in found for text in texts} == {longest}
         assert all(0 not in text.ids for texts in found for text in texts)
