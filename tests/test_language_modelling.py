@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import commands
+from experiments import commands, planning
 from experiments.language_modelling import (
     corpus,
     embed,
@@ -28,12 +28,15 @@ from experiments.language_modelling import (
 )
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, DataConfig
+from experiments.planning import utilization
 from experiments.progress import Progress
 from jaxformer import generation, tokenizers
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.data import open_tokens, write_tokens
+from jaxformer.data import Stream, open_tokens, write_tokens
+from jaxformer.parallel import Devices, Program
 
 KINDS = ("learned", "contextual")
+SPEEDS = ("tokens_per_second", "mfu")
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 CAUSAL = """
     --name tiny --model.vocab_size 280 --model.d_model 16 --model.d_ff 22 --model.num_heads 2
@@ -116,16 +119,66 @@ def refused(done, code, said):
     assert said in done.err and done.err.startswith("error: ") and done.err.count("\n") == 1
 
 
+class Watched:
+    """A number of a step's metrics; `read()` is called when it is waited for."""
+
+    def __init__(self, value, read):
+        self.value, self.read = value, read
+
+    def __float__(self):
+        self.read()
+        return float(self.value)
+
+    def __int__(self):
+        self.read()
+        return int(self.value)
+
+
+def watched(patch):
+    """{(what, number of the step): when} of the training loop from now on, the last time counts."""
+    events, build, place, start = {}, Stream.batch, Devices.place, Program.__call__
+
+    def note(what, number):
+        events[what, number] = len(events)
+
+    def built(self, step, *rows):
+        note("built", step + 1)
+        return build(self, step, *rows)
+
+    def sent(self, batch):
+        note("sent", 1 + sum(what == "sent" for what, _ in events))
+        return place(self, batch)
+
+    def begun(self, *args):
+        state, metrics = start(self, *args)
+        number = 1 + sum(what == "begun" for what, _ in events)
+        note("begun", number)
+        return state, {k: Watched(v, lambda: note("read", number)) for k, v in metrics.items()}
+
+    for owner, name, instead in (
+        (Stream, "batch", built),
+        (Devices, "place", sent),
+        (Program, "__call__", begun),
+    ):
+        patch.setattr(owner, name, instead)
+    return events
+
+
 @pytest.fixture(scope="module")
 def run(text, tmp_path_factory):
-    """The finished causal run: its folder, its training's arguments and output."""
+    """The finished causal run: its folder, its training's arguments, output and order of events.
+
+    The processor called itself an L4.
+    """
     root = tmp_path_factory.mktemp("runs")
     args = settings(text, root)
-    done = call(train, args)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(utilization._KINDS, "cpu", "l4")
+        events = watched(patch)
+        done = call(train, args)
     assert done.code == 0, done.err
-    return SimpleNamespace(
-        folder=root / "language_modelling" / "tiny", args=args, out=done.out, err=done.err
-    )
+    folder = root / "language_modelling" / "tiny"
+    return SimpleNamespace(folder=folder, args=args, out=done.out, err=done.err, events=events)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +198,7 @@ def bytes_of(folder, step):
 
 def metrics_of(folder):
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]
+    return [{k: v for k, v in line.items() if k not in SPEEDS} for line in lines]
 
 
 def last_json(done):
@@ -180,6 +233,26 @@ def test_the_metrics_hold_the_loss_and_the_validation_loss_in_nats_and_bits_per_
     for line in judged:
         bits = line["validation_loss"] * tokens / (size * math.log(2))
         assert math.isclose(line["validation_bits_per_byte"], bits, rel_tol=1e-6)
+
+
+def test_a_batch_is_built_and_sent_while_the_step_before_it_is_computed(run):
+    when = run.events
+    for step in set(range(1, 17)) - {5, 10, 15}:  # there the run is judged and saved
+        following = [when[what, step + 1] for what in ("built", "sent", "begun")]
+        assert when["begun", step] < min(following) and following == sorted(following)
+        assert following[-1] < when["read", step]
+
+
+def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
+    lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
+    model = trained.load_trained(run.folder).model.config
+    each = planning.causal_flops(model, 4, 19) / (4 * 19)
+    logged = [line for line in lines if "mfu" in line]
+    assert len(logged) >= 8
+    for line in logged:  # of the 76 positions of a batch not all count as tokens
+        assert each <= line["mfu"] * 60e12 / line["tokens_per_second"] < 1.5 * each
+    assert run.out.count("mfu = 3 x FLOPs of the forward pass") == 1
+    assert "(1 x 60 TFLOP/s, cpu, float32)" in run.out
 
 
 def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_to_the_bit(run, text, tmp_path):

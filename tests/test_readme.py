@@ -15,7 +15,14 @@ import pytest
 
 import jaxformer
 from experiments import commands
-from experiments.benchmarks import attention, decode, generate, train_gpt, train_translation
+from experiments.benchmarks import (
+    attention,
+    decode,
+    generate,
+    growth,
+    train_gpt,
+    train_translation,
+)
 from experiments.benchmarks.gpu import __main__ as gpu
 from experiments.embeddings import bank, ladder, lookup, positions
 from experiments.language_modelling import embed, evaluate, fill_mask, finetune, sample
@@ -85,6 +92,7 @@ OPTIONS = {
     "benchmarks.generate": {"default": generate.GenerateOptions()},
     "benchmarks.train_translation": {"default": train_translation.TranslationOptions()},
     "benchmarks.attention": {"default": attention.AttentionOptions()},
+    "benchmarks.growth": {"default": growth.GrowthOptions()},
     "translation.plan": with_machine(PRESETS, TranslationPlan),
     "language_modelling.plan": with_machine(LANGUAGE_PRESETS, LanguagePlan),
 }

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from experiments import commands
+from experiments.planning import utilization
 from experiments.progress import Progress
 from experiments.translation import evaluation, export, prepare, score, train, trained, translate
 from experiments.translation.presets import PRESETS
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 NOUNS = {"dog": "Hund", "bird": "Vogel", "tree": "Baum", "king": "Prinz", "ship": "Kahn"}
 VERBS = {"sees": "sieht", "likes": "mag", "finds": "findet", "draws": "malt", "hears": "hört"}
 TOO_LONG = "dog " * 47
+SPEEDS = ("tokens_per_second", "mfu")
 SETTINGS = """
     --name tiny --model.vocab_size 400 --model.d_model 16 --model.d_ff 22 --model.num_heads 2
     --model.num_encoder_layers 1 --model.num_decoder_layers 1 --model.max_len 31
@@ -101,10 +103,15 @@ def call(command, args):
 
 @pytest.fixture(scope="module")
 def run(text, tmp_path_factory):
-    """The finished run: its folder, its config, its training's arguments and output."""
+    """The finished run: its folder, its config, its training's arguments and output.
+
+    The processor called itself an L4.
+    """
     root = tmp_path_factory.mktemp("runs")
     args = settings(text, root)
-    done = call(train, args)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(utilization._KINDS, "cpu", "l4")
+        done = call(train, args)
     assert done.code == 0, done.err
     folder = root / "translation" / "tiny"
     config = trained.load_trained(folder).config
@@ -123,7 +130,7 @@ def bytes_of(folder, step):
 
 def metrics_of(folder):
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]
+    return [{k: v for k, v in line.items() if k not in SPEEDS} for line in lines]
 
 
 def snapshot(folder):
@@ -133,6 +140,13 @@ def snapshot(folder):
 
 
 # Training
+
+
+def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
+    lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
+    logged = [line for line in lines if "tokens_per_second" in line]
+    assert logged and all(0.0 < line["mfu"] < 1.0 for line in logged)
+    assert "(1 x 60 TFLOP/s, cpu, float32)" in run.out
 
 
 def test_a_run_from_ones_own_files_leaves_everything_in_its_folder(run):
