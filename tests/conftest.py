@@ -2,19 +2,40 @@
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+# The longest first: of the files that are left at the end none makes one process wait for long.
+_FIRST = ("translation", "language_modelling", "parallel", "several_machines", "models", "plan")
 
-def pytest_configure():
+
+def pytest_configure(config: pytest.Config):
     if "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_default_matmul_precision", "highest")
+    # By default most of the time goes into compiling programs that run once. What is marked slow or
+    # peer runs as users' programs do, and so do the kernels (see `optimized`).
+    quick = config.option.markexpr == "not slow and not peer"
+    if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+        jax.config.update("jax_disable_most_optimizations", quick)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]):
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in _FIRST)
+
+
+@pytest.fixture(scope="module")
+def optimized() -> Iterator[None]:
+    """Programs are compiled with all of XLA's optimizations."""
+    before = jax.config.jax_disable_most_optimizations
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture

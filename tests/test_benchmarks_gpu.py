@@ -113,6 +113,7 @@ def test_products_and_attention_run_here_and_what_cannot_is_told():
     assert all(refused[n]["failed"].startswith("ConfigError: the cudnn kernel") for n in "48")
 
 
+@pytest.mark.slow
 def test_a_training_tells_its_speed_and_learns_its_batch():
     found = dict(training.train_gpt(plan.SMALL.gpt))
     assert found["tokens_per_second"] == pytest.approx(16 * 16 / found["ms"] * 1e3)

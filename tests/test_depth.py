@@ -9,6 +9,8 @@ import pytest
 from jaxformer import DecoderOnly, TransformerConfig, causal_loss
 from jaxformer.data import StreamBatch
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 DEPTHS = (1, 2, 3)
 
 

@@ -12,6 +12,8 @@ from jaxformer.dropout import Dropout, Noise
 from jaxformer.masks import Mask
 from jaxformer.positions import alibi_bias
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 B, T, S, N, K, H = 3, 5, 7, 6, 2, 4
 EVERYWHERE = ("reference", "xla", "blockwise")
 

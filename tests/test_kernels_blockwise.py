@@ -19,6 +19,8 @@ from jaxformer.kernels import blockwise, reference
 from jaxformer.masks import Mask
 from jaxformer.parallel import make_mesh
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 B, T, S, N, K, H, HV = 2, 11, 13, 6, 2, 5, 3
 SMALL = partial(blockwise, block=4)  # 3 blocks of queries and 4 of keys, the last ones ragged
 

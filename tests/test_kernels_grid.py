@@ -12,6 +12,8 @@ from jaxformer.dropout import Dropout, Noise
 from jaxformer.kernels import blockwise, pallas, reference, xla
 from jaxformer.masks import Mask
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 SCALE = 0.6
 TOLERANCES = {"float32": 2e-5, "bfloat16": 0.04}
 

@@ -21,6 +21,8 @@ from jaxformer.layers import (
 )
 from jaxformer.positions import relative_buckets, sinusoidal_positions
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 CONFIG = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3, max_len=7)
 ERF = np.vectorize(math.erf)
 

@@ -323,7 +323,10 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    ["writer", *(pytest.param(f, marks=pytest.mark.slow) for f in ("translator", "filler"))],
+)
 def test_every_family_hands_its_logits_over_in_chunks(family, batch, random_params):
     kind, make_loss, make_batch = FAMILIES[family]
     model = kind(replace(SMALL, output_bias=True, pooler=family == "filler"))

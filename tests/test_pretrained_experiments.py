@@ -139,7 +139,7 @@ def test_a_folder_that_is_no_model_of_theirs_is_taken_for_a_run(folder, tmp_path
     for text in ("{}", "not json", '{"name": "tiny", "model": {}}'):
         (tmp_path / "config.json").write_text(text)
         assert not borrowed.is_theirs(tmp_path)
-    with pytest.raises(ConfigError, match=r"config.json: .*data is missing"):
+    with pytest.raises(ConfigError, match=r"config.json: model.d_ff is missing"):
         trained.load_trained(tmp_path)
 
 
