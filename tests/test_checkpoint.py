@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from jax.experimental import multihost_utils
 
 from jaxformer.checkpoint import CheckpointError, Checkpoints, manifest
 from jaxformer.config import ConfigError
@@ -558,6 +559,30 @@ def test_a_failed_write_is_an_os_error_and_the_steps_before_and_after_are_comple
         checkpoints.save(step, state, {}, float(step))
     checkpoints.wait()
     assert checkpoints.steps() == [2, 5, 7]
+
+
+def test_an_error_is_not_replaced_by_that_of_the_save_it_interrupts(tmp_path):
+    def fail():
+        raise OSError("no room")
+
+    with pytest.raises(RuntimeError, match="the step failed"):
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints._sealing = checkpoints._thread.submit(fail)
+            raise RuntimeError("the step failed")
+    with pytest.raises(OSError, match="no room"), Checkpoints(tmp_path) as checkpoints:
+        checkpoints._sealing = checkpoints._thread.submit(fail)
+
+
+def test_a_process_that_is_gone_is_no_failure_of_the_disk(checkpoints, monkeypatch):
+    def gone(value):
+        raise ValueError("UNKNOWN: Gloo all-reduce failed")
+
+    checkpoints.save(3, make_state(3), {})
+    checkpoints.wait()
+    with monkeypatch.context() as patch, pytest.raises(jax.errors.JaxRuntimeError, match="Gloo"):
+        patch.setattr(jax, "process_count", lambda: 2)
+        patch.setattr(multihost_utils, "broadcast_one_to_all", gone)
+        checkpoints.save(5, make_state(5), {})
 
 
 def test_a_state_that_could_not_be_computed_is_no_failure_of_the_disk(checkpoints, monkeypatch):

@@ -6,7 +6,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -103,8 +103,10 @@ class Checkpoints:
         self._open()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # What fails while an error passes through may be its consequence: the error itself is told.
+        with suppress(Exception) if kind is not None else nullcontext():
+            self.close()
 
     def steps(self) -> list[int]:
         """The sealed steps whose files have their lengths, ascending."""
@@ -367,7 +369,10 @@ def _agreed(value: int) -> int:
     """The first process's `value`, in every process."""
     if jax.process_count() == 1:
         return value
-    return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+    try:
+        return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+    except ValueError as error:  # as which `jax.jit` tells of a process that is gone
+        raise jax.errors.JaxRuntimeError(str(error)) from error
 
 
 def _by_the_first(decide: Callable[[], int]) -> int:

@@ -135,6 +135,8 @@ def run_of(place: Path) -> Path:
 def _train(args: dict, place: Path, around: Around, programs: str, tell: Tell) -> None:
     """Never returns: ends this process as the command would."""
     place.mkdir(exist_ok=True)
+    # Most of a tiny training is compiling.
+    jax.config.update("jax_disable_most_optimizations", True)
     if programs:
         cache = place.parent.parent / programs
         jax.config.update("jax_compilation_cache_dir", str(cache))
