@@ -13,11 +13,16 @@ import pytest
 _FIRST = ("translation", "language_modelling", "parallel", "several_machines", "models", "plan")
 
 
-def pytest_configure(config: pytest.Config):
+def be_strict():
+    """On a CPU unless told otherwise, no shape is stretched in silence, products are exact."""
     if "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def pytest_configure(config: pytest.Config):
+    be_strict()
     # By default most of the time goes into compiling programs that run once. What is marked slow or
     # peer runs as users' programs do, and so do the kernels (see `optimized`).
     quick = config.option.markexpr == "not slow and not peer"
@@ -32,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
 @pytest.fixture(scope="module")
 def optimized() -> Iterator[None]:
     """Programs are compiled with all of XLA's optimizations."""
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)

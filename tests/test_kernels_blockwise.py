@@ -148,7 +148,7 @@ def on_a_mesh(path: str) -> None:
 def test_on_a_mesh_it_is_what_the_reference_kernel_is_on_one_device(inputs, tmp_path, assert_equal):
     here = Path(__file__).parent
     code = (
-        "import conftest, jax, sys; conftest.pytest_configure();"
+        "import conftest, jax, sys; conftest.be_strict();"
         "jax.config.update('jax_num_cpu_devices', 4);"
         "import test_kernels_blockwise; test_kernels_blockwise.on_a_mesh(sys.argv[1])"
     )

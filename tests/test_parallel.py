@@ -335,7 +335,7 @@ def compute(path: str, cases: str, steps: str) -> None:
 def child(path: Path, *arguments: str) -> dict[str, np.ndarray]:
     here = Path(__file__).parent
     code = (
-        "import conftest, jax, sys; conftest.pytest_configure();"
+        "import conftest, jax, sys; conftest.be_strict();"
         "jax.config.update('jax_num_cpu_devices', 8);"
         "import test_parallel; test_parallel.compute(*sys.argv[1:])"
     )

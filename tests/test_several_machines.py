@@ -83,7 +83,7 @@ def begin(folder: Path, processes: int, devices: int, victim: int) -> list[subpr
         address = f"127.0.0.1:{free.getsockname()[1]}"
     here = Path(__file__).parent
     code = (
-        "import conftest, jax, sys; conftest.pytest_configure();"
+        "import conftest, jax, sys; conftest.be_strict();"
         f"jax.config.update('jax_num_cpu_devices', {devices});"
         "import test_several_machines; test_several_machines.work(*sys.argv[1:])"
     )
