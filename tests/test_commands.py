@@ -215,7 +215,8 @@ def test_a_real_sigterm_and_a_real_sigint_end_the_process_with_their_codes():
             import time
             def main():
                 print("up", flush=True)
-                time.sleep(30)
+                for _ in range(300):  # a signal just before a long sleep would wait for its end
+                    time.sleep(0.1)
             sys.exit(run(main))
         """)
         process.stdout.readline()
