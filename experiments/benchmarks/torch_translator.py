@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from experiments.pytorch_twin.parts import translation_loss
 from jaxformer.config import TransformerConfig
 from jaxformer.data import PairBatch
 from jaxformer.positions import sinusoidal_positions
-from jaxformer.tokenizers import PAD
 
 
 class Translator(nn.Module):
@@ -66,13 +66,7 @@ class Translator(nn.Module):
 
     def loss(self, batch: PairBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of nats of the labels of `batch` that are no padding, and their number."""
-        source, target = torch.tensor(batch.source), torch.tensor(batch.target).long()
-        labels = target[:, 1:].flatten()
-        logits = self(source, target[:, :-1], source != PAD).flatten(0, 1)
-        nats = F.cross_entropy(
-            logits, labels, ignore_index=PAD, reduction="sum", label_smoothing=self.smoothing
-        )
-        return nats, (labels != PAD).sum()
+        return translation_loss(self, batch, self.smoothing)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens) * self.scale + self.positions[: tokens.shape[1]]

@@ -1,4 +1,4 @@
-"""What both models of the twin share: norms, feed-forwards, and how they refuse a config."""
+"""What the models share: norms, feed-forwards, a loss, and how they refuse a config."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from jaxformer.config import ConfigError, TransformerConfig
+from jaxformer.data import PairBatch
+from jaxformer.tokenizers import PAD
 
 ACTIVATIONS = {
     "relu": F.relu,
@@ -31,6 +33,22 @@ class PositionWiseFeedForward(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, T, D] to [B, T, D] through [B, T, F]."""
         return self.down(self.dropout(self.activation(self.up(x))))
+
+
+def translation_loss(
+    model: nn.Module, batch: PairBatch, smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of nats of the labels of `batch` that are no padding, and their number.
+
+    `model(source, target, source_valid)` gives logits [B, T, V].
+    """
+    source, target = torch.tensor(batch.source), torch.tensor(batch.target).long()
+    labels = target[:, 1:].flatten()
+    logits = model(source, target[:, :-1], source != PAD).flatten(0, 1)
+    nats = F.cross_entropy(
+        logits, labels, ignore_index=PAD, reduction="sum", label_smoothing=smoothing
+    )
+    return nats, (labels != PAD).sum()
 
 
 def norm(config: TransformerConfig) -> nn.LayerNorm:

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiments.pytorch_twin.parts import PositionWiseFeedForward, check, norm
+from experiments.pytorch_twin.parts import PositionWiseFeedForward, check, norm, translation_loss
 from jaxformer.config import TransformerConfig
 from jaxformer.data import PairBatch
-from jaxformer.tokenizers import PAD
 
 _FIXED = {
     "positions": "sinusoidal",
@@ -251,13 +250,7 @@ class Transformer(nn.Module):
 
     def loss(self, batch: PairBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum of nats of the labels of `batch` that are no padding, and their number."""
-        source, target = torch.tensor(batch.source), torch.tensor(batch.target).long()
-        labels = target[:, 1:].flatten()
-        logits = self(source, target[:, :-1], source != PAD).flatten(0, 1)
-        nats = F.cross_entropy(
-            logits, labels, ignore_index=PAD, reduction="sum", label_smoothing=self.smoothing
-        )
-        return nats, (labels != PAD).sum()
+        return translation_loss(self, batch, self.smoothing)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.positions(self.embedding(tokens) * self.scale)
