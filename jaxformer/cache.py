@@ -45,16 +45,21 @@ class KeysValues:
 
 @struct.dataclass
 class Stored:
-    """Keys [B, K, H, S] and values [B, K, S, Hv] as attention multiplies them; see `KeysValues`."""
+    """Keys [B, K, H, S] and values [B, K, S, Hv] as attention multiplies them; see `KeysValues`.
+
+    Axes B and K of size 1 are left out, `groups` are the sizes of both: XLA leaves such axes out of
+    a product, and a loop that kept an array with them would copy it at every step.
+    """
 
     key: jax.Array
     value: jax.Array
+    groups: tuple[int, int] = struct.field(pytree_node=False)
     ancestors: jax.Array | None = None
 
     @property
     def length(self) -> int:
         """For how many tokens of a text there is room."""
-        return self.key.shape[3] if self.ancestors is None else self.ancestors.shape[2]
+        return self.key.shape[-1] if self.ancestors is None else self.ancestors.shape[2]
 
 
 @struct.dataclass
@@ -125,7 +130,7 @@ class Cache:
         written = jnp.arange(self.length)[None, None] < self.index
         ancestors = jnp.where(written, taken, _own(count))
         layers = self.layers
-        if count * self.length > layers[0].key.shape[3]:
+        if count * self.length > layers[0].key.shape[-1]:
             layers = tuple(_with_room(layer, self.length, count) for layer in layers)
         return self.replace(layers=layers, ancestors=ancestors)
 
@@ -140,11 +145,9 @@ def init(config: TransformerConfig, batch: int, hypotheses: int, length: int) ->
             f"a cache of {length} tokens was asked for, but the learned positions end at max_len="
             f"{config.max_len}: ask for a shorter one"
         )
-    heads, size = (batch, config.kv_heads), length * hypotheses
-    layer = Stored(
-        jnp.zeros((*heads, config.key_size, size), config.dtype),
-        jnp.zeros((*heads, size, config.value_size), config.dtype),
-    )
+    shape = batch, length * hypotheses, config.kv_heads
+    sizes = config.key_size, config.value_size
+    layer = store(KeysValues(*(jnp.zeros((*shape, size), config.dtype) for size in sizes)))
     layers = tuple(jax.tree.map(jnp.copy, layer) for _ in range(config.num_decoder_layers))
     ancestors = jnp.broadcast_to(_own(hypotheses), (batch, hypotheses, length))
     index = jnp.zeros((), jnp.int32)
@@ -153,28 +156,31 @@ def init(config: TransformerConfig, batch: int, hypotheses: int, length: int) ->
 
 def store(kv: KeysValues) -> Stored:
     """`kv` in the layout that is kept."""
-    return Stored(kv.key.transpose(0, 2, 3, 1), kv.value.swapaxes(1, 2), kv.ancestors)
+    key, value = kv.key.transpose(0, 2, 3, 1), kv.value.swapaxes(1, 2)
+    ones = tuple(axis for axis in (0, 1) if key.shape[axis] == 1)
+    return Stored(key.squeeze(ones), value.squeeze(ones), key.shape[:2], kv.ancestors)
 
 
 def read(stored: Stored) -> KeysValues:
     """All that is stored, to attend to."""
-    key, value = stored.key.transpose(0, 3, 1, 2), stored.value.swapaxes(1, 2)
-    return KeysValues(key, value, stored.ancestors)
+    leaves = stored.key, stored.value
+    key, value = (leaf.reshape(*stored.groups, *leaf.shape[-2:]) for leaf in leaves)
+    return KeysValues(key.transpose(0, 3, 1, 2), value.swapaxes(1, 2), stored.ancestors)
 
 
 def write(past: Stored, new: KeysValues, index: jax.Array) -> Stored:
     """`past` with the keys [B*W, T, K, H] and values of `new` at places index .. index + T."""
-    slots = past.key.shape[3] // past.length
+    slots = past.key.shape[-1] // past.length
 
     def laid(leaf: jax.Array) -> jax.Array:
         """[B*W, T, K, H] as [B, T * slots, K, H]."""
-        leaf = leaf.reshape(past.key.shape[0], -1, *leaf.shape[1:]).swapaxes(1, 2)
+        leaf = leaf.reshape(past.groups[0], -1, *leaf.shape[1:]).swapaxes(1, 2)
         leaf = _padded(leaf, 2, slots)
         return leaf.reshape(leaf.shape[0], -1, *leaf.shape[3:])
 
     fresh, at = store(KeysValues(laid(new.key), laid(new.value))), index * slots
-    key = jax.lax.dynamic_update_slice_in_dim(past.key, fresh.key, at, axis=3)
-    value = jax.lax.dynamic_update_slice_in_dim(past.value, fresh.value, at, axis=2)
+    key = jax.lax.dynamic_update_slice_in_dim(past.key, fresh.key, at, axis=-1)
+    value = jax.lax.dynamic_update_slice_in_dim(past.value, fresh.value, at, axis=-2)
     return past.replace(key=key, value=value)
 
 
@@ -186,7 +192,8 @@ def _with_room(layer: Stored, length: int, slots: int) -> Stored:
         places = leaf.reshape(*shape[:axis], length, -1, *shape[axis + 1 :])
         return _padded(places, axis + 1, slots).reshape(*shape[:axis], -1, *shape[axis + 1 :])
 
-    return Stored(padded(layer.key, 3), padded(layer.value, 2))
+    last = layer.key.ndim - 1
+    return layer.replace(key=padded(layer.key, last), value=padded(layer.value, last - 1))
 
 
 def _padded(leaf: jax.Array, axis: int, size: int) -> jax.Array:

@@ -382,7 +382,8 @@ def _rows(tokens: np.ndarray) -> tuple[int, int]:
 
 
 def test_selection_moves_no_keys_and_no_memory(rng):
-    memory = caches.Stored(*rng.standard_normal((2, B, 2, 3, S), np.float32))
+    keys, values = rng.standard_normal((2, B, S, 2, 3), np.float32)
+    memory = caches.store(caches.KeysValues(keys, values))
     cache = caches.init(BASE, B, W, L).replace(memory=(memory,), index=np.int32(4))
     selected = cache.select(jnp.array([[2, 0, 0], [1, 1, 2]]))
     assert selected.layers[0].key is cache.layers[0].key

@@ -1,0 +1,58 @@
+"""Keys and values stay where they were written: no step of a compiled search copies them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import DecoderOnly, TransformerConfig
+from jaxformer import cache as caches
+from jaxformer.decoding import beam_search, greedy, sample
+from jaxformer.generation import step_function
+
+pytestmark = pytest.mark.usefixtures("optimized")
+
+L = 23  # places
+
+
+def config(num_kv_heads):
+    return TransformerConfig(
+        vocab_size=29,
+        d_model=20,
+        d_ff=31,
+        num_heads=4,
+        head_dim=5,
+        num_kv_heads=num_kv_heads,
+        num_decoder_layers=2,
+    )
+
+
+def compiled(num_kv_heads, rows, beams):
+    model = DecoderOnly(config(num_kv_heads))
+    first, limits = jnp.full(rows, 3), jnp.full(rows, L)
+    numbers = jnp.arange(rows)
+
+    def write(params):
+        cache = caches.init(model.config, rows, beams, L)
+        step = step_function(model, params)
+        if beams > 1:
+            return beam_search(step, cache, first, limits, width=beams, length=L, end=1)
+        rng = jax.random.key(0)
+        return sample(step, cache, first, limits, rng, numbers, pick=greedy, length=L, end=1)
+
+    params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((2, 5), np.int32))["params"]
+    return jax.jit(write).lower(params).compile().as_text()
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "rows", "beams"), [(4, 1, 1), (4, 3, 1), (1, 1, 1), (2, 1, 3), (1, 2, 3)]
+)
+def test_no_step_copies_keys_or_values(num_kv_heads, rows, beams):
+    text = compiled(num_kv_heads, rows, beams)
+    kept = rf"f32\[(?:\d+,)*(?:5,{L * beams}|{L * beams},5)\]"
+    inside = [part for part in text.split("\n\n") if not part.lstrip().startswith("ENTRY")]
+    assert re.search(rf"{kept}\S* (?:fusion|dynamic-update-slice)\(", text)
+    copies = [line for part in inside for line in re.findall(rf".* = {kept}\S* copy\(.*", part)]
+    assert not copies
