@@ -12,6 +12,7 @@ from jaxformer.kernels import Kernel, attention_weights, reference
 from jaxformer.layers import dense_init, residual_init
 from jaxformer.masks import Mask
 from jaxformer.positions import rotary
+from jaxformer.products import product
 
 
 class MultiHeadAttention(nn.Module):
@@ -36,6 +37,7 @@ class MultiHeadAttention(nn.Module):
             use_bias=config.use_bias,
             dtype=config.dtype,
             kernel_init=residual_init(config),
+            dot_general=product,
         )
 
     def _projection(self, heads: int, size: int) -> nn.DenseGeneral:
@@ -44,6 +46,7 @@ class MultiHeadAttention(nn.Module):
             use_bias=self.config.use_bias,
             dtype=self.config.dtype,
             kernel_init=dense_init(self.config),
+            dot_general=product,
         )
 
     def keys_values(self, x: jax.Array, positions: jax.Array | None = None) -> KeysValues:

@@ -11,6 +11,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.dropout import Dropout, Noise
 from jaxformer.losses import Readout
 from jaxformer.positions import relative_buckets, sinusoidal_positions
+from jaxformer.products import product
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -194,7 +195,7 @@ class FeedForward(nn.Module):
     def __call__(self, x: jax.Array, noise: Noise | None = None) -> jax.Array:
         """[B, T, D] to [B, T, D] through [B, T, F]."""
         config = self.config
-        dense = partial(nn.Dense, use_bias=config.use_bias, dtype=config.dtype)
+        dense = partial(nn.Dense, use_bias=config.use_bias, dtype=config.dtype, dot_general=product)
         init = dense_init(config)
         activation = ACTIVATIONS[config.activation]
         if config.gated:

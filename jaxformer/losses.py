@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxformer.dropout import Noise
+from jaxformer.products import product
 
 Loss = Callable[[Any, Any, jax.Array | None], tuple[jax.Array, jax.Array]]
 """loss(params, batch, rng) -> (sum in nats, number of tokens); rng None means no dropout."""
@@ -23,7 +24,8 @@ class Readout(NamedTuple):
 
     def logits(self) -> jax.Array:
         """`features` times `matrix` and `bias` added: [..., V]."""
-        logits = self.features @ self.matrix.astype(self.features.dtype)
+        matrix = self.matrix.astype(self.features.dtype)
+        logits = product(self.features, matrix, (((self.features.ndim - 1,), (0,)), ((), ())))
         if self.bias is None:
             return logits
         return logits + self.bias.astype(logits.dtype).reshape((1,) * (logits.ndim - 1) + (-1,))

@@ -1,4 +1,4 @@
-"""Depth is paid for once: the compiled gradient grows by the same amount with each layer."""
+"""What a compiled gradient does once: it grows evenly with depth, and copies no intermediate."""
 
 import re
 
@@ -48,3 +48,9 @@ def test_no_fusion_reads_what_many_layers_wrote(programs):
     reads = [re.findall(r"fusion\(([^)]*)\)", text) for text in programs]
     one, two, three = (max(read.count("%") for read in fusions) for fusions in reads)
     assert one == two == three
+
+
+def test_the_gradient_of_a_matrix_is_made_of_what_is_there(programs):
+    """XLA on a CPU would turn the hidden layer's gradient first, of 3 rows of 17 tokens."""
+    turned = [re.findall(r"\S+ = f32\[62,(?:51|3,17)\]\S* (?!bitcast)", text) for text in programs]
+    assert turned == [[], [], []]

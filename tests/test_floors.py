@@ -20,6 +20,7 @@ FLOORS = {
     "kernels": 1,
     "dropout": 1,
     "cache": 1,
+    "products": 1,
     "losses": 1,
     "attention": 2,
     "layers": 2,
@@ -43,7 +44,7 @@ FLOORS = {
 NEIGHBOURS = {
     "kernels": {"dropout", "masks"},
     "cache": {"masks"},
-    "losses": {"dropout"},
+    "losses": {"dropout", "products"},
     "attention": {"layers"},
     "blocks": {"attention", "layers"},
     "heads": {"models"},

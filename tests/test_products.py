@@ -1,0 +1,48 @@
+"""The product of rows with a matrix is that of `jax.lax.dot_general`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.products import product
+
+ONE = (((2,), (0,)), ((), ()))
+TWO = (((2, 3), (0, 1)), ((), ()))
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "axes"),
+    [
+        ((2, 3, 5), (5, 7), ONE),
+        ((2, 3, 5), (5, 7, 11), ONE),
+        ((2, 3, 5, 7), (5, 7, 11), TWO),
+        ((5,), (5, 7), (((0,), (0,)), ((), ()))),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_is_the_general_product(rng, assert_equal, x, kernel, axes, dtype):
+    x, kernel = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in (x, kernel))
+
+    def outcome(way):
+        found, pull = jax.vjp(lambda x, kernel: way(x, kernel, axes), x, kernel)
+        assert found.dtype == dtype
+        return found, *pull(jnp.cos(found))
+
+    for given, expected in zip(outcome(product), outcome(jax.lax.dot_general), strict=True):
+        assert_equal(given, expected, 1e-5 if dtype == "float32" else 0.02)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        (((1,), (0,)), ((), ())),
+        (((2,), (1,)), ((), ())),
+        (((2,), (1,)), ((0,), (0,))),
+        (((3, 2), (0, 1)), ((), ())),
+    ],
+)
+def test_other_axes_are_refused(axes):
+    x, kernel = np.zeros((2, 3, 5, 5)[: 4 if len(axes[0][0]) > 1 else 3]), np.zeros((5, 5, 7))
+    with pytest.raises(ValueError, match=r"only the last axes can meet the first.*dot_general"):
+        product(x, kernel, axes)
