@@ -11,6 +11,8 @@ import pytest
 
 # The longest first: of the files that are left at the end none makes one process wait for long.
 _FIRST = ("translation", "language_modelling", "parallel", "several_machines", "models", "plan")
+# On a CPU a program with XLA's newer loops takes up to twice as long to compile.
+_OLDER_LOOPS = "--xla_cpu_use_fusion_emitters=false"
 
 
 def be_strict():
@@ -28,6 +30,11 @@ def pytest_configure(config: pytest.Config):
     quick = config.option.markexpr == "not slow and not peer"
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
         jax.config.update("jax_disable_most_optimizations", quick)
+    # Children of this process inherit it. A flag that XLA does not know ends a process: this one
+    # is known to JAX 0.10, but no more to 0.12.
+    flags = os.environ.get("XLA_FLAGS", "")
+    if quick and jax.__version_info__ < (0, 11) and _OLDER_LOOPS not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_OLDER_LOOPS}".strip()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]):
@@ -36,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
 
 @pytest.fixture(scope="module")
 def optimized() -> Iterator[None]:
-    """Programs are compiled with all of XLA's optimizations."""
+    """Programs are compiled with all of XLA's optimizations (loops as in `_OLDER_LOOPS`)."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     yield
