@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -113,8 +113,8 @@ ROOM = 2 << 30  # bytes that all injections stay below
 AT_ONCE = 2  # each waits for disks and for the ends of processes
 
 
-def run(*, full: bool, only: str = "") -> Iterable[dict]:
-    """The row of each fault whose name holds `only`; two are injected at a time.
+def run(pool: Executor, *, full: bool, only: str = "") -> Iterable[dict]:
+    """The row of each fault whose name holds `only`; `pool` says where, and how many at a time.
 
     A row: the name, tries, those survived, those silently wrong, seconds by the clock and of
     processors.
@@ -125,12 +125,7 @@ def run(*, full: bool, only: str = "") -> Iterable[dict]:
         for number, fault in enumerate(FAULTS)
         if only in fault.name and getattr(fault, form) is not None
     ]
-    # Forked, as children are: from a process that has imported all and started nothing.
-    context = multiprocessing.get_context("fork")
-    with (
-        tempfile.TemporaryDirectory(dir=_place()) as root,
-        ProcessPoolExecutor(AT_ONCE, mp_context=context) as pool,
-    ):
+    with tempfile.TemporaryDirectory(dir=_place()) as root:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             rows = pool.map(partial(_row, Path(root), form), chosen)
@@ -171,11 +166,14 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     rows = []
-    for row in run(full=options.full, only=options.only):
-        rows.append(row)
-        counts = f"{row['survived']:4} of {row['tries']:4}  silent {row['silent']}"
-        times = f"{row['seconds']:6.1f} s  {row['processor_seconds']:6.1f} s of processors"
-        print(f"{counts}  {times}  {row['fault']}", flush=True)
+    # Forked, as children are: from a process that has imported all and started nothing.
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(AT_ONCE, mp_context=context) as pool:
+        for row in run(pool, full=options.full, only=options.only):
+            rows.append(row)
+            counts = f"{row['survived']:4} of {row['tries']:4}  silent {row['silent']}"
+            times = f"{row['seconds']:6.1f} s  {row['processor_seconds']:6.1f} s of processors"
+            print(f"{counts}  {times}  {row['fault']}", flush=True)
     Path(options.out).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return int(any(row["survived"] < row["tries"] or row["silent"] for row in rows))
 
