@@ -173,7 +173,7 @@ def reader(random_params):
 
 def test_a_word_has_one_learned_vector_and_one_for_each_context(reader, assert_equal):
     model, params, tokenizer = reader
-    texts = ("the river bank", "the money bank lends")
+    texts = ("the river bank", "the money bank lends the bank")
     found = bank.meaning(*reader, "bank", texts)
     row = params["embedding"]["table"][tokenizer.encode("bank")[0]] * 12**0.5
     assert_equal(found.learned, row)
@@ -184,7 +184,8 @@ def test_a_word_has_one_learned_vector_and_one_for_each_context(reader, assert_e
     _, learned, first, second = bank.report("bank", found)
     assert learned.split("|")[1].split()[0] == "1.000"
     assert learned.split()[1:6] == [f"{value:.2f}" for value in found.learned[:5]]
-    assert first.split("|")[1].split()[2] == second.split("|")[1].split()[1]
+    between = both[0] @ both[1] / np.linalg.norm(both[0]) / np.linalg.norm(both[1])
+    assert first.split("|")[1].split()[2] == second.split("|")[1].split()[1] == f"{between:.3f}"
 
 
 def test_a_word_that_cannot_be_compared_is_refused(reader):
@@ -216,7 +217,10 @@ def test_bank_reads_the_folder_of_a_distilbert(tmp_path, capsys, random_params):
     model = EncoderOnly(config)
     params = random_params(model, np.ones((1, 3), np.int32))
     save_pretrained(tmp_path / "tiny", model, params, tokenizer, family="distilbert")
+    save_pretrained(tmp_path / "mute", model, params, family="distilbert")
     bank.main(bank.BankOptions(str(tmp_path / "tiny"), texts=texts))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "text 1: a man fishing on a river bank"
     assert [line.split()[0] for line in lines[3:]] == ["learned", "in", "in"]
+    with pytest.raises(ConfigError, match="mute has no tokenizer: give a folder with one"):
+        bank.main(bank.BankOptions(str(tmp_path / "mute"), texts=texts))
