@@ -151,7 +151,8 @@ def test_a_distance_block_that_has_learned_nothing_is_a_block(rng, random_params
 
     @jax.jit
     def run():
-        trees = plain | {"worth": np.zeros((2, 9), np.float32)}, params
+        fresh = block.init(jax.random.key(0), x, mask, positions=places)["params"]
+        trees = plain | {"worth": fresh["worth"]}, params
         found = [block.apply({"params": tree}, x, mask, positions=places)[0] for tree in trees]
         ours = Block(own_parts.SIZES).apply({"params": plain}, x, mask, positions=places)[0]
         return *found, ours
