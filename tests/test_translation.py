@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -16,14 +17,14 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import commands
+from experiments import commands, planning
 from experiments.planning import utilization
 from experiments.progress import Progress
 from experiments.translation import evaluation, export, prepare, score, train, trained, translate
 from experiments.translation.presets import PRESETS
 from jaxformer import generation
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.tokenizers import EOS
+from jaxformer.tokenizers import EOS, PAD
 
 ROOT = Path(__file__).parents[1]
 NOUNS = {"dog": "Hund", "bird": "Vogel", "tree": "Baum", "king": "Prinz", "ship": "Kahn"}
@@ -145,7 +146,17 @@ def snapshot(folder):
 def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
     lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     logged = [line for line in lines if "tokens_per_second" in line]
-    assert logged and all(0.0 < line["mfu"] < 1.0 for line in logged)
+    assert [line["step"] for line in logged] == [2, 4, 6, 8, 10, 12, 14, 16, 17]
+    prepared = prepare.prepare(run.config, run.folder)
+    batches, begin = [prepared.batches.batch(number) for number in range(17)], 1
+    for line in logged:
+        flops, tokens = 0, 0
+        for source, target, _ in batches[begin : line["step"]]:
+            sizes = *source.shape, target.shape[1] - 1
+            flops += planning.seq2seq_flops(prepared.model, *sizes)
+            tokens += np.count_nonzero(target[:, 1:] != PAD)
+        assert math.isclose(line["mfu"] * 60e12 / line["tokens_per_second"], flops / tokens)
+        begin = line["step"]
     assert "(1 x 60 TFLOP/s, cpu, float32)" in run.out
 
 
