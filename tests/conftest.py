@@ -110,6 +110,36 @@ def torch() -> Any:
 
 
 @pytest.fixture(scope="session")
+def odd_texts() -> list[str]:
+    """Texts with what tokenizers lose, split or take for their own."""
+    return [
+        "",
+        " ",
+        "   ",
+        " a",
+        "a ",
+        "  zwei  Leerzeichen  ",
+        "\ttab\t\t",
+        "\n",
+        "a\r\nb",
+        "\u2028",
+        "a\u2028b",
+        "🙂👩‍👩‍👧",
+        "e\u0301 é",
+        "\x00",
+        "\ufeff",
+        "\ufeffa",
+        "<s",
+        "Ġ Ċ ▁",
+        "▁▁a ▁b",
+        "it's 1,000 they'll",
+        "Ａｂｃ ｶﾅ",
+        "한국어 가각 हिन्दी",
+        "=====aaaaaaaaaa",
+    ]
+
+
+@pytest.fixture(scope="session")
 def train_pieces() -> Callable[..., bytes]:
     """A model file that SentencePiece makes of lines."""
     library = pytest.importorskip("sentencepiece", reason="needs the extra subwords")

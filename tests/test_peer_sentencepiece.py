@@ -10,28 +10,6 @@ from jaxformer import tokenizers
 
 pytestmark = pytest.mark.peer
 LETTERS = "abc éßÀ字かカ²¼½…“\u200b\u3000\u00a0\u00ad\t.,=-🙂₣"
-ODD = [
-    "",
-    " ",
-    "   ",
-    " a",
-    "a ",
-    "  zwei  Leerzeichen  ",
-    "\ttab\t\t",
-    "\n",
-    "a\r\nb",
-    "a\u2028b",
-    "🙂👩‍👩‍👧",
-    "e\u0301 é",
-    "\ufeffa",
-    "Ġ Ċ ▁",
-    "▁▁a ▁b",
-    "it's 1,000 they'll",
-    "Ａｂｃ ｶﾅ",
-    "한국어 가각 हिन्दी",
-    "=====aaaaaaaaaa",
-    "<s",
-]
 PADDED = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 LLAMA = {
     "byte_fallback": True,
@@ -49,11 +27,11 @@ def pairs():
 
 
 @pytest.fixture(scope="module")
-def texts(pairs):
+def texts(pairs, odd_texts):
     """Lines of both languages, of odd characters, and of none."""
     rng = np.random.default_rng(1)
     random = ["".join(rng.choice([*LETTERS], rng.integers(1, 30))) for _ in range(150)]
-    return [*(side for pair in pairs[:75] for side in pair), *random, *ODD]
+    return [*(side for pair in pairs[:75] for side in pair), *random, *odd_texts]
 
 
 @pytest.fixture(scope="module")

@@ -32,26 +32,6 @@ LINES = [
     "das Haus sieht den Hund nicht",
     "<pad> <eos> <bos><unk>",
 ]
-ODD = [
-    "",
-    " ",
-    "   ",
-    " a",
-    "a ",
-    "  zwei  Leerzeichen  ",
-    "\ttab\t\t",
-    "\n",
-    "a\r\nb",
-    "\u2028",
-    "a\u2028b\x85c\x0bd\x0ce",
-    "🙂👩‍👩‍👧",
-    "e\u0301 é",
-    "\x00",
-    "\ufeff",
-    "<pad><eos> <unk>",
-    "Ġ Ċ ▁",
-    "it's 1,000 they'll",
-]
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +54,16 @@ def characters() -> Tokenizer:
     return train_characters(LINES)
 
 
+@pytest.fixture(scope="module")
+def odd(odd_texts) -> list[str]:
+    """Odd texts, and those that not every tokenizer keeps."""
+    return [*odd_texts, "a\u2028b\x85c\x0bd\x0ce", "<pad><eos> <unk>"]
+
+
 @pytest.mark.parametrize("kind", ["bpe", "bare"])
-@pytest.mark.parametrize("text", ODD)
-def test_bpe_decodes_odd_text_exactly(kind, text, request):
+def test_bpe_decodes_odd_text_exactly(kind, odd, request):
     tokenizer = request.getfixturevalue(kind)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in odd] == odd
 
 
 @settings(max_examples=1000, deadline=None, database=None)
@@ -152,7 +137,7 @@ def test_special_ids_decode_to_nothing(kind, request):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bare", "words", "characters"])
-def test_a_saved_tokenizer_loads_as_the_same(kind, request, tmp_path):
+def test_a_saved_tokenizer_loads_as_the_same(kind, odd, request, tmp_path):
     tokenizer = request.getfixturevalue(kind)
     tokenizer.save(tmp_path / "tokenizer.json")
     loaded = tokenizers.load(tmp_path / "tokenizer.json")
@@ -160,7 +145,7 @@ def test_a_saved_tokenizer_loads_as_the_same(kind, request, tmp_path):
     assert loaded.fingerprint == tokenizer.fingerprint
     assert loaded.vocab_size == tokenizer.vocab_size
     assert loaded.special == tokenizer.special
-    assert loaded.encode_batch(LINES + ODD) == tokenizer.encode_batch(LINES + ODD)
+    assert loaded.encode_batch(LINES + odd) == tokenizer.encode_batch(LINES + odd)
 
 
 def test_the_fingerprint_tells_tokenizers_apart_and_equal_text_gives_equal_ones(bpe):
