@@ -78,6 +78,7 @@ def test_lines_are_translated_with_the_ids_and_the_search_that_the_folder_asks_f
 
     translator = load_translator(folder)
     assert (translator.search.width, translator.search.alpha) == (3, 0.5)
+    assert (translator.manner.start, translator.manner.end) == (3, 1)
     source = np.zeros((4, 12), np.int32)
     for row, line in enumerate(lines):
         if line:
