@@ -31,7 +31,7 @@ def read_pieces(
     but comes out of a text only where it would be unknown; names of languages such as ">>fra<<"
     come out wherever they stand. Texts are cut as SentencePiece cuts them, but for two cases: marks
     that combine with a character which the model's table replaces are lost, and a unigram model
-    reads the name of a byte, such as "<0x41>", as that byte.
+    reads the names of its unknown and of bytes, such as "<0x41>", as what they name.
 
     Raises `DataError` for files that are damaged or of another kind, and `MissingExtra` without
     `sentencepiece`.
