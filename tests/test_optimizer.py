@@ -210,7 +210,7 @@ def test_the_schedule_is_that_of_every_rule(gpt, name):
     full = updates_of(replace(config, warmup_steps=0), params, gradients)
     for number, (low, high) in enumerate(zip(rising, full, strict=True), start=1):
         for path in low:
-            close(low[path], high[path] * number / 3, rtol=1e-4)
+            close(low[path], high[path] * number / 3, rtol=1e-4, atol=1e-6)
 
 
 def test_muon_moves_the_kernels_of_blocks_and_adam_all_else(gpt):
@@ -238,7 +238,8 @@ def test_muon_of_a_matrix_is_that_of_optax_with_all_heads_in_one(gpt):
     for ours, gradient in zip(updates_of(config, params, gradients), flat, strict=True):
         theirs, state = muon.update(gradient, state, gradient)
         for path in shapes:
-            close(ours[path].reshape(shapes[path]), theirs[path], atol=1e-6)
+            # Its iteration multiplies what two ways of compiling round differently.
+            close(ours[path].reshape(shapes[path]), theirs[path], atol=1e-5)
 
 
 def test_an_update_of_muon_turns_and_does_not_stretch(gpt):
