@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxformer.dropout import Noise
-from jaxformer.products import product
 
 Loss = Callable[[Any, Any, jax.Array | None], tuple[jax.Array, jax.Array]]
 """loss(params, batch, rng) -> (sum in nats, number of tokens); rng None means no dropout."""
@@ -25,7 +24,9 @@ class Readout(NamedTuple):
     def logits(self) -> jax.Array:
         """`features` times `matrix` and `bias` added: [..., V]."""
         matrix = self.matrix.astype(self.features.dtype)
-        logits = product(self.features, matrix, (((self.features.ndim - 1,), (0,)), ((), ())))
+        # In matrices as `product` does, but never in parts: those of a transposed table would be copies.
+        logits = self.features.reshape(-1, matrix.shape[0]) @ matrix
+        logits = logits.reshape(*self.features.shape[:-1], -1)
         if self.bias is None:
             return logits
         return logits + self.bias.astype(logits.dtype).reshape((1,) * (logits.ndim - 1) + (-1,))

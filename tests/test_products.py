@@ -1,5 +1,7 @@
 """The product of rows with a matrix is that of `jax.lax.dot_general`."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,9 @@ TWO = (((2, 3), (0, 1)), ((), ()))
         ((2, 3, 5), (5, 7, 11), ONE),
         ((2, 3, 5, 7), (5, 7, 11), TWO),
         ((5,), (5, 7), (((0,), (0,)), ((), ()))),
+        ((1, 1, 12), (12, 7), ONE),
+        ((1, 1, 12), (12, 3, 5), ONE),
+        ((1, 1, 3, 4), (3, 4, 7), TWO),
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -31,6 +36,16 @@ def test_it_is_the_general_product(rng, assert_equal, x, kernel, axes, dtype):
 
     for given, expected in zip(outcome(product), outcome(jax.lax.dot_general), strict=True):
         assert_equal(given, expected, 1e-5 if dtype == "float32" else 0.02)
+
+
+def test_on_a_cpu_a_single_row_meets_four_parts_of_the_matrix_and_none_is_copied():
+    row, matrix = jnp.ones((1, 1, 12)), jnp.ones((12, 5))
+    made = jax.jit(lambda x, kernel: product(x, kernel, ONE)).trace(row, matrix)
+    text = made.lower(lowering_platforms=("cpu",)).compile().as_text()
+    assert re.findall(r"(\S+?)(?:\{\S*)? dot\(", text) == ["f32[4,1,5]"]
+    assert "[4,3,5]" in text and not re.search(r"\[4,3,5\]\S* (copy|transpose)\(", text)
+    for platform in ("cuda", "tpu"):
+        assert "tensor<4x1x5xf32>" not in made.lower(lowering_platforms=(platform,)).as_text()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def blockwise(
     scale: float,
     bias: jax.Array | None = None,
     dropout: Dropout | None = None,
-    block: int = 128,
+    block: int = 256,
 ) -> jax.Array:
     """Attention [B, T, N, Hv] over blocks of `block` queries and `block` keys.
 
@@ -36,7 +36,7 @@ def blockwise(
     nothing are never visited.
 
     It computes all that the reference kernel does, dropout mask included, with sums in float32.
-    On two CPU cores blocks of 128 are faster than those of 256 and 512. Raises `ValueError` for a
+    On two CPU cores blocks of 256 are faster than those of 128 and 512. Raises `ValueError` for a
     block below 1 and for a window without a direction.
     """
     if block < 1:

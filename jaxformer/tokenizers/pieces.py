@@ -106,18 +106,18 @@ def _bpe(
 ) -> "tokenizers.models.BPE":
     """Any two neighbours that make a piece are merged, those of the highest score first."""
     merges = [
-        (-score, -cut, piece[:cut], piece[cut:])
+        (-score, piece[:cut], piece[cut:])
         for piece, score in scores.items()
         for cut in range(1, len(piece))
         if piece[:cut] in scores and piece[cut:] in scores
     ]
-    made = {left + right for _, _, left, right in merges}
+    made = {left + right for _, left, right in merges}
     unmade = [piece for piece in scores if len(piece) > 1 and piece not in made]
     if unmade:
         raise DataError(f"the vocabulary lacks what {unmade[0]!r} is merged of")
     return extras.load("tokenizers").models.BPE(
         dict(vocabulary),
-        [(left, right) for _, _, left, right in sorted(merges)],
+        [(left, right) for _, left, right in sorted(merges)],
         unk_token=unknown,
         fuse_unk=True,
         byte_fallback=model.trainer_spec.byte_fallback,
