@@ -24,7 +24,7 @@ class Readout(NamedTuple):
     def logits(self) -> jax.Array:
         """`features` times `matrix` and `bias` added: [..., V]."""
         matrix = self.matrix.astype(self.features.dtype)
-        # In matrices as `product` does, but never in parts: those of a transposed table would be copies.
+        # In matrices as `product` does, but not in parts: of a transposed table they are copies.
         logits = self.features.reshape(-1, matrix.shape[0]) @ matrix
         logits = logits.reshape(*self.features.shape[:-1], -1)
         if self.bias is None:
