@@ -212,7 +212,9 @@ def test_a_reader_that_closes_our_output_early_is_no_error(size):
 def test_a_real_sigterm_and_a_real_sigint_end_the_process_with_their_codes():
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         process = start("""
-            import time
+            import signal, time
+            # a job that a shell has put in the background would not hear of it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             def main():
                 print("up", flush=True)
                 for _ in range(300):  # a signal just before a long sleep would wait for its end
