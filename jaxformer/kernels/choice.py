@@ -26,8 +26,8 @@ KERNELS: dict[str, Kernel] = {
 
 _REFUSALS = {"xla": xla_refusals, "cudnn": cudnn_refusals, "pallas": pallas_refusals}
 
-_LONG_ON_CPU = 512 * 512  # measured: see `choose`
-_MANY_WEIGHTS = 2**28
+_MANY_WEIGHTS = 2**28  # 1 GiB in float32, which each layer keeps for its backward pass
+_MANY_ON_CPU = 2**26
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ def choose(call: Call, machine: Machine | None = None) -> Choice:
     """The best kernel of those that can compute `call` on `machine` (None: this one).
 
     cuDNN on an NVIDIA GPU and splash attention on a TPU go before the two that can do everything,
-    `reference` and `blockwise`. Between these T times S decides on a CPU: from 512 times 512 on
-    `blockwise` is the faster one. Forward and backward pass of 2 rows, 4 heads of 64, float32, in
-    ms of processor time (two cores shared with other work, least of at least 5; JAX 0.10.2):
+    `reference` and `blockwise`. Between these memory decides: from 2^28 weights B N T S on it is
+    `blockwise`, on a CPU from 2^26 on, where it is about as fast. Forward and backward pass of 2
+    rows, 4 heads of 64, float32, in ms (two cores shared with other work, least of at least 5;
+    JAX 0.10.2 with the options of `runtime.tune`):
 
-        causal, T = S =     64    256    512   1024   2048   2048 without a direction
-        reference         0.40   11.7   55.6    315   1420                       1244
-        blockwise         0.85   14.7   36.7    140    527                        798
-        xla               1.14   14.9      -    404   1671                       1418
+        causal, T = S =     64    256    512   1024   2048   4096   2048 without a direction
+        reference         1.18   13.7   28.1    119    333   1162                        288
+        blockwise         1.35   14.0   42.9    135    403   1019                        493
+        xla               1.05   16.3   52.9    199    893      -                        778
 
-    On a GPU and a TPU, where nothing has been measured yet, memory decides: from 2^28 weights
-    B N T S (1 GiB in float32) on it is `blockwise`. `xla` is never taken.
+    On a GPU and a TPU nothing has been measured yet. `xla` is never taken.
     """
     machine = Machine.here() if machine is None else machine
     refusals = {name: refuse(call, machine) for name, refuse in _REFUSALS.items()}
@@ -87,13 +87,11 @@ def choose(call: Call, machine: Machine | None = None) -> Choice:
 
 def _plain(call: Call, machine: Machine) -> tuple[str, str, str]:
     """Of the two kernels that can do everything: the one to take, the other, and the reason."""
-    if machine.platform == "cpu":
-        counted, size, bound = "T times S", call.queries * call.keys, _LONG_ON_CPU
-    else:
-        counted, size, bound = "B times N times T times S", call.weights, _MANY_WEIGHTS
-    if size < bound:
-        return "reference", "blockwise", f"{counted} is {size:,}, below {bound:,}"
-    return "blockwise", "reference", f"{counted} is {size:,}, at least {bound:,}"
+    bound = _MANY_ON_CPU if machine.platform == "cpu" else _MANY_WEIGHTS
+    counted = f"B times N times T times S is {call.weights:,}"
+    if call.weights < bound:
+        return "reference", "blockwise", f"{counted}, below {bound:,}"
+    return "blockwise", "reference", f"{counted}, at least {bound:,}"
 
 
 def explain(call: Call, machine: Machine | None = None) -> str:
