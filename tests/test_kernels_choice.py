@@ -204,7 +204,7 @@ def test_the_choice_made_by_itself_is_that_of_this_machine(rng, assert_equal):
     assert (call.queries, call.heads, call.kv_heads, call.dropout) == (7, 6, 2, 0.5)
     assert str(told[0]) == explain(call)
 
-    long = jax.ShapeDtypeStruct((2, 1024, 2, 4), jnp.float32)
+    long = jax.ShapeDtypeStruct((2, 4096, 2, 4), jnp.float32)
     for _ in range(2):
         jax.eval_shape(lambda x: auto(x, x, x, Mask(), scale=0.5), long)
     jax.eval_shape(lambda x: auto(x, x, x, Mask(causal=True), scale=0.5), long)
