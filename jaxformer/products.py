@@ -49,4 +49,6 @@ def product(
 def _in_parts(row: jax.Array, matrix: jax.Array, precision: jax.lax.PrecisionLike) -> jax.Array:
     """`row` [1, I] times `matrix` [I, O], as the sum of what each part of I gives."""
     row, matrix = row.reshape(_PARTS, 1, -1), matrix.reshape(_PARTS, -1, matrix.shape[1])
-    return jnp.matmul(row, matrix, precision=precision).sum(0)
+    exact = jnp.promote_types(row.dtype, jnp.float32)
+    found = jnp.matmul(row, matrix, precision=precision, preferred_element_type=exact)
+    return found.sum(0).astype(row.dtype)
