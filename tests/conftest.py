@@ -152,3 +152,16 @@ def train_pieces() -> Callable[..., bytes]:
         return written.getvalue()
 
     return train
+
+
+@pytest.fixture
+def compiled():
+    """A list of one number: how many programs were compiled so far in this test."""
+    count = [0]
+
+    def listener(name, _, **facts):
+        count[0] += name.endswith("backend_compile_duration")
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    yield count
+    jax.monitoring.unregister_event_duration_listener(listener)

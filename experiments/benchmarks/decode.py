@@ -1,6 +1,6 @@
 """Beam search beside `transformers` and CTranslate2: `python -m experiments.benchmarks.decode`.
 
-One Marian-shaped model of random weights, read by all three from one folder; each in a process of
+One Marian-shaped model of random weights, read by all from one folder; each in a process of
 its own, in turn. Prints a table and writes runs/benchmarks.
 """
 
@@ -36,7 +36,7 @@ class DecodeOptions:
         check_least(self, 1, "rounds", "batches", "warm_up")
 
 
-PEERS = ("transformers", "CTranslate2")
+PEERS = ("transformers", "CTranslate2", "CTranslate2, in two parts")
 
 
 def main(options: DecodeOptions) -> None:
@@ -67,6 +67,7 @@ def subjects(work: Work, folder: Path) -> dict[str, Make]:
         "ours": partial(translators.ours, work, folder),
         PEERS[0]: partial(translators.transformers, work, folder),
         PEERS[1]: partial(translators.ctranslate2, work, folder),
+        PEERS[2]: partial(translators.ctranslate2, work, folder, parts=2),
     }
 
 

@@ -97,20 +97,21 @@ def ours(work: Work) -> Subject:
 
 
 def our_write(work: Work) -> Write:
-    """Ours, compiled."""
+    """Ours, compiled; the rows in as many parts as `complete` makes of them."""
     import jax
     import jax.numpy as jnp
 
     from jaxformer.decoding import greedy, sample, temperature
-    from jaxformer.generation import step_function
+    from jaxformer.generation import concurrency, concurrently, step_function
     from jaxformer.models import DecoderOnly
 
     model = DecoderOnly(work.model.config())
     params = jax.tree.map(jnp.asarray, weights(work.model))
     pick = temperature(work.temperature) if work.temperature else greedy
 
-    def write(params: Any, prompts: jax.Array, rng: jax.Array) -> jax.Array:
-        cache = model.apply({"params": params}, work.rows, length=work.model.length, method="start")
+    def write(params: Any, prompts: jax.Array, numbers: jax.Array, rng: jax.Array) -> jax.Array:
+        rows, size = len(prompts), work.model.length
+        cache = model.apply({"params": params}, rows, length=size, method="start")
         if work.prompt > 1:
             before = prompts[:, None, :-1]
             _, cache = model.apply({"params": params}, before, cache, method="extend")
@@ -118,17 +119,20 @@ def our_write(work: Work) -> Write:
             step_function(model, params),
             cache,
             prompts[:, -1],
-            jnp.full(work.rows, work.made),
+            jnp.full(rows, work.made),
             rng,
-            jnp.arange(work.rows),
+            numbers,
             pick=pick,
             length=work.made,
             end=None,
         )
         return found.tokens[:, 0]
 
-    compiled, prompts, rng = jax.jit(write), work.prompts(), jax.random.key(0)
-    return lambda: np.asarray(compiled(params, prompts, rng))
+    compiled, rng, count = jax.jit(write), jax.random.key(0), concurrency(params)
+    rows, prompts = np.arange(work.rows, dtype=np.int32), work.prompts()
+    parts = [(prompts[part], part) for part in np.array_split(rows, min(count, work.rows))]
+    runs = [lambda part=part: np.asarray(compiled(params, *part, rng)) for part in parts]
+    return lambda: np.concatenate(list(concurrently(runs, count)))
 
 
 def torch_loop(work: Work, threads: int | None = None) -> Subject:

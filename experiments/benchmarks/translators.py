@@ -111,18 +111,18 @@ def ours(work: Work, folder: Path) -> Subject:
 
 
 def our_decode(work: Work, folder: Path, dtype: str = "float32") -> Decode:
-    """Ours, compiled, with weights and numbers of `dtype`."""
+    """Ours, compiled, with weights and numbers of `dtype`; in as many parts as `translate`'s."""
     import jax.numpy as jnp
 
     from jaxformer.decoding import beam_search, is_cut, power
-    from jaxformer.generation import step_function
+    from jaxformer.generation import concurrency, concurrently, step_function
 
     model, params, _ = load_pretrained(folder, dtype=dtype)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
     size = {"length": work.target, "hypotheses": work.beams}
 
     def search(params: Any, source: jax.Array) -> jax.Array:
-        first, limits = (jnp.full(work.rows, n, jnp.int32) for n in (work.start, work.target))
+        first, limits = (jnp.full(len(source), n, jnp.int32) for n in (work.start, work.target))
         valid = jnp.ones(source.shape, bool)
         cache = model.apply({"params": params}, source, valid, method="start", **size)
         found = beam_search(
@@ -138,8 +138,10 @@ def our_decode(work: Work, folder: Path, dtype: str = "float32") -> Decode:
         )
         return found.tokens[:, 0]
 
-    compiled, source = jax.jit(search), work.sources()
-    return lambda: np.asarray(compiled(params, source))
+    compiled, count = jax.jit(search), concurrency(params)
+    parts = np.array_split(work.sources(), min(count, work.rows))
+    runs = [lambda part=part: np.asarray(compiled(params, part)) for part in parts]
+    return lambda: np.concatenate(list(concurrently(runs, count)))
 
 
 def transformers(work: Work, folder: Path) -> Subject:
@@ -164,12 +166,17 @@ def transformers(work: Work, folder: Path) -> Subject:
     return _subject(decode, {"threads": torch.get_num_threads()})
 
 
-def ctranslate2(work: Work, folder: Path, device: str = "cpu", dtype: str = "float32") -> Subject:
-    """CTranslate2 in numbers of `dtype`; on a CPU, on as many threads as there are processors."""
+def ctranslate2(
+    work: Work, folder: Path, device: str = "cpu", dtype: str = "float32", parts: int = 1
+) -> Subject:
+    """CTranslate2 in numbers of `dtype`; on a CPU, on as many threads as there are processors.
+
+    These are shared by the `parts` of the texts, which are translated at the same time.
+    """
     library = extras.load("ctranslate2")
     with TemporaryDirectory() as place:
         _convert(work, folder, place)
-        size = {"inter_threads": 1, "intra_threads": cores()}
+        size = {"inter_threads": parts, "intra_threads": max(1, cores() // parts)}
         translator = library.Translator(place, device=device, compute_type=dtype, **size)
     source = [[str(number) for number in row] for row in work.sources()]
 
@@ -177,12 +184,13 @@ def ctranslate2(work: Work, folder: Path, device: str = "cpu", dtype: str = "flo
         found = translator.translate_batch(
             source,
             beam_size=work.beams,
+            max_batch_size=-(-work.rows // parts),
             min_decoding_length=work.target,
             max_decoding_length=work.target,
         )
         return np.array([[int(word) for word in one.hypotheses[0]] for one in found])
 
-    return _subject(decode, {"threads": cores()})
+    return _subject(decode, {"threads": cores(), "parts": parts})
 
 
 def _marian(folder: Path) -> Any:

@@ -1,6 +1,7 @@
 """Strings in, strings out."""
 
 from jaxformer.generation.completion import Completion, SamplingConfig, complete, stream
+from jaxformer.generation.concurrency import concurrency, concurrently
 from jaxformer.generation.manner import OWN, Manner, manner_of
 from jaxformer.generation.step import step_function
 from jaxformer.generation.translation import (
@@ -31,6 +32,8 @@ __all__ = [
     "SamplingConfig",
     "Translation",
     "complete",
+    "concurrency",
+    "concurrently",
     "decode",
     "embed",
     "encode_sources",

@@ -29,6 +29,11 @@ def groups(lengths: Sequence[int], max_len: int, rows: int) -> Iterator[tuple[li
             yield bucket[start : start + rows], size
 
 
+def share(count: int, programs: int, most: int) -> int:
+    """How many rows each program takes of `count`: 1, 2, 4, ... or `most`."""
+    return min(power_of_two(-(-count // programs)), most)
+
+
 def padded_size(length: int, most: int) -> int:
     """16, 32, 64, ... or `most`: the least that holds `length`, which is at most `most`."""
     return min(max(16, power_of_two(length)), most)

@@ -22,7 +22,8 @@ from jaxformer.decoding import (
     sample,
     truncated,
 )
-from jaxformer.generation.batches import check_fit, pad_left, padded_size, power_of_two
+from jaxformer.generation.batches import check_fit, pad_left, padded_size, share
+from jaxformer.generation.concurrency import concurrency, concurrently
 from jaxformer.generation.listening import run_and_hear, watch
 from jaxformer.generation.step import step_function
 from jaxformer.generation.text import Text
@@ -30,6 +31,9 @@ from jaxformer.models import DecoderOnly
 from jaxformer.tokenizers import Tokenizer
 
 _ROWS = 64
+
+_Pieces = Generator[tuple[Text, str], None, None]
+_Write = Callable[[], _Pieces]
 
 
 @dataclass(frozen=True)
@@ -122,8 +126,10 @@ def complete(
     """
     ends = _ends(ends, tokenizer)
     texts = _texts(model, prompts, tokenizer, sampling, first_row, ends)
-    wanted = {"ends": ends, "watched": bool(sampling.stop)}
-    for _ in _write(model, params, texts, tokenizer, sampling, **wanted):
+    count = concurrency(params)
+    wanted = {"watched": bool(sampling.stop), "rows": share(len(texts), count, _ROWS)}
+    written = _write(model, params, texts, tokenizer, sampling, ends=ends, **wanted)
+    for _ in concurrently((partial(_to_the_end, write) for write in written), count):
         pass
     return [Completion(text.text, text.ids, text.log_probs, text.ended) for text in texts]
 
@@ -146,8 +152,9 @@ def stream(
     """
     ends = _ends(ends, tokenizer)
     texts = _texts(model, prompts, tokenizer, sampling, first_row, ends)
-    pieces = _write(model, params, texts, tokenizer, sampling, ends=ends, watched=True)
-    return _numbered(pieces, first_row)
+    wanted = {"watched": True, "rows": share(len(texts), 1, _ROWS)}
+    written = _write(model, params, texts, tokenizer, sampling, ends=ends, **wanted)
+    return _numbered(written, first_row)
 
 
 def _ends(given: Sequence[int] | None, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -155,12 +162,16 @@ def _ends(given: Sequence[int] | None, tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(given) if given is not None else () if end is None else (end,)
 
 
-def _numbered(
-    pieces: Generator[tuple[Text, str], None, None], first_row: int
-) -> Iterator[tuple[int, str]]:
-    with closing(pieces):
-        for text, piece in pieces:
-            yield text.number - first_row, piece
+def _to_the_end(write: _Write) -> None:
+    for _ in write():
+        pass
+
+
+def _numbered(written: Iterator[_Write], first_row: int) -> Iterator[tuple[int, str]]:
+    for write in written:
+        with closing(write()) as pieces:
+            for text, piece in pieces:
+                yield text.number - first_row, piece
 
 
 def _texts(
@@ -251,47 +262,64 @@ def _write(
     *,
     ends: tuple[int, ...],
     watched: bool,
-) -> Generator[tuple[Text, str], None, None]:
-    """Writes `texts`, and yields their pieces: at once if `watched`, else after each round."""
-    facts = {"ends": ends, "known": tokenizer.vocab_size}
-    for chunk, size, way in _rounds(texts, model.config.max_len, sampling):
-        asked = _ask(chunk, size, model.config, way, sampling.seed)
-        if watched:
-            asked = asked._replace(listener=np.int32(0))
+    rows: int,
+) -> Iterator[_Write]:
+    """What writes `texts`, `rows` of them each, and yields their pieces.
+
+    At once if `watched`, else after each round.
+    """
+    rng, listener = jax.random.key(sampling.seed), np.int32(0) if watched else None
+    for chunk, size, way in _chunks(texts, model.config.max_len, sampling, rows):
+        ask = partial(_ask, chunk, rows, size, model.config, way, rng, listener)
         # Compiled here, under the caller's settings of JAX, which its threads do not share.
-        compiled = _continue.lower(model, params, asked, way=way, **facts).compile()
+        compiled = _continue.lower(
+            model, params, ask(), way=way, ends=ends, known=tokenizer.vocab_size
+        ).compile()
+        yield partial(_go_on, partial(compiled, params), ask, chunk)
+
+
+def _go_on(
+    program: Callable[[_Asked], Hypotheses], ask: Callable[[], _Asked], chunk: list[Text]
+) -> _Pieces:
+    """Writes the texts of `chunk` to their ends, in rounds of one program."""
+    while not all(text.done for text in chunk):
         begun = [len(text.ids) for text in chunk]
-        found = yield from _run(partial(compiled, params), asked, chunk)
+        found = yield from _run(program, ask(), chunk)
         for row, text in enumerate(chunk):
             log_probs = found.log_probs[row, 0, : len(text.ids) - begun[row]]
             text.log_probs.extend(log_probs.tolist())
 
 
-def _rounds(
-    texts: list[Text], limit: int, sampling: SamplingConfig
+def _chunks(
+    texts: list[Text], limit: int, sampling: SamplingConfig, rows: int
 ) -> Iterator[tuple[list[Text], int, SamplingConfig]]:
-    """(texts to go on with, how many of their last ids to see, how), until all are done."""
+    """(up to `rows` texts to go on with, how many of their last ids to see, how)."""
     way = replace(sampling, stop=(), overflow="refuse", seed=0)
     order = sorted(texts, key=lambda text: len(text.prompt))
     fit = sum(len(text.prompt) + way.length <= limit for text in texts)
-    for start in range(0, fit, _ROWS):
-        chunk = _in_order(order[start : min(start + _ROWS, fit)])
-        yield chunk, max(len(text.prompt) for text in chunk), way
+    for together in _parts(order[:fit], _ROWS):
+        size = max(len(text.prompt) for text in together)
+        for chunk in _parts(together, rows):
+            yield chunk, size, way
     half = replace(way, length=max(1, limit // 2))
-    for start in range(fit, len(texts), _ROWS):
-        chunk = _in_order(order[start : start + _ROWS])
-        while not all(text.done for text in chunk):
-            yield chunk, max(1, limit - half.length), half
+    for chunk in _parts(order[fit:], rows):
+        yield chunk, max(1, limit - half.length), half
 
 
-def _in_order(texts: list[Text]) -> list[Text]:
-    return sorted(texts, key=lambda text: text.number)
+def _parts(texts: list[Text], rows: int) -> Iterator[list[Text]]:
+    for start in range(0, len(texts), rows):
+        yield sorted(texts[start : start + rows], key=lambda text: text.number)
 
 
 def _ask(
-    chunk: list[Text], size: int, config: TransformerConfig, way: SamplingConfig, seed: int
+    chunk: list[Text],
+    rows: int,
+    size: int,
+    config: TransformerConfig,
+    way: SamplingConfig,
+    rng: jax.Array,
+    listener: np.int32 | None,
 ) -> _Asked:
-    rows = power_of_two(len(chunk))
     contexts = [text.context(size) for text in chunk]
     prefix = padded_size(size - 1, config.max_len - way.length) if size > 1 else 0
     seen = None
@@ -304,10 +332,10 @@ def _ask(
         begins=_column([prefix + 1 - len(context) for context in contexts], rows),
         limits=_column([text.left for text in chunk], rows),
         rows=_column([text.number for text in chunk], rows),
-        rng=jax.random.key(seed),
+        rng=rng,
         made=np.int32(max(len(text.ids) for text in chunk)),
         seen=seen,
-        listener=None,
+        listener=listener,
     )
 
 

@@ -1,6 +1,6 @@
 """Sentences of one language in, sentences of another out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,7 +11,8 @@ import numpy as np
 from jaxformer.config import TransformerConfig, check_least
 from jaxformer.data import DataError
 from jaxformer.decoding import Hypotheses, beam_search
-from jaxformer.generation.batches import groups, pad, power_of_two
+from jaxformer.generation.batches import groups, pad, share
+from jaxformer.generation.concurrency import concurrency, concurrently
 from jaxformer.generation.manner import OWN, Manner
 from jaxformer.generation.step import step_function
 from jaxformer.losses import token_log_probs
@@ -25,7 +26,7 @@ class BeamConfig:
 
     `alpha` is the exponent of the length penalty (that of the `Manner`: by default GNMT's),
     `extra_length` how many tokens a translation may be longer than its source, `rows` how many
-    sentences one program decodes.
+    sentences one program decodes at most.
     Raises `ConfigError` for less than one of what is counted.
     """
 
@@ -113,25 +114,36 @@ def translate(
     `max_len` ids.
     """
     sentences = encode_sources(model, lines, source_tokenizer, manner)
+    count = concurrency(params)
+    rows = share(sum(map(bool, sentences)), count, search.rows)
+    batches = list(_batches(sentences, model.config, search, manner, rows))
+    runs = (_run(model, params, batch, search, manner) for batch in batches)
     results = [[Translation("", 0.0, [], [])] for _ in lines]
-    for chosen, source, limits in _batches(sentences, model.config.max_len, search, manner):
-        length = room(model.config, source.shape[1], search.extra_length, manner.longest)
-        found = jax.device_get(
-            decode(
-                model,
-                params,
-                source,
-                limits,
-                width=search.width,
-                alpha=search.alpha,
-                length=length,
-                manner=manner,
-            )
-        )
-        for row, number in enumerate(chosen):
-            limit = min(limits[row], length)
+    for batch, found in zip(batches, concurrently(runs, count), strict=True):
+        for row, number in enumerate(batch.numbers):
+            limit = min(int(batch.limits[row]), batch.length)
             results[number] = _translations(found, row, target_tokenizer, manner, limit)
     return results
+
+
+class _Batch(NamedTuple):
+    """`source` [rows, S], `limits` [rows] of at most `length` ids; which lines the rows are."""
+
+    numbers: list[int]
+    source: np.ndarray
+    limits: np.ndarray
+    length: int
+
+
+def _run(
+    model: EncoderDecoder, params: Any, batch: _Batch, search: BeamConfig, manner: Manner
+) -> Callable[[], Hypotheses]:
+    """The decoding of `batch`, compiled and to be run."""
+    sizes = {"width": search.width, "alpha": search.alpha, "length": batch.length}
+    compiled = decode.lower(
+        model, params, batch.source, batch.limits, manner=manner, **sizes
+    ).compile()
+    return lambda: jax.device_get(compiled(params, batch.source, batch.limits))
 
 
 def room(
@@ -226,12 +238,17 @@ def _translations(
 
 
 def _batches(
-    sentences: list[list[int]], max_len: int, search: BeamConfig, manner: Manner
-) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """(numbers of the sentences, source [rows, S], limits [rows]), the longest sentences last."""
-    rows = min(search.rows, power_of_two(len(sentences)))
-    for chosen, size in groups([len(s) for s in sentences], max_len, rows):
+    sentences: list[list[int]],
+    config: TransformerConfig,
+    search: BeamConfig,
+    manner: Manner,
+    rows: int,
+) -> Iterator[_Batch]:
+    """`sentences` in batches of `rows`, the longest last."""
+    for numbers, size in groups([len(s) for s in sentences], config.max_len, rows):
         limits = np.ones(rows, np.int32)
-        own = [len(sentences[i]) + search.extra_length for i in chosen]
-        limits[: len(chosen)] = own if manner.longest is None else manner.longest
-        yield chosen, pad([sentences[i] for i in chosen], rows, size, manner.pad), limits
+        own = [len(sentences[i]) + search.extra_length for i in numbers]
+        limits[: len(numbers)] = own if manner.longest is None else manner.longest
+        source = pad([sentences[i] for i in numbers], rows, size, manner.pad)
+        length = room(config, size, search.extra_length, manner.longest)
+        yield _Batch(numbers, source, limits, length)
