@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from experiments import notes
 from experiments.settings import TrainingConfig
 from jaxformer.checkpoint import CheckpointError, Checkpoints
 from jaxformer.config import ConfigError
+from jaxformer.int8 import Int8, quantize
 
 _NOTE = "weights.json"
+
+_Trained = TypeVar("_Trained", bound=NamedTuple)
 
 
 class Chosen(NamedTuple):
@@ -66,6 +69,11 @@ def load(folder: Path, training: TrainingConfig) -> Any:
     # A run that goes on after its end prunes what was chosen then.
     steps = chosen if chosen and set(chosen) <= set(checkpoints.steps()) else [newest]
     return mean(checkpoints, training, steps)
+
+
+def in_int8(trained: _Trained) -> _Trained:
+    """`trained`, with its `model` and `params` in 8 bits."""
+    return trained._replace(model=Int8(trained.model), params=quantize(trained.params))
 
 
 def check_folder(folder: Path) -> None:

@@ -63,8 +63,12 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """The rows [..., D] of `ids`, times sqrt(D) if the config says so (section 3.4)."""
-        rows = jnp.take(self.table, ids, axis=0).astype(self.config.dtype)
+        rows = self.rows(ids).astype(self.config.dtype)
         return rows * math.sqrt(self.config.d_model) if self.config.scale_embeddings else rows
+
+    def rows(self, ids: jax.Array) -> jax.Array:
+        """The rows [..., D] of `ids`."""
+        return jnp.take(self.table, ids, axis=0)
 
 
 class Output(nn.Module):

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import commands, planning
+from experiments import commands, planning, weights
 from experiments.language_modelling import (
     corpus,
     embed,
@@ -33,6 +33,7 @@ from experiments.progress import Progress
 from jaxformer import generation, tokenizers
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.data import Stream, open_tokens, write_tokens
+from jaxformer.int8 import Int8
 from jaxformer.parallel import Devices, Program
 
 KINDS = ("learned", "contextual")
@@ -362,6 +363,15 @@ def test_a_sample_goes_on_from_the_prompt_as_complete_does(run):
     assert len(best.ids) <= 7, "the length is the run's own"
     assert call(sample, args).out == done.out
     assert call(sample, args | {"--seed": 4}).out != done.out
+
+
+def test_a_sample_in_8_bits_is_that_of_the_model_in_8_bits(run):
+    found = weights.in_int8(trained.load_trained(run.folder))
+    assert isinstance(found.model, Int8)
+    (best,) = generation.complete(*found[1:3], ["sun "], found.tokenizer, found.config.sampling)
+    assert call(sample, {"--run": run.folder, "--prompt": "sun ", "--int8": True}).out == (
+        f"sun {best.text}\n"
+    )
 
 
 def test_a_file_or_standard_input_is_one_prompt(run, tmp_path):

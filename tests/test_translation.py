@@ -17,13 +17,14 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import commands, planning
+from experiments import commands, planning, weights
 from experiments.planning import utilization
 from experiments.progress import Progress
 from experiments.translation import evaluation, export, prepare, score, train, trained, translate
 from experiments.translation.presets import PRESETS
 from jaxformer import generation
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.int8 import Int8
 from jaxformer.tokenizers import EOS, PAD
 
 ROOT = Path(__file__).parents[1]
@@ -511,6 +512,23 @@ def test_the_score_of_a_run_without_files_is_that_of_its_scores_json(run):
         name: value for name, value in stored.items() if name != "text"
     }
     assert f"BLEU {stored['bleu']:.2f}  {stored['bleu_signature']}" in done.out
+
+
+def test_8_bits_translate_and_score_as_the_model_in_8_bits_does(run, text, tmp_path):
+    args = {"--run": run.folder, "--source": text / "val.en", "--target": text / "val.de"}
+    done = call(score, args | {"--output": tmp_path / "out.txt", "--int8": True})
+    assert done.code == 0, done.err
+    found = weights.in_int8(trained.load_translator(run.folder))
+    assert isinstance(found.model, Int8)
+    expected = [best[0].text for best in found((text / "val.en").read_text().splitlines())]
+    assert (tmp_path / "out.txt").read_text().splitlines() == expected
+    content = (text / "val.en").read_bytes()
+    assert translated(run, tmp_path, content, "--int8 True").lines[:-1] == expected
+    exact = call(score, args | {"--forced": True}).out
+    rounded = call(score, args | {"--forced": True, "--int8": True}).out
+    totals = [[float(line.split()[0]) for line in x.splitlines()] for x in (exact, rounded)]
+    assert totals[0] != totals[1]
+    np.testing.assert_allclose(totals[1], totals[0], rtol=0.05)
 
 
 def test_a_text_of_ones_own_is_scored_and_its_translations_written(run, text, tmp_path):

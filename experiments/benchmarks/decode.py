@@ -65,9 +65,11 @@ def subjects(work: Work, folder: Path) -> dict[str, Make]:
     """What makes each of those that are measured, in a process of its own."""
     return {
         "ours": partial(translators.ours, work, folder),
+        "ours, int8": partial(translators.ours, work, folder, "int8"),
         PEERS[0]: partial(translators.transformers, work, folder),
         PEERS[1]: partial(translators.ctranslate2, work, folder),
         PEERS[2]: partial(translators.ctranslate2, work, folder, parts=2),
+        f"{PEERS[2]}, int8": partial(translators.ctranslate2, work, folder, dtype="int8", parts=2),
     }
 
 

@@ -18,6 +18,7 @@ from experiments.benchmarks.children import Subject
 from experiments.benchmarks.environment import cores
 from jaxformer import extras
 from jaxformer.config import ConfigError, TransformerConfig, check_least
+from jaxformer.int8 import Int8, quantize
 from jaxformer.models import EncoderDecoder
 from jaxformer.pretrained import load_pretrained, save_pretrained
 
@@ -105,20 +106,26 @@ def _subject(decode: Decode, facts: dict[str, Any]) -> Subject:
     return Subject(decode, facts | {"begins": begun})
 
 
-def ours(work: Work, folder: Path) -> Subject:
+def ours(work: Work, folder: Path, dtype: str = "float32") -> Subject:
     """`beam_search`, as one compiled program; untuned, for `runtime.tune` helps training alone."""
-    return _subject(our_decode(work, folder), {"device": jax.devices()[0].device_kind})
+    return _subject(our_decode(work, folder, dtype), {"device": jax.devices()[0].device_kind})
 
 
 def our_decode(work: Work, folder: Path, dtype: str = "float32") -> Decode:
-    """Ours, compiled, with weights and numbers of `dtype`; in as many parts as `translate`'s."""
+    """Ours, compiled, with weights and numbers of `dtype`; in as many parts as `translate`'s.
+
+    With "int8" all but the products with weights is in float32.
+    """
     import jax.numpy as jnp
 
     from jaxformer.decoding import beam_search, is_cut, power
     from jaxformer.generation import concurrency, concurrently, step_function
 
-    model, params, _ = load_pretrained(folder, dtype=dtype)
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
+    numbers = "float32" if dtype == "int8" else dtype
+    model, params, _ = load_pretrained(folder, dtype=numbers)
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, numbers), params)
+    if dtype == "int8":
+        model, params = Int8(model), quantize(params)
     size = {"length": work.target, "hypotheses": work.beams}
 
     def search(params: Any, source: jax.Array) -> jax.Array:

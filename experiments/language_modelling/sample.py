@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from experiments import commands, runs
+from experiments import commands, runs, weights
 from experiments.language_modelling.borrowed import is_theirs
 from experiments.language_modelling.presets import LanguageConfig
 from experiments.language_modelling.reading import read_text
@@ -30,12 +30,14 @@ class SampleOptions(SamplingConfig):
 
     `prompt` is one text or several; `input` is a file whose whole text is one prompt, "-" for
     standard input; without both, the run's own prompts are taken. Each is continued `count` times.
+    `int8`: with weights of 8 bits.
     """
 
     run: str = _RUN
     prompt: tuple[str, ...] = ()
     input: str = ""
     count: int = 1
+    int8: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -59,6 +61,7 @@ def parse(args: list[str] | None = None) -> SampleOptions:
 def main(options: SampleOptions) -> None:
     """Prints each prompt and what follows it."""
     trained = load_objective(Path(options.run), "causal", instead="fill_mask")
+    trained = weights.in_int8(trained) if options.int8 else trained
     given = (read_text(options.input),) if options.input else options.prompt
     prompts = [p for p in given or trained.config.prompts or ("",) for _ in range(options.count)]
     ends = load_ends(options.run) if is_theirs(Path(options.run)) else None

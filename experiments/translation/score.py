@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from experiments import commands
+from experiments import commands, weights
 from experiments.translation import evaluation
 from experiments.translation.corpus import Text, load_corpus, read_files
 from experiments.translation.presets import Files
@@ -27,7 +27,7 @@ class ScoreOptions:
     """Which run, which text, and how: `width` 0 keeps the run's beam width.
 
     `lowercased` adds BLEU after lower-casing, punctuation normalisation and Moses tokenisation.
-    `output` receives the translations.
+    `output` receives the translations. `int8`: with weights of 8 bits.
     """
 
     run: str = "runs/translation/grammar"
@@ -36,6 +36,7 @@ class ScoreOptions:
     width: int = 0
     forced: bool = False
     lowercased: bool = False
+    int8: bool = False
     output: str = ""
 
 
@@ -43,6 +44,7 @@ def main(options: ScoreOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
     check_least(options, 0, "width")
     trained = load_trained(Path(options.run))
+    trained = weights.in_int8(trained) if options.int8 else trained
     text = _text(options, trained)
     if options.forced:
         _print_forced(trained, text, options)

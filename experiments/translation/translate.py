@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from experiments import commands
+from experiments import commands, weights
 from experiments.translation.evaluation import describe_too_long, without_too_long
 from experiments.translation.trained import load_translator
 from experiments.writing import one_line
@@ -31,7 +31,7 @@ class TranslateOptions:
     tokenizer.json. `input` and `output` are files, "-" for standard input and output. `width` 0
     keeps the folder's beam width. `n_best` above 1, or `scores`, writes tab-separated lines: the
     input line's number (from 1), the score, the text, and with `scores` each token's
-    log-probability.
+    log-probability. `int8`: with weights of 8 bits.
     """
 
     run: str = "runs/translation/grammar"
@@ -40,6 +40,7 @@ class TranslateOptions:
     width: int = 0
     n_best: int = 1
     scores: bool = False
+    int8: bool = False
     lines_at_once: int = 2_000
 
 
@@ -47,6 +48,7 @@ def main(options: TranslateOptions) -> None:
     """Reads, translates and writes; then raises `DataError` for lines that could not be used."""
     _check(options)
     translator = load_translator(Path(options.run), options.width, options.n_best)
+    translator = weights.in_int8(translator) if options.int8 else translator
     name = "standard input" if options.input == "-" else options.input
     too_long: list[int] = []
     problems: list[str] = []

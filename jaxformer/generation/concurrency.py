@@ -29,20 +29,17 @@ def concurrently(runs: Iterable[Callable[[], Result]], count: int) -> Iterator[R
     """What each of `runs` returns, in their order; `count` run at a time, in other threads.
 
     The next are taken from `runs` in the caller's thread, while those before are running: what
-    depends on its settings of JAX, which other threads do not share, belongs there.
+    depends on its settings of JAX, which other threads do not share, belongs there. Closed, or
+    after an error, it waits for at most `count` more.
     """
     begun: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(count) as pool:
-        try:
-            for run in runs:
-                if len(begun) > count:
-                    yield begun.popleft().result()
-                begun.append(pool.submit(run))
-            while begun:
+        for run in runs:
+            if len(begun) > count:
                 yield begun.popleft().result()
-        finally:
-            for future in begun:
-                future.cancel()
+            begun.append(pool.submit(run))
+        while begun:
+            yield begun.popleft().result()
 
 
 def _processors() -> int:
