@@ -67,13 +67,15 @@ def make_train_step(
         rng = jax.random.fold_in(state.rng, state.step)
         sums = _gradient_sums(loss, state.params, batch, rng, accumulation)
         grads, total, tokens = reduce(sums)
-        grads = jax.tree.map(lambda g: g / jnp.maximum(tokens, 1.0), grads)
+        count = jnp.maximum(tokens, 1.0)
+        grads = jax.tree.map(lambda g: g / count, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:
             ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
-        norm = optax.tree.norm(grads)
+        # As `optax.tree.norm`, which squares imaginary parts too: twice as much to trace.
+        norm = jnp.sqrt(optax.tree.sum(jax.tree.map(jnp.square, grads)))
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         kept = _choose(finite, (params, opt_state, ema), (state.params, state.opt_state, state.ema))
         skipped = state.skipped + ~finite
@@ -108,7 +110,7 @@ def make_eval_step(loss: Loss) -> Callable[[Any, Any], tuple[jax.Array, jax.Arra
 
 def _choose(condition: jax.Array, yes: Any, no: Any) -> Any:
     """The bits of one of two trees; a factor of 0 would not do, because 0 times NaN is NaN."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+    return jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), yes, no)
 
 
 def _gradient_sums(
