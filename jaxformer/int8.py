@@ -49,6 +49,10 @@ def _quantized(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array | Quantized:
     return _rounded(jnp.reshape(leaf, (size, -1)).T, 1)
 
 
+def _is_quantized(leaf: Any) -> bool:
+    return isinstance(leaf, Quantized)
+
+
 def _rounded(matrix: jax.Array, inputs: int) -> Quantized:
     values, scale = _in_int8(matrix, inputs)
     return Quantized(values, scale.squeeze(inputs), inputs)
@@ -87,7 +91,11 @@ class Int8:
         return self.model.config
 
     def apply(self, variables: Any, *args: Any, **how: Any) -> Any:
-        """`model.apply`, in 8 bits."""
+        """`model.apply`, in 8 bits. Raises `ConfigError` for parameters not from `quantize`."""
+        if not any(map(_is_quantized, jax.tree.leaves(variables, is_leaf=_is_quantized))):
+            raise ConfigError(
+                "a model in 8 bits was given parameters that are not: give quantize(params)"
+            )
         with nn.intercept_methods(_intercept):
             return self.model.apply(variables, *args, **how)
 

@@ -167,6 +167,9 @@ def test_translations_and_texts_in_8_bits_depend_on_no_other_line(random_params,
     ]
 
 
-def test_a_model_that_does_not_decode_is_refused():
+def test_a_model_that_does_not_decode_and_parameters_in_float_are_refused(random_params):
     with pytest.raises(ConfigError, match="a MaskedLanguageModel was given"):
         Int8(MaskedLanguageModel(TRANSLATOR))
+    model, params, ids = build(random_params, GPT)
+    with pytest.raises(ConfigError, match=r"give quantize\(params\)"):
+        Int8(model).apply({"params": params}, *ids)

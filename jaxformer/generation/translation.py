@@ -109,8 +109,8 @@ def translate(
     """The `search.width` best translations of each line, best first.
 
     A blank line gives one empty translation. Lines are sorted by length and decoded together in
-    a few shapes (16, 32, 64, ... ids), one program each; what a line gives depends on no other
-    line. `manner` is that of a model from elsewhere. Raises `DataError` for a line of more than
+    a few shapes (16, 32, 64, ... ids), one program each, two at a time on a CPU; what a line gives
+    depends on no other line. `manner` is that of a model from elsewhere. Raises `DataError` for a line of more than
     `max_len` ids.
     """
     sentences = encode_sources(model, lines, source_tokenizer, manner)
