@@ -119,10 +119,11 @@ def complete(
     """The continuation of each prompt.
 
     What prompt i gives is drawn by the seed, its number `first_row + i` and the position, and
-    depends on no other prompt; on a CPU two programs run at a time. An empty prompt begins at the vocabulary's begin token. Each of the
-    ids `ends` ends a text, None stands for the vocabulary's end token. Raises `DataError` for an
-    empty prompt when there is no begin token, and `ConfigError` for a prompt that does not fit
-    `max_len` or a tokenizer that does not fit the model.
+    depends on no other prompt; on a CPU two programs run at a time. An empty prompt begins at the
+    vocabulary's begin token. Each of the ids `ends` ends a text, None stands for the vocabulary's
+    end token. Raises `DataError` for an empty prompt when there is no begin token, and
+    `ConfigError` for a prompt that does not fit `max_len` or a tokenizer that does not fit the
+    model.
     """
     ends = _ends(ends, tokenizer)
     texts = _texts(model, prompts, tokenizer, sampling, first_row, ends)

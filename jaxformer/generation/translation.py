@@ -110,8 +110,8 @@ def translate(
 
     A blank line gives one empty translation. Lines are sorted by length and decoded together in
     a few shapes (16, 32, 64, ... ids), one program each, two at a time on a CPU; what a line gives
-    depends on no other line. `manner` is that of a model from elsewhere. Raises `DataError` for a line of more than
-    `max_len` ids.
+    depends on no other line. `manner` is that of a model from elsewhere. Raises `DataError` for a
+    line of more than `max_len` ids.
     """
     sentences = encode_sources(model, lines, source_tokenizer, manner)
     count = concurrency(params)
