@@ -365,13 +365,15 @@ def test_a_sample_goes_on_from_the_prompt_as_complete_does(run):
     assert call(sample, args | {"--seed": 4}).out != done.out
 
 
-def test_a_sample_in_8_bits_is_that_of_the_model_in_8_bits(run):
+def test_a_sample_in_8_bits_is_that_of_the_model_in_8_bits(run, monkeypatch):
     found = weights.in_int8(trained.load_trained(run.folder))
     assert isinstance(found.model, Int8)
     (best,) = generation.complete(*found[1:3], ["sun "], found.tokenizer, found.config.sampling)
-    assert call(sample, {"--run": run.folder, "--prompt": "sun ", "--int8": True}).out == (
-        f"sun {best.text}\n"
-    )
+    used = []
+    monkeypatch.setattr(weights, "in_int8", lambda trained: used.append(trained) or found)
+    args = {"--run": run.folder, "--prompt": "sun "}
+    assert call(sample, args).code == 0 and not used
+    assert call(sample, args | {"--int8": True}).out == f"sun {best.text}\n" and len(used) == 1
 
 
 def test_a_file_or_standard_input_is_one_prompt(run, tmp_path):

@@ -523,7 +523,12 @@ def test_8_bits_translate_and_score_as_the_model_in_8_bits_does(run, text, tmp_p
     expected = [best[0].text for best in found((text / "val.en").read_text().splitlines())]
     assert (tmp_path / "out.txt").read_text().splitlines() == expected
     content = (text / "val.en").read_bytes()
-    assert translated(run, tmp_path, content, "--int8 True").lines[:-1] == expected
+    lines = [
+        translated(run, tmp_path, content, f"--scores True --int8 {chosen}").lines[:-1]
+        for chosen in (True, False)
+    ]
+    assert [line.split("\t")[2] for line in lines[0]] == expected
+    assert lines[0] != lines[1], "the scores tell which weights they are of"
     exact = call(score, args | {"--forced": True}).out
     rounded = call(score, args | {"--forced": True, "--int8": True}).out
     totals = [[float(line.split()[0]) for line in x.splitlines()] for x in (exact, rounded)]
