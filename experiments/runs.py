@@ -20,6 +20,7 @@ import jax
 from experiments import commands, fields
 from jaxformer import extras
 from jaxformer.config import ConfigError
+from jaxformer.processors import cores
 
 T = TypeVar("T")
 
@@ -264,14 +265,13 @@ def _earlier(before: dict, path: Path) -> list:
 
 
 def _environment() -> dict:
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "devices": [f"{device.platform}:{device.device_kind}" for device in jax.devices()],
         "processes": jax.process_count(),
-        "cpus": len(cores),
+        "cpus": cores(),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -42,7 +42,7 @@ def _quantized(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array | Quantized:
         return _rounded(leaf, 1)
     if name != "kernel":
         return leaf
-    if module == "output":
+    if module == "output":  # Flax checks that what `Output` declares has its shape
         return _rounded(leaf, 0)
     # XLA on a CPU is faster where the inputs of each output stand together.
     size = leaf.shape[0] * (leaf.shape[1] if module == "out" else 1)

@@ -15,6 +15,7 @@ PACKAGE = Path(jaxformer.__file__).parent
 FLOORS = {
     "config": 0,
     "extras": 0,
+    "processors": 0,
     "positions": 1,
     "masks": 1,
     "kernels": 1,

@@ -44,9 +44,9 @@ GPT = replace(
 IDS = np.random.default_rng(3).integers(4, 29, (3, 11), np.int32)
 
 
-def rounded(x, axes, places=127):
-    """`x` in steps of its largest number along `axes` over `places`; zeros stay."""
-    scale = np.abs(x).max(axis=axes, keepdims=True) / np.float32(places)
+def rounded(x, axes):
+    """`x` in steps of its largest number along `axes` over 127; zeros stay."""
+    scale = np.abs(x).max(axis=axes, keepdims=True) / np.float32(127)
     scale = np.where(scale > 0, scale, np.float32(1))
     return np.round(np.asarray(x, np.float32) / scale) * scale
 
@@ -142,8 +142,8 @@ def test_a_step_multiplies_weights_in_8_bits_and_never_a_single_row(random_param
     def step(params, cache):
         return model.apply({"params": params}, IDS[:rows, None, :1], cache, method="extend")
 
-    products = [line for line in jax.jit(step).lower(params, cache).as_text().splitlines()]
-    products = [line for line in products if "dot_general" in line]
+    lines = jax.jit(step).lower(params, cache).as_text().splitlines()
+    products = [line for line in lines if "dot_general" in line]
     whole = [line for line in products if "xi8>" in line]
     assert len(whole) == 8, "query, key, value, out, gate, up, down and the output"
     assert len(products) - len(whole) == 2, "attention's own"

@@ -7,6 +7,8 @@ import platform
 from contextlib import suppress
 from pathlib import Path
 
+from jaxformer.processors import cores
+
 _PACKAGES = (
     "jax",
     "jaxlib",
@@ -33,13 +35,6 @@ def environment() -> dict[str, str | int | float | None]:
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
     }
-
-
-def cores() -> int:
-    """How many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:

@@ -3,8 +3,8 @@
 from types import ModuleType
 from typing import Any
 
-from experiments.benchmarks.environment import cores
 from jaxformer import extras
+from jaxformer.processors import cores
 
 
 def load(threads: int | None = None) -> ModuleType:

@@ -15,12 +15,12 @@ import numpy as np
 
 from experiments.benchmarks import pytorch
 from experiments.benchmarks.children import Subject
-from experiments.benchmarks.environment import cores
 from jaxformer import extras
 from jaxformer.config import ConfigError, TransformerConfig, check_least
 from jaxformer.int8 import Int8, quantize
 from jaxformer.models import EncoderDecoder
 from jaxformer.pretrained import load_pretrained, save_pretrained
+from jaxformer.processors import cores
 
 _END = 0
 _FORBIDDEN = -1e4  # as a logit

@@ -1,12 +1,13 @@
 """Programs that run at the same time, where one alone leaves processors waiting."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
+
+from jaxformer.processors import cores
 
 Result = TypeVar("Result")
 
@@ -22,7 +23,7 @@ def concurrency(params: Any) -> int:
     arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
     devices = set().union(*(leaf.devices() for leaf in arrays)) or {jax.local_devices()[0]}
     on_a_cpu = all(device.platform == "cpu" for device in devices)
-    return 2 if on_a_cpu and len(devices) == 1 and _processors() > 1 else 1
+    return 2 if on_a_cpu and len(devices) == 1 and cores() > 1 else 1
 
 
 def concurrently(runs: Iterable[Callable[[], Result]], count: int) -> Iterator[Result]:
@@ -40,9 +41,3 @@ def concurrently(runs: Iterable[Callable[[], Result]], count: int) -> Iterator[R
             begun.append(pool.submit(run))
         while begun:
             yield begun.popleft().result()
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
