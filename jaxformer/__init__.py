@@ -1,70 +1,189 @@
 """Functional Transformers in JAX and Flax: encoder-decoder, GPT and BERT from one set of modules.
 
 The letters of every shape: B batch, T query length, S key length, N heads, K key/value heads,
-H head size, D d_model, F d_ff, V vocabulary size. Beside them: R rows (B sentences times their
-W hypotheses), L the length of a cache, Hv the size of a head's values.
+H head size, D d_model, F d_ff, V vocabulary size. Beside them: W beams of a sentence, R = B x W
+rows, L the room of a cache, P masked positions, Hv the size of a head's values.
 
-Names are loaded when they are first asked for.
+A public name is imported when it is first used: `import jaxformer` alone loads nothing else.
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
-_HOME = {
-    "TransformerConfig": "config",
-    "ConfigError": "config",
-    "transformer_base": "config",
-    "transformer_big": "config",
-    "gpt2": "config",
-    "bert_base": "config",
-    "MissingExtra": "extras",
-    "Mask": "masks",
-    "Noise": "dropout",
-    "Cache": "cache",
-    "MultiHeadAttention": "attention",
-    "Block": "blocks",
-    "Stack": "blocks",
-    "EncoderDecoder": "models",
-    "DecoderOnly": "models",
-    "EncoderOnly": "models",
-    "MaskedLanguageModel": "heads",
-    "Classifier": "heads",
-    "cross_entropy": "losses",
-    "seq2seq_loss": "losses",
-    "causal_loss": "losses",
-    "masked_loss": "losses",
-    "Tokenizer": "tokenizers",
-    "train_bpe": "tokenizers",
-    "DataError": "tokenizers",
-    "bucket_pairs": "data",
-    "Stream": "data",
-    "MaskedStream": "data",
-    "score_translations": "metrics",
-    "OptimizerConfig": "optimizer",
-    "make_optimizer": "optimizer",
-    "TrainState": "training",
-    "make_train_step": "training",
-    "Diverged": "training",
-    "replicate": "parallel",
-    "partition": "parallel",
-    "Checkpoints": "checkpoint",
-    "CheckpointError": "checkpoint",
-    "beam_search": "decoding",
-    "sample": "decoding",
-    "load_pretrained": "pretrained",
-    "save_pretrained": "pretrained",
-    "translate": "generation",
-    "complete": "generation",
-    "fill_mask": "generation",
-    "embed": "generation",
+__version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from jaxformer.checkpoint import Checkpoints
+    from jaxformer.config import (
+        BERT_BASE,
+        GPT2,
+        TRANSFORMER_BASE,
+        TRANSFORMER_BIG,
+        TransformerConfig,
+    )
+    from jaxformer.decoding import GenerationConfig, SamplingConfig, beam_search, sample
+    from jaxformer.distributed import replicated, sharded, single
+    from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged, MissingExtra
+    from jaxformer.nn import (
+        Block,
+        Cache,
+        Classifier,
+        DecoderOnly,
+        EncoderDecoder,
+        EncoderOnly,
+        MaskedLanguageModel,
+        MultiHeadAttention,
+        Stack,
+    )
+    from jaxformer.ops.attention import AutoAttention
+    from jaxformer.ops.cross_entropy import cross_entropy
+    from jaxformer.ops.dropout import DropoutRng
+    from jaxformer.ops.masks import AttentionMask
+    from jaxformer.pipelines import complete, embed, make_step_fn, score, translate
+    from jaxformer.pipelines.fill_mask import fill_mask
+    from jaxformer.pretrained import load_pretrained, save_pretrained
+    from jaxformer.pretrained.load import load
+    from jaxformer.text.data import (
+        MaskedBatch,
+        MaskedStream,
+        PairBatch,
+        Stream,
+        StreamBatch,
+        bucket_pairs,
+    )
+    from jaxformer.text.metrics import score_translations
+    from jaxformer.text.tokenizers import BOS, EOS, PAD, Tokenizer, train_bpe
+    from jaxformer.training import (
+        OptimizerConfig,
+        TrainState,
+        causal_loss,
+        init_train_state,
+        make_optimizer,
+        make_train_step,
+        masked_loss,
+        seq2seq_loss,
+    )
+
+__all__ = [
+    "BERT_BASE",
+    "BOS",
+    "EOS",
+    "GPT2",
+    "PAD",
+    "TRANSFORMER_BASE",
+    "TRANSFORMER_BIG",
+    "AttentionMask",
+    "AutoAttention",
+    "Block",
+    "Cache",
+    "CheckpointError",
+    "Checkpoints",
+    "Classifier",
+    "ConfigError",
+    "DataError",
+    "DecoderOnly",
+    "Diverged",
+    "DropoutRng",
+    "EncoderDecoder",
+    "EncoderOnly",
+    "GenerationConfig",
+    "MaskedBatch",
+    "MaskedLanguageModel",
+    "MaskedStream",
+    "MissingExtra",
+    "MultiHeadAttention",
+    "OptimizerConfig",
+    "PairBatch",
+    "SamplingConfig",
+    "Stack",
+    "Stream",
+    "StreamBatch",
+    "Tokenizer",
+    "TrainState",
+    "TransformerConfig",
+    "__version__",
+    "beam_search",
+    "bucket_pairs",
+    "causal_loss",
+    "complete",
+    "cross_entropy",
+    "embed",
+    "fill_mask",
+    "init_train_state",
+    "load",
+    "load_pretrained",
+    "make_optimizer",
+    "make_step_fn",
+    "make_train_step",
+    "masked_loss",
+    "replicated",
+    "sample",
+    "save_pretrained",
+    "score",
+    "score_translations",
+    "seq2seq_loss",
+    "sharded",
+    "single",
+    "train_bpe",
+    "translate",
+]
+
+# The module of each public name, as in the imports above (a test holds the two equal).
+_MODULES = {
+    "checkpoint": ("Checkpoints",),
+    "config": ("BERT_BASE", "GPT2", "TRANSFORMER_BASE", "TRANSFORMER_BIG", "TransformerConfig"),
+    "decoding": ("GenerationConfig", "SamplingConfig", "beam_search", "sample"),
+    "distributed": ("replicated", "sharded", "single"),
+    "errors": ("CheckpointError", "ConfigError", "DataError", "Diverged", "MissingExtra"),
+    "nn": (
+        "Block",
+        "Cache",
+        "Classifier",
+        "DecoderOnly",
+        "EncoderDecoder",
+        "EncoderOnly",
+        "MaskedLanguageModel",
+        "MultiHeadAttention",
+        "Stack",
+    ),
+    "ops.attention": ("AutoAttention",),
+    "ops.cross_entropy": ("cross_entropy",),
+    "ops.dropout": ("DropoutRng",),
+    "ops.masks": ("AttentionMask",),
+    "pipelines": ("complete", "embed", "make_step_fn", "score", "translate"),
+    "pipelines.fill_mask": ("fill_mask",),
+    "pretrained": ("load_pretrained", "save_pretrained"),
+    "pretrained.load": ("load",),
+    "text.data": (
+        "MaskedBatch",
+        "MaskedStream",
+        "PairBatch",
+        "Stream",
+        "StreamBatch",
+        "bucket_pairs",
+    ),
+    "text.metrics": ("score_translations",),
+    "text.tokenizers": ("BOS", "EOS", "PAD", "Tokenizer", "train_bpe"),
+    "training": (
+        "OptimizerConfig",
+        "TrainState",
+        "causal_loss",
+        "init_train_state",
+        "make_optimizer",
+        "make_train_step",
+        "masked_loss",
+        "seq2seq_loss",
+    ),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted(_HOME)
 
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'jaxformer' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"jaxformer.{_HOME[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'jaxformer' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"jaxformer.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,28 +1,56 @@
-"""What defines a Transformer as a function: sizes, norms, positions, dropouts, dtype."""
+"""`TransformerConfig`, the named sizes of the papers, and checks for configuration fields."""
 
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin
+
+from jaxformer.errors import ConfigError
 
 Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
 SinusoidalLayout = Literal["interleaved", "halves"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 TiedEmbeddings = Literal["none", "output", "inputs", "all"]
 
+_TYPES = {
+    int: (Integral, "an integer"),
+    float: (Real, "a number"),
+    bool: (bool, "True or False"),
+    str: (str, "a string"),
+    NoneType: (NoneType, "None"),
+}
 
-class ConfigError(ValueError):
-    """Settings that contradict each other or name something unknown."""
+
+def check_types(config: Any) -> None:
+    """Raises `ConfigError` for a field of the dataclass whose value has another type.
+
+    Fields of type int, float, bool, str or None, and unions of these, are checked.
+    """
+    for field in fields(config):
+        types, value = get_args(field.type) or (field.type,), getattr(config, field.name)
+        if not all(isinstance(one, type) and one in _TYPES for one in types):
+            continue
+        accepted = tuple(_TYPES[one][0] for one in types)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in types):
+            allowed = " or ".join(_TYPES[one][1] for one in types)
+            raise ConfigError(
+                f"{field.name}={value!r} is a {type(value).__name__}, but it must be {allowed}: "
+                f"give {allowed}"
+            )
 
 
-def check_names(config: Any) -> None:
+def check_choices(config: Any) -> None:
     """Raises `ConfigError` for a field of the dataclass whose `Literal` does not list its value."""
     for field in fields(config):
-        names = get_args(field.type) if get_origin(field.type) is Literal else ()
+        choices = get_args(field.type) if get_origin(field.type) is Literal else ()
         value = getattr(config, field.name)
-        if names and value not in names:
-            raise ConfigError(f"{field.name}={value!r} is unknown: give one of {', '.join(names)}")
+        if choices and value not in choices:
+            raise ConfigError(
+                f"{field.name}={value!r} is unknown: give one of {', '.join(choices)}"
+            )
 
 
-def check_least(config: Any, least: int, *names: str) -> None:
+def check_at_least(config: Any, least: float, *names: str) -> None:
     """Raises `ConfigError` for one of the fields `names` below `least`; None passes."""
     for name in names:
         value = getattr(config, name)
@@ -30,70 +58,95 @@ def check_least(config: Any, least: int, *names: str) -> None:
             raise ConfigError(f"{name}={value}, but it must be at least {least}")
 
 
-def check_share(config: Any, *names: str) -> None:
-    """Raises `ConfigError` for one of the fields `names` outside 0 <= share < 1."""
+def check_fraction(config: Any, *names: str) -> None:
+    """Raises `ConfigError` for one of the fields `names` below 0, or not below 1."""
     for name in names:
-        if not 0.0 <= getattr(config, name) < 1.0:
-            raise ConfigError(f"{name}={getattr(config, name)}, but it lies in 0 <= {name} < 1")
+        value = getattr(config, name)
+        if not 0.0 <= value < 1.0:
+            raise ConfigError(f"{name}={value}, but it lies in 0 <= {name} < 1")
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Everything that shapes the weights and the function, and nothing about how to run it.
+    """The sizes and choices that define the parameters and the function of a Transformer.
 
-    The letters of Vaswani et al. 2017: `d_model`, `d_ff`, h = `num_heads`, d_k = `head_dim`,
-    d_v = `value_head_dim`, N = `num_encoder_layers` = `num_decoder_layers`, P_drop =
-    `dropout_rate` (on each sub-layer's output and on the sum of embeddings and positions).
-    `num_kv_heads` below `num_heads` shares keys and values among groups of heads.
-
-    `tied_embeddings`: "none"; "output" (target embedding = output projection); "inputs" (source
-    embedding = target embedding); "all" (both). The last two need one vocabulary.
-    `source_vocab_size` None means `vocab_size`. `output_bias` adds a number to each token's logit.
-
-    `sinusoidal_layout`: sines and cosines take turns, or sines fill the first half of the columns.
-    `relative_buckets` and `relative_max_distance` are those of `positions.relative_buckets`.
-    `initializer`: matrices start Glorot-uniform ("xavier"), with deviation 0.02 ("normal"), or so
-    with those that end a sub-layer divided by the root of their number ("scaled_normal", GPT-2).
+    The letters are those of Vaswani et al. 2017.
     """
 
     vocab_size: int
+    """V, the number of token ids (of the target, where source and target differ)."""
     d_model: int
+    """D, the size of each token's vector."""
     d_ff: int
+    """F, the size of the feed-forward network's hidden layer."""
     num_heads: int
+    """h, the number of attention heads."""
     num_encoder_layers: int = 0
+    """N, the number of encoder blocks."""
     num_decoder_layers: int = 0
+    """N, the number of decoder blocks."""
     max_len: int = 512
+    """The longest sequence in tokens; learned positions end there."""
     source_vocab_size: int | None = None
+    """The number of source ids; None: `vocab_size`."""
     num_kv_heads: int | None = None
+    """The number of key/value heads, each shared by a group of heads; None: `num_heads`."""
     head_dim: int | None = None
+    """d_k, the size of a head's queries and keys; None: `d_model` / `num_heads`."""
     value_head_dim: int | None = None
+    """d_v, the size of a head's values; None: `head_dim`."""
     positions: Positions = "sinusoidal"
+    """How the model knows the order of tokens."""
     sinusoidal_layout: SinusoidalLayout = "interleaved"
+    """Order of the columns: sines and cosines alternate, or all sines come first ("halves")."""
     rotary_base: float = 10_000.0
+    """The base of the rotary frequencies (theta)."""
     relative_buckets: int = 32
+    """The number of distance buckets of relative positions."""
     relative_max_distance: int = 128
+    """All distances from this one on share the last bucket."""
     norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm or RMSNorm."""
     norm_placement: Literal["pre", "post"] = "post"
+    """The norm is before each sub-layer ("pre") or after the residual sum ("post")."""
     norm_eps: float = 1e-6
+    """Added to the variance in each norm."""
     activation: Activation = "relu"
+    """The activation of the feed-forward network."""
     gated: bool = False
+    """The activation of one projection multiplies another (a gated linear unit)."""
     use_bias: bool = True
+    """Dense layers and layer norms have biases."""
     tied_embeddings: TiedEmbeddings = "all"
+    """Which tables are one: "output" (target embedding and output projection), "inputs" (source
+    and target embedding), "all" or "none". "inputs" and "all" need one vocabulary."""
     output_bias: bool = False
+    """The output projection has a bias for each token."""
     scale_embeddings: bool = True
-    normalize_embeddings: bool = False
+    """Embeddings are multiplied by the square root of `d_model`."""
+    embedding_norm: bool = False
+    """A norm follows the sum of embeddings and positions."""
     num_token_types: int = 0
+    """The number of token types (BERT's two sentences); 0: no type embedding."""
     pooler: bool = False
+    """An encoder-only model has a dense layer with tanh on its first token."""
     dropout_rate: float = 0.0
+    """P_drop, on each sub-layer's output and on the sum of embeddings and positions."""
     attention_dropout_rate: float = 0.0
+    """Dropout on the attention weights."""
     activation_dropout_rate: float = 0.0
+    """Dropout on the hidden layer of the feed-forward network."""
     initializer: Literal["xavier", "normal", "scaled_normal"] = "xavier"
+    """Matrices start Glorot-uniform, normal with deviation 0.02, or normal with the projections
+    into the residual divided by the square root of their number (GPT-2)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """The type of activations; parameters, norms and softmax stay float32."""
 
-    def __post_init__(self):
-        check_names(self)
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choices(self)
         _check_sizes(self)
-        check_share(self, "dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
+        check_fraction(self, "dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
         if self.ties_inputs and self.source_vocab_size not in (None, self.vocab_size):
             raise ConfigError(
                 f"tied_embeddings={self.tied_embeddings!r} needs one vocabulary, but "
@@ -128,14 +181,14 @@ class TransformerConfig:
 
 
 def _check_sizes(config: TransformerConfig) -> None:
-    check_least(config, 1, "vocab_size", "d_model", "d_ff", "num_heads", "max_len")
-    check_least(config, 1, "source_vocab_size", "num_kv_heads", "head_dim", "value_head_dim")
-    check_least(config, 0, "num_encoder_layers", "num_decoder_layers", "num_token_types")
-    check_least(config, 4, "relative_buckets")
+    check_at_least(config, 1, "vocab_size", "d_model", "d_ff", "num_heads", "max_len")
+    check_at_least(config, 1, "source_vocab_size", "num_kv_heads", "head_dim", "value_head_dim")
+    check_at_least(config, 0, "num_encoder_layers", "num_decoder_layers", "num_token_types")
+    check_at_least(config, 4, "relative_buckets")
     if config.relative_max_distance <= config.relative_buckets // 2:
         raise ConfigError(
-            f"relative_max_distance={config.relative_max_distance} lies among the distances that "
-            f"have one of relative_buckets={config.relative_buckets} each: give more than "
+            f"relative_max_distance={config.relative_max_distance} is too small for "
+            f"relative_buckets={config.relative_buckets}: give more than "
             f"{config.relative_buckets // 2}"
         )
     if config.head_dim is None and config.d_model % config.num_heads:
@@ -150,12 +203,12 @@ def _check_sizes(config: TransformerConfig) -> None:
         )
     if config.positions == "rotary" and config.key_size % 2:
         raise ConfigError(
-            f"rotary positions turn pairs of numbers, but head_dim={config.key_size} is odd: "
+            f"rotary positions rotate pairs of numbers, but head_dim={config.key_size} is odd: "
             "give an even head_dim"
         )
 
 
-transformer_base = TransformerConfig(
+TRANSFORMER_BASE = TransformerConfig(
     vocab_size=37_000,
     d_model=512,
     d_ff=2048,
@@ -166,7 +219,7 @@ transformer_base = TransformerConfig(
 )
 """Vaswani et al. 2017, Table 3 "base": 63,082,496 parameters (the paper prints 65 million)."""
 
-transformer_big = TransformerConfig(
+TRANSFORMER_BIG = TransformerConfig(
     vocab_size=37_000,
     d_model=1024,
     d_ff=4096,
@@ -177,7 +230,7 @@ transformer_big = TransformerConfig(
 )
 """Vaswani et al. 2017, Table 3 "big": 214,245,376 parameters (the paper prints 213 million)."""
 
-gpt2 = TransformerConfig(
+GPT2 = TransformerConfig(
     vocab_size=50_257,
     d_model=768,
     d_ff=3072,
@@ -196,7 +249,7 @@ gpt2 = TransformerConfig(
 )
 """Radford et al. 2019, the smallest model: 124,439,808 parameters."""
 
-bert_base = TransformerConfig(
+BERT_BASE = TransformerConfig(
     vocab_size=30_522,
     d_model=768,
     d_ff=3072,
@@ -207,7 +260,7 @@ bert_base = TransformerConfig(
     activation="gelu",
     tied_embeddings="output",
     scale_embeddings=False,
-    normalize_embeddings=True,
+    embedding_norm=True,
     num_token_types=2,
     pooler=True,
     dropout_rate=0.1,

@@ -9,8 +9,10 @@ import jax
 import numpy as np
 import pytest
 
+from jaxformer.training.parameters import flatten
+
 # The longest first: of the files that are left at the end none makes one process wait for long.
-_FIRST = ("translation", "language_modelling", "parallel", "several_machines", "models", "plan")
+_FIRST = ("translation", "language_modelling", "strategies", "processes", "models", "plan")
 # On a CPU a program with XLA's newer loops takes up to twice as long to compile.
 _OLDER_LOOPS = "--xla_cpu_use_fusion_emitters=false"
 
@@ -26,8 +28,8 @@ def be_strict():
 def pytest_configure(config: pytest.Config):
     be_strict()
     # By default most of the time goes into compiling programs that run once. What is marked slow or
-    # peer runs as users' programs do, and so do the kernels (see `optimized`).
-    quick = config.option.markexpr == "not slow and not peer"
+    # peer runs as users' programs do, and so do the attention functions (see `optimized`).
+    quick = config.option.markexpr == "not slow and not peer and not types and not compiler"
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
         jax.config.update("jax_disable_most_optimizations", quick)
     # Children of this process inherit it. A flag that XLA does not know ends a process: this one
@@ -94,11 +96,10 @@ def random_params() -> Callable[..., Any]:
 def leaf_shapes() -> Callable[[Any], dict[str, tuple[int, ...]]]:
     """A tree of parameters as {"path/of/leaf": shape}."""
 
-    def flatten(params: Any) -> dict[str, tuple[int, ...]]:
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        return {"/".join(part.key for part in path): leaf.shape for path, leaf in leaves}
+    def shapes(params: Any) -> dict[str, tuple[int, ...]]:
+        return {path: leaf.shape for path, leaf in flatten(params).items()}
 
-    return flatten
+    return shapes
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,10 @@
 from dataclasses import FrozenInstanceError, replace
 
+import numpy as np
 import pytest
 
-from jaxformer.config import ConfigError, TransformerConfig, transformer_base
+from jaxformer.config import TRANSFORMER_BASE, TransformerConfig
+from jaxformer.errors import ConfigError
 
 SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
 
@@ -18,6 +20,11 @@ SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
         ({"sinusoidal_layout": "half"}, ["sinusoidal_layout='half'", "interleaved, halves"]),
         ({"initializer": "zeros"}, ["initializer='zeros'", "xavier, normal, scaled_normal"]),
         ({"dtype": "float16"}, ["dtype='float16'", "float32, bfloat16"]),
+        ({"vocab_size": 50.0}, ["vocab_size=50.0 is a float", "an integer: give an integer"]),
+        ({"d_ff": True}, ["d_ff=True is a bool", "give an integer"]),
+        ({"head_dim": "4"}, ["head_dim='4' is a str", "an integer or None"]),
+        ({"use_bias": 1}, ["use_bias=1 is a int", "give True or False"]),
+        ({"norm_eps": None}, ["norm_eps=None is a NoneType", "give a number"]),
         ({"vocab_size": 0}, ["vocab_size=0", "at least 1"]),
         ({"d_model": -3}, ["d_model=-3", "at least 1"]),
         ({"d_ff": 0}, ["d_ff=0", "at least 1"]),
@@ -54,6 +61,11 @@ def test_a_contradiction_is_refused_with_what_was_given_and_what_to_do(changes, 
         assert word in str(error.value)
 
 
+def test_numbers_of_numpy_are_numbers():
+    config = replace(SMALL, vocab_size=np.int64(19), dropout_rate=np.float32(0.5), norm_eps=1)
+    assert config.vocab_size == 19 and config.dropout_rate == 0.5
+
+
 def test_sizes_left_out_follow_from_those_given():
     assert (SMALL.key_size, SMALL.value_size, SMALL.kv_heads) == (4, 4, 3)
     free = replace(SMALL, num_heads=5, head_dim=7, num_kv_heads=1)
@@ -62,7 +74,7 @@ def test_sizes_left_out_follow_from_those_given():
 
 
 def test_the_base_model_has_the_sizes_of_the_paper():
-    c = transformer_base
+    c = TRANSFORMER_BASE
     assert (c.d_model, c.d_ff, c.num_heads, c.key_size, c.value_size) == (512, 2048, 8, 64, 64)
     assert (c.num_encoder_layers, c.num_decoder_layers, c.dropout_rate) == (6, 6, 0.1)
 

@@ -1,7 +1,7 @@
-"""Attention by each kernel and by PyTorch: `python -m experiments.benchmarks.attention`.
+"""Times the attention functions beside PyTorch's: `python -m experiments.benchmarks.attention`.
 
-Forward and backward pass, causal, float32, at growing lengths; each in a process of its own, in
-turn. Prints a table for each length and writes runs/benchmarks.
+Causal attention in float32, forward and backward, at several lengths. Prints a table for each
+length and writes RUNS/benchmarks/NAME.json.
 """
 
 import sys
@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from experiments import commands
-from experiments.benchmarks import pytorch, report
-from experiments.benchmarks.alternate import Summary
-from experiments.benchmarks.children import Make, Subject, compare
-from experiments.benchmarks.environment import environment
-from jaxformer.config import ConfigError, check_least
-from jaxformer.kernels import KERNELS
+from experiments.benchmarks import report
+from experiments.benchmarks.environment import environment, load_torch
+from experiments.benchmarks.interleaved_timing import Summary, TimingConfig
+from experiments.benchmarks.subprocesses import Make, Subject, compare
+from experiments.harness import cli
+from jaxformer.config import check_at_least
+from jaxformer.errors import ConfigError
+from jaxformer.ops.attention import ATTENTION_FNS
 
 
 @dataclass(frozen=True)
 class Shape:
-    """B rows of T = `length` queries and keys, N = `heads` of H = `head_dim` numbers."""
+    """The shape [B, T, N, H] of queries, keys and values."""
 
     rows: int = 1
     heads: int = 4
@@ -31,45 +32,45 @@ class Shape:
     length: int = 1_024
 
     def __post_init__(self):
-        check_least(self, 1, "rows", "heads", "head_dim", "length")
+        check_at_least(self, 1, "rows", "heads", "head_dim", "length")
 
     def arrays(self) -> list[np.ndarray]:
-        """Random queries, keys and values [B, T, N, H]."""
+        """Returns random queries, keys and values [B, T, N, H]."""
         rng = np.random.default_rng(0)
         size = self.rows, self.length, self.heads, self.head_dim
         return [rng.standard_normal(size, np.float32) for _ in range(3)]
 
 
 @dataclass(frozen=True)
-class AttentionOptions:
-    """Which `kernels` at which `lengths`, and how long: `rounds` of `steps` each, after `warm_up`.
-
-    The other numbers are those of `shape`, its length aside.
-    """
+class AttentionOptions(TimingConfig):
+    """Which attention functions are measured, and at which shapes."""
 
     name: str = "attention"
-    kernels: tuple[str, ...] = ("reference", "blockwise", "xla")
-    lengths: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
-    rows: int = 1
-    heads: int = 4
-    head_dim: int = 64
     rounds: int = 5
-    steps: int = 2
-    warm_up: int = 1
-    runs: str = "runs"
+    repetitions: int = 2
+    attention_fns: tuple[str, ...] = ("reference", "blockwise", "xla")
+    """The attention functions: reference, blockwise, xla, cudnn or tpu_splash."""
+    lengths: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
+    """Numbers of tokens T; each has a table of its own."""
+    rows: int = 1
+    """Batch size B."""
+    heads: int = 4
+    """Number of heads N."""
+    head_dim: int = 64
+    """Size H of a head."""
 
     def __post_init__(self):
-        check_least(self, 1, "rounds", "steps", "warm_up")
-        unknown = [name for name in self.kernels if name not in KERNELS]
+        super().__post_init__()
+        unknown = [name for name in self.attention_fns if name not in ATTENTION_FNS]
         if unknown:
-            known = ", ".join(KERNELS)
-            raise ConfigError(f"kernels={self.kernels} has {unknown[0]!r}: choose among {known}")
+            known = ", ".join(ATTENTION_FNS)
+            raise ConfigError(f"attention_fns has {unknown[0]!r}: choose among {known}")
         if not self.lengths:
-            raise ConfigError("lengths=() measures nothing: give at least one")
+            raise ConfigError("lengths=() measures nothing: give at least one length")
         self.shapes()
 
     def shapes(self) -> list[Shape]:
-        """One for each of `lengths`."""
+        """Returns one shape for each of `lengths`."""
         shape = Shape(rows=self.rows, heads=self.heads, head_dim=self.head_dim)
         return [replace(shape, length=length) for length in self.lengths]
 
@@ -78,7 +79,7 @@ PEER = "PyTorch SDPA"
 
 
 def temporary(summary: Summary, facts: Mapping[str, Any]) -> str:
-    """The intermediate results of XLA's program, in MB."""
+    """Returns the temporary memory of XLA's program, in MB."""
     size = facts.get("temporary_bytes")
     return "-" if size is None else f"{size / 1e6:.1f}"
 
@@ -86,53 +87,50 @@ def temporary(summary: Summary, facts: Mapping[str, Any]) -> str:
 def main(options: AttentionOptions) -> None:
     """Measures, prints the tables and writes the file."""
     where = environment()
-    found = {}
-    for shape in options.shapes():
-        found[f"T = S = {shape.length:,}"] = compare(
-            subjects(options, shape),
-            peers=(PEER,),
-            rounds=options.rounds,
-            count=options.steps,
-            warm_up=options.warm_up,
-        )
+    found = {
+        f"T = S = {shape.length:,}": compare(subjects(options, shape), options, peers=(PEER,))
+        for shape in options.shapes()
+    }
     report.publish(options, where, found, report.TIMES | {"temporary, MB": temporary})
 
 
 def subjects(options: AttentionOptions, shape: Shape) -> dict[str, Make]:
-    """What makes each of those that are measured, in a process of its own."""
-    return {name: partial(kernel, name, shape) for name in options.kernels} | {
+    """Returns what makes each subject."""
+    return {name: partial(ours, name, shape) for name in options.attention_fns} | {
         PEER: partial(scaled_dot_product, shape)
     }
 
 
-def kernel(name: str, shape: Shape) -> Subject:
-    """Our kernel called `name`; `ConfigError` from it if it cannot do this here."""
+def ours(name: str, shape: Shape) -> Subject:
+    """Our attention function `name`; it raises `ConfigError` where it does not support this."""
     import jax
     import jax.numpy as jnp
 
-    from jaxformer import runtime
-    from jaxformer.masks import Mask
+    from jaxformer.ops.masks import AttentionMask
+    from jaxformer.runtime import setup
 
-    tuning = runtime.tune()
+    setup_info = setup.setup_process()
     q, k, v = map(jnp.asarray, shape.arrays())
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        out = KERNELS[name](q, k, v, Mask(causal=True), scale=shape.head_dim**-0.5)
+        out = ATTENTION_FNS[name](q, k, v, AttentionMask(causal=True), scale=shape.head_dim**-0.5)
         return jnp.square(out).sum()
 
-    differentiate = jax.jit(jax.value_and_grad(loss, (0, 1, 2)), compiler_options=tuning.options)
-    compiled = differentiate.lower(q, k, v).compile()
+    gradient = jax.value_and_grad(loss, (0, 1, 2))
+    program = jax.jit(gradient, compiler_options=setup_info.compiler_options).lower(q, k, v)
+    compiled = program.compile()
+    memory = compiled.memory_analysis()
     facts = {
-        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "temporary_bytes": memory and memory.temp_size_in_bytes,
         "device": jax.devices()[0].device_kind,
-        "tuned": str(tuning),
+        "tuned": str(setup_info),
     }
     return Subject(lambda: jax.block_until_ready(compiled(q, k, v)), facts)
 
 
 def scaled_dot_product(shape: Shape) -> Subject:
-    """PyTorch's attention, by the backend that it chooses itself."""
-    torch = pytorch.load()
+    """PyTorch's attention, with the backend that PyTorch chooses."""
+    torch = load_torch()
     tensors = [torch.tensor(x.swapaxes(1, 2).copy(), requires_grad=True) for x in shape.arrays()]
 
     def run() -> Any:
@@ -144,4 +142,4 @@ def scaled_dot_product(shape: Shape) -> Subject:
 
 if __name__ == "__main__":
     options = {"default": AttentionOptions()}
-    sys.exit(commands.run(lambda: main(commands.parse(options, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))

@@ -1,42 +1,33 @@
-"""Beam search beside `transformers` and CTranslate2: `python -m experiments.benchmarks.decode`.
+"""Times beam search beside its peers: `python -m experiments.benchmarks.decode`.
 
-One Marian-shaped model of random weights, read by all from one folder; each in a process of
-its own, in turn. Prints a table and writes runs/benchmarks.
+The peers are transformers and CTranslate2. All read the same Marian model with random weights.
+Prints a table and writes RUNS/benchmarks/NAME.json.
 """
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from experiments import commands
-from experiments.benchmarks import report, translators
-from experiments.benchmarks.alternate import Summary
-from experiments.benchmarks.children import Make, compare
+from experiments.benchmarks import report, translation_subjects
 from experiments.benchmarks.environment import environment
-from experiments.benchmarks.translators import Work
-from jaxformer.config import check_least
+from experiments.benchmarks.interleaved_timing import TimingConfig
+from experiments.benchmarks.subprocesses import Make, compare
+from experiments.benchmarks.translation_subjects import Work
+from experiments.harness import cli
 
 
 @dataclass(frozen=True)
-class DecodeOptions:
-    """What is decoded, and how often: `rounds` of `batches` each, after `warm_up`."""
+class DecodeOptions(TimingConfig):
+    """What is decoded, and how often."""
 
     name: str = "decode"
     work: Work = field(default_factory=Work)
-    rounds: int = 7
-    batches: int = 1
-    warm_up: int = 1
-    runs: str = "runs"
-
-    def __post_init__(self):
-        check_least(self, 1, "rounds", "batches", "warm_up")
+    """The model and the texts."""
 
 
-PEERS = ("transformers", "CTranslate2", "CTranslate2, in two parts")
+PEERS = ("transformers", "CTranslate2", "CTranslate2, two translators")
 
 
 def main(options: DecodeOptions) -> None:
@@ -45,34 +36,27 @@ def main(options: DecodeOptions) -> None:
     work = options.work
     with TemporaryDirectory() as place:
         folder = Path(place) / "marian"
-        translators.write_model(work, folder)
-        found = compare(
-            subjects(work, folder),
-            peers=PEERS,
-            rounds=options.rounds,
-            count=options.batches,
-            warm_up=options.warm_up,
-        )
-
-    def speed(summary: Summary, facts: Mapping[str, Any]) -> str:
-        return f"{work.rows * work.target / summary.median:.0f}"
-
+        translation_subjects.write_model(work, folder)
+        found = compare(subjects(work, folder), options, peers=PEERS)
     title = f"{work.rows} texts of {work.target} tokens, beam {work.beams}"
-    report.publish(options, where, {title: found}, report.TIMES | {"tokens a second": speed})
+    columns = report.TIMES | {"tokens a second": report.per_second(work.rows * work.target)}
+    report.publish(options, where, {title: found}, columns)
 
 
 def subjects(work: Work, folder: Path) -> dict[str, Make]:
-    """What makes each of those that are measured, in a process of its own."""
+    """Returns what makes each subject."""
     return {
-        "ours": partial(translators.ours, work, folder),
-        "ours, int8": partial(translators.ours, work, folder, "int8"),
-        PEERS[0]: partial(translators.transformers, work, folder),
-        PEERS[1]: partial(translators.ctranslate2, work, folder),
-        PEERS[2]: partial(translators.ctranslate2, work, folder, parts=2),
-        f"{PEERS[2]}, int8": partial(translators.ctranslate2, work, folder, dtype="int8", parts=2),
+        "ours": partial(translation_subjects.ours, work, folder),
+        "ours, int8": partial(translation_subjects.ours, work, folder, "int8"),
+        PEERS[0]: partial(translation_subjects.transformers, work, folder),
+        PEERS[1]: partial(translation_subjects.ctranslate2, work, folder),
+        PEERS[2]: partial(translation_subjects.ctranslate2, work, folder, translators=2),
+        f"{PEERS[2]}, int8": partial(
+            translation_subjects.ctranslate2, work, folder, dtype="int8", translators=2
+        ),
     }
 
 
 if __name__ == "__main__":
     options = {"default": DecodeOptions()}
-    sys.exit(commands.run(lambda: main(commands.parse(options, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))

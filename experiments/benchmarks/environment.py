@@ -1,4 +1,4 @@
-"""Where a measurement was made: what is printed and kept with every result."""
+"""The machine and the versions of a measurement, and PyTorch on all processors."""
 
 import datetime
 import importlib.metadata
@@ -6,8 +6,11 @@ import os
 import platform
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from jaxformer.processors import cores
+from jaxformer import optional_dependencies
+from jaxformer.runtime.concurrency import cpu_count
 
 _PACKAGES = (
     "jax",
@@ -22,15 +25,15 @@ _PACKAGES = (
 
 
 def environment() -> dict[str, str | int | float | None]:
-    """Date (UTC), processor, cores of this process, load of the last minute, and versions.
+    """Returns date (UTC), processor, cores of this process, load of the last minute, versions.
 
-    None for a package that is not installed. No device is touched: what a subject computes on is
-    among its own facts.
+    A package that is not installed has None. No device is started: each subject reports the device
+    that it uses.
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(),
-        "cores": cores(),
+        "cores": cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
@@ -38,12 +41,25 @@ def environment() -> dict[str, str | int | float | None]:
 
 
 def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name; that of its kind where the system does not tell."""
+    """Returns the name of the processor, or of its architecture where `info` has none."""
     with suppress(OSError):
         for line in info.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def load_torch(threads: int | None = None) -> ModuleType:
+    """Returns PyTorch, set to `threads`; None: as many as this process has processors."""
+    torch = optional_dependencies.load("torch")
+    torch.set_num_threads(threads or cpu_count())
+    return torch
+
+
+def torch_facts(model: Any) -> dict[str, Any]:
+    """Returns the number of parameters of `model` and of PyTorch's threads."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return {"parameters": count, "threads": optional_dependencies.load("torch").get_num_threads()}
 
 
 def _version(name: str) -> str | None:

@@ -1,8 +1,7 @@
-"""A GPT's text beside a PyTorch loop's: `python -m experiments.benchmarks.generate`.
+"""Times text generation beside PyTorch: `python -m experiments.benchmarks.generate`.
 
-The 10.65 M character model of random weights continues random prompts, by our compiled program and
-by a loop over the PyTorch twin, both with a cache; each in a process of its own, in turn. Prints a
-table for each number of rows and writes runs/benchmarks.
+A GPT continues random prompts with a cache: our compiled program, and a loop over the PyTorch
+reference model. Prints a table for each batch size and writes RUNS/benchmarks/NAME.json.
 """
 
 import sys
@@ -11,38 +10,33 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from experiments import commands
-from experiments.benchmarks import generators, report
-from experiments.benchmarks.alternate import Summary
-from experiments.benchmarks.children import Comparison, Make, compare
+from experiments.benchmarks import generation_subjects, report
 from experiments.benchmarks.environment import environment
-from experiments.benchmarks.generators import Work
-from jaxformer.config import ConfigError, check_least
+from experiments.benchmarks.generation_subjects import Work
+from experiments.benchmarks.interleaved_timing import Summary, TimingConfig
+from experiments.benchmarks.subprocesses import Comparison, Make, compare
+from experiments.harness import cli
+from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class GenerateOptions:
-    """How many `rows` of `work` at a time, in `rounds` of `texts` each, after `warm_up`.
-
-    The rows in `work` itself have no meaning.
-    """
+class GenerateOptions(TimingConfig):
+    """What is generated, and how often."""
 
     name: str = "generate"
     rows: tuple[int, ...] = (1, 16)
+    """Batch sizes; each has a table of its own and replaces `work.rows`."""
     work: Work = field(default_factory=Work)
-    rounds: int = 7
-    texts: int = 1
-    warm_up: int = 1
-    runs: str = "runs"
+    """The model and the prompts."""
 
     def __post_init__(self):
-        check_least(self, 1, "rounds", "texts", "warm_up")
+        super().__post_init__()
         if not self.rows:
-            raise ConfigError("rows=() measures nothing: give at least one")
+            raise ConfigError("rows=() measures nothing: give at least one batch size")
         self.works()
 
     def works(self) -> list[Work]:
-        """One for each of `rows`."""
+        """Returns one for each of `rows`."""
         return [replace(self.work, rows=rows) for rows in self.rows]
 
 
@@ -52,17 +46,13 @@ PEERS = ("PyTorch loop", "PyTorch loop, one thread")
 def main(options: GenerateOptions) -> None:
     """Measures, prints the tables and writes the file.
 
-    Raises `RuntimeError` at the end where the likeliest tokens differ.
+    Raises `RuntimeError` at the end if greedy texts differ.
     """
-    where, found = environment(), {}
-    for work in options.works():
-        found[f"{work.rows} x {work.made} tokens"] = compare(
-            subjects(work),
-            peers=PEERS,
-            rounds=options.rounds,
-            count=options.texts,
-            warm_up=options.warm_up,
-        )
+    where = environment()
+    found = {
+        f"{work.rows} x {work.new_tokens} tokens": compare(subjects(work), options, peers=PEERS)
+        for work in options.works()
+    }
     report.publish(options, where, found, report.TIMES | {"tokens a second": _speed})
     if options.work.temperature == 0:
         for comparison in found.values():
@@ -70,20 +60,20 @@ def main(options: GenerateOptions) -> None:
 
 
 def subjects(work: Work) -> dict[str, Make]:
-    """What makes each of those that are measured, in a process of its own."""
+    """Returns what makes each subject."""
     return {
-        "ours": partial(generators.ours, work),
-        PEERS[0]: partial(generators.torch_loop, work),
-        PEERS[1]: partial(generators.torch_loop, work, 1),
+        "ours": partial(generation_subjects.ours, work),
+        PEERS[0]: partial(generation_subjects.torch_loop, work),
+        PEERS[1]: partial(generation_subjects.torch_loop, work, 1),
     }
 
 
 def check_texts(comparison: Comparison) -> None:
-    """Raises `RuntimeError` unless all that were measured wrote the same."""
+    """Raises `RuntimeError` unless all subjects wrote the same text."""
     found = {name: facts["checksum"] for name, facts in comparison.facts.items()}
     if len(set(found.values())) > 1:
         raise RuntimeError(
-            "the texts differ, so that the rows did not do the same work: "
+            "the texts differ, so the subjects did not do the same work: "
             + ", ".join(f"{name} {checksum}" for name, checksum in found.items())
         )
 
@@ -94,4 +84,4 @@ def _speed(summary: Summary, facts: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     options = {"default": GenerateOptions()}
-    sys.exit(commands.run(lambda: main(commands.parse(options, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))

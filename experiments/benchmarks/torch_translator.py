@@ -1,31 +1,33 @@
-"""`torch.nn.Transformer` as its users complete it: embeddings, positions, output, loss."""
+"""`torch.nn.Transformer` with embeddings, positions, output and loss."""
 
 import math
 import warnings
+from typing import cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiments.pytorch_twin.parts import translation_loss
+from experiments.torch_reference.transformer import translation_loss
 from jaxformer.config import TransformerConfig
-from jaxformer.data import PairBatch
-from jaxformer.positions import sinusoidal_positions
+from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.text.data import PairBatch
 
 
 class Translator(nn.Module):
-    """The model that `EncoderDecoder` and the twin are of a pre-norm config with tied embeddings.
+    """The same function as `EncoderDecoder` of a pre-norm config with tied embeddings.
 
-    Dropout is where theirs is: torch ties that on attention's weights and inside the feed-forward
-    networks to that on sub-layers, and these two are switched off.
+    Dropout is applied to sub-layers and embeddings only. torch also applies it to attention weights
+    and inside feed-forward networks; both are switched off here.
     """
 
-    def __init__(self, config: TransformerConfig, smoothing: float):
+    def __init__(self, config: TransformerConfig, label_smoothing: float):
         super().__init__()
-        self.smoothing = smoothing
+        self.label_smoothing = label_smoothing
         self.scale = math.sqrt(config.d_model)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         nn.init.normal_(self.embedding.weight, std=1.0 / self.scale)
+        self.positions: torch.Tensor
         table = torch.tensor(sinusoidal_positions(config.max_len, config.d_model))
         self.register_buffer("positions", table, persistent=False)
         self.dropout = nn.Dropout(config.dropout_rate)
@@ -46,27 +48,27 @@ class Translator(nn.Module):
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
             if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-                module.dropout.p = 0.0
+                cast(nn.Dropout, module.dropout).p = 0.0
 
     def forward(
-        self, source: torch.Tensor, target: torch.Tensor, source_valid: torch.Tensor
+        self, source: torch.Tensor, target: torch.Tensor, padding_mask: torch.Tensor
     ) -> torch.Tensor:
         """Logits [B, T, V] for the token after each of `target` [B, T], given `source` [B, S]."""
-        absent = ~source_valid
-        past = nn.Transformer.generate_square_subsequent_mask(target.shape[1], target.device)
+        padding = ~padding_mask
+        causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1], target.device)
         x = self.transformer(
             self._embed(source),
             self._embed(target),
-            tgt_mask=past,
+            tgt_mask=causal,
             tgt_is_causal=True,
-            src_key_padding_mask=absent,
-            memory_key_padding_mask=absent,
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
         )
         return F.linear(x, self.embedding.weight)
 
     def loss(self, batch: PairBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of nats of the labels of `batch` that are no padding, and their number."""
-        return translation_loss(self, batch, self.smoothing)
+        """Returns the summed loss of the labels of `batch` in nats, and their number."""
+        return translation_loss(self, batch, self.label_smoothing)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens) * self.scale + self.positions[: tokens.shape[1]]

@@ -1,7 +1,7 @@
-"""A training step beside PyTorch's: `python -m experiments.benchmarks.train_gpt --nanogpt FOLDER`.
+"""Times a training step of a GPT beside PyTorch's: `python -m experiments.benchmarks.train_gpt`.
 
-Ours, our PyTorch twin and, where FOLDER is a checkout of nanoGPT, its model, eager and through
-torch.compile; each in a process of its own, in turn. Prints a table and writes runs/benchmarks.
+The peers are the PyTorch reference model and, with `--nanogpt FOLDER`, nanoGPT's model from a
+checkout, eager and compiled. Prints a table and writes RUNS/benchmarks/NAME.json.
 """
 
 import sys
@@ -9,36 +9,28 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from experiments import commands
-from experiments.benchmarks import gpts, report
-from experiments.benchmarks.children import Make, compare
+from experiments.benchmarks import gpt_subjects, report
 from experiments.benchmarks.environment import environment
-from experiments.benchmarks.gpts import Sizes
-from jaxformer import kernels
-from jaxformer.config import ConfigError, check_least
+from experiments.benchmarks.gpt_subjects import AttentionName, Sizes
+from experiments.benchmarks.interleaved_timing import TimingConfig
+from experiments.benchmarks.subprocesses import Make, compare
+from experiments.harness import cli
 
 
 @dataclass(frozen=True)
-class TrainOptions:
-    """What is trained, and how long it is looked at: `rounds` of `steps` each, after `warm_up`.
-
-    `nanogpt` is the folder of nanoGPT's model.py.
-    """
+class TrainOptions(TimingConfig):
+    """What is trained, and how often."""
 
     name: str = "nanogpt_cpu"
-    sizes: Sizes = field(default_factory=Sizes)
-    attention: str = "reference"
-    nanogpt: Path | None = None
     rounds: int = 20
-    steps: int = 10
+    repetitions: int = 10
     warm_up: int = 10
-    runs: str = "runs"
-
-    def __post_init__(self):
-        check_least(self, 1, "rounds", "steps", "warm_up")
-        if self.attention not in kernels.KERNELS:
-            known = ", ".join(kernels.KERNELS)
-            raise ConfigError(f"attention={self.attention!r} is no kernel: choose one of {known}")
+    sizes: Sizes = field(default_factory=Sizes)
+    """The model and the batch."""
+    attention_fn: AttentionName = "reference"
+    """The attention function of our model."""
+    nanogpt: Path | None = None
+    """Folder of a checkout of nanoGPT. None: nanoGPT is not measured."""
 
 
 _CHARACTERS_10M = Sizes(
@@ -47,7 +39,7 @@ _CHARACTERS_10M = Sizes(
 PRESETS = {
     "nanogpt_cpu": TrainOptions(),
     "characters_10m": TrainOptions(
-        name="characters_10m", sizes=_CHARACTERS_10M, rounds=10, steps=3, warm_up=3
+        name="characters_10m", sizes=_CHARACTERS_10M, rounds=10, repetitions=3, warm_up=3
     ),
 }
 
@@ -55,31 +47,25 @@ PRESETS = {
 def main(options: TrainOptions) -> None:
     """Measures, prints the table and writes the file."""
     where = environment()
-    found = compare(
-        subjects(options),
-        peers=PEERS,
-        rounds=options.rounds,
-        count=options.steps,
-        warm_up=options.warm_up,
-    )
+    found = compare(subjects(options), options, peers=PEERS)
     if options.nanogpt is None:
         why = "give the folder of a checkout of nanoGPT, --nanogpt FOLDER"
         found = found._replace(missing=found.missing | {"nanoGPT": why})
     report.publish(options, where, {"a training step": found}, report.TIMES)
 
 
-PEERS = ("nanoGPT, torch.compile", "nanoGPT, eager", "PyTorch twin, eager")
+PEERS = ("nanoGPT, torch.compile", "nanoGPT, eager", "PyTorch reference, eager")
 
 
 def subjects(options: TrainOptions) -> dict[str, Make]:
-    """What makes each of those that are measured, in a process of its own."""
+    """Returns what makes each subject."""
     sizes, folder = options.sizes, options.nanogpt
-    makes: dict[str, Make] = {"ours": partial(gpts.ours, sizes, options.attention)}
+    makes: dict[str, Make] = {"ours": partial(gpt_subjects.ours, sizes, options.attention_fn)}
     if folder is not None:
-        makes[PEERS[0]] = partial(gpts.nanogpt, sizes, folder, True)
-        makes[PEERS[1]] = partial(gpts.nanogpt, sizes, folder, False)
-    return makes | {PEERS[2]: partial(gpts.twin, sizes)}
+        makes[PEERS[0]] = partial(gpt_subjects.nanogpt, sizes, folder, True)
+        makes[PEERS[1]] = partial(gpt_subjects.nanogpt, sizes, folder, False)
+    return makes | {PEERS[2]: partial(gpt_subjects.torch_reference, sizes)}
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(lambda: main(commands.parse(PRESETS, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))

@@ -6,18 +6,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from experiments import datasets
+from experiments.harness import datasets
 from experiments.language_modelling import stdlib
 from experiments.language_modelling.presets import DataConfig
-from jaxformer.config import ConfigError
-from jaxformer.data import DataError, read_documents
-from jaxformer.metrics import Amount, count_text
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text.data import read_documents
+from jaxformer.text.metrics import TextSize, count_text
 
 _MOST_SET_ASIDE = 1_000_000
 
 
 class Part(NamedTuple):
-    """Files of documents, of which the characters `start` to `stop` are taken, counted through."""
+    """The characters `start` to `stop` of files of documents, counted over all files."""
 
     paths: tuple[Path, ...]
     split: Literal["file", "line", "blank_line"] = "file"
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     stop: int | None = None
 
     def documents(self) -> Iterator[Iterator[str]]:
-        """Each document as blocks of text, read while they are asked for.
+        """Each document as blocks of text, read one after the other.
 
         Raises `DataError` as `read_documents` does.
         """
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """The three parts of a corpus; there may be no test."""
+    """The three parts of a corpus; `test` may be None."""
 
     train: Part
     validation: Part
@@ -44,11 +44,11 @@ class Corpus(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a part holds: a SHA-256 (hex) of its documents, how many they are, words and bytes."""
+    """SHA-256 (hex) of a part's documents, their number, words and bytes."""
 
     text: str
     documents: int
-    amount: Amount
+    amount: TextSize
 
 
 def load_corpus(config: DataConfig) -> Corpus:
@@ -78,18 +78,18 @@ def part_of(files: tuple[str, ...], split: Literal["file", "line", "blank_line"]
 
 
 def facts(part: Part) -> Facts:
-    """What `part` holds, found by reading it once."""
+    """The facts of `part`, which is read once."""
     digest = hashlib.sha256()
-    documents = words = size = 0
+    documents, words, size = 0, 0, 0
     for document in part.documents():
         amount = count_text(_digested(document, digest))
-        digest.update(b"\0")  # no text holds it: the end of a document
+        digest.update(b"\0")  # the end of a document; no text has this byte
         documents, words, size = documents + 1, words + amount.words, size + amount.bytes
-    return Facts(digest.hexdigest(), documents, Amount(words, size))
+    return Facts(digest.hexdigest(), documents, TextSize(words, size))
 
 
 def _from_files(config: DataConfig) -> Corpus:
-    whole = part_of(config.train, config.split)
+    whole = Part(tuple(map(Path, config.train)), config.split)
     if config.validation:
         return Corpus(whole, whole, None)
     total = sum(len(block) for document in whole.documents() for block in document)
@@ -130,7 +130,7 @@ def _cut(part: Part, place: int) -> Corpus:
 
 
 class _Window:
-    """Characters `start` to `stop` of text that passes by; `place` have passed."""
+    """Characters `start` to `stop` of a stream of text, of which `place` have been read."""
 
     def __init__(self, start: int, stop: int | None):
         self.start, self.stop, self.place = start, stop, 0
@@ -153,7 +153,7 @@ def _between(
         first = next(blocks, None)
         if first is not None:
             yield chain([first], blocks)
-        for _ in blocks:  # what was not asked for counts too
+        for _ in blocks:  # blocks that the caller did not read count too
             pass
         if stop is not None and window.place >= stop:
             return

@@ -1,7 +1,7 @@
 """Text to vectors: `python -m experiments.language_modelling.embed --run RUN --text TEXT TEXT`.
 
-Prints how near the vectors of a token are where it stands in several places, and how near the
-texts are. `--output` keeps all vectors in a NumPy file.
+Prints how similar the vectors of a token are in its different places, and how similar the texts
+are. `--output` keeps all vectors in a NumPy file.
 """
 
 import sys
@@ -10,35 +10,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from experiments import commands
-from experiments.language_modelling.reading import texts_of
-from experiments.language_modelling.trained import load_trained
-from jaxformer import generation
-from jaxformer.generation import Embedded
+from experiments.harness import cli
+from experiments.harness.text_io import read_texts
+from experiments.language_modelling.load_run import load_run
+from jaxformer import pipelines
+from jaxformer.pipelines import TextEmbeddings
 
 
 @dataclass(frozen=True)
 class EmbedOptions:
-    """With which run, what (texts, or a file of one a line, "-" for standard input), and where to.
-
-    The file `output` (.npz) holds of text i, from 0, `tokens_i` [T], `learned_i` [T, D] (the
-    embedding's rows) and `contextual_i` [T, D], and of all texts `pooled` [texts, D].
-    """
+    """The run, the texts, and where the vectors go."""
 
     run: str = "runs/language_modelling/bert_tiny"
+    """The folder of a run, or of pretrained weights."""
     text: tuple[str, ...] = ()
+    """The texts."""
     input: str = ""
+    """A file of one text a line; "-" is standard input."""
     output: str = ""
+    """A file (.npz) for the vectors (see `write`); empty: none."""
 
 
 def main(options: EmbedOptions) -> None:
     """Prints the comparisons and writes the vectors."""
-    trained = load_trained(Path(options.run))
-    texts = texts_of(options.text, options.input)
-    found = generation.embed(trained.model, trained.params, texts, trained.tokenizer)
+    loaded = load_run(Path(options.run))
+    texts = read_texts(options.text, options.input)
+    found = pipelines.embed(loaded.model, loaded.params, texts, loaded.tokenizer)
     for number, (text, one) in enumerate(zip(texts, found, strict=True), start=1):
         print(f"text {number}: {text} ({len(one.tokens)} tokens)")
     print("\n".join([*compare_tokens(found), *compare_texts(found)]))
@@ -46,8 +47,8 @@ def main(options: EmbedOptions) -> None:
         write(Path(options.output), found)
 
 
-def compare_tokens(found: Sequence[Embedded]) -> list[str]:
-    """A line for every two places of one token: cosines of its learned and contextual vectors."""
+def compare_tokens(found: Sequence[TextEmbeddings]) -> list[str]:
+    """A line for each two places of one token: cosines of its learned and contextual vectors."""
     places = defaultdict(list)
     for text, one in enumerate(found):
         for index, token in enumerate(one.tokens):
@@ -64,10 +65,10 @@ def compare_tokens(found: Sequence[Embedded]) -> list[str]:
     return lines
 
 
-def compare_texts(found: Sequence[Embedded]) -> list[str]:
-    """A line for every two texts: the cosine of their pooled vectors."""
+def compare_texts(found: Sequence[TextEmbeddings]) -> list[str]:
+    """A line for every two texts: the cosine of their mean vectors."""
     return [
-        f"text {a + 1} and text {b + 1}: pooled {cosine(found[a].pooled, found[b].pooled):.3f}"
+        f"text {a + 1} and text {b + 1}: mean {cosine(found[a].mean, found[b].mean):.3f}"
         for a, b in combinations(range(len(found)), 2)
     ]
 
@@ -77,9 +78,13 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
-def write(path: Path, found: Sequence[Embedded]) -> None:
-    """Writes all vectors to `path`, in NumPy's format and without pickles."""
-    arrays = {"pooled": np.stack([one.pooled for one in found])}
+def write(path: Path, found: Sequence[TextEmbeddings]) -> None:
+    """Writes all vectors to `path`, in NumPy's format and without pickles.
+
+    Of text i, from 0: `tokens_i` [T], `learned_i` [T, D] (rows of the embedding) and
+    `contextual_i` [T, D]; of all texts `pooled` [texts, D].
+    """
+    arrays: dict[str, Any] = {"mean": np.stack([one.mean for one in found])}
     for i, one in enumerate(found):
         arrays |= {f"tokens_{i}": np.array(one.tokens), f"learned_{i}": one.learned}
         arrays[f"contextual_{i}"] = one.contextual
@@ -89,4 +94,4 @@ def write(path: Path, found: Sequence[Embedded]) -> None:
 
 if __name__ == "__main__":
     options = {"default": EmbedOptions()}
-    sys.exit(commands.run(lambda: main(commands.parse(options, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))

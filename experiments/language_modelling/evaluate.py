@@ -11,54 +11,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from experiments import commands
-from experiments.language_modelling.corpus import part_of
+from experiments.harness import cli
+from experiments.language_modelling.corpus import Part
 from experiments.language_modelling.evaluation import describe_scores, measure, scores_of
+from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.prepare import Encoded, encode_part, open_encoded
-from experiments.language_modelling.trained import Trained, load_trained
-from jaxformer.config import ConfigError, check_least, check_names
+from jaxformer.config import check_at_least, check_choices
+from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Which run, and which text: a part of the run's own, or files.
-
-    `stride`: how many tokens after the last one a row begins; below the length of a row each
-    token has at least their difference before it, and the work grows. 0 is a whole row.
-    """
+    """The run and the text."""
 
     run: str = "runs/language_modelling/python_stdlib"
+    """The folder of the run."""
     files: tuple[str, ...] = ()
+    """Files to measure; without them a part of the run's own text."""
     part: Literal["test", "validation", "train"] = "test"
+    """Which part."""
     stride: int = 0
+    """Tokens between the starts of two sequences; fewer give more context; 0: a whole sequence."""
 
     def __post_init__(self):
-        check_names(self)
-        check_least(self, 0, "stride")
+        check_choices(self)
+        check_at_least(self, 0, "stride")
 
 
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
-    trained = load_trained(Path(options.run))
-    if trained.config.objective == "masked" and options.stride:
+    loaded = load_run(Path(options.run))
+    if loaded.config.objective == "masked" and options.stride:
         raise ConfigError("a masked model sees both sides of a token: leave out --stride")
     name = options.part if not options.files else ", ".join(options.files)
-    stride = options.stride or trained.config.data.length
+    stride = options.stride or loaded.config.data.seq_len
     with tempfile.TemporaryDirectory() as folder:
-        text = _text(options, trained, Path(folder))
-        found = measure(trained, text, stride=stride)
-    print(describe_scores(name, trained.config, found))
+        text = _text(options, loaded, Path(folder))
+        found = measure(loaded, text, stride=stride)
+    print(describe_scores(name, loaded.config, found))
     facts = {"run": options.run, "text": name, "stride": stride}
-    print(json.dumps(facts | scores_of(trained.config, found)))
+    print(json.dumps(facts | scores_of(loaded.config, found)))
 
 
-def _text(options: EvaluateOptions, trained: Trained, folder: Path) -> Encoded:
+def _text(options: EvaluateOptions, loaded: LoadedRun, folder: Path) -> Encoded:
     if not options.files:
-        return open_encoded(Path(options.run), options.part, trained.tokenizer)
-    part = part_of(options.files, trained.config.data.split)
-    return encode_part(trained.config, part, trained.tokenizer, folder / "text.tokens")
+        return open_encoded(Path(options.run), options.part, loaded.tokenizer)
+    part = Part(tuple(map(Path, options.files)), loaded.config.data.split)
+    return encode_part(loaded.config, part, loaded.tokenizer, folder / "text.tokens")
 
 
 if __name__ == "__main__":
     options = {"default": EvaluateOptions()}
-    sys.exit(commands.run(lambda: main(commands.parse(options, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))

@@ -7,36 +7,37 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments import commands
-from experiments.language_modelling.reading import texts_of
-from experiments.language_modelling.showing import filled
-from experiments.language_modelling.trained import load_objective
-from jaxformer.config import check_least
+from experiments.harness import cli
+from experiments.harness.text_io import read_texts
+from experiments.language_modelling.evaluation import filled_texts
+from experiments.language_modelling.load_run import load_objective
+from jaxformer.config import check_at_least
 
 
 @dataclass(frozen=True)
 class FillMaskOptions:
-    """With which masked run, what (texts, or a file of one a line, "-" for standard input).
-
-    The mask is written as the run's vocabulary does: <mask>, or [MASK]. `count` tokens are shown.
-    """
+    """The run and the texts."""
 
     run: str = "runs/language_modelling/bert_tiny"
+    """The folder of a masked run, or of pretrained weights."""
     text: tuple[str, ...] = ()
+    """The texts; their masks are written as in the vocabulary: <mask>, or [MASK]."""
     input: str = ""
+    """A file of one text a line; "-" is standard input."""
     count: int = 5
+    """Tokens to show for each mask."""
 
     def __post_init__(self):
-        check_least(self, 1, "count")
+        check_at_least(self, 1, "count")
 
 
 def main(options: FillMaskOptions) -> None:
     """Prints the texts and what fills them."""
-    trained = load_objective(Path(options.run), "masked", instead="sample")
-    texts = texts_of(options.text, options.input)
-    print("\n".join(filled(trained, texts, count=options.count)))
+    loaded = load_objective(Path(options.run), "masked", instead="sample")
+    texts = read_texts(options.text, options.input)
+    print("\n".join(filled_texts(loaded, texts, count=options.count)))
 
 
 if __name__ == "__main__":
     options = {"default": FillMaskOptions()}
-    sys.exit(commands.run(lambda: main(commands.parse(options, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))

@@ -1,14 +1,14 @@
 """Learn a label from few texts: `python -m experiments.language_modelling.finetune --run RUN`.
 
-A classifier on the run's model learns from `--labels` texts, once from the pretrained weights and
-once from scratch, for each of `--seeds` seeds; printed is how often it names the label of a test
-text. Without files: which of ten packages of the standard library is a snippet from?
+A classifier on the run's model learns from `--num_train` texts, once from the pretrained weights
+and once from scratch, for each of `--seeds` seeds, and its accuracy on the test texts is printed.
+Without files the task is: which of ten packages of the standard library is a snippet from?
 """
 
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,60 +19,66 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from experiments import commands, runs
-from experiments.language_modelling.borrowed import is_theirs
-from experiments.language_modelling.snippets import Labelled, snippets
-from experiments.language_modelling.trained import Trained, load_trained
-from experiments.writing import write_lines
-from jaxformer.config import ConfigError, check_least, check_names
-from jaxformer.data import DataError, read_tab_pairs
-from jaxformer.heads import Classifier, MaskedLanguageModel
-from jaxformer.losses import Loss, classification_loss
-from jaxformer.models import DecoderOnly, EncoderOnly
-from jaxformer.optimizer import OptimizerConfig, make_optimizer
-from jaxformer.tokenizers import Tokenizer
-from jaxformer.training import init_state, make_train_step, require_finite
+from experiments.harness import build, cli, run_folder
+from experiments.harness.text_io import write_lines
+from experiments.harness.training_config import OptimizerConfig
+from experiments.language_modelling.init_from_pretrained import is_pretrained
+from experiments.language_modelling.load_run import LoadedRun, load_run
+from experiments.language_modelling.stdlib_classification import Labelled, snippets
+from jaxformer.config import check_at_least, check_choices
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel
+from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.text.data import read_tab_pairs
+from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.training.losses import Loss, classification_loss
+from jaxformer.training.train_step import init_train_state, make_train_step, raise_if_diverged
 
 
 @dataclass(frozen=True)
 class FinetuneOptions:
-    """Which run, which labelled texts, and how to learn from them.
-
-    `train` and `test` are files of lines label<TAB>text. For each seed `labels` texts are drawn,
-    as evenly over the labels as they allow. `layers` "head" leaves the backbone as it is. Texts
-    are cut after `length` ids, or the model's `max_len`. `output` receives the test lines, each
-    behind the label that the last classifier trained found. The result is kept in the run's folder,
-    or under `runs` in that of `name`; a folder of other people's weights is left as it is, and
-    names a new one without `name`.
-    """
+    """The run, the labelled texts, and how to learn from them."""
 
     run: str = "runs/language_modelling/python_stdlib"
+    """The folder of a run, or of pretrained weights."""
     train: str = ""
+    """A file of lines label<TAB>text to learn from; empty: snippets of the standard library."""
     test: str = ""
-    labels: int = 200
+    """A file of such lines to test with."""
+    num_train: int = 200
+    """Texts to learn from, drawn for each seed, as evenly over the labels as possible."""
     seeds: int = 5
-    layers: Literal["all", "head"] = "all"
+    """How many times to draw and learn."""
+    freeze_backbone: bool = False
+    """Trains only the classifier's head."""
     start: Literal["both", "pretrained", "scratch"] = "both"
-    length: int = 128
-    rows: int = 20
+    """Starts from the pretrained weights, from random ones, or once from each."""
+    seq_len: int = 128
+    """Ids of a text at most; at most the model's `max_len`."""
+    batch_size: int = 20
+    """Texts of a batch."""
     output: str = ""
+    """A file for the test lines with the labels that the last classifier gave; empty: none."""
     runs: str = "runs"
+    """The folder of the folder `language_modelling/name`."""
     name: str = ""
+    """Name of the folder for the result; empty: the run's own, or that of the weights' folder."""
     optimizer: OptimizerConfig = OptimizerConfig(
         schedule="cosine",
         learning_rate=1e-3,
         warmup_steps=15,
         total_steps=150,
-        final_fraction=0.0,
-        clip_norm=1.0,
+        min_lr_ratio=0.0,
+        grad_clip_norm=1.0,
         weight_decay=0.01,
     )
+    """The optimizer, and how many steps it takes."""
 
     def __post_init__(self):
-        check_names(self)
-        check_least(self, 1, "labels", "seeds", "rows")
-        check_least(self, 3, "length")
-        check_least(self.optimizer, 1, "total_steps")
+        check_choices(self)
+        check_at_least(self, 1, "num_train", "seeds", "batch_size")
+        check_at_least(self, 3, "seq_len")
+        check_at_least(self.optimizer, 1, "total_steps")
         if bool(self.train) != bool(self.test):
             raise ConfigError(
                 f"labelled text needs both files, but train={self.train!r} and "
@@ -84,29 +90,29 @@ _head = replace(FinetuneOptions().optimizer, learning_rate=1e-2, weight_decay=0.
 
 PRESETS = {
     "all_layers": FinetuneOptions(),
-    "head_alone": FinetuneOptions(layers="head", optimizer=_head),
+    "frozen_backbone": FinetuneOptions(freeze_backbone=True, optimizer=_head),
 }
 
 
 class LabelledBatch(NamedTuple):
-    """B texts and the numbers of their labels; the rows that are not `valid` do not count."""
+    """B texts and the numbers of their labels; rows outside `loss_mask` do not count."""
 
     tokens: np.ndarray  # [B, T] int32
-    present: np.ndarray  # [B, T] bool, False at padding
+    padding_mask: np.ndarray  # [B, T] bool, False at padding
     labels: np.ndarray  # [B] int32
-    valid: np.ndarray  # [B] bool
-    row: np.ndarray  # [B] int32
+    loss_mask: np.ndarray  # [B] bool
+    example_ids: np.ndarray  # [B] int32
 
 
 class Examples(NamedTuple):
     """N texts as ids, padded at their ends, and the numbers of their labels."""
 
     tokens: np.ndarray  # [N, T] int32
-    present: np.ndarray  # [N, T] bool
+    padding_mask: np.ndarray  # [N, T] bool, False at padding
     labels: np.ndarray  # [N] int32
 
     def draw(self, count: int, seed: int) -> np.ndarray:
-        """The numbers [count] of texts drawn at random, as evenly over the labels as they allow."""
+        """The numbers [count] of random texts, as evenly over the labels as possible."""
         order = _order(seed, 0, len(self.labels))
         labels = self.labels[order]
         turn = np.zeros(len(order), np.int64)
@@ -115,17 +121,17 @@ class Examples(NamedTuple):
         return order[np.argsort(turn, kind="stable")[:count]]
 
     def batch(self, chosen: np.ndarray, rows: int, seed: int, step: int) -> LabelledBatch:
-        """The batch of `step` (0, 1, ..) of the texts numbered `chosen`, given (seed, step).
+        """The batch of `step` (0, 1, ..) of the texts numbered `chosen`.
 
-        An epoch takes each text once, in an order of its own; it may end within a batch.
+        An epoch takes each text once, in a new order; it may end within a batch.
         """
         epochs, places = np.divmod(step * rows + np.arange(rows), len(chosen))
         orders = {epoch: _order(seed, 1 + epoch, len(chosen)) for epoch in np.unique(epochs)}
         numbers = [orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)]
         return self._gather(chosen[numbers], rows)
 
-    def cover(self, rows: int) -> Iterator[LabelledBatch]:
-        """All texts in order; the last batch is filled up with rows that are not valid."""
+    def iterate_once(self, rows: int) -> Iterator[LabelledBatch]:
+        """All texts in order; the last batch is filled up with rows that do not count."""
         numbers = np.arange(len(self.labels))
         for start in range(0, len(numbers), rows):
             yield self._gather(numbers[start : start + rows], rows)
@@ -133,13 +139,14 @@ class Examples(NamedTuple):
     def _gather(self, numbers: np.ndarray, rows: int) -> LabelledBatch:
         row = np.arange(rows, dtype=np.int32)
         filled = np.resize(numbers, rows)
-        return LabelledBatch(*(leaf[filled] for leaf in self), row < len(numbers), row)
+        tokens, present, labels = (leaf[filled] for leaf in self)
+        return LabelledBatch(tokens, present, labels, row < len(numbers), row)
 
 
 class Task(NamedTuple):
-    """What the classifiers of one command share: texts, weights and compiled functions."""
+    """What all classifiers of one command share: texts, weights and compiled functions."""
 
-    kinds: list[str]  # what the labels' numbers mean
+    kinds: list[str]  # the label of each number
     train: Examples
     test: Examples
     pretrained: Any  # the backbone's parameters
@@ -150,16 +157,16 @@ class Task(NamedTuple):
 
 
 def main(options: FinetuneOptions) -> None:
-    """Prints the accuracies, their means and deviations; keeps them in a finetune.json."""
+    """Prints the accuracies, their means and deviations, and writes them to finetune.json."""
     folder = result_folder(options)
     train, test = read_texts(options)
-    task = make_task(options, load_trained(Path(options.run)), train, test)
+    task = make_task(options, load_run(Path(options.run)), train, test)
     starts = ("scratch", "pretrained") if options.start == "both" else (options.start,)
     found: dict[str, list[float]] = {start: [] for start in starts}
     for seed in range(options.seeds):
         for start in starts:
             params = fine_tune(options, task, seed, pretrained=start == "pretrained")
-            predicted = predict(task, params, options.rows)
+            predicted = predict(task, params, options.batch_size)
             found[start].append(float(np.mean(predicted == task.test.labels)))
             print(f"seed {seed}, {start}: {found[start][-1]:.1%} right", flush=True)
     result = summarise(found)
@@ -171,18 +178,20 @@ def main(options: FinetuneOptions) -> None:
 
 
 def result_folder(options: FinetuneOptions) -> Path:
-    """Where the result is kept; `ConfigError` for a name that no folder can have."""
+    """The folder for the result; `ConfigError` for a name that no folder can have."""
     given = Path(options.run)
-    if not options.name and not is_theirs(given):
+    if not options.name and not is_pretrained(given):
         return given
-    return runs.folder_of(options.runs, "language_modelling", options.name or given.resolve().name)
+    return run_folder.folder_of(
+        options.runs, "language_modelling", options.name or given.resolve().name
+    )
 
 
 def read_texts(options: FinetuneOptions) -> tuple[Labelled, Labelled]:
     """The texts to learn from and to test with.
 
     Raises `DataError` for a file that cannot be used or a test label that is not learned,
-    `ConfigError` for more `labels` than there are texts, or fewer than there are kinds.
+    `ConfigError` for a higher `num_train` than there are texts, or fewer than there are kinds.
     """
     if options.train:
         train, test = read_labelled(options.train), read_labelled(options.test)
@@ -191,13 +200,17 @@ def read_texts(options: FinetuneOptions) -> tuple[Labelled, Labelled]:
     kinds = sorted(set(train.labels))
     for number, label in enumerate(test.labels, start=1):
         if label not in kinds:
-            raise DataError(f"{options.test}:{number}: no line of {options.train} is {label!r}")
+            raise DataError(
+                f"{options.test}:{number}: no line of {options.train} has the label {label!r}"
+            )
     if len(kinds) < 2:
-        raise DataError(f"{options.train}: all lines are {kinds[0]!r}: two labels are needed")
-    if not len(kinds) <= options.labels <= len(train.texts):
+        raise DataError(
+            f"{options.train}: all lines have the label {kinds[0]!r}: two labels are needed"
+        )
+    if not len(kinds) <= options.num_train <= len(train.texts):
         raise ConfigError(
-            f"labels={options.labels}, but there are {len(train.texts)} texts of {len(kinds)} "
-            "kinds to learn from: give a number between these"
+            f"num_train={options.num_train}, but there are {len(train.texts)} texts of "
+            f"{len(kinds)} kinds to learn from: give a number between these"
         )
     return train, test
 
@@ -214,18 +227,19 @@ def read_labelled(path: str) -> Labelled:
     return found
 
 
-def make_task(options: FinetuneOptions, trained: Trained, train: Labelled, test: Labelled) -> Task:
+def make_task(options: FinetuneOptions, loaded: LoadedRun, train: Labelled, test: Labelled) -> Task:
     """The classifier on the run's backbone, the texts as ids, and the steps to be compiled."""
-    backbone, pretrained = find_backbone(trained.model, trained.params)
+    backbone, pretrained = find_backbone(loaded.model, loaded.params)
     kinds = sorted(set(train.labels))
     model = Classifier(backbone, len(kinds))
-    loss, optimizer = classification_loss(model), make_optimizer(options.optimizer)
-    if options.layers == "head":
-        loss, optimizer = head_alone(loss, optimizer)
-    length, frame = min(options.length, backbone.config.max_len), frame_of(trained)
+    loss, optimizer = classification_loss(model), build.build_optimizer(options.optimizer)
+    if options.freeze_backbone:
+        loss, optimizer = freeze_backbone(loss, optimizer)
+    length, frame = min(options.seq_len, backbone.config.max_len), frame_of(loaded)
     return Task(
         kinds,
-        *(encode(part, kinds, trained.tokenizer, length, frame) for part in (train, test)),
+        encode(train, kinds, loaded.tokenizer, length, frame),
+        encode(test, kinds, loaded.tokenizer, length, frame),
         pretrained,
         optimizer,
         jax.jit(lambda *inputs: model.init(*inputs)["params"]),
@@ -235,21 +249,21 @@ def make_task(options: FinetuneOptions, trained: Trained, train: Labelled, test:
 
 
 def find_backbone(model: nn.Module, params: Any) -> tuple[nn.Module, Any]:
-    """What a classifier stands on in a run's model, with its parameters: no pretraining heads."""
+    """A run's model without its pretraining heads, and its parameters."""
     if isinstance(model, MaskedLanguageModel):
-        return EncoderOnly(model.config, model.kernel, model.block), params["encoder"]
+        return EncoderOnly(model.config, model.attention_fn, model.block), params["encoder"]
     return model, params
 
 
-def frame_of(trained: Trained) -> tuple[list[int], list[int]]:
-    """The ids between which the run's model reads a text."""
-    special = trained.tokenizer.special
+def frame_of(loaded: LoadedRun) -> tuple[list[int], list[int]]:
+    """The ids that the run's model reads before and after a text."""
+    special = loaded.tokenizer.special
     begin = [] if special.bos is None else [special.bos]
     end = [] if special.eos is None else [special.eos]
-    if not isinstance(trained.model, DecoderOnly):
+    if not isinstance(loaded.model, DecoderOnly):
         return begin, end
-    # A causal model has never read what ends a text, and the last token stands for all of it.
-    return (begin, []) if trained.config.data.separate else ([], [])
+    # A causal model has never read the end token, and a text's vector is that of its last token.
+    return (begin, []) if loaded.config.data.isolate_documents else ([], [])
 
 
 def encode(
@@ -259,7 +273,7 @@ def encode(
     length: int,
     frame: tuple[list[int], list[int]],
 ) -> Examples:
-    """The texts as ids within their `frame`, cut so that both fit into `length`."""
+    """The texts as ids between the two lists of `frame`, cut to `length` ids in all."""
     room = length - sum(map(len, frame))
     tokens = np.full((len(labelled.texts), length), tokenizer.special.pad or 0, np.int32)
     present = np.zeros(tokens.shape, bool)
@@ -270,51 +284,54 @@ def encode(
     return Examples(tokens, present, np.array(labels, np.int32))
 
 
-def head_alone(
+def freeze_backbone(
     loss: Loss, optimizer: optax.GradientTransformation
 ) -> tuple[Loss, optax.GradientTransformation]:
-    """A classifier's loss and optimizer that leave its backbone as it is, to the bit."""
+    """A classifier's loss and optimizer that change only its head."""
 
     def loss_of_head(params, batch, rng):  # without the gradient that nobody needs
         frozen = jax.lax.stop_gradient(params["backbone"])
         return loss({**params, "backbone": frozen}, batch, rng)
 
-    rules = {"head": optimizer, "backbone": optax.set_to_zero()}
+    rules: dict[Hashable, optax.GradientTransformation] = {
+        "head": optimizer,
+        "backbone": optax.set_to_zero(),
+    }
     return loss_of_head, optax.partition(rules, {name: name for name in rules})
 
 
 def fine_tune(options: FinetuneOptions, task: Task, seed: int, *, pretrained: bool) -> Any:
-    """The classifier's parameters after all steps: the last ones, so nothing is chosen.
+    """The classifier's parameters after the last step.
 
-    The texts drawn, the order of batches, the fresh weights and the dropout are of `seed`.
-    Raises `Diverged` when the last steps were not finite.
+    `seed` decides the texts, the order of the batches, the first weights and the dropout. Raises
+    `Diverged` when the last steps were not finite.
     """
     init_rng, rng = jax.random.split(jax.random.key(seed))
-    chosen = task.train.draw(options.labels, seed)
-    params = task.init(init_rng, task.train.tokens[:2], task.train.present[:2])
+    chosen = task.train.draw(options.num_train, seed)
+    params = task.init(init_rng, task.train.tokens[:2], task.train.padding_mask[:2])
     if pretrained:
-        # Copies, because a step gives its state's memory away; fresh are only the head's.
+        # Copies, because a step donates its state's buffers. Only the head's are new.
         known = {name: task.pretrained[name] for name in params["backbone"]}
         params = {**params, "backbone": jax.tree.map(jnp.array, known)}
-    state = init_state(params, task.optimizer, rng)
+    state = init_train_state(params, task.optimizer, rng)
     for number in range(options.optimizer.total_steps):
-        batch = task.train.batch(chosen, options.rows, seed, number)
+        batch = task.train.batch(chosen, options.batch_size, seed, number)
         state, metrics = task.step(state, batch)
-    require_finite(options.optimizer.total_steps, metrics)
+    raise_if_diverged(options.optimizer.total_steps, metrics)
     return state.params
 
 
 def predict(task: Task, params: Any, rows: int) -> np.ndarray:
     """The number of the likeliest label of each test text [N]."""
     found = []
-    for batch in task.test.cover(rows):
-        logits = task.logits(params, batch.tokens, batch.present)
-        found.append(np.argmax(logits, axis=-1)[batch.valid])
+    for batch in task.test.iterate_once(rows):
+        logits = task.logits(params, batch.tokens, batch.padding_mask)
+        found.append(np.argmax(logits, axis=-1)[batch.loss_mask])
     return np.concatenate(found)
 
 
 def summarise(found: dict[str, list[float]]) -> dict[str, dict]:
-    """Shares right by start, with their mean and sample deviation; the margin by seed, if both."""
+    """Accuracies by start with mean and sample deviation; with both also the margin by seed."""
     if len(found) == 2:
         margin = [a - b for a, b in zip(found["pretrained"], found["scratch"], strict=True)]
         found = {**found, "margin": margin}
@@ -329,11 +346,11 @@ def summarise(found: dict[str, list[float]]) -> dict[str, dict]:
 
 
 def describe(options: FinetuneOptions, result: dict[str, dict], test: Labelled) -> str:
-    """The means and deviations in a few lines, with what naming one label always would give."""
+    """The means and deviations in a few lines, with the share of the commonest label."""
     commonest = max(map(test.labels.count, set(test.labels))) / len(test.labels)
     lines = [
-        f"{options.labels} labelled texts, {options.seeds} seeds, layers {options.layers}; share "
-        f"of {len(test.labels)} test texts right (the commonest label: {commonest:.1%})"
+        f"{options.num_train} labelled texts, {options.seeds} seeds, layers {_layers(options)}; "
+        f"share of {len(test.labels)} test texts right (the commonest label: {commonest:.1%})"
     ]
     for name, found in result.items():
         deviation = found["deviation"]
@@ -343,18 +360,22 @@ def describe(options: FinetuneOptions, result: dict[str, dict], test: Labelled) 
 
 
 def _keep(path: Path, options: FinetuneOptions, result: dict[str, dict]) -> None:
-    """Writes the result beside that of the other `layers`, if there is one."""
+    """Writes the result beside that of the other layers, if there is one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(path.read_text()) if path.exists() else {}
-    known[options.layers] = {"options": asdict(options), **result}
+    known[_layers(options)] = {"options": asdict(options), **result}
     path.write_text(json.dumps(known, indent=2) + "\n")
 
 
+def _layers(options: FinetuneOptions) -> str:
+    return "head" if options.freeze_backbone else "all"
+
+
 def _order(seed: int, number: int, size: int) -> np.ndarray:
-    """0 .. size - 1 in a random order of (seed, number), by raw bits, the same in all versions."""
+    """0 .. size - 1 in a random order, which depends on (seed, number) and on no version."""
     bits = np.random.Philox(key=np.array([seed, number], np.uint64))
     return np.argsort(bits.random_raw(size), kind="stable")
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(lambda: main(commands.parse(PRESETS, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))

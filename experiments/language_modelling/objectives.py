@@ -1,4 +1,4 @@
-"""What can be learned of a text, each as the functions that differ."""
+"""Causal and masked language modelling, as the functions in which they differ, and their model."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -6,61 +6,66 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
+from experiments.harness import build
+from experiments.harness.planning import causal_flops, masked_flops, rows_and_length
 from experiments.language_modelling.presets import LanguageConfig
-from experiments.planning import causal_flops, masked_flops, rows_and_length
 from jaxformer.config import TransformerConfig
-from jaxformer.data import MaskedStream, Stream, Tokens, cover, cover_masked
-from jaxformer.heads import MaskedLanguageModel
-from jaxformer.losses import Loss, causal_loss, masked_and_next_sentence_loss, masked_loss
-from jaxformer.models import DecoderOnly
-from jaxformer.tokenizers import Tokenizer
+from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.text.data import MaskedStream, Stream, Tokens, iterate_masked_once, iterate_once
+from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.training.losses import Loss, causal_loss, masked_and_next_sentence_loss, masked_loss
 
 
 class Objective(NamedTuple):
-    """How a model is made, fed and judged.
+    """The model, its batches, its loss and its metric.
 
-    `model` is called as its class is, `inputs` gives what its `__call__` takes of a batch;
-    `loss(model, head=...)` is learned, `measure` is reported of held-out text; `stream` and
-    `cover` give the batches of the one and of the other; a step on a placed batch costs
-    `flops(sizes, batch)`.
+    `model` is a class of models, and `inputs(batch)` the arguments of its `__call__`.
+    `loss(model, loss_chunk=...)` is minimised on the batches of `stream`; `measure` is reported of
+    held-out text on those of `iterate_once`. A step on a placed batch costs `flops(sizes, batch)`.
     """
 
-    model: Callable[..., nn.Module]
+    model: type[DecoderOnly] | type[MaskedLanguageModel]
     inputs: Callable[[Any], tuple[jax.Array, ...]]
     loss: Callable[..., Loss]
     measure: Callable[..., Loss]
     stream: Callable[[Tokens, Tokenizer, LanguageConfig], Stream | MaskedStream]
-    cover: Callable[[Tokens, Tokenizer, LanguageConfig, int], Iterator[Any]]
+    iterate_once: Callable[[Tokens, Tokenizer, LanguageConfig, int], Iterator[Any]]
     flops: Callable[[TransformerConfig, Any], int]
 
 
 def objective(config: LanguageConfig) -> Objective:
     """The objective that `config` names."""
     if config.objective == "masked":
-        return _PAIRS if config.data.pairs else _MASKED
+        return _PAIRS if config.data.next_sentence else _MASKED
     return _CAUSAL
+
+
+def build_model(config: LanguageConfig, sizes: TransformerConfig) -> nn.Module:
+    """The model of `sizes` with the attention function and the block that `config` names."""
+    return build.build_model(objective(config).model, sizes, config.training)
 
 
 def _stream(tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig) -> Stream:
     data = config.data
     return Stream(
         tokens,
-        rows=data.rows,
-        length=data.length,
+        batch_size=data.batch_size,
+        seq_len=data.seq_len,
         seed=config.training.seed,
-        separate=config.separate,
+        isolate_documents=config.isolate_documents,
     )
 
 
-def _cover(
+def _iterate_once(
     tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig, stride: int
 ) -> Iterator[Any]:
-    return cover(
+    return iterate_once(
         tokens,
-        rows=_rows(config),
-        length=config.data.length,
+        batch_size=_rows(config),
+        seq_len=config.data.seq_len,
         stride=stride,
-        separate=config.separate,
+        isolate_documents=config.isolate_documents,
     )
 
 
@@ -68,34 +73,34 @@ def _masked_stream(tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig)
     data = config.data
     return MaskedStream(
         tokens,
-        rows=data.rows,
-        length=data.length,
+        batch_size=data.batch_size,
+        seq_len=data.seq_len,
         seed=config.training.seed,
         special=tokenizer.special,
         vocab_size=tokenizer.vocab_size,
-        rate=data.rate,
-        pairs=data.pairs,
+        mask_prob=data.mask_prob,
+        next_sentence=data.next_sentence,
     )
 
 
-def _masked_cover(
+def _iterate_masked_once(
     tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig, stride: int
 ) -> Iterator[Any]:
     data = config.data
-    return cover_masked(
+    return iterate_masked_once(
         tokens,
-        rows=_rows(config),
-        length=data.length,
+        batch_size=_rows(config),
+        seq_len=data.seq_len,
         seed=config.training.seed,
         special=tokenizer.special,
         vocab_size=tokenizer.vocab_size,
-        rate=data.rate,
+        mask_prob=data.mask_prob,
     )
 
 
 def _rows(config: LanguageConfig) -> int:
-    """As many as are differentiated at once: more might not fit into memory."""
-    return config.data.rows // config.training.accumulation
+    """The rows whose gradient is computed at once: more might not fit into memory."""
+    return config.data.batch_size // config.training.grad_accumulation
 
 
 _CAUSAL = Objective(
@@ -104,18 +109,23 @@ _CAUSAL = Objective(
     loss=causal_loss,
     measure=causal_loss,
     stream=_stream,
-    cover=_cover,
-    flops=lambda sizes, batch: causal_flops(sizes, *rows_and_length(batch.valid)),
+    iterate_once=_iterate_once,
+    flops=lambda sizes, batch: causal_flops(sizes, *rows_and_length(batch.loss_mask)),
 )
 _MASKED = Objective(
     model=MaskedLanguageModel,
-    inputs=lambda batch: (batch.tokens, batch.present, batch.types, batch.at),
+    inputs=lambda batch: (
+        batch.tokens,
+        batch.padding_mask,
+        batch.token_type_ids,
+        batch.masked_positions,
+    ),
     loss=masked_loss,
     measure=masked_loss,
     stream=_masked_stream,
-    cover=_masked_cover,
+    iterate_once=_iterate_masked_once,
     flops=lambda sizes, batch: masked_flops(
-        sizes, *rows_and_length(batch.tokens), batch.at.shape[-1]
+        sizes, *rows_and_length(batch.tokens), batch.masked_positions.shape[-1]
     ),
 )
 _PAIRS = _MASKED._replace(loss=masked_and_next_sentence_loss)

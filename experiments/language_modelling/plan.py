@@ -1,7 +1,7 @@
-"""What training needs of a machine: `python -m experiments.language_modelling.plan --preset NAME`.
+"""Memory and time of a step: `python -m experiments.language_modelling.plan --preset NAME`.
 
-Compiles the step for shapes alone, on as many virtual devices as the mesh has; needs no text. The
-options are those of `train`, and `--machine.accelerator h100 --machine.devices 8`.
+Compiles the step without text or weights, on as many virtual devices as the mesh has. The options
+are those of `train`, and `--machine.accelerator h100 --machine.devices 8`.
 """
 
 import sys
@@ -9,72 +9,77 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments import commands, planning
-from experiments.language_modelling.borrowed import completed
+from experiments.harness import cli, planning
+from experiments.harness.planning import Assembled, Machine, PlannedTraining, with_machine
+from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
+from experiments.language_modelling.objectives import build_model, objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.language_modelling.train import assemble
-from experiments.planning import Assembled, Machine, Subject, with_machine
-from jaxformer.data import MaskedBatch, StreamBatch
-from jaxformer.parallel import Devices
+from jaxformer.distributed import Strategy
+from jaxformer.text.data import MaskedBatch, StreamBatch
 
 
 @dataclass(frozen=True)
 class LanguagePlan(LanguageConfig):
-    """A run, and the machine that it would be trained on.
-
-    `alternatives` compiles once more for each change that makes a step smaller.
-    """
+    """A run, and the machine that it would be trained on."""
 
     machine: Machine = Machine()
+    """The machine."""
     alternatives: bool = False
+    """Compiles once more for each option that lowers the memory of a step."""
 
 
 def main(config: LanguagePlan) -> None:
-    """Prints what a step needs."""
-    planning.plan(completed(config), SUBJECT)
+    """Prints the memory and the time that a step needs."""
+    planning.plan(with_pretrained_sizes(config), TRAINING)
 
 
 def batch_of(config: LanguageConfig) -> StreamBatch | MaskedBatch:
     """A batch of zeros, in the shape that the text of `config` would have."""
-    rows, length = config.data.rows, config.data.length
+    rows, length = config.data.batch_size, config.data.seq_len
     row = np.arange(rows, dtype=np.int32)
     if config.objective == "masked":
         predicted = _predicted(config)
         at, labels = (np.zeros((rows, predicted), np.int32) for _ in range(2))
         tokens, types = (np.zeros((rows, length), np.int32) for _ in range(2))
-        present, valid = np.ones((rows, length), bool), np.ones((rows, predicted), bool)
-        return MaskedBatch(tokens, present, types, at, labels, valid, row, np.zeros(rows, np.int32))
+        return MaskedBatch(
+            tokens=tokens,
+            padding_mask=np.ones((rows, length), bool),
+            token_type_ids=types,
+            masked_positions=at,
+            labels=labels,
+            loss_mask=np.ones((rows, predicted), bool),
+            example_ids=row,
+            next_sentence=np.zeros(rows, np.int32),
+        )
     tokens, *facts = (np.zeros((rows, length + 1), np.int32) for _ in range(3))
-    segments, positions = facts if config.separate else (None, None)
+    segments, positions = facts if config.isolate_documents else (None, None)
     return StreamBatch(tokens, np.ones((rows, length), bool), row, segments, positions)
 
 
 def flops_of(config: LanguageConfig) -> int:
     """FLOPs of a step by the model's equations."""
-    rows, length = config.data.rows, config.data.length
-    if config.objective == "masked":
-        return planning.masked_flops(config.model, rows, length, _predicted(config))
-    return planning.causal_flops(config.model, rows, length)
+    return objective(config).flops(config.model, batch_of(config))
 
 
 def tokens_of(config: LanguageConfig) -> int:
     """Tokens that a step reads."""
-    return config.data.rows * config.data.length
+    return config.data.batch_size * config.data.seq_len
 
 
 def _predicted(config: LanguageConfig) -> int:
-    """As `MaskedStream` has them."""
-    return max(1, round(config.data.rate * config.data.length))
+    """Predicted tokens of a sequence, as in `MaskedStream`."""
+    return max(1, round(config.data.mask_prob * config.data.seq_len))
 
 
 def _assemble(
-    config: LanguageConfig, batch: StreamBatch | MaskedBatch, devices: Devices
+    config: LanguageConfig, batch: StreamBatch | MaskedBatch, devices: Strategy
 ) -> Assembled:
-    return assemble(config, config.model, batch, devices)
+    return assemble(config, build_model(config, config.model), batch, devices)
 
 
-SUBJECT = Subject(batch_of, _assemble, flops_of, tokens_of)
+TRAINING = PlannedTraining(batch_of, _assemble, flops_of, tokens_of)
 
 if __name__ == "__main__":
     presets = with_machine(PRESETS, LanguagePlan)
-    sys.exit(commands.run(lambda: main(commands.parse(presets, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(presets, description=__doc__))))

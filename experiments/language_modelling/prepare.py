@@ -5,18 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import commands, datasets, machines, notes, runs, settings
+from experiments.harness import cli, datasets, distributed, json_records, run_folder
 from experiments.language_modelling import corpus
-from experiments.language_modelling.borrowed import completed
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
+from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
-from jaxformer import tokenizers
-from jaxformer.checkpoint import CheckpointError, Checkpoints
-from jaxformer.config import ConfigError, TransformerConfig
-from jaxformer.data import DataError, MaskedStream, Stream, Tokens, encode_documents
-from jaxformer.metrics import Amount
-from jaxformer.tokenizers import MASKED_SPECIAL_TOKENS, SPECIAL_TOKENS, Tokenizer
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import CheckpointError, ConfigError, DataError
+from jaxformer.text import tokenizers
+from jaxformer.text.data import MaskedStream, Stream, Tokens, encode_documents
+from jaxformer.text.metrics import TextSize
+from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, SPECIAL_TOKENS, Tokenizer
 
 _TOKENIZER = Path("tokenizer", "tokenizer.json")
 _PUBLISHED = {"gpt2": ("vocab.json", "merges.txt"), "bert-base-uncased": ("vocab.txt",)}
@@ -27,11 +28,11 @@ class Encoded(NamedTuple):
 
     tokens: Tokens
     documents: int
-    amount: Amount
+    amount: TextSize
 
 
 class Prepared(NamedTuple):
-    """What training needs of the text. `model` has the size of the tokenizer's vocabulary."""
+    """The text, ready to train on. `model` has the size of the tokenizer's vocabulary."""
 
     model: TransformerConfig
     tokenizer: Tokenizer
@@ -41,20 +42,15 @@ class Prepared(NamedTuple):
     test: Encoded | None
 
 
-def open_run(config: LanguageConfig) -> runs.Run:
-    """The run of `config`; a resumed one may change what does not alter the steps already done."""
-    return settings.open_run("language_modelling", config, "sampling", "prompts")
-
-
 def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     """Makes the tokenizer and encodes the text into `folder`, unless that is done.
 
     Raises `CheckpointError` rather than replace the text that a run was trained on, `DataError`
     for text of less than one row and for what cannot be read or found.
     """
-    with machines.together():
+    with distributed.together():
         parts = load_corpus(config.data)
-        if machines.is_first():
+        if distributed.is_first():
             _prepare(config, folder, parts)
     tokenizer = load_tokenizer(folder)
     train = open_encoded(folder, "train", tokenizer)
@@ -78,7 +74,7 @@ def open_encoded(folder: Path, name: str, tokenizer: Tokenizer) -> Encoded:
             f"{path} was not encoded by {folder / _TOKENIZER}: put the run's own tokenizer there, "
             "or use another --name"
         )
-    tokens = notes.whole_tokens(path)
+    tokens = json_records.whole_tokens(path)
     if len(tokens.ids) < 2:
         raise DataError(
             f"the {name} text has {len(tokens.ids)} tokens, but 2 are needed: give more"
@@ -89,7 +85,7 @@ def open_encoded(folder: Path, name: str, tokenizer: Tokenizer) -> Encoded:
             f"{path} holds the id {last}, but the vocabulary ends at {tokenizer.vocab_size - 1}: "
             f"remove {folder / 'data'} and prepare the text again"
         )
-    return Encoded(tokens, note["documents"], Amount(*note["amount"]))
+    return Encoded(tokens, note["documents"], TextSize(*note["amount"]))
 
 
 def encode_part(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Encoded:
@@ -99,11 +95,13 @@ def encode_part(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: 
 
 
 def sized(config: LanguageConfig, tokenizer: Tokenizer) -> TransformerConfig:
-    """The model with the size of the vocabulary there is, which may be smaller than asked for.
+    """The model with the size of the learned vocabulary, which may be smaller than asked for.
 
-    Weights of others keep theirs.
+    A model of pretrained weights keeps its own size.
     """
-    return config.model if config.init else replace(config.model, vocab_size=tokenizer.vocab_size)
+    return (
+        config.model if config.init_from else replace(config.model, vocab_size=tokenizer.vocab_size)
+    )
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -113,11 +111,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def tokenizer_digest(folder: Path) -> str:
     """SHA-256 (hex) of the tokenizer's file in the run's `folder`: the same in all versions."""
-    return notes.digest(folder / _TOKENIZER)
+    return json_records.digest(folder / _TOKENIZER)
 
 
 def describe(prepared: Prepared) -> str:
-    """What a reader wants to know of prepared text, in a few lines."""
+    """The sizes of the prepared text, in a few lines."""
     lines = [
         f"{name}: {part.documents:,} documents, {part.amount.words:,} words, "
         f"{part.amount.bytes:,} bytes, {len(part.tokens.ids):,} tokens"
@@ -154,7 +152,7 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part) -> None:
     """Encodes `part` into the run's folder, and then notes what it is."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     path = folder / "data" / f"{name}.json"
-    path.unlink(missing_ok=True)  # true again only when all is written
+    path.unlink(missing_ok=True)  # written again when everything else is
     tokenizer = load_tokenizer(folder)
     encoded = corpus.facts(part)
     _ids(config, part, tokenizer, path.with_suffix(".tokens"))
@@ -164,17 +162,19 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part) -> None:
         "tokenizer": tokenizer_digest(folder),
         **encoded._asdict(),
     }
-    notes.write(path, note)
+    json_records.write(path, note)
 
 
 def _ids(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Tokens:
-    return encode_documents(part.documents(), tokenizer, path, separate=config.separate)
+    return encode_documents(
+        part.documents(), tokenizer, path, isolate_documents=config.isolate_documents
+    )
 
 
 def _note(folder: Path, name: str) -> dict | None:
-    fields = {"files": list, "how": list, "tokenizer": str, "text": str}
+    fields: dict[str, type] = {"files": list, "how": list, "tokenizer": str, "text": str}
     fields |= {"documents": int, "amount": list}
-    return notes.read(folder / "data" / f"{name}.json", fields)
+    return json_records.read(folder / "data" / f"{name}.json", fields)
 
 
 def _is_current(config: LanguageConfig, folder: Path, name: str, part: Part) -> bool:
@@ -186,14 +186,14 @@ def _is_current(config: LanguageConfig, folder: Path, name: str, part: Part) -> 
 
 
 def _how(config: LanguageConfig, name: str, part: Part) -> list:
-    """What besides the text decides its ids: JSON."""
+    """What decides the ids besides the text: JSON."""
     special = list(_special_tokens(config))
     tokenizer = [config.data.tokenizer, config.model.vocab_size, special]
-    return [tokenizer, part.split, part.start, part.stop, config.separate]
+    return [tokenizer, part.split, part.start, part.stop, config.isolate_documents]
 
 
 def _files(part: Part) -> list:
-    """What tells, without reading it, that a file is still the same: JSON."""
+    """What shows without reading that a file is still the same: JSON."""
     found = []
     for path in part.paths:
         if path.is_file():
@@ -203,10 +203,10 @@ def _files(part: Part) -> list:
 
 
 def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
-    """Those of a vocabulary that is learned here: none that its text could not need."""
+    """The special tokens of a vocabulary that is learned here."""
     if config.objective == "masked":
         return MASKED_SPECIAL_TOKENS
-    return SPECIAL_TOKENS if config.separate or config.data.tokenizer == "words" else ()
+    return SPECIAL_TOKENS if config.isolate_documents or config.data.tokenizer == "words" else ()
 
 
 def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
@@ -231,13 +231,15 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
 
 
 def main(config: LanguageConfig) -> None:
-    """Prepares the run's text and says what it found."""
-    with machines.joined(config):
-        config = completed(config)
-        folder = open_run(config).folder
+    """Prepares the run's text and describes it."""
+    with distributed.joined(config):
+        config = with_pretrained_sizes(config)
+        folder = run_folder.open_run(
+            config.runs, "language_modelling", config.name, config, may_differ=config.free_fields()
+        ).folder
         print(describe(prepare(config, folder)))
         print(f"prepared in {folder}")
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(lambda: main(commands.parse(PRESETS, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))

@@ -1,107 +1,107 @@
-"""What a language-modelling experiment is, and the named ones."""
+"""The configuration of a language-modelling experiment, and the named ones."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
-from experiments import machines
-from experiments.settings import Parallel, TrainingConfig
+from experiments.harness import training_config
+from experiments.harness.training_config import OptimizerConfig, RunConfig
 from jaxformer.config import (
-    ConfigError,
+    BERT_BASE,
+    GPT2,
     TransformerConfig,
-    bert_base,
-    check_least,
-    check_names,
-    check_share,
-    gpt2,
+    check_at_least,
+    check_choices,
+    check_fraction,
 )
-from jaxformer.generation import SamplingConfig
-from jaxformer.optimizer import OptimizerConfig
+from jaxformer.decoding import SamplingConfig
+from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which text, how it is cut into documents and ids, and how these become batches.
-
-    `corpus` names built-in text; files given for a part replace that part, and `train` given
-    replaces all of it. A document is a file, a line, or what stands between blank lines
-    (`split`); where they are `separate`, a causal model sees none from another. `tokenizer`:
-    "bpe", "words" or "characters" learn at most `model.vocab_size` ids from the training text;
-    "gpt2" and "bert-base-uncased" are the published ones; anything else is the path of a saved
-    one. A batch is `rows` of `length` tokens. Masked models only: `rate` of the tokens are to be
-    filled in, and with `pairs` a row is two pieces that follow each other or do not.
-    """
+    """The text, how it is cut into documents and ids, and how these become batches."""
 
     corpus: Literal["python_stdlib", "shakespeare", "wikitext2", "files"] = "python_stdlib"
+    """The built-in text; "files" has none."""
     train: tuple[str, ...] = ()
+    """Files to train on; they replace the whole built-in text."""
     validation: tuple[str, ...] = ()
+    """Files to validate on; without them the end of the training files is set aside."""
     test: tuple[str, ...] = ()
+    """Files to measure at the end."""
     split: Literal["file", "line", "blank_line"] = "file"
-    separate: bool = True
+    """A document is a file, a line, or the text between two blank lines."""
+    isolate_documents: bool = True
+    """A causal model sees no other document than its own."""
     tokenizer: str = "bpe"
-    rows: int = 32
-    length: int = 256
-    rate: float = 0.15
-    pairs: bool = False
+    """bpe, words, characters (learned from the text), gpt2, bert-base-uncased, or a path."""
+    batch_size: int = 32
+    """Sequences of a batch."""
+    seq_len: int = 256
+    """Tokens of a sequence."""
+    mask_prob: float = 0.15
+    """Share of the tokens that a masked model has to predict."""
+    next_sentence: bool = False
+    """A masked model also predicts whether the second half of a sequence follows the first."""
 
     def __post_init__(self):
-        check_names(self)
-        check_least(self, 1, "rows", "length")
-        check_share(self, "rate")
+        check_choices(self)
+        check_at_least(self, 1, "batch_size", "seq_len")
+        check_fraction(self, "mask_prob")
 
 
 @dataclass(frozen=True)
-class LanguageConfig:
-    """A run `RUNS/language_modelling/NAME`: what is learned of which text, and by which model.
+class TrainingConfig(training_config.TrainingConfig):
+    """How a language model trains."""
 
-    "causal" predicts the next token (GPT), "masked" the hidden ones (BERT). The `prompts` are
-    continued, or filled in, when training ends. `init` is the folder of other people's weights, or
-    their name on a hub, with which the run begins: its sizes and its tokenizer count then, instead
-    of those in `model` and `data`. `profile` traces a few steps into the run's
-    folder, for TensorBoard or Perfetto.
-    `programs` is the folder in RUNS for compiled programs (empty: none is kept).
-    `parallel` and `mesh` are those of `settings.choose_devices`. With `distributed` the cluster
-    says which of how many processes this is; otherwise `coordinator`, HOST:PORT of process 0, with
-    `processes` and `index` do.
-    """
+    average_checkpoints: int = 1
+    """The result is the mean of this many last checkpoints, or the best one if it is better."""
+
+
+@dataclass(frozen=True)
+class LanguageConfig(RunConfig):
+    """A run RUNS/language_modelling/NAME."""
+
+    may_change: ClassVar = ("sampling", "prompts")
 
     name: str
+    """Name of the run's folder."""
     model: TransformerConfig
+    """Sizes of the model."""
     objective: Literal["causal", "masked"] = "causal"
+    """Predicts the next token (causal, GPT) or hidden ones (masked, BERT)."""
     data: DataConfig = DataConfig()
+    """The text and its batches."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    training: TrainingConfig = TrainingConfig(average=1)
+    """The optimizer."""
+    training: TrainingConfig = TrainingConfig()
+    """The training."""
     sampling: SamplingConfig = SamplingConfig()
+    """How the prompts are continued."""
     prompts: tuple[str, ...] = ()
-    init: str = ""
-    parallel: Parallel = "one"
-    mesh: str = ""
-    distributed: bool = False
-    coordinator: str = ""
-    processes: int | None = None
-    index: int | None = None
-    runs: str = "runs"
-    programs: str = "programs"
-    profile: bool = False
+    """Texts that are continued, or filled in, when training ends."""
+    init_from: str = ""
+    """Folder or hub name of pretrained weights to start from, with their sizes and tokenizer."""
 
     def __post_init__(self):
-        check_names(self)
-        machines.check(self)
+        check_choices(self)
+        super().__post_init__()
         _check_layers(self)
         _check_batch(self)
         model, data = self.model, self.data
-        if data.pairs and not (
+        if data.next_sentence and not (
             self.objective == "masked" and model.pooler and model.num_token_types > 1
         ):
             raise ConfigError(
-                "pairs=True needs objective='masked', a pooler and two token types, but objective="
-                f"{self.objective!r}, pooler={model.pooler} and num_token_types="
-                f"{model.num_token_types}: give them, or pairs=False"
+                "next_sentence=True needs objective='masked', a pooler and two token types, but "
+                f"objective={self.objective!r}, pooler={model.pooler} and num_token_types="
+                f"{model.num_token_types}: give them, or next_sentence=False"
             )
 
     @property
-    def separate(self) -> bool:
+    def isolate_documents(self) -> bool:
         """Whether documents are kept apart by special tokens and segments."""
-        return self.data.separate and self.objective == "causal"
+        return self.data.isolate_documents and self.objective == "causal"
 
 
 def _check_layers(config: LanguageConfig) -> None:
@@ -117,15 +117,16 @@ def _check_layers(config: LanguageConfig) -> None:
 
 
 def _check_batch(config: LanguageConfig) -> None:
-    data, parts = config.data, config.training.accumulation
-    if data.length > config.model.max_len:
+    data, parts = config.data, config.training.grad_accumulation
+    if data.seq_len > config.model.max_len:
         raise ConfigError(
-            f"length={data.length} tokens a row, but the model's positions end at max_len="
+            f"seq_len={data.seq_len} tokens a row, but the model's positions end at max_len="
             f"{config.model.max_len}: shorten the rows, or lengthen the model's context"
         )
-    if data.rows % parts:
+    if data.batch_size % parts:
         raise ConfigError(
-            f"rows={data.rows} cannot be accumulated in {parts} equal parts: choose a divisor"
+            f"batch_size={data.batch_size} cannot be accumulated in {parts} equal parts: "
+            "choose a divisor"
         )
 
 
@@ -148,20 +149,20 @@ python_stdlib = LanguageConfig(
         scale_embeddings=False,
         initializer="scaled_normal",
     ),
-    data=DataConfig(rows=16, length=128),
+    data=DataConfig(batch_size=16, seq_len=128),
     optimizer=OptimizerConfig(
         name="muon",
         schedule="cosine",
         learning_rate=4e-3,
         warmup_steps=50,
         total_steps=1_000,
-        final_fraction=0.02,
+        min_lr_ratio=0.02,
         b2=0.95,
         eps=1e-8,
-        clip_norm=1.0,
+        grad_clip_norm=1.0,
     ),
-    training=TrainingConfig(log_every=20, save_every=500, evaluate_every=500, average=1),
-    sampling=SamplingConfig(length=100, temperature=0.7, overflow="slide"),
+    training=TrainingConfig(log_every=20, save_every=500, evaluate_every=500),
+    sampling=SamplingConfig(max_new_tokens=100, temperature=0.7, overflow="slide"),
     prompts=("def __init__(self", "class", "import"),
 )
 
@@ -184,21 +185,25 @@ shakespeare_char_cpu = LanguageConfig(
         initializer="scaled_normal",
     ),
     data=DataConfig(
-        corpus="shakespeare", separate=False, tokenizer="characters", rows=12, length=64
+        corpus="shakespeare",
+        isolate_documents=False,
+        tokenizer="characters",
+        batch_size=12,
+        seq_len=64,
     ),
     optimizer=OptimizerConfig(
         schedule="cosine",
         learning_rate=1e-3,
         warmup_steps=100,
         total_steps=2_000,
-        final_fraction=0.1,
+        min_lr_ratio=0.1,
         b2=0.99,
         eps=1e-8,
-        clip_norm=1.0,
+        grad_clip_norm=1.0,
         weight_decay=0.1,
     ),
-    training=TrainingConfig(log_every=50, save_every=500, evaluate_every=500, average=1),
-    sampling=SamplingConfig(length=500, temperature=0.8, overflow="slide"),
+    training=TrainingConfig(log_every=50, save_every=500, evaluate_every=500),
+    sampling=SamplingConfig(max_new_tokens=500, temperature=0.8, overflow="slide"),
     prompts=("\n",),
 )
 """nanoGPT's `config/train_shakespeare_char.py` with the options of its README for a CPU."""
@@ -216,9 +221,9 @@ shakespeare_char = replace(
         dropout_rate=0.2,
         attention_dropout_rate=0.2,
     ),
-    data=replace(shakespeare_char_cpu.data, rows=64, length=256),
+    data=replace(shakespeare_char_cpu.data, batch_size=64, seq_len=256),
     optimizer=replace(shakespeare_char_cpu.optimizer, total_steps=5_000),
-    training=TrainingConfig(log_every=50, save_every=250, evaluate_every=250, average=1),
+    training=TrainingConfig(log_every=50, save_every=250, evaluate_every=250),
 )
 """nanoGPT's `config/train_shakespeare_char.py`."""
 
@@ -236,39 +241,39 @@ wikitext2 = LanguageConfig(
         dropout_rate=0.2,
         attention_dropout_rate=0.1,
     ),
-    data=DataConfig(corpus="wikitext2", separate=False, rows=32, length=256),
+    data=DataConfig(corpus="wikitext2", isolate_documents=False, batch_size=32, seq_len=256),
     optimizer=OptimizerConfig(
         schedule="cosine",
         learning_rate=1e-3,
         warmup_steps=200,
         total_steps=6_000,
-        final_fraction=0.05,
+        min_lr_ratio=0.05,
         b2=0.95,
         eps=1e-8,
-        clip_norm=1.0,
+        grad_clip_norm=1.0,
         weight_decay=0.1,
     ),
-    training=TrainingConfig(log_every=50, save_every=500, evaluate_every=500, average=1),
-    sampling=SamplingConfig(length=150, temperature=0.8, overflow="slide"),
+    training=TrainingConfig(log_every=50, save_every=500, evaluate_every=500),
+    sampling=SamplingConfig(max_new_tokens=150, temperature=0.8, overflow="slide"),
     prompts=(" The ", " In 1990 , "),
 )
 
 gpt2_124m = LanguageConfig(
     name="gpt2_124m",
-    model=replace(gpt2, dropout_rate=0.0, attention_dropout_rate=0.0, dtype="bfloat16"),
-    data=DataConfig(corpus="files", tokenizer="gpt2", rows=480, length=1_024),
+    model=replace(GPT2, dropout_rate=0.0, attention_dropout_rate=0.0, dtype="bfloat16"),
+    data=DataConfig(corpus="files", tokenizer="gpt2", batch_size=480, seq_len=1_024),
     optimizer=OptimizerConfig(
         schedule="cosine",
         learning_rate=6e-4,
         warmup_steps=2_000,
         total_steps=600_000,
-        final_fraction=0.1,
+        min_lr_ratio=0.1,
         b2=0.95,
         eps=1e-8,
-        clip_norm=1.0,
+        grad_clip_norm=1.0,
         weight_decay=0.1,
     ),
-    training=TrainingConfig(accumulation=40, log_every=10, average=1),
+    training=TrainingConfig(grad_accumulation=40, log_every=10),
     prompts=("Once upon a time", "The meaning of life is"),
 )
 """GPT-2's model, with the batch and the schedule of nanoGPT's `config/train_gpt2.py`."""
@@ -278,22 +283,26 @@ _bert_optimizer = OptimizerConfig(
     learning_rate=1e-4,
     warmup_steps=10_000,
     total_steps=1_000_000,
-    final_fraction=0.0,
+    min_lr_ratio=0.0,
     b2=0.999,
     eps=1e-6,
-    clip_norm=1.0,
+    grad_clip_norm=1.0,
     weight_decay=0.01,
 )
 
 bert_base = LanguageConfig(
     name="bert_base",
-    model=replace(bert_base, dtype="bfloat16"),
+    model=replace(BERT_BASE, dtype="bfloat16"),
     objective="masked",
     data=DataConfig(
-        corpus="files", tokenizer="bert-base-uncased", rows=256, length=512, pairs=True
+        corpus="files",
+        tokenizer="bert-base-uncased",
+        batch_size=256,
+        seq_len=512,
+        next_sentence=True,
     ),
     optimizer=_bert_optimizer,
-    training=TrainingConfig(accumulation=8, log_every=10, average=1),
+    training=TrainingConfig(grad_accumulation=8, log_every=10),
     prompts=("The capital of France is [MASK].",),
 )
 """Devlin et al. 2019, appendix A.2, with a cosine where the paper's rate falls linearly."""
@@ -315,11 +324,11 @@ bert_tiny = LanguageConfig(
         dtype="float32",
     ),
     objective="masked",
-    data=DataConfig(corpus="wikitext2", rows=32, length=128),
+    data=DataConfig(corpus="wikitext2", batch_size=32, seq_len=128),
     optimizer=replace(
         _bert_optimizer, learning_rate=2e-3, warmup_steps=500, total_steps=10_000, b2=0.98
     ),
-    training=TrainingConfig(log_every=50, evaluate_every=1_000, average=1),
+    training=TrainingConfig(log_every=50, evaluate_every=1_000),
     prompts=(" The film was <mask> in the United States .", " He was born in <mask> ."),
 )
 """As many layers, heads and numbers as the smallest model of Turc et al. 2019."""

@@ -1,47 +1,47 @@
 """Continue text: `python -m experiments.language_modelling.sample --run RUN --prompt "def "`.
 
-The text is printed while it is made; of several, the first, and then the others with a rule
-between them. Equal seeds give equal texts.
+The first text is printed while it is made; the others follow it, with a rule between them. Equal
+seeds give equal texts.
 """
 
 import argparse
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from experiments import commands, runs, weights
-from experiments.language_modelling.borrowed import is_theirs
+from experiments.harness import checkpoint_selection, cli, run_folder
+from experiments.harness.text_io import RULE, read_text
+from experiments.language_modelling.init_from_pretrained import is_pretrained
+from experiments.language_modelling.load_run import load_objective
 from experiments.language_modelling.presets import LanguageConfig
-from experiments.language_modelling.reading import read_text
-from experiments.language_modelling.showing import RULE
-from experiments.language_modelling.trained import load_objective
-from jaxformer import generation
-from jaxformer.config import ConfigError, check_least
-from jaxformer.generation import SamplingConfig
-from jaxformer.pretrained import load_ends
+from jaxformer import pipelines
+from jaxformer.config import check_at_least
+from jaxformer.decoding import SamplingConfig
+from jaxformer.errors import ConfigError
+from jaxformer.pretrained import load_eos
 
 _RUN = "runs/language_modelling/python_stdlib"
 
 
 @dataclass(frozen=True)
 class SampleOptions(SamplingConfig):
-    """With which run, how (see `SamplingConfig`; the defaults are the run's), and what to continue.
-
-    `prompt` is one text or several; `input` is a file whose whole text is one prompt, "-" for
-    standard input; without both, the run's own prompts are taken. Each is continued `count` times.
-    `int8`: with weights of 8 bits.
-    """
+    """The run, the prompts, and how they are continued; by default as the run says."""
 
     run: str = _RUN
+    """The folder of a causal run, or of pretrained weights."""
     prompt: tuple[str, ...] = ()
+    """The texts to continue; without them and `input`, the run's own prompts."""
     input: str = ""
+    """A file whose whole text is one prompt; "-" is standard input."""
     count: int = 1
+    """Continuations of each prompt."""
     int8: bool = False
+    """Computes with weights of 8 bits."""
 
     def __post_init__(self):
         super().__post_init__()
-        check_least(self, 1, "count")
+        check_at_least(self, 1, "count")
         if self.prompt and self.input:
             raise ConfigError("give --prompt or --input, not both")
 
@@ -52,27 +52,26 @@ def parse(args: list[str] | None = None) -> SampleOptions:
     finder.add_argument("--run", default=_RUN)
     folder = finder.parse_known_args(args)[0].run
     default = SampleOptions()
-    if (Path(folder) / "config.json").is_file() and not is_theirs(Path(folder)):
-        config = runs.load_config(folder, LanguageConfig)
+    if (Path(folder) / "config.json").is_file() and not is_pretrained(Path(folder)):
+        config = run_folder.load_config(folder, LanguageConfig)
         default = SampleOptions(**asdict(config.sampling), run=folder)
-    return commands.parse({"default": default}, args, description=__doc__)
+    return cli.parse({"default": default}, args, description=__doc__)
 
 
 def main(options: SampleOptions) -> None:
     """Prints each prompt and what follows it."""
-    trained = load_objective(Path(options.run), "causal", instead="fill_mask")
-    trained = weights.in_int8(trained) if options.int8 else trained
+    loaded = load_objective(Path(options.run), "causal", instead="fill_mask")
+    loaded = checkpoint_selection.in_int8(loaded) if options.int8 else loaded
     given = (read_text(options.input),) if options.input else options.prompt
-    prompts = [p for p in given or trained.config.prompts or ("",) for _ in range(options.count)]
-    ends = load_ends(options.run) if is_theirs(Path(options.run)) else None
-    texts = generation.stream(
-        trained.model, trained.params, prompts, trained.tokenizer, options, ends=ends
-    )
+    prompts = [p for p in given or loaded.config.prompts or ("",) for _ in range(options.count)]
+    if options.eos is None and is_pretrained(Path(options.run)):
+        options = replace(options, eos=load_eos(options.run))
+    texts = pipelines.stream(loaded.model, loaded.params, prompts, loaded.tokenizer, options)
     _print(prompts, texts)
 
 
 def _print(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:
-    """Prints the first text piece by piece, and the others, which grow beside it, at the end."""
+    """Prints the first text piece by piece, and the others at the end."""
     others = [""] * len(prompts)
     begun = False
     for number, piece in pieces:
@@ -89,4 +88,4 @@ def _print(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(lambda: main(parse())))
+    sys.exit(cli.run(lambda: main(parse())))

@@ -1,4 +1,4 @@
-"""The standard library's own source text, which every machine with Python has."""
+"""The source text of Python's standard library, which every machine with Python has."""
 
 import hashlib
 import sysconfig
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from jaxformer.data import DataError
+from jaxformer.errors import DataError
 
 Part = Literal["train", "validation", "test"]
 
@@ -23,16 +23,16 @@ PACKAGES = (
     "urllib",
     "xml",
 )
-"""Ten packages that every CPython from 3.11 on has, with enough text to hold some of it out."""
+"""Ten packages of every CPython from 3.11 on, with enough text to hold some of it out."""
 
 _SHARE = 0.05  # of the files, for validation and again for test
 _PACKAGE_SHARE = 0.15  # of the bytes of each of the ten packages, for test
 
-# What is installed besides the library, what a distribution may leave out, and test suites.
+# Packages installed beside the library, parts that a distribution may leave out, and test suites.
 _FOREIGN = {"site-packages", "dist-packages", "lib-dynload", "sitecustomize.py", "usercustomize.py"}
 _OPTIONAL = {"distutils", "ensurepip", "idlelib", "lib2to3", "msilib", "tkinter", "turtledemo"}
 _TESTS = {"test", "tests"}
-# Tables that a program wrote.
+# Generated tables.
 _TABLES = {"encodings", "pydoc_data", "entities.py", "stringprep.py", "_casefix.py"}
 _LEFT_OUT = _FOREIGN | _OPTIONAL | _TESTS | _TABLES
 _MACHINE = ("config-", "_sysconfigdata", "_sysconfig_vars")
@@ -56,8 +56,8 @@ def files(part: Part) -> list[Path]:
     names = {path.relative_to(folder).as_posix(): path for path in _sources(folder)}
     if not names:
         raise DataError(
-            f"{folder}: this Python comes without the source text of its library: use one that "
-            "has it, or give files of your own with --data.train FILE"
+            f"{folder}: this Python comes without the source text of its library: use another "
+            "one, or give files of your own with --data.train FILE"
         )
     parts = assign({name: path.stat().st_size for name, path in names.items()})
     return [names[name] for name in sorted(names) if parts[name] == part]
@@ -112,5 +112,5 @@ def _belongs(path: Path) -> bool:
 
 
 def _share(name: str) -> float:
-    """A number from 0 to 1 that depends on nothing but `name`."""
+    """A number from 0 to 1 that depends only on `name`."""
     return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32

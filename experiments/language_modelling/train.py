@@ -3,129 +3,194 @@
 The same command again resumes. Everything is kept in runs/language_modelling/NAME.
 """
 
+import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import jax
+from flax import linen as nn
 
-from experiments import commands, machines, runs
-from experiments.language_modelling import evaluation
-from experiments.language_modelling.borrowed import begun, completed
-from experiments.language_modelling.objectives import objective
-from experiments.language_modelling.prepare import (
-    Prepared,
-    describe,
-    open_run,
-    prepare,
-    tokenizer_digest,
+from experiments.harness import build, checkpoint_selection, cli, distributed, run_folder
+from experiments.harness.early_stopping import EarlyStopping, due, restore_newest
+from experiments.harness.metric_logger import Progress
+from experiments.harness.planning import peak_of
+from experiments.harness.preemption import asked_to_stop
+from experiments.harness.profiling import profiled
+from experiments.harness.training_config import start_process
+from experiments.language_modelling.evaluation import (
+    describe_scores,
+    measure,
+    prompt_texts,
+    scores_of,
 )
+from experiments.language_modelling.init_from_pretrained import (
+    with_pretrained_params,
+    with_pretrained_sizes,
+)
+from experiments.language_modelling.load_run import LoadedRun
+from experiments.language_modelling.objectives import build_model, objective
+from experiments.language_modelling.prepare import Prepared, describe, prepare, tokenizer_digest
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
-from experiments.planning import peak_of
-from experiments.profiling import profiled
-from experiments.progress import Progress
-from experiments.settings import choose_devices, tuned
-from experiments.standing import due, resumed
-from experiments.stopping import asked_to_stop
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import TransformerConfig
-from jaxformer.optimizer import make_optimizer
-from jaxformer.parallel import Devices, Program
-from jaxformer.training import TrainState, init_state
+from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.training.train_step import TrainState, init_train_state
 
 
 def main(config: LanguageConfig) -> None:
-    """Prepares the text if need be, trains, and shows what the model has learned."""
-    with machines.joined(config):
-        tuning = tuned(config.runs, config.programs)
-        config = completed(config)
-        devices = choose_devices(config.parallel, config.mesh, tuning.options)
-        run = open_run(config)
+    """The command."""
+    train(config)
+
+
+def train(config: LanguageConfig, **values: Callable) -> None:
+    """Prepares the text, trains from the newest checkpoint, and shows what the model has learned.
+
+    `values` may be a `block`, an `attention_fn`, a `loss` and a `schedule` of your own, in place of
+    those that `config` names; the run records their names (see `build.with_values`).
+    """
+    config = build.with_values(config, **values)
+    build.check(config)
+    with distributed.joined(config):
+        devices = start_process(config)
+        config = with_pretrained_sizes(config)
+        run = run_folder.open_run(
+            config.runs, "language_modelling", config.name, config, may_differ=config.free_fields()
+        )
         prepared = prepare(config, run.folder)
         print(describe(prepared))
-        keep = config.training.average + 1  # one may stem from an interruption
+        model = build_model(config, prepared.model)
+        keep = config.training.average_checkpoints + 1  # one may have been saved on preemption
         with Checkpoints(run.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
-            train(config, prepared, devices, checkpoints, run)
-            evaluation.finish(config, prepared, checkpoints, run.folder)
+            run_steps(config, prepared, model, devices, checkpoints, run)
+            finish(config, prepared, model, checkpoints, run.folder)
         run.close()
 
 
-def train(
+def run_steps(
     config: LanguageConfig,
     prepared: Prepared,
-    devices: Devices,
+    model: nn.Module,
+    devices: Strategy,
     checkpoints: Checkpoints,
-    run: runs.Run,
+    run: run_folder.Run,
 ) -> None:
-    """Trains from the newest checkpoint, or from the start, to the last step."""
+    """The training loop, from the newest checkpoint, or from the start, to the last step."""
     training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
     flops = objective(config).flops
-    state, step = begin(config, prepared, devices)
-    if config.profile and machines.is_first():
+    step: Callable[..., Any]
+    make_state, step = assemble(config, model, batches.batch(0), devices)
+    state = with_pretrained_params(config, devices.init(make_state), devices)
+    if config.profile and distributed.is_first():
         step = profiled(step, run.folder / "profile")
-    state, standing = resumed(checkpoints, state, batches.fingerprint)
+    state, stopping = restore_newest(checkpoints, state, batches.fingerprint)
     origin = {"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)}
     number = int(state.step)
     run.resume(number)
-    sizes, peak = prepared.model, peak_of(devices, prepared.model.dtype)
-    print(f"{runs.count(state.params):,} parameters; from step {number} to {total}\n{peak}")
+    peak = peak_of(devices, model.config.dtype)
+    print(f"{run_folder.count(state.params):,} parameters; from step {number} to {total}\n{peak}")
     with ExitStack() as stack:
         progress = Progress(total, run, log_every=training.log_every, peak=peak.total)
-        stopping = stack.enter_context(asked_to_stop())
+        preempted = stack.enter_context(asked_to_stop())
         stack.enter_context(progress)
-        while number < total and not standing.tired(training.patience):
-            batch = devices.place(batches.batch(number, devices.rows))
+        while number < total and not stopping.should_stop(training.patience):
+            batch = devices.shard_batch(batches.batch(number, devices.local_rows))
             state, metrics = step(state, batch)
             number += 1
-            progress.add(number, metrics, batch.valid.size, flops(sizes, batch))
+            progress.add(number, metrics, batch.loss_mask.size, flops(model.config, batch))
             if due(number, training.evaluate_every):
-                standing = evaluation.validate(config, prepared, devices, state, standing, run)
-            last = number == total or standing.tired(training.patience)
+                params = state.params if state.ema is None else state.ema
+                params = distributed.local(devices, params)
+                loaded = LoadedRun(config, model, params, prepared.tokenizer)
+                stopping = validate(loaded, prepared, number, stopping, run)
+            last = number == total or stopping.should_stop(training.patience)
             regular = last or due(number, training.save_every)
-            stop = stopping()
+            stop = preempted()
             if regular or stop:
                 progress.settle()
-                facts = {"standing": standing._asdict(), **origin}
-                # Weights that only an interruption saved are none to choose at the end.
-                metric = standing.metric_of(number) if regular else None
-                checkpoints.save(number, state, facts, metric)
+                metadata = {"early_stopping": stopping._asdict(), **origin}
+                # Checkpoints saved on preemption are not candidates for the final weights.
+                metric = stopping.metric_at(number) if regular else None
+                checkpoints.save(number, state, metadata, metric)
             if stop:
                 break
         checkpoints.wait()
 
 
-def begin(
-    config: LanguageConfig, prepared: Prepared, devices: Devices
-) -> tuple[TrainState, Program]:
-    """The state before the first step, and the compiled step, on `devices`."""
-    batch = prepared.batches.batch(0)
-    make_state, step = assemble(config, prepared.model, batch, devices)
-    return begun(config, devices.init(make_state), devices), step
-
-
 def assemble(
-    config: LanguageConfig, sizes: TransformerConfig, batch: Any, devices: Devices
-) -> tuple[Callable[[], TrainState], Program]:
-    """What makes the first state of a model of `sizes`, and its step on batches like `batch`."""
-    training, learned = config.training, objective(config)
-    model = learned.model(sizes, training.attention, training.block)
-    optimizer = make_optimizer(config.optimizer)
+    config: LanguageConfig, model: nn.Module, batch: Any, devices: Strategy
+) -> tuple[Callable[[], TrainState], CountedJit]:
+    """What makes the first state of `model`, and its compiled step on batches like `batch`."""
+    training, optimizer = config.training, build.build_optimizer(config.optimizer)
+    task = objective(config)
     init_rng, rng = jax.random.split(jax.random.key(training.seed))
-    inputs = [leaf[:2] for leaf in learned.inputs(batch)]
+    inputs = [leaf[:2] for leaf in task.inputs(batch)]
 
     def make_state() -> TrainState:
         params = model.init(init_rng, *inputs)["params"]
-        return init_state(params, optimizer, rng, ema=training.ema_decay > 0)
+        return init_train_state(params, optimizer, rng, ema=training.ema_decay > 0)
 
     step = devices.step(
-        learned.loss(model, head=training.head),
+        build.build_loss(training, task.loss)(model, loss_chunk=training.loss_chunk),
         optimizer,
-        accumulation=training.accumulation,
+        grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decay,
     )
     return make_state, step
 
 
+def validate(
+    loaded: LoadedRun,
+    prepared: Prepared,
+    step: int,
+    stopping: EarlyStopping,
+    run: run_folder.Run,
+) -> EarlyStopping:
+    """Logs the likelihood of the validation text after `step`."""
+    found = measure(loaded, prepared.validation)
+    numbers = {"validation_loss": found.loss}
+    if loaded.config.objective == "causal":
+        numbers["validation_bits_per_byte"] = found.bits_per_byte
+    run.log(step, **numbers)
+    stopping = stopping.update(distributed.agreed(found.loss), step)
+    said = "  ".join(f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers.items())
+    cli.say(f"step {step}  {said}  (best loss {stopping.best:.4f})")
+    return stopping
+
+
+def finish(
+    config: LanguageConfig,
+    prepared: Prepared,
+    model: nn.Module,
+    checkpoints: Checkpoints,
+    folder: Path,
+) -> None:
+    """Chooses the final weights, measures them on the test text, and shows what they do."""
+
+    def metric(params: Any, steps: list[int]) -> float:
+        loaded = LoadedRun(config, model, params, prepared.tokenizer)
+        found = measure(loaded, prepared.validation)
+        print(f"steps {', '.join(map(str, steps))}: validation loss {found.loss:.4f}")
+        return found.loss
+
+    chosen = checkpoint_selection.choose(checkpoints, config.training, metric)
+    if distributed.is_first():
+        checkpoint_selection.note(folder, chosen.steps, validation_loss=chosen.metric)
+    loaded = LoadedRun(config, model, chosen.params, prepared.tokenizer)
+    text = prompt_texts(loaded)
+    if text and distributed.is_first():
+        (folder / "samples").mkdir(exist_ok=True)
+        (folder / "samples" / "prompts.txt").write_text(text, encoding="utf-8")
+        print(text)
+    name = "validation" if prepared.test is None else "test"
+    found = measure(loaded, prepared.test or prepared.validation)
+    record = {"text": name, "stride": config.data.seq_len, **scores_of(config, found)}
+    if distributed.is_first():
+        text = json.dumps(record, indent=2) + "\n"
+        (folder / "scores.json").write_text(text, encoding="utf-8")
+    print(describe_scores(name, config, found))
+
+
 if __name__ == "__main__":
-    sys.exit(commands.run(lambda: main(commands.parse(PRESETS, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))

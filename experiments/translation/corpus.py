@@ -3,11 +3,11 @@
 import hashlib
 from typing import NamedTuple
 
-from experiments import datasets
+from experiments.harness import datasets
 from experiments.translation.grammar import make_corpus
 from experiments.translation.presets import DataConfig, Files
-from jaxformer.config import ConfigError
-from jaxformer.data import DataError, read_pairs, read_tab_pairs
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text.data import read_pairs, read_tab_pairs
 
 
 class Text(NamedTuple):
@@ -26,7 +26,7 @@ class Corpus(NamedTuple):
 
 
 def load_corpus(config: DataConfig) -> Corpus:
-    """The text that `config` names. Raises `DataError` for what cannot be read or found.
+    """The text that `config` names. Raises `DataError` for a file that cannot be read or found.
 
     Files given for training replace the whole built-in corpus; without validation files, about
     one source in fifty, chosen by its hash and at most 1,000, is set aside with its translations.
@@ -70,6 +70,7 @@ def read_files(files: Files) -> Text | None:
 
 def _from_files(config: DataConfig) -> Corpus:
     text = read_files(config.train)
+    assert text is not None  # only files lead here
     if config.validation != Files():
         return Corpus(text, Text([], []), Text([], []))
     train, validation = _split(text, lambda share: share < 0.02, most=1_000)
@@ -97,7 +98,7 @@ def _multi30k() -> Corpus:
 
 def _tatoeba() -> Corpus:
     text = Text(*read_tab_pairs(datasets.find("tatoeba-deu-eng", "deu.txt.gz")))
-    # By English sentence, so that no test sentence was trained on with another translation.
+    # Split by English sentence: no test sentence is in the training text with another translation.
     train, rest = _split(text, lambda share: share < 0.02)
     validation, test = _split(rest, lambda share: share < 0.01)
     return Corpus(train, _first_translations(validation), _first_translations(test))
@@ -107,9 +108,9 @@ _BUILT_IN = {"grammar": _grammar, "multi30k": _multi30k, "tatoeba": _tatoeba}
 
 
 def _split(text: Text, aside, most: int | None = None) -> tuple[Text, Text]:
-    """(what stays, what is set aside): a pair goes by a hash of its source, a share of 0 to 1.
+    """(the rest, pairs set aside): those whose source has a hash, 0 to 1, that is `aside`.
 
-    At most `most` sources are set aside; all pairs of one source go the same way.
+    At most `most` sources are set aside; all pairs of one source stay together.
     """
     kept, set_aside = Text([], []), Text([], [])
     sources: set[str] = set()

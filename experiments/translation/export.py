@@ -1,7 +1,7 @@
-"""Export a run's decoding: `python -m experiments.translation.export --run RUN --output FILE`.
+"""Export a run's search: `python -m experiments.translation.export --run RUN --output FILE`.
 
-The file holds one program, weights included, that needs JAX (with flatbuffers) and nothing of
-jaxformer: see this folder's README for the lines that load it.
+The file holds one program with the weights. It needs JAX (with flatbuffers) but not jaxformer: see
+this folder's README for the lines that load it.
 """
 
 import sys
@@ -12,73 +12,73 @@ import jax
 import jax.numpy as jnp
 from jax.export import export as export_function
 
-from experiments import commands
-from experiments.translation.trained import Trained, load_trained
-from jaxformer import extras
-from jaxformer.config import ConfigError
-from jaxformer.generation import decode, room
-from jaxformer.tokenizers import PAD
+from experiments.harness import cli
+from experiments.translation.load_run import LoadedRun, load_run
+from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError
+from jaxformer.pipelines import max_target_length, translate_ids
+from jaxformer.text.tokenizers import PAD
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Which run, where to, and the shape it takes: `rows` sentences of `length` ids.
-
-    `platforms` is a comma-separated list such as "cpu,cuda,tpu".
-    """
+    """The run to export, and the shape that the exported function takes."""
 
     run: str = "runs/translation/grammar"
+    """The folder of the run."""
     output: str = "translate.jax"
-    rows: int = 8
-    length: int = 32
+    """The file to write."""
+    batch_size: int = 8
+    """Sentences of a call."""
+    source_length: int = 32
+    """Ids of each sentence, padding included."""
     platforms: str = "cpu"
+    """What it runs on, separated by commas: cpu, cuda, rocm, tpu."""
 
 
-def export(trained: Trained, rows: int, length: int, platforms: tuple[str, ...]) -> bytes:
-    """A serialised function from source ids [rows, length] int32, each sentence ended by EOS.
+def export(
+    loaded: LoadedRun, batch_size: int, source_length: int, platforms: tuple[str, ...]
+) -> bytes:
+    """The run's beam search as a serialised function of source ids [B, S] int32.
 
-    It returns {"tokens" [rows, W, L], "scores" [rows, W], "log_probs" [rows, W, L]}, as
-    `beam_search` does with the run's settings.
+    B is `batch_size` and S is `source_length`. Each sentence ends with EOS. The function returns
+    {"tokens" [B, W, L], "scores" [B, W], "log_probs" [B, W, L]}.
     """
-    search = trained.config.search
+    search = loaded.config.search
 
     def translate(source):
-        limits = jnp.sum(source != PAD, axis=1, dtype=jnp.int32) + search.extra_length
-        size = room(trained.model.config, length, search.extra_length)
-        found = decode(
-            trained.model,
-            trained.params,
-            source,
-            limits,
-            width=search.width,
-            alpha=search.alpha,
-            length=size,
+        limits = jnp.sum(source != PAD, axis=1, dtype=jnp.int32) + search.max_extra_tokens
+        if search.max_length is not None:
+            limits = jnp.full_like(limits, search.max_length)
+        max_length = max_target_length(loaded.model.config, source_length, search)
+        found = translate_ids(
+            loaded.model, loaded.params, source, limits, search, max_length=max_length
         )
         return found._asdict()
 
-    shape = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    return export_function(jax.jit(translate), platforms=platforms)(shape).serialize()
+    shape = jax.ShapeDtypeStruct((batch_size, source_length), jnp.int32)
+    return bytes(export_function(jax.jit(translate), platforms=platforms)(shape).serialize())
 
 
 def main(options: ExportOptions) -> None:
     """Writes the exported function."""
-    extras.load("flatbuffers")  # JAX itself would raise a bare ImportError, at the end
+    optional_dependencies.load("flatbuffers")  # JAX would raise a bare ImportError at the end
     platforms = tuple(options.platforms.split(","))
     unknown = set(platforms) - {"cpu", "cuda", "rocm", "tpu"}
     if unknown:
         raise ConfigError(f"platforms={options.platforms!r}: choose among cpu, cuda, rocm and tpu")
-    trained = load_trained(Path(options.run))
-    limit = trained.config.model.max_len
-    if options.rows < 1 or not 1 <= options.length <= limit:
+    loaded = load_run(Path(options.run))
+    limit = loaded.config.model.max_len
+    if options.batch_size < 1 or not 1 <= options.source_length <= limit:
         raise ConfigError(
-            f"rows={options.rows} and length={options.length}, but there must be at least 1 row "
-            f"and 1 to max_len={limit} ids"
+            f"batch_size={options.batch_size} and source_length={options.source_length}, but they "
+            f"must be at least 1, and source_length at most max_len={limit}"
         )
-    program = export(trained, options.rows, options.length, platforms)
+    program = export(loaded, options.batch_size, options.source_length, platforms)
     Path(options.output).write_bytes(program)
     print(f"{options.output}: {len(program):,} bytes, for {options.platforms}")
 
 
 if __name__ == "__main__":
     options = {"default": ExportOptions()}
-    sys.exit(commands.run(lambda: main(commands.parse(options, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))

@@ -5,19 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import commands, machines, notes, runs, settings
+from experiments.harness import cli, distributed, json_records, run_folder
 from experiments.translation.corpus import Text, fingerprint, load_corpus
 from experiments.translation.presets import PRESETS, TranslationConfig
-from jaxformer import tokenizers
-from jaxformer.checkpoint import CheckpointError, Checkpoints
-from jaxformer.config import ConfigError, TransformerConfig
-from jaxformer.data import PairBatches, bucket_pairs, encode_pairs
-from jaxformer.parallel import agree
-from jaxformer.tokenizers import Tokenizer
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import TransformerConfig
+from jaxformer.distributed import assert_processes_agree
+from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.text import tokenizers
+from jaxformer.text.data import PairBatches, bucket_pairs, encode_pairs
+from jaxformer.text.tokenizers import Tokenizer
 
 
 class Prepared(NamedTuple):
-    """What training needs of the text. `model` has the sizes of the vocabularies trained."""
+    """The text, ready to train on. `model` has the sizes of the learned vocabularies."""
 
     model: TransformerConfig
     source_tokenizer: Tokenizer
@@ -27,11 +28,6 @@ class Prepared(NamedTuple):
     test: Text
 
 
-def open_run(config: TranslationConfig) -> runs.Run:
-    """The run of `config`; a resumed one may change what does not alter the steps already done."""
-    return settings.open_run("translation", config, "search", "training.validation_width")
-
-
 def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     """Trains the tokenizers and encodes the training text into `folder`, unless it is there.
 
@@ -39,24 +35,24 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     `CheckpointError` rather than replace the text that a run was trained on, `DataError` for
     damaged files.
     """
-    with machines.together():
+    with distributed.together():
         corpus = load_corpus(config.data)
         wanted = {"text": fingerprint(corpus.train), "vocabularies": _wanted(config)}
-    agree({"training text": wanted["text"]})
-    with machines.together():
-        if machines.is_first():
+    assert_processes_agree({"training text": wanted["text"]})
+    with distributed.together():
+        if distributed.is_first():
             _prepare(config, corpus.train, wanted, folder)
     source_tokenizer, target_tokenizer = load_tokenizers(folder)
     model = sized(config.model, source_tokenizer, target_tokenizer)
     data = config.data
     batches = bucket_pairs(
-        *(notes.whole_tokens(folder / "data" / f"{s}.tokens") for s in ("source", "target")),
+        *(json_records.whole_tokens(folder / "data" / f"{s}.tokens") for s in ("source", "target")),
         seed=config.training.seed,
-        tokens=data.tokens,
+        batch_tokens=data.batch_tokens,
         buckets=data.buckets,
         max_len=config.model.max_len,
-        multiple=data.multiple,
-        rows_multiple=data.rows_multiple * config.training.accumulation,
+        pad_to_multiple=data.pad_to_multiple,
+        batch_size_multiple=data.batch_size_multiple * config.training.grad_accumulation,
     )
     return Prepared(
         model, source_tokenizer, target_tokenizer, batches, corpus.validation, corpus.test
@@ -68,29 +64,31 @@ def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
 
     Raises `ConfigError` where one is not the run's own, `DataError` where it cannot be read.
     """
-    note = notes.read(folder / "data" / "prepared.json", {"text": str}) or {}
+    note = json_records.read(folder / "data" / "prepared.json", {"text": str}) or {}
     found = _digests(folder)
-    if note.get("tokenizers", found) != found:  # runs of before have no note of them
+    if note.get("tokenizers", found) != found:
         raise ConfigError(
             f"{folder / 'tokenizer'} does not hold the tokenizers that the run's text was encoded "
             "by: put its own there, or use another --name"
         )
-    target = tokenizers.load_own(folder / "tokenizer" / "target.json")
+    target = tokenizers.load_standard(folder / "tokenizer" / "target.json")
     source = folder / "tokenizer" / "source.json"
-    return (tokenizers.load_own(source) if source.exists() else target), target
+    return (tokenizers.load_standard(source) if source.exists() else target), target
 
 
 def sized(model: TransformerConfig, source: Tokenizer, target: Tokenizer) -> TransformerConfig:
-    """`model` with the sizes of the vocabularies that were trained, which may be smaller."""
+    """`model` with the sizes of the learned vocabularies, which may be smaller than asked for."""
     if model.source_vocab_size is None:
         return replace(model, vocab_size=target.vocab_size)
     return replace(model, vocab_size=target.vocab_size, source_vocab_size=source.vocab_size)
 
 
 def describe(prepared: Prepared) -> str:
-    """What a reader wants to know of prepared text, in a few lines."""
+    """The sizes of the prepared text, in a few lines."""
     batches = prepared.batches
-    shapes = ", ".join(f"{b.rows}x{b.source_length}>{b.target_length}" for b in batches.buckets)
+    shapes = ", ".join(
+        f"{b.batch_size}x{b.source_length}>{b.target_length}" for b in batches.buckets
+    )
     dropped = ", ".join(f"{n} {why}" for why, n in batches.dropped.items() if n) or "none"
     return (
         f"training pairs {len(batches.pairs):,} (left out: {dropped}), "
@@ -104,7 +102,9 @@ def describe(prepared: Prepared) -> str:
 
 def _digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of each tokenizer's file, by its name."""
-    return {path.name: notes.digest(path) for path in sorted(folder.glob("tokenizer/*.json"))}
+    return {
+        path.name: json_records.digest(path) for path in sorted(folder.glob("tokenizer/*.json"))
+    }
 
 
 def _wanted(config: TranslationConfig) -> list:
@@ -113,7 +113,7 @@ def _wanted(config: TranslationConfig) -> list:
 
 def _prepare(config: TranslationConfig, text: Text, wanted: dict, folder: Path) -> None:
     note = folder / "data" / "prepared.json"
-    found = notes.read(note, {"text": str})
+    found = json_records.read(note, {"text": str})
     if found is not None:
         found.pop("tokenizers", None)
     if found is not None and found != wanted and Checkpoints(folder / "checkpoints").steps():
@@ -122,9 +122,9 @@ def _prepare(config: TranslationConfig, text: Text, wanted: dict, folder: Path) 
             "use another --name"
         )
     if found != wanted:
-        note.unlink(missing_ok=True)  # true again only when all is written
+        note.unlink(missing_ok=True)  # written again when everything else is
         _write(config, text, folder)
-        notes.write(note, wanted | {"tokenizers": _digests(folder)})
+        json_records.write(note, wanted | {"tokenizers": _digests(folder)})
 
 
 def _write(config: TranslationConfig, text: Text, folder: Path) -> None:
@@ -151,12 +151,14 @@ def _train(kind: str, lines: list[str], size: int) -> Tokenizer:
 
 
 def main(config: TranslationConfig) -> None:
-    """Prepares the run's text and says what it found."""
-    with machines.joined(config):
-        folder = open_run(config).folder
+    """Prepares the run's text and describes it."""
+    with distributed.joined(config):
+        folder = run_folder.open_run(
+            config.runs, "translation", config.name, config, may_differ=config.free_fields()
+        ).folder
         print(describe(prepare(config, folder)))
         print(f"prepared in {folder}")
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(lambda: main(commands.parse(PRESETS, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))

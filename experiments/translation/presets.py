@@ -1,94 +1,92 @@
-"""What a translation experiment is, and the named ones."""
+"""The configuration of a translation experiment, and the named ones."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
-from experiments import machines, settings
-from experiments.settings import Parallel
+from experiments.harness import training_config
+from experiments.harness.training_config import OptimizerConfig, RunConfig
 from jaxformer.config import (
+    TRANSFORMER_BASE,
+    TRANSFORMER_BIG,
     TransformerConfig,
-    check_least,
-    check_share,
-    transformer_base,
-    transformer_big,
+    check_at_least,
+    check_fraction,
 )
-from jaxformer.generation import BeamConfig
-from jaxformer.optimizer import OptimizerConfig, paper_learning_rate
+from jaxformer.decoding import GenerationConfig
+from jaxformer.training.optimizer import noam_peak_learning_rate
 
 
 @dataclass(frozen=True)
 class Files:
-    """One's own parallel text: line i of `target` translates line i of `source` (.gz too)."""
+    """Your own parallel text (.gz too)."""
 
     source: str = ""
+    """A file of one text a line."""
     target: str = ""
+    """A file whose line i translates line i of `source`."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which text, how it is cut into ids, and how pairs become batches.
-
-    `corpus` names built-in text; files given for a part replace that part, and `train` given
-    replaces all of it. Joint vocabulary: `model.source_vocab_size` None. A batch is `tokens`
-    target positions, padding included, in at most `buckets` shapes, each a multiple of
-    `rows_multiple` rows for each part of an accumulation, so that devices can share them.
-    """
+    """The text, its tokenizer, and how pairs become batches."""
 
     corpus: Literal["grammar", "multi30k", "tatoeba", "files"] = "grammar"
+    """The built-in text; "files" has none."""
     train: Files = Files()
+    """Files to train on; they replace the whole built-in text."""
     validation: Files = Files()
+    """Files to validate on; without them a part of the training files is set aside."""
     test: Files = Files()
+    """Files to score at the end."""
     source_language: str = "en"
+    """Language of the source side."""
     target_language: str = "de"
+    """Language of the target side."""
     tokenizer: Literal["bpe", "words", "characters"] = "bpe"
-    tokens: int = 4_096
+    """What learns the vocabulary; joint unless `model.source_vocab_size` is given."""
+    batch_tokens: int = 4_096
+    """Target positions of a batch, padding included."""
     buckets: int = 6
-    multiple: int = 4
-    rows_multiple: int = 8
+    """Shapes of batch at most; each is compiled once."""
+    pad_to_multiple: int = 4
+    """Lengths are padded to a multiple of this."""
+    batch_size_multiple: int = 8
+    """The pairs of each part of a batch are a multiple of this, so that devices can share them."""
 
 
 @dataclass(frozen=True)
-class TrainingConfig(settings.TrainingConfig):
-    """Those of every experiment, label smoothing, and the beam width of validation."""
+class TrainingConfig(training_config.TrainingConfig):
+    """How a translation trains."""
 
-    smoothing: float = 0.1
-    validation_width: int = 1
+    label_smoothing: float = 0.1
+    """Share of each label's probability that is spread over the vocabulary."""
+    eval_beam_size: int = 1
+    """Beam size of the evaluations during training; 1 is greedy."""
 
     def __post_init__(self):
         super().__post_init__()
-        check_least(self, 1, "validation_width")
-        check_share(self, "smoothing")
+        check_at_least(self, 1, "eval_beam_size")
+        check_fraction(self, "label_smoothing")
 
 
 @dataclass(frozen=True)
-class TranslationConfig:
-    """A run `RUNS/translation/NAME`: text, model, optimizer, training and search.
+class TranslationConfig(RunConfig):
+    """A run RUNS/translation/NAME."""
 
-    `profile` traces a few steps into the run's folder, for TensorBoard or Perfetto.
-    `programs` is the folder in RUNS for compiled programs (empty: none is kept).
-    `parallel` and `mesh` are those of `settings.choose_devices`. With `distributed` the cluster
-    says which of how many processes this is; otherwise `coordinator`, HOST:PORT of process 0, with
-    `processes` and `index` do.
-    """
+    may_change: ClassVar = ("search", "training.eval_beam_size")
 
     name: str
+    """Name of the run's folder."""
     model: TransformerConfig
+    """Sizes of the model."""
     data: DataConfig = DataConfig()
+    """The text and its batches."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer."""
     training: TrainingConfig = TrainingConfig()
-    search: BeamConfig = BeamConfig()
-    parallel: Parallel = "one"
-    mesh: str = ""
-    distributed: bool = False
-    coordinator: str = ""
-    processes: int | None = None
-    index: int | None = None
-    runs: str = "runs"
-    programs: str = "programs"
-    profile: bool = False
-
-    def __post_init__(self):
-        machines.check(self)
+    """The training."""
+    search: GenerationConfig = GenerationConfig()
+    """The search for translations after training."""
 
 
 grammar = TranslationConfig(
@@ -104,17 +102,17 @@ grammar = TranslationConfig(
         positions="rotary",
         norm_placement="pre",
     ),
-    data=DataConfig(corpus="grammar", tokens=2_048, buckets=4, multiple=2),
+    data=DataConfig(corpus="grammar", batch_tokens=2_048, buckets=4, pad_to_multiple=2),
     optimizer=OptimizerConfig(
         schedule="cosine",
         learning_rate=3e-3,
         warmup_steps=100,
         total_steps=1_800,
-        final_fraction=0.02,
-        clip_norm=1.0,
+        min_lr_ratio=0.02,
+        grad_clip_norm=1.0,
     ),
     training=TrainingConfig(
-        smoothing=0.0, log_every=50, save_every=300, evaluate_every=600, average=1
+        label_smoothing=0.0, log_every=50, save_every=300, evaluate_every=600, average_checkpoints=1
     ),
 )
 
@@ -137,18 +135,18 @@ multi30k_tiny = TranslationConfig(
         learning_rate=4e-3,
         warmup_steps=400,
         total_steps=4_000,
-        final_fraction=0.02,
-        clip_norm=1.0,
+        min_lr_ratio=0.02,
+        grad_clip_norm=1.0,
     ),
-    training=TrainingConfig(save_every=100, evaluate_every=500, average=5),
-    search=BeamConfig(width=5, alpha=1.0),
+    training=TrainingConfig(save_every=100, evaluate_every=500, average_checkpoints=5),
+    search=GenerationConfig(beam_size=5, length_penalty=1.0),
 )
 
 multi30k_base = replace(
     multi30k_tiny,
     name="multi30k_base",
     model=replace(
-        transformer_base, vocab_size=10_000, max_len=128, norm_placement="pre", dropout_rate=0.3
+        TRANSFORMER_BASE, vocab_size=10_000, max_len=128, norm_placement="pre", dropout_rate=0.3
     ),
     optimizer=OptimizerConfig(learning_rate=7e-4, warmup_steps=2_000, total_steps=8_000),
 )
@@ -166,24 +164,26 @@ tatoeba = replace(
     ),
     data=DataConfig(corpus="tatoeba"),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=1_000, total_steps=10_000),
-    search=BeamConfig(),
+    search=GenerationConfig(),
 )
 
 wmt14_base = TranslationConfig(
     name="wmt14_base",
-    model=transformer_base,
-    data=DataConfig(corpus="files", tokens=25_000, buckets=8, multiple=8),
-    optimizer=OptimizerConfig(learning_rate=paper_learning_rate(512, 4_000), warmup_steps=4_000),
+    model=TRANSFORMER_BASE,
+    data=DataConfig(corpus="files", batch_tokens=25_000, buckets=8, pad_to_multiple=8),
+    optimizer=OptimizerConfig(
+        learning_rate=noam_peak_learning_rate(512, 4_000), warmup_steps=4_000
+    ),
 )
 
 wmt14_big = replace(
     wmt14_base,
     name="wmt14_big",
-    model=transformer_big,
+    model=TRANSFORMER_BIG,
     optimizer=OptimizerConfig(
-        learning_rate=paper_learning_rate(1_024, 4_000), warmup_steps=4_000, total_steps=300_000
+        learning_rate=noam_peak_learning_rate(1_024, 4_000), warmup_steps=4_000, total_steps=300_000
     ),
-    training=TrainingConfig(average=20),
+    training=TrainingConfig(average_checkpoints=20),
 )
 
 PRESETS = {

@@ -11,77 +11,81 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from experiments import commands, weights
+from experiments.harness import checkpoint_selection, cli
+from experiments.harness.text_io import write_lines
 from experiments.translation import evaluation
 from experiments.translation.corpus import Text, load_corpus, read_files
+from experiments.translation.load_run import LoadedRun, load_run
 from experiments.translation.presets import Files
-from experiments.translation.trained import Trained, load_trained
-from experiments.writing import write_lines
-from jaxformer.config import check_least
-from jaxformer.data import DataError
-from jaxformer.generation import score_pairs, too_long
+from jaxformer.config import check_at_least
+from jaxformer.errors import DataError
+from jaxformer.pipelines import find_too_long, score_pairs
 
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """Which run, which text, and how: `width` 0 keeps the run's beam width.
-
-    `lowercased` adds BLEU after lower-casing, punctuation normalisation and Moses tokenisation.
-    `output` receives the translations. `int8`: with weights of 8 bits.
-    """
+    """The run, the text, and which scores."""
 
     run: str = "runs/translation/grammar"
+    """The folder of the run."""
     source: str = ""
+    """A file of one text a line; empty: the run's own test text."""
     target: str = ""
-    width: int = 0
+    """A file of its translations."""
+    beam_size: int = 0
+    """Beam size; 0: the run's."""
     forced: bool = False
+    """Prints the log-probability of each given target instead of translating."""
     lowercased: bool = False
+    """Adds BLEU after lower-casing, punctuation normalisation and Moses tokenisation."""
     int8: bool = False
+    """Computes with weights of 8 bits."""
     output: str = ""
+    """The file that receives the translations; empty: none."""
 
 
 def main(options: ScoreOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
-    check_least(options, 0, "width")
-    trained = load_trained(Path(options.run))
-    trained = weights.in_int8(trained) if options.int8 else trained
-    text = _text(options, trained)
+    check_at_least(options, 0, "beam_size")
+    loaded = load_run(Path(options.run))
+    loaded = checkpoint_selection.in_int8(loaded) if options.int8 else loaded
+    text = _text(options, loaded)
     if options.forced:
-        _print_forced(trained, text, options)
+        _print_forced(loaded, text, options)
         return
-    search = trained.config.search
-    search = replace(search, width=options.width or search.width)
-    result = evaluation.evaluate(trained, text, search, lowercased=options.lowercased)
+    search = loaded.config.search
+    search = replace(search, beam_size=options.beam_size or search.beam_size)
+    result = evaluation.evaluate(loaded, text, search, lowercased=options.lowercased)
     if options.output:
         write_lines(Path(options.output), result.hypotheses)
     print(evaluation.describe_scores(options.source or "test", result.scores))
     print(json.dumps({"run": options.run, "search": asdict(search), **result.scores}))
 
 
-def _text(options: ScoreOptions, trained: Trained) -> Text:
+def _text(options: ScoreOptions, loaded: LoadedRun) -> Text:
     text = read_files(Files(options.source, options.target))
     if text is not None:
         return text
-    corpus = load_corpus(trained.config.data)
+    corpus = load_corpus(loaded.config.data)
     return corpus.test if corpus.test.source else corpus.validation
 
 
-def _print_forced(trained: Trained, text: Text, options: ScoreOptions) -> None:
+def _print_forced(loaded: LoadedRun, text: Text, options: ScoreOptions) -> None:
     names = options.source or "the source", options.target or "the target"
-    for name, lines, tokenizer in zip(names, text, trained[3:], strict=True):
-        long = too_long(trained.model, lines, tokenizer)
+    for name, lines, tokenizer in zip(names, text, loaded[3:], strict=True):
+        long = find_too_long(loaded.model, lines, tokenizer)
         if long:
-            limit = trained.config.model.max_len
+            limit = loaded.config.model.max_len
             raise DataError(
                 f"{name}:{long[0] + 1}: the line has more than the model's max_len={limit} tokens, "
                 f"as {len(long)} lines of {len(lines)} have: split or leave out these pairs"
             )
     pairs = list(zip(*text, strict=True))
-    for log_probs in score_pairs(*trained[1:3], pairs, *trained[3:]):
+    for log_probs in score_pairs(*loaded[1:3], pairs, *loaded[3:]):
         numbers = " ".join(f"{x:.4f}" for x in log_probs)
         print(f"{sum(log_probs):.4f}\t{numbers}" if log_probs else "")
 
 
 if __name__ == "__main__":
     options = {"default": ScoreOptions()}
-    sys.exit(commands.run(lambda: main(commands.parse(options, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))

@@ -3,91 +3,198 @@
 The same command again resumes. Everything is kept in runs/translation/NAME.
 """
 
+import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import jax
 
-from experiments import commands, machines, runs
-from experiments.planning import peak_of, rows_and_length, seq2seq_flops
-from experiments.profiling import profiled
-from experiments.progress import Progress
-from experiments.settings import choose_devices, tuned
-from experiments.standing import due, resumed
-from experiments.stopping import asked_to_stop
-from experiments.translation import evaluation
-from experiments.translation.prepare import Prepared, describe, open_run, prepare
+from experiments.harness import build, checkpoint_selection, cli, distributed, run_folder
+from experiments.harness.early_stopping import EarlyStopping, due, restore_newest
+from experiments.harness.metric_logger import Progress
+from experiments.harness.planning import peak_of, rows_and_length, seq2seq_flops
+from experiments.harness.preemption import asked_to_stop
+from experiments.harness.profiling import profiled
+from experiments.harness.text_io import write_lines
+from experiments.harness.training_config import start_process
+from experiments.translation.evaluation import check_extras, describe_scores, evaluate
+from experiments.translation.load_run import LoadedRun, build_model
+from experiments.translation.prepare import Prepared, describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
-from jaxformer.data import PairBatch
-from jaxformer.losses import seq2seq_loss
-from jaxformer.models import EncoderDecoder
-from jaxformer.optimizer import make_optimizer
-from jaxformer.parallel import Devices, Program
-from jaxformer.tokenizers import PAD
-from jaxformer.training import TrainState, init_state
+from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.text.data import PairBatch
+from jaxformer.text.tokenizers import PAD
+from jaxformer.training.losses import seq2seq_loss
+from jaxformer.training.train_step import TrainState, init_train_state
 
 
 def main(config: TranslationConfig) -> None:
-    """Prepares the text if need be, trains, and scores the result on the test set."""
-    evaluation.check_extras(config)
-    with machines.joined(config):
-        tuning = tuned(config.runs, config.programs)
-        devices = choose_devices(config.parallel, config.mesh, tuning.options)
-        run = open_run(config)
+    """The command."""
+    train(config)
+
+
+def train(config: TranslationConfig, **values: Callable) -> None:
+    """Prepares the text, trains from the newest checkpoint, and scores the result on the test set.
+
+    `values` may be a `block`, an `attention_fn`, a `loss` and a `schedule` of your own, in place of
+    those that `config` names; the run records their names (see `build.with_values`).
+    """
+    config = build.with_values(config, **values)
+    build.check(config)
+    check_extras(config)
+    with distributed.joined(config):
+        devices = start_process(config)
+        run = run_folder.open_run(
+            config.runs, "translation", config.name, config, may_differ=config.free_fields()
+        )
         prepared = prepare(config, run.folder)
         print(describe(prepared))
-        keep = config.training.average + 1  # one may stem from an interruption
+        model = build_model(config, prepared.model)
+        keep = config.training.average_checkpoints + 1  # one may have been saved on preemption
         with Checkpoints(run.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
-            train(config, prepared, devices, checkpoints, run)
-            evaluation.finish(config, prepared, checkpoints, run.folder)
+            run_steps(config, prepared, model, devices, checkpoints, run)
+            finish(config, prepared, model, checkpoints, run.folder)
         run.close()
 
 
-def train(
+def run_steps(
     config: TranslationConfig,
     prepared: Prepared,
-    devices: Devices,
+    model: EncoderDecoder,
+    devices: Strategy,
     checkpoints: Checkpoints,
-    run: runs.Run,
+    run: run_folder.Run,
 ) -> None:
-    """Trains from the newest checkpoint, or from the start, to the last step."""
+    """The training loop, from the newest checkpoint, or from the start, to the last step."""
     training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
-    state, compiled = begin(config, prepared, devices)
-    traced = config.profile and machines.is_first()
+    make_state, compiled = assemble(config, model, batches.batch(0), devices)
+    state = devices.init(make_state)
+    traced = config.profile and distributed.is_first()
     step = profiled(compiled, run.folder / "profile") if traced else compiled
-    state, standing = resumed(checkpoints, state, batches.fingerprint)
+    state, stopping = restore_newest(checkpoints, state, batches.fingerprint)
     number = int(state.step)
     run.resume(number)
-    peak = peak_of(devices, prepared.model.dtype)
-    print(f"{runs.count(state.params):,} parameters; from step {number} to {total}\n{peak}")
+    peak = peak_of(devices, model.config.dtype)
+    print(f"{run_folder.count(state.params):,} parameters; from step {number} to {total}\n{peak}")
     with ExitStack() as stack:
         progress = Progress(total, run, log_every=training.log_every, peak=peak.total)
-        stopping = stack.enter_context(asked_to_stop())
+        preempted = stack.enter_context(asked_to_stop())
         stack.enter_context(progress)
-        while number < total and not standing.tired(training.patience):
-            batch = devices.place(batches.batch(number, devices.rows))
+        while number < total and not stopping.should_stop(training.patience):
+            batch = devices.shard_batch(batches.batch(number, devices.local_rows))
             state, metrics = step(state, batch)
             number += 1
-            flops = flops_of(prepared.model, batch)
-            progress.add(number, metrics, batch.target.size - batch.row.size, flops)
+            flops = flops_of(model.config, batch)
+            progress.add(number, metrics, batch.target.size - batch.example_ids.size, flops)
             if due(number, training.evaluate_every):
-                standing = evaluation.validate(config, prepared, devices, state, standing, run)
-            last = number == total or standing.tired(training.patience)
+                params = state.params if state.ema is None else state.ema
+                loaded = with_params(config, prepared, model, distributed.local(devices, params))
+                stopping = validate(loaded, prepared, number, stopping, run)
+            last = number == total or stopping.should_stop(training.patience)
             regular = last or due(number, training.save_every)
-            stop = stopping()
+            stop = preempted()
             if regular or stop:
                 progress.settle()
-                facts = {"standing": standing._asdict(), "data": batches.fingerprint}
-                # Weights that only an interruption saved are none to choose at the end.
-                metric = standing.metric_of(number) if regular else None
-                checkpoints.save(number, state, facts, metric)
+                metadata = {"early_stopping": stopping._asdict(), "data": batches.fingerprint}
+                # Checkpoints saved on preemption are not candidates for the final weights.
+                metric = stopping.metric_at(number) if regular else None
+                checkpoints.save(number, state, metadata, metric)
             if stop:
                 break
         checkpoints.wait()
-    print(f"{compiled.programs} programs compiled for {len(batches.buckets)} shapes of batch")
+    print(f"{compiled.num_compiled} programs compiled for {len(batches.buckets)} shapes of batch")
+
+
+def assemble(
+    config: TranslationConfig, model: EncoderDecoder, batch: PairBatch, devices: Strategy
+) -> tuple[Callable[[], TrainState], CountedJit]:
+    """What makes the first state of `model`, and its compiled step on batches like `batch`."""
+    training, optimizer = config.training, build.build_optimizer(config.optimizer)
+    init_rng, rng = jax.random.split(jax.random.key(training.seed))
+
+    def make_state() -> TrainState:
+        params = model.init(init_rng, batch.source[:2], batch.target[:2, :-1])["params"]
+        return init_train_state(params, optimizer, rng, ema=training.ema_decay > 0)
+
+    make_loss = build.build_loss(training, seq2seq_loss)
+    step = devices.step(
+        make_loss(
+            model, pad=PAD, label_smoothing=training.label_smoothing, loss_chunk=training.loss_chunk
+        ),
+        optimizer,
+        grad_accumulation=training.grad_accumulation,
+        ema_decay=training.ema_decay,
+    )
+    return make_state, step
+
+
+def validate(
+    loaded: LoadedRun,
+    prepared: Prepared,
+    step: int,
+    stopping: EarlyStopping,
+    run: run_folder.Run,
+) -> EarlyStopping:
+    """Logs the scores of the validation text after `step`, and writes its translations."""
+    training, search = loaded.config.training, loaded.config.search
+    search = replace(search, beam_size=training.eval_beam_size)
+    scores, hypotheses = evaluate(loaded, prepared.validation, search, lowercased=False)
+    run.log(step, validation_bleu=scores["bleu"], validation_chrf=scores["chrf"])
+    stopping = stopping.update(distributed.agreed(-scores["bleu"]), step)
+    cli.say(
+        f"step {step}  validation BLEU {scores['bleu']:.2f} (best {-(stopping.best or 0.0):.2f})  "
+        f"chrF {scores['chrf']:.2f}  {scores['exact']:.1%} exact  {scores['bleu_signature']}"
+    )
+    if distributed.is_first():
+        with run.surviving("samples"):
+            write_lines(run.folder / "samples" / f"validation-{step}.txt", hypotheses)
+    return stopping
+
+
+def finish(
+    config: TranslationConfig,
+    prepared: Prepared,
+    model: EncoderDecoder,
+    checkpoints: Checkpoints,
+    folder: Path,
+) -> None:
+    """Chooses the final weights, scores them on the test text and writes scores.json."""
+
+    def metric(params: Any, steps: list[int]) -> float:
+        loaded = with_params(config, prepared, model, params)
+        bleu = evaluate(loaded, prepared.validation, config.search, lowercased=False).scores["bleu"]
+        print(f"steps {', '.join(map(str, steps))}: validation BLEU {bleu:.2f}")
+        return -bleu
+
+    chosen = checkpoint_selection.choose(checkpoints, config.training, metric)
+    name = "test" if prepared.test.source else "validation"
+    text = prepared.test if prepared.test.source else prepared.validation
+    loaded = with_params(config, prepared, model, chosen.params)
+    if distributed.is_first():
+        checkpoint_selection.note(folder, chosen.steps, validation_bleu=-chosen.metric)
+    lowercased = config.data.corpus == "multi30k"
+    scores, hypotheses = evaluate(loaded, text, config.search, lowercased=lowercased)
+    record = {"text": name, "search": asdict(config.search), **scores}
+    if distributed.is_first():
+        write_lines(folder / "samples" / f"{name}.txt", hypotheses)
+        (folder / "scores.json").write_text(json.dumps(record, indent=2) + "\n")
+    for i in range(0, len(text.source), max(len(text.source) // 5, 1)):
+        print(f"  {text.source[i]}\n    = {hypotheses[i]}\n    ~ {text.target[i]}")
+    print(describe_scores(name, scores))
+
+
+def with_params(
+    config: TranslationConfig, prepared: Prepared, model: EncoderDecoder, params: Any
+) -> LoadedRun:
+    """The run's model with `params`."""
+    return LoadedRun(config, model, params, prepared.source_tokenizer, prepared.target_tokenizer)
 
 
 def flops_of(sizes: TransformerConfig, batch: PairBatch) -> int:
@@ -95,36 +202,5 @@ def flops_of(sizes: TransformerConfig, batch: PairBatch) -> int:
     return seq2seq_flops(sizes, *rows_and_length(batch.source), batch.target.shape[-1] - 1)
 
 
-def begin(
-    config: TranslationConfig, prepared: Prepared, devices: Devices
-) -> tuple[TrainState, Program]:
-    """The state before the first step, and the compiled step, on `devices`."""
-    batch = prepared.batches.batch(0)
-    make_state, step = assemble(config, prepared.model, batch, devices)
-    return devices.init(make_state), step
-
-
-def assemble(
-    config: TranslationConfig, sizes: TransformerConfig, batch: PairBatch, devices: Devices
-) -> tuple[Callable[[], TrainState], Program]:
-    """What makes the first state of a model of `sizes`, and its step on batches like `batch`."""
-    training = config.training
-    model = EncoderDecoder(sizes, training.attention, training.block)
-    optimizer = make_optimizer(config.optimizer)
-    init_rng, rng = jax.random.split(jax.random.key(training.seed))
-
-    def make_state() -> TrainState:
-        params = model.init(init_rng, batch.source[:2], batch.target[:2, :-1])["params"]
-        return init_state(params, optimizer, rng, ema=training.ema_decay > 0)
-
-    step = devices.step(
-        seq2seq_loss(model, pad=PAD, smoothing=training.smoothing, head=training.head),
-        optimizer,
-        accumulation=training.accumulation,
-        ema_decay=training.ema_decay,
-    )
-    return make_state, step
-
-
 if __name__ == "__main__":
-    sys.exit(commands.run(lambda: main(commands.parse(PRESETS, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))

@@ -1,62 +1,60 @@
 """Translate lines: `python -m experiments.translation.translate --run RUN < in.txt > out.txt`.
 
-One line out for each line in, in order; a blank line gives an empty one. A line of more tokens
-than the model's max_len gives an empty line too, is named on stderr, and makes the exit code 65.
-A line that is not UTF-8 ends the work with code 65 when those before it are written.
+Each line gives one line, in order; a blank one gives an empty one. A line with more tokens than the
+model's max_len gives an empty line, a message on stderr, and exit code 65. At a line that is not
+UTF-8 the command ends with code 65 after writing those before it.
 """
 
-import codecs
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
-from experiments import commands, weights
+from experiments.harness import checkpoint_selection, cli
+from experiments.harness.text_io import one_line, open_binary, read_chunks, source_name
 from experiments.translation.evaluation import describe_too_long, without_too_long
-from experiments.translation.trained import load_translator
-from experiments.writing import one_line
-from jaxformer.config import ConfigError, check_least
-from jaxformer.data import DataError
-from jaxformer.generation import Translation
+from experiments.translation.load_run import load_translator
+from jaxformer.config import check_at_least
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.pipelines import Translation
 
 
 @dataclass(frozen=True)
 class TranslateOptions:
-    """What to translate, with which run, and what to write of it.
-
-    `run` is the folder of a run, or of a translation model as `transformers` writes it, with its
-    tokenizer.json. `input` and `output` are files, "-" for standard input and output. `width` 0
-    keeps the folder's beam width. `n_best` above 1, or `scores`, writes tab-separated lines: the
-    input line's number (from 1), the score, the text, and with `scores` each token's
-    log-probability. `int8`: with weights of 8 bits.
-    """
+    """The model, the lines, and what to write."""
 
     run: str = "runs/translation/grammar"
+    """The folder of a run, or of a translation model as transformers writes it."""
     input: str = "-"
+    """The file to translate; "-" is standard input."""
     output: str = "-"
-    width: int = 0
+    """The file to write; "-" is standard output."""
+    beam_size: int = 0
+    """Beam size; 0: the folder's."""
     n_best: int = 1
+    """Translations of each line; above 1 as tab-separated line number (from 1), score, text."""
     scores: bool = False
+    """Adds a column with the log-probability of each token."""
     int8: bool = False
+    """Computes with weights of 8 bits."""
     lines_at_once: int = 2_000
+    """Lines that are read and translated together."""
 
 
 def main(options: TranslateOptions) -> None:
     """Reads, translates and writes; then raises `DataError` for lines that could not be used."""
     _check(options)
-    translator = load_translator(Path(options.run), options.width, options.n_best)
-    translator = weights.in_int8(translator) if options.int8 else translator
-    name = "standard input" if options.input == "-" else options.input
+    translator = load_translator(Path(options.run), options.beam_size, options.n_best)
+    translator = checkpoint_selection.in_int8(translator) if options.int8 else translator
+    name = source_name(options.input)
     too_long: list[int] = []
     problems: list[str] = []
     with ExitStack() as stack:
-        source = _opened(options.input, "rb", sys.stdin.buffer, stack)
-        target = _opened(options.output, "wb", sys.stdout.buffer, stack)
-        for first, lines in _chunks(source, options.lines_at_once, name, problems):
-            lines, numbers = without_too_long(translator, lines, translator.manner)
+        source, target = open_binary(options.input, stack), sys.stdout.buffer
+        if options.output != "-":
+            target = stack.enter_context(open(options.output, "wb"))
+        for first, lines in read_chunks(source, options.lines_at_once, name, problems):
+            lines, numbers = without_too_long(translator, lines, translator.search)
             too_long += [first - 1 + number for number in numbers]
             found = translator(lines)
             for number, hypotheses in enumerate(found, start=first):
@@ -69,56 +67,11 @@ def main(options: TranslateOptions) -> None:
 
 
 def _check(options: TranslateOptions) -> None:
-    check_least(options, 1, "n_best", "lines_at_once")
-    check_least(options, 0, "width")
+    check_at_least(options, 1, "n_best", "lines_at_once")
+    check_at_least(options, 0, "beam_size")
     paths = Path(options.input), Path(options.output)
     if options.input != "-" and all(map(Path.exists, paths)) and paths[0].samefile(paths[1]):
         raise ConfigError(f"{options.output} is the input: write the translations elsewhere")
-
-
-def _opened(path: str, mode: str, standard: BinaryIO, stack: ExitStack) -> BinaryIO:
-    if path == "-":
-        return standard
-    try:
-        return stack.enter_context(open(path, mode))
-    except OSError as error:
-        if mode == "wb":
-            raise
-        raise DataError(f"{path}: cannot read the file: {error.strerror}") from error
-
-
-def _chunks(
-    source: BinaryIO, size: int, name: str, problems: list[str]
-) -> Iterator[tuple[int, list[str]]]:
-    """(number of the first line, lines) of `size` lines at a time; only a line feed ends one.
-
-    The first line that is not UTF-8 ends them, and is described in `problems`.
-    """
-    first = 1
-    while raw := list(islice(source, size)):
-        if first == 1:
-            raw[0] = raw[0].removeprefix(codecs.BOM_UTF8)
-        lines, error = _decoded(raw)
-        yield first, lines
-        first += len(lines)
-        if error is not None:
-            byte = error.object[error.start]
-            problems.append(
-                f"{name}:{first}: byte {error.start + 1} of the line (0x{byte:02x}) is not UTF-8: "
-                "convert the text to UTF-8"
-            )
-            return
-
-
-def _decoded(raw: list[bytes]) -> tuple[list[str], UnicodeDecodeError | None]:
-    """The lines of `raw` up to the first that is not UTF-8, and what is wrong with that one."""
-    lines: list[str] = []
-    for line in raw:
-        try:
-            lines.append(line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            return lines, error
-    return lines, None
 
 
 def _format(number: int, hypotheses: list[Translation], options: TranslateOptions) -> str:
@@ -135,4 +88,4 @@ def _format(number: int, hypotheses: list[Translation], options: TranslateOption
 
 if __name__ == "__main__":
     options = {"default": TranslateOptions()}
-    sys.exit(commands.run(lambda: main(commands.parse(options, description=__doc__))))
+    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))

@@ -1,6 +1,5 @@
-"""Training states on disk: sealed when all is written, restored exactly or refused."""
+"""Training states on disk: committed when everything is written, restored exactly or refused."""
 
-from jaxformer.checkpoint.manifest import CheckpointError
-from jaxformer.checkpoint.store import Checkpoints
+from jaxformer.checkpoint.checkpoints import Checkpoints
 
-__all__ = ["CheckpointError", "Checkpoints"]
+__all__ = ["Checkpoints"]

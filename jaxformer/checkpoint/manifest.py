@@ -1,41 +1,47 @@
-"""The seal of a checkpoint: what its files and arrays are, written once all of them are there."""
+"""The manifest that commits a checkpoint: its files and arrays, written after all of them."""
 
 import json
 import os
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from jaxformer.errors import CheckpointError
 
 NAME = "MANIFEST.json"
 _FORMAT = 1
 _CHUNK = 1 << 20
-_FIELDS = {"leaves": dict, "facts": dict, "metric": (float, int, type(None)), "files": dict}
-
-
-class CheckpointError(ValueError):
-    """No intact checkpoint, or one that does not fit what is asked of it."""
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "leaves": dict,
+    "metadata": dict,
+    "metric": (float, int, type(None)),
+    "files": dict,
+}
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint holds: the `dtype[shape]` of each array, facts, a metric to minimise.
-
-    `files`: the length in bytes and the CRC-32 of each file, by its name in the folder.
-    """
+    """What a checkpoint contains."""
 
     leaves: dict[str, str]
-    facts: dict
+    """`dtype[shape]` of each array, by its path in the state."""
+    metadata: dict[str, Any]
+    """What the caller saved with the state."""
     metric: float | None
+    """The lower, the better; None if the checkpoint was not evaluated."""
     files: dict[str, list[int]]
+    """Length in bytes and CRC-32 of each file, by its name in the folder."""
 
 
-def seal(folder: Path, leaves: dict[str, str], facts: dict, metric: float | None) -> None:
-    """Writes the manifest of the checkpoint in `folder`, all of whose other files are there.
+def commit(
+    folder: Path, leaves: dict[str, str], metadata: dict[str, Any], metric: float | None
+) -> None:
+    """Writes the manifest of the checkpoint in `folder`; all other files must be complete.
 
-    A crash leaves either no manifest or the whole one. It begins with its own CRC-32.
+    A crash leaves either no manifest or a complete one. It begins with its own CRC-32.
     """
     names = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
     files = {path.relative_to(folder).as_posix(): list(_length_and_sum(path)) for path in names}
-    content = Manifest(leaves, facts, metric, files)._asdict()
+    content = Manifest(leaves, metadata, metric, files)._asdict()
     rest = json.dumps({"format": _FORMAT, **content}).encode()[1:]
     new = folder / f".{NAME}.new"
     with new.open("wb") as file:
@@ -46,13 +52,13 @@ def seal(folder: Path, leaves: dict[str, str], facts: dict, metric: float | None
     _sync(folder)
 
 
-def is_sealed(folder: Path) -> bool:
+def is_committed(folder: Path) -> bool:
     """Whether `folder` has a manifest, damaged or not."""
     return (folder / NAME).exists()
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of `folder`; `CheckpointError` if it is missing, damaged or of another kind."""
+    """The manifest of `folder`; `CheckpointError` if it is missing or cannot be used."""
     path = folder / NAME
     try:
         text = path.read_bytes()
@@ -76,7 +82,7 @@ def read(folder: Path) -> Manifest:
 
 
 def check_lengths(folder: Path, manifest: Manifest) -> None:
-    """Raises `CheckpointError`, naming the file, if one is missing or of another length."""
+    """Raises `CheckpointError`, with the file, if one is missing or has another length."""
     for name, (length, _) in manifest.files.items():
         path = folder / name
         try:
@@ -90,7 +96,7 @@ def check_lengths(folder: Path, manifest: Manifest) -> None:
 
 
 def check(folder: Path, manifest: Manifest) -> None:
-    """Raises `CheckpointError`, naming the file, if one is not what was sealed."""
+    """Raises `CheckpointError`, with the file, if one is not what was committed."""
     check_lengths(folder, manifest)
     for name, (length, crc) in manifest.files.items():
         path = folder / name
@@ -114,20 +120,20 @@ def _length_and_sum(path: Path) -> tuple[int, int]:
     return length, crc
 
 
-def _well_formed(found: dict) -> bool:
+def _well_formed(found: dict[str, Any]) -> bool:
     if not all(isinstance(found.get(name, ...), kind) for name, kind in _FIELDS.items()):
         return False
     for name, entry in found["files"].items():
         pure = PurePosixPath(name)
         if pure.is_absolute() or ".." in pure.parts or "\0" in name:
-            return False  # it would have a file elsewhere read
+            return False  # it would read a file outside the folder
         if not isinstance(entry, list) or [type(number) for number in entry] != [int, int]:
             return False
     return all(isinstance(shape, str) for shape in found["leaves"].values())
 
 
 def _sync(folder: Path) -> None:
-    """Puts the names in `folder` on disk, where the system can do that for a folder."""
+    """Flushes the names in `folder` to disk, on systems that can do that for a folder."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

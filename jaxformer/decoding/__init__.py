@@ -1,73 +1,65 @@
-"""Search and sampling over a step function; nothing here knows a model.
+"""Beam search and sampling over a step function; nothing here knows a model.
 
-A step is `step(tokens [B, W], cache) -> (logits [B, W, V], cache)`, W hypotheses a sentence;
-the cache offers `cache.select(parents [B, W]) -> cache`.
+A step is `step(tokens [B, W], cache) -> (logits [B, W, V], cache)` with W hypotheses per sentence;
+the cache has a method `reorder_beams(parents [B, W]) -> cache`.
 """
 
-from jaxformer.decoding.beams import (
-    Limit,
-    Outlook,
-    Penalty,
-    Stop,
-    as_it_stands,
-    at_best,
-    at_the_limit,
+from jaxformer.decoding.beam_search import (
+    LengthPenalty,
     beam_search,
-    ends_for_nothing,
-    first_full,
-    gnmt,
-    is_cut,
-    must_end,
-    no_better,
-    power,
+    gnmt_length_penalty,
+    power_length_penalty,
 )
+from jaxformer.decoding.generation_config import GenerationConfig, SamplingConfig
 from jaxformer.decoding.hypotheses import Hypotheses, Step
-from jaxformer.decoding.picks import Pick, greedy, min_p, temperature, top_k, top_p, truncated
-from jaxformer.decoding.rules import (
-    Rule,
-    Written,
-    banned,
-    forced,
-    lasting,
-    no_repeats,
-    renormalized,
+from jaxformer.decoding.logits_processors import (
+    DecodeHistory,
+    LogitsProcessor,
+    force_token_at,
+    min_length,
+    no_repeat_ngram,
+    renormalize,
     repetition_penalty,
+    suppress_tokens,
 )
-from jaxformer.decoding.sampling import Watch, sample
+from jaxformer.decoding.samplers import (
+    Sampler,
+    greedy,
+    make_sampler,
+    min_p,
+    temperature,
+    top_k,
+    top_k_top_p,
+    top_p,
+)
+from jaxformer.decoding.sampling import Prompts, StopFn, sample
 
 __all__ = [
+    "DecodeHistory",
+    "GenerationConfig",
     "Hypotheses",
-    "Limit",
-    "Outlook",
-    "Penalty",
-    "Pick",
-    "Rule",
+    "LengthPenalty",
+    "LogitsProcessor",
+    "Prompts",
+    "Sampler",
+    "SamplingConfig",
     "Step",
-    "Stop",
-    "Watch",
-    "Written",
-    "as_it_stands",
-    "at_best",
-    "at_the_limit",
-    "banned",
+    "StopFn",
     "beam_search",
-    "ends_for_nothing",
-    "first_full",
-    "forced",
-    "gnmt",
+    "force_token_at",
+    "gnmt_length_penalty",
     "greedy",
-    "is_cut",
-    "lasting",
+    "make_sampler",
+    "min_length",
     "min_p",
-    "must_end",
-    "no_better",
-    "no_repeats",
-    "power",
-    "renormalized",
+    "no_repeat_ngram",
+    "power_length_penalty",
+    "renormalize",
     "repetition_penalty",
     "sample",
+    "suppress_tokens",
     "temperature",
     "top_k",
+    "top_k_top_p",
     "top_p",
-    "truncated",
 ]

@@ -1,4 +1,4 @@
-"""What search and sampling share: a step, and continuations that grow a token at a time."""
+"""What beam search and sampling share: the step function and the growing hypotheses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,44 +6,51 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jax.tree_util import Partial
+from jaxtyping import Array, Bool, Float, Int
 
-Step = Callable[[jax.Array, Any], tuple[jax.Array, Any]]
-"""step(tokens [B, W], cache) -> (logits [B, W, V], cache), W hypotheses a sentence."""
+AnyArray = Array | np.ndarray
+Step = Callable[[Int[Array, "B W"], Any], tuple[Float[Array, "B W V"], Any]]
+"""step(tokens [B, W], cache) -> (logits [B, W, V], cache), with W hypotheses per sentence."""
 
 
 class Hypotheses(NamedTuple):
-    """W continuations of each of B sentences, best first.
+    """W continuations of each of B sentences, best first."""
 
-    `tokens` [B, W, L]: up to and including the end token, then zeros. `scores` [B, W]: the sum
-    of `log_probs` [B, W, L] (nats) under the length penalty, -inf where there is no hypothesis.
-    """
+    tokens: Int[Array, "B W L"]
+    """Token ids up to and including EOS, then zeros."""
+    scores: Float[Array, "B W"]
+    """The sum of `log_probs` under the length penalty; -inf where there is no hypothesis."""
+    log_probs: Float[Array, "B W L"]
+    """The log-probability (nats) of each token, then zeros."""
 
-    tokens: jax.Array
-    scores: jax.Array
-    log_probs: jax.Array
 
-
-def empty(batch: int, width: int, length: int) -> Hypotheses:
+def empty_hypotheses(batch: int, beam_size: int, max_length: int) -> Hypotheses:
+    """Hypotheses without a token, whose scores are -inf."""
     return Hypotheses(
-        jnp.zeros((batch, width, length), jnp.int32),
-        jnp.full((batch, width), -jnp.inf, jnp.float32),
-        jnp.zeros((batch, width, length), jnp.float32),
+        jnp.zeros((batch, beam_size, max_length), jnp.int32),
+        jnp.full((batch, beam_size), -jnp.inf, jnp.float32),
+        jnp.zeros((batch, beam_size, max_length), jnp.float32),
     )
 
 
-def append(
-    hypotheses: Hypotheses, tokens: jax.Array, added: jax.Array, index: jax.Array
+def append_tokens(
+    hypotheses: Hypotheses,
+    tokens: Int[Array, "B W"],
+    log_probs: Float[Array, "B W"],
+    index: Int[Array, ""],
 ) -> Hypotheses:
-    """`hypotheses` with `tokens` [B, W] of log-probability `added` [B, W] at `index`."""
+    """`hypotheses` with `tokens` at `index`; their log-probabilities are added to the scores."""
     return Hypotheses(
         hypotheses.tokens.at[:, :, index].set(tokens),
-        hypotheses.scores + added,
-        hypotheses.log_probs.at[:, :, index].set(added),
+        hypotheses.scores + log_probs,
+        hypotheses.log_probs.at[:, :, index].set(log_probs),
     )
 
 
-def take(hypotheses: Hypotheses, chosen: jax.Array) -> Hypotheses:
-    """Hypothesis `chosen[b, w]` of each sentence b, as [B, W', ...]."""
+def gather_beams(hypotheses: Hypotheses, chosen: Int[Array, "B C"]) -> Hypotheses:
+    """Hypothesis `chosen[b, c]` of each sentence b."""
     return Hypotheses(
         jnp.take_along_axis(hypotheses.tokens, chosen[..., None], axis=1),
         jnp.take_along_axis(hypotheses.scores, chosen, axis=1),
@@ -51,28 +58,39 @@ def take(hypotheses: Hypotheses, chosen: jax.Array) -> Hypotheses:
     )
 
 
-def check_sizes(first: jax.Array, limits: jax.Array, width: int, length: int) -> None:
-    if first.ndim != 1 or limits.shape != first.shape:
-        raise ValueError(
-            f"first has shape {first.shape} and limits {limits.shape}, but both must be [B]: give "
-            "one token and one limit a sentence"
-        )
-    if width < 1 or length < 1:
-        raise ValueError(f"width={width} and length={length}, but both must be at least 1")
-
-
-def are_among(tokens: jax.Array, ids: int | Sequence[int]) -> jax.Array:
-    """Which of `tokens` are one of `ids`, or the one id; bool of the shape of `tokens`."""
+def is_among(tokens: Int[Array, "*shape"], ids: Sequence[int]) -> Bool[Array, "*shape"]:
+    """Which of `tokens` are one of `ids`."""
     return jnp.isin(tokens, np.asarray(ids, np.int32))
 
 
-def check_logits(logits: jax.Array, tokens: jax.Array, end: int | Sequence[int] = 0) -> None:
+def check_logits(
+    logits: Float[Array, "B W V"], tokens: Int[Array, "B W"], eos: Sequence[int]
+) -> None:
+    """Raises `ValueError` for logits of a wrong shape and for `eos` outside the vocabulary."""
     if logits.ndim != 3 or logits.shape[:2] != tokens.shape:
         raise ValueError(
-            f"the step made logits of shape {logits.shape} from tokens [B, W] of shape "
-            f"{tokens.shape}: it must make [B, W, V]"
+            f"the step function returned logits of shape {logits.shape} for tokens of shape "
+            f"{tokens.shape}: it must return [B, W, V] for [B, W]"
         )
-    if not all(0 <= one < logits.shape[-1] for one in np.ravel(end)):
+    if not all(0 <= token < logits.shape[-1] for token in eos):
         raise ValueError(
-            f"end={end} is not among the {logits.shape[-1]} tokens: no hypothesis could end"
+            f"eos={tuple(eos)}, but the step function's logits are of the tokens 0 to "
+            f"{logits.shape[-1] - 1}: give EOS ids among them"
         )
+
+
+def compile_once(search: Callable[..., Hypotheses]) -> Callable[..., Hypotheses]:
+    """`search(settings, step, *arrays)`, which compiles eager calls only once.
+
+    That needs a step function that is a `jax.tree_util.Partial`, as `make_step_fn` returns it: its
+    parameters are inputs of the compiled program. Any other eager call compiles its loop again.
+    """
+    compiled = jax.jit(search, static_argnums=0)
+
+    def run(settings: Any, step: Step, *arrays: Any) -> Hypotheses:
+        leaves = jax.tree.leaves((step, arrays))
+        traced = any(isinstance(leaf, Tracer) for leaf in leaves)
+        once = isinstance(step, Partial) and not traced
+        return (compiled if once else search)(settings, step, *arrays)
+
+    return run

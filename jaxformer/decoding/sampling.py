@@ -1,113 +1,165 @@
-"""Sampling: one continuation of each sentence, each token picked from the step's logits."""
+"""Sampling: one continuation per text, each token drawn from the step's logits."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxformer.decoding.generation_config import SamplingConfig
 from jaxformer.decoding.hypotheses import (
+    AnyArray,
     Hypotheses,
     Step,
-    append,
-    are_among,
+    append_tokens,
     check_logits,
-    check_sizes,
-    empty,
+    compile_once,
+    empty_hypotheses,
+    is_among,
 )
-from jaxformer.decoding.picks import Pick
-from jaxformer.decoding.rules import Rule, Written
-from jaxformer.losses import token_log_probs
+from jaxformer.decoding.logits_processors import (
+    DecodeHistory,
+    LogitsProcessor,
+    repetition_penalty,
+)
+from jaxformer.decoding.samplers import Sampler, make_sampler
+from jaxformer.ops.cross_entropy import token_log_probs
 
-Watch = Callable[[jax.Array, jax.Array], jax.Array]
-"""watch(index, tokens [B]) -> stop [B] bool, traced with the loop and called after every token."""
+StopFn = Callable[[Int[Array, ""], Int[Array, " B"]], Bool[Array, " B"]]
+"""stop_fn(index, tokens [B]) -> stop [B]; traced with the loop and called after every token."""
 
 
-class _Texts(NamedTuple):
-    index: jax.Array  # how many tokens are done
-    stopped: jax.Array  # [B]
-    last: jax.Array  # [B]
-    written: Hypotheses
-    seen: jax.Array | None  # [B, V]
-    cache: Any
+class Prompts(NamedTuple):
+    """B texts to continue, whose tokens before the last are in the cache."""
+
+    last_tokens: Int[AnyArray, " B"]
+    """The last token of each prompt."""
+    max_lengths: Int[AnyArray, " B"]
+    """The most tokens of each continuation; below 1 there is none."""
+    example_ids: Int[AnyArray, " B"]
+    """A number for each text; with the rng and a token's index it decides what is drawn."""
+    step_offset: Int[AnyArray, ""] | np.integer | int = 0
+    """How many tokens earlier calls added to the texts: the index of the first new one."""
+    token_counts: Int[AnyArray, "B V"] | None = None
+    """How often each text holds each token, for the logits processors; None: zeros."""
 
 
 def sample(
     step: Step,
     cache: Any,
-    first: jax.Array,
-    limits: jax.Array,
-    rng: jax.Array,
-    rows: jax.Array,
+    prompts: Prompts,
+    rng: Key[Array, ""],
+    config: SamplingConfig = SamplingConfig(),
     *,
-    pick: Pick,
-    length: int,
-    end: int | Sequence[int] | None,
-    rules: Sequence[Rule] = (),
-    seen: jax.Array | None = None,
-    watch: Watch | None = None,
-    made: jax.Array | int = 0,
+    sampler: Sampler | None = None,
+    logits_processors: Sequence[LogitsProcessor] = (),
+    stop_fn: StopFn | None = None,
 ) -> Hypotheses:
-    """One continuation of each sentence (W = 1), each token chosen by `pick` after all `rules`.
+    """One continuation of each prompt (W = 1) of at most `config.max_new_tokens` tokens.
 
-    As `beam_search`, but at a sentence's limit the text is cut rather than ended, and without an
-    `end` nothing else ends it but `watch`. `rules` change the logits. A token's randomness is keyed
-    by `rng`, its sentence's number `rows` [B] and its position, counted from `made`, so that a text
-    does not depend on its batch. `seen` [B, V] int32 counts the tokens that the rules find before
-    the first. Scores are sums of the model's own log-probabilities, before any rule.
+    A text ends with a token of `config.eos` (None: no token ends it), at its maximum length, or
+    when `stop_fn` says so. `sampler` replaces the one that `config` describes. `logits_processors`
+    follow the repetition penalty of `config`. A text depends on `rng`, its `example_ids` and the
+    indices of its tokens, not on the batch. Scores and log-probabilities are the model's own,
+    before any processor. `config.stop`, `overflow` and `seed` are not used here.
+
+    Eager calls compile as those of `beam_search`. Raises `ValueError` for shapes that do not fit.
     """
-    check_sizes(first, limits, 1, length)
-    if rows.shape != first.shape:
-        raise ValueError(f"rows has shape {rows.shape}, but must be {first.shape}, like first")
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, rows)
-    written = empty(first.shape[0], 1, length)
+    shape = prompts.last_tokens.shape
+    if len(shape) != 1:
+        raise ValueError(f"last_tokens has shape {shape}, but must be [B]: one token per prompt")
+    for name in ("max_lengths", "example_ids"):
+        given = getattr(prompts, name).shape
+        if given != shape:
+            raise ValueError(f"{name} has shape {given}, but must be {shape}, like last_tokens")
+    settings = _Settings(config, sampler, tuple(logits_processors), stop_fn)
+    return _sample(settings, step, cache, prompts, rng)
+
+
+class _Settings(NamedTuple):
+    """What a compiled loop depends on besides shapes."""
+
+    config: SamplingConfig
+    sampler: Sampler | None
+    logits_processors: tuple[LogitsProcessor, ...]
+    stop_fn: StopFn | None
+
+
+class _Texts(NamedTuple):
+    length: Int[Array, ""]  # how many tokens are written
+    stopped: Bool[Array, " B"]
+    last: Int[Array, " B"]
+    written: Hypotheses
+    token_counts: Int[Array, "B V"] | None
+    cache: Any
+
+
+@compile_once
+def _sample(
+    settings: _Settings, step: Step, cache: Any, prompts: Prompts, rng: Key[Array, ""]
+) -> Hypotheses:
+    config, sampler, processors, stop_fn = settings
+    sampler = make_sampler(config) if sampler is None else sampler
+    eos = config.eos or ()
+    if config.repetition_penalty != 1:
+        processors = (repetition_penalty(config.repetition_penalty), *processors)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, prompts.example_ids)
+    written = empty_hypotheses(len(prompts.last_tokens), 1, config.max_new_tokens)
     written = written._replace(scores=jnp.zeros_like(written.scores))
 
     def unfinished(texts):
-        return (texts.index < length) & ~texts.stopped.all()
+        return (texts.length < config.max_new_tokens) & ~texts.stopped.all()
 
     def advance(texts):
-        index, stopped, last, written, seen, cache = texts
+        index, stopped, last, written, counts, cache = texts
         logits, cache = step(last[:, None], cache)
-        check_logits(logits, last[:, None], 0 if end is None else end)
+        check_logits(logits, last[:, None], eos)
         logits = logits[:, 0].astype(jnp.float32)
-        now = jax.vmap(jax.random.fold_in, (0, None))(keys, made + index)
-        picked = jax.vmap(pick)(_ruled(logits, rules, texts), now)
-        token = jnp.where(stopped, 0, picked)
+        now = jax.vmap(jax.random.fold_in, (0, None))(keys, prompts.step_offset + index)
+        drawn = jax.vmap(sampler)(_apply(processors, logits, texts), now)
+        token = jnp.where(stopped, 0, drawn)
         added = jnp.where(stopped, 0.0, token_log_probs(logits, token))
-        written = append(written, token[:, None], added[:, None], index)
-        stopped |= index + 1 >= limits
-        if end is not None:
-            stopped |= are_among(token, end)
-        if watch is not None:
-            stopped |= watch(index, token)
-        return _Texts(index + 1, stopped, token, written, _counted(seen, token), cache)
+        written = append_tokens(written, token[:, None], added[:, None], index)
+        stopped |= index + 1 >= prompts.max_lengths
+        if eos:
+            stopped |= is_among(token, eos)
+        if stop_fn is not None:
+            stopped |= stop_fn(index, token)
+        if counts is not None:
+            counts = counts.at[jnp.arange(len(token)), token].add(1)
+        return _Texts(index + 1, stopped, token, written, counts, cache)
 
-    seen = _first_seen(step, cache, first, seen) if rules else None
-    index = jnp.zeros((), jnp.int32)
-    start = _Texts(index, limits < 1, first.astype(jnp.int32), written, seen, cache)
-    return jax.lax.while_loop(unfinished, advance, start).written
+    counts = _first_counts(step, cache, prompts) if processors else None
+    length, last = jnp.zeros((), jnp.int32), jnp.asarray(prompts.last_tokens, jnp.int32)
+    stopped = jnp.asarray(prompts.max_lengths) < 1
+    texts = _Texts(length, stopped, last, written, counts, cache)
+    return jax.lax.while_loop(unfinished, advance, texts).written
 
 
-def _first_seen(step: Step, cache: Any, first: jax.Array, seen: jax.Array | None) -> jax.Array:
-    """`seen`, or as many zeros [B, V] as the step makes logits."""
-    logits, _ = jax.eval_shape(step, first[:, None], cache)
-    shape = first.shape[0], logits.shape[-1]
-    if seen is None:
+def _first_counts(step: Step, cache: Any, prompts: Prompts) -> Int[Array, "B V"]:
+    """`prompts.token_counts`, or zeros."""
+    logits, _ = jax.eval_shape(step, prompts.last_tokens[:, None], cache)
+    shape, counts = (logits.shape[0], logits.shape[-1]), prompts.token_counts
+    if counts is None:
         return jnp.zeros(shape, jnp.int32)
-    if seen.shape != shape:
-        raise ValueError(f"seen has shape {seen.shape}, but must be [B, V] {shape}: counts of ids")
-    return seen
+    if counts.shape != shape:
+        raise ValueError(f"token_counts has shape {counts.shape}, but must be [B, V] {shape}")
+    return jnp.asarray(counts)
 
 
-def _ruled(logits: jax.Array, rules: Sequence[Rule], texts: _Texts) -> jax.Array:
-    """`logits` [B, V] after one rule after another."""
-    held = Written(texts.seen, texts.written.tokens[:, 0], texts.index)
-    for rule in rules:
-        logits = jax.vmap(rule, (0, Written(0, 0, None)))(logits, held)
-    return logits
+def _apply(
+    processors: Sequence[LogitsProcessor], logits: Float[Array, "B V"], texts: _Texts
+) -> Float[Array, "B V"]:
+    """`logits` after each of `processors` in turn."""
+    if texts.token_counts is None:
+        return logits
 
+    def process(logits, counts, tokens):
+        history = DecodeHistory(counts, tokens, texts.length)
+        for processor in processors:
+            logits = processor(logits, history)
+        return logits
 
-def _counted(seen: jax.Array | None, tokens: jax.Array) -> jax.Array | None:
-    """`seen` [B, V] with one more of each of `tokens` [B]."""
-    return None if seen is None else seen.at[jnp.arange(len(tokens)), tokens].add(1)
+    return jax.vmap(process)(logits, texts.token_counts, texts.written.tokens[:, 0])

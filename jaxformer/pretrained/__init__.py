@@ -1,19 +1,20 @@
-"""Other people's weights: folders as `transformers` writes them, read and written.
+"""Published weights: folders of `transformers`, read and written.
 
-Each family is one table of rows *our path <-> their name, transform* that is read in both
-directions, and one list of settings that maps its config.json likewise. Tables take numpy arrays
-and give numpy arrays.
+Each family has one weight map of entries *our path, name of the tensor, transform* and one list of
+settings for its config.json; both are used in both directions, on numpy arrays.
 """
 
-from jaxformer.pretrained.conventions import Conventions, load_conventions, load_ends
+from jaxformer.pretrained.generation_settings import load_eos, load_generation_config
+from jaxformer.pretrained.load import Loaded, load
 from jaxformer.pretrained.loading import Pretrained, load_pretrained, load_target_tokenizer
 from jaxformer.pretrained.saving import save_pretrained
 
 __all__ = [
-    "Conventions",
+    "Loaded",
     "Pretrained",
-    "load_conventions",
-    "load_ends",
+    "load",
+    "load_eos",
+    "load_generation_config",
     "load_pretrained",
     "load_target_tokenizer",
     "save_pretrained",

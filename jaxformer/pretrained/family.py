@@ -1,83 +1,85 @@
-"""What makes a family of other people's models: names, settings and a table."""
+"""A family of published models: its config.json, its classes and its weight map."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxformer.config import ConfigError, TransformerConfig
-from jaxformer.pretrained.settings import Setting, read_settings
-from jaxformer.pretrained.subjects import Kind, Subject
-from jaxformer.pretrained.table import Table
-from jaxformer.tokenizers import DataError
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.pretrained.config_mapping import Setting, read_fields
+from jaxformer.pretrained.model_specs import Kind, ModelSpec
+from jaxformer.pretrained.weight_map import WeightMap
 
 
-def as_it_is(subject: Subject, names: Collection[str]) -> Subject:
-    """`subject` itself."""
-    return subject
+def identity(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
+    """`spec` itself."""
+    return spec
 
 
 class Family(NamedTuple):
-    """A `model_type` of theirs.
+    """What is needed to read and write the folders of a `model_type`.
 
-    `architectures` says the kind of each of their classes; the first of a kind is written.
-    `constants` are the fields of ours that all its models share; `settings` read the others.
-    `table(subject, theirs)` gives the rows for a subject and their config.json. `adapt(subject,
-    names)` is the subject that a folder with the tensors `names` holds. Tensors are called in the
-    table as a model with a head calls them; a model without one leaves `prefix` out, and names
-    that begin as one of `heads` never have it. `renamed` are older endings of names and today's,
-    `ignored` (a regular expression) finds tensors that hold nothing of the model, `free` are keys
-    that do not change what it computes. The tensor `head` [classes, D] says how many classes a
-    classifier has.
+    Tensors have the names that they have in a model with a head.
     """
 
     model_type: str
+    """`model_type` in config.json."""
     architectures: Mapping[str, Kind]
+    """The kind of model of each class; the first class of a kind is written."""
     constants: Mapping[str, Any]
+    """Fields of our config that all models of the family share."""
     settings: Sequence[Setting]
-    table: Callable[[Subject, Mapping[str, Any]], Table]
+    """How the other fields are read and written."""
+    weight_map: Callable[[ModelSpec, Mapping[str, Any]], WeightMap]
+    """A spec and config.json -> the entries of its weight map."""
     prefix: str
-    heads: tuple[str, ...]
-    adapt: Callable[[Subject, Collection[str]], Subject] = as_it_is
-    renamed: Mapping[str, str] = {}
-    ignored: str = r"(?!)"
-    free: frozenset[str] = frozenset()
-    head: str = ""
+    """What tensor names begin with; the names of a model without a head lack it."""
+    head_prefixes: tuple[str, ...]
+    """What names of tensors of heads begin with; these never have `prefix`."""
+    adapt: Callable[[ModelSpec, Collection[str]], ModelSpec] = identity
+    """A spec and the names of a folder's tensors -> the spec of what the folder stores."""
+    renamed_endings: Mapping[str, str] = {}
+    """Old endings of tensor names and their current ones."""
+    ignored_tensors: str = r"(?!)"
+    """A regular expression for names of tensors that are no parameters."""
+    ignored_keys: frozenset[str] = frozenset()
+    """Keys of config.json that do not change what the model computes."""
+    classifier_tensor: str = ""
+    """The tensor whose first axis is that of a classifier's classes."""
 
 
-def read_config(family: Family, theirs: Mapping[str, Any]) -> TransformerConfig:
-    """Our config of their config.json; `ConfigError` names what cannot be said here."""
-    fields = read_settings(family.settings, family.free, theirs)
+def read_config(family: Family, hf: Mapping[str, Any]) -> TransformerConfig:
+    """Our config for the config.json `hf`; `ConfigError` names what is not supported."""
+    fields = read_fields(family.settings, family.ignored_keys, hf)
     return TransformerConfig(**{**family.constants, **fields})
 
 
-def write_config(family: Family, subject: Subject) -> dict[str, Any]:
-    """Their config.json of `subject`, without the ids of tokens.
+def write_config(family: Family, spec: ModelSpec) -> dict[str, Any]:
+    """The config.json of `spec`, without ids of tokens.
 
-    Raises `ConfigError`, naming them, for fields that the family cannot say.
+    Raises `ConfigError`, naming them, for fields that the family does not support.
     """
-    names = [name for name, kind in family.architectures.items() if kind == subject.kind]
+    names = [name for name, kind in family.architectures.items() if kind == spec.kind]
     if not names:
-        raise ConfigError(f"it has no {subject.kind.replace('_', ' ')}")
-    theirs = {"architectures": names[:1], "model_type": family.model_type}
+        raise ConfigError(f"it has no {spec.kind.replace('_', ' ')}")
+    hf: dict[str, Any] = {"architectures": names[:1], "model_type": family.model_type}
     for setting in family.settings:
-        theirs |= setting.write(subject.config)
-    read = Subject(subject.kind, read_config(family, theirs), subject.classes)
-    read = family.adapt(
-        read, {name for row in family.table(subject, theirs) for name in row.theirs}
-    )
-    ours, back = subject.facts(), read.facts()
+        hf |= setting.write(spec.config)
+    read = ModelSpec(spec.kind, read_config(family, hf), spec.classes)
+    read = family.adapt(read, {name for entry in family.weight_map(spec, hf) for name in entry.hf})
+    wanted, found = spec.effective_fields(), read.effective_fields()
     wrong = [
-        f"{name}={ours[name]!r}, but it has {back.get(name)!r}"
-        for name in ours
-        if ours[name] != back.get(name)
+        f"{name}={wanted[name]!r}, but it has {found.get(name)!r}"
+        for name in wanted
+        if wanted[name] != found.get(name)
     ]
-    if read.kind != subject.kind or wrong:
-        raise ConfigError("; ".join(wrong) or f"it has no {subject.kind.replace('_', ' ')}")
-    return theirs
+    if read.kind != spec.kind or wrong:
+        raise ConfigError("; ".join(wrong) or f"it has no {spec.kind.replace('_', ' ')}")
+    return hf
 
 
-def canonical(family: Family, names: Iterable[str]) -> dict[str, str]:
-    """The table's name -> the folder's, of each of `names` that is not ignored.
+def canonical_names(family: Family, names: Iterable[str]) -> dict[str, str]:
+    """The name in the weight map -> the name in the folder, without ignored tensors.
 
     Raises `DataError` for two names of one tensor.
     """
@@ -85,19 +87,19 @@ def canonical(family: Family, names: Iterable[str]) -> dict[str, str]:
     bare = not any(name.startswith(family.prefix) for name in names)
     found: dict[str, str] = {}
     for name in names:
-        table_name = _renamed(family, name)
-        if bare and not table_name.startswith(family.heads):
-            table_name = family.prefix + table_name
-        if re.search(family.ignored, table_name):
+        canonical = _with_current_ending(family, name)
+        if bare and not canonical.startswith(family.head_prefixes):
+            canonical = family.prefix + canonical
+        if re.search(family.ignored_tensors, canonical):
             continue
-        if table_name in found:
-            raise DataError(f"{found[table_name]} and {name} are two names of one tensor")
-        found[table_name] = name
+        if canonical in found:
+            raise DataError(f"{found[canonical]} and {name} are two names of one tensor")
+        found[canonical] = name
     return found
 
 
-def _renamed(family: Family, name: str) -> str:
-    for old, new in family.renamed.items():
+def _with_current_ending(family: Family, name: str) -> str:
+    for old, new in family.renamed_endings.items():
         if name.endswith(old):
             return name.removesuffix(old) + new
     return name

@@ -1,4 +1,4 @@
-"""Models of ours as folders that `transformers` loads."""
+"""Models of this package as folders that `transformers` loads."""
 
 import json
 import os
@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 from flax import linen as nn
+from flax.traverse_util import flatten_dict
 
-from jaxformer import extras
-from jaxformer.config import ConfigError
+from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, write_config
-from jaxformer.pretrained.models import flat, shapes_of, subject_of
-from jaxformer.pretrained.subjects import Subject
-from jaxformer.pretrained.table import to_theirs
-from jaxformer.tokenizers import Tokenizer
+from jaxformer.pretrained.model_specs import ModelSpec, check_params, spec_of
+from jaxformer.pretrained.weight_map import to_hf
+from jaxformer.text.tokenizers import Tokenizer
 
 _ROLES = ("pad", "bos", "eos")
 _CLASSIFIERS = ("encoder_classifier", "decoder_classifier")
@@ -32,61 +32,52 @@ def save_pretrained(
     family: str | None = None,
     token_ids: Mapping[str, int] | None = None,
 ) -> None:
-    """Writes `folder` as `transformers` loads it: config.json, model.safetensors, tokenizer.json.
+    """Writes a folder that `transformers` loads: config.json, model.safetensors, tokenizer.json.
 
-    `family` is a `model_type` such as "gpt2"; None takes the first that can say the model. The ids
-    of special tokens in config.json are the tokenizer's, and `token_ids` (such as
-    {"decoder_start_token_id": 0}) over them. The folder appears whole or not at all.
+    `family` is a `model_type` such as "gpt2"; None means the first one that supports the model.
+    The ids of special tokens in config.json are those of the tokenizer; `token_ids`, such as
+    {"decoder_start_token_id": 0}, replaces them. The folder is written completely or not at all.
 
-    Raises `ConfigError` for a model that the family cannot say, naming the fields, for parameters
-    that are not the model's, and for a folder that holds something already.
+    Raises `ConfigError` for a model that the family does not support, naming the fields, for
+    parameters that are not the model's, and for a folder that is not empty.
     """
     path = Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} is there already: give the name of a new folder")
-    subject = subject_of(model)
-    leaves = {name: np.asarray(leaf, np.float32) for name, leaf in flat(dict(params)).items()}
-    _check_params(leaves, shapes_of(model))
-    chosen, theirs = _choose(family, subject)
-    tensors = to_theirs(chosen.table(subject, theirs), leaves)
-    theirs |= {"torch_dtype": "float32", **_token_ids(tokenizer), **(token_ids or {})}
-    if subject.kind in _CLASSIFIERS:
-        theirs |= _labels(subject.classes)
+    spec = spec_of(model)
+    check_params(model, params)
+    flat = flatten_dict(dict(params), sep="/")
+    leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flat.items()}
+    chosen, hf = _choose(family, spec)
+    tensors = to_hf(chosen.weight_map(spec, hf), leaves)
+    hf |= {"torch_dtype": "float32", **_token_ids(tokenizer), **(token_ids or {})}
+    if spec.kind in _CLASSIFIERS:
+        hf |= _labels(spec.classes)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     unfinished.mkdir(parents=True)
     try:
-        _write(unfinished, theirs, tensors, tokenizer)
+        _write(unfinished, hf, tensors, tokenizer)
         os.replace(unfinished, path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
-def _choose(name: str | None, subject: Subject) -> tuple[Family, dict[str, Any]]:
-    """The family `name`, or the first that can say `subject`, and its config.json."""
+def _choose(name: str | None, spec: ModelSpec) -> tuple[Family, dict[str, Any]]:
+    """The family `name`, or the first that supports `spec`, and its config.json."""
     if name is not None and name not in FAMILIES:
-        raise ConfigError(f"family={name!r} is not known: only {', '.join(FAMILIES)}")
+        raise ConfigError(f"family={name!r} is not supported: only {', '.join(FAMILIES)}")
     refused = []
     for family in FAMILIES.values() if name is None else (FAMILIES[name],):
         try:
-            return family, write_config(family, subject)
+            return family, write_config(family, spec)
         except ConfigError as error:
             refused.append(f"{family.model_type}: {error}")
-    raise ConfigError(f"the model cannot be said as others say it. {'. '.join(refused)}")
-
-
-def _check_params(leaves: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> None:
-    given = {path: leaf.shape for path, leaf in leaves.items()}
-    for path in sorted(given.keys() | shapes.keys()):
-        if given.get(path) != shapes.get(path):
-            raise ConfigError(
-                f"{path} is {given.get(path, 'absent')} in params, but {shapes.get(path, 'absent')}"
-                " in the model: give the params of this model"
-            )
+    raise ConfigError(f"no family supports the model. {'. '.join(refused)}")
 
 
 def _token_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
-    """The ids of special tokens; null where there is none, lest the family's default count."""
+    """The ids of special tokens; null for a role without a token, so that no default is used."""
     special = None if tokenizer is None else tokenizer.special
     return {f"{role}_token_id": getattr(special, role, None) for role in _ROLES}
 
@@ -101,13 +92,13 @@ def _labels(classes: int) -> dict[str, Any]:
 
 def _write(
     folder: Path,
-    theirs: dict[str, Any],
+    hf: dict[str, Any],
     tensors: dict[str, np.ndarray],
     tokenizer: Tokenizer | None,
 ) -> None:
     """Writes the files, each on disk when this returns."""
-    library = extras.load("safetensors.numpy")
-    _write_json(folder / "config.json", theirs)
+    library = optional_dependencies.load("safetensors.numpy")
+    _write_json(folder / "config.json", hf)
     library.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save(folder / "tokenizer.json")

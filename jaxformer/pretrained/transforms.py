@@ -1,4 +1,4 @@
-"""How others write one parameter of ours: reversible changes of shape and scale, in numpy."""
+"""Reversible changes of shape and scale between our parameters and tensors of `transformers`."""
 
 import math
 from collections.abc import Callable
@@ -10,55 +10,55 @@ Shape = tuple[int, ...]
 
 
 class Transform(NamedTuple):
-    """A change of form, in both directions.
-
-    `shape` is their shape for ours; `to_ours` is given the shape that it has to yield.
-    """
+    """A change of form in both directions; `jax` is our parameter, `hf` the tensor."""
 
     shape: Callable[[Shape], Shape]
-    to_theirs: Callable[[np.ndarray], np.ndarray]
-    to_ours: Callable[[np.ndarray, Shape], np.ndarray]
+    """Our shape -> the shape of the tensor."""
+    to_hf: Callable[[np.ndarray], np.ndarray]
+    """Our parameter -> the tensor."""
+    to_jax: Callable[[np.ndarray, Shape], np.ndarray]
+    """The tensor and our shape -> our parameter."""
 
 
 SAME = Transform(
-    shape=lambda ours: ours,
-    to_theirs=lambda array: array,
-    to_ours=lambda array, shape: array.reshape(shape),
+    shape=lambda jax: jax,
+    to_hf=lambda array: array,
+    to_jax=lambda array, shape: array.reshape(shape),
 )
-"""The same in both."""
+"""No change."""
 
 FLAT = Transform(
-    shape=lambda ours: (math.prod(ours),),
-    to_theirs=lambda array: array.reshape(-1),
-    to_ours=lambda array, shape: array.reshape(shape),
+    shape=lambda jax: (math.prod(jax),),
+    to_hf=lambda array: array.reshape(-1),
+    to_jax=lambda array, shape: array.reshape(shape),
 )
-"""All axes of ours in one of theirs, such as a bias [N, H] written as [N H]."""
+"""All axes in one, such as a bias [N, H] stored as [N H]."""
 
 
 def conv1d(inputs: int = 1) -> Transform:
-    """A kernel whose first `inputs` axes are what comes in, written as [in, out]."""
+    """A kernel stored as [in, out]; its first `inputs` axes are those of the input."""
     return Transform(
-        shape=lambda ours: (math.prod(ours[:inputs]), math.prod(ours[inputs:])),
-        to_theirs=lambda array: array.reshape(math.prod(array.shape[:inputs]), -1),
-        to_ours=lambda array, shape: array.reshape(shape),
+        shape=lambda jax: (math.prod(jax[:inputs]), math.prod(jax[inputs:])),
+        to_hf=lambda array: array.reshape(math.prod(array.shape[:inputs]), -1),
+        to_jax=lambda array, shape: array.reshape(shape),
     )
 
 
 def linear(inputs: int = 1) -> Transform:
-    """A kernel whose first `inputs` axes are what comes in, written as [out, in]."""
+    """A kernel stored as [out, in]; its first `inputs` axes are those of the input."""
     plain = conv1d(inputs)
     return Transform(
-        shape=lambda ours: plain.shape(ours)[::-1],
-        to_theirs=lambda array: plain.to_theirs(array).T,
-        to_ours=lambda array, shape: plain.to_ours(array.T, shape),
+        shape=lambda jax: plain.shape(jax)[::-1],
+        to_hf=lambda array: plain.to_hf(array).T,
+        to_jax=lambda array, shape: plain.to_jax(array.T, shape),
     )
 
 
 def scaled(transform: Transform, factor: float) -> Transform:
-    """`transform` of a parameter that is `factor` times theirs."""
-    factor = np.float32(factor)
+    """`transform` of a parameter that is `factor` times the tensor."""
+    scale = np.float32(factor)
     return Transform(
         shape=transform.shape,
-        to_theirs=lambda array: transform.to_theirs(array / factor),
-        to_ours=lambda array, shape: transform.to_ours(array * factor, shape),
+        to_hf=lambda array: transform.to_hf(array / scale),
+        to_jax=lambda array, shape: transform.to_jax(array * scale, shape),
     )

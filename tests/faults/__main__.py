@@ -55,7 +55,7 @@ FAULTS = (
         lambda folder: damage.every_file(folder, every=1),
     ),
     Fault(
-        "F3 kill -9 before, in and after sealing, and while an old step is removed",
+        "F3 kill -9 before, in and after committing, and while an old step is removed",
         lambda folder: kills.at_a_point(folder, 1),
         lambda folder: kills.at_a_point(folder, 10),
     ),

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from jaxformer.checkpoint import CheckpointError, Checkpoints
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import CheckpointError
 from tests.faults import children, states
 from tests.faults.children import Count
 
@@ -49,7 +50,7 @@ HOSTILE = (
     {"files": {"state/_METADATA": [-1, "7"]}},
     {"files": [], "leaves": None},
     {"files": {}, "leaves": {"step": ["int32[]"]}},
-    {"facts": "import os"},
+    {"metadata": "import os"},
     {"metric": {}},
     {"format": 1 << 70},
 )
@@ -108,10 +109,10 @@ def _restored(folder: Path) -> str:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             with Checkpoints(folder) as checkpoints:
-                state, facts = checkpoints.restore(states.make_state(0))
+                state, metadata = checkpoints.restore(states.make_state(0))
     except CheckpointError as error:
         return f"refused although step {OLDER} is intact: {error}"
-    step = facts.get("step")
+    step = metadata.get("step")
     if states.as_bytes(state) != states.as_bytes(states.make_state(step or 0)):
         return f"silent: step {step} has other bytes than were saved"
     if step != OLDER:

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from experiments import commands, runs, weights
+from experiments.harness import checkpoint_selection, cli, run_folder
 from experiments.translation import prepare
 from experiments.translation.presets import TranslationConfig
 from tests.faults import children, mutations, states, trainings
@@ -53,8 +53,8 @@ def _damaged(folder: Path, tries: int) -> Count:
     args = trainings.settings(folder)
     run, config = mutations.prepared(args), mutations.parsed(args)
     states.make_folder(run / "checkpoints", STEPS)
-    weights.note(run, [STEPS[0]], validation_bleu=7.3)
-    log = runs.Run(run)
+    checkpoint_selection.note(run, [STEPS[0]], validation_bleu=7.3)
+    log = run_folder.Run(run)
     for step in STEPS:
         log.log(step, loss=1.0 / step)
     log.close()
@@ -79,18 +79,20 @@ def _asked(use: Callable, config: TranslationConfig, run: Path) -> tuple[int, st
     """The exit code of `use`, what it said, and what it found."""
     said, found = io.StringIO(), []
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        code = commands.run(lambda: found.append(use(config, run)))
+        code = cli.run(lambda: found.append(use(config, run)))
     return code, said.getvalue(), found
 
 
 def _resumed(config: TranslationConfig, run: Path) -> dict[str, Any]:
     """What a training starts from."""
-    opened = prepare.open_run(config)
+    opened = run_folder.open_run(
+        config.runs, "translation", config.name, config, may_differ=config.free_fields()
+    )
     prepared = prepare.prepare(config, run)
     opened.resume(STEPS[-1])
     first = prepared.batches.batch(0)
     return {
-        "config.json": runs.as_json(runs.load_config(run, TranslationConfig)),
+        "config.json": run_folder.as_json(run_folder.load_config(run, TranslationConfig)),
         "batches": (prepared.batches.fingerprint, [leaf.tobytes() for leaf in first]),
         "ids": prepared.target_tokenizer.encode("dog Hund sees"),
         "metrics.jsonl": opened.metrics(),
@@ -99,11 +101,11 @@ def _resumed(config: TranslationConfig, run: Path) -> dict[str, Any]:
 
 def _used(config: TranslationConfig, run: Path) -> dict[str, Any]:
     """What a translation starts from."""
-    stored = runs.load_config(run, TranslationConfig)
-    params = weights.load(run, config.training)
+    stored = run_folder.load_config(run, TranslationConfig)
+    params = checkpoint_selection.load(run, config.training)
     source, target = prepare.load_tokenizers(run)
     return {
-        "config.json": runs.as_json(stored),
+        "config.json": run_folder.as_json(stored),
         "weights": states.as_bytes(params),
         "ids": [tokenizer.encode("dog Hund sees") for tokenizer in (source, target)],
     }

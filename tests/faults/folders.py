@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from tests.faults import children, states
 from tests.faults.children import Child, Count
 
@@ -50,7 +50,7 @@ def _fill(folder: Path, limit: int) -> str:
 def _two_runs(folder: Path) -> str:
     def hold(tell: Callable[[Any], None]) -> None:
         with Checkpoints(folder):
-            tell("claimed")
+            tell("locked")
             os.read(reading, 1)
 
     reading, writing = os.pipe()

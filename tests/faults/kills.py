@@ -1,4 +1,4 @@
-"""kill -9 while checkpoints are saved, sealed and removed; every next start is examined."""
+"""kill -9 while checkpoints are saved, committed and removed; every next start is examined."""
 
 import itertools
 import shutil
@@ -29,9 +29,9 @@ def _half(folder: Path, **_: Any) -> None:
 
 # The process dies in the call of a function, after doing there what the third says.
 POINTS = {
-    "before sealing": (manifest, "seal", _nothing),
+    "before committing": (manifest, "commit", _nothing),
     "with a manifest not yet in place": (Path, "replace", _nothing),
-    "after sealing": (manifest, "seal", manifest.seal),
+    "after committing": (manifest, "commit", manifest.commit),
     "before a step is removed": (Path, "rename", _nothing),
     "with a step in the trash": (Path, "rename", Path.rename),
     "with half of the trash emptied": (shutil, "rmtree", _half),
@@ -41,19 +41,19 @@ POINTS = {
 def at_random(folder: Path, tries: int) -> Count:
     """One run killed `tries` times within its first saves, or (every fifth) while it starts."""
     random = children.drawn(1)
-    outcomes, sealed, open_tries = [], -1, 0
+    outcomes, committed, open_tries = [], -1, 0
     for number in range(tries + 1):
         last = number == tries
         child = Child(partial(_train, folder, None))
         told = child.told()
         began = _first(told, early=number % 5 == 4 and not last)
         if began is not None:
-            said = judge(began, sealed)
+            said = judge(began, committed)
             outcomes += [f"try {number}: {said}" if said != "survived" else said] * open_tries
-            open_tries, sealed = 0, max(sealed, began["found"])
+            open_tries, committed = 0, max(committed, began["found"])
         time.sleep(random.uniform(0.0, 0.6))
         child.send(signal.SIGKILL)
-        sealed = max([sealed, *(line["sealed"] for line in told if "sealed" in line)])
+        committed = max([committed, *(line["committed"] for line in told if "committed" in line)])
         child.wait()
         open_tries += 1
     return _within_bounds(folder, outcomes)
@@ -65,11 +65,11 @@ def at_a_point(folder: Path, tries: int) -> Count:
     for point, number in itertools.product(POINTS, range(tries)):
         place = folder / f"{point}-{number}"
         child = Child(partial(_train, place, POINTS[point]))
-        sealed = max([-1, *(line["sealed"] for line in child.told() if "sealed" in line)])
+        committed = max([-1, *(line["committed"] for line in child.told() if "committed" in line)])
         if child.wait() != -signal.SIGKILL:
             outcomes.append(f"{point}: was never reached")
             continue
-        said = judge(children.in_child(partial(_start, place)), sealed)
+        said = judge(children.in_child(partial(_start, place)), committed)
         outcomes.append(f"{point}: {said}" if said != "survived" else said)
         shutil.rmtree(place)
     return children.counted(outcomes)
@@ -85,13 +85,13 @@ def _train(folder: Path, point: tuple | None, tell: Callable[[Any], None]) -> No
     for step in itertools.count(began["found"] + 1):
         if point is not None and step == began["found"] + 5:
             checkpoints.wait()
-            tell({"sealed": step - 1})
+            tell({"committed": step - 1})
             with children.kill_at(*point):
                 states.save(checkpoints, step)
                 checkpoints.wait()
             return
-        states.save(checkpoints, step)  # the one before is sealed when this returns
-        tell({"sealed": step - 1})
+        states.save(checkpoints, step)  # the one before is committed when this returns
+        tell({"committed": step - 1})
 
 
 def _start(folder: Path) -> dict:
@@ -116,12 +116,12 @@ def _first(told: Any, *, early: bool) -> dict | None:
     return None if early else next(told, {"found": -1, "wrong": [], "aside": ["no start"]})
 
 
-def judge(began: dict, sealed: int) -> str:
-    """What became of a kill, by what the next start found and what was sealed before."""
+def judge(began: dict, committed: int) -> str:
+    """What became of a kill, by what the next start found and what was committed before."""
     if began["wrong"]:
         return f"silent: steps {began['wrong']} are not what was saved"
-    if began["found"] < sealed:
-        return f"step {began['found']} was found, but {sealed} was sealed"
+    if began["found"] < committed:
+        return f"step {began['found']} was found, but {committed} was committed"
     if began["aside"]:
         return f"a whole step was set aside: {began['aside']}"
     return "survived"

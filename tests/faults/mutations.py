@@ -12,13 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments import commands
+from experiments.harness import cli
 from experiments.translation import prepare, presets
-from jaxformer.checkpoint import CheckpointError, Checkpoints
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
-from jaxformer.models import EncoderDecoder
-from jaxformer.optimizer import OptimizerConfig, make_optimizer
-from jaxformer.training import TrainState, init_state
+from jaxformer.errors import CheckpointError
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
+from jaxformer.training.train_step import TrainState, init_train_state
 from tests.faults import children, trainings
 from tests.faults import states as fault_states
 from tests.faults.children import Count
@@ -43,12 +44,12 @@ SETTINGS = {
     "model.dtype": {"--model.dtype": "bfloat16"},
     "model.dropout_rate": {"--model.dropout_rate": 0.3},
     "training.seed": {"--training.seed": 5},
-    "training.smoothing": {"--training.smoothing": 0.2},
-    "training.accumulation": {"--training.accumulation": 2},
+    "training.label_smoothing": {"--training.label_smoothing": 0.2},
+    "training.grad_accumulation": {"--training.grad_accumulation": 2},
     "training.ema_decay": {"--training.ema_decay": 0.9},
     "optimizer.learning_rate": {"--optimizer.learning_rate": 0.5},
     "optimizer.schedule": {"--optimizer.schedule": "constant"},
-    "data.tokens": {"--data.tokens": 256},
+    "data.batch_tokens": {"--data.batch_tokens": 256},
     "data.tokenizer": {"--data.tokenizer": "words"},
     "data.buckets": {"--data.buckets": 3},
 }
@@ -76,7 +77,7 @@ def _state(config: TransformerConfig, *, name: str = "adam", ema: bool = False) 
     model = EncoderDecoder(config)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
     optimizer = make_optimizer(replace(OptimizerConfig(), name=name))
-    make = partial(init_state, optimizer=optimizer, ema=ema)
+    make = partial(init_train_state, optimizer=optimizer, ema=ema)
     return jax.eval_shape(lambda params, rng: make(params, rng=rng), params, jax.random.key(0))
 
 
@@ -142,8 +143,8 @@ def _settings(folder: Path) -> Count:
 
 def _older(config: dict) -> dict:
     """`config` as it would be without some of its fields."""
-    config.pop("programs")
-    config["training"].pop("kernel")
+    config.pop("compilation_cache_dir")
+    config["training"].pop("attention_fn")
     config["model"].pop("norm_eps")
     return config
 
@@ -158,7 +159,7 @@ def _edited(tokenizer: dict) -> dict:
 
 def parsed(args: dict[str, Any]) -> presets.TranslationConfig:
     """The settings of a run with the options `args`."""
-    return commands.parse(presets.PRESETS, [str(word) for pair in args.items() for word in pair])
+    return cli.parse(presets.PRESETS, [str(word) for pair in args.items() for word in pair])
 
 
 def prepared(args: dict[str, Any]) -> Path:
@@ -174,5 +175,5 @@ def prepare_again(args: dict[str, Any]) -> tuple[int, str]:
     """The exit code of preparing as a training does at its start, and what it said."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        code = commands.run(lambda: prepare.main(parsed(args)))
+        code = cli.run(lambda: prepare.main(parsed(args)))
     return code, " ".join(said.getvalue().split())

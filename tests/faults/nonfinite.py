@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.optimizer import OptimizerConfig, make_optimizer
-from jaxformer.training import init_state, make_train_step
+from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
+from jaxformer.training.train_step import init_train_state, make_train_step
 from tests.faults import children, states
 from tests.faults.children import Count
 
 STEPS, ROWS, SIZE = 24, 8, 5
-OPTIMIZER = OptimizerConfig("constant", learning_rate=0.02, warmup_steps=0, clip_norm=1.0)
+OPTIMIZER = OptimizerConfig("constant", learning_rate=0.02, warmup_steps=0, grad_clip_norm=1.0)
 
 
 class Batch(NamedTuple):
@@ -91,10 +91,10 @@ def _training(form: str) -> tuple[Any, Callable]:
     """The first state, and a compiled step of that form."""
     optimizer = make_optimizer(OPTIMIZER)
     params = {"kernel": jnp.zeros(SIZE), "bias": jnp.zeros(1)}
-    state = init_state(params, optimizer, jax.random.key(7), ema=True)
+    state = init_train_state(params, optimizer, jax.random.key(7), ema=True)
     parts = 4 if form == "accumulated" else 1
     if form != "devices":
-        step = make_train_step(loss, optimizer, accumulation=parts, ema_decay=0.9)
+        step = make_train_step(loss, optimizer, grad_accumulation=parts, ema_decay=0.9)
         return state, jax.jit(step)
     add = partial(jax.lax.psum, axis_name="data")
     step = make_train_step(loss, optimizer, ema_decay=0.9, reduce=add)
@@ -112,7 +112,7 @@ def _train(state: Any, step: Callable, hit: frozenset, place: str, value: float)
         state, metrics = step(state, batch)
         in_a_row = in_a_row + 1 if number in hit else 0
         unchanged = _learned(state) == before
-        counted = int(metrics["skipped_in_a_row"]) == in_a_row and int(state.step) == number + 1
+        counted = int(metrics["consecutive_skips"]) == in_a_row and int(state.step) == number + 1
         if unchanged != (number in hit) or not counted:
             wrong.append(number)
         if number not in hit:

@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from experiments.progress import Progress
-from jaxformer import parallel
+from experiments.harness.metric_logger import Progress
+from jaxformer import distributed
 from jaxformer.checkpoint import Checkpoints
 from tests.faults import children, trainings
 from tests.faults.children import Child, Count
@@ -27,8 +27,8 @@ KILLS = ((1, 10), (0, 16))  # which process, after which step
 CHANGES = {
     "--optimizer.total_steps": 18,
     "--training.evaluate_every": 0,
-    "--parallel": "replicate",
-    "--processes": 2,
+    "--strategy": "replicated",
+    "--num_processes": 2,
 }
 SAID = ("another task died", "another process has died")  # by JAX's runtime, or by ours
 
@@ -37,7 +37,7 @@ def killed(folder: Path, tries: int) -> Count:
     """A training of two processes, of which the second or, as coordinator, the first is killed.
 
     The other must end within the heartbeat and ten seconds, with a code that is not 0 and a
-    sentence; started again, both must go on from a sealed step to the bytes of two that nothing
+    sentence; started again, both must go on from a committed step to the bytes of two that nothing
     happened to. They are on this machine and speak over loopback.
     """
     trainings.load_libraries()
@@ -94,7 +94,7 @@ def _two(args: dict, place: Path, victim: int = -1, step: int = 0) -> list[Child
     args = args | {"--coordinator": address}
     return [
         trainings.begin(
-            args | {"--index": index}, place, partial(_one, step if index == victim else 0)
+            args | {"--process_id": index}, place, partial(_one, step if index == victim else 0)
         )
         for index in range(2)
     ]
@@ -106,7 +106,7 @@ def _one(last: int, tell: Tell) -> Iterator[None]:
     jax.config.update("jax_num_cpu_devices", 1)
     os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # each compiles for itself
     add = Progress.add
-    parallel.start = partial(parallel.start, heartbeat=HEARTBEAT)
+    distributed.initialize = partial(distributed.initialize, heartbeat=HEARTBEAT)
 
     def add_and_die(self: Progress, step: int, *rest: Any) -> None:
         add(self, step, *rest)

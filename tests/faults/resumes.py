@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.progress import Progress
-from jaxformer.parallel import Program
+from experiments.harness.metric_logger import Progress
+from jaxformer.distributed import CountedJit
 from tests.faults import children, trainings
 from tests.faults.children import Count
 from tests.faults.trainings import Around, Tell
@@ -26,11 +26,11 @@ POINTS = {
 WHILE_COMPUTED = 13  # the number of a step during which a signal comes
 CHANGES = {
     "--optimizer.total_steps": 2 * EPOCH,
-    "--training.accumulation": 2,
+    "--training.grad_accumulation": 2,
     "--training.ema_decay": 0.9,
     "--training.save_every": 5,
     "--training.evaluate_every": 6,
-    "--data.rows_multiple": 4,
+    "--data.batch_size_multiple": 4,
 }
 
 
@@ -83,9 +83,9 @@ def _after(last: int, tell: Tell) -> Iterator[None]:
 @contextmanager
 def _during(number: int, tell: Tell) -> Iterator[None]:
     """A signal from another thread while the step `number` is dispatched and computed."""
-    call, calls = Program.__call__, iter(range(1, number + 1))
+    call, calls = CountedJit.__call__, iter(range(1, number + 1))
 
-    def call_and_stop(self: Program, *args: Any) -> Any:
+    def call_and_stop(self: CountedJit, *args: Any) -> Any:
         if next(calls, None) != number:
             return call(self, *args)
         sender = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM))
@@ -94,5 +94,5 @@ def _during(number: int, tell: Tell) -> Iterator[None]:
         sender.join()
         return result
 
-    Program.__call__ = call_and_stop
+    CountedJit.__call__ = call_and_stop
     yield

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.parallel import Program
+from jaxformer.distributed import CountedJit
 from tests.faults import children, trainings
 from tests.faults.children import Count
 from tests.faults.trainings import Tell
@@ -26,7 +26,7 @@ ERRORS = (
     f"RESOURCE_EXHAUSTED: Out of memory while trying to allocate {ASKED} bytes.",
     "INTERNAL: YNNPACK operation failed",
 )
-REMEDIES = ("--data.tokens", "--training.accumulation", "--training.remat blocks")
+REMEDIES = ("--data.batch_tokens", "--training.grad_accumulation", "--training.remat blocks")
 
 
 def memory(folder: Path) -> Count:
@@ -115,13 +115,13 @@ def clock(folder: Path) -> Count:
 @contextmanager
 def _short_of_memory(text: str, tell: Tell) -> Iterator[None]:
     """The compiled step number `AT` fails as XLA's would."""
-    begin = Program.__init__
+    begin = CountedJit.__init__
 
-    def begun(self: Program, *args: Any, **options: Any) -> None:
+    def begun(self: CountedJit, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
         self._compiled = _Failing(self._compiled, text)
 
-    Program.__init__ = begun
+    CountedJit.__init__ = begun
     yield
 
 
@@ -176,7 +176,7 @@ def _full(disk: Path, saves: int, tell: Tell) -> Iterator[None]:
             self.wait()
             _take_all(other)
         if call == 2 + saves and saves != FOR_GOOD:
-            futures.wait(filter(None, [self._sealing]))
+            futures.wait(filter(None, [self._committing]))
             other.unlink()
         save(self, *args)
 
@@ -200,12 +200,12 @@ def _take_all(path: Path) -> None:
 @contextmanager
 def _back(seconds: float, tell: Tell) -> Iterator[None]:
     """From the step `AT` on the clock shows `seconds` less."""
-    call, calls, now = Program.__call__, iter(range(1, 1_000)), time.time
+    call, calls, now = CountedJit.__call__, iter(range(1, 1_000)), time.time
 
-    def call_and_turn(self: Program, *args: Any) -> Any:
+    def call_and_turn(self: CountedJit, *args: Any) -> Any:
         if next(calls) == AT:
             time.time = lambda: now() - seconds
         return call(self, *args)
 
-    Program.__call__ = call_and_turn
+    CountedJit.__call__ = call_and_turn
     yield

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.translation import evaluation
+from experiments.translation import train
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.parallel import Devices, Program
+from jaxformer.distributed import CountedJit, Strategy
 from tests.faults import children, trainings
 from tests.faults.children import Count
 from tests.faults.trainings import Tell
@@ -33,10 +33,10 @@ class Phase(NamedTuple):
 
 
 PHASES = {
-    "while the first state is compiled": Phase(Devices, "init", range(1), ""),
-    "while the step is compiled": Phase(Program, "__call__", range(1), ""),
-    "while a step is made": Phase(Program, "__call__", range(1, 40)),
-    "while evaluating": Phase(evaluation, "validate", range(2)),
+    "while the first state is compiled": Phase(Strategy, "init", range(1), ""),
+    "while the step is compiled": Phase(CountedJit, "__call__", range(1), ""),
+    "while a step is made": Phase(CountedJit, "__call__", range(1, 40)),
+    "while evaluating": Phase(train, "validate", range(2)),
     "while saving": Phase(Checkpoints, "save", range(6)),
 }
 
@@ -91,7 +91,7 @@ def _stop(args: dict, place: Path, phase: Phase, call: int, after: float, expect
     if code != 143 or seconds > PROMISED:
         return f"ended with {code} after {seconds:.1f} s: {trainings.said(place)}"
     saved = children.in_child(partial(_newest, place))
-    if saved == 0 and phase.owner is not Devices:
+    if saved == 0 and phase.owner is not Strategy:
         return f"nothing was saved: {trainings.said(place)}"
     return trainings.goes_on(args, place, expected, saved)
 

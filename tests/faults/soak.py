@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from experiments.progress import Progress
+from experiments.harness.metric_logger import Progress
 from jaxformer.checkpoint import Checkpoints
 from tests.faults import children, trainings
 from tests.faults.children import Count
@@ -41,7 +41,7 @@ def watched(folder: Path, steps: int) -> Count:
         "--training.evaluate_every": steps // EVALUATIONS,
         "--training.log_every": 10,
         "--data.buckets": BUCKETS,
-        "--data.tokens": 64,
+        "--data.batch_tokens": 64,
     }
     child = trainings.begin(args, folder / "long", partial(_watching, steps // SAVES))
     told = [line for line in child.told() if line != "begun"]
@@ -79,7 +79,7 @@ def _watching(every: int, tell: Tell) -> Iterator[None]:
 
     def save_and_note(self: Checkpoints, *args: Any) -> None:
         save(self, *args)
-        saving[:] = [self._sealing]
+        saving[:] = [self._committing]
 
     def add_and_look(self: Progress, step: int, *rest: Any) -> None:
         add(self, step, *rest)

@@ -39,14 +39,14 @@ def save(checkpoints: Checkpoints, step: int) -> None:
 
 
 def is_right(checkpoints: Checkpoints, step: int | None = None) -> bool:
-    """Whether the restored state and facts are those saved under their step."""
-    state, facts = checkpoints.restore(make_state(0), step)
-    expected = facts["step"] if step is None else step
-    return facts == {"step": expected} and as_bytes(state) == as_bytes(make_state(expected))
+    """Whether the restored state and metadata are those saved under their step."""
+    state, metadata = checkpoints.restore(make_state(0), step)
+    expected = metadata["step"] if step is None else step
+    return metadata == {"step": expected} and as_bytes(state) == as_bytes(make_state(expected))
 
 
 def make_folder(folder: Path, steps: tuple[int, ...]) -> None:
-    """A folder with sealed checkpoints of `steps`."""
+    """A folder with committed checkpoints of `steps`."""
     with Checkpoints(folder) as checkpoints:
         for step in steps:
             save(checkpoints, step)

@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from experiments import commands
+from experiments.harness import cli
 from experiments.translation import train
 from experiments.translation.presets import PRESETS
-from jaxformer import extras
+from jaxformer import optional_dependencies
 from jaxformer.checkpoint import Checkpoints, manifest
 from tests.faults import children, states
 from tests.faults.children import Child
@@ -28,10 +28,12 @@ WORDS = {"dog": "Hund", "bird": "Vogel", "tree": "Baum", "sees": "sieht", "finds
 SETTINGS = """
     --name tiny --model.vocab_size 300 --model.d_model 16 --model.d_ff 22 --model.num_heads 2
     --model.num_encoder_layers 1 --model.num_decoder_layers 1 --model.max_len 31
-    --model.dropout_rate 0.1 --data.tokens 128 --data.buckets 1
+    --model.dropout_rate 0.1 --data.batch_tokens 128 --data.buckets 1
     --optimizer.schedule inverse_square_root --optimizer.warmup_steps 3
     --optimizer.total_steps 40 --training.log_every 3 --training.save_every 7
-    --training.evaluate_every 15 --training.average 2 --search.width 2 --search.rows 1
+    --training.evaluate_every 15 --training.average_checkpoints 2
+    --search.beam_size 2
+    --search.batch_size 1
 """
 
 
@@ -46,13 +48,16 @@ def settings(folder: Path) -> dict[str, Any]:
             path = folder / f"{part}.{side}"
             path.write_text("".join(" ".join(line) + "\n" for line in words))
             args[f"--data.{part}.{side}"] = path
-    return args | {"--runs": folder / "runs", "--programs": ""}  # `begin` has a folder for them
+    return args | {
+        "--runs": folder / "runs",
+        "--compilation_cache_dir": "",
+    }
 
 
 def load_libraries() -> None:
     """Imports, once for all children, what a training asks for late."""
     for name in ("tyro", "sacrebleu", "tokenizers", "tensorboardX.event_file_writer"):
-        extras.load(name)
+        optional_dependencies.load(name)
 
 
 @contextmanager
@@ -123,7 +128,7 @@ def starts(place: Path) -> list[int]:
 
 
 def left(place: Path) -> dict[str, Any]:
-    """The bytes of the last state, by the names of its parts, facts, metrics and scores."""
+    """The bytes of the last state, by the names of its parts, metadata, metrics and scores."""
     return children.in_child(partial(_left, place))
 
 
@@ -146,11 +151,11 @@ def _train(args: dict, place: Path, around: Around, programs: str, tell: Tell) -
     def main() -> None:
         tell("begun")
         with around(tell):
-            train.main(commands.parse(PRESETS, words))
+            train.main(cli.parse(PRESETS, words))
 
     with (place / "said.txt").open("a") as heard:
         os.dup2(heard.fileno(), 1), os.dup2(heard.fileno(), 2)
-        code = commands.run(main)
+        code = cli.run(main)
         with contextlib.suppress(OSError):
             sys.stdout.flush()
     os._exit(code)
@@ -169,7 +174,7 @@ def _left(place: Path) -> dict:
     return {
         "newest step": newest,
         **{part: [leaf.hex() for leaf in raw] for part, raw in state.items()},
-        "facts": checkpoints.facts(),
+        "metadata": checkpoints.metadata(),
         "metrics": lines,
         "weights": json.loads((run / "weights.json").read_text()),
         "scores": json.loads((run / "scores.json").read_text()),

@@ -1,1 +1,1 @@
-"""What one GPU does in a few minutes: each section in a process of its own, all in one JSON."""
+"""Benchmarks of one GPU: each section in a process of its own, all results in one JSON file."""

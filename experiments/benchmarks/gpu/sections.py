@@ -1,4 +1,4 @@
-"""Measurements one after the other, each in a process of its own and within its time."""
+"""Runs measurements one after the other, each in a process of its own with a time limit."""
 
 import contextlib
 import multiprocessing
@@ -8,11 +8,11 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 Measurement = Callable[[], Iterator[tuple[str, Any]]]
-"""measurement() yields names and values, as soon as they are known; it can be pickled."""
+"""measurement() yields names and values as soon as they are known. It is pickled."""
 
 
 class Section(NamedTuple):
-    """What is measured under `name`: the first of `attempts` that comes to its end.
+    """One measurement: the result is that of the first of `attempts` that does not fail.
 
     `weight` is its share of the time.
     """
@@ -23,16 +23,16 @@ class Section(NamedTuple):
 
 
 Entry = dict[str, Any]
-"""What became of a section: what it yielded, "attempt", "seconds", and "failed" if it did."""
+"""The result of a section: what it yielded, "attempt", "seconds", and "failed" if it failed."""
 
 
 def run_all(
     sections: Sequence[Section], seconds: float, save: Callable[[dict[str, Entry]], object]
 ) -> dict[str, Entry]:
-    """The entries of all `sections`, within `seconds`; `save` is given those so far after each.
+    """Runs all `sections` within `seconds`; calls `save` with the entries so far after each.
 
-    A section has the share of the time left that its weight is of those to come, so that what one
-    leaves over the others get. At the end of its time its process is killed.
+    A section gets a share of the remaining time: its weight divided by the weights to come. At the
+    end of its time its process is killed.
     """
     end, found = time.monotonic() + seconds, {}
     for number, section in enumerate(sections):
@@ -44,10 +44,10 @@ def run_all(
 
 
 def run(section: Section, seconds: float) -> Entry:
-    """The entry of one section within `seconds`.
+    """Runs one section within `seconds`.
 
-    "failed" says why: of each attempt, if none came to its end; else of those before the one that
-    did. What a failed attempt yielded before is kept if it was the last.
+    "failed" holds the reason of each attempt if all failed; "failed_before" holds the reasons of
+    the attempts before the successful one. The values of the last attempt are kept.
     """
     begin = time.monotonic()
     entry: Entry = {}
@@ -67,7 +67,7 @@ def run(section: Section, seconds: float) -> Entry:
 
 
 def _attempt(measurement: Measurement, seconds: float) -> tuple[Entry, str | None]:
-    """What `measurement` yielded, and why it did not come to its end, if so."""
+    """Returns what `measurement` yielded, and the reason if it failed."""
     if seconds <= 0.0:
         return {}, "no time was left"
     # fork would copy the locks of libraries that run threads
@@ -94,7 +94,7 @@ def _attempt(measurement: Measurement, seconds: float) -> tuple[Entry, str | Non
 
 
 def _serve(connection: Connection, measurement: Measurement) -> None:
-    """In the process of the section: sends what is yielded, then ("end", None or why not)."""
+    """Runs in the process of the section: sends each value, then ("end", reason or None)."""
     reason = None
     try:
         for name, value in measurement():

@@ -1,174 +1,121 @@
-"""English sentences read off a derivation."""
+"""English sentences, realized from derivations."""
 
-from experiments.translation.grammar.lexicon import BE, MODALS, Pronoun, Verb
-from experiments.translation.grammar.numerals import english_number
-from experiments.translation.grammar.trees import (
+from experiments.translation.grammar import lexicon as lex
+from experiments.translation.grammar.derivation import (
     Adjunct,
     Clause,
+    Constituent,
     Coordination,
     Nominal,
     NounPhrase,
-    Relative,
     Sentence,
 )
-from experiments.translation.grammar.writing import phrase, written
-
-BE_FORMS = {
-    "present": ("am", "are", "is", "are", "are"),
-    "past": ("was", "were", "was", "were", "were"),
-}
-PLURAL_DETERMINERS = {"this": "these"}
+from experiments.translation.grammar.numerals import english_number
 
 
 def english_sentence(sentence: Sentence) -> str:
-    """Return the English sentence, with its capital letter and its full stop or question mark."""
+    """Return the English text of a derivation."""
+    main, conjunction, second = sentence.main, sentence.conjunction, sentence.second
+    subject = _subject(main)
+    if sentence.relative:
+        is_object = sentence.relative_is_object
+        subject += " " + _relative_clause(sentence.relative, main.subject, is_object=is_object)
     if sentence.question:
-        words, end = _question(sentence), "?"
+        question_word = _phrase(lex.QUESTION_WORDS.get(sentence.question))
+        auxiliary, verb = _verb_group(main, is_question=True)
+        words = f"{question_word} {auxiliary} {subject} {verb} {_after_verb(main)}"
+    elif conjunction is None or second is None:
+        words = f"{_phrase(sentence.fronted)} {_clause(main, subject)}"
     else:
-        words, end = _statement(sentence), "."
-    return written(words, end)
+        linked = f"{conjunction.english} {_clause(second, _subject(second))}"
+        comma = "," if conjunction.english_comma else ""
+        first = _clause(main, subject)
+        words = f"{linked}, {first}" if sentence.second_first else f"{first}{comma} {linked}"
+    return sentence.punctuate(words)
 
 
-def third_person(base: str) -> str:
-    """Return the form of an English verb after he or she, for "carry" "carries"."""
-    if base == "have":
-        return "has"
-    if base.endswith(("s", "sh", "ch", "x", "o")):
-        return base + "es"
-    if base[-1] == "y" and base[-2] not in "aeiou":
-        return base[:-1] + "ies"
-    return base + "s"
+def _subject(clause: Clause) -> str:
+    return _phrase(clause.subject, is_subject=True)
 
 
-def _statement(sentence: Sentence) -> list[str]:
-    main, link, second = sentence.main, sentence.link, sentence.second
-    if link is None or second is None:
-        return _clause(main, sentence.front, sentence.relative)
-    if sentence.front == "second":
-        return [_comma([link.english, *_clause(second)]), *_clause(main)]
-    first = _clause(main)
-    if link.english_comma:
-        first = [_comma(first)]
-    return [*first, link.english, *_clause(second)]
+def _clause(clause: Clause, subject: str) -> str:
+    return " ".join((subject, *_verb_group(clause), _after_verb(clause)))
 
 
-def _comma(words: list[str]) -> str:
-    return phrase(words) + ","
-
-
-def _clause(clause: Clause, front: str = "", relative: Relative | None = None) -> list[str]:
-    fronted = {"time": _time(clause), "adjunct": _adjunct(clause)}.get(front, "")
-    auxiliary, verb = verb_group(clause, question=False)
-    return [
-        fronted,
-        nominal(clause.subject, is_subject=True),
-        _relative(relative),
-        auxiliary,
-        verb,
-        *_after_verb(clause, front),
-    ]
-
-
-def _question(sentence: Sentence) -> list[str]:
-    clause = sentence.main
-    auxiliary, verb = verb_group(clause, question=True)
-    asked = "" if sentence.question == "yes" else sentence.question
-    subject = nominal(clause.subject, is_subject=True)
-    return [asked, auxiliary, subject, verb, *_after_verb(clause, "")]
-
-
-def _relative(relative: Relative | None) -> str:
-    if relative is None:
-        return ""
-    clause, gap = relative
-    antecedent = clause.subject if gap == "subject" else clause.direct
+def _relative_clause(clause: Clause, antecedent: Nominal, *, is_object: bool) -> str:
+    if is_object:
+        return _clause(clause, f"that {_subject(clause)}")
     is_person = isinstance(antecedent, NounPhrase) and antecedent.noun.kind == "person"
-    words = ["who" if is_person and gap == "subject" else "that"]
-    if gap == "direct":
-        words.append(nominal(clause.subject, is_subject=True))
-        clause = clause._replace(direct=None)
-    words += [*verb_group(clause, question=False), *_after_verb(clause, "")]
-    return phrase(words)
+    return _clause(clause, "who" if is_person else "that")
 
 
-def _after_verb(clause: Clause, front: str) -> list[str]:
+def _after_verb(clause: Clause) -> str:
     verb = clause.verb
-    return [
-        nominal(clause.indirect) if clause.indirect else "",
-        verb.english_preposition,
-        nominal(clause.direct) if clause.direct else "",
-        verb.particle,
-        clause.complement.english if clause.complement else "",
-        "" if front == "adjunct" else _adjunct(clause),
-        "" if front == "time" else _time(clause),
-    ]
-
-
-def _time(clause: Clause) -> str:
-    return clause.time.english if clause.time else ""
-
-
-def _adjunct(clause: Clause) -> str:
-    adjunct = clause.adjunct
-    if isinstance(adjunct, Adjunct):
-        return f"{adjunct.preposition.english} {nominal(adjunct.phrase)}"
-    return adjunct.english if adjunct else ""
-
-
-def verb_group(clause: Clause, *, question: bool) -> tuple[str, str]:
-    """Return the part that changes places with the subject in a question, and the rest."""
-    verb, tense, person = clause.verb, clause.tense, clause.subject.person
-    negation = "not" if clause.negated else ""
-    if tense in MODALS:
-        return _modal_group(clause, question=question)
-    if verb is BE:
-        return BE_FORMS[tense][person], negation
-    if tense == "perfect":
-        has = "has" if person == 2 else "have"
-        return has, f"{negation} {verb.english_participle}".strip()
-    if question or clause.negated:
-        return _support("did" if tense == "past" else "do", person), _base(negation, verb)
-    if tense == "past":
-        return "", verb.english_past
-    return "", third_person(verb.english) if person == 2 else verb.english
-
-
-def _modal_group(clause: Clause, *, question: bool) -> tuple[str, str]:
-    modal, person = MODALS[clause.tense], clause.subject.person
-    negation = "not" if clause.negated else ""
-    if modal.support and (clause.negated or (question and not modal.support_only_if_negated)):
-        verb = f"{modal.base} {clause.verb.english}"
-        return _support(modal.support, person), f"{negation} {verb}".strip()
-    form = modal.english_third if person == 2 else modal.english
-    if form == "can" and clause.negated:
-        return "cannot", clause.verb.english
-    return form, _base(negation, clause.verb)
-
-
-def _base(negation: str, verb: Verb) -> str:
-    return f"{negation} {verb.english}".strip()
-
-
-def _support(do: str, person: int) -> str:
-    return "does" if do == "do" and person == 2 else do
-
-
-def nominal(phrase: Nominal, *, is_subject: bool = False) -> str:
-    """Return a pronoun, a noun phrase, or two of these joined by "and"."""
-    if isinstance(phrase, Pronoun):
-        return phrase.english if is_subject else phrase.english_object
-    if isinstance(phrase, Coordination):
-        return f"{nominal(phrase.first)} and {nominal(phrase.second)}"
-    words = [phrase.noun.english_plural if phrase.plural else phrase.noun.english]
-    if phrase.adjective:
-        words.insert(0, phrase.adjective.english)
-    if phrase.count:
-        words.insert(0, english_number(phrase.count))
-    elif phrase.determiner == "a":
-        words.insert(0, "an" if words[0][0] in "aeiou" else "a")
-    elif phrase.determiner:
-        determiner = phrase.determiner
-        words.insert(
-            0, PLURAL_DETERMINERS.get(determiner, determiner) if phrase.plural else determiner
-        )
+    preposition = "" if verb.german_preposition else verb.preposition
+    words = [_phrase(clause.indirect), preposition, _phrase(clause.direct), verb.particle]
+    words += map(_phrase, (clause.complement, clause.adjunct, clause.time))
     return " ".join(words)
+
+
+def _verb_group(clause: Clause, *, is_question: bool = False) -> tuple[str, str]:
+    """Return the auxiliary, which a question puts before the subject, and the other words."""
+    verb, tense, person = clause.verb, clause.tense, clause.subject.person
+    negation = "not " if clause.negated else ""
+    if modal := lex.MODALS.get(tense):
+        if modal.infinitive and (clause.negated or (is_question and not modal.only_negated)):
+            auxiliary = "did" if modal.past else present("do", person)
+            return auxiliary, f"{negation}{modal.infinitive} {verb.english}"
+        if modal.english == "can" and clause.negated:
+            return "cannot", verb.english
+        form = modal.english_third if person == lex.THIRD_SINGULAR else modal.english
+        return form, negation + verb.english
+    if verb.english == "be":
+        return lex.IRREGULAR["be", tense][person], negation
+    if tense == "perfect":
+        return present("have", person), negation + verb.participle
+    if is_question or clause.negated:
+        auxiliary = "did" if tense == "past" else present("do", person)
+        return auxiliary, negation + verb.english
+    return "", verb.past if tense == "past" else present(verb.english, person)
+
+
+def present(verb: str, person: int) -> str:
+    """Return a present form of a verb: "carries" of "carry" in the third person singular."""
+    if person != lex.THIRD_SINGULAR:
+        return verb
+    if verb == "have":
+        return "has"
+    if verb.endswith(("s", "sh", "ch", "x", "o")):
+        return verb + "es"
+    if verb[-1] == "y" and verb[-2] not in "aeiou":
+        return verb[:-1] + "ies"
+    return verb + "s"
+
+
+def _phrase(phrase: Constituent | None, *, is_subject: bool = False) -> str:
+    match phrase:
+        case None:
+            return ""
+        case lex.Pronoun():
+            return phrase.english if is_subject else phrase.english_object
+        case Coordination():
+            return f"{_phrase(phrase.first)} and {_phrase(phrase.second)}"
+        case Adjunct():
+            return f"{phrase.preposition.english} {_phrase(phrase.phrase)}"
+        case NounPhrase():
+            return _noun_phrase(phrase)
+    return phrase.english
+
+
+def _noun_phrase(phrase: NounPhrase) -> str:
+    words = phrase.noun.english_plural if phrase.plural else phrase.noun.english
+    if phrase.adjective:
+        words = f"{phrase.adjective.english} {words}"
+    determiner = phrase.determiner
+    if phrase.number:
+        determiner = english_number(phrase.number)
+    elif determiner == "a" and words[0] in "aeiou":
+        determiner = "an"
+    elif determiner == "this" and phrase.plural:
+        determiner = "these"
+    return f"{determiner} {words}"

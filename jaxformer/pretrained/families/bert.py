@@ -4,62 +4,62 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxformer.pretrained.config_mapping import ACTIVATIONS, ConstField, EnumField, Field
 from jaxformer.pretrained.family import Family
-from jaxformer.pretrained.settings import ACTIVATIONS, Copied, Fixed, Named
-from jaxformer.pretrained.subjects import Subject
-from jaxformer.pretrained.table import Row, attention, dense, norm, one
+from jaxformer.pretrained.model_specs import ModelSpec
+from jaxformer.pretrained.weight_map import Entry, attention, dense, entry, norm
 
 _NEXT_SENTENCE = "cls.seq_relationship"
 _POOLER = "bert.pooler.dense"
 
 
-def table(subject: Subject, theirs: Mapping[str, Any]) -> list[Row]:
-    """The rows of a BERT with its pretraining heads, a classifier, or neither."""
-    ours, config = subject.body, subject.config
-    copies = ("cls.predictions.decoder.weight",) if subject.kind.startswith("masked") else ()
+def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
+    """The entries of a BERT with its pretraining heads, a classifier, or neither."""
+    body, config = spec.body, spec.config
+    copies = ("cls.predictions.decoder.weight",) if spec.kind.startswith("masked") else ()
     embeddings = "bert.embeddings"
-    rows = [
-        Row((f"{ours}embedding/table",), (f"{embeddings}.word_embeddings.weight", *copies)),
-        one(f"{ours}type_embedding/table", f"{embeddings}.token_type_embeddings.weight"),
-        one(f"{ours}encoder/positions/table", f"{embeddings}.position_embeddings.weight"),
-        *norm(f"{ours}encoder/embedding_norm", f"{embeddings}.LayerNorm"),
+    entries = [
+        Entry((f"{body}embedding/table",), (f"{embeddings}.word_embeddings.weight", *copies)),
+        entry(f"{body}type_embedding/table", f"{embeddings}.token_type_embeddings.weight"),
+        entry(f"{body}encoder/positions/table", f"{embeddings}.position_embeddings.weight"),
+        *norm(f"{body}encoder/embedding_norm", f"{embeddings}.LayerNorm"),
     ]
     for i in range(config.num_encoder_layers):
-        rows += _block(f"{ours}encoder/blocks_{i}", f"bert.encoder.layer.{i}")
+        entries += _block(f"{body}encoder/blocks_{i}", f"bert.encoder.layer.{i}")
     if config.pooler:
-        rows += dense(f"{ours}pooler", _POOLER)
-    return [*rows, *_head(subject)]
+        entries += dense(f"{body}pooler", _POOLER)
+    return [*entries, *_head(spec)]
 
 
-def _block(ours: str, theirs: str) -> list[Row]:
+def _block(jax: str, hf: str) -> list[Entry]:
     names = ("self.query", "self.key", "self.value", "output.dense")
     return [
-        *attention(f"{ours}/attention", f"{theirs}.attention", names),
-        *norm(f"{ours}/attention_norm", f"{theirs}.attention.output.LayerNorm"),
-        *dense(f"{ours}/feed_forward/up", f"{theirs}.intermediate.dense"),
-        *dense(f"{ours}/feed_forward/down", f"{theirs}.output.dense"),
-        *norm(f"{ours}/feed_forward_norm", f"{theirs}.output.LayerNorm"),
+        *attention(f"{jax}/attention", f"{hf}.attention", names),
+        *norm(f"{jax}/attention_norm", f"{hf}.attention.output.LayerNorm"),
+        *dense(f"{jax}/feed_forward/up", f"{hf}.intermediate.dense"),
+        *dense(f"{jax}/feed_forward/down", f"{hf}.output.dense"),
+        *norm(f"{jax}/feed_forward_norm", f"{hf}.output.LayerNorm"),
     ]
 
 
-def _head(subject: Subject) -> list[Row]:
-    if subject.kind == "encoder_classifier":
+def _head(spec: ModelSpec) -> list[Entry]:
+    if spec.kind == "encoder_classifier":
         return dense("head", "classifier")
-    if not subject.kind.startswith("masked"):
+    if not spec.kind.startswith("masked"):
         return []
     head = "cls.predictions"
-    rows = [
+    entries = [
         *dense("transform", f"{head}.transform.dense"),
         *norm("transform_norm", f"{head}.transform.LayerNorm"),
-        Row(("bias",), (f"{head}.bias", f"{head}.decoder.bias")),
+        Entry(("bias",), (f"{head}.bias", f"{head}.decoder.bias")),
     ]
-    return [*rows, *dense("next_sentence", _NEXT_SENTENCE)] if subject.config.pooler else rows
+    return [*entries, *dense("next_sentence", _NEXT_SENTENCE)] if spec.config.pooler else entries
 
 
-def adapt(subject: Subject, names: Collection[str]) -> Subject:
-    """`subject` with a pooler where the folder has one that the model's head uses.
+def adapt(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
+    """`spec` with a pooler if the folder has one that the model's head uses.
 
-    The published weights of a masked model come with the head of the next sentence too.
+    Published weights of a masked model also have the head for the next sentence.
     """
     needed = {
         "encoder": f"{_POOLER}.weight" in names,
@@ -67,9 +67,9 @@ def adapt(subject: Subject, names: Collection[str]) -> Subject:
         "masked": f"{_NEXT_SENTENCE}.weight" in names,
         "masked_and_next": True,
     }
-    pooler = needed[subject.kind]
-    kind = "masked_and_next" if pooler and subject.kind == "masked" else subject.kind
-    return subject._replace(kind=kind, config=replace(subject.config, pooler=pooler))
+    pooler = needed[spec.kind]
+    kind = "masked_and_next" if pooler and spec.kind == "masked" else spec.kind
+    return spec._replace(kind=kind, config=replace(spec.config, pooler=pooler))
 
 
 FAMILY = Family(
@@ -83,37 +83,37 @@ FAMILY = Family(
     constants={
         "positions": "learned",
         "scale_embeddings": False,
-        "normalize_embeddings": True,
+        "embedding_norm": True,
         "tied_embeddings": "output",
         "initializer": "normal",
     },
     settings=(
-        Copied("vocab_size", "vocab_size", 30_522),
-        Copied("max_position_embeddings", "max_len", 512),
-        Copied("type_vocab_size", "num_token_types", 2, least=1),
-        Copied("hidden_size", "d_model", 768),
-        Copied("num_hidden_layers", "num_encoder_layers", 12),
-        Copied("num_attention_heads", "num_heads", 12),
-        Copied("intermediate_size", "d_ff", 3072),
-        Named("hidden_act", "activation", "gelu", ACTIVATIONS),
-        Copied("layer_norm_eps", "norm_eps", 1e-12),
-        Copied("hidden_dropout_prob", "dropout_rate", 0.1),
-        Copied("attention_probs_dropout_prob", "attention_dropout_rate", 0.1),
-        Fixed("position_embedding_type", "absolute"),
-        Fixed("is_decoder", False),
-        Fixed("add_cross_attention", False),
-        Fixed("tie_word_embeddings", True),
+        Field("vocab_size", "vocab_size", 30_522),
+        Field("max_position_embeddings", "max_len", 512),
+        Field("type_vocab_size", "num_token_types", 2, least=1),
+        Field("hidden_size", "d_model", 768),
+        Field("num_hidden_layers", "num_encoder_layers", 12),
+        Field("num_attention_heads", "num_heads", 12),
+        Field("intermediate_size", "d_ff", 3072),
+        EnumField("hidden_act", "activation", "gelu", ACTIVATIONS),
+        Field("layer_norm_eps", "norm_eps", 1e-12),
+        Field("hidden_dropout_prob", "dropout_rate", 0.1),
+        Field("attention_probs_dropout_prob", "attention_dropout_rate", 0.1),
+        ConstField("position_embedding_type", "absolute"),
+        ConstField("is_decoder", False),
+        ConstField("add_cross_attention", False),
+        ConstField("tie_word_embeddings", True),
     ),
-    table=table,
+    weight_map=weight_map,
     prefix="bert.",
-    heads=("cls.", "classifier."),
+    head_prefixes=("cls.", "classifier."),
     adapt=adapt,
-    renamed={".gamma": ".weight", ".beta": ".bias"},
-    ignored=r"\.embeddings\.position_ids$",
-    free=frozenset(
+    renamed_endings={".gamma": ".weight", ".beta": ".bias"},
+    ignored_tensors=r"\.embeddings\.position_ids$",
+    ignored_keys=frozenset(
         """classifier_dropout directionality pooler_fc_size pooler_num_attention_heads
         pooler_num_fc_layers pooler_size_per_head pooler_type""".split()
     ),
-    head="classifier.weight",
+    classifier_tensor="classifier.weight",
 )
-"""A classifier's dropout (`classifier_dropout`) is that of sub-layers here."""
+"""The dropout of a classifier (`classifier_dropout`) is `dropout_rate` here."""

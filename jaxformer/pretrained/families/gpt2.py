@@ -3,42 +3,45 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxformer.pretrained.config_mapping import ACTIVATIONS, ConstField, EnumField, Field
 from jaxformer.pretrained.family import Family
-from jaxformer.pretrained.settings import ACTIVATIONS, Copied, Fixed, Named
-from jaxformer.pretrained.subjects import Subject
-from jaxformer.pretrained.table import Row, dense, norm, one, zero
+from jaxformer.pretrained.model_specs import ModelSpec
 from jaxformer.pretrained.transforms import FLAT, conv1d, linear
+from jaxformer.pretrained.weight_map import Entry, dense, entry, norm, zero_entry
 
 
-def table(subject: Subject, theirs: Mapping[str, Any]) -> list[Row]:
-    """The rows of a GPT-2 with its output or a classifier on it."""
-    ours, config = subject.body, subject.config
+def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
+    """The entries of a GPT-2 with its output layer or a classifier."""
+    body, config = spec.body, spec.config
     embedding, output = "transformer.wte.weight", "lm_head.weight"
-    rows = [one(f"{ours}decoder/positions/table", "transformer.wpe.weight")]
-    if subject.kind == "decoder_classifier":
-        rows += [one(f"{ours}embedding/table", embedding)]
-        rows += [one("head/kernel", "score.weight", linear()), zero("head/bias")]
+    entries = [entry(f"{body}decoder/positions/table", "transformer.wpe.weight")]
+    if spec.kind == "decoder_classifier":
+        entries += [entry(f"{body}embedding/table", embedding)]
+        entries += [entry("head/kernel", "score.weight", linear()), zero_entry("head/bias")]
     elif not config.ties_output:
-        rows += [one(f"{ours}embedding/table", embedding), one("output/kernel", output, linear())]
+        entries += [
+            entry(f"{body}embedding/table", embedding),
+            entry("output/kernel", output, linear()),
+        ]
     else:
-        rows += [Row((f"{ours}embedding/table",), (embedding, output))]
+        entries += [Entry((f"{body}embedding/table",), (embedding, output))]
     for i in range(config.num_decoder_layers):
-        rows += _block(f"{ours}decoder/blocks_{i}", f"transformer.h.{i}")
-    return [*rows, *norm(f"{ours}decoder/final_norm", "transformer.ln_f")]
+        entries += _block(f"{body}decoder/blocks_{i}", f"transformer.h.{i}")
+    return [*entries, *norm(f"{body}decoder/final_norm", "transformer.ln_f")]
 
 
-def _block(ours: str, theirs: str) -> list[Row]:
-    parts = [f"{ours}/attention/{name}" for name in ("query", "key", "value")]
+def _block(jax: str, hf: str) -> list[Entry]:
+    parts = [f"{jax}/attention/{name}" for name in ("query", "key", "value")]
     kernels = tuple(f"{part}/kernel" for part in parts)
     biases = tuple(f"{part}/bias" for part in parts)
     return [
-        *norm(f"{ours}/attention_norm", f"{theirs}.ln_1"),
-        Row(kernels, (f"{theirs}.attn.c_attn.weight",), conv1d()),
-        Row(biases, (f"{theirs}.attn.c_attn.bias",), FLAT),
-        *dense(f"{ours}/attention/out", f"{theirs}.attn.c_proj", kernel=conv1d(inputs=2)),
-        *norm(f"{ours}/feed_forward_norm", f"{theirs}.ln_2"),
-        *dense(f"{ours}/feed_forward/up", f"{theirs}.mlp.c_fc", kernel=conv1d()),
-        *dense(f"{ours}/feed_forward/down", f"{theirs}.mlp.c_proj", kernel=conv1d()),
+        *norm(f"{jax}/attention_norm", f"{hf}.ln_1"),
+        Entry(kernels, (f"{hf}.attn.c_attn.weight",), conv1d()),
+        Entry(biases, (f"{hf}.attn.c_attn.bias",), FLAT),
+        *dense(f"{jax}/attention/out", f"{hf}.attn.c_proj", kernel=conv1d(inputs=2)),
+        *norm(f"{jax}/feed_forward_norm", f"{hf}.ln_2"),
+        *dense(f"{jax}/feed_forward/up", f"{hf}.mlp.c_fc", kernel=conv1d()),
+        *dense(f"{jax}/feed_forward/down", f"{hf}.mlp.c_proj", kernel=conv1d()),
     ]
 
 
@@ -56,29 +59,29 @@ FAMILY = Family(
         "initializer": "scaled_normal",
     },
     settings=(
-        Copied("vocab_size", "vocab_size", 50_257),
-        Copied("n_positions", "max_len", 1024),
-        Copied("n_embd", "d_model", 768),
-        Copied("n_layer", "num_decoder_layers", 12),
-        Copied("n_head", "num_heads", 12),
-        Copied("n_inner", "d_ff", lambda ours: 4 * ours["d_model"]),
-        Named("activation_function", "activation", "gelu_new", ACTIVATIONS),
-        Named("tie_word_embeddings", "tied_embeddings", True, {True: "output", False: "none"}),
-        Copied("layer_norm_epsilon", "norm_eps", 1e-5),
-        Copied("resid_pdrop", "dropout_rate", 0.1),
-        Copied("attn_pdrop", "attention_dropout_rate", 0.1),
-        Fixed("scale_attn_weights", True),
-        Fixed("scale_attn_by_inverse_layer_idx", False),
-        Fixed("add_cross_attention", False),
+        Field("vocab_size", "vocab_size", 50_257),
+        Field("n_positions", "max_len", 1024),
+        Field("n_embd", "d_model", 768),
+        Field("n_layer", "num_decoder_layers", 12),
+        Field("n_head", "num_heads", 12),
+        Field("n_inner", "d_ff", lambda fields: 4 * fields["d_model"]),
+        EnumField("activation_function", "activation", "gelu_new", ACTIVATIONS),
+        EnumField("tie_word_embeddings", "tied_embeddings", True, {True: "output", False: "none"}),
+        Field("layer_norm_epsilon", "norm_eps", 1e-5),
+        Field("resid_pdrop", "dropout_rate", 0.1),
+        Field("attn_pdrop", "attention_dropout_rate", 0.1),
+        ConstField("scale_attn_weights", True),
+        ConstField("scale_attn_by_inverse_layer_idx", False),
+        ConstField("add_cross_attention", False),
     ),
-    table=table,
+    weight_map=weight_map,
     prefix="transformer.",
-    heads=("lm_head.", "score."),
-    ignored=r"\.attn\.(masked_)?bias$",
-    free=frozenset(
+    head_prefixes=("lm_head.", "score."),
+    ignored_tensors=r"\.attn\.(masked_)?bias$",
+    ignored_keys=frozenset(
         """n_ctx embd_pdrop reorder_and_upcast_attn summary_activation summary_first_dropout
         summary_proj_to_labels summary_type summary_use_proj""".split()
     ),
-    head="score.weight",
+    classifier_tensor="score.weight",
 )
-"""The dropout of embeddings (`embd_pdrop`) is that of sub-layers here."""
+"""The dropout of embeddings (`embd_pdrop`) is `dropout_rate` here."""

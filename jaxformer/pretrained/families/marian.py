@@ -3,12 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxformer.config import ConfigError, TransformerConfig
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.pretrained.config_mapping import (
+    ACTIVATIONS,
+    ConstField,
+    EnumField,
+    Field,
+    parse_number,
+)
 from jaxformer.pretrained.family import Family
-from jaxformer.pretrained.settings import ACTIVATIONS, Copied, Fixed, Named, number
-from jaxformer.pretrained.subjects import Subject
-from jaxformer.pretrained.table import Row, attention, dense, norm, one
+from jaxformer.pretrained.model_specs import ModelSpec
 from jaxformer.pretrained.transforms import Transform, linear
+from jaxformer.pretrained.weight_map import Entry, attention, dense, entry, norm
 
 _OUTPUT = "lm_head.weight"
 _SHARED = "model.shared.weight"
@@ -17,71 +24,73 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _PARTS = {"attention": "self_attn", "cross_attention": "encoder_attn"}
 
 _ONE_ROW = Transform(
-    shape=lambda ours: (1, *ours),
-    to_theirs=lambda array: array[None],
-    to_ours=lambda array, shape: array.reshape(shape),
+    shape=lambda jax: (1, *jax),
+    to_hf=lambda array: array[None],
+    to_jax=lambda array, shape: array.reshape(shape),
 )
 
 
-def table(subject: Subject, theirs: Mapping[str, Any]) -> list[Row]:
-    """The rows of a Marian translation model."""
-    config = subject.config
-    rows = [one("output/bias", "final_logits_bias", _ONE_ROW)]
+def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
+    """The entries of a Marian translation model."""
+    config = spec.config
+    entries = [entry("output/bias", "final_logits_bias", _ONE_ROW)]
     if config.tied_embeddings == "all":
-        rows += [Row(("embedding/table",), (_SHARED, _SOURCE, _TARGET, _OUTPUT))]
+        entries += [Entry(("embedding/table",), (_SHARED, _SOURCE, _TARGET, _OUTPUT))]
     else:
         output = (_OUTPUT,) if config.ties_output else ()
-        rows += [Row(("embedding/table",), (_TARGET, *output))]
-        rows += [one("source_embedding/table", _SOURCE)]
-        rows += [] if output else [one("output/kernel", _OUTPUT, linear())]
+        entries += [Entry(("embedding/table",), (_TARGET, *output))]
+        entries += [entry("source_embedding/table", _SOURCE)]
+        entries += [] if output else [entry("output/kernel", _OUTPUT, linear())]
     for stack, layers in (
         ("encoder", config.num_encoder_layers),
         ("decoder", config.num_decoder_layers),
     ):
         for i in range(layers):
-            rows += _block(f"{stack}/blocks_{i}", f"model.{stack}.layers.{i}", stack == "decoder")
-    return rows
+            entries += _block(
+                f"{stack}/blocks_{i}", f"model.{stack}.layers.{i}", stack == "decoder"
+            )
+    return entries
 
 
-def _block(ours: str, theirs: str, cross: bool) -> list[Row]:
-    rows = []
+def _block(jax: str, hf: str, cross: bool) -> list[Entry]:
+    entries = []
     for part, name in _PARTS.items():
         if part == "attention" or cross:
-            rows += attention(f"{ours}/{part}", f"{theirs}.{name}", _PROJECTIONS)
-            rows += norm(f"{ours}/{part}_norm", f"{theirs}.{name}_layer_norm")
+            entries += attention(f"{jax}/{part}", f"{hf}.{name}", _PROJECTIONS)
+            entries += norm(f"{jax}/{part}_norm", f"{hf}.{name}_layer_norm")
     return [
-        *rows,
-        *dense(f"{ours}/feed_forward/up", f"{theirs}.fc1"),
-        *dense(f"{ours}/feed_forward/down", f"{theirs}.fc2"),
-        *norm(f"{ours}/feed_forward_norm", f"{theirs}.final_layer_norm"),
+        *entries,
+        *dense(f"{jax}/feed_forward/up", f"{hf}.fc1"),
+        *dense(f"{jax}/feed_forward/down", f"{hf}.fc2"),
+        *norm(f"{jax}/feed_forward_norm", f"{hf}.final_layer_norm"),
     ]
 
 
 class _Both(NamedTuple):
-    """A number that their encoder and decoder have each, and that must be one here."""
+    """A number that encoder and decoder have each, and that must be the same here."""
 
-    theirs: str
-    ours: str
+    hf: str
+    jax: str
     default: int
 
     @property
     def keys(self) -> Sequence[str]:
-        """The key of either."""
-        return tuple(f"{stack}_{self.theirs}" for stack in ("encoder", "decoder"))
+        """The keys of encoder and decoder."""
+        return tuple(f"{stack}_{self.hf}" for stack in ("encoder", "decoder"))
 
-    def read(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-        """The field; `ConfigError` where the two differ."""
-        one, other = (number(key, theirs.get(key, self.default), int) for key in self.keys)
+    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Our field; `ConfigError` if the two differ."""
+        one, other = (parse_number(key, hf.get(key, self.default), int) for key in self.keys)
         if one != other:
             raise ConfigError(
-                f"{self.keys[0]}={one} and {self.keys[1]}={other} cannot be said here: encoder and "
-                f"decoder have one {self.ours}"
+                f"{self.keys[0]}={one} and {self.keys[1]}={other} are not supported: encoder "
+                f"and decoder must have the same {self.jax}"
             )
-        return {self.ours: one}
+        return {self.jax: one}
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
         """Both keys."""
-        return dict.fromkeys(self.keys, getattr(config, self.ours))
+        return dict.fromkeys(self.keys, getattr(config, self.jax))
 
 
 class _Vocabularies(NamedTuple):
@@ -94,19 +103,19 @@ class _Vocabularies(NamedTuple):
         "tie_word_embeddings",
     )
 
-    def read(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields; `ConfigError` for what is shared without being one."""
-        source = number("vocab_size", theirs.get("vocab_size", 58_101), int)
-        target = number("decoder_vocab_size", theirs.get("decoder_vocab_size") or source, int)
-        shared, tied = (number(key, theirs.get(key, True), bool) for key in self.keys[2:])
+    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Our fields; `ConfigError` for shared embeddings of two vocabularies."""
+        source = parse_number("vocab_size", hf.get("vocab_size", 58_101), int)
+        target = parse_number("decoder_vocab_size", hf.get("decoder_vocab_size") or source, int)
+        shared, tied = (parse_number(key, hf.get(key, True), bool) for key in self.keys[2:])
         if not shared:
             sizes = {"vocab_size": target, "source_vocab_size": source}
             return sizes | {"tied_embeddings": "output" if tied else "none"}
         if source != target or not tied:
             raise ConfigError(
                 f"share_encoder_decoder_embeddings=true with vocab_size={source}, "
-                f"decoder_vocab_size={target} and tie_word_embeddings={str(tied).lower()} cannot "
-                "be said here: what is shared has one vocabulary and is the output too"
+                f"decoder_vocab_size={target} and tie_word_embeddings={str(tied).lower()} are not "
+                "supported: shared embeddings need one vocabulary and a tied output"
             )
         return {"vocab_size": source, "tied_embeddings": "all"}
 
@@ -130,28 +139,28 @@ FAMILY = Family(
     },
     settings=(
         _Vocabularies(),
-        Copied("max_position_embeddings", "max_len", 1024),
-        Copied("d_model", "d_model", 1024),
-        Copied("encoder_layers", "num_encoder_layers", 12),
-        Copied("decoder_layers", "num_decoder_layers", 12),
+        Field("max_position_embeddings", "max_len", 1024),
+        Field("d_model", "d_model", 1024),
+        Field("encoder_layers", "num_encoder_layers", 12),
+        Field("decoder_layers", "num_decoder_layers", 12),
         _Both("attention_heads", "num_heads", 16),
         _Both("ffn_dim", "d_ff", 4096),
-        Named("activation_function", "activation", "gelu", ACTIVATIONS),
-        Copied("scale_embedding", "scale_embeddings", False),
-        Copied("dropout", "dropout_rate", 0.1),
-        Copied("attention_dropout", "attention_dropout_rate", 0.0),
-        Copied("activation_dropout", "activation_dropout_rate", 0.0),
-        Fixed("static_position_embeddings", True),
-        Fixed("is_decoder", False),
+        EnumField("activation_function", "activation", "gelu", ACTIVATIONS),
+        Field("scale_embedding", "scale_embeddings", False),
+        Field("dropout", "dropout_rate", 0.1),
+        Field("attention_dropout", "attention_dropout_rate", 0.0),
+        Field("activation_dropout", "activation_dropout_rate", 0.0),
+        ConstField("static_position_embeddings", True),
+        ConstField("is_decoder", False),
     ),
-    table=table,
+    weight_map=weight_map,
     prefix="model.",
-    heads=("lm_head.", "final_logits_bias"),
-    # The table of sines, which early versions wrote down.
-    ignored=r"^model\.(en|de)coder\.embed_positions\.weight$",
-    free=frozenset(
+    head_prefixes=("lm_head.", "final_logits_bias"),
+    # The table of sines, which early versions stored.
+    ignored_tensors=r"^model\.(en|de)coder\.embed_positions\.weight$",
+    ignored_keys=frozenset(
         """is_encoder_decoder init_std num_hidden_layers encoder_layerdrop decoder_layerdrop
         classif_dropout classifier_dropout extra_pos_embeddings _num_labels""".split()
     ),
 )
-"""Their positions end at `max_position_embeddings`; the table of sines here goes on."""
+"""Positions end at `max_position_embeddings` there; sinusoidal positions here do not end."""

@@ -1,0 +1,205 @@
+"""Trains models with custom modules: `python -m experiments.examples.custom_modules`.
+
+An attention function, a position scheme and a block, each given to the model as an argument.
+"""
+
+import sys
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from experiments.harness import cli
+from jaxformer.config import TransformerConfig, check_at_least
+from jaxformer.errors import ConfigError
+from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.blocks import Block
+from jaxformer.nn.layers import FeedForward, Norm
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.ops.attention import AttentionFn, reference
+from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
+from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.masks import AttentionMask
+from jaxformer.text.data import StreamBatch
+from jaxformer.training.losses import causal_loss
+from jaxformer.training.train_step import init_train_state, make_train_step
+
+SIZES = TransformerConfig(
+    vocab_size=11,
+    d_model=16,
+    d_ff=24,
+    num_heads=2,
+    num_decoder_layers=1,
+    norm_placement="pre",
+    tied_embeddings="output",
+    positions="none",
+)
+
+
+def cosine_attention(sharpness: float) -> AttentionFn:
+    """Returns attention by cosine similarity times `sharpness` (Henry et al. 2020)."""
+
+    def attend(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        mask: AttentionMask,
+        *,
+        scale: float,
+        bias: jax.Array | None = None,
+        dropout: Dropout | None = None,
+    ) -> jax.Array:
+        """Uses `sharpness` instead of `scale`."""
+        q, k = _unit(q), _unit(k)
+        return reference(q, k, v, mask, scale=sharpness, bias=bias, dropout=dropout)
+
+    return attend
+
+
+class DistanceBlock(Block):
+    """A block with a learned attention bias for each head and distance, up to `max_distance`.
+
+    With `config.positions` "none" this bias is the model's only information about order.
+    """
+
+    max_distance: int = 8
+
+    def setup(self):
+        super().setup()
+        shape = (self.config.num_heads, self.max_distance + 1)
+        self.distance_bias = self.param("distance_bias", nn.initializers.zeros, shape)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: AttentionMask,
+        *,
+        positions: jax.Array,
+        bias: jax.Array | None = None,
+        encoder_kv: KeyValue | None = None,
+        encoder_mask: AttentionMask | None = None,
+        layer_cache: LayerCache | None = None,
+        dropout_rng: DropoutRng | None = None,
+    ) -> tuple[jax.Array, LayerCache | None]:
+        """As `Block`, with the worth of distances in the place of `bias`."""
+        keys = x.shape[1] if layer_cache is None else layer_cache.max_length
+        queries = mask.offset + jnp.arange(x.shape[1])
+        distance = jnp.abs(queries[:, None] - jnp.arange(keys)[None, :])
+        clipped = jnp.minimum(distance, self.max_distance)
+        bias = jnp.take(self.distance_bias, clipped, axis=1)[None]  # [1, N, T, S]
+        return super().__call__(
+            x,
+            mask,
+            positions=positions,
+            bias=bias,
+            encoder_kv=encoder_kv,
+            encoder_mask=encoder_mask,
+            layer_cache=layer_cache,
+            dropout_rng=dropout_rng,
+        )
+
+
+class ParallelBlock(nn.Module):
+    """x + attention(norm(x)) + feed_forward(norm(x)), with one norm (Black et al. 2022).
+
+    Raises `ConfigError` for a block with cross-attention.
+    """
+
+    config: TransformerConfig
+    cross: bool = False
+    attention_fn: AttentionFn = reference
+
+    def setup(self):
+        if self.cross:
+            raise ConfigError("a parallel block has no cross-attention: use it in a DecoderOnly")
+        self.norm = Norm(self.config)
+        self.attention = MultiHeadAttention(self.config, self.attention_fn)
+        self.feed_forward = FeedForward(self.config)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: AttentionMask,
+        *,
+        positions: jax.Array,
+        bias: jax.Array | None = None,
+        encoder_kv: KeyValue | None = None,
+        encoder_mask: AttentionMask | None = None,
+        layer_cache: LayerCache | None = None,
+        dropout_rng: DropoutRng | None = None,
+    ) -> tuple[jax.Array, LayerCache | None]:
+        """As `Block`, without cross-attention."""
+        h = self.norm(x)
+        kv = self.attention.keys_values(h, positions)
+        if layer_cache is not None:
+            layer_cache = write(layer_cache, kv, mask.offset)
+            kv = read(layer_cache)
+        y = self.attention(h, kv, mask, positions=positions, bias=bias, dropout_rng=dropout_rng)
+        y = y + self.feed_forward(h, dropout_rng)
+        dropout = Dropout(dropout_rng, "/".join(self.path), self.config.dropout_rate)
+        return x + dropout(y), layer_cache
+
+
+def models() -> dict[str, DecoderOnly]:
+    """Returns a language model without custom modules, and one with each of the three."""
+    return {
+        "standard": DecoderOnly(SIZES),
+        "custom attention": DecoderOnly(SIZES, cosine_attention(8.0)),
+        "custom positions": DecoderOnly(SIZES, block=DistanceBlock),
+        "custom block": DecoderOnly(SIZES, block=ParallelBlock),
+    }
+
+
+def repeating(seed: int, rows: int = 16, length: int = 12) -> StreamBatch:
+    """Returns rows that repeat three random tokens."""
+    rng = np.random.default_rng(seed)
+    words = rng.permuted(np.tile(np.arange(SIZES.vocab_size), (rows, 1)), axis=1)[:, :3]
+    tokens = np.array([list(islice(cycle(row), length + 1)) for row in words], np.int32)
+    # The first two labels cannot be predicted.
+    valid = np.broadcast_to(np.arange(length) >= 2, (rows, length))
+    return StreamBatch(tokens, valid, np.arange(rows, dtype=np.int32), None, None)
+
+
+@dataclass(frozen=True)
+class CustomModulesOptions:
+    """How each model is trained."""
+
+    steps: int = 200
+    """Number of training steps."""
+    learning_rate: float = 1e-2
+    """Learning rate of Adam."""
+
+    def __post_init__(self):
+        check_at_least(self, 1, "steps")
+
+
+def losses(model: DecoderOnly, options: CustomModulesOptions) -> list[float]:
+    """Trains `model`; returns the loss before each update, in nats per token."""
+    optimizer = optax.adam(options.learning_rate)
+    step = jax.jit(make_train_step(causal_loss(model), optimizer))
+    params = jax.jit(model.init)(jax.random.key(0), repeating(0).tokens[:2])["params"]
+    state, found = init_train_state(params, optimizer, jax.random.key(1)), []
+    for number in range(options.steps):
+        state, metrics = step(state, repeating(number))
+        found.append(float(metrics["loss"] / metrics["tokens"]))
+    return found
+
+
+def main(options: CustomModulesOptions) -> None:
+    """Prints the first and the last loss of each model."""
+    for name, model in models().items():
+        found = losses(model, options)
+        print(f"{name:16} loss {found[0]:.3f} -> {found[-1]:.3f} nats per token")
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    return x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+if __name__ == "__main__":
+    options = {"default": CustomModulesOptions()}
+    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))

@@ -1,0 +1,139 @@
+"""What a run is built of: attention function, block, loss and schedule, each found by its name.
+
+Everything that needs a run's model calls `build_model`, so that a run is validated, scored,
+sampled, planned, fine-tuned and exported with what it was trained with.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar, get_args
+
+import optax
+from flax import linen as nn
+
+from experiments.harness import distributed
+from experiments.harness.config_files import is_own
+from experiments.harness.training_config import OptimizerConfig, TrainingConfig
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import REMAT, MakeBlock
+from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection
+from jaxformer.training import optimizer
+from jaxformer.training.losses import Loss
+
+M = TypeVar("M", bound=nn.Module)
+C = TypeVar("C")
+
+
+def resolve(name: str, kind: str) -> Any:
+    """The function or class `package.module:name`; `kind` is the option that it was given to.
+
+    Raises `ConfigError` for a name of another form, a module or attribute that is not there, and
+    a value that cannot be called.
+    """
+    if not is_own(name):
+        raise ConfigError(f"{kind}={name!r} is not a name of the form package.module:name")
+    path, _, words = name.partition(":")
+    try:
+        value = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if not f"{path}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports one that is not
+        raise ConfigError(
+            f"{kind}={name!r}: there is no module {error.name!r}: start the command in the folder "
+            "that holds it, or put that folder on PYTHONPATH"
+        ) from error
+    for word in words.split("."):
+        if not hasattr(value, word):
+            raise ConfigError(f"{kind}={name!r}: the module {path!r} has no {words!r}")
+        value = getattr(value, word)
+    if not callable(value):
+        raise ConfigError(
+            f"{kind}={name!r} is not callable, but {type(value).__name__}: name a function or class"
+        )
+    return value
+
+
+def name_of(value: Any, kind: str) -> str:
+    """The name `package.module:name` under which `resolve` finds `value` again.
+
+    Raises `ConfigError` for a value without one, such as a lambda or a function within a function.
+    """
+    path, words = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    main = path == "__main__"
+    if main:  # a module that was started with python -m has a name besides
+        path = getattr(sys.modules[path].__spec__, "name", "")
+    name = f"{path}:{words}"
+    if not is_own(name) or not (main or resolve(name, kind) is value):
+        raise ConfigError(
+            f"{kind}={value!r} cannot be found again by a name, so the run could not record what "
+            "it was built with: define it at the top level of a module that can be imported"
+        )
+    return name
+
+
+def with_values(
+    config: C,
+    *,
+    block: MakeBlock | None = None,
+    attention_fn: AttentionFn | None = None,
+    loss: Callable[..., Loss] | None = None,
+    schedule: Callable[[OptimizerConfig], optax.Schedule] | None = None,
+) -> C:
+    """The run's `config` with the names of the values given; None keeps what it says.
+
+    Raises `ConfigError` as `name_of` does.
+    """
+    run: Any = config  # the configs of the experiments share these fields, but no class
+    given = {"block": block, "attention_fn": attention_fn, "loss": loss}
+    names = {kind: name_of(value, kind) for kind, value in given.items() if value is not None}
+    changes: dict[str, Any] = {"training": replace(run.training, **names)}
+    if schedule is not None:
+        rate = name_of(schedule, "schedule")
+        changes["optimizer"] = replace(run.optimizer, schedule=rate)
+    return replace(run, **changes)
+
+
+def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:
+    """The model of the class `kind` with the attention function and the block of `training`."""
+    block = resolve(training.block, "block") if training.block else REMAT[training.remat]
+    return kind(sizes, build_attention(training), block)
+
+
+def build_attention(training: TrainingConfig) -> AttentionFn:
+    """The attention function that `training` names."""
+    name = training.attention_fn
+    if name == "auto":
+        return AutoAttention(on_select=_print_selection)
+    return ATTENTION_FNS[name] if name in ATTENTION_FNS else resolve(name, "attention_fn")
+
+
+def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
+    """What makes the loss of a model: the function that `training` names, or `default`."""
+    return resolve(training.loss, "loss") if training.loss else default
+
+
+def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """The optimizer, with the schedule that `config` names."""
+    if config.schedule in get_args(optimizer.ScheduleName):
+        return optimizer.make_optimizer(config)
+    return optimizer.make_optimizer(config, resolve(config.schedule, "schedule")(config))
+
+
+def check(config: Any) -> None:
+    """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
+    training = config.training
+    given = {"block": training.block, "loss": training.loss}
+    built_in = {"attention_fn": training.attention_fn, "schedule": config.optimizer.schedule}
+    given |= {kind: name for kind, name in built_in.items() if is_own(name)}
+    for kind, name in given.items():
+        if name:
+            resolve(name, kind)
+
+
+def _print_selection(selection: Selection) -> None:
+    """Prints why an attention function was selected; of several processes the first does."""
+    if distributed.is_first():
+        print(selection, flush=True)

@@ -1,0 +1,343 @@
+"""The command line: options over presets, and what an exit code says about an error."""
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import io
+import itertools
+import os
+import re
+import shutil
+import signal
+import sys
+import textwrap
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from typing import Any, NoReturn, TextIO, TypeVar
+
+from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError
+
+T = TypeVar("T")
+
+_TERMINATED = 128 + signal.SIGTERM
+_CODES = (
+    ("jaxformer.errors", "ConfigError", 2),
+    ("jaxformer.errors", "MissingExtra", 2),
+    ("jaxformer.errors", "DataError", 65),
+    ("jaxformer.errors", "CheckpointError", 66),
+    ("jaxformer.errors", "Diverged", 70),
+    ("builtins", "OSError", 74),
+    ("builtins", "KeyboardInterrupt", 130),
+)
+
+_OTHER_NAMES = {
+    "accum": ("grad_accumulation",),
+    "batch": ("batch_size", "batch_tokens"),
+    "batch_size": ("batch_tokens",),
+    "beam": ("beam_size", "eval_beam_size"),
+    "beams": ("beam_size", "eval_beam_size"),
+    "bf16": ("dtype",),
+    "block_size": ("seq_len",),
+    "checkpoint": ("run", "init_from"),
+    "clip": ("grad_clip_norm",),
+    "clip_norm": ("grad_clip_norm",),
+    "dropout": ("dropout_rate",),
+    "epochs": ("total_steps",),
+    "eval_interval": ("evaluate_every",),
+    "eval_steps": ("evaluate_every",),
+    "fp16": ("dtype",),
+    "gradient_accumulation_steps": ("grad_accumulation",),
+    "heads": ("num_heads",),
+    "hidden_size": ("d_model",),
+    "iters": ("total_steps",),
+    "layers": ("num_encoder_layers", "num_decoder_layers"),
+    "log_interval": ("log_every",),
+    "logging_steps": ("log_every",),
+    "lr": ("learning_rate",),
+    "max_grad_norm": ("grad_clip_norm",),
+    "max_iters": ("total_steps",),
+    "max_length": ("max_len", "seq_len", "length"),
+    "max_lr": ("learning_rate",),
+    "max_new_tokens": ("length",),
+    "max_steps": ("total_steps",),
+    "min_lr": ("min_lr_ratio",),
+    "model": ("run",),
+    "model_name_or_path": ("run", "init_from"),
+    "n_embd": ("d_model",),
+    "n_head": ("num_heads",),
+    "n_layer": ("num_encoder_layers", "num_decoder_layers"),
+    "out_dir": ("runs", "output"),
+    "output_dir": ("runs", "output"),
+    "save_steps": ("save_every",),
+    "seq_length": ("seq_len",),
+    "steps": ("total_steps",),
+    "warmup": ("warmup_steps",),
+    "wd": ("weight_decay",),
+}
+"""What other programs call an option -> the last words of ours."""
+_NOT_OPTIONS = {
+    "config": "--preset NAME chooses a configuration, and options change its fields",
+    "device": "JAX chooses the device; set JAX_PLATFORMS=cpu, cuda or tpu in the environment",
+    "gpu": "JAX uses the GPUs that it sees; set CUDA_VISIBLE_DEVICES to hide some",
+    "resume": "a run resumes by itself; give the same --name and --runs again",
+}
+"""What other programs have as an option and ours do not -> what to do."""
+
+
+def parse(
+    presets: Mapping[str, T], args: list[str] | None = None, description: str | None = None
+) -> T:
+    """Returns the preset named by `--preset` (the first by default), changed by the options.
+
+    `presets` holds frozen dataclasses. A nested field is set by its dotted name, as in
+    `--model.d_model 256`; a field of type bool is a flag, `--int8` or `--no_int8`. `args` are those
+    of the process when None. An unknown preset, an unknown option, and settings that contradict
+    each other end the process with code 2 and one sentence on stderr. Raises `MissingExtra` when
+    tyro is not installed.
+    """
+    tyro = optional_dependencies.load("tyro")
+    default = next(iter(presets))
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--preset", default=default)
+    found, rest = finder.parse_known_args(args)
+    names = ", ".join(presets)
+    if found.preset not in presets:
+        hint = _hint(difflib.get_close_matches(found.preset, presets))
+        _refuse(f"there is no preset {found.preset!r}: {hint}choose one of {names}")
+    preset = presets[found.preset]
+    options = _options(preset, "--")
+    _refuse_unknown_options(rest, ["--preset", *options])
+    _refuse_values_of_flags(rest, options)
+    if {"-h", "--help"} & set(rest):
+        description = description or ""
+        if len(presets) > 1:
+            description += f"\n\n--preset NAME chooses the defaults: {names}. Without it NAME is "
+            description += f"{default}. The defaults shown here are those of {found.preset}."
+        print(_wrapped(description))
+    with _refused_in_one_sentence():
+        return tyro.cli(
+            type(preset),
+            prog=_program(),
+            default=preset,
+            args=rest,
+            description="",
+            use_underscores=True,
+            config=(tyro.conf.AvoidSubcommands,),
+        )
+
+
+def run(main: Callable[[], None]) -> int:
+    """The exit code of the process after `main()`; what went wrong is one sentence on stderr.
+
+    Only code 1, a bug or no memory left, brings a traceback. SIGTERM ends `main` with code 143.
+    A reader that closes our output early, as `head` does, is no error.
+    """
+    try:
+        with _terminable(), _plain_warnings():
+            main()
+            sys.stdout.flush()
+        return 0
+    except BrokenPipeError:
+        # the interpreter flushes once more at exit, and must not meet the closed pipe again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as end:
+        return _exit_status(end)
+    except BaseException as error:
+        code = exit_code(error)
+        if code == 1:
+            traceback.print_exc()
+        print(f"error: {sentence(error)}", file=sys.stderr)
+        return code
+
+
+def exit_code(error: BaseException) -> int:
+    """0 to 143, by the class of `error`: see `_CODES`; 1 for any other."""
+    for module, name, code in _CODES:
+        # an error of a module that was never imported cannot have been raised
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(error, kind):
+            return code
+    return 1
+
+
+def sentence(error: BaseException) -> str:
+    """What `error` says, on one line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if _is_out_of_memory(error):
+        return _advice(error)
+    return " ".join(str(error).split("\n")) or type(error).__name__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # a process that never computed on a device has not loaded this
+    memory = sys.modules.get("jaxformer.distributed.memory")
+    return memory is not None and memory.is_out_of_memory(error)
+
+
+def _advice(error: BaseException) -> str:
+    """How much memory was asked for, what holds the rest, and which settings lower the need."""
+    asked = re.search(r"allocat\w* ([\d.,]+ ?\w+)", str(error))
+    facts = [f"{asked[1]} were asked for" if asked else str(error).splitlines()[0]]
+    facts += filter(None, getattr(error, "__notes__", []))
+    return (
+        f"out of memory: {'; '.join(facts)}. Lower the batch "
+        "(--data.batch_size or --data.batch_tokens), raise --training.grad_accumulation, or give "
+        "--training.remat blocks; the command plan says what a choice needs"
+    )
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Prints `text`; a log on a full disk must not stop a training."""
+    with contextlib.suppress(OSError):
+        print(text, file=stream or sys.stdout, flush=True)
+
+
+def _program() -> str | None:
+    """The command as it was typed, when Python was started with -m."""
+    spec = sys.modules["__main__"].__spec__
+    return f"python -m {spec.name}" if spec is not None else None
+
+
+def _refuse(reason: str) -> NoReturn:
+    print(f"error: {reason}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _hint(near: list[str]) -> str:
+    return f"did you mean {' or '.join(near)}? " if near else ""
+
+
+def _wrapped(text: str) -> str:
+    """The paragraphs of `text` in the width of the terminal."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    paragraphs = text.strip().split("\n\n")
+    return "".join(textwrap.fill(paragraph.strip(), width) + "\n\n" for paragraph in paragraphs)[
+        :-1
+    ]
+
+
+def _options(config: Any, prefix: str) -> dict[str, str]:
+    """The options of the dataclass `config`, each with its opposite, "" where it is no flag."""
+    found: dict[str, str] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        on, off = prefix + field.name, f"{prefix}no_{field.name}"
+        if dataclasses.is_dataclass(value):
+            found |= _options(value, f"{on}.")
+        else:
+            found |= {on: off, off: on} if isinstance(value, bool) else {on: ""}
+    return found
+
+
+def _refuse_unknown_options(args: list[str], known: list[str]) -> None:
+    for arg in args:
+        name = arg.partition("=")[0]
+        if name.startswith("--") and _canonical(name) not in (*known, "--help", "--"):
+            _refuse(f"there is no option {name}: {_suggestion(_canonical(name), known)}")
+
+
+def _refuse_values_of_flags(args: list[str], options: Mapping[str, str]) -> None:
+    for arg, following in itertools.pairwise([*args, ""]):
+        name, equals, value = arg.partition("=")
+        opposite = options.get(_canonical(name))
+        if opposite and (equals or following.lower() in ("true", "false")):
+            _refuse(f"{name} is a flag and takes no value: write {name} or {opposite} alone")
+
+
+def _canonical(name: str) -> str:
+    return "--" + name.removeprefix("--").replace("-", "_")
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    """What to write instead of the unknown option `name`."""
+    word = _last_word(name)
+    if word in _NOT_OPTIONS:
+        return _NOT_OPTIONS[word]
+    group = [option for option in known if option.startswith(f"{name}.")]
+    if group:
+        return f"it is a group of options, such as {group[0]}; --help lists them all"
+    ours = _OTHER_NAMES.get(word.removeprefix("num_"), ())
+    same = [option for option in known if _last_word(option) in (word, *ours)][:3]
+    if same:
+        return f"use {' or '.join(same)}"
+    words = [_last_word(option) for option in known]
+    near = difflib.get_close_matches(word, dict.fromkeys(words))
+    options = [option for found in near for option in known if _last_word(option) == found][:3]
+    return f"{_hint(options)}--help lists them all"
+
+
+def _last_word(option: str) -> str:
+    return option.removeprefix("--").rpartition(".")[2]
+
+
+@contextmanager
+def _refused_in_one_sentence() -> Iterator[None]:
+    """Says why settings were refused, without the frame that tyro draws around it."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            yield
+    except SystemExit as end:
+        cause = end.__context__
+        while cause is not None and not isinstance(cause, ConfigError):
+            cause = cause.__context__
+        if cause is not None:
+            _refuse(sentence(cause))
+        if end.code:
+            _refuse(_first_section(said.getvalue()))
+        raise
+
+
+def _first_section(text: str) -> str:
+    """The reason in what tyro prints: without title, frame and what follows, on one line."""
+    lines = [line.strip("╭─╮│╰╯|+- ") for line in text.splitlines()]
+    further = ("For full helptext", "Argument helptext")
+    reason = itertools.takewhile(lambda line: not line.startswith(further), lines)
+    return " ".join([line for line in reason if line][1:])
+
+
+def _exit_status(end: SystemExit) -> int:
+    if end.code == _TERMINATED:
+        print("stopped by SIGTERM", file=sys.stderr)
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(f"error: {end.code}", file=sys.stderr)
+    return 1
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Says a warning as one sentence, without the line of the program it comes from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        yield
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    say(f"warning: {' '.join(str(message).split())}", sys.stderr)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Lets SIGTERM unwind the stack, so that files are closed; training puts its own in place."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise SystemExit(_TERMINATED)

@@ -1,0 +1,130 @@
+"""Where real data lies: in a folder of one's own, in the user's cache, or on its web page."""
+
+import contextlib
+import difflib
+import gzip
+import hashlib
+import http.client
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxformer.errors import DataError
+
+
+class Group(NamedTuple):
+    """Files of a data set that come from one place; datasets.json holds them all.
+
+    `url` has {name} where the file's own name goes (a file that has another name there is a group
+    of its own), without .gz if `zipped`: then what comes is plain text, and is gzipped here. None
+    means that it cannot be downloaded, and `source` tells a person where to look. `files` maps
+    names to the sha256 of what is downloaded.
+    """
+
+    files: dict[str, str]
+    url: str | None = None
+    zipped: bool = False
+    source: str = ""
+
+
+def find(dataset: str, file: str) -> Path:
+    """The path of `file` of `dataset`, which is downloaded if it is on this machine nowhere.
+
+    The places, in order: $JAXFORMER_DATA/DATASET/FILE, the same in the user's cache folder, and
+    the web, from a fixed address with a fixed sha256. `DataError` says what to do by hand.
+    """
+    group = _group(dataset, file)
+    own = os.environ.get("JAXFORMER_DATA")
+    cached = cache_folder() / dataset / file
+    for path in ([Path(own) / dataset / file] if own else []) + [cached]:
+        if path.is_file():
+            return path
+    if group.url is None:
+        raise DataError(
+            f"{dataset}/{file} cannot be downloaded: take {group.source}, and {_by_hand(cached)}"
+        )
+    _download(group, file, cached)
+    return cached
+
+
+def cache_folder() -> Path:
+    """The folder for downloads of this user: $XDG_CACHE_HOME/jaxformer, or ~/.cache/jaxformer."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "jaxformer"
+
+
+def _group(dataset: str, file: str) -> Group:
+    table = _table()
+    if dataset not in table:
+        raise DataError(f"there is no data set {dataset!r}: {_near(dataset, table)}")
+    groups = [group for group in table[dataset] if file in group.files]
+    if not groups:
+        names = [name for group in table[dataset] for name in group.files]
+        raise DataError(f"{dataset} has no file {file!r}: {_near(file, names)}")
+    return groups[0]
+
+
+def _table() -> dict[str, list[Group]]:
+    """Every data set that `find` knows, by name."""
+    table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return {dataset: [Group(**group) for group in groups] for dataset, groups in table.items()}
+
+
+def _near(word: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(names), n=3)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"{hint}choose one of {', '.join(names)}"
+
+
+def _by_hand(path: Path) -> str:
+    return (
+        f"put it at {path}, or set JAXFORMER_DATA to the folder that holds "
+        f"{path.relative_to(cache_folder())}"
+    )
+
+
+def _download(group: Group, file: str, path: Path) -> None:
+    """Brings `file` to `path`, whole and with the right sha256 or not at all."""
+    name = file.rpartition("/")[2]
+    assert group.url is not None  # `find` refuses those without one
+    url = group.url.format(name=name.removesuffix(".gz") if group.zipped else name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    print(f"downloading {url} to {path}", file=sys.stderr)
+    try:
+        digest, size = hashlib.sha256(), 0
+        with part.open("wb") as raw, _packed(raw, group.zipped) as out:
+            for chunk in _chunks(url, path):
+                digest.update(chunk)
+                out.write(chunk)
+                size += len(chunk)
+        if digest.hexdigest() != group.files[file]:
+            raise DataError(
+                f"{url} gave {size} bytes with sha256 {digest.hexdigest()}, but "
+                f"{group.files[file]} was expected: try again, or {_by_hand(path)}"
+            )
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _packed(raw, zipped: bool):
+    """`raw` itself, or a gzip file into it whose bytes depend on the content alone."""
+    if not zipped:
+        return contextlib.nullcontext(raw)
+    return gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
+
+
+def _chunks(url: str, path: Path) -> Iterator[bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as response:
+            while chunk := response.read(1 << 20):
+                yield chunk
+    except (OSError, http.client.HTTPException) as error:
+        raise DataError(
+            f"{url} could not be downloaded ({error}): check the network, or {_by_hand(path)}"
+        ) from error

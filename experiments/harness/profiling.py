@@ -1,0 +1,30 @@
+"""Traces of a few training steps."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+def profiled(
+    step: Callable[..., Any], folder: Path, *, first: int = 20, steps: int = 5
+) -> Callable[..., Any]:
+    """`step`, which also writes a trace of calls `first` to `first + steps - 1` to `folder`.
+
+    TensorBoard's profile plugin and Perfetto read it. The first calls compile and are not traced.
+    """
+    calls = count()
+
+    def traced(*args: Any) -> Any:
+        call = next(calls)
+        if call == first:
+            jax.profiler.start_trace(folder)
+        result = step(*args)
+        if call == first + steps - 1:
+            jax.block_until_ready(result)
+            jax.profiler.stop_trace()
+        return result
+
+    return traced

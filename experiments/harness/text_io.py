@@ -1,0 +1,109 @@
+"""Text files and standard input: whole texts, or one text a line."""
+
+import codecs
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from jaxformer.errors import ConfigError, DataError
+
+RULE = "-" * 20
+"""The line printed between two texts."""
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    """Writes each of `lines` as one line of the file `path`, making its folder if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(one_line(line) + "\n" for line in lines).encode())
+
+
+def one_line(text: str) -> str:
+    """`text` without line feeds, which a model that writes bytes might write."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
+def read_text(path: str) -> str:
+    """The text of the file `path`, or of standard input when it is "-".
+
+    Raises `DataError` for what cannot be read or is not UTF-8.
+    """
+    with ExitStack() as stack:
+        file = open_binary(path, stack)
+        try:
+            content = file.read()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{source_name(path)}:{line}: the byte 0x{content[error.start]:02x} is not UTF-8: "
+            "convert the text to UTF-8"
+        ) from error
+
+
+def read_texts(texts: tuple[str, ...], path: str) -> tuple[str, ...]:
+    """`texts`, or the lines of the file `path` that are not blank; `ConfigError` for none."""
+    if path:
+        lines = read_text(path).split("\n")
+        texts = tuple(line.removesuffix("\r") for line in lines if line.strip())
+    if not texts:
+        raise ConfigError("there is no text: give --text TEXT .. or --input FILE")
+    return texts
+
+
+def source_name(path: str) -> str:
+    """How an error calls the file `path`."""
+    return "standard input" if path == "-" else path
+
+
+def open_binary(path: str, stack: ExitStack) -> BinaryIO:
+    """The file `path` to read, closed with `stack`; standard input when it is "-"."""
+    if path == "-":
+        return sys.stdin.buffer
+    try:
+        return stack.enter_context(open(path, "rb"))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def read_chunks(
+    file: BinaryIO, size: int, name: str, problems: list[str]
+) -> Iterator[tuple[int, list[str]]]:
+    """(number of the first line, lines) of `size` lines at a time; only a line feed ends one.
+
+    The first line that is not UTF-8 ends them, and is described in `problems`.
+    """
+    first = 1
+    while raw := list(islice(file, size)):
+        if first == 1:
+            raw[0] = raw[0].removeprefix(codecs.BOM_UTF8)
+        lines, error = _decode(raw)
+        yield first, lines
+        first += len(lines)
+        if error is not None:
+            byte = error.object[error.start]
+            problems.append(
+                f"{name}:{first}: byte {error.start + 1} of the line (0x{byte:02x}) is not UTF-8: "
+                "convert the text to UTF-8"
+            )
+            return
+
+
+def _decode(raw: list[bytes]) -> tuple[list[str], UnicodeDecodeError | None]:
+    """The lines of `raw` up to the first that is not UTF-8, and the error of that one."""
+    lines: list[str] = []
+    for line in raw:
+        try:
+            lines.append(line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            return lines, error
+    return lines, None
+
+
+def _unreadable(path: str, error: OSError) -> DataError:
+    return DataError(f"{path}: cannot read the file: {error.strerror}")

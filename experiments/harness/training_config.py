@@ -1,0 +1,151 @@
+"""The options that all experiments share: where a run is made, how it trains, its optimizer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
+
+import jax
+
+from experiments.harness import distributed
+from experiments.harness.config_files import is_own
+from jaxformer.config import check_at_least, check_choices, check_fraction
+from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
+from jaxformer.errors import ConfigError
+from jaxformer.ops.attention import ATTENTION_FNS
+from jaxformer.runtime.setup import setup_process
+from jaxformer.training import optimizer
+
+StrategyName = Literal["single", "replicated", "sharded"]
+Remat = Literal["none", "attention", "matmuls", "blocks"]
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a run trains. Intervals are in steps; 0 switches one off."""
+
+    grad_accumulation: int = 1
+    """Parts of a batch whose gradients are summed one after the other before each update."""
+    ema_decay: float = 0.0
+    """Decay of the moving average of the parameters, which then becomes the result; 0: none."""
+    seed: int = 0
+    """Seed of the first parameters, the order of the data and the dropout."""
+    log_every: int = 100
+    """Steps between two lines of metrics; 0 logs the last step only."""
+    save_every: int = 1_000
+    """Steps between two checkpoints; the last step is always saved."""
+    evaluate_every: int = 1_000
+    """Steps between two evaluations on the validation text."""
+    patience: int = 0
+    """Evaluations in a row without a better result after which training ends; 0: never."""
+    average_checkpoints: int = 5
+    """The result is the mean of this many last checkpoints, or the best one if it is better."""
+    attention_fn: str = "reference"
+    """reference, xla, blockwise, cudnn, tpu_splash, auto (by shape), or package.module:name."""
+    block: str = ""
+    """Your own block of the model as package.module:name; empty: the library's."""
+    loss: str = ""
+    """Your own loss to train with as package.module:name; empty: the experiment's own."""
+    remat: Remat = "none"
+    """What the backward pass computes again to save memory; blocks saves the most."""
+    loss_chunk: int = 0
+    """Tokens per logits chunk on each device; 0 disables chunking."""
+
+    def __post_init__(self):
+        check_choices(self)
+        check_at_least(self, 1, "grad_accumulation", "average_checkpoints")
+        check_at_least(self, 0, "loss_chunk")
+        check_fraction(self, "ema_decay")
+        _check_name(self, "attention_fn", (*ATTENTION_FNS, "auto"))
+        if self.block and self.remat != "none":
+            raise ConfigError(
+                f"remat={self.remat!r} needs the library's own block, but block={self.block!r} was "
+                "given: leave out --training.remat, and use flax.linen.remat in your module"
+            )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(optimizer.OptimizerConfig):
+    """The library's optimizer; the schedule may be your own."""
+
+    schedule: str = "inverse_square_root"  # type: ignore[assignment]  # wider: also your own
+    """inverse_square_root, cosine, constant, or your own as package.module:name."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_name(self, "schedule", get_args(optimizer.ScheduleName))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where a run is kept and where its steps are computed. All of it may change on resuming."""
+
+    may_change: ClassVar[tuple[str, ...]] = ()
+    """Dotted names of further fields that do not alter the steps already done."""
+
+    runs: str = "runs"
+    """The folder that holds the folders of all experiments."""
+    compilation_cache_dir: str = "programs"
+    """Folder in `runs` that keeps compiled programs for the next start; empty: none is kept."""
+    profile: bool = False
+    """Writes a trace of a few steps into the run's folder, for TensorBoard or Perfetto."""
+    strategy: StrategyName = "single"
+    """One device, a copy of the state on each device, or parts of it on a mesh of devices."""
+    mesh: str = ""
+    """The mesh of --strategy sharded, such as data=2,fsdp=2,tensor=2; empty: all along data."""
+    distributed: bool = False
+    """Reads from the cluster (SLURM, Cloud TPU, ...) which of how many processes this one is."""
+    coordinator: str = ""
+    """HOST:PORT of process 0, where no cluster says it."""
+    num_processes: int | None = None
+    """How many processes there are, with `coordinator`."""
+    process_id: int | None = None
+    """Which of them this one is, from 0, with `coordinator`."""
+
+    def __post_init__(self):
+        distributed.check(self)
+
+    def free_fields(self: Any) -> list[str]:
+        """Dotted names of the fields that may differ when the run is resumed."""
+        training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
+        training += ["attention_fn", "remat", "loss_chunk"]
+        names = [*RunConfig.__dataclass_fields__, *self.may_change]
+        names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
+        endless = self.optimizer.schedule in ("inverse_square_root", "constant")
+        return [*names, "optimizer.total_steps"] if endless else names
+
+
+def start_process(config: RunConfig) -> Strategy:
+    """Sets the process up for speed, prints how, and chooses the devices of `config`."""
+    cache = config.compilation_cache_dir
+    setup = setup_process((Path(config.runs) / cache).absolute() if cache else None)
+    if distributed.is_first():
+        print(setup, flush=True)
+    return choose_devices(config.strategy, config.mesh, setup.compiler_options)
+
+
+def choose_devices(
+    strategy: StrategyName, mesh: str, options: Mapping[str, str] = MappingProxyType({})
+) -> Strategy:
+    """Where a run's steps are computed: on one device, or on all that JAX sees.
+
+    "replicated" keeps a copy of the state on each, "sharded" its parts on `mesh`, such as
+    "data=2,fsdp=2,tensor=2" (empty: all of them along data). The compiler gets `options`, except
+    for "replicated", where JAX takes none. Raises `ConfigError` for a mesh without "sharded", or
+    one with another number of devices.
+    """
+    if strategy == "sharded":
+        return sharded(make_mesh(mesh or f"data={jax.device_count()}"), compiler_options=options)
+    if mesh:
+        raise ConfigError(f"mesh={mesh!r} needs --strategy sharded, got strategy={strategy!r}")
+    return replicated() if strategy == "replicated" else single(compiler_options=options)
+
+
+def _check_name(config: Any, field: str, known: tuple[str, ...]) -> None:
+    name = getattr(config, field)
+    if name not in known and not is_own(name):
+        raise ConfigError(
+            f"{field}={name!r} is unknown: give one of {', '.join(known)}, or your own as "
+            "package.module:name"
+        )

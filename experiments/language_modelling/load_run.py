@@ -1,0 +1,64 @@
+"""A run, or a folder of pretrained weights, with its model, weights and tokenizer."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.harness import checkpoint_selection, run_folder
+from experiments.language_modelling import init_from_pretrained
+from experiments.language_modelling.objectives import build_model
+from experiments.language_modelling.prepare import load_tokenizer, sized, tokenizer_digest
+from experiments.language_modelling.presets import LanguageConfig
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import EncoderOnly
+from jaxformer.text.tokenizers import Tokenizer
+
+
+class LoadedRun(NamedTuple):
+    """A model with everything that it needs to read and write text.
+
+    `model` is a `DecoderOnly` when `config.objective` is "causal", else a `MaskedLanguageModel`, or
+    an `EncoderOnly` where a pretrained folder holds no more.
+    """
+
+    config: LanguageConfig
+    model: Any
+    params: Any
+    tokenizer: Tokenizer
+
+
+def load_run(folder: Path) -> LoadedRun:
+    """The run in `folder`, with the weights chosen at its end, or those of its newest step.
+
+    The folder may also hold pretrained weights, as `load_pretrained` reads them.
+
+    Raises `ConfigError` for a folder that is no run, and for a tokenizer that is not the one of
+    its training, `CheckpointError` for one without a complete checkpoint.
+    """
+    checkpoint_selection.check_folder(folder)
+    if init_from_pretrained.is_pretrained(folder):
+        config, found = init_from_pretrained.read(folder)
+        assert found.tokenizer is not None  # `read` refuses a folder without one
+        return LoadedRun(config, found.model, found.params, found.tokenizer)
+    config = run_folder.load_config(folder, LanguageConfig)
+    params = checkpoint_selection.load(folder, config.training)
+    tokenizer = load_tokenizer(folder)
+    if Checkpoints(folder / "checkpoints").metadata()["tokenizer"] != tokenizer_digest(folder):
+        raise ConfigError(
+            f"{folder / 'tokenizer'} is not the tokenizer that the run was trained with, and does "
+            "not fit its weights: put the run's own back"
+        )
+    return LoadedRun(config, build_model(config, sized(config, tokenizer)), params, tokenizer)
+
+
+def load_objective(folder: Path, wanted: str, instead: str) -> LoadedRun:
+    """As `load_run`, for a run of the objective `wanted`: `ConfigError` names `instead`."""
+    loaded = load_run(folder)
+    if loaded.config.objective != wanted:
+        raise ConfigError(
+            f"{folder} has the objective {loaded.config.objective!r}, but this needs a "
+            f"{wanted!r} one: use {instead}"
+        )
+    if isinstance(loaded.model, EncoderOnly):
+        raise ConfigError(f"{folder} holds an encoder without the head that fills in: use embed")
+    return loaded

@@ -1,0 +1,172 @@
+"""Weight maps of torch's attention and Transformer layers.
+
+`multihead_attention`, `encoder_layer`, `decoder_layer` and `transformer` are the maps of
+`torch.nn.MultiheadAttention`, `TransformerEncoderLayer`, `TransformerDecoderLayer` and
+`Transformer`; with `weight_map.to_jax` and `weight_map.to_torch` they carry a state dict:
+
+    state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    params = to_jax(state, multihead_attention(state, num_heads))
+
+Nothing here depends on `batch_first`, which is about activations: our order is [B, T, D].
+"""
+
+import re
+
+import jax
+from flax import linen as nn
+
+from experiments.torch_reference.weight_map import (
+    Entry,
+    State,
+    bias_of_heads,
+    into_heads,
+    linear,
+    norm,
+    out,
+)
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import Stack
+from jaxformer.nn.layers import Norm
+from jaxformer.ops.masks import AttentionMask
+
+_PARTS = ("query", "key", "value")
+
+
+class Transformer(nn.Module):
+    """`torch.nn.Transformer` made of our modules: vectors in and out, a norm after each stack.
+
+    torch applies a final norm also with post-norm; the paper and `EncoderDecoder` do not.
+    `config.positions` must be "none" to give the same function.
+    """
+
+    config: TransformerConfig
+
+    def setup(self):
+        config = self.config
+        self.encoder = Stack(config, config.num_encoder_layers)
+        self.decoder = Stack(config, config.num_decoder_layers, cross=True)
+        if config.norm_placement == "post":
+            self.encoder_norm = Norm(config)
+            self.decoder_norm = Norm(config)
+
+    def __call__(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        *,
+        source_mask: AttentionMask,
+        target_mask: AttentionMask,
+        encoder_mask: AttentionMask,
+    ) -> jax.Array:
+        """Returns [B, T, D] for `target` [B, T, D] and `source` [B, S, D]."""
+        post = self.config.norm_placement == "post"
+        memory, _ = self.encoder(source, source_mask)
+        memory = self.encoder_norm(memory) if post else memory
+        encoder_kv = self.decoder.encoder_keys_values(memory)
+        x, _ = self.decoder(target, target_mask, encoder_kv=encoder_kv, encoder_mask=encoder_mask)
+        return self.decoder_norm(x) if post else x
+
+
+def multihead_attention(
+    state: State, num_heads: int, *, prefix: str = "", scope: str = ""
+) -> list[Entry]:
+    """Returns the entries of the `MultiheadAttention` under `prefix` in `state`.
+
+    They make the parameters of `jaxformer.MultiHeadAttention` under the path `scope`. Keys and
+    values may be of another size than queries (`kdim` = `vdim`), as long as they are of one.
+    Raises `ConfigError` where they are not, and for the extra key of `add_bias_kv`.
+    """
+    _check_attention(state, prefix)
+    paths = [f"{scope}{part}/kernel" for part in _PARTS]
+    entries = []
+    if f"{prefix}in_proj_weight" in state:
+        entries.append(
+            Entry(f"{prefix}in_proj_weight", tuple(paths), into_heads(num_heads, parts=3))
+        )
+    else:
+        for letter, path in zip("qkv", paths, strict=True):
+            entries.append(Entry(f"{prefix}{letter}_proj_weight", (path,), into_heads(num_heads)))
+    bias = f"{prefix}in_proj_bias" in state
+    if bias:
+        paths = [f"{scope}{part}/bias" for part in _PARTS]
+        entries.append(
+            Entry(f"{prefix}in_proj_bias", tuple(paths), bias_of_heads(num_heads, parts=3))
+        )
+    return entries + out(f"{prefix}out_proj", f"{scope}out", num_heads, bias=bias)
+
+
+def encoder_layer(
+    state: State, num_heads: int, *, prefix: str = "", scope: str = ""
+) -> list[Entry]:
+    """Returns the entries of a `TransformerEncoderLayer`, as the parameters of a `Block`."""
+    norms = {"attention": "norm1", "feed_forward": "norm2"}
+    return _layer(
+        state,
+        num_heads,
+        {"attention": "self_attn"},
+        norms,
+        prefix=prefix,
+        scope=scope,
+    )
+
+
+def decoder_layer(
+    state: State, num_heads: int, *, prefix: str = "", scope: str = ""
+) -> list[Entry]:
+    """Returns the entries of a `TransformerDecoderLayer`, as a `Block` with `cross`."""
+    names = {"attention": "self_attn", "cross_attention": "multihead_attn"}
+    norms = {"attention": "norm1", "cross_attention": "norm2", "feed_forward": "norm3"}
+    return _layer(state, num_heads, names, norms, prefix=prefix, scope=scope)
+
+
+def transformer(state: State, num_heads: int, *, norm_first: bool) -> list[Entry]:
+    """Returns the entries of a `torch.nn.Transformer`, as the `Transformer` of this module.
+
+    `norm_first` is the argument of torch's module; a state dict does not hold it.
+    """
+    entries, text = [], "\n".join(state)
+    for stack, layer in (("encoder", encoder_layer), ("decoder", decoder_layer)):
+        for i in sorted({int(n) for n in re.findall(rf"^{stack}\.layers\.(\d+)\.", text, re.M)}):
+            names = {"prefix": f"{stack}.layers.{i}.", "scope": f"{stack}/blocks_{i}/"}
+            entries += layer(state, num_heads, **names)
+        scope = f"{stack}/final_norm" if norm_first else f"{stack}_norm"
+        entries += norm(f"{stack}.norm", scope, bias=f"{stack}.norm.bias" in state)
+    return entries
+
+
+def _layer(
+    state: State,
+    num_heads: int,
+    attentions: dict[str, str],
+    norms: dict[str, str],
+    *,
+    prefix: str,
+    scope: str,
+) -> list[Entry]:
+    entries = []
+    for name, module in attentions.items():
+        names = {"prefix": f"{prefix}{module}.", "scope": f"{scope}{name}/"}
+        entries += multihead_attention(state, num_heads, **names)
+    for name, module in norms.items():
+        bias = f"{prefix}{module}.bias" in state
+        entries += norm(f"{prefix}{module}", f"{scope}{name}_norm", bias=bias)
+    for name, module in (("up", "linear1"), ("down", "linear2")):
+        bias = f"{prefix}{module}.bias" in state
+        entries += linear(f"{prefix}{module}", f"{scope}feed_forward/{name}", bias=bias)
+    return entries
+
+
+def _check_attention(state: State, prefix: str) -> None:
+    if f"{prefix}bias_k" in state:
+        raise ConfigError(
+            f"{prefix}bias_k adds a key that belongs to no token, which our attention does not "
+            "have: give a module made without add_bias_kv"
+        )
+    apart = [f"{prefix}{letter}_proj_weight" for letter in "kv"]
+    sizes = [state[name].shape[-1] for name in apart if name in state]
+    if len(set(sizes)) > 1:
+        raise ConfigError(
+            f"kdim={sizes[0]} and vdim={sizes[1]}, but our keys and values are both made of one "
+            "memory: give a module in which they are equal"
+        )

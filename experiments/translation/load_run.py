@@ -1,0 +1,101 @@
+"""The model of a run, and models of others, ready to translate."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.harness import build, checkpoint_selection, run_folder
+from experiments.translation.prepare import load_tokenizers, sized
+from experiments.translation.presets import TranslationConfig
+from jaxformer.config import TransformerConfig
+from jaxformer.decoding import GenerationConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.pipelines import Translation, translate
+from jaxformer.pretrained import (
+    load_generation_config,
+    load_pretrained,
+    load_target_tokenizer,
+)
+from jaxformer.text.tokenizers import Tokenizer
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+
+
+class LoadedRun(NamedTuple):
+    """A run's model with everything that turns text into its translation."""
+
+    config: TranslationConfig
+    model: EncoderDecoder
+    params: Any
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+
+
+def build_model(config: TranslationConfig, sizes: TransformerConfig) -> EncoderDecoder:
+    """The model of `sizes` with the attention function and the block that `config` names."""
+    return build.build_model(EncoderDecoder, sizes, config.training)
+
+
+def load_run(folder: Path) -> LoadedRun:
+    """The run in `folder`, with the weights chosen at its end, or those of its newest step.
+
+    Raises `ConfigError` for a folder that is no run, `CheckpointError` for one without a
+    complete checkpoint.
+    """
+    checkpoint_selection.check_folder(folder)
+    config = run_folder.load_config(folder, TranslationConfig)
+    params = checkpoint_selection.load(folder, config.training)
+    source, target = load_tokenizers(folder)
+    model = build_model(config, sized(config.model, source, target))
+    return LoadedRun(config, model, params, source, target)
+
+
+class Translator(NamedTuple):
+    """A model, from here or from elsewhere, that translates lines."""
+
+    model: EncoderDecoder
+    params: Any
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    search: GenerationConfig
+
+    def __call__(self, lines: Sequence[str]) -> list[list[Translation]]:
+        """The translations of each line, best first."""
+        return translate(
+            self.model,
+            self.params,
+            lines,
+            self.source_tokenizer,
+            self.target_tokenizer,
+            self.search,
+        )
+
+
+def load_translator(folder: Path, beam_size: int = 0, least: int = 1) -> Translator:
+    """The run in `folder`, or the model that `transformers` wrote there.
+
+    `beam_size` hypotheses, or with 0 as many as the folder says, but at least `least`. Raises
+    `ConfigError` as `load_run`, `load_pretrained` and `load_generation_config` do, and for a
+    folder without a tokenizer or with another kind of model.
+    """
+    if not any((folder / name).exists() for name in _WEIGHTS):
+        loaded = load_run(folder)
+        search = _at_least(loaded.config.search, beam_size, least)
+        return Translator(*loaded[1:], search)
+    model, params, tokenizer = load_pretrained(folder)
+    if not isinstance(model, EncoderDecoder):
+        raise ConfigError(f"{folder} holds a {type(model).__name__}, which does not translate")
+    if tokenizer is None:
+        raise ConfigError(
+            f"{folder} has no tokenizer.json: write one there, such as with the save_pretrained of "
+            "a fast tokenizer of transformers"
+        )
+    search = _at_least(load_generation_config(folder), beam_size, least)
+    target = load_target_tokenizer(folder) or tokenizer
+    return Translator(model, params, tokenizer, target, search)
+
+
+def _at_least(search: GenerationConfig, beam_size: int, least: int) -> GenerationConfig:
+    return replace(search, beam_size=max(beam_size or search.beam_size, least))

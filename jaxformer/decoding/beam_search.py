@@ -1,0 +1,293 @@
+"""Beam search (Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.decoding.generation_config import GenerationConfig
+from jaxformer.decoding.hypotheses import (
+    AnyArray,
+    Hypotheses,
+    Step,
+    append_tokens,
+    check_logits,
+    compile_once,
+    empty_hypotheses,
+    gather_beams,
+    is_among,
+)
+from jaxformer.decoding.logits_processors import (
+    DecodeHistory,
+    LogitsProcessor,
+    force_token_at,
+    min_length,
+    no_repeat_ngram,
+    renormalize,
+    repetition_penalty,
+    suppress_tokens,
+)
+from jaxformer.ops.top_k import top_k
+
+LengthPenalty = Callable[[Float[Array, "..."], Float[Array, "..."]], Float[Array, "..."]]
+"""length_penalty_fn(log_prob, length) -> score; `length` counts EOS."""
+
+
+def gnmt_length_penalty(exponent: float) -> LengthPenalty:
+    """score = log p / ((5 + length) / 6)^exponent (Wu et al. 2016, equation 14)."""
+    return lambda log_prob, length: log_prob / ((5.0 + length) / 6.0) ** exponent
+
+
+def power_length_penalty(exponent: float) -> LengthPenalty:
+    """score = log p / length^exponent: with 0 the log-probability, with 1 its mean."""
+    return lambda log_prob, length: log_prob / length**exponent
+
+
+_LENGTH_PENALTIES = {"gnmt": gnmt_length_penalty, "power": power_length_penalty}
+
+
+def beam_search(
+    step: Step,
+    cache: Any,
+    bos: Int[AnyArray, " B"],
+    max_lengths: Int[AnyArray, " B"],
+    config: GenerationConfig = GenerationConfig(),
+    *,
+    max_length: int | None = None,
+    logits_processors: Sequence[LogitsProcessor] = (),
+    length_penalty_fn: LengthPenalty | None = None,
+) -> Hypotheses:
+    """The `config.beam_size` best continuations that the search finds for each sentence.
+
+    `bos`: the token before each continuation. `max_lengths`: the most tokens of each; below 1 there
+    is no continuation. `max_length`: the size L of the result; None: `config.max_length`, or else
+    the largest of `max_lengths`. `cache` must have a method `reorder_beams(parents [B, W])` that
+    returns a cache. A sentence's result depends neither on the other sentences nor on `max_length`.
+
+    `logits_processors` change the log-probabilities, and so the scores, after those of `config`.
+    `length_penalty_fn` replaces the length penalty of `config`. An eager call compiles the search
+    once if `step` is from `make_step_fn`, and at every call otherwise: call it inside `jax.jit`.
+
+    Raises `ValueError` for shapes that do not fit.
+    """
+    if bos.ndim != 1 or max_lengths.shape != bos.shape:
+        raise ValueError(
+            f"bos has shape {bos.shape} and max_lengths has shape {max_lengths.shape}, but both "
+            "must be [B]: give one token and one length per sentence"
+        )
+    size = _result_length(max_lengths, config, max_length)
+    settings = _Settings(config, size, tuple(logits_processors), length_penalty_fn)
+    return _search(settings, step, cache, bos, max_lengths)
+
+
+def _result_length(
+    max_lengths: Int[AnyArray, " B"], config: GenerationConfig, max_length: int | None
+) -> int:
+    size = config.max_length if max_length is None else max_length
+    if size is None and isinstance(max_lengths, Tracer):
+        raise ValueError(
+            "max_lengths is traced, so the size of the result is unknown: give max_length"
+        )
+    if size is not None and size < 1:
+        raise ValueError(f"max_length={size}, but it must be at least 1")
+    return max(1, int(np.max(max_lengths))) if size is None else size
+
+
+class _Settings(NamedTuple):
+    """What a compiled search depends on besides shapes."""
+
+    config: GenerationConfig
+    max_length: int
+    logits_processors: tuple[LogitsProcessor, ...]
+    length_penalty_fn: LengthPenalty | None
+
+
+class _Beams(NamedTuple):
+    length: Int[Array, ""]  # how many tokens are written
+    stopped: Bool[Array, " B"]
+    last: Int[Array, "B W"]
+    live: Hypotheses  # unordered; scores are log-probabilities
+    finished: Hypotheses
+    cache: Any
+
+
+@compile_once
+def _search(
+    settings: _Settings,
+    step: Step,
+    cache: Any,
+    bos: Int[AnyArray, " B"],
+    max_lengths: Int[AnyArray, " B"],
+) -> Hypotheses:
+    config, max_length, processors, length_penalty_fn = settings
+    limits = jnp.minimum(jnp.asarray(max_lengths), max_length)
+    none = empty_hypotheses(bos.shape[0], config.beam_size, max_length)
+    last = jnp.broadcast_to(bos.astype(jnp.int32)[:, None], (bos.shape[0], config.beam_size))
+    live = none._replace(scores=none.scores.at[:, 0].set(0.0))
+    beams = _Beams(jnp.zeros((), jnp.int32), limits < 1, last, live, none, cache)
+    if length_penalty_fn is None:
+        length_penalty_fn = _LENGTH_PENALTIES[config.length_penalty_kind](config.length_penalty)
+    search = _Search(step, limits, config, processors, length_penalty_fn)
+
+    def unfinished(beams):
+        return (beams.length < max_length) & ~beams.stopped.all()
+
+    return jax.lax.while_loop(unfinished, search.advance, beams).finished
+
+
+class _Search(NamedTuple):
+    """What stays the same from step to step."""
+
+    step: Step
+    max_lengths: Int[Array, " B"]
+    config: GenerationConfig
+    logits_processors: tuple[LogitsProcessor, ...]
+    length_penalty_fn: LengthPenalty
+
+    def advance(self, beams: _Beams) -> _Beams:
+        """`beams` with one more token."""
+        logits, cache = self.step(beams.last, beams.cache)
+        check_logits(logits, beams.last, self.config.eos)
+        at_end = beams.length + 1 >= self.max_lengths
+        logits, norms = self.process(logits.astype(jnp.float32), beams)
+        logits = self.apply_max_length(logits, norms, at_end)
+        extended, parents, tokens = _extend(beams, logits, norms, self.candidates)
+        ended = is_among(tokens, self.config.eos) | at_end[:, None]
+        beams = _finish(beams, extended, ended, self.length_penalty_fn)
+        live = extended._replace(scores=jnp.where(ended, -jnp.inf, extended.scores))
+        live, parents, tokens = _best_live(beams.last.shape[1], live, parents, tokens)
+        stopped = beams.stopped | self.can_stop(beams, live.scores.max(axis=-1))
+        cache = cache.reorder_beams(parents)
+        return beams._replace(stopped=stopped, last=tokens, live=live, cache=cache)
+
+    @property
+    def candidates(self) -> int:
+        """How many extensions of each sentence's hypotheses a step looks at."""
+        beam_size = self.config.beam_size
+        return beam_size * (1 + self.config.extra_candidates) if beam_size > 1 else 1
+
+    def process(
+        self, logits: Float[Array, "B W V"], beams: _Beams
+    ) -> tuple[Float[Array, "B W V"], Float[Array, "B W 1"]]:
+        """The processed logits, and what to subtract from them to get log-probabilities."""
+        on_logits, on_log_probs = _processors(self.config, self.logits_processors)
+        logits = _apply(on_logits, logits, beams)
+        norms = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        if not on_log_probs:
+            return logits, norms
+        return _apply(on_log_probs, logits - norms, beams), jnp.zeros_like(norms)
+
+    def apply_max_length(
+        self, logits: Float[Array, "B W V"], norms: Float[Array, "B W 1"], at_end: Bool[Array, " B"]
+    ) -> Float[Array, "B W V"]:
+        """`logits` after `config.at_max_length`, for sentences at their last token."""
+        if self.config.at_max_length == "cut":
+            return logits
+        at_end = at_end[:, None, None]
+        if self.config.at_max_length == "force_eos_at_no_cost":
+            logits = jnp.where(at_end, norms, logits)
+        is_eos = is_among(jnp.arange(logits.shape[-1]), self.config.eos)
+        return jnp.where(at_end & ~is_eos[None, None, :], -jnp.inf, logits)
+
+    def can_stop(self, beams: _Beams, best: Float[Array, " B"]) -> Bool[Array, " B"]:
+        """Whether each search stops; `best` is its best unfinished log-probability."""
+        worst = beams.finished.scores.min(axis=-1)
+        if self.config.early_stopping == "beam_full":
+            return (worst > -jnp.inf) | (best == -jnp.inf)
+        length, max_lengths = beams.length.astype(jnp.float32), self.max_lengths.astype(jnp.float32)
+        if self.config.early_stopping == "heuristic":
+            return worst >= self.length_penalty_fn(best, length)
+        # Whatever the sign of the exponent, the best score is at one end of the lengths left.
+        next_score = self.length_penalty_fn(best, length + 1)
+        return worst >= jnp.maximum(next_score, self.length_penalty_fn(best, max_lengths))
+
+
+def _processors(
+    config: GenerationConfig, given: tuple[LogitsProcessor, ...]
+) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
+    """What changes the logits, and what changes the log-probabilities."""
+    before, penalize = [config.bos], []
+    if config.repetition_penalty != 1:
+        penalize.append(repetition_penalty(config.repetition_penalty, before))
+    constrain: list[LogitsProcessor] = []
+    if config.no_repeat_ngram_size:
+        constrain.append(no_repeat_ngram(config.no_repeat_ngram_size, before))
+    if config.suppress_tokens:
+        constrain.append(suppress_tokens(config.suppress_tokens))
+    if config.min_length:
+        constrain.append(min_length(config.min_length, config.eos))
+    if config.forced_bos is not None:
+        constrain.append(force_token_at(config.forced_bos))
+    constrain += [*given, *([renormalize] if config.renormalize_logits else [])]
+    return (penalize, constrain) if config.beam_size == 1 else ([], penalize + constrain)
+
+
+def _apply(
+    processors: Sequence[LogitsProcessor], logits: Float[Array, "B W V"], beams: _Beams
+) -> Float[Array, "B W V"]:
+    """`logits` after each of `processors` in turn."""
+    if not processors:
+        return logits
+    tokens = beams.live.tokens
+    sentences, hypotheses, places = jnp.indices(tokens.shape, sparse=True)
+    written = (places < beams.length).astype(jnp.int32)
+    counts = jnp.zeros(logits.shape, jnp.int32).at[sentences, hypotheses, tokens].add(written)
+
+    def process(logits, counts, tokens):
+        history = DecodeHistory(counts, tokens, beams.length)
+        for processor in processors:
+            logits = processor(logits, history)
+        return logits
+
+    return jax.vmap(jax.vmap(process))(logits, counts, tokens)
+
+
+def _extend(
+    beams: _Beams, logits: Float[Array, "B W V"], norms: Float[Array, "B W 1"], count: int
+) -> tuple[Hypotheses, Int[Array, "B C"], Int[Array, "B C"]]:
+    """The `count` best one-token extensions, best first, their parents and their last tokens."""
+    batch, _, vocab = logits.shape
+    # Each hypothesis' own best first: two small searches are faster than one over W x V.
+    best, tokens = top_k(logits, min(count, vocab))
+    added, tokens = (best - norms).reshape(batch, -1), tokens.reshape(batch, -1)
+    totals = jnp.repeat(beams.live.scores, best.shape[-1], axis=1) + added
+    _, chosen = jax.lax.top_k(totals, min(count, totals.shape[1]))
+    parents = chosen // best.shape[-1]
+    added, tokens = (jnp.take_along_axis(leaf, chosen, axis=1) for leaf in (added, tokens))
+    extended = append_tokens(gather_beams(beams.live, parents), tokens, added, beams.length)
+    return extended, parents, tokens
+
+
+def _finish(
+    beams: _Beams, extended: Hypotheses, ended: Bool[Array, "B C"], length_penalty_fn: LengthPenalty
+) -> _Beams:
+    """`beams` one step later, with those of the W best of `extended` that `ended`."""
+    width = beams.last.shape[1]
+    newly = jax.tree.map(lambda leaf: leaf[:, :width], extended)
+    # A stopped sentence finishes nothing more, however long the others take.
+    ending = ended[:, :width] & ~beams.stopped[:, None]
+    scores = length_penalty_fn(newly.scores, (beams.length + 1).astype(jnp.float32))
+    newly = newly._replace(scores=jnp.where(ending, scores, -jnp.inf))
+    return beams._replace(length=beams.length + 1, finished=_better_half(beams.finished, newly))
+
+
+def _best_live(
+    beam_size: int, live: Hypotheses, parents: Int[Array, "B C"], tokens: Int[Array, "B C"]
+) -> tuple[Hypotheses, Int[Array, "B W"], Int[Array, "B W"]]:
+    """The `beam_size` best of `live`, their parents and tokens."""
+    if live.scores.shape[1] <= beam_size:
+        return live, parents, tokens
+    _, kept = jax.lax.top_k(live.scores, beam_size)
+    parents, tokens = (jnp.take_along_axis(leaf, kept, axis=1) for leaf in (parents, tokens))
+    return gather_beams(live, kept), parents, tokens
+
+
+def _better_half(some: Hypotheses, others: Hypotheses) -> Hypotheses:
+    """The better half of `some` and `others`, best first; of equal ones the earlier."""
+    both = jax.tree.map(lambda *halves: jnp.concatenate(halves, axis=1), some, others)
+    _, chosen = jax.lax.top_k(both.scores, some.scores.shape[1])
+    return gather_beams(both, chosen)

@@ -1,0 +1,112 @@
+"""Logits processors: functions that change the logits before a token is chosen."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+
+class DecodeHistory(NamedTuple):
+    """What a logits processor knows of the text so far."""
+
+    token_counts: Int[Array, " V"]
+    """How often the text holds each token, prompt included."""
+    tokens: Int[Array, " L"]
+    """The tokens of the continuation; only the first `length` are written."""
+    length: Int[Array, ""]
+    """How many tokens the continuation has."""
+
+
+LogitsProcessor = Callable[[Float[Array, " V"], DecodeHistory], Float[Array, " V"]]
+"""processor(logits [V], history) -> logits [V], for one text."""
+
+
+def repetition_penalty(penalty: float, before: Sequence[int] = ()) -> LogitsProcessor:
+    """Makes every token that the text holds less likely (Keskar et al. 2019, section 4.1).
+
+    A positive logit is divided by `penalty`, a negative one multiplied, as in the paper's code. The
+    tokens `before` count as part of the text. Raises `ValueError` unless penalty > 0.
+    """
+    first = np.asarray(before, np.int32)
+    if not penalty > 0:
+        raise ValueError(
+            f"repetition_penalty {penalty} was given, but it must be positive: 1 is none"
+        )
+
+    def process(logits, history):
+        lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
+        return jnp.where(history.token_counts.at[first].add(1) > 0, lower, logits)
+
+    return process
+
+
+def force_token_at(token: int, index: int = 0) -> LogitsProcessor:
+    """Makes `token` the only one possible where the text holds `index` tokens.
+
+    Its logit becomes 0, the others' -inf: as a log-probability it costs nothing. Raises
+    `ValueError` for a token outside the vocabulary.
+    """
+
+    def process(logits, history):
+        if not 0 <= token < logits.size:
+            raise ValueError(f"token {token} was forced, but there are only 0 to {logits.size - 1}")
+        only = jnp.full_like(logits, -jnp.inf).at[token].set(0.0)
+        return jnp.where(history.token_counts.sum() == index, only, logits)
+
+    return process
+
+
+def renormalize(logits: Float[Array, " V"], history: DecodeHistory) -> Float[Array, " V"]:
+    """A processor that makes log-probabilities of the logits, which add up to one again."""
+    return jax.nn.log_softmax(logits)
+
+
+def suppress_tokens(ids: Sequence[int]) -> LogitsProcessor:
+    """Never writes a token of `ids`; `ValueError` for one outside the vocabulary."""
+    suppressed = np.asarray(ids, np.int32)
+
+    def process(logits, history):
+        outside = [token for token in ids if not 0 <= token < logits.size]
+        if outside:
+            raise ValueError(
+                f"tokens {outside} were suppressed, but there are only 0 to {logits.size - 1}"
+            )
+        return logits.at[suppressed].set(-jnp.inf)
+
+    return process
+
+
+def min_length(length: int, eos: Sequence[int]) -> LogitsProcessor:
+    """Writes no token of `eos` before the continuation has `length` tokens."""
+    without_eos = suppress_tokens(eos)
+
+    def process(logits, history):
+        return jnp.where(history.length < length, without_eos(logits, history), logits)
+
+    return process
+
+
+def no_repeat_ngram(size: int, before: Sequence[int] = ()) -> LogitsProcessor:
+    """Never writes a token that would repeat `size` consecutive tokens of the continuation.
+
+    The tokens `before` count as the first of the continuation (Paulus et al. 2018, section 2.5,
+    with size 3). Raises `ValueError` if size < 1.
+    """
+    if size < 1:
+        raise ValueError(f"no_repeat_ngram was given size={size}, but it must be at least 1")
+    first = np.asarray(before, np.int32)
+
+    def process(logits, history):
+        tokens = jnp.concatenate([first, history.tokens])
+        count = len(first) + history.length
+        starts = np.arange(max(0, tokens.size - size + 1))
+        runs = tokens[starts[:, None] + np.arange(size)]  # [runs, size]
+        last = jax.lax.dynamic_slice(tokens, [count - (size - 1)], [min(size - 1, tokens.size)])
+        same = (runs[:, : last.size] == last[None]).all(axis=-1) & (starts + size <= count)
+        repeated = jnp.zeros(logits.shape, bool).at[runs[:, -1]].max(same)
+        return jnp.where(repeated, -jnp.inf, logits)
+
+    return process

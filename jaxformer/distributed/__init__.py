@@ -1,0 +1,46 @@
+"""The same training step on one device or on many; the strategy is a value, chosen once.
+
+    strategy = single()                                           # jit
+    strategy = replicated()                                       # pmap, data parallel
+    strategy = sharded(make_mesh("data=2,fsdp=2,tensor=2"))       # jit over a mesh
+
+    state = strategy.init(make_state)
+    step = strategy.step(loss, optimizer, grad_accumulation=4)
+    state, metrics = step(state, strategy.shard_batch(batch))
+
+All three compute the same gradient: sums are added over devices and divided once, and dropout
+depends on the example's id, not on how a batch is split (`jaxformer.ops.dropout`).
+"""
+
+from jaxformer.distributed.counted_jit import CountedJit
+from jaxformer.distributed.mesh import AXES, make_mesh, parse_mesh
+from jaxformer.distributed.processes import assert_processes_agree, initialize
+from jaxformer.distributed.sharding_rules import RULES, Rule, partition_specs
+from jaxformer.distributed.strategies import (
+    Replicated,
+    Sharded,
+    SingleDevice,
+    Strategy,
+    replicated,
+    sharded,
+    single,
+)
+
+__all__ = [
+    "AXES",
+    "RULES",
+    "CountedJit",
+    "Replicated",
+    "Rule",
+    "Sharded",
+    "SingleDevice",
+    "Strategy",
+    "assert_processes_agree",
+    "initialize",
+    "make_mesh",
+    "parse_mesh",
+    "partition_specs",
+    "replicated",
+    "sharded",
+    "single",
+]

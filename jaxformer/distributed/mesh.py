@@ -1,0 +1,76 @@
+"""A mesh of devices from a text such as "data=2,fsdp=2,tensor=2"."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental.mesh_utils import create_device_mesh
+from jax.sharding import AxisType, Mesh
+
+from jaxformer.errors import ConfigError
+
+Device = Any
+"""A `jax.Device`; JAX declares no type for it."""
+
+AXES = ("data", "fsdp", "tensor")
+"""data divides rows; fsdp divides rows and parameters; tensor divides heads, F and V."""
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The sizes of all three axes in "data=2,fsdp=2,tensor=2"; an absent axis has size 1.
+
+    Raises `ConfigError` for an unknown or repeated axis and for a size that is not 1 or more.
+    """
+    sizes: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, number = (word.strip() for word in part.partition("="))
+        if name not in AXES:
+            raise ConfigError(f"mesh axis {name!r} is unknown: give {', '.join(AXES)} as NAME=SIZE")
+        if name in sizes:
+            raise ConfigError(f"mesh axis {name!r} appears twice in {text!r}: give it once")
+        if not number.isdecimal() or int(number) < 1:
+            raise ConfigError(f"mesh axis {part!r} has no size: give {name}=N with N at least 1")
+        sizes[name] = int(number)
+    return {name: sizes.get(name, 1) for name in AXES}
+
+
+def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
+    """The mesh that `text` describes, of `devices` or of all devices of all processes.
+
+    Neighbours along the tensor axis, which communicate most, are the closest devices. Raises
+    `ConfigError` as `parse_mesh` does, and when the product of the sizes is not the number of
+    devices.
+    """
+    sizes = parse_mesh(text)
+    devices = jax.devices() if devices is None else list(devices)
+    if math.prod(sizes.values()) != len(devices):
+        product = " x ".join(f"{name}={size}" for name, size in sizes.items())
+        raise ConfigError(
+            f"the mesh {product} needs {math.prod(sizes.values())} devices, but there are "
+            f"{len(devices)}: give sizes whose product is {len(devices)}"
+        )
+    types = (AxisType.Auto,) * len(AXES)
+    shape = tuple(sizes.values())
+    try:
+        return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
+    except NotImplementedError:  # the chips of a TPU's axis have to be shared by two of the mesh
+        split = create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(split, AXES, axis_types=types)
+
+
+def standardize(mesh: Mesh) -> Mesh:
+    """`mesh` with all of `AXES` in order, and Auto axes.
+
+    Under Explicit axes, the default of `jax.make_mesh`, a lookup in a sharded table is an error.
+    Raises `ConfigError` for an axis with another name.
+    """
+    if not set(mesh.axis_names) <= set(AXES):
+        raise ConfigError(
+            f"the mesh has axes {', '.join(map(str, mesh.axis_names))}, but only "
+            f"{', '.join(AXES)} are supported: rename them"
+        )
+    order = sorted(range(mesh.devices.ndim), key=lambda i: AXES.index(mesh.axis_names[i]))
+    shape = tuple(mesh.shape.get(name, 1) for name in AXES)
+    devices = mesh.devices.transpose(order).reshape(shape)
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -1,0 +1,113 @@
+"""Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
+
+import math
+
+import jax
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from jaxformer.config import TransformerConfig
+from jaxformer.nn.layers import dense_init, residual_init
+from jaxformer.nn.positions import rotary
+from jaxformer.ops import beam_cache
+from jaxformer.ops.attention import (
+    AttentionFn,
+    attention_weights,
+    check_attention_fn,
+    reference,
+)
+from jaxformer.ops.beam_cache import KeyValue
+from jaxformer.ops.dense import dense_dot_general
+from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.masks import AttentionMask, check_mask
+
+
+class MultiHeadAttention(nn.Module):
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O.
+
+    head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V). Self-attention, cross-attention and cached
+    decoding differ only in where keys and values come from. With `mutable=["intermediates"]` the
+    weights [B, N, T, S] are recorded as `attention_weights`.
+    """
+
+    config: TransformerConfig
+    attention_fn: AttentionFn = reference
+
+    def setup(self) -> None:
+        config = self.config
+        check_attention_fn(self.attention_fn)
+        self.query: nn.DenseGeneral = self._projection(config.num_heads, config.key_size)
+        self.key: nn.DenseGeneral = self._projection(config.kv_heads, config.key_size)
+        self.value: nn.DenseGeneral = self._projection(config.kv_heads, config.value_size)
+        self.out: nn.DenseGeneral = nn.DenseGeneral(
+            config.d_model,
+            axis=(-2, -1),
+            use_bias=config.use_bias,
+            dtype=config.dtype,
+            kernel_init=residual_init(config),
+            dot_general=dense_dot_general,
+        )
+
+    def _projection(self, heads: int, size: int) -> nn.DenseGeneral:
+        return nn.DenseGeneral(
+            (heads, size),
+            use_bias=self.config.use_bias,
+            dtype=self.config.dtype,
+            kernel_init=dense_init(self.config),
+            dot_general=dense_dot_general,
+        )
+
+    def keys_values(
+        self,
+        x: Float[Array, "B S D"],
+        positions: Int[Array, " S"] | Int[Array, "B S"] | None = None,
+    ) -> KeyValue:
+        """Keys [B, S, K, H] and values [B, S, K, Hv] of `x`.
+
+        With rotary positions the keys are rotated by `positions`; None leaves them, as in
+        cross-attention.
+        """
+        return KeyValue(self._rotate(self.key(x), positions), self.value(x))
+
+    def __call__(
+        self,
+        x: Float[Array, "R T D"],
+        kv: KeyValue | None = None,
+        mask: AttentionMask | None = None,
+        *,
+        positions: Int[Array, " T"] | Int[Array, "R T"] | None = None,
+        bias: Float[Array, "1 N T S"] | None = None,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "R T D"]:
+        """What the queries of `x` take from `kv` [B, S, ...]; R is B or B times the beams.
+
+        `kv` defaults to the keys and values of `x` (self-attention), `mask` to one that allows
+        everything. `bias` is added to the scaled logits.
+        """
+        kv = self.keys_values(x, positions) if kv is None else kv
+        mask = AttentionMask() if mask is None else mask
+        check_mask(mask)
+        q = self._rotate(self.query(x), positions)
+        name = "/".join((*self.path, "weights"))
+        heads = beam_cache.attend(
+            self._attention,
+            q,
+            kv,
+            mask,
+            scale=1.0 / math.sqrt(self.config.key_size),
+            bias=bias,
+            dropout=Dropout(dropout_rng, name, self.config.attention_dropout_rate),
+        )
+        return self.out(heads)
+
+    def _attention(self, q, k, v, mask, *, scale, bias, dropout) -> Float[Array, "B T N Hv"]:
+        """`attention_fn`, and its weights recorded if they are asked for."""
+        if self.is_mutable_collection("intermediates"):
+            weights = attention_weights(q, k, mask, scale=scale, bias=bias)
+            self.sow("intermediates", "attention_weights", weights)
+        return self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+
+    def _rotate(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
+        if positions is None or self.config.positions != "rotary":
+            return x
+        return rotary(x, positions, self.config.rotary_base)

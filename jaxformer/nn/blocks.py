@@ -1,0 +1,229 @@
+"""The residual block, and the encoder and decoder as stacks of it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.cache import Cache
+from jaxformer.nn.layers import AddPositions, FeedForward, Norm, RelativeBias
+from jaxformer.nn.positions import alibi_bias
+from jaxformer.ops.attention import AttentionFn, check_attention_fn, reference
+from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
+from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.masks import AnyArray, AttentionMask
+
+MakeBlock = Callable[[TransformerConfig, bool, AttentionFn], nn.Module]
+"""block(config, cross, attention_fn) -> a module that is called as `Block` is."""
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention if `cross`, feed-forward; each with residual and norm.
+
+    Post-norm (Vaswani et al. 2017, section 3.1): x = norm(x + dropout(f(x))). Pre-norm:
+    x = x + dropout(f(norm(x))).
+    """
+
+    config: TransformerConfig
+    cross: bool = False
+    attention_fn: AttentionFn = reference
+
+    def setup(self) -> None:
+        config = self.config
+        self.attention: MultiHeadAttention = MultiHeadAttention(config, self.attention_fn)
+        self.attention_norm: Norm = Norm(config)
+        if self.cross:
+            self.cross_attention: MultiHeadAttention = MultiHeadAttention(config, self.attention_fn)
+            self.cross_attention_norm: Norm = Norm(config)
+        self.feed_forward: FeedForward = FeedForward(config)
+        self.feed_forward_norm: Norm = Norm(config)
+
+    def __call__(
+        self,
+        x: Float[Array, "R T D"],
+        mask: AttentionMask,
+        *,
+        positions: Int[Array, " T"] | Int[Array, "R T"],
+        bias: Float[Array, "1 N T S"] | None = None,
+        encoder_kv: KeyValue | None = None,
+        encoder_mask: AttentionMask | None = None,
+        layer_cache: LayerCache | None = None,
+        dropout_rng: DropoutRng | None = None,
+    ) -> tuple[Float[Array, "R T D"], LayerCache | None]:
+        """`x` after the block, and `layer_cache` with the keys and values of `x` added.
+
+        Without `layer_cache` the tokens of `x` attend to each other; with it, to all tokens in it,
+        and the first token of `x` has the position `mask.offset`. `encoder_kv` [B, S, K, H] and
+        `encoder_mask` are for the cross-attention. R is B, or B times the number of beams.
+        """
+        h = self._before(self.attention_norm, x)
+        kv = self.attention.keys_values(h, positions)
+        if layer_cache is not None:
+            layer_cache = write(layer_cache, kv, mask.offset)
+            kv = read(layer_cache)
+        y = self.attention(h, kv, mask, positions=positions, bias=bias, dropout_rng=dropout_rng)
+        x = self._after(self.attention_norm, x, y, dropout_rng)
+        if self.cross:
+            h = self._before(self.cross_attention_norm, x)
+            y = self.cross_attention(h, encoder_kv, encoder_mask, dropout_rng=dropout_rng)
+            x = self._after(self.cross_attention_norm, x, y, dropout_rng)
+        h = self._before(self.feed_forward_norm, x)
+        y = self.feed_forward(h, dropout_rng)
+        return self._after(self.feed_forward_norm, x, y, dropout_rng), layer_cache
+
+    def _before(self, norm: Norm, x: jax.Array) -> jax.Array:
+        return norm(x) if self.config.norm_placement == "pre" else x
+
+    def _after(
+        self, norm: Norm, x: jax.Array, y: jax.Array, dropout_rng: DropoutRng | None
+    ) -> jax.Array:
+        x = x + Dropout(dropout_rng, "/".join(norm.path), self.config.dropout_rate)(y)
+        return norm(x) if self.config.norm_placement == "post" else x
+
+
+def _recompute_attention(
+    config: TransformerConfig, cross: bool, attention_fn: AttentionFn
+) -> Block:
+    """A `Block` that keeps only the inputs and outputs of its attention functions."""
+
+    def recomputed(q, k, v, mask, *, scale, bias=None, dropout=None):
+        def attend(q, k, v, bias):
+            return attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+
+        return jax.checkpoint(attend)(q, k, v, bias)
+
+    return Block(config, cross, recomputed)
+
+
+def _is_matmul_with_weights(primitive: Any, *_: Any, **params: Any) -> bool:
+    """Whether the product has at most one batch dimension.
+
+    Attention's own products have two, rows and heads. Those with weights have none, or one where
+    each group of a mesh has a copy of the weights.
+    """
+    if primitive is not jax.lax.dot_general_p:
+        return False
+    _, (batch, _) = params["dimension_numbers"]
+    return len(batch) <= 1
+
+
+REMAT: dict[str, MakeBlock] = {
+    "none": Block,
+    "attention": _recompute_attention,
+    "matmuls": nn.remat(Block, policy=_is_matmul_with_weights),
+    "blocks": nn.remat(Block),
+}
+"""Blocks by what the backward pass recomputes (Chen et al. 2016); the gradient is the same.
+
+"none" keeps everything. "attention" recomputes the attention's scores and weights. "matmuls" keeps
+only the products with weights (JAX's `dots_with_no_batch_dims_saveable`), "blocks" only each
+block's input (`nothing_saveable`).
+"""
+
+
+class Stack(nn.Module):
+    """Positions, then `num_layers` blocks, then a norm if the blocks are pre-norm.
+
+    `block` makes each block; it is one of `REMAT` or your own, which is called as `Block` is.
+    """
+
+    config: TransformerConfig
+    num_layers: int
+    cross: bool = False
+    attention_fn: AttentionFn = reference
+    block: MakeBlock = Block
+
+    def setup(self) -> None:
+        config = self.config
+        check_attention_fn(self.attention_fn)
+        if self.num_layers < 1:
+            raise ConfigError(
+                f"the {self.name} has num_{self.name}_layers={self.num_layers}, but this model "
+                "needs at least 1: give more, or build a model without it"
+            )
+        self.positions: AddPositions = AddPositions(config)
+        if config.positions == "relative":
+            self.relative_bias: RelativeBias = RelativeBias(config)
+        make = partial(self.block, config, self.cross, self.attention_fn)
+        self.blocks: list[nn.Module] = [make() for _ in range(self.num_layers)]
+        if config.embedding_norm:
+            self.embedding_norm: Norm = Norm(config)
+        if config.norm_placement == "pre":
+            self.final_norm: Norm = Norm(config)
+
+    def __call__(
+        self,
+        x: Float[Array, "R T D"],
+        mask: AttentionMask,
+        *,
+        positions: Int[AnyArray, " T"] | Int[AnyArray, "R T"] | None = None,
+        cache: Cache | None = None,
+        encoder_kv: tuple[KeyValue, ...] = (),
+        encoder_mask: AttentionMask | None = None,
+        dropout_rng: DropoutRng | None = None,
+    ) -> tuple[Float[Array, "R T D"], Cache | Any]:
+        """`x` (embeddings) after the stack, and `cache` with its tokens added (or None).
+
+        `positions` default to 0, 1, ... after the tokens already in `cache`. Raises `ValueError`
+        for more tokens than fit into `cache` (see `Cache.check_room`), and for a dropout key in
+        `rngs` without `dropout_rng`.
+        """
+        if cache is not None:
+            cache.check_room(x.shape[1])
+        elif dropout_rng is None:
+            self._check_rngs()
+        length = x.shape[1] if cache is None else cache.max_length
+        queries = mask.offset + jnp.arange(x.shape[1])
+        positions = queries if positions is None else jnp.asarray(positions)
+        bias = self._bias(queries, jnp.arange(length), mask.causal)
+        x = self.positions(x, positions, length)
+        if self.config.embedding_norm:
+            x = self.embedding_norm(x)
+        x = Dropout(dropout_rng, "/".join((*self.path, "input")), self.config.dropout_rate)(x)
+        layers = []
+        for i, block in enumerate(self.blocks):
+            x, layer_cache = block(
+                x,
+                mask,
+                positions=positions,
+                bias=bias,
+                encoder_kv=encoder_kv[i] if self.cross else None,
+                encoder_mask=encoder_mask,
+                layer_cache=None if cache is None else cache.layer_cache(i),
+                dropout_rng=dropout_rng,
+            )
+            layers.append(layer_cache)
+        if self.config.norm_placement == "pre":
+            x = self.final_norm(x)
+        if cache is not None:
+            cache = cache.advance(tuple(layers), x.shape[1])
+        return x, cache
+
+    def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
+        """Each block's cross-attention keys and values of the encoder's output `x`."""
+        return tuple(block.cross_attention.keys_values(x) for block in self.blocks)
+
+    def _bias(self, queries: jax.Array, keys: jax.Array, causal: bool) -> jax.Array | None:
+        """The bias [1, N, T, S] that positions add to the logits of every self-attention."""
+        if self.config.positions == "alibi":
+            return alibi_bias(self.config.num_heads, queries, keys)
+        if self.config.positions == "relative":
+            return self.relative_bias(queries, keys, causal)
+        return None
+
+    def _check_rngs(self) -> None:
+        config = self.config
+        rates = config.dropout_rate, config.attention_dropout_rate, config.activation_dropout_rate
+        if any(rates) and self.has_rng("dropout") and not self.is_initializing():
+            raise ValueError(
+                'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
+                "give dropout_rng=DropoutRng.create(key, example_ids), or a config whose dropout "
+                "rates are 0"
+            )

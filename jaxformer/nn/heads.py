@@ -1,0 +1,134 @@
+"""Models with a task: a masked language model, and a classifier on any backbone."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.config import TransformerConfig
+from jaxformer.nn.blocks import Block, MakeBlock
+from jaxformer.nn.layers import Norm, as_row, dense_init
+from jaxformer.nn.models import EncoderOnly, EncoderOutput
+from jaxformer.ops.activations import ACTIVATIONS
+from jaxformer.ops.attention import AttentionFn, reference
+from jaxformer.ops.dense import flat_matmul
+from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.masks import AnyArray
+
+
+class MaskedLMOutput(NamedTuple):
+    """The output of a masked language model, for P positions or all T."""
+
+    logits: Float[Array, "B P V"]
+    """Of the token at each position."""
+    next_sentence: Float[Array, "B 2"] | None
+    """Of whether the second sentence follows the first; None without `config.pooler`."""
+
+
+class MaskedLanguageModel(nn.Module):
+    """An encoder with the heads that BERT is pretrained with (Devlin et al. 2019, section 3.1).
+
+    The token head is a dense layer, the activation, a norm, and the embedding's transpose with a
+    bias. With `config.pooler` a second head tells whether sentence B follows sentence A.
+    """
+
+    config: TransformerConfig
+    attention_fn: AttentionFn = reference
+    block: MakeBlock = Block
+
+    def setup(self) -> None:
+        config = self.config
+        self.encoder: EncoderOnly = EncoderOnly(config, self.attention_fn, self.block)
+        init = dense_init(config)
+        self.transform: nn.Dense = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init)
+        self.transform_norm: Norm = Norm(config)
+        self.bias: Array = self.param("bias", nn.initializers.zeros, (config.vocab_size,))
+        if config.pooler:
+            self.next_sentence: nn.Dense = nn.Dense(2, dtype=config.dtype, kernel_init=init)
+
+    def __call__(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B T"] | None = None,
+        token_type_ids: Int[AnyArray, "B T"] | None = None,
+        masked_positions: Int[AnyArray, "B P"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> MaskedLMOutput:
+        """The logits at `masked_positions` of `tokens`, or at all positions.
+
+        `padding_mask` is True at real tokens, `token_type_ids` tell the two sentences apart.
+        """
+        encoded = self.encode(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
+        hidden = take_positions(encoded.hidden, masked_positions)
+        return MaskedLMOutput(self.lm_head(hidden), self.next_sentence_head(encoded.pooled))
+
+    def hidden(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B T"] | None = None,
+        token_type_ids: Int[AnyArray, "B T"] | None = None,
+        masked_positions: Int[AnyArray, "B P"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B P D"]:
+        """The encoder's output, from which `lm_head` makes the logits of `__call__`."""
+        encoded = self.encode(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
+        return take_positions(encoded.hidden, masked_positions)
+
+    def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """The logits of `hidden` vectors."""
+        x = ACTIVATIONS[self.config.activation](self.transform(hidden))
+        x = self.transform_norm(x)
+        logits = flat_matmul(x, self.encoder.embedding.table.T.astype(x.dtype))
+        return logits + as_row(self.bias, logits.ndim).astype(logits.dtype)
+
+    def next_sentence_head(self, pooled: Float[Array, "B D"] | None) -> Float[Array, "B 2"] | None:
+        """The logits of whether sentence B follows sentence A; None without `config.pooler`."""
+        return None if pooled is None else self.next_sentence(pooled)
+
+    def encode(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B T"] | None = None,
+        token_type_ids: Int[AnyArray, "B T"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> EncoderOutput:
+        """The encoder's output for `tokens`, without the heads."""
+        return self.encoder(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
+
+
+class Classifier(nn.Module):
+    """A dense layer on the backbone's `pooled` vector of each text.
+
+    `backbone` is an `EncoderOnly`, a `DecoderOnly`, or any module with a `config` and a method
+    `pooled` like theirs.
+    """
+
+    backbone: nn.Module
+    classes: int
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B T"],
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B C"]:
+        """The logits of the C classes; `padding_mask` is True at real tokens, which come first."""
+        config = self.backbone.config
+        x = self.backbone.pooled(tokens, padding_mask, dropout_rng=dropout_rng)
+        x = Dropout(dropout_rng, "/".join((*self.path, "summary")), config.dropout_rate)(x)
+        return nn.Dense(
+            self.classes, dtype=config.dtype, kernel_init=dense_init(config), name="head"
+        )(x)
+
+
+def take_positions(
+    hidden: Float[Array, "B T D"], positions: Int[AnyArray, "B P"] | None
+) -> Float[Array, "B P D"]:
+    """The vectors at `positions`; None takes all."""
+    return hidden if positions is None else jnp.take_along_axis(hidden, positions[..., None], 1)

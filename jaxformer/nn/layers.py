@@ -1,0 +1,210 @@
+"""The parts of a block besides attention: embeddings, norms, the feed-forward network."""
+
+import math
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int
+
+from jaxformer.config import TransformerConfig
+from jaxformer.nn.positions import relative_buckets, sinusoidal_positions
+from jaxformer.ops.activations import ACTIVATIONS
+from jaxformer.ops.dense import dense_dot_general, flat_matmul
+from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.masks import AnyArray
+from jaxformer.ops.normalization import normalize
+
+
+def dense_init(config: TransformerConfig) -> nn.initializers.Initializer:
+    """The initializer of projections: Glorot-uniform, or normal with deviation 0.02."""
+    if config.initializer == "xavier":
+        return nn.initializers.xavier_uniform()
+    return nn.initializers.normal(0.02)
+
+
+def residual_init(config: TransformerConfig) -> nn.initializers.Initializer:
+    """The initializer of projections into the residual (Radford et al. 2019, section 2.3)."""
+    if config.initializer == "scaled_normal":
+        blocks = config.num_encoder_layers + config.num_decoder_layers
+        return nn.initializers.normal(0.02 / math.sqrt(2 * blocks))
+    return dense_init(config)
+
+
+def as_row(vector: Float[Array, " D"], ndim: int) -> Float[Array, "*ones D"]:
+    """`vector` with `ndim` axes, to be added to vectors [..., D]."""
+    return jnp.expand_dims(vector, tuple(range(ndim - 1)))
+
+
+def _table_init(config: TransformerConfig) -> nn.initializers.Initializer:
+    deviation = config.d_model**-0.5 if config.initializer == "xavier" else 0.02
+    return nn.initializers.normal(deviation)
+
+
+class Embedding(nn.Module):
+    """A `table` [size, D] that maps ids to vectors and, transposed, vectors to logits."""
+
+    size: int
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        if not (self.is_mutable_collection("params") or self.has_variable("params", "table")):
+            raise ValueError(
+                f"the variables given have no parameter {'/'.join((*self.path, 'table'))}: call "
+                'model.apply({"params": params}, ...) with params = model.init(...)["params"]'
+            )
+        shape = (self.size, self.config.d_model)
+        self.table: Array = self.param("table", _table_init(self.config), shape)
+
+    def __call__(self, ids: Int[AnyArray, "*shape"]) -> Float[Array, "*shape D"]:
+        """The vectors of `ids`, times sqrt(D) if `config.scale_embeddings` (section 3.4).
+
+        Raises `ValueError` for ids outside the table, unless they are being traced.
+        """
+        self._check_ids(ids)
+        vectors = self.lookup(ids).astype(self.config.dtype)
+        return vectors * math.sqrt(self.config.d_model) if self.config.scale_embeddings else vectors
+
+    def lookup(self, ids: Int[AnyArray, "*shape"]) -> Float[Array, "*shape D"]:
+        """The rows of the table that belong to `ids`."""
+        return jnp.take(self.table, ids, axis=0)
+
+    def _check_ids(self, ids: Int[AnyArray, "*shape"]) -> None:
+        if isinstance(ids, Tracer) or not getattr(ids, "is_fully_addressable", True):
+            return
+        ids = np.asarray(ids)
+        outside = ids[(ids < 0) | (ids >= self.size)]
+        if outside.size:
+            raise ValueError(
+                f"id {outside[0]} was given to {self.name!r}, which has vocab_size={self.size}: "
+                f"give ids from 0 to {self.size - 1}, or a config with a larger vocabulary"
+            )
+
+
+class LMHead(nn.Module):
+    """Logits of vectors, by a matrix of its own or the embedding's transpose; a bias if asked."""
+
+    config: TransformerConfig
+
+    def setup(self) -> None:
+        config = self.config
+        if not config.ties_output:
+            shape = config.d_model, config.vocab_size
+            self.kernel: Array = self.param("kernel", dense_init(config), shape)
+        if config.output_bias:
+            self.bias: Array = self.param("bias", nn.initializers.zeros, (config.vocab_size,))
+
+    def __call__(
+        self, hidden: Float[Array, "*shape D"], embedding: Embedding
+    ) -> Float[Array, "*shape V"]:
+        """The logits of `hidden`; `embedding` is used where the config ties the two."""
+        matrix = embedding.table.T if self.config.ties_output else self.kernel
+        logits = flat_matmul(hidden, matrix.astype(hidden.dtype))
+        if self.config.output_bias:
+            logits = logits + as_row(self.bias, logits.ndim).astype(logits.dtype)
+        return logits
+
+
+class AddPositions(nn.Module):
+    """Adds the absolute positions of the config, sinusoidal or learned, if it has them."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        positions: Int[Array, " T"] | Int[Array, "B T"],
+        length: int,
+    ) -> Float[Array, "B T D"]:
+        """`x` plus the vectors of `positions`, which are below `length`.
+
+        Raises `ValueError` when learned positions end before `length`.
+        """
+        config = self.config
+        if config.positions == "learned":
+            if length > config.max_len:
+                raise ValueError(
+                    f"a sequence of {length} tokens was given, but the learned positions end at "
+                    f"max_len={config.max_len}: shorten it"
+                )
+            shape = (config.max_len, config.d_model)
+            table = self.param("table", nn.initializers.normal(0.02), shape)
+        elif config.positions == "sinusoidal":
+            layout = config.sinusoidal_layout
+            table = jnp.asarray(sinusoidal_positions(length, config.d_model, layout))
+        else:
+            return x
+        rows = jnp.take(table, positions, axis=0).reshape(-1, *x.shape[1:])
+        return x + rows.astype(x.dtype)
+
+
+class RelativeBias(nn.Module):
+    """A learned number per head for each bucket of distances (Raffel et al. 2020, section 2.1)."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(
+        self, query: Int[Array, " T"], key: Int[Array, " S"], causal: bool
+    ) -> Float[Array, "1 N T S"]:
+        """The bias on the attention logits of the positions `query` and `key`."""
+        config = self.config
+        shape = config.relative_buckets, config.num_heads
+        table = self.param("table", _table_init(config), shape)
+        found = relative_buckets(
+            query,
+            key,
+            buckets=config.relative_buckets,
+            max_distance=config.relative_max_distance,
+            causal=causal,
+        )
+        return jnp.moveaxis(jnp.take(table, found, axis=0), -1, 0)[None]
+
+
+class Norm(nn.Module):
+    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019) over the last axis."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
+        """`x` normalised in float32, scaled and shifted, in the type of `x`."""
+        size = x.shape[-1:]
+        centered = self.config.norm == "layer"
+        y = normalize(x.astype(jnp.float32), self.config.norm_eps, centered)
+        y = y * as_row(self.param("scale", nn.initializers.ones, size), x.ndim)
+        if centered and self.config.use_bias:
+            y = y + as_row(self.param("bias", nn.initializers.zeros, size), x.ndim)
+        return y.astype(x.dtype)
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with an activation between, position by position (section 3.3).
+
+    Gated (Shazeer 2020): the activation of one projection multiplies another.
+    """
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], dropout_rng: DropoutRng | None = None
+    ) -> Float[Array, "B T D"]:
+        """FFN(x), through a hidden layer [B, T, F]."""
+        config = self.config
+        dense = partial(
+            nn.Dense, use_bias=config.use_bias, dtype=config.dtype, dot_general=dense_dot_general
+        )
+        init = dense_init(config)
+        activation = ACTIVATIONS[config.activation]
+        if config.gated:
+            hidden = activation(dense(config.d_ff, kernel_init=init, name="gate")(x))
+            hidden = hidden * dense(config.d_ff, kernel_init=init, name="up")(x)
+        else:
+            hidden = activation(dense(config.d_ff, kernel_init=init, name="up")(x))
+        name = "/".join((*self.path, "hidden"))
+        hidden = Dropout(dropout_rng, name, config.activation_dropout_rate)(hidden)
+        return dense(config.d_model, kernel_init=residual_init(config), name="down")(hidden)

@@ -1,0 +1,274 @@
+"""The three families of Transformers, made of one block.
+
+Arguments that are masks are True where attention is allowed. `dropout_rng` None means no dropout.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.config import TransformerConfig
+from jaxformer.nn.blocks import Block, MakeBlock, Stack
+from jaxformer.nn.cache import Cache, init_cache
+from jaxformer.nn.layers import Embedding, LMHead, dense_init
+from jaxformer.ops.attention import AttentionFn, reference
+from jaxformer.ops.beam_cache import read, store
+from jaxformer.ops.dropout import DropoutRng
+from jaxformer.ops.masks import AnyArray, AttentionMask
+
+
+class EncoderDecoder(nn.Module):
+    """The Transformer of Vaswani et al. 2017: an encoder, and a decoder that attends to it.
+
+    `model.apply({"params": params}, source, target)` gives the logits for training;
+    `method="init_cache"` and `method="decode_step"` are for decoding with a cache.
+    """
+
+    config: TransformerConfig
+    attention_fn: AttentionFn = reference
+    block: MakeBlock = Block
+
+    def setup(self) -> None:
+        config, parts = self.config, (self.attention_fn, self.block)
+        self.embedding: Embedding = Embedding(config.vocab_size, config)
+        if not config.ties_inputs:
+            size = config.source_vocab_size or config.vocab_size
+            self.source_embedding: Embedding = Embedding(size, config)
+        self.output: LMHead = LMHead(config)
+        self.encoder: Stack = Stack(config, config.num_encoder_layers, False, *parts)
+        self.decoder: Stack = Stack(config, config.num_decoder_layers, True, *parts)
+
+    def __call__(
+        self,
+        source: Int[AnyArray, "B S"],
+        target: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B S"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B T V"]:
+        """The logits of the token after each of `target`, given `source`.
+
+        `padding_mask` is True at the source's real tokens; None means there is no padding. Padding
+        at the end of `target` changes nothing before it.
+        """
+        return self.lm_head(self.hidden(source, target, padding_mask, dropout_rng=dropout_rng))
+
+    def hidden(
+        self,
+        source: Int[AnyArray, "B S"],
+        target: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B S"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B T D"]:
+        """The decoder's output, from which `lm_head` makes the logits of `__call__`."""
+        encoded = self.encode(source, padding_mask, dropout_rng=dropout_rng)
+        x, _ = self.decoder(
+            self.embedding(target),
+            AttentionMask(causal=True),
+            encoder_kv=self.decoder.encoder_keys_values(encoded),
+            encoder_mask=AttentionMask(padding_mask=padding_mask),
+            dropout_rng=dropout_rng,
+        )
+        return x
+
+    def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """The logits of `hidden` vectors."""
+        return self.output(hidden, self.embedding)
+
+    def encode(
+        self,
+        source: Int[AnyArray, "B S"],
+        padding_mask: Bool[AnyArray, "B S"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B S D"]:
+        """The encoder's output for `source`."""
+        embed = self.embedding if self.config.ties_inputs else self.source_embedding
+        mask = AttentionMask(padding_mask=padding_mask)
+        encoded, _ = self.encoder(embed(source), mask, dropout_rng=dropout_rng)
+        return encoded
+
+    def init_cache(
+        self,
+        source: Int[AnyArray, "B S"],
+        padding_mask: Bool[AnyArray, "B S"] | None = None,
+        *,
+        max_length: int,
+        num_beams: int = 1,
+    ) -> Cache:
+        """An empty cache for `num_beams` targets of up to `max_length` tokens per sentence.
+
+        The source is encoded, and its keys and values are projected, once.
+        """
+        encoder_kv = self.decoder.encoder_keys_values(self.encode(source, padding_mask))
+        cache = init_cache(self.config, source.shape[0], num_beams, max_length)
+        return cache.replace(encoder_kv=tuple(map(store, encoder_kv)), padding_mask=padding_mask)
+
+    def decode_step(
+        self, tokens: Int[AnyArray, "B W T"], cache: Cache
+    ) -> tuple[Float[Array, "B W T V"], Cache]:
+        """The logits of the token after each of `tokens`, and the cache with `tokens` added.
+
+        Raises `ValueError` if they do not fit into the cache. While tracing, only T itself can be
+        compared with `cache.max_length`: the caller counts the tokens.
+        """
+        x, cache = self.decoder(
+            self.embedding(tokens.reshape(-1, tokens.shape[-1])),
+            AttentionMask(causal=True, offset=cache.length),
+            cache=cache,
+            encoder_kv=tuple(map(read, cache.encoder_kv)),
+            encoder_mask=AttentionMask(padding_mask=cache.padding_mask),
+        )
+        return self.lm_head(x).reshape(*tokens.shape, -1), cache
+
+
+class DecoderOnly(nn.Module):
+    """A causal language model (GPT)."""
+
+    config: TransformerConfig
+    attention_fn: AttentionFn = reference
+    block: MakeBlock = Block
+
+    def setup(self) -> None:
+        config, parts = self.config, (self.attention_fn, self.block)
+        self.embedding: Embedding = Embedding(config.vocab_size, config)
+        self.output: LMHead = LMHead(config)
+        self.decoder: Stack = Stack(config, config.num_decoder_layers, False, *parts)
+
+    def __call__(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        segments: Int[AnyArray, "B T"] | None = None,
+        positions: Int[AnyArray, "B T"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B T V"]:
+        """The logits of the token after each of `tokens`.
+
+        For packed documents `segments` numbers the documents, so that no token sees those of
+        another one, and `positions` count from 0 in each document.
+        """
+        return self.lm_head(self.hidden(tokens, segments, positions, dropout_rng=dropout_rng))
+
+    def hidden(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        segments: Int[AnyArray, "B T"] | None = None,
+        positions: Int[AnyArray, "B T"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B T D"]:
+        """The decoder's output, from which `lm_head` makes the logits of `__call__`."""
+        mask = AttentionMask(causal=True, query_segments=segments, key_segments=segments)
+        x, _ = self.decoder(
+            self.embedding(tokens), mask, positions=positions, dropout_rng=dropout_rng
+        )
+        return x
+
+    def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """The logits of `hidden` vectors."""
+        return self.output(hidden, self.embedding)
+
+    def pooled(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B T"],
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B D"]:
+        """One vector per text: that of its last token. Padding must be at the end."""
+        last = jnp.maximum(jnp.sum(padding_mask, axis=-1, dtype=jnp.int32) - 1, 0)
+        hidden = self.hidden(tokens, dropout_rng=dropout_rng)
+        return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+
+    def init_cache(
+        self,
+        batch_size: int,
+        *,
+        max_length: int,
+        num_beams: int = 1,
+        left_padding: Int[AnyArray, " B"] | None = None,
+    ) -> Cache:
+        """An empty cache for `batch_size` x `num_beams` texts of up to `max_length` tokens.
+
+        `left_padding`: how many padding tokens come before each text, so that texts of different
+        lengths end at the same place. They count in `max_length`, and nothing attends to them.
+        """
+        cache = init_cache(self.config, batch_size, num_beams, max_length)
+        return cache.replace(left_padding=left_padding)
+
+    def decode_step(
+        self, tokens: Int[AnyArray, "B W T"], cache: Cache
+    ) -> tuple[Float[Array, "B W T V"], Cache]:
+        """The logits of the token after each of `tokens`, and the cache with `tokens` added.
+
+        Raises `ValueError` if they do not fit into the cache. While tracing, only T itself can be
+        compared with `cache.max_length`: the caller counts the tokens.
+        """
+        positions = cache.positions(tokens.shape[-1])
+        x = self.embedding(tokens.reshape(-1, tokens.shape[-1]))
+        x, cache = self.decoder(x, cache.mask(), positions=positions, cache=cache)
+        return self.lm_head(x).reshape(*tokens.shape, -1), cache
+
+
+class EncoderOutput(NamedTuple):
+    """The output of an encoder."""
+
+    hidden: Float[Array, "B T D"]
+    """The vector of each token."""
+    pooled: Float[Array, "B D"] | None
+    """tanh of a dense layer on the first token's vector; None without `config.pooler`."""
+
+
+class EncoderOnly(nn.Module):
+    """A bidirectional encoder (BERT)."""
+
+    config: TransformerConfig
+    attention_fn: AttentionFn = reference
+    block: MakeBlock = Block
+
+    def setup(self) -> None:
+        config, parts = self.config, (self.attention_fn, self.block)
+        self.embedding: Embedding = Embedding(config.vocab_size, config)
+        if config.num_token_types:
+            self.type_embedding: Embedding = Embedding(config.num_token_types, config)
+        self.encoder: Stack = Stack(config, config.num_encoder_layers, False, *parts)
+        if config.pooler:
+            self.pooler: nn.Dense = nn.Dense(
+                config.d_model, dtype=config.dtype, kernel_init=dense_init(config)
+            )
+
+    def __call__(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B T"] | None = None,
+        token_type_ids: Int[AnyArray, "B T"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> EncoderOutput:
+        """The vectors of `tokens`; `padding_mask` is True at real tokens.
+
+        `token_type_ids` (which of two sentences a token belongs to) default to 0.
+        """
+        x = self.embedding(tokens)
+        if self.config.num_token_types:
+            types = jnp.zeros_like(tokens) if token_type_ids is None else token_type_ids
+            x = x + self.type_embedding(types)
+        mask = AttentionMask(padding_mask=padding_mask)
+        hidden, _ = self.encoder(x, mask, dropout_rng=dropout_rng)
+        pooled = jnp.tanh(self.pooler(hidden[:, 0])) if self.config.pooler else None
+        return EncoderOutput(hidden, pooled)
+
+    def pooled(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B T"],
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B D"]:
+        """One vector per text: the pooled one, or the first token's without a pooler."""
+        hidden, pooled = self(tokens, padding_mask, dropout_rng=dropout_rng)
+        return hidden[:, 0] if pooled is None else pooled

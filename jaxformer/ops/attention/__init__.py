@@ -1,0 +1,55 @@
+"""Attention functions: several implementations of one signature.
+
+    attention_fn(q [B, T, N, H], k [B, S, K, H], v [B, S, K, Hv], mask, *, scale, bias=None,
+                 dropout=None) -> [B, T, N, Hv]
+
+Head n attends with key/value head n * K // N. `bias` [1 or B, N, T, S] is added to the scaled
+logits. `dropout` acts on the weights. A query that may attend to no key gets zeros. An attention
+function raises a `ConfigError` for what it does not support; none is replaced by another unless
+`AutoAttention` is asked to select, which says what it selected. The plain twin of all is
+`reference`.
+
+| attention function | devices | does not support |
+|---|---|---|
+| `reference` | all | |
+| `blockwise` | all, memory linear in T + S | |
+| `xla` | all | dropout, values of another size |
+| `cudnn` | NVIDIA | float32, dropout, segments, explicit masks, an offset, padding with `causal` |
+| `tpu_splash` | TPU | bias, dropout, explicit masks, traced offsets, lengths not divisible by 128 |
+"""
+
+from jaxformer.ops.attention.blockwise import blockwise
+from jaxformer.ops.attention.cudnn import cudnn
+from jaxformer.ops.attention.reference import attention_weights, reference
+from jaxformer.ops.attention.selection import (
+    ATTENTION_FNS,
+    AttentionFn,
+    AutoAttention,
+    Selection,
+    check_attention_fn,
+    explain,
+    get,
+    select,
+)
+from jaxformer.ops.attention.spec import AttentionSpec, DeviceInfo
+from jaxformer.ops.attention.tpu_splash import tpu_splash
+from jaxformer.ops.attention.xla import xla
+
+__all__ = [
+    "ATTENTION_FNS",
+    "AttentionFn",
+    "AttentionSpec",
+    "AutoAttention",
+    "DeviceInfo",
+    "Selection",
+    "attention_weights",
+    "blockwise",
+    "check_attention_fn",
+    "cudnn",
+    "explain",
+    "get",
+    "reference",
+    "select",
+    "tpu_splash",
+    "xla",
+]

@@ -1,0 +1,171 @@
+"""What decides which attention functions can compute a call: shapes, mask attributes, device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+from jaxtyping import Float
+
+from jaxformer.errors import ConfigError
+from jaxformer.ops.dropout import Dropout
+from jaxformer.ops.masks import AttentionMask, check_mask
+
+
+class DeviceInfo(NamedTuple):
+    """The kind of device that computes attention.
+
+    `platform` is JAX's "cpu", "gpu" or "tpu", `kind` the device's name, `capability` NVIDIA's
+    compute capability such as (9, 0), None for all other devices.
+    """
+
+    platform: str
+    kind: str = ""
+    capability: tuple[int, int] | None = None
+
+    @classmethod
+    def current(cls) -> "DeviceInfo":
+        """The devices of the mesh set with `jax.set_mesh`, else JAX's default device.
+
+        The compute capability is that of a device of the same kind in this process; where there is
+        none, it is unknown.
+        """
+        device = jax.sharding.get_abstract_mesh().abstract_device or _default_device()
+        return cls(device.platform, device.device_kind, _capability(device))
+
+    def __str__(self) -> str:
+        named = self.kind and self.kind != self.platform
+        return f"{self.platform} ({self.kind})" if named else self.platform
+
+
+def _default_device() -> Any:
+    # None, a device, or the name of a platform.
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if isinstance(chosen, jax.Device):
+        return chosen
+    return jax.local_devices(backend=chosen)[0]
+
+
+def _capability(device: Any) -> tuple[int, int] | None:
+    """NVIDIA's compute capability; a mesh's abstract device does not have it, a real one does."""
+    if device.platform != "gpu":
+        return None
+    for real in jax.devices():
+        if real.device_kind == device.device_kind and hasattr(real, "compute_capability"):
+            numbers = str(real.compute_capability).split(".")
+            if len(numbers) == 2 and all(number.isdigit() for number in numbers):
+                return int(numbers[0]), int(numbers[1])
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """One attention call, as far as it is known while tracing.
+
+    T = `queries`, S = `keys`, N = `heads`, K = `kv_heads`, H = `key_size`, Hv = `value_size`.
+    `offset` is None if it is known only at run time. `padding_mask`, `segments`, `explicit` and
+    `bias` say whether the call has one; `dropout` is the rate on the weights.
+    """
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    dtype: str
+    causal: bool = False
+    window: int | None = None
+    offset: int | None = 0
+    padding_mask: bool = False
+    segments: bool = False
+    explicit: bool = False
+    bias: bool = False
+    dropout: float = 0.0
+
+    @classmethod
+    def create(
+        cls,
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B S K H"],
+        v: Float[Array, "B S K Hv"],
+        mask: AttentionMask,
+        bias: Float[Array, "#B N T S"] | None,
+        dropout: Dropout | None,
+    ) -> "AttentionSpec":
+        """The spec of a call with these arguments."""
+        check_mask(mask)
+        dtypes = sorted({str(x.dtype) for x in (q, k, v)})
+        return cls(
+            batch=q.shape[0],
+            queries=q.shape[1],
+            keys=k.shape[1],
+            heads=q.shape[2],
+            kv_heads=k.shape[2],
+            key_size=k.shape[3],
+            value_size=v.shape[3],
+            dtype=" and ".join(dtypes),
+            causal=mask.causal,
+            window=mask.window,
+            offset=mask.offset if isinstance(mask.offset, int) else None,
+            padding_mask=mask.padding_mask is not None,
+            segments=mask.query_segments is not None,
+            explicit=mask.explicit is not None,
+            bias=bias is not None,
+            dropout=0.0 if dropout is None or dropout.dropout_rng is None else dropout.rate,
+        )
+
+    @property
+    def weights(self) -> int:
+        """The number of weights, B N T S."""
+        return self.batch * self.heads * self.queries * self.keys
+
+    def __str__(self) -> str:
+        words = [
+            f"B={self.batch} T={self.queries} S={self.keys} N={self.heads} K={self.kv_heads}",
+            f"H={self.key_size} Hv={self.value_size} {self.dtype}",
+        ]
+        words += ["causal"] if self.causal else []
+        words += [f"window={self.window}"] if self.window is not None else []
+        if self.offset != 0:
+            words.append(f"offset={'traced' if self.offset is None else self.offset}")
+        flags = ("padding_mask", "segments", "explicit", "bias")
+        words += [name for name in flags if getattr(self, name)]
+        words += [f"dropout={self.dropout}"] if self.dropout else []
+        return " ".join(words)
+
+
+def raise_unsupported(name: str, reasons: Sequence[str]) -> None:
+    """Raises `ConfigError` if there are `reasons`, each the end of "the ... attention function"."""
+    if reasons:
+        listed = "; it ".join(reasons)
+        raise ConfigError(f"the {name} attention function {listed}: use 'reference' or 'blockwise'")
+
+
+def dropout_reasons(spec: AttentionSpec) -> list[str]:
+    """Why an attention function without dropout cannot compute `spec`."""
+    if spec.dropout == 0:
+        return []
+    return [
+        "does not support dropout on attention weights, but "
+        f"attention_dropout_rate={spec.dropout} was given"
+    ]
+
+
+def explicit_mask_reasons(spec: AttentionSpec) -> list[str]:
+    """Why an attention function without explicit masks cannot compute `spec`."""
+    if not spec.explicit:
+        return []
+    return ["does not support explicit masks, as beams that share one cache need them"]
+
+
+def value_size_reasons(spec: AttentionSpec) -> list[str]:
+    """Why an attention function with one size for keys and values cannot compute `spec`."""
+    if spec.value_size == spec.key_size:
+        return []
+    return [
+        f"needs values as large as keys, but head_dim={spec.key_size} and "
+        f"value_head_dim={spec.value_size} were given"
+    ]

@@ -1,0 +1,147 @@
+"""Cross-entropy as (sum in nats, number of tokens), from all logits at once or chunk by chunk."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+def cross_entropy(
+    logits: Float[Array, "*shape V"],
+    labels: Int[Array, "*shape"],
+    loss_mask: Bool[Array, "*shape"],
+    label_smoothing: float = 0.0,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The sum of -sum_v q(v) log p(v) in nats where `loss_mask` is True, and the number of these.
+
+    Both are float32. q gives 1 - `label_smoothing` to the label and spreads `label_smoothing`
+    evenly over all V (Szegedy et al. 2016; Vaswani et al. 2017, section 5.4).
+    """
+    nats = _cross_entropy(logits, labels, label_smoothing)
+    return jnp.sum(jnp.where(loss_mask, nats, 0.0)), jnp.sum(loss_mask, dtype=jnp.float32)
+
+
+def chunked_cross_entropy(
+    lm_head: Callable[[Float[Array, "M D"]], Float[Array, "M V"]],
+    hidden: Float[Array, "*shape D"],
+    labels: Int[Array, "*shape"],
+    loss_mask: Bool[Array, "*shape"],
+    label_smoothing: float = 0.0,
+    *,
+    chunk: int,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """`cross_entropy` of `lm_head(hidden)`, with the logits of at most `chunk` tokens at a time.
+
+    The gradient goes to `hidden` and to all arrays that `lm_head` uses, such as parameters. It is
+    computed in the forward pass; the backward pass only scales it. Forward-mode derivatives
+    (`jax.jvp`) are not supported. Raises `ValueError` for `chunk` below 1.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk}, but it must be at least 1 token")
+    count = -(-labels.size // chunk)
+    split = partial(_split, count=count, size=-(-labels.size // count))
+    flat = hidden.reshape(labels.size, -1), labels.reshape(-1), loss_mask.reshape(-1)
+    chunks = [split(leaf) for leaf in flat]
+    # The function must not be hashed by what it is: `lm_head` may be equal to that of other arrays.
+    head, params = jax.closure_convert(lambda hidden: lm_head(hidden), chunks[0][0])
+    nats: jax.Array = _chunked(head, label_smoothing, params, *chunks)
+    return nats, jnp.sum(loss_mask, dtype=jnp.float32)
+
+
+def token_log_probs(
+    logits: Float[Array, "*shape V"], labels: Int[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """The log-probability in nats of each of `labels` under `logits`; float32."""
+    return -_cross_entropy(logits, labels, 0.0)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float) -> jax.Array:
+    return _nats(logits, labels, label_smoothing)[0]
+
+
+@_cross_entropy.defjvp
+def _cross_entropy_jvp(label_smoothing, primals, tangents):
+    # The automatic derivative scatters into a second [..., V]. exp(logits - maximum) is computed
+    # again from the logits: shared with the forward pass, it would be kept, in float32.
+    logits, labels = primals
+    nats, normalizer = _nats(logits, labels, label_smoothing)
+    slope = _slope(logits, labels, normalizer, label_smoothing)
+    return nats, jnp.sum(slope * tangents[0].astype(jnp.float32), axis=-1)
+
+
+def _nats(
+    logits: jax.Array, labels: jax.Array, label_smoothing: float
+) -> tuple[jax.Array, jax.Array]:
+    """The cross-entropy [...] of `logits` [..., V] in nats, and their logsumexp [...]; float32."""
+    label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    logits = logits.astype(jnp.float32)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    nats = normalizer - (1.0 - label_smoothing) * label.astype(jnp.float32)
+    if label_smoothing:
+        nats -= label_smoothing * jnp.mean(logits, axis=-1)
+    return nats, normalizer
+
+
+def _slope(
+    logits: jax.Array, labels: jax.Array, normalizer: jax.Array, label_smoothing: float
+) -> jax.Array:
+    """The derivative p - q [..., V] of the cross-entropy by its logits; float32."""
+    size = logits.shape[-1]
+    p = jnp.exp(logits.astype(jnp.float32) - normalizer[..., None])
+    hit = labels[..., None] == jax.lax.broadcasted_iota(labels.dtype, p.shape, p.ndim - 1)
+    return p - jnp.where(
+        hit, 1.0 - label_smoothing + label_smoothing / size, label_smoothing / size
+    )
+
+
+def _split(leaf: jax.Array, *, count: int, size: int) -> jax.Array:
+    """`leaf` [M, ...], with zeros at the end, as [count, size, ...]."""
+    padding = [(0, count * size - leaf.shape[0])] + [(0, 0)] * (leaf.ndim - 1)
+    return jnp.pad(leaf, padding).reshape(count, size, *leaf.shape[1:])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _chunked(
+    head: Callable[..., jax.Array],
+    label_smoothing: float,
+    params: Any,
+    hidden: jax.Array,
+    labels: jax.Array,
+    loss_mask: jax.Array,
+) -> jax.Array:
+    """The sum of the cross-entropy over all chunks: the first axis of the last three arguments."""
+
+    def add(total, chunk):
+        hidden, labels, loss_mask = chunk
+        logits = head(hidden, *params)
+        return total + cross_entropy(logits, labels, loss_mask, label_smoothing)[0], None
+
+    return jax.lax.scan(add, jnp.zeros(()), (hidden, labels, loss_mask))[0]
+
+
+def _chunked_forward(head, label_smoothing, params, hidden, labels, loss_mask):
+    def add(sums, chunk):
+        hidden, labels, loss_mask = chunk
+
+        def total(params, hidden):
+            logits = head(hidden, *params)
+            return cross_entropy(logits, labels, loss_mask, label_smoothing)[0]
+
+        nats, (grads, slope) = jax.value_and_grad(total, argnums=(0, 1))(params, hidden)
+        return jax.tree.map(jnp.add, sums, (nats, grads)), slope
+
+    zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+    (nats, grads), slope = jax.lax.scan(add, zeros, (hidden, labels, loss_mask))
+    return nats, (grads, slope)
+
+
+def _chunked_backward(head, label_smoothing, slopes, cotangent):
+    scaled = jax.tree.map(lambda leaf: leaf * cotangent.astype(leaf.dtype), slopes)
+    return *scaled, None, None
+
+
+_chunked.defvjp(_chunked_forward, _chunked_backward)

@@ -1,0 +1,65 @@
+"""The product of vectors with a matrix, in the form that XLA computes fastest."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Num
+
+Axes = tuple[Sequence[int], Sequence[int]]
+
+# On a CPU, XLA multiplies one vector with a matrix on one thread, but a batch of vectors with a
+# batch of matrices on several: with 2 cores JAX 0.10 does from 2 parts on, JAX 0.12 from 4.
+_PARTS = 4
+
+
+def dense_dot_general(
+    x: Num[Array, "..."],
+    kernel: Num[Array, "..."],
+    dimension_numbers: tuple[Axes, Axes],
+    precision: jax.lax.PrecisionLike = None,
+) -> Num[Array, "..."]:
+    """`jax.lax.dot_general` of the last axes of `x` with the first axes of `kernel`.
+
+    The plain twin is `jax.lax.dot_general`: both give the same result to rounding. It is passed as
+    `dot_general=` to Flax's dense layers. Raises `ValueError` for other axes.
+    """
+    (x_axes, kernel_axes), batch = dimension_numbers
+    count = len(x_axes)
+    last, first = tuple(range(x.ndim - count, x.ndim)), tuple(range(count))
+    if (tuple(x_axes), tuple(kernel_axes)) != (last, first) or any(batch):
+        raise ValueError(
+            f"dense_dot_general was given the axes {tuple(x_axes)} of x {x.shape}, "
+            f"{tuple(kernel_axes)} of the kernel {kernel.shape} and the batch axes "
+            f"{tuple(map(tuple, batch))}, but it multiplies only the last axes of x with the first "
+            "axes of the kernel, without batch axes: use jax.lax.dot_general"
+        )
+    # As matrices: with more axes, XLA on a CPU copies the gradient of the result to transpose it.
+    size = math.prod(kernel.shape[:count])
+    vectors, matrix = x.reshape(-1, size), kernel.reshape(size, -1)
+    multiply = partial(jnp.matmul, precision=precision)
+    if vectors.shape[0] == 1 and size % _PARTS == 0:
+        in_parts = partial(_multiply_in_parts, precision=precision)
+        out = jax.lax.platform_dependent(vectors, matrix, cpu=in_parts, default=multiply)
+    else:
+        out = multiply(vectors, matrix)
+    return out.reshape(*x.shape[: x.ndim - count], *kernel.shape[count:])
+
+
+def flat_matmul(x: Num[Array, "... I"], matrix: Num[Array, "I O"]) -> Num[Array, "... O"]:
+    """`x` times `matrix`, as a product of two matrices; the plain twin is `x @ matrix`."""
+    # As in `dense_dot_general`, but never in parts: those of a transposed table would be copies.
+    return (x.reshape(-1, matrix.shape[0]) @ matrix).reshape(*x.shape[:-1], matrix.shape[1])
+
+
+def _multiply_in_parts(
+    vector: Num[Array, "1 I"], matrix: Num[Array, "I O"], precision: jax.lax.PrecisionLike
+) -> Num[Array, "1 O"]:
+    """`vector` times `matrix`, as the sum over the parts of I."""
+    vector, matrix = vector.reshape(_PARTS, 1, -1), matrix.reshape(_PARTS, -1, matrix.shape[1])
+    exact = jnp.promote_types(vector.dtype, jnp.float32)
+    out = jnp.matmul(vector, matrix, precision=precision, preferred_element_type=exact)
+    return out.sum(0).astype(vector.dtype)

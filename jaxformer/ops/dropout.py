@@ -1,0 +1,84 @@
+"""Dropout whose mask depends on the example, not on the device, the batch or the slice."""
+
+import zlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int, UInt32
+
+
+class DropoutRng(NamedTuple):
+    """The randomness of one step: two words of its key, and the global ids of the examples.
+
+    None in its place switches dropout off. The mask is a hash of (key, name, example id, position,
+    feature). So it is the same on one device, with gradient accumulation, on any mesh and on any
+    number of hosts. On a CPU it costs about 1 ns an element (threefry: 27).
+    """
+
+    key_data: Array  # [2] uint32
+    example_ids: Array  # [B] int32
+
+    @classmethod
+    def create(cls, rng: Array, example_ids: Int[Array, " B"]) -> "DropoutRng":
+        """The randomness of a step whose typed key is `rng`, for these examples."""
+        words = jax.random.key_data(rng).astype(jnp.uint32)
+        return cls(words.reshape(-1)[:2], example_ids)
+
+    def keep_mask(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rate: float,
+        start: tuple[Array | int, ...] | None = None,
+    ) -> Array:
+        """bool `shape` [B, ..., F]: each element is True with probability 1 - `rate`.
+
+        An element depends only on its own indices, so a wider or longer array repeats the mask.
+        `start` gives the indices, after B, of the first element (numbers or int32 scalars; None:
+        zeros): the result is that slice of a larger array's mask. `name` is the place in the model.
+        """
+        start = (0,) * (len(shape) - 1) if start is None else start
+        name_word = np.uint32(zlib.crc32(name.encode()))
+        key = _mix(_mix(self.key_data[0] ^ name_word) + self.example_ids.astype(jnp.uint32) * _ODD)
+        for size, first in zip(shape[1:-1], start[:-1], strict=True):
+            key = _mix(_numbered(key, size, first))
+        # Two rounds with two keys: one alone leaves masks of neighbouring keys correlated.
+        second = _mix(key ^ self.key_data[1])
+        hashed = _mix(_mix(_numbered(key, shape[-1], start[-1])) ^ second[..., None])
+        return hashed < np.uint32(min((1.0 - rate) * 2.0**32, 2.0**32 - 1))
+
+
+class Dropout(NamedTuple):
+    """Dropout at the place called `name` in the model; without `dropout_rng` it does nothing."""
+
+    dropout_rng: DropoutRng | None
+    name: str
+    rate: float
+
+    def __call__(self, x: Float[Array, "B ... F"]) -> Float[Array, "B ... F"]:
+        """`x` with a share `rate` of its elements set to zero and the rest times 1/(1 - rate)."""
+        if self.dropout_rng is None or self.rate == 0.0:
+            return x
+        keep = self.dropout_rng.keep_mask(self.name, x.shape, self.rate)
+        return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - self.rate), x.dtype), 0)
+
+
+_ODD = np.uint32(0x9E3779B9)
+
+
+def _numbered(
+    key: UInt32[Array, "..."], size: int, first: Array | int
+) -> UInt32[Array, "... size"]:
+    """`size` different words from each word of `key`, numbered from `first`."""
+    number = (jnp.arange(size, dtype=jnp.uint32) + jnp.asarray(first, jnp.uint32)) * _ODD
+    return key[..., None] + number.reshape((1,) * key.ndim + (size,))
+
+
+def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    """The 32-bit finaliser of MurmurHash3: every input bit reaches every output bit."""
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

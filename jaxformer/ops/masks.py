@@ -1,0 +1,182 @@
+"""Which keys each query may attend to: attributes, and a matrix only on demand."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool
+
+from jaxformer.errors import ConfigError
+
+AnyArray = Array | np.ndarray
+
+_ARRAYS = ("padding_mask", "query_segments", "key_segments", "explicit")
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclass(frozen=True)
+class AttentionMask:
+    """Which of S keys each of T queries may attend to; an attribute not given allows all.
+
+    It stores attributes and builds the [T, S] matrix only when an attention function asks for it.
+    Two masks combine with `&`: a key is seen where both allow it.
+
+    `causal`: query t sees no key after position `offset` + t. `offset`: the position of query 0
+    among the keys (with a cache: the number of tokens before it), a number or an int32 scalar; a
+    Python int stays known while tracing. `window`: with `causal`, only the last `window` keys.
+    `padding_mask` [B, S]: True at real tokens. `query_segments` [B, T] and `key_segments` [B, S]:
+    a query sees only keys of its own segment. `explicit` [B, T, S]: True where a query may see a
+    key, for whatever the other attributes cannot express.
+
+        causal, T=3, S=3   causal, offset=2, T=2, S=4   padding_mask=[1 1 0]   segments 1 1 2
+            1 0 0                  1 1 1 0                   1 1 0                  1 1 0
+            1 1 0                  1 1 1 1                   1 1 0                  1 1 0
+            1 1 1                                            1 1 0                  0 0 1
+
+    Raises `ConfigError` for segments of queries or keys alone, a window below 1 or not a Python
+    int, and a window without `causal`.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    offset: jax.Array | int = 0
+    padding_mask: AnyArray | None = None
+    query_segments: AnyArray | None = None
+    key_segments: AnyArray | None = None
+    explicit: AnyArray | None = None
+
+    def __post_init__(self) -> None:
+        if (self.query_segments is None) != (self.key_segments is None):
+            names = ["query_segments", "key_segments"]
+            given, missing = names if self.key_segments is None else reversed(names)
+            raise ConfigError(f"{given} was given without {missing}: give both or neither")
+        if self.window is None:
+            return
+        if type(self.window) is not int or self.window < 1:
+            raise ConfigError(
+                f"window={self.window!r} is not a number of keys: give a Python int of at least 1, "
+                "or None for no window"
+            )
+        if not self.causal:
+            raise ConfigError(
+                f"window={self.window} counts keys backwards from the query, but causal=False was "
+                "given: set causal=True"
+            )
+
+    def tree_flatten_with_keys(
+        self,
+    ) -> tuple[list[tuple[Any, Any]], tuple[bool, int | None, int | None]]:
+        """The arrays with their names, and what is known while tracing."""
+        static = self.offset if isinstance(self.offset, int) else None
+        arrays = {"offset": self.offset if static is None else None}
+        arrays |= {name: getattr(self, name) for name in _ARRAYS}
+        children = [(jax.tree_util.GetAttrKey(name), x) for name, x in arrays.items()]
+        return children, (self.causal, self.window, static)
+
+    @classmethod
+    def tree_unflatten(
+        cls, static: tuple[bool, int | None, int | None], arrays: Any
+    ) -> "AttentionMask":
+        """The mask that was flattened."""
+        causal, window, offset = static
+        return cls(causal, window, arrays[0] if offset is None else offset, *arrays[1:])
+
+    def __and__(self, other: "AttentionMask") -> "AttentionMask":
+        """The mask that allows what both allow.
+
+        Raises `ConfigError` where one mask cannot express that: two causal masks with different
+        offsets, and two masks with segments. The same array in both counts as equal.
+        """
+        check_mask(other)
+        if self.causal and other.causal and not _same(self.offset, other.offset):
+            raise ConfigError(
+                f"two causal masks with the offsets {self.offset} and {other.offset} cannot be "
+                "combined: give both the same offset, or one of them as explicit"
+            )
+        segments = {}
+        for name in ("query_segments", "key_segments"):
+            mine, others = getattr(self, name), getattr(other, name)
+            if mine is not None and others is not None and mine is not others:
+                raise ConfigError(
+                    f"two masks with different {name} cannot be combined: number the pairs of "
+                    "segments in one mask, or give one of them as explicit"
+                )
+            segments[name] = others if mine is None else mine
+        windows = [mask.window for mask in (self, other) if mask.window is not None]
+        return AttentionMask(
+            causal=self.causal or other.causal,
+            window=min(windows, default=None),
+            offset=self.offset if self.causal else other.offset,
+            padding_mask=_both(self.padding_mask, other.padding_mask),
+            explicit=_both(self.explicit, other.explicit),
+            **segments,
+        )
+
+    def slice(
+        self, query: Array | int, queries: int, key: Array | int, keys: int
+    ) -> "AttentionMask":
+        """The mask between `queries` queries from `query` on and `keys` keys from `key` on.
+
+        `slice(t, T, s, S).materialize(T, S)` is the block [.., t:t+T, s:s+S] of the whole matrix.
+        `query` and `key` are numbers or int32 scalars; the block must lie inside the arrays.
+        """
+
+        def cut(x: AnyArray | None, start: Array | int, size: int, axis: int = 1):
+            return None if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+        return replace(
+            self,
+            offset=self.offset + query - key,
+            padding_mask=cut(self.padding_mask, key, keys),
+            query_segments=cut(self.query_segments, query, queries),
+            key_segments=cut(self.key_segments, key, keys),
+            explicit=cut(cut(self.explicit, query, queries), key, keys, 2),
+        )
+
+    def materialize(self, queries: int, keys: int) -> Bool[Array, "#B 1 T S"] | None:
+        """The matrix, True where a query may attend to a key; None where all may."""
+        parts: list[Any] = []
+        if self.causal:
+            distance = self.offset + jnp.arange(queries)[:, None] - jnp.arange(keys)[None, :]
+            seen = distance >= 0
+            if self.window is not None:
+                seen &= distance < self.window
+            parts.append(seen[None, None])
+        if self.padding_mask is not None:
+            parts.append(self.padding_mask[:, None, None, :])
+        if self.query_segments is not None and self.key_segments is not None:
+            same = self.query_segments[:, :, None] == self.key_segments[:, None, :]
+            parts.append(same[:, None])
+        if self.explicit is not None:
+            parts.append(self.explicit[:, None])
+        if not parts:
+            return None
+        allowed = parts[0]
+        for part in parts[1:]:
+            allowed = allowed & part
+        return allowed
+
+
+def check_mask(mask: Any) -> None:
+    """Raises `ConfigError` for whatever is not an `AttentionMask`, such as a bool array."""
+    if isinstance(mask, AttentionMask):
+        return
+    is_bool = str(getattr(mask, "dtype", "")) == "bool"
+    given = "a bool array" if is_bool else f"an object of type {type(mask).__name__}"
+    raise ConfigError(
+        f"{given} was given as mask: give AttentionMask(explicit=array) with a bool array "
+        "[B, T, S] that is True where a query may see a key; AttentionMask() allows all"
+    )
+
+
+def _same(a: AnyArray | int, b: AnyArray | int) -> bool:
+    """Whether two offsets are known to be equal."""
+    return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
+
+
+def _both(a: AnyArray | None, b: AnyArray | None) -> AnyArray | None:
+    """`a` and `b`, where None allows all."""
+    return b if a is None else a if b is None else jnp.logical_and(a, b)

@@ -1,0 +1,27 @@
+"""Optional dependencies, imported when they are first needed."""
+
+import importlib
+from types import ModuleType
+
+from jaxformer.errors import MissingExtra
+
+_EXTRAS = {
+    "torch": "peers",
+    "transformers": "peers",
+    "ctranslate2": "peers",
+    "sentencepiece": "subwords",
+}
+
+
+def load(name: str) -> ModuleType:
+    """The module `name`; if it is missing, `MissingExtra` says which extra installs it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        if error.name != package:
+            raise
+        extra = _EXTRAS.get(package, "experiments")
+        raise MissingExtra(
+            f"{package} is needed but not installed: pip install 'jaxformer[{extra}]'"
+        ) from error

@@ -1,0 +1,91 @@
+"""Texts of many lengths as batches of few shapes, so that few programs are compiled."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text.tokenizers import PAD, Tokenizer
+
+BATCH_SIZE = 64
+"""The most texts in a batch."""
+
+
+def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raises `ConfigError` for a tokenizer with ids outside the model's vocabulary."""
+    if tokenizer.vocab_size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, but the model has only {vocab_size}: "
+            "give the tokenizer that the model was trained with"
+        )
+
+
+def check_lengths(texts: Sequence[Sequence[int]], max_len: int) -> None:
+    """Raises `DataError`, naming the text, for one of more than `max_len` tokens."""
+    for number, ids in enumerate(texts, 1):
+        if len(ids) > max_len:
+            raise DataError(
+                f"text {number} of {len(texts)} has {len(ids)} tokens, but max_len={max_len}: "
+                "split it"
+            )
+
+
+def group_by_length(
+    lengths: Sequence[int], max_len: int, batch_size: int = BATCH_SIZE
+) -> Iterator[tuple[list[int], int]]:
+    """Indices of up to `batch_size` nonempty items of similar length, and their padded length."""
+    order = sorted((i for i, n in enumerate(lengths) if n), key=lambda i: lengths[i])
+    sizes = {i: padded_length(lengths[i], max_len) for i in order}
+    for size in sorted(set(sizes.values())):
+        bucket = [i for i in order if sizes[i] == size]
+        for start in range(0, len(bucket), batch_size):
+            yield bucket[start : start + batch_size], size
+
+
+def split_batch(count: int, programs: int, batch_size: int) -> int:
+    """How many of `count` items each program takes: 1, 2, 4, ... or `batch_size`."""
+    return min(next_power_of_two(-(-count // programs)), batch_size)
+
+
+def padded_length(length: int, max_len: int) -> int:
+    """16, 32, 64, ... or `max_len`: the least of them that is at least `length` <= `max_len`."""
+    return min(max(16, next_power_of_two(length)), max_len)
+
+
+def next_power_of_two(n: int) -> int:
+    """The least power of two that is at least `n`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def pad_right(
+    texts: Sequence[Sequence[int] | np.ndarray], batch: int, length: int, pad: int = PAD
+) -> Int[np.ndarray, "B T"]:
+    """`texts` as [batch, length] int32, padded at their ends and with empty rows."""
+    padded = np.full((batch, length), pad, np.int32)
+    for row, text in enumerate(texts):
+        padded[row, : len(text)] = text
+    return padded
+
+
+def pad_left(texts: Sequence[Sequence[int]], batch: int, length: int) -> Int[np.ndarray, "B T"]:
+    """`texts` as [batch, length] int32, padded at their beginnings."""
+    padded = np.full((batch, length), PAD, np.int32)
+    for row, text in enumerate(texts):
+        padded[row, length - len(text) :] = text
+    return padded
+
+
+def pad_with_mask(
+    texts: Sequence[Sequence[int]], batch: int, length: int
+) -> tuple[Int[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
+    """`pad_right`, and a mask that is True at the tokens of the texts."""
+    padding_mask = pad_right([[1] * len(text) for text in texts], batch, length) == 1
+    return pad_right(texts, batch, length), padding_mask
+
+
+def add_special_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """`ids` between the vocabulary's BOS and EOS, as far as it has them."""
+    special = tokenizer.special
+    first, last = ([] if x is None else [x] for x in (special.bos, special.eos))
+    return [*first, *ids, *last]

@@ -1,0 +1,86 @@
+"""The vectors that a model gives to texts and their tokens."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.errors import DataError
+from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.pipelines.batching import (
+    add_special_tokens,
+    check_lengths,
+    check_tokenizer,
+    group_by_length,
+    next_power_of_two,
+    pad_with_mask,
+)
+from jaxformer.text.tokenizers import Tokenizer
+
+
+class TextEmbeddings(NamedTuple):
+    """The T tokens of a text and their vectors."""
+
+    tokens: list[str]
+    """The tokens as the vocabulary writes them."""
+    learned: Float[np.ndarray, "T D"]
+    """Each token's vector in the embedding table, the same in every text."""
+    contextual: Float[np.ndarray, "T D"]
+    """Each token's last hidden state, which depends on the text."""
+    mean: Float[np.ndarray, " D"]
+    """The mean of `contextual` over the tokens."""
+
+
+def embed(
+    model: MaskedLanguageModel | EncoderOnly | DecoderOnly,
+    params: Any,
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+) -> list[TextEmbeddings]:
+    """The learned and the contextual vectors of each text's tokens.
+
+    An encoder reads each text between BOS and EOS; their vectors are left out. Raises `DataError`
+    for a text without tokens or with more than `max_len`, `ConfigError` for a tokenizer that does
+    not fit the model.
+    """
+    check_tokenizer(tokenizer, model.config.vocab_size)
+    bare = tokenizer.encode_batch(texts)
+    for number, ids in enumerate(bare, 1):
+        if not ids:
+            raise DataError(f"text {number} of {len(texts)} has no tokens: give it some text")
+    causal = isinstance(model, DecoderOnly)
+    whole = bare if causal else [add_special_tokens(ids, tokenizer) for ids in bare]
+    first = 0 if causal or tokenizer.special.bos is None else 1
+    check_lengths(whole, model.config.max_len)
+    results: dict[int, TextEmbeddings] = {}
+    for chosen, size in group_by_length([len(ids) for ids in whole], model.config.max_len):
+        batch = next_power_of_two(len(chosen))
+        tokens, padding_mask = pad_with_mask([whole[i] for i in chosen], batch, size)
+        learned, contextual = jax.device_get(_vectors(model, params, tokens, padding_mask))
+        for row, i in enumerate(chosen):
+            own = slice(first, first + len(bare[i]))
+            vectors = learned[row, own], contextual[row, own], contextual[row, own].mean(axis=0)
+            results[i] = TextEmbeddings([tokenizer.token(index) for index in bare[i]], *vectors)
+    return [results[i] for i in range(len(texts))]
+
+
+@partial(jax.jit, static_argnames="model")
+def _vectors(
+    model: nn.Module, params: Any, tokens: Int[Array, "B T"], padding_mask: Bool[Array, "B T"]
+) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
+    """The learned and the contextual vectors, float32."""
+
+    def read(module):
+        if isinstance(module, DecoderOnly):
+            return module.embedding(tokens), module.hidden(tokens)
+        encoder = module.encoder if isinstance(module, MaskedLanguageModel) else module
+        return encoder.embedding(tokens), encoder(tokens, padding_mask).hidden
+
+    vectors = model.apply({"params": params}, method=read)
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), vectors)

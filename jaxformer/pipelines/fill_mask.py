@@ -1,0 +1,145 @@
+"""Which tokens may stand where a text has a mask."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.pipelines.batching import (
+    add_special_tokens,
+    check_lengths,
+    check_tokenizer,
+    group_by_length,
+    next_power_of_two,
+    pad_right,
+    pad_with_mask,
+)
+from jaxformer.text.tokenizers import Tokenizer
+
+# How many words of a text show how its tokenizer treats spaces.
+_WORDS = 64
+
+
+class MaskPrediction(NamedTuple):
+    """A token that may replace a mask."""
+
+    token: str
+    """The token as the vocabulary writes it."""
+    text: str
+    """The token's text."""
+    probability: float
+    """Its probability."""
+
+
+def fill_mask(
+    model: MaskedLanguageModel,
+    params: Any,
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    count: int = 5,
+) -> list[list[list[MaskPrediction]]]:
+    """The `count` most likely tokens for each mask of each text, best first.
+
+    A mask is written as the vocabulary's mask token, "<mask>" or "[MASK]", and stands for one
+    token. If tokens begin with the space before them, so does a mask. Raises `DataError` for a text
+    without a mask or with more than `max_len` tokens and for a vocabulary without a mask token,
+    `ConfigError` for a tokenizer that does not fit the model.
+    """
+    vocab_size, max_len = model.config.vocab_size, model.config.max_len
+    check_tokenizer(tokenizer, vocab_size)
+    if count < 1:
+        raise ConfigError(f"count={count}, but it must be at least 1")
+    mask = _mask_id(tokenizer)
+    encoded = [encode_masked(text, i, tokenizer) for i, text in enumerate(texts)]
+    ids = [add_special_tokens(x, tokenizer) for x in encoded]
+    check_lengths(ids, max_len)
+    positions = [np.flatnonzero(np.array(x) == mask) for x in ids]
+    results: list[list[list[MaskPrediction]]] = [[] for _ in texts]
+    predict = partial(_predict, count=count, known=tokenizer.vocab_size)
+    for chosen, size in group_by_length([len(x) for x in ids], max_len):
+        batch = next_power_of_two(len(chosen))
+        tokens, padding_mask = pad_with_mask([ids[i] for i in chosen], batch, size)
+        most = next_power_of_two(max(len(positions[i]) for i in chosen))
+        masked_positions = pad_right([positions[i] for i in chosen], batch, most)
+        probabilities, found = jax.device_get(
+            predict(model, params, tokens, padding_mask, masked_positions)
+        )
+        for row, i in enumerate(chosen):
+            results[i] = [
+                _predictions(found[row, k], probabilities[row, k], tokenizer)
+                for k in range(len(positions[i]))
+            ]
+    return results
+
+
+@partial(jax.jit, static_argnames=("model", "count", "known"))
+def _predict(
+    model: MaskedLanguageModel,
+    params: Any,
+    tokens: Int[Array, "B T"],
+    padding_mask: Bool[Array, "B T"],
+    masked_positions: Int[Array, "B P"],
+    *,
+    count: int,
+    known: int,
+) -> tuple[Float[Array, "B P count"], Int[Array, "B P count"]]:
+    """The `count` largest probabilities at each mask, and their token ids."""
+    variables = {"params": params}
+    output: Any = model.apply(variables, tokens, padding_mask, None, masked_positions)
+    # A model may have more ids than its tokenizer.
+    probabilities = jax.nn.softmax(output.logits[..., :known], axis=-1)
+    return jax.lax.top_k(probabilities, min(count, known))
+
+
+def encode_masked(text: str, index: int, tokenizer: Tokenizer) -> list[int]:
+    """The ids of text number `index`, in which the mask token's text becomes the mask."""
+    mask = _mask_id(tokenizer)
+    parts = text.split(tokenizer.token(mask))
+    if len(parts) == 1:
+        raise DataError(
+            f"text {index + 1} has no mask: write {tokenizer.token(mask)} where a token is missing"
+        )
+    before, after = _joins_spaces("".join(parts), tokenizer)
+    ids: list[int] = []
+    for i, part in enumerate(parts):
+        if before and i < len(parts) - 1:
+            part = part.removesuffix(" ")
+        if after and i:
+            part = part.removeprefix(" ")
+        ids += [mask] * (i > 0) + tokenizer.encode(part)
+    return ids
+
+
+def _mask_id(tokenizer: Tokenizer) -> int:
+    if tokenizer.special.mask is None:
+        raise DataError(
+            "the vocabulary has no mask token: give the tokenizer of a masked language model"
+        )
+    return tokenizer.special.mask
+
+
+def _joins_spaces(text: str, tokenizer: Tokenizer) -> tuple[bool, bool]:
+    """Whether the space before a mask, and the one after it, is no token of its own."""
+    words = text.split()[:_WORDS]
+    single, spaced, pairs = (
+        tokenizer.encode_batch([form.format(word) for word in words])
+        for form in ("{0}", " {0}", "{0} {0}")
+    )
+    # Both where tokens have no spaces; the one before where a token begins with its space.
+    apart = all(pair == ids * 2 for pair, ids in zip(pairs, single, strict=True))
+    joined = any(len(a) >= len(b) for a, b in zip(single, spaced, strict=True))
+    return apart or joined, apart
+
+
+def _predictions(
+    ids: np.ndarray, probabilities: np.ndarray, tokenizer: Tokenizer
+) -> list[MaskPrediction]:
+    texts = tokenizer.decode_batch(ids[:, None])
+    found = zip(ids.tolist(), texts, probabilities.tolist(), strict=True)
+    return [MaskPrediction(tokenizer.token(i), text, share) for i, text, share in found]

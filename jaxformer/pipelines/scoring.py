@@ -1,0 +1,85 @@
+"""How likely texts are to a language model."""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.ops.cross_entropy import token_log_probs
+from jaxformer.pipelines.batching import (
+    check_tokenizer,
+    group_by_length,
+    next_power_of_two,
+    pad_right,
+)
+from jaxformer.text.metrics import Likelihood, count_text
+from jaxformer.text.tokenizers import Tokenizer
+
+# The logits of so many tokens of GPT-2's vocabulary take 0.4 GB.
+_BATCH_TOKENS = 2048
+
+
+def score(
+    model: DecoderOnly,
+    params: Any,
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    stride: int | None = None,
+) -> list[Likelihood]:
+    """The likelihood of each text after the vocabulary's BOS.
+
+    Without BOS the first token of a text is given and not counted. A longer text is read in
+    windows of `max_len` tokens; each begins `stride` tokens after the one before (None: `max_len`),
+    so that a token in a later window is predicted from at least `max_len - stride` tokens. Raises
+    `ConfigError` for a `stride` outside 1 to `max_len` and for a tokenizer that does not fit the
+    model.
+    """
+    check_tokenizer(tokenizer, model.config.vocab_size)
+    max_len = model.config.max_len
+    stride = max_len if stride is None else stride
+    if not 1 <= stride <= max_len:
+        raise ConfigError(f"stride={stride}, but it must be 1 to max_len={max_len}")
+    bos = [] if tokenizer.special.bos is None else [tokenizer.special.bos]
+    ids = [bos + text for text in tokenizer.encode_batch(texts)]
+    windows = [(i, *window) for i, x in enumerate(ids) for window in _windows(x, max_len, stride)]
+    nats: list[list[float]] = [[] for _ in texts]
+    for chosen, size in _groups([len(window) - 1 for _, window, _ in windows], max_len):
+        batch = next_power_of_two(len(chosen))
+        tokens = pad_right([windows[i][1] for i in chosen], batch, size + 1)
+        log_probs = np.asarray(_log_probs(model, params, tokens))
+        for row, i in enumerate(chosen):
+            number, window, known = windows[i]
+            nats[number] += (-log_probs[row, known : len(window) - 1]).tolist()
+    sizes = [count_text([text]) for text in texts]
+    return [Likelihood(math.fsum(x), len(x), *size) for x, size in zip(nats, sizes, strict=True)]
+
+
+@partial(jax.jit, static_argnames="model")
+def _log_probs(model: DecoderOnly, params: Any, tokens: Int[Array, "B T+1"]) -> Float[Array, "B T"]:
+    logits: Any = model.apply({"params": params}, tokens[:, :-1])
+    return token_log_probs(logits, tokens[:, 1:])
+
+
+def _windows(ids: list[int], max_len: int, stride: int) -> Iterator[tuple[list[int], int]]:
+    """Windows of up to max_len + 1 ids, and how many labels of each the one before has."""
+    start = 0
+    while start == 0 or start + max_len - stride < len(ids) - 1:
+        window = ids[start : start + max_len + 1]
+        if len(window) > 1:
+            yield window, max_len - stride if start else 0
+        start += stride
+
+
+def _groups(lengths: list[int], max_len: int) -> Iterator[tuple[list[int], int]]:
+    """`group_by_length` with at most `_BATCH_TOKENS` tokens in a batch."""
+    for chosen, size in group_by_length(lengths, max_len):
+        batch = max(1, _BATCH_TOKENS // size)
+        for start in range(0, len(chosen), batch):
+            yield chosen[start : start + batch], size

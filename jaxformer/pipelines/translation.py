@@ -1,0 +1,243 @@
+"""Sentences of one language in, sentences of another out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxformer.config import TransformerConfig
+from jaxformer.decoding import GenerationConfig, Hypotheses, beam_search
+from jaxformer.errors import DataError
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.ops.cross_entropy import token_log_probs
+from jaxformer.pipelines.batching import (
+    BATCH_SIZE,
+    check_tokenizer,
+    group_by_length,
+    pad_right,
+    split_batch,
+)
+from jaxformer.pipelines.step import make_step_fn
+from jaxformer.runtime.concurrency import concurrency, concurrently
+from jaxformer.text.tokenizers import BOS, EOS, PAD, Tokenizer, require_standard_ids
+
+
+class Translation(NamedTuple):
+    """One hypothesis of a search."""
+
+    text: str
+    """The translation."""
+    score: float
+    """Its log-probability under the length penalty."""
+    ids: list[int]
+    """Its token ids, EOS included."""
+    log_probs: list[float]
+    """The log-probability (nats) of each token."""
+
+
+@partial(jax.jit, static_argnames=("model", "config", "max_length"))
+def translate_ids(
+    model: EncoderDecoder,
+    params: Any,
+    source: Int[Array, "B S"],
+    max_lengths: Int[Array, " B"],
+    config: GenerationConfig = GenerationConfig(),
+    *,
+    max_length: int,
+) -> Hypotheses:
+    """The `config.beam_size` best translations of each row of `source`, padded with `config.pad`.
+
+    Translation b has at most `max_lengths[b]` <= `max_length` tokens. A pure function: it can be
+    jitted, vmapped (over an ensemble's `params`) and exported.
+    """
+    cache = model.apply(
+        {"params": params},
+        source,
+        source != config.pad,
+        max_length=max_length,
+        num_beams=config.beam_size,
+        method="init_cache",
+    )
+    bos = jax.numpy.full(source.shape[:1], config.bos, jax.numpy.int32)
+    step = make_step_fn(model, params)
+    return beam_search(step, cache, bos, max_lengths, config, max_length=max_length)
+
+
+def translate(
+    model: EncoderDecoder,
+    params: Any,
+    lines: Sequence[str],
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    config: GenerationConfig = GenerationConfig(),
+) -> list[list[Translation]]:
+    """The `config.beam_size` best translations of each line, best first.
+
+    A blank line gives one empty translation. Lines of similar length are translated together, in a
+    few shapes (16, 32, 64, ... tokens) with one compiled program each; on a CPU two run at a time.
+    A line's translations do not depend on the other lines. Raises `DataError` for a line of more
+    than `max_len` tokens, `ConfigError` for tokenizers that do not fit the model.
+    """
+    check_tokenizer(target_tokenizer, model.config.vocab_size)
+    sentences = encode_sources(model, lines, source_tokenizer, config)
+    count = concurrency(params)
+    batch_size = split_batch(sum(map(bool, sentences)), count, config.batch_size)
+    batches = list(_batches(sentences, model.config, config, batch_size))
+    runs = (_compile(model, params, batch, config) for batch in batches)
+    results = [[Translation("", 0.0, [], [])] for _ in lines]
+    for batch, found in zip(batches, concurrently(runs, count), strict=True):
+        for row, index in enumerate(batch.indices):
+            limit = min(int(batch.max_lengths[row]), batch.max_length)
+            results[index] = _translations(found, row, target_tokenizer, config, limit)
+    return results
+
+
+def max_target_length(
+    model_config: TransformerConfig, source_length: int, config: GenerationConfig
+) -> int:
+    """The most tokens of a translation; with learned positions at most `max_len`."""
+    length = config.max_length or source_length + config.max_extra_tokens
+    return min(length, model_config.max_len) if model_config.positions == "learned" else length
+
+
+def find_too_long(
+    model: EncoderDecoder,
+    lines: Sequence[str],
+    tokenizer: Tokenizer,
+    config: GenerationConfig = GenerationConfig(),
+) -> list[int]:
+    """The indices of the lines of more than `max_len` tokens, which `translate` refuses."""
+    lengths = map(len, _encode(lines, tokenizer, config))
+    return [i for i, length in enumerate(lengths) if length > model.config.max_len]
+
+
+def encode_sources(
+    model: EncoderDecoder,
+    lines: Sequence[str],
+    tokenizer: Tokenizer,
+    config: GenerationConfig = GenerationConfig(),
+) -> list[list[int]]:
+    """Each line's ids and EOS; nothing for a blank line.
+
+    Raises as `translate` does, and `DataError` if `config` has the special ids of the models
+    trained here and `tokenizer` has others.
+    """
+    check_tokenizer(tokenizer, model.config.source_vocab_size or model.config.vocab_size)
+    return _check_lengths(_encode(lines, tokenizer, config), model.config.max_len)
+
+
+def score_pairs(
+    model: EncoderDecoder,
+    params: Any,
+    pairs: Sequence[tuple[str, str]],
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    *,
+    batch_size: int = BATCH_SIZE,
+) -> list[list[float]]:
+    """The log-probability (nats) of each target token given the source, EOS included.
+
+    Their sum is the log-probability of the target; a pair with a blank side has none. Raises
+    `DataError` for a side of more than `max_len` tokens, `ConfigError` for tokenizers that do not
+    fit the model.
+    """
+    config, max_len = GenerationConfig(), model.config.max_len
+    check_tokenizer(target_tokenizer, model.config.vocab_size)
+    sources = encode_sources(model, [pair[0] for pair in pairs], source_tokenizer)
+    encoded = _encode([pair[1] for pair in pairs], target_tokenizer, config)
+    targets = _check_lengths(encoded, max_len)
+    results: list[list[float]] = [[] for _ in pairs]
+    sides = zip(sources, targets, strict=True)
+    lengths = [max(len(a), len(b)) if a and b else 0 for a, b in sides]
+    for chosen, size in group_by_length(lengths, max_len, batch_size):
+        source = pad_right([sources[i] for i in chosen], batch_size, size)
+        target = pad_right([[BOS, *targets[i]] for i in chosen], batch_size, size + 1)
+        found = np.asarray(_log_probs(model, params, source, target))
+        for row, index in enumerate(chosen):
+            results[index] = found[row, : len(targets[index])].tolist()
+    return results
+
+
+@partial(jax.jit, static_argnames="model")
+def _log_probs(
+    model: EncoderDecoder, params: Any, source: Int[Array, "B S"], target: Int[Array, "B T+1"]
+) -> Float[Array, "B T"]:
+    logits: Any = model.apply({"params": params}, source, target[:, :-1], source != PAD)
+    return token_log_probs(logits, target[:, 1:])
+
+
+def _encode(
+    lines: Sequence[str], tokenizer: Tokenizer, config: GenerationConfig
+) -> list[list[int]]:
+    if (config.bos, config.eos, config.pad) == (BOS, (EOS,), PAD):
+        require_standard_ids(tokenizer)
+    ids = tokenizer.encode_batch(lines)
+    eos = config.eos[0]
+    return [x + [eos] if line.strip() else [] for x, line in zip(ids, lines, strict=True)]
+
+
+def _check_lengths(sentences: list[list[int]], max_len: int) -> list[list[int]]:
+    """`sentences` themselves; `DataError` for those of more than `max_len` tokens."""
+    long = [i for i, sentence in enumerate(sentences) if len(sentence) > max_len]
+    if long:
+        raise DataError(
+            f"{len(long)} of {len(sentences)} lines are longer than max_len={max_len} tokens, the "
+            f"first is line {long[0] + 1} with {len(sentences[long[0]])}: split them"
+        )
+    return sentences
+
+
+class _Batch(NamedTuple):
+    """Sentences `indices` as `source` [B, S], with at most `max_length` tokens for each."""
+
+    indices: list[int]
+    source: np.ndarray
+    max_lengths: np.ndarray
+    max_length: int
+
+
+def _batches(
+    sentences: list[list[int]],
+    model_config: TransformerConfig,
+    config: GenerationConfig,
+    batch_size: int,
+) -> Iterator[_Batch]:
+    """`sentences` in batches of `batch_size`, the longest last."""
+    groups = group_by_length([len(s) for s in sentences], model_config.max_len, batch_size)
+    for indices, size in groups:
+        max_lengths = np.ones(batch_size, np.int32)
+        max_lengths[: len(indices)] = [
+            config.max_length or len(sentences[i]) + config.max_extra_tokens for i in indices
+        ]
+        source = pad_right([sentences[i] for i in indices], batch_size, size, config.pad)
+        max_length = max_target_length(model_config, size, config)
+        yield _Batch(indices, source, max_lengths, max_length)
+
+
+def _compile(
+    model: EncoderDecoder, params: Any, batch: _Batch, config: GenerationConfig
+) -> Callable[[], Hypotheses]:
+    """A function that translates `batch`; its program is compiled here."""
+    inputs = batch.source, batch.max_lengths
+    compiled = translate_ids.lower(
+        model, params, *inputs, config, max_length=batch.max_length
+    ).compile()
+    return lambda: jax.device_get(compiled(params, *inputs))
+
+
+def _translations(
+    found: Hypotheses, row: int, tokenizer: Tokenizer, config: GenerationConfig, limit: int
+) -> list[Translation]:
+    translations = []
+    for tokens, score, log_probs in zip(*(leaf[row] for leaf in found), strict=True):
+        if score == -np.inf:
+            continue
+        ends = np.flatnonzero(np.isin(tokens, config.eos))
+        count = int(ends[0]) + 1 if ends.size else limit
+        ids = tokens[:count].tolist()
+        text = tokenizer.decode(ids)
+        translations.append(Translation(text, float(score), ids, log_probs[:count].tolist()))
+    return translations

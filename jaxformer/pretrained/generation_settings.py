@@ -1,0 +1,197 @@
+"""Settings of search in generation_config.json, as transformers writes it."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from jaxformer.decoding import GenerationConfig
+from jaxformer.errors import ConfigError
+from jaxformer.pretrained.config_mapping import parse_number
+from jaxformer.pretrained.hf_folder import HFFolder, locate
+
+# Settings that are not supported, each with the values that change nothing.
+_NEUTRAL = {
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "begin_suppress_tokens": ([],),
+    "force_words_ids": ([],),
+    "constraints": ([],),
+    "sequence_bias": ({},),
+    "exponential_decay_length_penalty": (),
+}
+
+
+def load_generation_config(folder: str | os.PathLike[str]) -> GenerationConfig:
+    """The search settings of the encoder-decoder in `folder`.
+
+    They are those of generation_config.json, or else of config.json. A search with them does what
+    `generate` of transformers (version 5) does: scores are divided by a power of the length, and
+    each step looks at a further candidate per hypothesis and EOS id.
+
+    Raises `ConfigError`, naming the key, for ids that are missing or outside the vocabulary and for
+    settings that are not supported.
+    """
+    source = HFFolder(locate(folder))
+    settings = _settings(source)
+    size = settings.get("decoder_vocab_size") or settings.get("vocab_size")
+    try:
+        return _read(settings, parse_number("vocab_size", size, int))
+    except ConfigError as error:
+        raise ConfigError(f"{source.path}: {error}") from error
+
+
+def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """The ids that end a text of the decoder in `folder`, None where it states none.
+
+    Raises `ConfigError` for ids outside the vocabulary.
+    """
+    source = HFFolder(locate(folder))
+    settings = _settings(source)
+    if "eos_token_id" not in settings:
+        return None
+    size = parse_number("vocab_size", settings.get("vocab_size"), int)
+    try:
+        return tuple(_ids(settings, "eos_token_id", size))
+    except ConfigError as error:
+        raise ConfigError(f"{source.path}: {error}") from error
+
+
+def _settings(source: HFFolder) -> dict[str, Any]:
+    """config.json updated by generation_config.json, without the keys that are null."""
+    settings = source.json("config.json")
+    if source.has("generation_config.json"):
+        settings = settings | source.json("generation_config.json")
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def _read(settings: Mapping[str, Any], size: int) -> GenerationConfig:
+    for key, neutral in _NEUTRAL.items():
+        if key in settings and settings[key] not in (*neutral, [], None):
+            value = json.dumps(settings[key])[:80]
+            raise ConfigError(f"{key}={value} is not supported: remove it")
+    pad = _id(settings, "pad_token_id", size)
+    start = settings.get("decoder_start_token_id", settings.get("bos_token_id"))
+    eos = tuple(_ids(settings, "eos_token_id", size))
+    if pad in eos:
+        raise ConfigError(f"pad_token_id and eos_token_id are both {pad}: no text could end")
+    length_penalty = _length_penalty(settings.get("length_penalty", 1.0))
+    forced = "forced_bos_token_id" in settings
+    return GenerationConfig(
+        beam_size=max(1, parse_number("num_beams", settings.get("num_beams", 1), int)),
+        length_penalty=length_penalty,
+        length_penalty_kind="power",
+        early_stopping=_early_stopping(settings.get("early_stopping", False), length_penalty),
+        at_max_length="force_eos_at_no_cost" if _forces_eos(settings, eos, size) else "cut",
+        max_length=_max_length(settings),
+        min_length=_min_length(settings),
+        suppress_tokens=_suppressed(settings, size),
+        forced_bos=_id(settings, "forced_bos_token_id", size) if forced else None,
+        no_repeat_ngram_size=parse_number(
+            "no_repeat_ngram_size", settings.get("no_repeat_ngram_size", 0), int
+        ),
+        repetition_penalty=_repetition_penalty(settings.get("repetition_penalty", 1.0)),
+        renormalize_logits=parse_number(
+            "renormalize_logits", settings.get("renormalize_logits", False), bool
+        ),
+        extra_candidates=len(eos),
+        bos=_id({"decoder_start_token_id": start}, "decoder_start_token_id", size),
+        eos=eos,
+        pad=pad,
+    )
+
+
+def _id(settings: Mapping[str, Any], key: str, size: int) -> int:
+    """The one id under `key`, which may stand in a list."""
+    value = settings.get(key)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size:
+        raise ConfigError(
+            f"{key}={json.dumps(value)[:80]}, but it must be one id from 0 to {size - 1}"
+        )
+    return value
+
+
+def _ids(settings: Mapping[str, Any], key: str, size: int) -> list[int]:
+    """The ids under `key`, one or a list of them; `ConfigError` for other values and for none."""
+    value = settings.get(key)
+    ids = value if isinstance(value, list) and value else [value]
+    return [_id({key: one}, key, size) for one in ids]
+
+
+def _early_stopping(
+    value: Any, length_penalty: float
+) -> Literal["never", "heuristic", "beam_full"]:
+    if not isinstance(value, bool) and value != "never":
+        raise ConfigError(f"early_stopping={value!r}, but it must be true, false or 'never'")
+    if value is True:
+        return "beam_full"
+    # Without a penalty that favours length, "never" of transformers is its heuristic.
+    return "never" if value == "never" and length_penalty > 0 else "heuristic"
+
+
+def _min_length(settings: Mapping[str, Any]) -> int:
+    """The fewest tokens before EOS; `min_length` of transformers counts the start token too."""
+    whole = parse_number("min_length", settings.get("min_length", 0), int)
+    return max(whole - 1, parse_number("min_new_tokens", settings.get("min_new_tokens", 0), int))
+
+
+def _max_length(settings: Mapping[str, Any]) -> int | None:
+    """The most tokens; `max_length` of transformers counts the start token too."""
+    if "max_new_tokens" in settings:
+        return parse_number("max_new_tokens", settings["max_new_tokens"], int, 1)
+    if "max_length" in settings:
+        return parse_number("max_length", settings["max_length"], int, 2) - 1
+    return None
+
+
+def _forces_eos(settings: Mapping[str, Any], eos: tuple[int, ...], size: int) -> bool:
+    if "forced_eos_token_id" not in settings:
+        return False
+    forced = _id(settings, "forced_eos_token_id", size)
+    if (forced,) != eos:
+        raise ConfigError(
+            f"forced_eos_token_id={forced}, but eos_token_id={settings['eos_token_id']}: give both "
+            "the same id"
+        )
+    return True
+
+
+def _suppressed(settings: Mapping[str, Any], size: int) -> tuple[int, ...]:
+    """The ids of `bad_words_ids` and of `suppress_tokens`."""
+    words = settings.get("bad_words_ids", [])
+    if not isinstance(words, list) or not all(_is_one(word) for word in words):
+        raise ConfigError(
+            f"bad_words_ids={json.dumps(words)[:80]}, but only words of one token are supported"
+        )
+    suppressed = settings.get("suppress_tokens", [])
+    if not isinstance(suppressed, list):
+        raise ConfigError(
+            f"suppress_tokens={json.dumps(suppressed)[:80]}, but it must be a list of ids"
+        )
+    bad = (_id({"bad_words_ids": word[0]}, "bad_words_ids", size) for word in words)
+    rest = (_id({"suppress_tokens": id}, "suppress_tokens", size) for id in suppressed)
+    return (*bad, *rest)
+
+
+def _is_one(word: Any) -> bool:
+    return isinstance(word, Sequence) and not isinstance(word, str) and len(word) == 1
+
+
+def _repetition_penalty(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 100:
+        raise ConfigError(
+            f"repetition_penalty={json.dumps(value)[:80]}, but it must be above 0 and at most 100"
+        )
+    return float(value)
+
+
+def _length_penalty(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 100:
+        raise ConfigError(
+            f"length_penalty={json.dumps(value)[:80]}, but it must be from -100 to 100"
+        )
+    return float(value)

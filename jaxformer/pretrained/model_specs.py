@@ -1,0 +1,163 @@
+"""Models as the weight maps see them: the kind of a model and its config."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.ops.attention import AttentionFn
+from jaxformer.pretrained.transforms import Shape
+
+Kind = Literal[
+    "decoder",
+    "bare_decoder",
+    "encoder",
+    "masked",
+    "masked_and_next",
+    "encoder_decoder",
+    "encoder_classifier",
+    "decoder_classifier",
+]
+"""A `bare_decoder` is published without an output layer."""
+
+_BODIES = {
+    "masked": "encoder/",
+    "masked_and_next": "encoder/",
+    "encoder_classifier": "backbone/",
+    "decoder_classifier": "backbone/",
+}
+
+_ONLY_WITH = {
+    "rotary_base": "rotary",
+    "sinusoidal_layout": "sinusoidal",
+    "relative_buckets": "relative",
+    "relative_max_distance": "relative",
+}
+
+TRAINING_ONLY = (
+    "dropout_rate",
+    "attention_dropout_rate",
+    "activation_dropout_rate",
+    "initializer",
+    "dtype",
+)
+"""Fields of the config that do not change what trained weights compute."""
+
+
+class ModelSpec(NamedTuple):
+    """What defines a model, without the model itself."""
+
+    kind: Kind
+    """Which model class, and which heads."""
+    config: TransformerConfig
+    """The config of the model, or of a classifier's backbone."""
+    classes: int = 0
+    """The number of classes; 0 for models that are no classifier."""
+
+    @property
+    def body(self) -> str:
+        """The prefix of the parameter paths of the model under the heads."""
+        return _BODIES.get(self.kind, "")
+
+    def completed(self) -> "ModelSpec":
+        """The spec itself; for a bare decoder, that of a decoder with tied output."""
+        if self.kind != "bare_decoder":
+            return self
+        return ModelSpec("decoder", replace(self.config, tied_embeddings="output"))
+
+    def effective_fields(self) -> dict[str, Any]:
+        """The fields of the config that change what a model of this kind computes."""
+        config = self.config
+        fields = asdict(config)
+        fields |= {"num_kv_heads": config.kv_heads, "head_dim": config.key_size}
+        fields |= {"value_head_dim": config.value_size}
+        fields |= {"source_vocab_size": config.source_vocab_size or config.vocab_size}
+        unused = [
+            *TRAINING_ONLY,
+            *(name for name, scheme in _ONLY_WITH.items() if scheme != config.positions),
+        ]
+        if self.kind != "encoder_decoder":
+            decoder = self.kind.startswith("decoder")
+            unused.append("num_encoder_layers" if decoder else "num_decoder_layers")
+            unused += ["source_vocab_size", *(["pooler", "num_token_types"] if decoder else [])]
+            tied = self.kind != "decoder" or config.ties_output
+            fields["tied_embeddings"] = "output" if tied else "none"
+            unused += ["output_bias"] if self.kind != "decoder" else []
+        return {name: value for name, value in fields.items() if name not in unused}
+
+
+def make_model(spec: ModelSpec, attention_fn: AttentionFn) -> nn.Module:
+    """The model of `spec`."""
+    config = spec.config
+    match spec.kind:
+        case "decoder" | "bare_decoder":
+            return DecoderOnly(config, attention_fn)
+        case "encoder":
+            return EncoderOnly(config, attention_fn)
+        case "encoder_decoder":
+            return EncoderDecoder(config, attention_fn)
+        case "masked" | "masked_and_next":
+            return MaskedLanguageModel(config, attention_fn)
+        case "decoder_classifier":
+            return Classifier(DecoderOnly(config, attention_fn), spec.classes)
+        case "encoder_classifier":
+            return Classifier(EncoderOnly(config, attention_fn), spec.classes)
+
+
+def spec_of(model: nn.Module) -> ModelSpec:
+    """The spec of `model`; `ConfigError` for a class that weight maps do not know."""
+    match model:
+        case DecoderOnly():
+            return ModelSpec("decoder", model.config)
+        case EncoderOnly():
+            return ModelSpec("encoder", model.config)
+        case EncoderDecoder():
+            return ModelSpec("encoder_decoder", model.config)
+        case MaskedLanguageModel():
+            return ModelSpec("masked_and_next" if model.config.pooler else "masked", model.config)
+        case Classifier(backbone=DecoderOnly() as backbone):
+            return ModelSpec("decoder_classifier", backbone.config, model.classes)
+        case Classifier(backbone=EncoderOnly() as backbone):
+            return ModelSpec("encoder_classifier", backbone.config, model.classes)
+    raise ConfigError(
+        f"a {type(model).__name__} cannot be exported: give a DecoderOnly, EncoderOnly, "
+        "EncoderDecoder, MaskedLanguageModel, or a Classifier on a DecoderOnly or EncoderOnly"
+    )
+
+
+def param_shapes(model: nn.Module) -> dict[str, Shape]:
+    """The shapes of the model's parameters by path; no parameter is allocated."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    inputs: tuple[jax.Array, ...]
+    match model:
+        case EncoderDecoder():
+            inputs = (tokens, tokens)
+        case Classifier():
+            inputs = (tokens, tokens > 0)
+        case _:
+            inputs = (tokens,)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), *inputs)["params"])
+    leaves: dict[str, Any] = flatten_dict(params, sep="/")
+    return {path: leaf.shape for path, leaf in leaves.items()}
+
+
+def check_params(model: nn.Module, params: Mapping[str, Any]) -> None:
+    """Raises `ConfigError`, naming the first one, for parameters that are not the model's."""
+    leaves: dict[str, Any] = flatten_dict(dict(params), sep="/")
+    given = {path: np.shape(leaf) for path, leaf in leaves.items()}
+    needed = param_shapes(model)
+    for path in sorted(given.keys() | needed.keys()):
+        if given.get(path) != needed.get(path):
+            raise ConfigError(
+                f"{path} is {given.get(path, 'absent')} in params, but {needed.get(path, 'absent')}"
+                " in the model: give the params of this model"
+            )

@@ -1,0 +1,152 @@
+"""Weight maps: which tensor of `transformers` stores which parameter, for both directions.
+
+`jax` is the path of a parameter here, such as "encoder/blocks_0/attention/query/kernel"; `hf` is
+the name of a tensor in the folder.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.pretrained.transforms import FLAT, SAME, Shape, Transform, linear
+
+_MAX_LISTED = 8  # names in an error; the others are counted
+
+
+class Entry(NamedTuple):
+    """Parameters and the tensor that stores them."""
+
+    jax: tuple[str, ...]
+    """Paths of parameters; several are joined along the last axis of the tensor."""
+    hf: tuple[str, ...]
+    """Names of one tensor; several names are copies. At least one must be there, all that are
+    there must be equal, and the first is written. Without a name the parameter must be zero."""
+    transform: Transform = SAME
+    """The change of form between the two."""
+
+    def hf_shape(self, shapes: Mapping[str, Shape]) -> Shape:
+        """The shape of the tensor, given those of the parameters by path."""
+        parts = [self.transform.shape(shapes[path]) for path in self.jax]
+        return (*parts[0][:-1], sum(part[-1] for part in parts))
+
+
+WeightMap = Sequence[Entry]
+
+
+def entry(jax: str, hf: str, transform: Transform = SAME) -> Entry:
+    """One parameter that is one tensor."""
+    return Entry((jax,), (hf,), transform)
+
+
+def zero_entry(jax: str) -> Entry:
+    """A parameter without a tensor, which must be zero."""
+    return Entry((jax,), ())
+
+
+def norm(jax: str, hf: str, bias: bool = True) -> list[Entry]:
+    """The entries of a norm."""
+    entries = [entry(f"{jax}/scale", f"{hf}.weight")]
+    return [*entries, entry(f"{jax}/bias", f"{hf}.bias")] if bias else entries
+
+
+def dense(jax: str, hf: str, bias: bool = True, *, kernel: Transform | None = None) -> list[Entry]:
+    """The entries of a dense layer; `kernel` None means `linear()`."""
+    entries = [entry(f"{jax}/kernel", f"{hf}.weight", linear() if kernel is None else kernel)]
+    return [*entries, entry(f"{jax}/bias", f"{hf}.bias", FLAT)] if bias else entries
+
+
+def attention(jax: str, hf: str, names: Sequence[str], bias: bool = True) -> list[Entry]:
+    """The entries of an attention; `names` are those of query, key, value and output layers."""
+    query, key, value, out = (f"{hf}.{name}" for name in names)
+    return [
+        *dense(f"{jax}/query", query, bias),
+        *dense(f"{jax}/key", key, bias),
+        *dense(f"{jax}/value", value, bias),
+        *dense(f"{jax}/out", out, bias, kernel=linear(inputs=2)),
+    ]
+
+
+def check_names(weight_map: WeightMap, given: Iterable[str]) -> None:
+    """Raises `DataError`, listing them, for names of tensors that are missing or unknown."""
+    names = set(given)
+    known = {name for entry in weight_map for name in entry.hf}
+    wrong = [
+        f"{entry.hf[0]} is missing"
+        for entry in weight_map
+        if entry.hf and not names.intersection(entry.hf)
+    ]
+    _refuse(wrong + [f"{name} is unknown" for name in sorted(names - known)])
+
+
+def check_shapes(
+    weight_map: WeightMap, shapes: Mapping[str, Shape], given: Mapping[str, Shape]
+) -> None:
+    """Raises `DataError`, listing them, for tensors of another shape than the model needs.
+
+    `shapes` are those of the parameters by path, `given` those of the tensors by name.
+    """
+    wrong = []
+    for entry in weight_map:
+        needed = entry.hf_shape(shapes) if entry.hf else ()
+        wrong += [
+            f"{name} is {list(given[name])}, but {list(needed)} is needed"
+            for name in entry.hf
+            if name in given and given[name] != needed
+        ]
+    _refuse(wrong)
+
+
+def to_jax(
+    weight_map: WeightMap,
+    shapes: Mapping[str, Shape],
+    names: Iterable[str],
+    read: Callable[[str], np.ndarray],
+) -> dict[str, np.ndarray]:
+    """The parameters by path, from the tensors `names` that `read` gives.
+
+    Raises `DataError` for copies of one tensor that differ.
+    """
+    there = set(names)
+    params: dict[str, np.ndarray] = {}
+    for entry in weight_map:
+        if not entry.hf:
+            params |= {path: np.zeros(shapes[path], np.float32) for path in entry.jax}
+            continue
+        first, *copies = (name for name in entry.hf if name in there)
+        tensor = read(first)
+        for name in copies:
+            if not np.array_equal(read(name), tensor):
+                raise DataError(f"{name} and {first} are one tensor in this model, but differ")
+        widths = [entry.transform.shape(shapes[path])[-1] for path in entry.jax]
+        parts = np.split(tensor, np.cumsum(widths)[:-1], axis=-1)
+        for path, part in zip(entry.jax, parts, strict=True):
+            value = entry.transform.to_jax(part, shapes[path])
+            params[path] = np.ascontiguousarray(value, np.float32)
+    return params
+
+
+def to_hf(weight_map: WeightMap, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors by name, from the parameters by path.
+
+    Raises `ConfigError` for a parameter without a tensor that is not zero.
+    """
+    tensors = {}
+    for entry in weight_map:
+        if entry.hf:
+            parts = [entry.transform.to_hf(params[path]) for path in entry.jax]
+            joined = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+            tensors[entry.hf[0]] = np.ascontiguousarray(joined)
+        elif any(np.any(params[path]) for path in entry.jax):
+            raise ConfigError(
+                f"{', '.join(entry.jax)} has no tensor in this family, so it must be zero, but it "
+                "was trained; export the model to another family"
+            )
+    return tensors
+
+
+def _refuse(wrong: list[str]) -> None:
+    if wrong:
+        more = f"; and {len(wrong) - _MAX_LISTED} more" if len(wrong) > _MAX_LISTED else ""
+        raise DataError(f"the tensors do not fit: {'; '.join(wrong[:_MAX_LISTED])}{more}")

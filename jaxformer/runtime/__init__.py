@@ -1,0 +1,1 @@
+"""The process that runs programs: allocator, compiler options, compilation cache, concurrency."""

@@ -1,0 +1,111 @@
+"""The batches that a training step takes: named tuples of arrays with B rows each.
+
+`example_ids` number the rows of the whole batch, also where a process holds a part of it: dropout
+depends on them.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxformer.errors import DataError
+
+if TYPE_CHECKING:
+    from jaxtyping import Array as JaxArray
+
+    Array = np.ndarray | JaxArray
+else:  # this layer does not import JAX
+    Array = np.ndarray
+
+
+class PairBatch(NamedTuple):
+    """B pairs of sentences; a row that is all `<pad>` on both sides holds no pair."""
+
+    source: Int[Array, "B S"]
+    """x1 .. xn <eos> <pad> .."""
+    target: Int[Array, "B T+1"]
+    """<bos> y1 .. ym <eos> <pad> .."""
+    example_ids: Int[Array, " B"]
+    """The number of each row in the whole batch."""
+
+    @classmethod
+    def create(
+        cls,
+        source: Int[Array, "B S"],
+        target: Int[Array, "B T+1"],
+        *,
+        vocab_size: int,
+        source_vocab_size: int | None = None,
+    ) -> "PairBatch":
+        """A batch of one's own arrays, whose rows are numbered from 0.
+
+        `source_vocab_size` None means one vocabulary. Raises `DataError` for an id outside its
+        vocabulary.
+        """
+        check_ids("source", source, source_vocab_size or vocab_size)
+        check_ids("target", target, vocab_size)
+        return cls(source, target, np.arange(len(source), dtype=np.int32))
+
+
+class StreamBatch(NamedTuple):
+    """B rows of T tokens and the token after them: the labels are `tokens[:, 1:]`."""
+
+    tokens: Int[Array, "B T+1"]
+    """Ids; beyond the text they are 0."""
+    loss_mask: Bool[Array, "B T"]
+    """Which labels count."""
+    example_ids: Int[Array, " B"]
+    """The number of each row in the whole batch."""
+    segments: Int[Array, "B T+1"] | None = None
+    """The documents of a row numbered from 1, 0 beyond the text; None where a token sees all
+    documents before it."""
+    positions: Int[Array, "B T+1"] | None = None
+    """Positions counted from 0 in every document of a row; None likewise."""
+
+    @classmethod
+    def create(cls, tokens: Int[Array, "B T+1"], *, vocab_size: int) -> "StreamBatch":
+        """A batch of one's own array of full rows, which are numbered from 0.
+
+        Raises `DataError` for an id outside the vocabulary.
+        """
+        check_ids("tokens", tokens, vocab_size)
+        rows, length = tokens.shape
+        return cls(tokens, np.ones((rows, length - 1), bool), np.arange(rows, dtype=np.int32))
+
+
+class MaskedBatch(NamedTuple):
+    """B rows of T tokens of which at most P are to be predicted."""
+
+    tokens: Int[Array, "B T"]
+    """bos text eos, or bos A eos B eos; some tokens of the text are replaced."""
+    padding_mask: Bool[Array, "B T"]
+    """True at real tokens, False at padding."""
+    token_type_ids: Int[Array, "B T"]
+    """1 for B and the eos after it, else 0."""
+    masked_positions: Int[Array, "B P"]
+    """The positions to predict, ascending; 0 where `loss_mask` is False."""
+    labels: Int[Array, "B P"]
+    """The original tokens at these positions; 0 where `loss_mask` is False."""
+    loss_mask: Bool[Array, "B P"]
+    """Which of the P predictions count."""
+    example_ids: Int[Array, " B"]
+    """The number of each row in the whole batch."""
+    next_sentence: Int[Array, " B"]
+    """1 where B follows A in its document, else 0."""
+
+
+def check_ids(name: str, ids: Int[Array, "..."], vocab_size: int) -> None:
+    """Raises `DataError`, naming the first one, for ids of the array `name` outside the vocabulary.
+
+    Nothing is checked inside `jax.jit`: call it where the array is made.
+    """
+    values = np.asarray(ids)
+    if values.dtype.kind not in "iu":
+        raise DataError(f"{name} must hold integer ids, got {values.dtype}")
+    wrong = values[(values < 0) | (values >= vocab_size)]
+    if wrong.size:
+        raise DataError(
+            f"{name} holds the id {wrong[0]}, but vocab_size={vocab_size}: ids must be 0 to "
+            f"{vocab_size - 1}; encode the text with the model's own tokenizer"
+        )

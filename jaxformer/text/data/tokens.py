@@ -1,0 +1,257 @@
+"""Sequences of ids, tokenised once and kept in one flat file that is memory-mapped.
+
+The file: a header of 64 bytes (magic, version, bytes per id, number of sequences, number of ids,
+size of the vocabulary), the ids (unsigned, little-endian, padded to 8 bytes), the offsets (int64,
+one more than sequences), and the fingerprint (32 bytes).
+"""
+
+import hashlib
+import os
+import struct
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from jaxtyping import Int, Int32, Int64, Integer
+
+from jaxformer.errors import ConfigError, DataError, shorten
+from jaxformer.text.tokenizers import Tokenizer
+
+_HEADER = struct.Struct("<16sIIqqq16x")
+_MAGIC, _VERSION = b"jaxformer tokens", 2
+_DIGEST = 32
+_DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_CHUNK = 1 << 16
+_LINES_AT_ONCE = 10_000
+
+
+class Tokens:
+    """Sequences of ids: sequence i is `ids[offsets[i]:offsets[i + 1]]`.
+
+    `ids` and `offsets` (int64) may be memory-mapped. All ids are below `vocab_size`; None means
+    that no vocabulary is known. `fingerprint` is the value of the property, where it is known.
+    Raises `DataError` for offsets that do not fit and for negative ids.
+    """
+
+    def __init__(
+        self,
+        ids: Integer[np.ndarray, " total"],
+        offsets: Int64[np.ndarray, " sequences+1"],
+        *,
+        vocab_size: int | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
+        if ids.dtype.kind != "u" and ids.size and (ids.dtype.kind != "i" or ids.min() < 0):
+            least = f", {ids.min()} among them" if ids.dtype.kind == "i" else ""
+            raise DataError(f"ids must be integers from 0, got {ids.dtype}{least}")
+        if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids):
+            raise DataError(f"offsets must lead from 0 to the number of ids, {len(ids)}")
+        for start in range(0, len(offsets), _CHUNK):
+            if np.any(np.diff(offsets[start : start + _CHUNK + 1]) < 0):
+                raise DataError("offsets must not decrease")
+        self.ids = ids
+        self.offsets = offsets
+        self.vocab_size = vocab_size
+        self._fingerprint = fingerprint
+
+    @classmethod
+    def from_lists(
+        cls, sequences: Iterable[Sequence[int]], *, vocab_size: int | None = None
+    ) -> "Tokens":
+        """The sequences in memory; `DataError` for an id outside 0 to vocab_size - 1.
+
+        Without `vocab_size` ids may be up to 2^32 - 1.
+        """
+        limit = 1 << 32 if vocab_size is None else vocab_size
+        rows = [_checked(row, i, limit) for i, row in enumerate(sequences)]
+        offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        ids = np.concatenate([np.empty(0, np.uint32), *rows]).astype(np.uint32)
+        return cls(ids, offsets, vocab_size=vocab_size)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> Int32[np.ndarray, " length"]:
+        """A copy of the ids of one sequence."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sequence {index} of {len(self)}")
+        return self.ids[self.offsets[index] : self.offsets[index + 1]].astype(np.int32)
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " sequences"]:
+        """The number of ids of each sequence, without `<bos>` and `<eos>`."""
+        return np.diff(self.offsets)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of offsets and ids, the same in memory and on disk.
+
+        The file stores it, so that a corpus of many GB is read completely only when it is written.
+        """
+        if self._fingerprint is None:
+            digest = hashlib.sha256()
+            for values, kind in ((self.offsets, "<i8"), (self.ids, "<u4")):
+                for start in range(0, len(values), _CHUNK):
+                    digest.update(values[start : start + _CHUNK].astype(kind).tobytes())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def take(self, places: Int[np.ndarray, "*shape"]) -> Int32[np.ndarray, "*shape"]:
+        """The ids at `places`, counted over all sequences.
+
+        Raises `DataError` for an id outside the vocabulary, which a damaged file may hold.
+        """
+        ids = self.ids[places].astype(np.int32)
+        if self.vocab_size is not None and ids.size and not ids.max() < self.vocab_size:
+            raise DataError(
+                f"id {ids.max()} is outside the vocabulary of {self.vocab_size} ids that the "
+                "tokens were written for: the file is damaged; prepare the data again"
+            )
+        return ids
+
+
+def write_tokens(
+    path: str | os.PathLike[str], sequences: Iterable[Sequence[int]], *, vocab_size: int
+) -> Tokens:
+    """Writes the sequences to the file `path`, completely or not at all, and opens it.
+
+    Two bytes an id up to a vocabulary of 65,536, four above. Raises `DataError` for an id
+    outside 0 to vocab_size - 1, `ConfigError` for a vocabulary that four bytes cannot hold.
+    """
+    return write_parts(path, ((row, True) for row in sequences), vocab_size=vocab_size)
+
+
+def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) -> Tokens:
+    """The sequences of a file made by `write_tokens`, memory-mapped for reading.
+
+    `vocab_size` is that of the model to feed. Raises `DataError` for a file that was written for
+    a larger vocabulary, and for one that is absent, of another kind, cut short or damaged in its
+    offsets.
+    """
+    try:
+        raw = np.asarray(np.memmap(path, np.uint8, mode="r"))
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        raise DataError(f"{path}: cannot open the token file: {error}") from error
+    if len(raw) < _HEADER.size:
+        raise DataError(f"{path}: not a token file: {len(raw)} bytes are less than its header")
+    header = _HEADER.unpack(raw[: _HEADER.size].tobytes())
+    magic, version, width, count, total, written_for = header
+    known = magic == _MAGIC and version == _VERSION and width in _DTYPES
+    if not known or min(count, total, written_for) < 0:
+        raise DataError(f"{path}: not a token file of version {_VERSION}; prepare the data again")
+    if vocab_size is not None and written_for > vocab_size:
+        raise DataError(
+            f"{path} was written for {written_for} ids, up to the id {written_for - 1}, but "
+            f"vocab_size={vocab_size}: encode the text with the model's own tokenizer"
+        )
+    start = _HEADER.size + total * width + -total * width % 8
+    stop = start + 8 * (count + 1)
+    if len(raw) != stop + _DIGEST:
+        raise DataError(
+            f"{path}: {stop + _DIGEST} bytes needed, {len(raw)} found; prepare the data again"
+        )
+    ids = raw[_HEADER.size : _HEADER.size + total * width].view(_DTYPES[width])
+    digest = raw[stop:].tobytes().hex()
+    try:
+        return Tokens(ids, raw[start:stop].view("<i8"), vocab_size=written_for, fingerprint=digest)
+    except DataError as error:
+        raise DataError(f"{path}: {error}; prepare the data again") from error
+
+
+def encode_lines(
+    lines: Sequence[str], tokenizer: Tokenizer, path: str | os.PathLike[str]
+) -> Tokens:
+    """Writes the ids of every line to `path`; a line of white space only has no ids."""
+    return write_tokens(path, _encode(lines, tokenizer), vocab_size=tokenizer.vocab_size)
+
+
+def encode_pairs(
+    source_lines: Sequence[str],
+    target_lines: Sequence[str],
+    tokenizer: Tokenizer,
+    folder: str | os.PathLike[str],
+    *,
+    target_tokenizer: Tokenizer | None = None,
+) -> tuple[Tokens, Tokens]:
+    """Writes the ids of all pairs to `source.tokens` and `target.tokens` in `folder`.
+
+    `target_tokenizer` None means one vocabulary for both. Raises `DataError` when the numbers of
+    lines differ.
+    """
+    if len(source_lines) != len(target_lines):
+        raise DataError(
+            f"{len(source_lines)} source lines and {len(target_lines)} target lines: "
+            "line i of one must translate line i of the other"
+        )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    source = encode_lines(source_lines, tokenizer, folder / "source.tokens")
+    target = encode_lines(target_lines, target_tokenizer or tokenizer, folder / "target.tokens")
+    return source, target
+
+
+def _encode(lines: Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
+    for start in range(0, len(lines), _LINES_AT_ONCE):
+        chunk = lines[start : start + _LINES_AT_ONCE]
+        yield from tokenizer.encode_batch([line if line.strip() else "" for line in chunk])
+
+
+def write_parts(
+    path: str | os.PathLike[str], parts: Iterable[tuple[Sequence[int], bool]], *, vocab_size: int
+) -> Tokens:
+    """Like `write_tokens`, for parts of sequences: ids, and whether they end a sequence.
+
+    Not even one sequence has to fit in memory.
+    """
+    if not 1 <= vocab_size <= 1 << 32:
+        raise ConfigError(f"vocab_size must be 1 to 2^32, got {vocab_size}")
+    path = Path(path)
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        with open(unfinished, "wb") as file:
+            _write(file, parts, vocab_size)
+        written = open_tokens(unfinished)
+        fingerprint = Tokens(written.ids, written.offsets).fingerprint
+        with open(unfinished, "r+b") as file:
+            file.seek(-_DIGEST, os.SEEK_END)
+            file.write(bytes.fromhex(fingerprint))
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return open_tokens(path)
+
+
+def _write(file: BinaryIO, parts: Iterable[tuple[Sequence[int], bool]], vocab_size: int) -> None:
+    """Writes the whole file except the fingerprint."""
+    dtype = _DTYPES[2 if vocab_size <= 1 << 16 else 4]
+    file.write(bytes(_HEADER.size))
+    offsets, total = array("q", [0]), 0
+    for part, ends in parts:
+        ids = _checked(part, len(offsets) - 1, vocab_size)
+        file.write(ids.astype(dtype).tobytes())
+        total += len(ids)
+        if ends:
+            offsets.append(total)
+    file.write(bytes(-total * dtype.itemsize % 8))
+    file.write(np.asarray(offsets, "<i8").tobytes())
+    file.write(bytes(_DIGEST))
+    file.seek(0)
+    file.write(_HEADER.pack(_MAGIC, _VERSION, dtype.itemsize, len(offsets) - 1, total, vocab_size))
+
+
+def _checked(sequence: Sequence[int], index: int, vocab_size: int) -> np.ndarray:
+    row = np.asarray(sequence)
+    if row.ndim == 1 and row.size == 0:
+        return np.empty(0, np.int64)
+    if row.ndim != 1 or row.dtype.kind not in "iu":
+        raise DataError(
+            f"sequence {index} must be a list of integers, got {shorten(repr(sequence))}"
+        )
+    if row.min() < 0 or row.max() >= vocab_size:
+        raise DataError(
+            f"sequence {index}: ids must be 0 to {vocab_size - 1}, "
+            f"got {row.min()} to {row.max()}; is it the right tokenizer?"
+        )
+    return row

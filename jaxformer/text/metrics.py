@@ -1,0 +1,224 @@
+"""Scores of translations, with the settings needed to repeat them, and of likelihoods."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError, DataError
+
+
+class Scores(NamedTuple):
+    """BLEU and chrF of translations."""
+
+    bleu: float
+    """0 to 100."""
+    chrf: float
+    """0 to 100."""
+    bleu_signature: str
+    """sacreBLEU's signature: the settings of this score."""
+    chrf_signature: str
+    """sacreBLEU's signature: the settings of this score."""
+    sentences: int
+    """The number of sentences."""
+
+
+def score_translations(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
+    """Cased BLEU (tokenizer 13a) and chrF2 of plain text with one reference per sentence.
+
+    Raises `DataError` for different numbers of sentences, or none. Post 2018, Popović 2015.
+    """
+    return _score(hypotheses, references, tokenize="13a", label="")
+
+
+def score_tokenized(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
+    """BLEU and chrF2 of text whose tokens are already separated by spaces (tok:none).
+
+    Raises `DataError` for different numbers of sentences, or none.
+    """
+    return _score(hypotheses, references, tokenize="none", label="")
+
+
+def score_lowercased(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Scores:
+    """BLEU and chrF2 of both sides after `lowercased_tokens`, as in older papers on Multi30k.
+
+    The signatures begin with `lc.norm.moses:LANGUAGE|`, because sacreBLEU only gets the tokens.
+    Raises `DataError` for different numbers of sentences, or none.
+    """
+    return _score(
+        lowercased_tokens(hypotheses, language),
+        lowercased_tokens(references, language),
+        tokenize="none",
+        label=f"lc.norm.moses:{language}|",
+    )
+
+
+def lowercased_tokens(lines: Sequence[str], language: str) -> list[str]:
+    """Lower-cased text with normalised punctuation, cut into Moses tokens with spaces between.
+
+    `"` becomes `&quot;` and so on. The result equals the published `lc.norm.tok` files of Multi30k
+    in English, German and French on every line. `language` is a code such as "de" (`ConfigError`
+    for anything else). Elliott et al. 2016.
+    """
+    if not re.fullmatch("[a-z]{2,3}", language):
+        raise ConfigError(f"language must be a code like 'de', got {language!r}")
+    moses = optional_dependencies.load("sacremoses")
+    normalizer = moses.MosesPunctNormalizer(lang=language, perl_parity=True)
+    tokenizer = moses.MosesTokenizer(lang=language)
+    # The Perl script gets the line feed; with it a closing quotation mark moves before the stop.
+    normal = (normalizer.normalize(line.lower() + "\n") for line in lines)
+    return [tokenizer.tokenize(line, return_str=True) for line in normal]
+
+
+def bleu_interval(
+    hypotheses: Sequence[str], references: Sequence[str], *, resamples: int = 1000
+) -> tuple[float, float]:
+    """The ends of the 95 % bootstrap interval of cased BLEU (13a) over resampled sentences.
+
+    sacreBLEU's seed is fixed, so equal input gives equal numbers. Raises `DataError` for
+    different numbers of sentences, or none. Koehn 2004.
+    """
+    _check_counts(hypotheses, references)
+    bleu = optional_dependencies.load("sacrebleu").metrics.BLEU(references=[list(references)])
+    score = bleu.corpus_score(list(hypotheses), None, n_bootstrap=resamples)
+    facts = json.loads(score.format(12, signature=str(bleu.get_signature()), is_json=True))
+    mean, half = facts["confidence_mean"], facts["confidence_var"]
+    return mean - half, mean + half
+
+
+def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """The share (0 to 1) of hypotheses that equal their reference character for character.
+
+    Raises `DataError` for different numbers of sentences, or none.
+    """
+    _check_counts(hypotheses, references)
+    pairs = zip(hypotheses, references, strict=True)
+    return sum(hypothesis == reference for hypothesis, reference in pairs) / len(references)
+
+
+class TextSize(NamedTuple):
+    """The size of a text."""
+
+    words: int
+    """Words; each line feed counts as one more."""
+    bytes: int
+    """Bytes in UTF-8."""
+
+
+class Likelihood(NamedTuple):
+    """The likelihood of a text under a model.
+
+    For two texts together, add the fields.
+    """
+
+    nats: float
+    """The sum of the negative log-likelihoods of the tokens."""
+    tokens: int
+    """The number of predicted tokens."""
+    words: int
+    """As in `TextSize`."""
+    bytes: int
+    """As in `TextSize`."""
+
+    @property
+    def loss(self) -> float:
+        """Nats per token; `DataError` when there is no token."""
+        return _mean(self.nats, self.tokens, "the loss", "token")
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats / tokens); comparable only between models with the same tokenizer."""
+        return perplexity(self.nats, self.tokens)
+
+    @property
+    def word_perplexity(self) -> float:
+        """exp(nats / words): comparable between tokenizers and, on WikiText, with papers.
+
+        Infinite where the exponential overflows; `DataError` when there is no word.
+        """
+        return _exp(_mean(self.nats, self.words, "perplexity", "word"))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """nats / (bytes ln 2): comparable between tokenizers."""
+        return bits_per_byte(self.nats, self.bytes)
+
+
+def count_text(blocks: Iterable[str]) -> TextSize:
+    """The size of a text given in `blocks`, which may be cut anywhere, even inside words.
+
+    Words are separated by white space, and the end of a line counts as a word, as in WikiText
+    (Merity et al. 2017): 245,569 words in the test part of WikiText-2.
+    """
+    words = size = 0
+    inside = False
+    for block in blocks:
+        words += len(block.split()) + block.count("\n")
+        size += len(block.encode())
+        # The first word of a block may be the rest of a word that is already counted.
+        if inside and block and not block[0].isspace():
+            words -= 1
+        if block:
+            inside = not block[-1].isspace()
+    return TextSize(words, size)
+
+
+def count_words(text: str) -> int:
+    """The number of words in `text`, counted as in `count_text`."""
+    return count_text([text]).words
+
+
+def perplexity(nats: float, tokens: float) -> float:
+    """exp(nats / tokens): `nats` is the sum of the negative log-likelihoods of `tokens` tokens.
+
+    Infinite where the exponential overflows. Raises `DataError` unless tokens > 0.
+    """
+    return _exp(_mean(nats, tokens, "perplexity", "token"))
+
+
+def bits_per_byte(nats: float, num_bytes: float) -> float:
+    """nats / (num_bytes ln 2): independent of the tokenizer, for text of `num_bytes` in UTF-8.
+
+    Raises `DataError` unless num_bytes > 0.
+    """
+    return _mean(nats, num_bytes, "the number of bits per byte", "byte") / math.log(2)
+
+
+def _mean(nats: float, count: float, what: str, unit: str) -> float:
+    if not count > 0:
+        raise DataError(f"{what} needs at least one {unit}, got {count}")
+    return nats / count
+
+
+def _exp(nats: float) -> float:
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
+def _score(
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str, label: str
+) -> Scores:
+    _check_counts(hypotheses, references)
+    sacrebleu = optional_dependencies.load("sacrebleu").metrics
+    bleu, chrf = sacrebleu.BLEU(tokenize=tokenize, force=tokenize == "none"), sacrebleu.CHRF()
+    sides = list(hypotheses), [list(references)]
+    return Scores(
+        bleu=bleu.corpus_score(*sides).score,
+        chrf=chrf.corpus_score(*sides).score,
+        bleu_signature=label + str(bleu.get_signature()),
+        chrf_signature=label + str(chrf.get_signature()),
+        sentences=len(references),
+    )
+
+
+def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Without this check sacreBLEU gives 10 hypotheses and 1,000 references a score of 100."""
+    if len(hypotheses) != len(references) or len(references) == 0:
+        raise DataError(
+            f"{len(hypotheses)} hypotheses and {len(references)} references: "
+            "give one reference for each hypothesis, and at least one"
+        )

@@ -1,0 +1,44 @@
+"""Text to ids and back: byte-pair encoding, words and characters, trained here or made elsewhere.
+
+All are tokenizers of the `tokenizers` library, saved in its `tokenizer.json` format. A tokenizer
+trained here has its special tokens first, in the order given; in one made elsewhere they are found
+by their names. `encode` gives no special token except `<unk>`: text that looks like a special
+token is ordinary text.
+"""
+
+from jaxformer.text.tokenizers.load_tokenizer import (
+    TOKENIZER_FILES,
+    load,
+    load_standard,
+    load_target,
+)
+from jaxformer.text.tokenizers.special_tokens import (
+    BOS,
+    EOS,
+    MASKED_SPECIAL_TOKENS,
+    PAD,
+    SPECIAL_TOKENS,
+    UNK,
+    SpecialTokens,
+)
+from jaxformer.text.tokenizers.tokenizer import Tokenizer, require_standard_ids
+from jaxformer.text.tokenizers.train_tokenizer import train_bpe, train_characters, train_words
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "TOKENIZER_FILES",
+    "MASKED_SPECIAL_TOKENS",
+    "PAD",
+    "SPECIAL_TOKENS",
+    "UNK",
+    "SpecialTokens",
+    "Tokenizer",
+    "load",
+    "load_standard",
+    "load_target",
+    "require_standard_ids",
+    "train_bpe",
+    "train_characters",
+    "train_words",
+]

@@ -1,0 +1,217 @@
+"""Tokenizers from files: those trained here, and those published with a model's weights."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxformer import optional_dependencies
+from jaxformer.errors import DataError
+from jaxformer.text.tokenizers.sentencepiece import read_sentencepiece
+from jaxformer.text.tokenizers.special_tokens import ROLE_NAMES, SPECIAL_TOKEN, find_role
+from jaxformer.text.tokenizers.tokenizer import Tokenizer, require_standard_ids
+
+if TYPE_CHECKING:
+    import tokenizers
+
+# RoBERTa's vocabulary has three words that no merge makes; an incomplete file leaves far more.
+_MAX_UNMERGED = 100
+
+_MARIAN = ("source.spm", "target.spm", "vocab.json")
+
+_EXTRA_IDS, _MAX_EXTRA_IDS = 100, 10_000
+
+
+def load(path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer in the file `path`, or in the folder `path` of a published model.
+
+    A folder has the files of one of `TOKENIZER_FILES`: `tokenizer.json`, or two SentencePiece
+    models and `vocab.json` (Marian), byte-level BPE (GPT-2), WordPiece (BERT), or a SentencePiece
+    model (T5, Llama). `tokenizer_config.json` says whether BERT's is lower-cased. For Marian this
+    is the tokenizer of the source; `load_target` gives that of the target. Raises `DataError` for
+    files that are absent, damaged or do not fit together, and `MissingExtra` for SentencePiece
+    models without `sentencepiece`.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return Tokenizer(_read_json(path))
+    for names, read in TOKENIZER_FILES.items():
+        if all((path / name).exists() for name in names):
+            return Tokenizer(read(path))
+    raise DataError(
+        f"{path}: a tokenizer's folder holds "
+        f"{', or '.join(' and '.join(names) for names in TOKENIZER_FILES)}; this one does not"
+    )
+
+
+def load_target(path: str | os.PathLike[str]) -> Tokenizer:
+    """Like `load`, but for Marian the tokenizer of the target."""
+    path = Path(path)
+    marian = (path / name for name in _MARIAN)
+    if (path / "tokenizer.json").exists() or not all(file.exists() for file in marian):
+        return load(path)
+    return Tokenizer(_read_marian(path, "target"))
+
+
+def load_standard(path: str | os.PathLike[str]) -> Tokenizer:
+    """Like `load`; raises `DataError` unless `require_standard_ids` accepts the tokenizer."""
+    tokenizer = load(path)
+    try:
+        return require_standard_ids(tokenizer)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot read the tokenizer: {error}") from error
+
+
+def _read_json(path: Path) -> "tokenizers.Tokenizer":
+    library = optional_dependencies.load("tokenizers")
+    text = _read_text(path)
+    try:
+        return library.Tokenizer.from_str(text)
+    except Exception as error:  # the library has no narrower class
+        raise DataError(f"{path}: not a whole tokenizer.json: {error}") from error
+
+
+def _read_gpt2(folder: Path) -> "tokenizers.Tokenizer":
+    """Byte-level BPE with the byte alphabet of GPT-2 (Radford et al. 2019, 2.2)."""
+    library = optional_dependencies.load("tokenizers")
+    vocabulary = _read_vocabulary(folder / "vocab.json")
+    merges = _read_merges(folder / "merges.txt", vocabulary)
+    space = _read_option(folder, "add_prefix_space", False)
+    model = library.models.BPE(vocabulary, merges, unk_token=find_role("unk", vocabulary))
+    tokenizer = library.Tokenizer(model)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=space)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    return _with_special(tokenizer, vocabulary)
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    vocabulary = _read_object(path)
+    ids = vocabulary.values()
+    if not all(type(i) is int for i in ids) or sorted(ids) != list(range(len(ids))):
+        raise DataError(f"{path}: its {len(ids)} tokens must have the ids from 0, each once")
+    return vocabulary
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    text = _read_text(path)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not a whole JSON file: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: must hold a JSON object, got {type(found).__name__}")
+    return found
+
+
+def _read_merges(path: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    *lines, rest = _read_text(path).split("\n")
+    if rest:
+        raise DataError(f"{path}: cut short: the last line has no line feed")
+    merges = []
+    for number, line in enumerate(lines, start=1):
+        if number == 1 and line.startswith("#version"):
+            continue
+        left, _, right = line.rstrip("\r").partition(" ")
+        if not {left, right, left + right} <= vocabulary.keys():
+            raise DataError(
+                f"{path}:{number}: a merge is two tokens that make a third, all in vocab.json, "
+                f"got {line!r}"
+            )
+        merges.append((left, right))
+    merged = {left + right for left, right in merges}
+    unmerged = [
+        token
+        for token in vocabulary
+        if len(token) > 1 and token not in merged and not SPECIAL_TOKEN.fullmatch(token)
+    ]
+    if len(unmerged) > _MAX_UNMERGED:
+        raise DataError(
+            f"{path}: not the whole list that belongs to vocab.json: {len(unmerged)} tokens come "
+            f"from no merge, {unmerged[0]!r} among them"
+        )
+    return merges
+
+
+def _read_bert(folder: Path) -> "tokenizers.Tokenizer":
+    """WordPiece with one token per line; the line number is the id (Devlin et al. 2019, 3)."""
+    library = optional_dependencies.load("tokenizers")
+    path = folder / "vocab.txt"
+    words = [line.rstrip("\r") for line in _read_text(path).removesuffix("\n").split("\n")]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    unknown = find_role("unk", vocabulary)
+    if len(vocabulary) < len(words) or unknown is None:
+        twice = next((word for i, word in enumerate(words) if vocabulary[word] != i), None)
+        reason = "there is no [UNK]" if twice is None else f"{twice!r} occurs twice"
+        raise DataError(f"{path}: not a vocabulary of one token a line: {reason}")
+    tokenizer = library.Tokenizer(library.models.WordPiece(vocabulary, unk_token=unknown))
+    tokenizer.normalizer = library.normalizers.BertNormalizer(
+        handle_chinese_chars=_read_option(folder, "tokenize_chinese_chars", True),
+        strip_accents=_read_option(folder, "strip_accents", None),
+        lowercase=_read_option(folder, "do_lower_case", True),
+    )
+    tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = library.decoders.WordPiece()
+    if {"[CLS]", "[SEP]"} <= vocabulary.keys():
+        # `encode` adds no special tokens; programs that read the saved file do.
+        tokenizer.post_processor = library.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
+        )
+    return _with_special(tokenizer, vocabulary)
+
+
+def _read_marian(
+    folder: Path, side: Literal["source", "target"] = "source"
+) -> "tokenizers.Tokenizer":
+    """The pieces of one side; both sides share the ids unless the target has a file of its own."""
+    separate = side == "target" and _read_option(folder, "separate_vocabs", False)
+    vocabulary = _read_vocabulary(folder / ("target_vocab.json" if separate else "vocab.json"))
+    return read_sentencepiece(folder / f"{side}.spm", vocabulary)
+
+
+def _read_t5(folder: Path) -> "tokenizers.Tokenizer":
+    """The pieces, then `<extra_id_99>` to `<extra_id_0>` (Raffel et al. 2020, 3.1)."""
+    path = folder / "tokenizer_config.json"
+    count = _read_object(path).get("extra_ids", _EXTRA_IDS) if path.exists() else _EXTRA_IDS
+    if type(count) is not int or not 0 <= count <= _MAX_EXTRA_IDS:
+        raise DataError(f"{path}: extra_ids must be from 0 to {_MAX_EXTRA_IDS:,}, got {count!r}")
+    names = [f"<extra_id_{number}>" for number in reversed(range(count))]
+    return read_sentencepiece(folder / "spiece.model", extra_tokens=names)
+
+
+def _read_option(folder: Path, name: str, default: bool | None) -> bool | None:
+    """The option `name` of tokenizer_config.json, or `default`."""
+    path = folder / "tokenizer_config.json"
+    value = _read_object(path).get(name, default) if path.exists() else default
+    if value is not default and not isinstance(value, bool):
+        raise DataError(f"{path}: {name} must be true or false, got {value!r}")
+    return value
+
+
+def _with_special(
+    tokenizer: "tokenizers.Tokenizer", vocabulary: Iterable[str]
+) -> "tokenizers.Tokenizer":
+    """Makes those tokens of `vocabulary` special that have a role, and returns `tokenizer`."""
+    roles = dict.fromkeys(name for names in ROLE_NAMES.values() for name in names)
+    tokenizer.add_special_tokens([name for name in roles if name in vocabulary])
+    return tokenizer
+
+
+TOKENIZER_FILES: Mapping[tuple[str, ...], Callable[[Path], "tokenizers.Tokenizer"]] = {
+    ("tokenizer.json",): lambda folder: _read_json(folder / "tokenizer.json"),
+    _MARIAN: _read_marian,
+    ("vocab.json", "merges.txt"): _read_gpt2,
+    ("vocab.txt",): _read_bert,
+    ("spiece.model",): _read_t5,
+    ("tokenizer.model",): lambda folder: read_sentencepiece(folder / "tokenizer.model"),
+}
+"""The files of a tokenizer in a folder, and what reads them; the first complete set is read."""

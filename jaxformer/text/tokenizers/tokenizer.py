@@ -1,0 +1,222 @@
+"""Text to ids and back."""
+
+import contextlib
+import copy
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxformer import optional_dependencies
+from jaxformer.errors import DataError, shorten
+from jaxformer.text.tokenizers.special_tokens import (
+    BOS,
+    EOS,
+    PAD,
+    SPACE,
+    SPECIAL_TOKENS,
+    UNK,
+    SpecialTokens,
+    all_special_ids,
+    find_special_tokens,
+)
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Tokenizer:
+    """Converts text to a list of ids and back, with a tokenizer of the `tokenizers` library.
+
+    Attributes: `special`, the ids of the special tokens; `vocab_size`, the highest id plus one.
+    """
+
+    def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
+        tokenizer = copy.deepcopy(tokenizer)
+        # Without this "<pad>" in a text would become id 0; tokenizer.json does not store it.
+        tokenizer.encode_special_tokens = True
+        # Truncation and padding may be stored in a file made elsewhere.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.special: SpecialTokens = find_special_tokens(tokenizer)
+        self.vocab_size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
+        self._alphabet = _limited_alphabet(tokenizer)
+        self._leaking = _special_ids_from_text(tokenizer, self.special.unk)
+        self._vocabulary_only = _vocabulary_only_pieces(tokenizer)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the tokenizer's JSON: equal for equal tokenizers."""
+        return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+
+    def token(self, index: int) -> str:
+        """The token with the id `index`, as in the vocabulary; `DataError` if there is none."""
+        token = self._tokenizer.id_to_token(index) if 0 <= index < self.vocab_size else None
+        if token is None:
+            raise DataError(f"no token has the id {index}, ids are 0 to {self.vocab_size - 1}")
+        return token
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token, written as in the vocabulary, or None."""
+        return self._tokenizer.token_to_id(token)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, without special tokens except the unknown token.
+
+        Raises `DataError` for a lone surrogate, and for a character without a token when the
+        vocabulary has no unknown token.
+        """
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """The ids of every line; see `encode`."""
+        lines = list(lines)
+        try:
+            rows = self._ids(lines)
+            if self._leaking:
+                rows = [[i for index in row for i in self._spell_out(index)] for row in rows]
+        except TypeError as error:
+            number, line = next((i, x) for i, x in enumerate(lines, 1) if not is_text(x))
+            raise DataError(f"text {number} of {len(lines)}: {why_not_text(line)}") from error
+        except Exception as error:  # the library has no narrower class
+            raise DataError(f"the tokenizer cannot read this text: {error}") from error
+        if self._alphabet is not None:
+            self._check_alphabet(lines, self._alphabet)
+        return rows
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` without special tokens; `DataError` for an id without a token."""
+        return self.decode_batch([ids])[0]
+
+    def decode_batch(self, batch: Iterable[Sequence[int]]) -> list[str]:
+        """The text of every list of ids; see `decode`."""
+        rows = [[int(i) for i in ids] for ids in batch]
+        size = self.vocab_size
+        for row in rows:
+            if row and not 0 <= min(row) <= max(row) < size:
+                raise DataError(
+                    f"ids must be 0 to {size - 1}, got {min(row)} to {max(row)}: "
+                    "decode with the tokenizer that made the ids"
+                )
+        return self._tokenizer.decode_batch(rows, skip_special_tokens=True)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the tokenizer to the file `path` as JSON, completely or not at all."""
+        path = Path(path)
+        unfinished = path.with_name(path.name + ".unfinished")
+        unfinished.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
+        os.replace(unfinished, path)
+
+    def _ids(self, lines: list[str]) -> list[list[int]]:
+        """The ids of every line; pieces that only the vocabulary has are not unknown."""
+        if not self._vocabulary_only:
+            encodings = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
+        encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        return [
+            [
+                self._resolve_unknown(*piece, line)
+                for piece in zip(x.ids, x.tokens, x.offsets, strict=True)
+            ]
+            for x, line in zip(encodings, lines, strict=True)
+        ]
+
+    def _resolve_unknown(self, index: int, piece: str, place: tuple[int, int], line: str) -> int:
+        if index != self.special.unk:
+            return index
+        if piece == self.token(index):  # BPE gives the token's name, not the text
+            piece = self._tokenizer.normalizer.normalize_str(line[slice(*place)]).lstrip(SPACE)
+        return self._vocabulary_only.get(piece, index)
+
+    def _spell_out(self, index: int) -> list[int]:
+        """The id itself, or for a special token the ids of the characters of its name."""
+        if index not in self._leaking:
+            return [index]
+        model = self._tokenizer.model
+        return [piece.id for x in self.token(index) for piece in model.tokenize(x)]
+
+    def _check_alphabet(self, lines: list[str], alphabet: frozenset[str]) -> None:
+        for number, line in enumerate(lines, start=1):
+            if _model_input(self._tokenizer, line) <= alphabet:
+                continue
+            unknown = [x for x in line if not _model_input(self._tokenizer, x) <= alphabet]
+            raise DataError(
+                f"text {number} of {len(lines)}: the vocabulary has no token for "
+                f"{unknown[0] if unknown else shorten(line)!r} and no unknown token"
+            )
+
+
+def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
+    """`tokenizer` itself; `DataError` unless its special ids are `PAD`, `BOS`, `EOS` and `UNK`."""
+    found = tokenizer.special[: len(SPECIAL_TOKENS)]
+    if found != (PAD, BOS, EOS, UNK):
+        raise DataError(
+            f"ids 0 to 3 must be the special tokens {' '.join(SPECIAL_TOKENS)}, got "
+            f"{tokenizer.special}: train it with train_bpe, train_words or train_characters"
+        )
+    return tokenizer
+
+
+def is_text(line: Any) -> bool:
+    """Whether `line` is a string without lone surrogates."""
+    return isinstance(line, str) and not re.search("[\ud800-\udfff]", line)
+
+
+def why_not_text(line: Any) -> str:
+    """The reason why `line` is not text."""
+    if not isinstance(line, str):
+        return f"a text must be str, got {type(line).__name__}"
+    return f"a lone surrogate is no character; read the text as UTF-8: {shorten(line)!r}"
+
+
+def _model_input(tokenizer: "tokenizers.Tokenizer", text: str) -> set[str]:
+    """The characters that the model gets for `text`, such as "Ġ" for a space."""
+    if tokenizer.normalizer is not None:
+        text = tokenizer.normalizer.normalize_str(text)
+    if tokenizer.pre_tokenizer is None:
+        return set(text)
+    return set().union(*(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)))
+
+
+def _limited_alphabet(tokenizer: "tokenizers.Tokenizer") -> frozenset[str] | None:
+    """The characters with a token, if other characters would be lost; None if none can be lost.
+
+    BPE without an unknown token leaves out characters without a token, and gives no error.
+    """
+    library = optional_dependencies.load("tokenizers")
+    model = tokenizer.model
+    if not isinstance(model, library.models.BPE) or model.byte_fallback or model.unk_token:
+        return None
+    characters = frozenset(token for token in tokenizer.get_vocab() if len(token) == 1)
+    alphabet = frozenset(library.pre_tokenizers.ByteLevel.alphabet())
+    # A character outside that alphabet shows whether texts are cut into bytes.
+    whole = alphabet <= characters and _model_input(tokenizer, "字") <= alphabet
+    return None if whole else characters
+
+
+def _vocabulary_only_pieces(tokenizer: "tokenizers.Tokenizer") -> dict[str, int]:
+    """The pieces that are in the vocabulary but not in the SentencePiece model, with their ids.
+
+    `read_sentencepiece` puts a space in front of them.
+    """
+    kinds = optional_dependencies.load("tokenizers").models
+    if tokenizer.normalizer is None or not isinstance(tokenizer.model, kinds.Unigram | kinds.BPE):
+        return {}
+    return {x[1:]: i for x, i in tokenizer.get_vocab().items() if x.startswith(" ")}
+
+
+def _special_ids_from_text(tokenizer: "tokenizers.Tokenizer", unknown: int | None) -> set[int]:
+    """The special ids that a text gives if it contains their names.
+
+    "</s>" is a piece like any other in a Unigram vocabulary, so T5's would end the text there.
+    """
+    found = set()
+    for name, index in all_special_ids(tokenizer).items():
+        # Encoding raises where the vocabulary has neither the characters nor an unknown token.
+        with contextlib.suppress(Exception):
+            ids = tokenizer.encode(name, add_special_tokens=False).ids
+            found.update({index}.intersection(ids) - {unknown})
+    return found

@@ -1,0 +1,142 @@
+"""Vocabularies learned from text: byte-level BPE, words, characters."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
+
+from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text.tokenizers.special_tokens import SPECIAL_TOKEN, SPECIAL_TOKENS, find_role
+from jaxformer.text.tokenizers.tokenizer import Tokenizer, is_text, why_not_text
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_BYTES = 256
+
+
+def train_bpe(
+    lines: Iterable[str],
+    vocab_size: int,
+    *,
+    prefix: Literal["", " "] = " ",
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+) -> Tokenizer:
+    """A byte-level BPE with at most `vocab_size` ids; decode(encode(text)) == text.
+
+    Every byte has an id, so no text is unknown. With the prefix " " a space is put before each
+    text, so that its first word is the same token as elsewhere; decoding removes the space. With
+    "" nothing is added, and a text cut at single line feeds has the same ids as the whole. There
+    are fewer ids when the text has no pair left to merge. Raises `ConfigError` for fewer ids than
+    256 bytes and the special tokens, `DataError` when there is no text. Sennrich et al. 2016;
+    bytes as in GPT-2 (Radford et al. 2019).
+    """
+    _check_special_tokens(special_tokens)
+    _check_size(vocab_size, _BYTES, "256 bytes", special_tokens)
+    if prefix not in ("", " "):
+        raise ConfigError(f'prefix must be "" or " ", got {prefix!r}')
+    library = optional_dependencies.load("tokenizers")
+    pieces = library.pre_tokenizers.ByteLevel
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = pieces(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    if prefix:
+        tokenizer.normalizer = library.normalizers.Prepend(prefix)
+        tokenizer.decoder = _join(library, tokenizer.decoder)
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special_tokens),
+        initial_alphabet=pieces.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_some_text(lines), trainer)
+    return Tokenizer(tokenizer)
+
+
+def train_words(
+    lines: Iterable[str], vocab_size: int, *, special_tokens: Sequence[str] = SPECIAL_TOKENS
+) -> Tokenizer:
+    """A word-level tokenizer: the most frequent words of `lines`, at most `vocab_size` ids.
+
+    Words are separated by white space only; punctuation is part of a word. Decoding joins words
+    with one space; words outside the vocabulary are `<unk>`, which is decoded to nothing. Raises
+    `ConfigError` for special tokens without `<unk>` and for fewer ids than the special tokens and
+    one word, `DataError` when there is no text.
+    """
+    _check_special_tokens(special_tokens)
+    _check_size(vocab_size, 1, "a word", special_tokens)
+    unknown = find_role("unk", special_tokens)
+    if unknown is None:
+        raise ConfigError(f"words need <unk> among the special tokens, got {special_tokens}")
+    library = optional_dependencies.load("tokenizers")
+    normal = library.normalizers
+    tokenizer = library.Tokenizer(library.models.WordLevel(unk_token=unknown))
+    # A word includes the space before it, so the word "<pad>" is not the token "<pad>".
+    tokenizer.normalizer = normal.Sequence(
+        [normal.Replace(library.Regex(r"\s+"), " "), normal.Strip(), normal.Prepend(" ")]
+    )
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Split(" ", "merged_with_next")
+    tokenizer.decoder = _join(library, library.decoders.Fuse())
+    trainer = library.trainers.WordLevelTrainer(
+        vocab_size=vocab_size, special_tokens=list(special_tokens), show_progress=False
+    )
+    tokenizer.train_from_iterator(_some_text(lines), trainer)
+    return Tokenizer(tokenizer)
+
+
+def train_characters(
+    lines: Iterable[str], *, special_tokens: Sequence[str] = SPECIAL_TOKENS
+) -> Tokenizer:
+    """One id for every Unicode character of `lines`, in order of code point.
+
+    Text of these characters is decoded exactly. Another character is `<unk>`, which is decoded to
+    nothing; without `<unk>` in `special_tokens` it raises a `DataError` that names it. Raises
+    `DataError` when there is no text.
+    """
+    _check_special_tokens(special_tokens)
+    library = optional_dependencies.load("tokenizers")
+    characters = sorted(set().union(*_some_text(lines)))
+    vocabulary = {token: i for i, token in enumerate((*special_tokens, *characters))}
+    # A BPE without merges has one token per character.
+    model = library.models.BPE(
+        vocab=vocabulary, merges=[], unk_token=find_role("unk", special_tokens), fuse_unk=False
+    )
+    tokenizer = library.Tokenizer(model)
+    tokenizer.add_special_tokens(list(special_tokens))
+    tokenizer.decoder = library.decoders.Fuse()
+    return Tokenizer(tokenizer)
+
+
+def _join(
+    library: ModuleType, pieces: "tokenizers.decoders.Decoder"
+) -> "tokenizers.decoders.Decoder":
+    """Decodes by `pieces`, then removes the space that encoding put before the text."""
+    return library.decoders.Sequence([pieces, library.decoders.Strip(" ", 1, 0)])
+
+
+def _some_text(lines: Iterable[str]) -> Iterator[str]:
+    empty = True
+    for number, line in enumerate(lines, start=1):
+        if not is_text(line):
+            raise DataError(f"line {number} of the training text: {why_not_text(line)}")
+        empty = empty and not line.strip()
+        yield line
+    if empty:
+        raise DataError("a tokenizer needs text to learn from; all lines given were blank")
+
+
+def _check_size(vocab_size: int, least: int, what: str, special_tokens: Sequence[str]) -> None:
+    needed = least + len(special_tokens)
+    if vocab_size < needed:
+        raise ConfigError(
+            f"vocab_size must be at least {needed} ({what} and {len(special_tokens)} special "
+            f"tokens), got {vocab_size}"
+        )
+
+
+def _check_special_tokens(names: Sequence[str]) -> None:
+    if isinstance(names, str) or len(set(names)) < len(names):
+        raise ConfigError(f"special tokens must be a sequence of different names, got {names!r}")
+    for name in names:
+        if not (isinstance(name, str) and SPECIAL_TOKEN.fullmatch(name)):
+            raise ConfigError(f"a special token is written <name> or [NAME], got {name!r}")

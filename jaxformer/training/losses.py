@@ -1,0 +1,155 @@
+"""Losses as sums with counts: both are added over batches and devices, then divided once.
+
+`loss_chunk` of the losses is the number of tokens whose logits exist at a time, on each device; 0
+computes all logits at once. Sums and gradients are the same. It needs a model with the methods
+`hidden`, called as `__call__` is, and `lm_head(hidden)`, which gives the logits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from jaxformer.errors import ConfigError
+from jaxformer.nn.heads import take_positions
+from jaxformer.ops.cross_entropy import chunked_cross_entropy, cross_entropy
+from jaxformer.ops.dropout import DropoutRng
+
+Sums = tuple[jax.Array, jax.Array] | tuple[jax.Array, jax.Array, dict[str, jax.Array]]
+"""(loss, tokens) or (loss, tokens, auxiliary): a sum in nats and the number to divide it by.
+
+`auxiliary` {name: sum} holds further sums, which become metrics under their names. They stay sums:
+divide each by what it counts.
+"""
+
+Loss = Callable[[Any, Any, jax.Array | None], Sums]
+"""loss(params, batch, rng) -> `Sums`; rng None means no dropout."""
+
+
+def seq2seq_loss(
+    model: nn.Module, *, pad: int, label_smoothing: float = 0.0, loss_chunk: int = 0
+) -> Loss:
+    """The loss of an encoder-decoder on batches of `source` [B, S] and `target` [B, T + 1].
+
+    `target` begins with the start token: position t is predicted from those before it. The id
+    `pad` marks padding on both sides.
+    """
+    method, sums_of = _method_and_sums(model, loss_chunk)
+
+    def loss(params, batch, rng):
+        inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
+        inputs = batch.source, inputs, batch.source != pad
+        output = _apply(model, params, batch, rng, *inputs, method=method)
+        return sums_of(params, output, labels, labels != pad, label_smoothing)
+
+    return loss
+
+
+def causal_loss(model: nn.Module, *, loss_chunk: int = 0) -> Loss:
+    """The loss of a causal language model on batches of `tokens` [B, T + 1].
+
+    Label t is token t + 1, and counts where `loss_mask` [B, T] is true. `segments` and `positions`
+    [B, T + 1] tell packed documents apart, or are None.
+    """
+    method, sums_of = _method_and_sums(model, loss_chunk)
+
+    def loss(params, batch, rng):
+        leaves = batch.tokens, batch.segments, batch.positions
+        inputs = (None if leaf is None else leaf[:, :-1] for leaf in leaves)
+        output = _apply(model, params, batch, rng, *inputs, method=method)
+        return sums_of(params, output, batch.tokens[:, 1:], batch.loss_mask)
+
+    return loss
+
+
+def masked_loss(model: nn.Module, *, loss_chunk: int = 0) -> Loss:
+    """The loss of a masked language model at `masked_positions` [B, P].
+
+    The labels [B, P] count where `loss_mask` [B, P] is true (Devlin et al. 2019, task 1).
+    """
+    method, sums_of = _method_and_sums(model, loss_chunk)
+
+    def loss(params, batch, rng):
+        inputs = batch.tokens, batch.padding_mask, batch.token_type_ids, batch.masked_positions
+        output = _apply(model, params, batch, rng, *inputs, method=method)
+        output = output if loss_chunk else output.logits
+        return sums_of(params, output, batch.labels, batch.loss_mask)
+
+    return loss
+
+
+def masked_and_next_sentence_loss(model: nn.Module, *, loss_chunk: int = 0) -> Loss:
+    """`masked_loss`, plus P times the loss of whether sentence B follows A, for each row.
+
+    Divided by the number of predicted tokens this is the sum of two means, the loss of Devlin
+    et al. 2019 (appendix A.2), where each row has P of them. `next_sentence` [B] is 1 or 0.
+    """
+    _, sums_of = _method_and_sums(model, loss_chunk)
+
+    def loss(params, batch, rng):
+        def outputs(model, *inputs, dropout_rng):
+            if not loss_chunk:
+                return model(*inputs, batch.masked_positions, dropout_rng=dropout_rng)
+            encoded = model.encode(*inputs, dropout_rng=dropout_rng)
+            hidden = take_positions(encoded.hidden, batch.masked_positions)
+            return hidden, model.next_sentence_head(encoded.pooled)
+
+        inputs = batch.tokens, batch.padding_mask, batch.token_type_ids
+        output, next_logits = _apply(model, params, batch, rng, *inputs, method=outputs)
+        nats, tokens = sums_of(params, output, batch.labels, batch.loss_mask)
+        sentence, _ = cross_entropy(
+            next_logits, batch.next_sentence, batch.padding_mask.any(axis=-1)
+        )
+        return nats + batch.masked_positions.shape[1] * sentence, tokens
+
+    return loss
+
+
+def classification_loss(model: nn.Module) -> Loss:
+    """The loss of a classifier on `tokens` [B, T] with one of the classes `labels` [B].
+
+    `padding_mask` [B, T] is False at padding; rows count where `loss_mask` [B] is true.
+    """
+
+    def loss(params, batch, rng):
+        logits = _apply(model, params, batch, rng, batch.tokens, batch.padding_mask)
+        return cross_entropy(logits, batch.labels, batch.loss_mask)
+
+    return loss
+
+
+_SumsOf = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+def _apply(
+    model: nn.Module,
+    params: Any,
+    batch: Any,
+    rng: jax.Array | None,
+    *inputs: Any,
+    method: Any = None,
+) -> Any:
+    dropout_rng = None if rng is None else DropoutRng.create(rng, batch.example_ids)
+    return model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
+
+
+def _method_and_sums(model: nn.Module, loss_chunk: int) -> tuple[str, _SumsOf]:
+    """The model's method to call, and sums_of(params, its result, labels, mask, smoothing)."""
+    if not loss_chunk:
+        return "__call__", lambda _, *args: cross_entropy(*args)
+    if not hasattr(model, "hidden"):
+        raise ConfigError(
+            f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
+            f"{type(model).__name__} has no method hidden: add both, or give loss_chunk=0"
+        )
+
+    def sums_of(params, *args):
+        def lm_head(hidden: jax.Array) -> Any:
+            return model.apply(
+                {"params": params}, hidden, method=lambda m, hidden: m.lm_head(hidden)
+            )
+
+        return chunked_cross_entropy(lm_head, *args, chunk=loss_chunk)
+
+    return "hidden", sums_of

@@ -1,0 +1,206 @@
+"""Learning-rate schedules and the chain of gradient transformations."""
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxformer.config import check_at_least, check_choices, check_fraction
+from jaxformer.errors import ConfigError
+from jaxformer.training.parameters import Params, flatten, map_with_path, matrix_mask
+
+ScheduleName = Literal["inverse_square_root", "cosine", "constant"]
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The settings of `make_optimizer`; the defaults are those of Vaswani et al. 2017."""
+
+    schedule: ScheduleName = "inverse_square_root"
+    """How the learning rate changes after the warm-up."""
+    name: Literal["adam", "muon", "lion", "adafactor"] = "adam"
+    """The update rule."""
+    learning_rate: float = 7e-4
+    """The peak learning rate, reached at the end of the warm-up."""
+    warmup_steps: int = 4_000
+    """Number of steps in which the learning rate rises linearly from 0."""
+    total_steps: int = 100_000
+    """Number of training steps. A cosine schedule ends there."""
+    min_lr_ratio: float = 0.1
+    """Final learning rate of a cosine schedule, as a fraction of `learning_rate`."""
+    b1: float = 0.9
+    """Decay of Adam's first moment; weight of the momentum in Lion's update."""
+    b2: float = 0.98
+    """Decay of Adam's second moment and of Lion's momentum."""
+    eps: float = 1e-9
+    """Added to the denominator of Adam."""
+    grad_clip_norm: float = 0.0
+    """Largest global norm of the gradient; larger ones are scaled down. 0 disables clipping."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay of matrices and tables. 0 disables it."""
+    momentum: float = 0.95
+    """Momentum of Muon."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_at_least(self, 0, "learning_rate", "warmup_steps", "min_lr_ratio")
+        check_at_least(self, 0, "eps", "grad_clip_norm", "weight_decay")
+        check_fraction(self, "b1", "b2", "momentum")
+        if self.schedule == "cosine" and self.total_steps <= max(self.warmup_steps, 1):
+            raise ConfigError(
+                f"total_steps={self.total_steps} leaves no step for the cosine after "
+                f"warmup_steps={self.warmup_steps}: give more steps or a shorter warm-up"
+            )
+
+
+def noam_peak_learning_rate(d_model: int, warmup_steps: int) -> float:
+    """The peak d_model^-0.5 * warmup^-0.5 of the schedule of Vaswani et al. 2017, equation 3."""
+    return (d_model * warmup_steps) ** -0.5
+
+
+def inverse_square_root(peak: float, warmup_steps: int) -> optax.Schedule:
+    """The schedule peak * min(n / warmup, sqrt(warmup / n)) of Vaswani et al. 2017, equation 3.
+
+    n = 1 is the first update. An optax schedule is called with the number of updates done, n - 1.
+    """
+
+    def schedule(count):
+        number = count + 1.0
+        return peak * jnp.minimum(number / warmup_steps, jnp.sqrt(warmup_steps / number))
+
+    return schedule
+
+
+def make_schedule(config: OptimizerConfig) -> optax.Schedule:
+    """The learning rate as a function of the number of updates done.
+
+    It rises linearly to `learning_rate` at update number `warmup_steps`. A cosine ends at update
+    number `total_steps`.
+    """
+    peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
+    if config.schedule == "inverse_square_root":
+        return inverse_square_root(peak, warmup)
+    if config.schedule == "cosine":
+        final = peak * config.min_lr_ratio
+        schedule = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, config.total_steps, final)
+    else:
+        schedule = optax.warmup_constant_schedule(0.0, peak, warmup)
+    # Updates are numbered from 1: the first one is not made at rate 0.
+    return lambda count: schedule(count + 1)
+
+
+def make_optimizer(
+    config: OptimizerConfig, schedule: optax.Schedule | None = None
+) -> optax.GradientTransformation:
+    """An optimizer that clips by global norm, applies the rule, the weight decay and the rate.
+
+    `schedule` takes the place of `make_schedule(config)`.
+
+    The update rules are Adam (Kingma & Ba 2015), Lion (Chen et al. 2023, algorithm 2), Adafactor
+    without momentum and with updates relative to each parameter's size (Shazeer & Stern 2018,
+    algorithm 5), and Muon (Jordan 2024) for the matrices of the blocks with Adam for all other
+    parameters. Muon's updates are scaled to the size of Adam's, a root mean square of 0.2 (Liu et
+    al. 2025, equation 4). Which parameters are matrices is decided by `matrix_mask`.
+    """
+    parts = []
+    if config.grad_clip_norm > 0:
+        parts.append(optax.clip_by_global_norm(config.grad_clip_norm))
+    parts.append(_RULES[config.name](config))
+    if config.weight_decay > 0:
+        parts.append(optax.add_decayed_weights(config.weight_decay, matrix_mask))
+    parts.append(optax.scale_by_learning_rate(schedule or make_schedule(config)))
+    return optax.chain(*parts)
+
+
+def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
+    return optax.scale_by_adam(config.b1, config.b2, config.eps)
+
+
+def _lion(config: OptimizerConfig) -> optax.GradientTransformation:
+    return optax.scale_by_lion(config.b1, config.b2)
+
+
+def _muon(config: OptimizerConfig) -> optax.GradientTransformation:
+    def dimensions(tree: Params) -> Params:
+        def axes(path: str, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers:
+            return optax.contrib.MuonDimensionNumbers(*_matrix_axes(path, leaf))
+
+        return map_with_path(axes, tree)
+
+    muon = optax.contrib.scale_by_muon(beta=config.momentum, weight_dimension_numbers=dimensions)
+    rules: dict[Hashable, optax.GradientTransformation] = {
+        "muon": optax.chain(muon, optax.stateless(_scale_like_adam)),
+        "adam": _adam(config),
+    }
+    return optax.partition(rules, muon_labels)
+
+
+def _adafactor(config: OptimizerConfig) -> optax.GradientTransformation:
+    rule = optax.chain(
+        optax.scale_by_factored_rms(),
+        optax.clip_by_block_rms(1.0),
+        optax.scale_by_param_block_rms(),
+    )
+
+    # optax factors the two longest axes. In a kernel [D, N, H] these are not the two of the matrix.
+    def init(params: Params) -> optax.OptState:
+        return rule.init(_as_matrices(params))
+
+    def update(
+        updates: Params, state: optax.OptState, params: Params = None
+    ) -> tuple[Params, optax.OptState]:
+        matrices, state = rule.update(_as_matrices(updates), state, _as_matrices(params))
+        return jax.tree.map(lambda new, old: new.reshape(old.shape), matrices, updates), state
+
+    return optax.GradientTransformation(init, update)
+
+
+_RULES = {"adam": _adam, "muon": _muon, "lion": _lion, "adafactor": _adafactor}
+
+
+def muon_labels(params: Params) -> Params:
+    """ "muon" at each matrix inside a block (a module named `blocks_...`), "adam" elsewhere."""
+
+    def label(path: str, is_matrix: bool) -> str:
+        in_block = any(name.startswith("blocks_") for name in path.split("/"))
+        return "muon" if is_matrix and in_block else "adam"
+
+    return map_with_path(label, matrix_mask(params))
+
+
+def _matrix_axes(path: str, leaf: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The input axes and the output axes of a matrix.
+
+    The first axis is the input, as in a query's kernel [D, N, H]. The output projection of
+    attention, a module named `out` with a kernel [N, H, D], has one output axis, the last.
+    """
+    inputs = leaf.ndim - 1 if path.split("/")[-2:-1] == ["out"] else 1
+    axes = tuple(range(leaf.ndim))
+    return axes[:inputs], axes[inputs:]
+
+
+def _matrix_shape(path: str, leaf: jax.Array) -> tuple[int, ...]:
+    return tuple(math.prod(leaf.shape[i] for i in group) for group in _matrix_axes(path, leaf))
+
+
+def _scale_like_adam(updates: Params, params: Params | None = None) -> Params:
+    """Orthogonal updates of R inputs and C outputs, times 0.2 sqrt(max(R, C))."""
+
+    def scale(path: str, leaf: jax.Array) -> jax.Array:
+        return 0.2 * math.sqrt(max(_matrix_shape(path, leaf))) * leaf
+
+    return map_with_path(scale, updates)
+
+
+def _as_matrices(tree: Params) -> Params:
+    """`tree` with its matrices in two dimensions, [inputs, outputs]."""
+    is_matrix = flatten(matrix_mask(tree))
+
+    def reshape(path: str, leaf: jax.Array) -> jax.Array:
+        return leaf.reshape(_matrix_shape(path, leaf)) if is_matrix[path] else leaf
+
+    return map_with_path(reshape, tree)

@@ -1,0 +1,49 @@
+"""A tree of parameters by the paths of its leaves, and which leaves are matrices."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from flax import traverse_util
+
+Params = Any
+"""Nested dicts of arrays: what a Flax module's `init` returns under "params"."""
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """The keys of a path of `jax.tree_util` as "path/of/leaf"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def flatten(tree: Any) -> dict[str, Any]:
+    """The leaves of any pytree (parameters, a state, a batch) as {"path/of/leaf": leaf}."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested dicts for which `flatten` returns `leaves`."""
+    return traverse_util.unflatten_dict(leaves, sep="/")
+
+
+def map_with_path(function: Callable[[str, Any], Any], tree: Any) -> Any:
+    """The tree of `function(path, leaf)` for each leaf of `tree`."""
+    return jax.tree_util.tree_map_with_path(lambda path, x: function(path_name(path), x), tree)
+
+
+def matrix_mask(params: Params) -> Params:
+    """True at each matrix or table of `params`, False at biases, scales and other vectors.
+
+    Shapes decide, not names: a matrix has at least two dimensions and is not a bias. A bias has
+    the trailing dimensions of a larger leaf of the same module, as a query's bias [N, H] has
+    beside its kernel [D, N, H].
+    """
+    shapes = defaultdict(list)
+    for path, leaf in flatten(params).items():
+        shapes[path.rpartition("/")[0]].append(leaf.shape)
+
+    def is_matrix(path: str, leaf: Any) -> bool:
+        size, larger = leaf.ndim, (s for s in shapes[path.rpartition("/")[0]] if len(s) > leaf.ndim)
+        return size >= 2 and all(shape[-size:] != leaf.shape for shape in larger)
+
+    return map_with_path(is_matrix, params)

@@ -1,0 +1,231 @@
+"""One training step as a pure function; it does not know on which devices it runs."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from jaxtyping import Num
+
+from jaxformer.errors import ConfigError, Diverged
+from jaxformer.training.losses import Loss
+from jaxformer.training.parameters import Params
+
+Batch = Any
+"""Any pytree of arrays [B, ...] and scalars that the loss understands."""
+
+Scalar = Num[jax.Array, ""]
+Metrics = dict[str, Scalar]
+LossSums = tuple[Scalar, Scalar, Metrics]
+"""The sum of the loss, the number of tokens, and named auxiliary sums."""
+
+_METRICS = ("loss", "tokens", "grad_norm", "skipped", "consecutive_skips")
+
+
+class TrainState(struct.PyTreeNode):
+    """Everything that a step changes.
+
+    `ema` is a moving average of `params`, or None. `skipped` counts the steps that changed nothing
+    because their loss or gradient was not finite; `consecutive_skips` counts the last of them
+    since a step that was finite.
+    """
+
+    step: jax.Array
+    params: Params
+    opt_state: optax.OptState
+    rng: jax.Array
+    ema: Params | None
+    skipped: jax.Array
+    consecutive_skips: jax.Array
+
+
+def init_train_state(
+    params: Params, optimizer: optax.GradientTransformation, rng: jax.Array, *, ema: bool = False
+) -> TrainState:
+    """The state before the first step; the typed key `rng` seeds the dropout of every step.
+
+    `ema` keeps a moving average of the parameters; give `make_train_step` its `ema_decay`.
+    """
+    average = jax.tree.map(jnp.copy, params) if ema else None
+    step, skipped, consecutive_skips = (jnp.zeros((), jnp.int32) for _ in range(3))
+    opt_state = optimizer.init(params)
+    return TrainState(step, params, opt_state, rng, average, skipped, consecutive_skips)
+
+
+def make_train_step(
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    *,
+    grad_accumulation: int = 1,
+    ema_decay: float = 0.0,
+    reduce: Callable[[Any], Any] = lambda sums: sums,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """step(state, batch) -> (state, metrics): one update by the mean gradient over all tokens.
+
+    `loss(params, batch, rng)` returns (sum in nats, number of tokens), or a third value, a dict of
+    named auxiliary sums such as {"correct": ...}. `grad_accumulation` splits the batch into parts
+    that are differentiated one after the other. `reduce` adds (gradient, loss, tokens, auxiliary
+    sums) over devices that each hold a part of the batch (`jax.lax.psum`). Neither changes the
+    gradient, because sums are divided once, at the end.
+
+    Metrics: "loss" and "tokens" (sums), "grad_norm", "skipped" and "consecutive_skips" (of the new
+    state), and every auxiliary sum under its name. Divide an auxiliary sum by what it counts, for
+    example by metrics["tokens"], after adding up the steps of interest.
+
+    If the loss or the gradient norm is not finite, parameters, optimizer state and average keep
+    their bits and only the counters change. All devices decide alike, because they decide by
+    reduced sums. `raise_if_diverged` ends a training that only skips.
+
+    Raises `TypeError` for a loss that returns anything else, and `ConfigError` when the state has
+    an average and `ema_decay` is 0, or the reverse.
+    """
+    if not 0.0 <= ema_decay < 1.0:
+        raise ConfigError(f"ema_decay={ema_decay}, but it lies in 0 <= ema_decay < 1")
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        _check_ema(state, ema_decay)
+        rng = jax.random.fold_in(state.rng, state.step)
+        sums = _gradient_sums(checked_loss(loss), state.params, batch, rng, grad_accumulation)
+        grads, total, tokens, auxiliary = reduce(sums)
+        count = jnp.maximum(tokens, 1.0)
+        grads = jax.tree.map(lambda g: g / count, grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = state.ema
+        if ema is not None:
+            ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
+        # Not `optax.tree.norm`: it also squares imaginary parts, which doubles the operations.
+        norm = jnp.sqrt(optax.tree.sum(jax.tree.map(jnp.square, grads)))
+        finite = jnp.isfinite(total) & jnp.isfinite(norm)
+        old = state.params, state.opt_state, state.ema
+        params, opt_state, ema = _select(finite, (params, opt_state, ema), old)
+        skipped = state.skipped + ~finite
+        consecutive = jnp.where(finite, 0, state.consecutive_skips + 1)
+        values = total, tokens, norm, skipped, consecutive
+        metrics = auxiliary | dict(zip(_METRICS, values, strict=True))
+        new = TrainState(state.step + 1, params, opt_state, state.rng, ema, skipped, consecutive)
+        return new, metrics
+
+    return step
+
+
+def raise_if_diverged(step: int, metrics: Mapping[str, Any], *, patience: int = 10) -> None:
+    """Raises `Diverged` if the last `patience` steps up to `step` were all skipped.
+
+    `metrics` are those of `step`; reading them waits for it. A run can go on from any checkpoint:
+    skipped steps leave no trace in the parameters.
+    """
+    in_a_row = int(metrics["consecutive_skips"])
+    if in_a_row >= patience:
+        raise Diverged(
+            f"the loss or its gradient was not finite in {in_a_row} steps in a row, the last of "
+            f"them step {step} (loss {float(metrics['loss'])}, gradient norm "
+            f"{float(metrics['grad_norm'])}): lower the learning rate, warm up longer or clip the "
+            "gradient"
+        )
+
+
+def make_eval_step(loss: Loss) -> Callable[[Params, Batch], tuple[Scalar, Scalar]]:
+    """step(params, batch) -> (sum of the loss in nats, number of tokens), without dropout."""
+    return lambda params, batch: checked_loss(loss)(params, batch, None)[:2]
+
+
+def checked_loss(loss: Loss) -> Callable[[Params, Batch, jax.Array | None], LossSums]:
+    """`loss` with auxiliary sums, {} if it has none; `TypeError` if it returns anything else."""
+
+    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> LossSums:
+        found = loss(params, batch, rng)
+        if not _is_sums(found):
+            raise TypeError(
+                f"the loss returned {_describe(found)}, but it must return (sum in nats, number of "
+                "tokens) or (sum in nats, number of tokens, {name: sum}), all of them scalars: "
+                "return sums, not means; the step divides by the number of tokens"
+            )
+        total, tokens = found[:2]
+        auxiliary = found[2] if len(found) == 3 else {}
+        taken = set(auxiliary) & set(_METRICS)
+        if taken:
+            raise TypeError(
+                f"the loss returned an auxiliary sum named {min(taken)!r}, which is a metric of "
+                "the step itself: use another name"
+            )
+        return total, tokens, dict(auxiliary)
+
+    return sums
+
+
+def _is_sums(found: Any) -> bool:
+    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        return False
+    named = found[2] if len(found) == 3 else {}
+    return isinstance(named, Mapping) and all(map(_is_scalar, (*found[:2], *named.values())))
+
+
+def _is_scalar(x: Any) -> bool:
+    return isinstance(x, (jax.Array, np.ndarray, np.number, float, int)) and jnp.ndim(x) == 0
+
+
+def _describe(found: Any) -> str:
+    """The structure and the shapes of `found`."""
+    return str(jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", found))
+
+
+def _check_ema(state: TrainState, ema_decay: float) -> None:
+    if state.ema is None and ema_decay > 0:
+        raise ConfigError(
+            f"ema_decay={ema_decay}, but the state has no average: make it by "
+            "init_train_state(..., ema=True), or leave ema_decay out"
+        )
+    if state.ema is not None and ema_decay == 0:
+        raise ConfigError(
+            "the state has an average, but no ema_decay was given: give a decay such as "
+            "ema_decay=0.999, or make the state without ema=True"
+        )
+
+
+def _select(condition: Scalar, yes: Any, no: Any) -> Any:
+    """The bits of one of two trees. A factor of 0 would not do, because 0 times NaN is NaN."""
+    return jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), yes, no)
+
+
+def _gradient_sums(
+    loss: Callable[..., LossSums], params: Params, batch: Batch, rng: jax.Array, parts: int
+) -> tuple[Params, Scalar, Scalar, Metrics]:
+    """The gradient of the summed loss, and the sums, over all parts of the batch."""
+
+    def with_rest(params: Params, part: Batch) -> tuple[Scalar, tuple[Scalar, Metrics]]:
+        total, tokens, auxiliary = loss(params, part, rng)
+        return total, (tokens, auxiliary)
+
+    differentiate = jax.value_and_grad(with_rest, has_aux=True)
+
+    def sums_of(part: Batch) -> tuple[Params, Scalar, Scalar, Metrics]:
+        (total, (tokens, auxiliary)), grads = differentiate(params, part)
+        return grads, total, tokens, auxiliary
+
+    if parts == 1:
+        return sums_of(batch)
+
+    def add(sums: Any, part: Batch) -> Any:
+        *found, auxiliary = sums_of(part)
+        return jax.tree.map(jnp.add, sums, tuple(found)), auxiliary
+
+    zeros = jax.tree.map(jnp.zeros_like, (params, jnp.zeros(()), jnp.zeros(())))
+    sums, auxiliary = jax.lax.scan(add, zeros, jax.tree.map(lambda x: _split(x, parts), batch))
+    return *sums, jax.tree.map(lambda x: x.sum(axis=0), auxiliary)
+
+
+def _split(leaf: jax.Array, parts: int) -> jax.Array:
+    """A leaf [B, ...] of a batch as [parts, B / parts, ...]; a scalar as [parts]."""
+    if leaf.ndim == 0:
+        return jnp.broadcast_to(leaf, (parts,))
+    if leaf.shape[0] % parts:
+        raise ConfigError(
+            f"a batch of {leaf.shape[0]} rows does not divide into grad_accumulation={parts} equal "
+            "parts: choose a divisor"
+        )
+    # Every parts-th row: each part of a batch that is spread over devices is spread over them all.
+    return leaf.reshape(-1, parts, *leaf.shape[1:]).swapaxes(0, 1)

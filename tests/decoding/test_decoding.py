@@ -1,0 +1,729 @@
+"""Search and sampling against enumeration, on toys with and without memory and on a real model."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from jaxformer.config import TransformerConfig
+from jaxformer.decoding import (
+    GenerationConfig,
+    Prompts,
+    SamplingConfig,
+    beam_search,
+    greedy,
+    sample,
+    temperature,
+    top_k,
+    top_p,
+)
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.ops.cross_entropy import token_log_probs
+from jaxformer.pipelines import make_step_fn
+from jaxformer.text import tokenizers
+
+PAD, BOS, END = 0, 1, 2
+
+close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+@struct.dataclass
+class NoMemory:
+    """The cache of a Markov model."""
+
+    def reorder_beams(self, parents):
+        return self
+
+
+@struct.dataclass
+class Prefix:
+    """A cache of every token so far, so that a wrong `reorder_beams` changes what follows."""
+
+    tokens: jax.Array
+    index: jax.Array
+
+    def reorder_beams(self, parents):
+        return self.replace(tokens=jnp.take_along_axis(self.tokens, parents[..., None], axis=1))
+
+
+def prefix_cache(batch, width, length):
+    return Prefix(jnp.zeros((batch, width, length), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def markov_step(table, tokens, cache):
+    """The logits are the last token's row of `table` [V, V]."""
+    return table[tokens], cache
+
+
+def history_step(tables, tokens, cache):
+    """The logits are sum_i tables[i, token i] over all tokens so far; `tables` [L, V, V]."""
+    seen = cache.tokens.at[:, :, cache.index].set(tokens)
+    places = jnp.arange(len(tables))[None, None]
+    rows = jnp.where((places <= cache.index)[..., None], tables[places, seen], 0.0)
+    return rows.sum(axis=2), Prefix(seen, cache.index + 1)
+
+
+def history_tables(seed, length, vocab):
+    return np.random.default_rng(seed).normal(size=(length, vocab, vocab)).astype(np.float32)
+
+
+def log_softmax(logits):
+    logits = np.asarray(logits, np.float64)
+    return logits - np.log(np.exp(logits).sum())
+
+
+def next_log_probs(tables, prefix):
+    return log_softmax(sum(tables[i, token].astype(np.float64) for i, token in enumerate(prefix)))
+
+
+def every_text(tables, first, limit, end):
+    """All (tokens, log_probs) of at most `limit` tokens that end with `end`."""
+    others = [token for token in range(tables.shape[-1]) if token != end]
+    for size in range(limit):
+        for body in itertools.product(others, repeat=size):
+            tokens = (*body, end)
+            yield tokens, log_probs_of(tables, first, tokens)
+
+
+def log_probs_of(tables, first, tokens):
+    whole = (first, *tokens)
+    return [next_log_probs(tables, whole[: i + 1])[token] for i, token in enumerate(tokens)]
+
+
+def search_history(tables, first, limits, **settings):
+    config = GenerationConfig(**settings)
+    return _search_history(tables, first, limits, config)
+
+
+@partial(jax.jit, static_argnames="config")
+def _search_history(tables, first, limits, config):
+    cache = prefix_cache(len(first), config.beam_size, config.max_length)
+    return beam_search(partial(history_step, tables), cache, first, limits, config)
+
+
+@partial(jax.jit, static_argnames=("sampler", "config"))
+def sample_history(tables, prompts, rng, config, sampler=greedy):
+    cache = prefix_cache(len(prompts.last_tokens), 1, config.max_new_tokens)
+    return sample(partial(history_step, tables), cache, prompts, rng, config, sampler=sampler)
+
+
+@partial(jax.jit, static_argnames=("sampler", "config"))
+def sample_markov(table, prompts, rng, config, sampler):
+    step = partial(markov_step, table)
+    return sample(step, NoMemory(), prompts, rng, config, sampler=sampler)
+
+
+def penalised(kind, exponent, total, count):
+    return total / (((5 + count) / 6) if kind == "gnmt" else count) ** exponent
+
+
+@pytest.mark.parametrize("kind", ["gnmt", "power"])
+@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.3, -0.7])
+def test_a_beam_with_room_for_all_prefixes_ranks_all_texts(kind, exponent):
+    vocab, end, length, width = 3, 1, 6, 31
+    tables = history_tables(5, length, vocab)
+    first, limits = np.array([0, 2, 1, 2]), np.array([5, 4, 1, 2])
+    penalty = dict(length_penalty_kind=kind, length_penalty=exponent)
+    config = dict(penalty, beam_size=width, max_length=length, eos=(end,))
+    found = jax.device_get(search_history(tables, first, limits, **config))
+    for b in range(len(first)):
+        texts = [
+            (penalised(kind, exponent, sum(log_probs), len(tokens)), tokens, log_probs)
+            for tokens, log_probs in every_text(tables, first[b], limits[b], end)
+        ]
+        texts.sort(key=lambda text: -text[0])
+        assert len(texts) == 2 ** limits[b] - 1
+        for w in range(width):
+            score, tokens, log_probs = texts[w] if w < len(texts) else (-np.inf, (), ())
+            padding = [0] * (length - len(tokens))
+            assert found.tokens[b, w].tolist() == [*tokens, *padding]
+            close(found.scores[b, w], score)
+            close(found.log_probs[b, w], [*log_probs, *padding])
+
+
+def textbook(tables, first, limit, width, end, exponent):
+    """Beam search with lists: of all extensions the `width` best stay, the ended ones leave."""
+    live, finished = [(0.0, ())], []
+    for count in range(1, limit + 1):
+        extended = []
+        for total, tokens in live:
+            log_probs = next_log_probs(tables, (first, *tokens))
+            for token, log_prob in enumerate(log_probs):
+                if count < limit or token == end:
+                    extended.append((total + log_prob, (*tokens, token)))
+        best = sorted(extended, reverse=True)[:width]
+        ended = [(t, tokens) for t, tokens in best if tokens[-1] == end]
+        finished += [(penalised("gnmt", exponent, t, count), tokens) for t, tokens in ended]
+        live = [(t, tokens) for t, tokens in best if tokens[-1] != end]
+    return sorted(finished, reverse=True)[:width]
+
+
+@pytest.mark.parametrize("width", [2, 5])
+def test_a_narrow_beam_finds_what_the_textbook_finds(width):
+    vocab, end, length = 7, 3, 11
+    tables = history_tables(13, length, vocab)
+    first, limits = np.array([0, 1, 2, 4, 5, 6]), np.array([11, 5, 7, 10, 1, 3])
+    for exponent in (0.0, 0.6, 2.0, -0.7):
+        config = dict(length_penalty=exponent, beam_size=width, max_length=length, eos=(end,))
+        found = jax.device_get(search_history(tables, first, limits, **config))
+        for b in range(len(first)):
+            expected = textbook(tables, first[b], limits[b], width, end, exponent)
+            padded = [[*tokens, *[0] * (length - len(tokens))] for _, tokens in expected]
+            missing = width - len(expected)
+            assert found.tokens[b].tolist() == padded + [[0] * length] * missing
+            close(found.scores[b], [score for score, _ in expected] + [-np.inf] * missing)
+
+
+def test_a_beam_of_two_finds_the_best_path_of_a_trellis_where_greedy_fails():
+    #         0.6        0.35
+    # start ------> a ---------> end    0.21: greedy's, because 0.6 > 0.4
+    #    \    0.4        0.9
+    #     +------> b ---------> end    0.36: the best
+    end, start, a, b = range(4)
+    table = np.zeros((4, 4))
+    table[start] = 0.0, 0.0, 0.6, 0.4
+    table[a] = 0.35, 0.0, 0.33, 0.32
+    table[b] = 0.9, 0.0, 0.05, 0.05
+    table[end] = 1.0, 0.0, 0.0, 0.0
+    step = partial(markov_step, jnp.log(table))
+    first, limits = jnp.full((2,), start), jnp.array([3, 5])
+    prompts = Prompts(first, limits, jnp.arange(2))
+    likeliest = SamplingConfig(max_new_tokens=5, temperature=0, eos=(end,))
+    taken = sample(step, NoMemory(), prompts, jax.random.key(0), likeliest)
+    assert taken.tokens[:, 0].tolist() == [[a, end, 0, 0, 0]] * 2
+    close(np.exp(taken.scores), [[0.21]] * 2)
+    config = GenerationConfig(beam_size=2, length_penalty=0.0, max_length=5, eos=(end,))
+    found = beam_search(step, NoMemory(), first, limits, config)
+    assert found.tokens[:, 0].tolist() == [[b, end, 0, 0, 0]] * 2
+    close(np.exp(found.scores[:, 0]), [0.36] * 2)
+
+
+@pytest.mark.parametrize(
+    "kind, early_stopping, extra",
+    [("gnmt", "never", 0), ("power", "beam_full", 1), ("power", "heuristic", 2)],
+)
+def test_a_beam_of_one_is_greedy_where_the_text_ends(kind, early_stopping, extra):
+    vocab, end, length, batch = 5, 3, 13, 23
+    tables = history_tables(3, length, vocab)
+    tables[..., end] += 0.2
+    first, limits = np.arange(batch) % vocab, 2 + np.arange(batch) % 12
+    prompts = Prompts(first, limits, np.arange(batch))
+    config = SamplingConfig(max_new_tokens=length, eos=(end,))
+    taken = jax.device_get(sample_history(tables, prompts, jax.random.key(0), config))
+    ended = np.any(taken.tokens[:, 0] == end, axis=-1)
+    sizes = np.argmax(taken.tokens[:, 0] == end, axis=-1) + 1
+    assert 5 < ended.sum() < batch and len(set(sizes[ended])) > 2
+    settings = dict(early_stopping=early_stopping, extra_candidates=extra)
+    settings |= dict(length_penalty_kind=kind, beam_size=1, max_length=length, eos=(end,))
+    for exponent in (0.0, 0.6, 3.0, -0.7):
+        found = search_history(tables, first, limits, length_penalty=exponent, **settings)
+        assert np.array_equal(found.tokens[ended], taken.tokens[ended])
+        close(found.log_probs[ended], taken.log_probs[ended])
+        scores = penalised(kind, exponent, taken.scores[:, 0], sizes)
+        close(found.scores[ended, 0], scores[ended])
+
+
+@pytest.mark.parametrize("early_stopping", ["never", "heuristic", "beam_full"])
+def test_a_sentence_that_stops_early_and_its_neighbours_keep_their_results(early_stopping):
+    vocab, end, length, width = 5, 3, 17, 3
+    tables = history_tables(29, length, vocab)
+    tables[0, 1, end] += 5.0
+    first, limits = np.array([1, 0, 4, 2]), np.array([17, 17, 3, 11])
+    config = dict(beam_size=width, max_length=length, eos=(end,), early_stopping=early_stopping)
+    together = search_history(tables, first, limits, **config)
+    for b in range(len(first)):
+        alone = search_history(tables, first[b : b + 1], limits[b : b + 1], **config)
+        assert np.array_equal(together.tokens[b], alone.tokens[0])
+        close(together.scores[b], alone.scores[0])
+
+
+@pytest.mark.parametrize("early_stopping", ["never", "beam_full"])
+def test_a_search_stops_when_its_config_says_so(early_stopping):
+    table = jnp.log(jnp.array([[0.05, 0.05, 0.9]] * 3))
+
+    def step(tokens, cache):
+        # After six tokens there are only NaNs: a search that went on would be spoilt.
+        cache = cache.replace(index=cache.index + 1)
+        return jnp.where(cache.index > 6, jnp.nan, table[tokens]), cache
+
+    first, limits = jnp.array([0, 1]), jnp.array([41, 37])
+    cache = prefix_cache(2, 2, 41)
+    config = GenerationConfig(beam_size=2, early_stopping=early_stopping)
+    found = beam_search(step, cache, first, limits, config, max_length=41)
+    assert found.tokens[:, :, :3].tolist() == [[[2, 0, 0], [0, 2, 0]]] * 2
+    assert np.all(np.isfinite(found.scores))
+
+
+MEAN = GenerationConfig(beam_size=2, length_penalty=1.0, length_penalty_kind="power", max_length=9)
+
+
+def test_a_full_beam_is_content_where_a_longer_search_finds_a_better_mean():
+    #        0.7      0.4      1.0
+    # start -----> a -----> b -----> end    0.28, mean -0.42
+    #    \         +- 0.6 -------> end      0.42, mean -0.43
+    #     +- 0.3 ----------------> end      0.30, mean -1.20
+    end, start, a, b, slow = range(5)
+    table = np.zeros((5, 5))
+    table[start, [end, a]] = 0.3, 0.7
+    table[a, [end, b]] = 0.6, 0.4
+    table[b, end] = table[end, end] = 1.0
+    # Keeps the search going when the others have stopped.
+    table[slow, [slow, start]] = 0.5
+    step = partial(markov_step, jnp.log(table))
+    first, limits = jnp.array([start, start, slow]), jnp.array([7, 3, 7])
+    search = partial(beam_search, step, NoMemory(), first, limits)
+    full = search(replace(MEAN, early_stopping="beam_full", eos=(end,)))
+    assert full.tokens[:2, :, :3].tolist() == [[[a, end, 0], [end, 0, 0]]] * 2
+    assert full.tokens[2, :, :4].tolist() == [[start, a, end, 0], [slow, start, a, end]]
+    best = search(replace(MEAN, eos=(end,)))
+    assert best.tokens[:2, :, :3].tolist() == [[[a, b, end], [a, end, 0]]] * 2
+    close(best.scores[:2], [[np.log(0.28) / 3, np.log(0.42) / 2]] * 2)
+
+
+def test_a_search_waits_for_a_text_that_is_better_only_far_ahead_or_only_next():
+    end, start, a, *chain = range(7)
+    first, limits = jnp.array([start, start]), jnp.array([9, 5])
+    search = partial(beam_search, cache=NoMemory(), bos=first, max_lengths=limits)
+    mean = replace(MEAN, eos=(end,))
+    # Ending at once has the mean log 0.5 = -0.69. Behind `a` a chain of certain tokens brings
+    # log 0.03 to -1.17 at three tokens, but to -0.58 at six, which the second limit forbids.
+    table = np.zeros((7, 7))
+    table[start, [end, a]] = 0.5
+    table[a, [end, chain[0]]] = 0.94, 0.06
+    for token, following in zip(chain, [*chain[1:], end], strict=True):
+        table[token, following] = 1.0
+    table[end, end] = 1.0
+    found = search(partial(markov_step, jnp.log(table)), config=mean)
+    far = [a, *chain, end]
+    assert found.tokens[0, :, : len(far)].tolist() == [[a, end, 0, 0, 0, 0], far]
+    assert found.tokens[1, :, :2].tolist() == [[a, end], [end, 0]]
+    # Here each further token makes a text worse: only the next one can still win.
+    table = np.zeros((7, 7))
+    table[start, [end, a]], table[a, [end, chain[0]]] = (0.3, 0.7), (0.4, 0.6)
+    table[chain[0], end] = table[end, end] = 1.0
+    found = search(partial(markov_step, jnp.log(table)), config=replace(mean, length_penalty=-0.5))
+    assert found.tokens[..., :3].tolist() == [[[end, 0, 0], [a, chain[0], end]]] * 2
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_a_vocabulary_of_two_has_one_text_of_each_length(width):
+    tables = history_tables(37, 4, 2)
+    found = search_history(
+        tables, np.array([0, 1]), np.array([4, 3]), beam_size=width, max_length=4, eos=(1,)
+    )
+    texts = {(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)}
+    if width == 5:
+        assert {tuple(row) for row in found.tokens[0, :4].tolist()} == texts
+        assert {tuple(row) for row in found.tokens[1, :3].tolist()} == texts - {(0, 0, 0, 1)}
+        assert np.isneginf(found.scores[0, 4:]).all() and np.isneginf(found.scores[1, 3:]).all()
+        assert not found.tokens[0, 4:].any() and not found.tokens[1, 3:].any()
+        assert not found.log_probs[0, 4:].any() and not found.log_probs[1, 3:].any()
+    for leaf in jax.tree.leaves(found):
+        assert not np.isnan(leaf).any()
+
+
+def test_every_text_ends_within_its_own_limit():
+    tables = history_tables(41, 9, 5)
+    tables[..., 3] -= 3.0
+    first, limits = np.array([0, 1, 2, 3, 4]), np.array([1, 2, 9, 5, 50])
+    found = search_history(tables, first, limits, beam_size=4, max_length=9, eos=(3,))
+    assert np.isfinite(found.scores[1:]).all()
+    for b, limit in enumerate([1, 2, 9, 5, 9]):
+        for tokens, score in zip(found.tokens[b], found.scores[b], strict=True):
+            if np.isfinite(score):
+                assert np.sum(tokens == 3) == 1 and np.argmax(tokens == 3) < limit
+                assert not np.any(tokens[np.argmax(tokens == 3) + 1 :])
+    assert found.tokens[0, 0].tolist() == [3] + [0] * 8
+    close(found.log_probs[0, 0, 0], next_log_probs(tables, (0,))[3])
+    assert np.isneginf(found.scores[0, 1:]).all()
+
+
+def test_a_limit_below_one_leaves_no_text():
+    tables = history_tables(41, 5, 5)
+    config = dict(beam_size=2, max_length=5, eos=(3,))
+    found = search_history(tables, np.array([0, 1]), np.array([0, 5]), **config)
+    assert np.isneginf(found.scores[0]).all() and not found.tokens[0].any()
+    assert np.isfinite(found.scores[1]).all()
+
+
+CONFIG = TransformerConfig(
+    vocab_size=7, d_model=8, d_ff=13, num_heads=2, num_encoder_layers=1, num_decoder_layers=1
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return EncoderDecoder(CONFIG)
+
+
+def init(model, seed):
+    """Parameters large enough for texts that differ and end at different places."""
+    tokens = jnp.ones((2, 3), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes)
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    return init(model, 3)
+
+
+@pytest.fixture(scope="module")
+def sources():
+    rng = np.random.default_rng(17)
+    return [rng.integers(3, 7, size=1 + i % 11) for i in range(64)]
+
+
+def padded(sources, length):
+    return np.stack([np.pad(source, (0, length - len(source))) for source in sources])
+
+
+@partial(jax.jit, static_argnames=("model", "length", "width"))
+def translate(model, params, source, limits, *, length, width=3):
+    def step(tokens, cache):
+        logits, cache = model.apply(
+            {"params": params}, tokens[..., None], cache, method="decode_step"
+        )
+        return logits[:, :, 0], cache
+
+    cache = model.apply(
+        {"params": params},
+        source,
+        source != PAD,
+        max_length=length,
+        num_beams=width,
+        method="init_cache",
+    )
+    bos = jnp.full(source.shape[:1], BOS)
+    config = GenerationConfig(beam_size=width, max_length=length)
+    return beam_search(step, cache, bos, limits, config)
+
+
+def translate_in_batches(model, params, sources, order, size, source_length, length):
+    """The hypotheses of all `sources`, searched in batches of `size` in the given order."""
+    parts = []
+    for start in range(0, len(order), size):
+        chosen = [order[i % len(order)] for i in range(start, start + size)]
+        source = padded([sources[i] for i in chosen], source_length)
+        limits = np.array([3 + len(sources[i]) // 2 for i in chosen])
+        parts.append(translate(model, params, source, limits, length=length))
+    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(order)], *parts)
+    return jax.tree.map(lambda leaf: leaf[np.argsort(order)], whole)
+
+
+def test_hypotheses_depend_on_no_batch_size_order_or_padding(model, params, sources):
+    straight, shuffled = np.arange(64), np.random.default_rng(2).permutation(64)
+    expected = translate_in_batches(model, params, sources, straight, 64, 11, 8)
+    assert len({tuple(row) for row in expected.tokens[:, 0].tolist()}) > 9
+    assert np.isfinite(expected.scores).all()
+    for order, size, source_length, length in [
+        (shuffled, 64, 11, 8),
+        (shuffled, 7, 19, 8),
+        (straight, 1, 11, 13),
+    ]:
+        found = translate_in_batches(model, params, sources, order, size, source_length, length)
+        assert np.array_equal(found.tokens[..., :8], expected.tokens)
+        assert not found.tokens[..., 8:].any()
+        close(found.scores, expected.scores)
+        close(found.log_probs[..., :8], expected.log_probs)
+
+
+def test_the_search_scores_a_text_as_the_training_forward_does(model, params, sources):
+    source, limits = padded(sources[4:11], 19), np.full((7,), 8)
+    found = jax.device_get(translate(model, params, source, limits, length=8))
+
+    @jax.jit
+    def score(labels):
+        inputs = jnp.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
+        logits = model.apply({"params": params}, source, inputs, source != PAD)
+        return token_log_probs(logits, labels)
+
+    for w in range(3):
+        labels = found.tokens[:, w]
+        sizes = np.argmax(labels == END, axis=-1) + 1
+        written = np.arange(8) < sizes[:, None]
+        expected = np.where(written, score(labels), 0.0)
+        close(found.log_probs[:, w], expected)
+        close(found.scores[:, w], penalised("gnmt", 0.6, expected.sum(axis=-1), sizes))
+    assert found.tokens[..., 3:].any()
+
+
+def test_two_models_under_vmap_find_what_each_finds_alone(model, params, sources):
+    source, limits = padded(sources[4:11], 19), np.array([8, 2, 5, 6, 1, 3, 8])
+    both = [params, init(model, 11)]
+    stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *both)
+    search = partial(translate, model, source=source, limits=limits, length=8)
+    together = jax.jit(jax.vmap(lambda params: search(params)))(stack)
+    for i, alone in enumerate(both):
+        expected = search(alone)
+        assert np.array_equal(together.tokens[i], expected.tokens)
+        close(together.scores[i], expected.scores)
+    assert not np.array_equal(together.tokens[0], together.tokens[1])
+
+
+def each(sampler, logits, seed=7):
+    """One token for each row of `logits` [B, V]."""
+    rngs = jax.random.split(jax.random.key(seed), len(logits))
+    return np.asarray(jax.vmap(sampler)(jnp.asarray(logits), rngs))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        temperature(1e-5),
+        top_k(1),
+        top_k(1, 7.0),
+        top_k(100, 1e-5),
+        top_p(1e-6),
+        top_p(1.0, 1e-5),
+    ],
+)
+def test_the_narrowest_way_of_sampling_is_greedy(sampler):
+    logits = history_tables(43, 29, 7)[:, 0]
+    assert np.array_equal(each(sampler, logits), each(greedy, logits))
+    assert np.array_equal(each(sampler, logits), np.argmax(logits, axis=-1))
+
+
+def test_greedy_takes_the_likeliest_token_until_the_end_or_the_limit():
+    tables = history_tables(43, 9, 7)
+    first, limits = np.arange(29) % 7, np.arange(29) % 10
+    prompts, config = Prompts(first, limits, np.arange(29)), SamplingConfig(9, eos=(3,))
+    found = sample_history(tables, prompts, jax.random.key(5), config)
+    for b in range(29):
+        tokens = []
+        while len(tokens) < limits[b] and 3 not in tokens:
+            tokens.append(int(np.argmax(next_log_probs(tables, (first[b], *tokens)))))
+        assert found.tokens[b, 0].tolist() == tokens + [0] * (9 - len(tokens))
+
+
+PROBABILITIES = np.array(
+    [
+        [0.10, 0.20, 0.30, 0.25, 0.15],
+        [0.40, 0.10, 0.10, 0.20, 0.20],
+        [0.05, 0.35, 0.15, 0.25, 0.20],
+        [0.20, 0.20, 0.20, 0.10, 0.30],
+        [0.02, 0.08, 0.50, 0.10, 0.30],
+    ]
+)
+
+
+HOT = temperature(1.7)
+
+
+def draw_pairs():
+    """4,000 texts of two tokens of the Markov model with `PROBABILITIES`, begun at token 4."""
+    table, rows = jnp.log(jnp.asarray(PROBABILITIES)), np.arange(4_000)
+    first, limits = np.full((4_000,), 4), np.full((4_000,), 2)
+    prompts = Prompts(first, limits, rows)
+    return jax.device_get(sample_markov(table, prompts, jax.random.key(7), SamplingConfig(2), HOT))
+
+
+def chi_square(counts, shares):
+    expected = counts.sum() * shares
+    return ((counts - expected) ** 2 / expected).sum()
+
+
+def softened(probabilities, value):
+    powers = probabilities ** (1 / value)
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def test_pairs_of_tokens_are_drawn_with_the_models_probabilities():
+    counts = np.zeros((5, 5))
+    np.add.at(counts, tuple(draw_pairs().tokens[:, 0].T), 1)
+    rows = softened(PROBABILITIES, 1.7)
+    # Of 24 degrees of freedom: more than 59 is seen once in 10,000 seeds.
+    assert chi_square(counts, rows[4][:, None] * rows) < 59
+
+
+def test_log_probs_are_the_models_own_whatever_the_sampler():
+    texts = draw_pairs()
+    tokens = texts.tokens[:, 0]
+    before = np.concatenate([np.full((4_000, 1), 4), tokens[:, :1]], axis=1)
+    expected = np.log(PROBABILITIES[before, tokens])
+    close(texts.log_probs[:, 0], expected)
+    close(texts.scores[:, 0], expected.sum(axis=1))
+
+
+@pytest.mark.parametrize(
+    "sampler, kept, value",
+    [
+        (temperature(1.0), [0, 1, 2, 3, 4], 1.0),
+        (temperature(0.5), [0, 1, 2, 3, 4], 0.5),
+        (top_k(2), [2, 4], 1.0),
+        (top_k(3, 2.0), [2, 3, 4], 2.0),
+        (top_k(9), [0, 1, 2, 3, 4], 1.0),
+        (top_p(0.499), [2], 1.0),
+        (top_p(0.6), [2, 4], 1.0),
+        (top_p(0.95), [1, 2, 3, 4], 1.0),
+        (top_p(1.0), [0, 1, 2, 3, 4], 1.0),
+        # At temperature 1/2 token 2 alone has 0.25 / 0.3568 = 0.70.
+        (top_p(0.6, 0.5), [2], 0.5),
+    ],
+)
+def test_a_token_is_drawn_from_those_that_are_left_and_from_no_other(sampler, kept, value):
+    probabilities = PROBABILITIES[4]
+    logits = np.tile(np.log(probabilities), (4_000, 1)).astype(np.float32)
+    counts = np.bincount(each(sampler, logits), minlength=5)
+    assert counts.sum() == counts[kept].sum() == 4_000
+    # Of 4 degrees of freedom: more than 23.5 is seen once in 10,000 seeds.
+    assert chi_square(counts[kept], softened(probabilities[kept], value)) < 23.5
+
+
+def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch():
+    tables, config = history_tables(47, 11, 7), SamplingConfig(11, eos=(3,))
+    run = partial(sample_history, tables, config=config, sampler=HOT)
+    prompts = Prompts(np.arange(31) % 7, 5 + np.arange(31) % 7, 100 + np.arange(31))
+    whole = run(prompts, jax.random.key(1))
+    again = run(prompts, jax.random.key(1))
+    other = run(prompts, jax.random.key(2))
+    assert np.array_equal(whole.tokens, again.tokens)
+    assert not np.array_equal(whole.tokens, other.tokens)
+    chosen = np.random.default_rng(0).permutation(31)[:13]
+    part = run(Prompts(*(leaf[chosen] for leaf in prompts[:3])), jax.random.key(1))
+    assert np.array_equal(part.tokens, whole.tokens[chosen])
+    close(part.log_probs, whole.log_probs[chosen])
+    same = Prompts(np.full((31,), 2), np.full((31,), 11), prompts.example_ids)
+    found = run(same, jax.random.key(1))
+    assert len({tuple(row) for row in found.tokens[:, 0].tolist()}) > 20
+
+
+def test_an_ended_or_empty_text_is_followed_by_zeros():
+    tables = history_tables(47, 11, 7)
+    first, limits = np.arange(31) % 7, np.arange(31) % 12
+    prompts, config = Prompts(first, limits, np.arange(31)), SamplingConfig(11, eos=(3,))
+    found = sample_history(tables, prompts, jax.random.key(1), config, sampler=HOT)
+    tokens = np.asarray(found.tokens[:, 0])
+    written = np.minimum(
+        limits, np.where((tokens == 3).any(axis=1), (tokens == 3).argmax(axis=1) + 1, 11)
+    )
+    after = np.arange(11) >= written[:, None]
+    assert after[0].all() and not tokens[after].any() and not found.log_probs[:, 0][after].any()
+    assert (np.asarray(found.log_probs[:, 0])[~after] < 0).all()
+    close(found.scores[0, 0], 0.0)
+
+
+FIRST, LIMITS = jnp.array([0, 1]), jnp.array([3, 3])
+
+
+@pytest.mark.parametrize(
+    "bos, max_lengths, changes, message",
+    [
+        (FIRST[:, None], LIMITS, {}, r"bos has shape \(2, 1\)"),
+        (FIRST, jnp.array(3), {}, r"max_lengths has shape \(\), but both must be \[B\]"),
+        (FIRST, LIMITS, {"max_length": 0}, "max_length=0, but it must be at least 1"),
+        (FIRST, LIMITS, {"config": GenerationConfig(eos=(2, 5))}, r"eos=\(2, 5\), but .* 0 to 4"),
+    ],
+)
+def test_a_search_refuses_sizes_that_do_not_fit(bos, max_lengths, changes, message):
+    step = partial(markov_step, jnp.zeros((5, 5)))
+    with pytest.raises(ValueError, match=message):
+        beam_search(step, NoMemory(), bos, max_lengths, **changes)
+
+
+def test_the_result_has_room_for_the_longest_text_unless_a_length_is_given():
+    step = partial(markov_step, jnp.zeros((5, 5)))
+    limits = jnp.array([3, 7])
+    search = partial(beam_search, step, NoMemory(), FIRST, limits)
+    assert search().tokens.shape == (2, 4, 7)
+    assert search(GenerationConfig(max_length=11)).tokens.shape == (2, 4, 11)
+    assert search(GenerationConfig(max_length=11), max_length=5).tokens.shape == (2, 4, 5)
+    with pytest.raises(ValueError, match="max_lengths is traced.*: give max_length"):
+        jax.jit(lambda limits: beam_search(step, NoMemory(), FIRST, limits))(limits)
+
+
+def test_search_and_sampling_refuse_logits_and_prompts_of_another_shape():
+    def step(tokens, cache):
+        return jnp.zeros((*tokens.shape, 1, 5)), cache
+
+    with pytest.raises(ValueError, match=r"shape \(2, 4, 1, 5\) for tokens of shape \(2, 4\)"):
+        beam_search(step, NoMemory(), FIRST, LIMITS)
+    rng, prompts = jax.random.key(0), Prompts(FIRST, LIMITS, jnp.arange(2))
+    with pytest.raises(ValueError, match=r"shape \(2, 1, 1, 5\) for tokens of shape \(2, 1\)"):
+        sample(step, NoMemory(), prompts, rng)
+    with pytest.raises(ValueError, match=r"example_ids has shape \(3,\)"):
+        sample(step, NoMemory(), prompts._replace(example_ids=jnp.arange(3)), rng)
+    with pytest.raises(ValueError, match=r"last_tokens has shape \(2, 1\)"):
+        sample(step, NoMemory(), prompts._replace(last_tokens=FIRST[:, None]), rng)
+
+
+def test_eager_calls_with_a_models_step_compile_once(model, params, sources, compiled):
+    source = padded(sources[4:11], 19)
+    start = partial(model.apply, {"params": params}, source, source != PAD, method="init_cache")
+    cache, one = start(max_length=8, num_beams=3), start(max_length=8, num_beams=1)
+    bos, limits, rng = jnp.full(7, BOS), jnp.full(7, 8), jax.random.key(0)
+    prompts, found = Prompts(bos, limits, jnp.arange(7)), []
+    for _ in range(2):
+        step = make_step_fn(model, params)
+        hypotheses = beam_search(step, cache, bos, limits, GenerationConfig(beam_size=3))
+        texts = sample(step, one, prompts, rng, SamplingConfig(8, temperature=0.7, eos=(END,)))
+        found.append((hypotheses, texts, compiled[0]))
+    (first, drawn, programs), (second, again, later) = found
+    assert later == programs, "the second calls compile nothing"
+    assert np.array_equal(first.tokens, second.tokens) and np.array_equal(
+        drawn.tokens, again.tokens
+    )
+    expected = translate(model, params, source, np.full(7, 8), length=8)
+    assert np.array_equal(first.tokens, expected.tokens)
+    close(first.scores, expected.scores)
+    other = jax.tree.map(lambda leaf: -leaf, params)
+    changed = beam_search(
+        make_step_fn(model, other), cache, bos, limits, GenerationConfig(beam_size=3)
+    )
+    assert not np.array_equal(changed.tokens, first.tokens), "weights are inputs"
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"beam_size": 0}, "beam_size=0, but it must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0, but it must be at least 1"),
+        ({"max_extra_tokens": -1}, "max_extra_tokens=-1, but it must be at least 0"),
+        ({"extra_candidates": -1}, "extra_candidates=-1, but it must be at least 0"),
+        ({"eos": ()}, "eos is empty, but a text must be able to end"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0, but it must be positive"),
+        ({"length_penalty": float("nan")}, "length_penalty=nan, but it must be finite"),
+        ({"early_stopping": "soon"}, "early_stopping='soon' is unknown: give one of never, heur"),
+        ({"at_max_length": "end"}, "at_max_length='end' is unknown: give one of force_eos, force"),
+    ],
+)
+def test_a_config_refuses_what_cannot_be(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        GenerationConfig(**settings)
+
+
+def test_the_default_special_ids_are_those_of_the_tokenizers_trained_here():
+    config = GenerationConfig()
+    assert (config.pad, config.bos, config.eos) == (
+        tokenizers.PAD,
+        tokenizers.BOS,
+        (tokenizers.EOS,),
+    )
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: temperature(0.0), "temperature 0.0 was given, but it must be positive"),
+        (lambda: top_k(0), "k=0, but needs at least 1"),
+        (lambda: top_k(3, -1.0), "temperature -1.0 was given"),
+        (lambda: top_p(0.0), "p=0.0, but needs 0 < p <= 1"),
+        (lambda: top_p(1.1), "p=1.1, but needs 0 < p <= 1"),
+    ],
+)
+def test_a_way_of_sampling_refuses_what_it_cannot_mean(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

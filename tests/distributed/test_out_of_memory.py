@@ -1,0 +1,167 @@
+"""No memory on a device, no room on a disk: what is said, what goes on, what ends."""
+
+import io
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments.harness import cli
+from experiments.harness.run_folder import Run
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.distributed import single
+from jaxformer.distributed.memory import describe_memory, is_out_of_memory
+from jaxformer.errors import CheckpointError
+from jaxformer.training.train_step import init_train_state
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes."
+
+
+@contextmanager
+def files_no_longer_than(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def state_of(step: int) -> dict:
+    return {"w": np.random.default_rng(step).normal(size=(97, 89))}
+
+
+def save_all(checkpoints: Checkpoints, *steps: int) -> None:
+    for step in steps:
+        checkpoints.save(step, state_of(step), {})
+
+
+def test_saves_that_fail_are_warned_of_and_the_third_in_a_row_ends(tmp_path):
+    with Checkpoints(tmp_path / "c", patience=3) as checkpoints:
+        save_all(checkpoints, 1)
+        checkpoints.wait()
+        with files_no_longer_than(9_000), pytest.warns(UserWarning) as said:
+            with pytest.raises(OSError, match="could not be written to .*/c"):
+                save_all(checkpoints, 2, 3, 5, 7)
+        assert ["2 more failures end the run", "1 more failures end the run"] == [
+            str(warning.message).rpartition(", and ")[2] for warning in said
+        ]
+        assert checkpoints.steps() == [1]
+
+
+def test_a_save_that_succeeds_makes_the_failures_before_it_forgotten(tmp_path):
+    with Checkpoints(tmp_path / "c", patience=3) as checkpoints:
+        for step in (2, 5, 11):
+            with (
+                files_no_longer_than(9_000),
+                pytest.warns(UserWarning, match="2 more failures end"),
+            ):
+                save_all(checkpoints, step, step + 1)
+                with pytest.raises(OSError):
+                    checkpoints.wait()
+            save_all(checkpoints, step + 2)
+            checkpoints.wait()
+        assert checkpoints.steps() == [4, 7, 13]
+        restored, _ = checkpoints.restore(state_of(0))
+        assert restored["w"].tobytes() == jnp.asarray(state_of(13)["w"]).tobytes()
+
+
+def test_the_last_save_is_never_forgiven(tmp_path):
+    with Checkpoints(tmp_path / "c", patience=3) as checkpoints:
+        with files_no_longer_than(9_000), pytest.raises(OSError, match="could not be written"):
+            save_all(checkpoints, 2)
+            checkpoints.wait()
+
+
+def test_no_patience_at_all_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="patience=0, but it must be at least 1"):
+        Checkpoints(tmp_path, patience=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_short"),
+    [
+        (jax.errors.JaxRuntimeError(OUT_OF_MEMORY), True),
+        (jax.errors.JaxRuntimeError("INTERNAL: YNNPACK operation failed"), True),
+        (jax.errors.JaxRuntimeError("Ran out of memory in memory space hbm"), True),
+        (jax.errors.JaxRuntimeError("INVALID_ARGUMENT: shapes"), False),
+        (ValueError(OUT_OF_MEMORY), False),
+    ],
+)
+def test_memory_is_short_when_jax_says_so_and_only_then(error, is_short):
+    assert is_out_of_memory(error) == is_short
+
+
+def toy_loss(params, batch, rng):
+    return jnp.sum((batch["x"] @ params["w"]) ** 2), jnp.float32(batch["x"].shape[0])
+
+
+def test_a_step_without_memory_tells_what_holds_it_and_which_settings_lower_it(capsys):
+    devices, optimizer = single(), optax.adam(0.1)
+    step = devices.step(toy_loss, optimizer, ema_decay=0.9)
+    params = {"w": jnp.ones((7, 5))}
+    state = init_train_state(params, optimizer, jax.random.key(0), ema=True)
+    batch = devices.shard_batch({"x": np.ones((3, 7), np.float32)})
+    lower = step._compiled.lower
+
+    class Failing:
+        def __init__(self):
+            self.lower = lower
+
+        def __call__(self, *args):
+            raise jax.errors.JaxRuntimeError(OUT_OF_MEMORY)
+
+    step._compiled = Failing()
+    assert cli.run(lambda: step(state, batch)) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: out of memory: 1234 bytes were asked for; a device holds ")
+    # 35 numbers; Adam has two moments of each and a count
+    assert "parameters 140 bytes, optimizer 284 bytes, average 140 bytes, batch 84 bytes" in said
+    assert "intermediate values need " in said
+    for setting in ("--data.batch_size", "--training.grad_accumulation", "--training.remat blocks"):
+        assert setting in said
+
+
+def test_a_program_that_cannot_be_compiled_again_still_tells_what_is_held():
+    class Broken:
+        def lower(self, *args):
+            raise jax.errors.JaxRuntimeError(OUT_OF_MEMORY)
+
+    said = describe_memory(Broken(), (jnp.ones((3, 5)),))
+    assert said == "a device holds batch 60 bytes"
+
+
+def test_another_error_of_jax_gets_no_advice(capsys):
+    def main():
+        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: shapes")
+
+    assert cli.run(main) == 1
+    assert capsys.readouterr().err.endswith("error: INVALID_ARGUMENT: shapes\n")
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_log_on_a_full_disk_stops_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", FullDisk())
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    cli.say("step 3")
+    with Run(tmp_path / "absent").surviving("samples"):  # whose warning cannot be printed either
+        raise OSError(28, "No space left on device")
+
+
+def test_what_cannot_be_written_is_named_once(tmp_path, capsys):
+    run = Run(tmp_path)
+    for _ in range(2):
+        with run.surviving("samples"):
+            raise OSError(28, "No space left on device")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"{tmp_path}/samples could not be written" in said

@@ -1,0 +1,506 @@
+"""Many devices compute what one computes; what each holds and what they tell each other.
+
+Everything that needs devices runs in one child process with 8 virtual ones, started once.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from jax.sharding import PartitionSpec
+
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import TransformerConfig
+from jaxformer.distributed import (
+    make_mesh,
+    parse_mesh,
+    replicated,
+    sharded,
+    single,
+)
+from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import Block
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.ops.cross_entropy import cross_entropy
+from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.masks import AttentionMask
+from jaxformer.text.data import PairBatch, StreamBatch
+from jaxformer.training.losses import causal_loss, seq2seq_loss
+from jaxformer.training.parameters import flatten
+from jaxformer.training.train_step import init_train_state
+
+P = PartitionSpec
+ROWS, BASE = 16, dict(vocab_size=22, d_model=10, d_ff=14, num_heads=2, head_dim=6)
+NOISY = dict(dropout_rate=0.2, attention_dropout_rate=0.1)
+TRANSLATOR = EncoderDecoder(
+    TransformerConfig(**BASE, **NOISY, num_encoder_layers=1, num_decoder_layers=1, use_bias=False)
+)
+WRITER = DecoderOnly(
+    TransformerConfig(
+        **BASE,
+        **NOISY,
+        num_decoder_layers=1,
+        num_kv_heads=1,
+        positions="rotary",
+        norm_placement="pre",
+        norm="rms",
+        activation="silu",
+        gated=True,
+        tied_embeddings="none",
+    )
+)
+LAYOUTS = ("one", "accumulated", "replicated", "partitioned")
+# What the second case does where, unless it is asked for sixty steps, which is slow.
+USUAL = {"translator": LAYOUTS, "writer": ("one", "partitioned")}
+PLACES = [(case, name) for case, names in USUAL.items() for name in names]
+OTHERS = [(case, name) for case, name in PLACES if name != "one"]
+
+
+def pairs(seed: int) -> PairBatch:
+    """16 ragged pairs; the last row is empty."""
+    rng = np.random.default_rng(seed)
+    source, target = np.zeros((ROWS, 5), np.int32), np.zeros((ROWS, 8), np.int32)
+    for row in range(ROWS - 1):
+        for side, words in ((source, rng.integers(1, 5)), (target, rng.integers(1, 8))):
+            side[row, : words + 1] = rng.integers(3, 22, size=words + 1)
+    return PairBatch(source, target, np.arange(ROWS, dtype=np.int32))
+
+
+def texts(seed: int) -> StreamBatch:
+    """16 rows of two documents each, with ragged ends."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(3, 22, size=(ROWS, 8)).astype(np.int32)
+    place = np.arange(8, dtype=np.int32)[None, :]
+    cut = rng.integers(1, 7, size=(ROWS, 1)).astype(np.int32)
+    segments = 1 + (place >= cut).astype(np.int32)
+    positions = np.where(place >= cut, place - cut, place)
+    inside = np.arange(7)[None, :] < rng.integers(2, 8, size=(ROWS, 1))
+    valid = (segments[:, 1:] == segments[:, :-1]) & inside
+    return StreamBatch(tokens, valid, np.arange(ROWS, dtype=np.int32), segments, positions)
+
+
+CASES = {
+    "translator": (TRANSLATOR, seq2seq_loss(TRANSLATOR, pad=0, label_smoothing=0.1), pairs),
+    "writer": (WRITER, causal_loss(WRITER, loss_chunk=5), texts),
+}
+
+
+def recorded_adam() -> optax.GradientTransformation:
+    """Adam that keeps the last gradient in its state."""
+    keep = optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda grads, _, params=None: (grads, grads),
+    )
+    return optax.chain(keep, optax.adam(3e-3))
+
+
+def state_maker(model: Any, optimizer: optax.GradientTransformation) -> Any:
+    tokens = jnp.ones((2, 3), jnp.int32)
+    inputs = (tokens, tokens) if isinstance(model, EncoderDecoder) else (tokens,)
+
+    def make_state():
+        params = model.init(jax.random.key(1), *inputs)["params"]
+        return init_train_state(params, optimizer, jax.random.key(2), ema=True)
+
+    return make_state
+
+
+def layout(name: str) -> tuple[Any, int]:
+    """The devices and the accumulation of a layout."""
+    if name in ("one", "accumulated"):
+        return single(), 4 if name == "accumulated" else 1
+    if name == "replicated":
+        return replicated(jax.devices()[:4]), 1
+    return sharded(make_mesh("data=2,fsdp=2,tensor=2")), 1
+
+
+def train(case: str, name: str, steps: int) -> dict[str, Any]:
+    """What a layout makes of a case: start, first gradient, losses, what each device holds."""
+    model, loss, batch = CASES[case]
+    devices, grad_accumulation = layout(name)
+    optimizer = recorded_adam()
+    make_state = state_maker(model, optimizer)
+    state = devices.init(make_state)
+    held = {path: leaf.sharding for path, leaf in flatten(state).items()}
+    out = {f"start/{path}": leaf for path, leaf in flatten(devices.gather(state.params)).items()}
+    step = devices.step(loss, optimizer, grad_accumulation=grad_accumulation, ema_decay=0.9)
+    losses = []
+    for number in range(steps):
+        state, metrics = step(state, devices.shard_batch(batch(number)))
+        losses.append((metrics["loss"], metrics["tokens"]))
+        if number == 0:
+            first = devices.gather(state.opt_state[0])
+    out |= {f"gradient/{path}": leaf for path, leaf in flatten(first).items()}
+    stays = (leaf.sharding == held[path] for path, leaf in flatten(state).items())
+    expected = flatten(devices.abstract(make_state))
+    matches = (expected[path].sharding == sharding for path, sharding in held.items())
+    facts = {"compiled": step.num_compiled, "stays": all(stays), "as_abstract": all(matches)}
+    out |= {"losses": np.array(losses, np.float64), "facts": json.dumps(facts)}
+    return {f"{case}/{name}/{key}": value for key, value in out.items()}
+
+
+class Toy(NamedTuple):
+    tokens: np.ndarray
+    example_ids: np.ndarray
+    strength: float
+    nothing: None = None
+
+
+def toy_loss(params: Any, batch: Toy, rng: Any) -> Any:
+    """A model that compiles in no time: each token from the last one, with dropout by row."""
+    dropout_rng = None if rng is None else DropoutRng.create(rng, batch.example_ids)
+    inputs, labels = batch.tokens[:, :-1], batch.tokens[:, 1:]
+    logits = Dropout(dropout_rng, "toy", 0.3)(params["table"][inputs]) * batch.strength
+    return *cross_entropy(logits, labels, labels != 0), {"ids": jnp.sum(labels)}
+
+
+def toy_batch() -> Toy:
+    tokens = np.random.default_rng(3).integers(0, 22, size=(ROWS, 5))
+    return Toy(tokens, np.arange(ROWS), 0.7)
+
+
+def toy_state() -> Any:
+    table = jnp.zeros((22, 22)).at[2, 3].set(1.0)
+    return init_train_state({"table": table}, optax.sgd(1.0), jax.random.key(0))
+
+
+def toy_runs() -> dict[str, Any]:
+    """A batch with a scalar and None, everywhere, also where the user's mesh is Explicit."""
+    few = jax.devices()[:4]
+    explicit = jax.make_mesh((2, 2), ("tensor", "fsdp"), devices=few)
+    mesh = make_mesh("data=4", few)
+    ways = {"one": single(), "replicated": replicated(few), "partitioned": sharded(mesh)}
+    out = {}
+    for name, devices in (ways | {"explicit": sharded(explicit)}).items():
+        step = devices.step(toy_loss, optax.sgd(1.0), grad_accumulation=2)
+        evaluate = devices.evaluate(toy_loss)
+        with jax.set_mesh(explicit):
+            state = devices.init(toy_state)
+            placed = devices.shard_batch(toy_batch())
+            out[f"toy/{name}/sums"] = np.array(evaluate(state.params, placed))
+            state, metrics = step(state, placed)
+        out[f"toy/{name}/ids"] = np.array(metrics["ids"])
+        out[f"toy/{name}/table"] = devices.gather(state.params)["table"]
+    out["toy/refused"] = json.dumps([*refused(replicated(few)), *refused(sharded(mesh))])
+    return out
+
+
+def refused(devices: Any) -> list[str]:
+    """What is said of rows that do not divide among devices, or not in so many parts."""
+    messages = []
+    step = devices.step(toy_loss, optax.sgd(1.0), grad_accumulation=3)
+    batches = (
+        toy_batch(),
+        jax.tree.map(lambda leaf: leaf[:6] if np.ndim(leaf) else leaf, toy_batch()),
+    )
+    for batch in batches:
+        try:
+            step(devices.init(toy_state), devices.shard_batch(batch))
+        except ConfigError as error:
+            messages.append(str(error))
+    return messages
+
+
+def equal_trees(given: Any, expected: Any) -> bool:
+    return all(jax.tree.leaves(jax.tree.map(np.array_equal, given, expected)))
+
+
+def moves(checkpoints: Checkpoints) -> dict[str, Any]:
+    """A state from 8 devices on 1, 2 and 4, moved and restored, and a batch on 1, 2, 4 and 8."""
+    make_state = state_maker(TRANSLATOR, optax.adam(1e-3))
+    state = sharded(make_mesh("data=2,fsdp=2,tensor=2")).init(make_state)
+    checkpoints.save(1, state, {})
+    batch, equal = pairs(5), {}
+    for text in ("data=1", "fsdp=2", "data=2,tensor=2", "data=2,fsdp=4"):
+        count = int(np.prod(list(parse_mesh(text).values())))
+        devices = sharded(make_mesh(text, jax.devices()[:count]))
+        there = devices.shard_state(state)
+        restored, _ = checkpoints.restore(devices.abstract(make_state))
+        same = [equal_trees(devices.gather(s), devices.gather(state)) for s in (there, restored)]
+        same.append(flatten(restored).keys() == flatten(there).keys())
+        where = flatten(devices.shardings(state))
+        same += [
+            a.sharding.is_equivalent_to(where[k], a.ndim) for k, a in flatten(restored).items()
+        ]
+        placed = devices.shard_batch(batch)
+        rows = {piece.data.shape[0] for leaf in placed for piece in leaf.addressable_shards}
+        whole = equal_trees(devices.gather(placed), batch)
+        table = there.params["embedding"]["table"]
+        part = max(piece.data.size for piece in table.addressable_shards) / table.size
+        equal[text] = [all(same), whole, sorted(rows), part]
+    return {"moves": json.dumps(equal)}
+
+
+def all_reduces(lowered: Any) -> list[list[int]]:
+    """The sizes of what each all-reduce with more than scalars adds up, from the compiled HLO."""
+    found = []
+    for line in lowered.compile().as_text().splitlines():
+        match = re.search(r"= (.*?) (all-reduce|all-reduce-start|reduce-scatter)\(", line)
+        shapes = re.findall(r"\w+\[([\d,]*)\]", match.group(1)) if match else []
+        sizes = [int(np.prod([int(n) for n in shape.split(",")])) for shape in shapes if shape]
+        found += [sizes] if sizes else []
+    return found
+
+
+def tied_loss(params: Any, batch: PairBatch, rng: Any) -> Any:
+    """A model that uses one table three times, as a tied translator does."""
+    table = params["table"]
+    x = table[batch.source].sum(1, keepdims=True) + table[batch.target[:, :-1]]
+    logits = jnp.tanh(x @ params["kernel"]) @ table.T
+    return cross_entropy(logits, batch.target[:, 1:], batch.target[:, 1:] != 0)
+
+
+def collectives() -> dict[str, Any]:
+    """What devices tell each other in a data-parallel step, and within a block."""
+    few, found, optimizer = jax.devices()[:4], {}, optax.sgd(1.0)
+    shapes = {"table": (22, 10), "kernel": (10, 10)}
+
+    def make_state():
+        params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+        return init_train_state(params, optimizer, jax.random.key(0))
+
+    for name, devices in (
+        ("replicated", replicated(few)),
+        ("partitioned", sharded(make_mesh("data=4", few))),
+    ):
+        step = devices.step(tied_loss, optimizer)
+        found[name] = all_reduces(
+            step.lower(devices.init(make_state), devices.shard_batch(pairs(0)))
+        )
+    for cross in (False, True):
+        found["decoder" if cross else "encoder"] = block_all_reduces(cross)
+    return {"collectives": json.dumps(found)}
+
+
+class OneBlock(nn.Module):
+    """A block between learned scales, so that gradients leave it as in the middle of a model."""
+
+    cross: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        block = Block(TransformerConfig(**BASE), self.cross, name="block")
+        scales = [self.param(name, nn.initializers.ones, (1, 1, 10)) for name in ("x", "memory")]
+        encoder_kv = block.cross_attention.keys_values(x * scales[1]) if self.cross else None
+        positions = jnp.arange(x.shape[1])
+        x = x * scales[0]
+        return block(
+            x,
+            AttentionMask(),
+            positions=positions,
+            encoder_kv=encoder_kv,
+            encoder_mask=AttentionMask(),
+        )[0]
+
+
+def block_all_reduces(cross: bool) -> list[list[list[int]]]:
+    """[forward, forward and backward]: what two devices tell each other that share one block."""
+    model, x = OneBlock(cross), np.ones((4, 3, 10), np.float32)
+
+    def loss(params, batch, rng):
+        y = model.apply({"params": params}, batch["x"])
+        return jnp.sum(y * y * y), jnp.float32(y.size)
+
+    devices = sharded(make_mesh("tensor=2", jax.devices()[:2]))
+    state = devices.init(
+        lambda: init_train_state(
+            model.init(jax.random.key(0), x)["params"], optax.sgd(1.0), jax.random.key(0)
+        )
+    )
+    batch = devices.shard_batch({"x": x})
+    forward = devices.evaluate(loss).lower(state.params, batch)
+    both = devices.step(loss, optax.sgd(1.0)).lower(state, batch)
+    return [all_reduces(forward), all_reduces(both)]
+
+
+def compute(path: str, cases: str, steps: str) -> None:
+    """Runs in the child process: everything the tests look at, into one file."""
+    out = {}
+    for case in cases.split(","):
+        for name in LAYOUTS if int(steps) == 60 else USUAL[case]:
+            out |= train(case, name, int(steps))
+    if int(steps) < 60:
+        with Checkpoints(Path(path).parent / "checkpoints") as checkpoints:
+            out |= toy_runs() | moves(checkpoints) | collectives()
+    np.savez(path, **out)
+
+
+def child(path: Path, *arguments: str) -> dict[str, np.ndarray]:
+    root = Path(__file__).parents[2]
+    code = (
+        "import jax, sys; from tests import conftest; conftest.be_strict();"
+        "jax.config.update('jax_num_cpu_devices', 8);"
+        "from tests.distributed import test_strategies; test_strategies.compute(*sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), *arguments],
+        cwd=root,
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0",
+            "PYTHONPATH": str(root),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    with np.load(path) as saved:
+        return dict(saved)
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory) -> dict[str, np.ndarray]:
+    return child(tmp_path_factory.mktemp("parallel") / "out.npz", ",".join(CASES), "10")
+
+
+def part(computed: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {key[len(prefix) :]: computed[key] for key in computed if key.startswith(prefix)}
+
+
+def relative(given: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    assert given.keys() == expected.keys()
+    size = sum(np.sum(np.float64(leaf) ** 2) for leaf in expected.values())
+    return float(np.sqrt(sum(np.sum((given[k] - expected[k]) ** 2.0) for k in given) / size))
+
+
+@pytest.mark.parametrize(("case", "name"), OTHERS)
+def test_every_layout_computes_the_gradient_of_one_device(computed, case, name):
+    check_gradient(computed, case, name)
+
+
+def check_gradient(computed: dict[str, np.ndarray], case: str, name: str) -> None:
+    expected = part(computed, f"{case}/one/gradient/")
+    assert relative(part(computed, f"{case}/{name}/gradient/"), expected) < 1e-6
+
+
+@pytest.mark.parametrize(("case", "name"), OTHERS)
+def test_every_layout_follows_the_loss_curve_of_one_device(computed, case, name):
+    check_curve(computed, case, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_and_the_loss_curves_stay_together_for_sixty_steps(case, tmp_path):
+    computed = child(tmp_path / "out.npz", case, "60")
+    for name in LAYOUTS[1:]:
+        check_gradient(computed, case, name)
+        check_curve(computed, case, name)
+
+
+def check_curve(computed: dict[str, np.ndarray], case: str, name: str) -> None:
+    given, expected = (computed[f"{case}/{where}/losses"] for where in (name, "one"))
+    assert np.array_equal(given[:, 1], expected[:, 1])
+    assert len(set(expected[:, 1])) > 1
+    np.testing.assert_allclose(*(x[:, 0] / x[:, 1] for x in (given, expected)), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("case", "name"), OTHERS)
+def test_a_state_starts_with_the_same_bytes_wherever_it_is_made(computed, case, name):
+    given, expected = (part(computed, f"{case}/{where}/start/") for where in (name, "one"))
+    assert given.keys() == expected.keys()
+    assert all(given[key].tobytes() == expected[key].tobytes() for key in expected)
+
+
+@pytest.mark.parametrize(("case", "name"), PLACES)
+def test_a_state_stays_where_it_was_made_and_one_program_serves_all_steps(computed, case, name):
+    facts = json.loads(str(computed[f"{case}/{name}/facts"]))
+    assert facts == {"compiled": 1, "stays": True, "as_abstract": True}
+
+
+@pytest.mark.parametrize("name", ["replicated", "partitioned", "explicit"])
+def test_scalars_and_nothing_may_be_in_a_batch_under_any_mesh_set_outside(computed, name):
+    given, expected = (part(computed, f"toy/{where}/") for where in (name, "one"))
+    start = np.asarray(toy_state().params["table"])
+    assert relative({"": given["table"] - start}, {"": expected["table"] - start}) < 1e-6
+    np.testing.assert_allclose(given["sums"], expected["sums"], rtol=1e-6)
+    assert given["sums"][1] == np.sum(toy_batch().tokens[:, 1:] != 0)
+
+
+@pytest.mark.parametrize("name", ["one", "replicated", "partitioned", "explicit"])
+def test_auxiliary_sums_are_added_over_parts_and_devices(computed, name):
+    assert computed[f"toy/{name}/ids"] == toy_batch().tokens[:, 1:].sum() > 0
+
+
+def test_states_and_batches_are_the_same_on_1_2_4_and_8_devices(computed):
+    found = json.loads(str(computed["moves"]))
+    # [same state, same batch, rows on a device, share of the embedding on a device]
+    assert found == {
+        "data=1": [True, True, [16], 1.0],
+        "fsdp=2": [True, True, [8], 0.5],
+        "data=2,tensor=2": [True, True, [8], 0.5],
+        "data=2,fsdp=4": [True, True, [2], 1.0],
+    }
+
+
+@pytest.mark.parametrize("name", ["replicated", "partitioned"])
+def test_a_data_parallel_step_adds_up_the_gradient_once_and_moves_nothing_else(computed, name):
+    found = json.loads(str(computed["collectives"]))[name]
+    assert sorted(size for sizes in found for size in sizes) == [10 * 10, 22 * 10]
+
+
+@pytest.mark.parametrize(("block", "times"), [("encoder", 2), ("decoder", 3)])
+def test_two_devices_that_share_a_block_speak_as_often_forward_as_backward(computed, block, times):
+    forward, both = json.loads(str(computed["collectives"]))[block]
+    assert len(forward) == times
+    assert len(both) == 2 * times
+    activations = 4 * 3 * 10
+    assert all(sizes == [activations] for sizes in both[:-1])
+    # XLA on a CPU sends the gradients of query, key and value side by side; elsewhere it adds them
+    assert set(both[-1]) == {activations}
+
+
+def test_a_mesh_is_read_from_text():
+    assert parse_mesh("data=2, fsdp=3,tensor=5") == {"data": 2, "fsdp": 3, "tensor": 5}
+    assert parse_mesh("tensor=4") == {"data": 1, "fsdp": 1, "tensor": 4}
+    assert parse_mesh("") == {"data": 1, "fsdp": 1, "tensor": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model=2", "mesh axis 'model' is unknown: give data, fsdp, tensor"),
+        ("data", "'data' has no size: give data=N"),
+        ("data=two", "'data=two' has no size"),
+        ("data=0", "'data=0' has no size"),
+        ("data=2,data=2", "'data' appears twice"),
+        ("data=2,fsdp=3", "data=2 x fsdp=3 x tensor=1 needs 6 devices, but there are 1"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        make_mesh(text, jax.devices()[:1])
+
+
+def test_a_mesh_with_other_axes_is_refused():
+    with pytest.raises(ConfigError, match="axes batch, but only data, fsdp, tensor are supported"):
+        sharded(jax.make_mesh((1,), ("batch",)))
+
+
+def test_rows_that_do_not_divide_among_devices_are_refused(computed):
+    messages = json.loads(str(computed["toy/refused"]))
+    need = "need a multiple of {}: change one of the three"
+    assert messages == 2 * [
+        "tokens has 16 rows, but 4 shards x grad_accumulation=3 " + need.format(12),
+        "tokens has 6 rows, but 4 shards x grad_accumulation=1 " + need.format(4),
+    ]
+
+
+def test_rows_that_do_not_divide_into_parts_are_refused():
+    step = single().step(toy_loss, optax.sgd(1.0), grad_accumulation=3)
+    devices = single()
+    with pytest.raises(
+        ConfigError, match="tokens has 16 rows, but 1 shards x grad_acc.*multiple of 3"
+    ):
+        step(devices.init(toy_state), devices.shard_batch(toy_batch()))

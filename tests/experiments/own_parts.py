@@ -1,0 +1,38 @@
+"""A block, an attention function, a loss and a schedule of a user's own, to be given by name."""
+
+import jax.numpy as jnp
+import optax
+
+from experiments.examples.custom_modules import DistanceBlock
+from jaxformer.ops.attention import reference
+from jaxformer.training.losses import causal_loss
+
+NOT_CALLABLE = 3
+
+
+class OwnBlock(DistanceBlock):
+    """Has a parameter that the library's block has not."""
+
+    furthest: int = 5
+
+
+def cosine_attention(q, k, v, mask, *, scale, bias=None, dropout=None):
+    """Attention by the angle between query and key alone."""
+    q, k = (x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6) for x in (q, k))
+    return reference(q, k, v, mask, scale=3.0, bias=bias, dropout=dropout)
+
+
+def doubled_loss(model, **options):
+    """Twice the loss of a causal language model."""
+    loss = causal_loss(model, **options)
+
+    def doubled(params, batch, rng):
+        nats, tokens = loss(params, batch, rng)
+        return 2.0 * nats, tokens
+
+    return doubled
+
+
+def halving(config):
+    """An eighth of the learning rate, halved with every update."""
+    return optax.exponential_decay(config.learning_rate / 8, 1, 0.5)

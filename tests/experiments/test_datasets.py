@@ -1,0 +1,191 @@
+import gzip
+import hashlib
+import http.server
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from experiments.harness import datasets
+from experiments.harness.datasets import Group, find
+from jaxformer.errors import DataError
+from jaxformer.text.data import read_lines
+
+TEXT = "ein Haus\n" * 7919
+PACKED = gzip.compress(TEXT.encode(), mtime=0)
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Answers with what `pages` holds for a path: bytes, or an error code, or half of the bytes."""
+
+    pages: dict[str, bytes | int] = {}
+    cut: set[str] = set()
+
+    def do_GET(self):
+        page = self.pages.get(self.path, 404)
+        if isinstance(page, int):
+            self.send_error(page)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page[: len(page) // 2] if self.path in self.cut else page)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    class Own(Server):
+        pages = {"/a.txt.gz": PACKED, "/b.txt": TEXT.encode()}
+        cut = set()
+
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Own)
+    thread = threading.Thread(target=web.serve_forever, args=(0.01,))
+    thread.start()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.delenv("JAXFORMER_DATA", raising=False)
+    address = f"http://127.0.0.1:{web.server_port}/{{name}}"
+    plain = Group({"a.txt.gz": hashlib.sha256(PACKED).hexdigest()}, url=address)
+    zipped = Group({"raw/b.txt.gz": hashlib.sha256(TEXT.encode()).hexdigest()}, address, True)
+    lost = Group({"c.txt.gz": "0" * 64}, source="c.txt of the moon, gzipped")
+    monkeypatch.setattr(datasets, "_table", lambda: {"houses": [plain, zipped, lost]})
+    yield Own
+    web.shutdown()
+    web.server_close()
+    thread.join()
+
+
+def cached(tmp_path):
+    return sorted(path for path in (tmp_path / "cache").rglob("*") if path.is_file())
+
+
+def test_a_file_is_downloaded_once_and_then_found(server, tmp_path, capsys):
+    path = find("houses", "a.txt.gz")
+    assert path == tmp_path / "cache" / "jaxformer" / "houses" / "a.txt.gz"
+    assert path.read_bytes() == PACKED
+    assert "downloading http://127.0.0.1" in capsys.readouterr().err
+    server.pages = {}
+    assert find("houses", "a.txt.gz") == path
+    assert cached(tmp_path) == [path]
+
+
+def test_plain_text_on_the_web_is_gzipped_here_with_the_same_bytes_each_time(server, tmp_path):
+    path = find("houses", "raw/b.txt.gz")
+    first = path.read_bytes()
+    assert read_lines(path) == TEXT.split("\n")[:-1]
+    assert first[4:8] == bytes(4), "the time of the download is no part of the file"
+    path.unlink()
+    assert find("houses", "raw/b.txt.gz").read_bytes() == first
+    assert cached(tmp_path) == [path]
+
+
+def test_a_file_in_ones_own_folder_comes_first(server, tmp_path, monkeypatch):
+    own = tmp_path / "own" / "houses" / "a.txt.gz"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"")
+    monkeypatch.setenv("JAXFORMER_DATA", str(tmp_path / "own"))
+    assert find("houses", "a.txt.gz") == own
+    assert find("houses", "raw/b.txt.gz").is_relative_to(tmp_path / "cache")
+
+
+def test_without_a_cache_variable_the_folder_lies_in_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/somewhere")
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert datasets.cache_folder() == Path("/somewhere/.cache/jaxformer")
+
+
+@pytest.mark.parametrize("file", ["a.txt.gz", "raw/b.txt.gz"])
+def test_other_content_is_refused_and_not_kept(server, tmp_path, file):
+    server.pages = {"/a.txt.gz": b"other", "/b.txt": b"other"}
+    digest = hashlib.sha256(b"other").hexdigest()
+    with pytest.raises(DataError, match=f"gave 5 bytes with sha256 {digest}, but .* expected"):
+        find("houses", file)
+    assert cached(tmp_path) == []
+
+
+def test_a_download_that_breaks_off_is_refused_and_the_next_one_succeeds(server, tmp_path):
+    server.cut.add("/a.txt.gz")
+    with pytest.raises(DataError, match=r"http://127.0.0.1:\d+/a.txt.gz (gave|could not be)"):
+        find("houses", "a.txt.gz")
+    assert cached(tmp_path) == []
+    server.cut.clear()
+    assert find("houses", "a.txt.gz").read_bytes() == PACKED
+
+
+def test_an_absent_page_and_an_absent_network_say_what_to_do_by_hand(server, tmp_path, monkeypatch):
+    place = f"{tmp_path}/cache/jaxformer/houses/a.txt.gz"
+    by_hand = f"put it at {place}, or set JAXFORMER_DATA to the folder that holds houses/a.txt.gz"
+    server.pages = {}
+    with pytest.raises(DataError, match="could not be downloaded .*404.*check the net") as error:
+        find("houses", "a.txt.gz")
+    assert by_hand in str(error.value)
+    offline = Group({"a.txt.gz": "0" * 64}, "http://127.0.0.1:9/{name}")
+    monkeypatch.setattr(datasets, "_table", lambda: {"houses": [offline]})
+    with pytest.raises(DataError, match="127.0.0.1:9/a.txt.gz could not be downloaded") as error:
+        find("houses", "a.txt.gz")
+    assert by_hand in str(error.value)
+    assert cached(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_downloaded_says_where_it_is_from(server, tmp_path):
+    message = r"houses/c.txt.gz cannot be downloaded: take c.txt of the moon, gzipped, and put it"
+    with pytest.raises(DataError, match=message):
+        find("houses", "c.txt.gz")
+    assert cached(tmp_path) == []
+
+
+def test_an_unknown_name_is_refused_with_the_near_one_and_leads_nowhere(server, tmp_path):
+    with pytest.raises(DataError, match="'house': did you mean houses"):
+        find("house", "a.txt.gz")
+    with pytest.raises(DataError, match="no file 'a.txt': did you mean a.txt.gz.*c.txt.gz"):
+        find("houses", "a.txt")
+    for file in ("../a.txt.gz", "/etc/passwd", ""):
+        with pytest.raises(DataError, match="has no file"):
+            find("houses", file)
+    assert cached(tmp_path) == []
+
+
+def test_a_cache_that_cannot_be_written_is_an_os_error_and_not_blamed_on_the_network(
+    server, tmp_path
+):
+    (tmp_path / "cache").write_text("a file in the way")
+    with pytest.raises(OSError, match="cache"):
+        find("houses", "a.txt.gz")
+
+
+def test_every_known_file_has_a_whole_address_and_a_sha256():
+    table = datasets._table()
+    assert set(table) == {
+        "multi30k",
+        "tatoeba-deu-eng",
+        "newstest2014-ende",
+        "tinyshakespeare",
+        "tokenizers",
+        "wikitext-2",
+        "wmt-ende-10k",
+    }
+    for group in (group for groups in table.values() for group in groups):
+        assert bool(group.url) != bool(group.source)
+        assert group.url is None or group.url.startswith("https://")
+        assert group.url is None or "{name}" in group.url or len(group.files) == 1
+        assert all(len(bytes.fromhex(digest)) == 32 for digest in group.files.values())
+
+
+def test_the_known_files_that_lie_here_have_the_sha256_that_is_known():
+    own = os.environ.get("JAXFORMER_DATA")
+    if not own:
+        pytest.skip("JAXFORMER_DATA is not set")
+    checked = 0
+    for dataset, groups in datasets._table().items():
+        for group in groups:
+            for file, digest in group.files.items():
+                content = (Path(own) / dataset / file).read_bytes()
+                content = gzip.decompress(content) if group.zipped else content
+                assert hashlib.sha256(content).hexdigest() == digest, file
+                checked += 1
+    assert checked == 34

@@ -1,0 +1,242 @@
+"""Both experiments on two processes of two devices each, over loopback: one run, one folder."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.harness import cli, distributed
+from experiments.language_modelling import train as language
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.translation import train as translation
+from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
+from tests.experiments.test_training_config import LANGUAGE, ROOT, TRANSLATION
+
+MESH = "--strategy sharded --mesh data=2,tensor=2"
+LONG = "--optimizer.total_steps 211 --training.evaluate_every 0 --training.save_every 0"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a process."""
+
+    code: int
+    out: str
+    err: str
+
+
+def begin(
+    folder: Path, words: str, devices: int, place: Mapping[str, str] | None = None
+) -> subprocess.Popen:
+    """A process that trains in `folder`, with what a cluster says of its `place`."""
+    experiment, *options = words.split()
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT)}
+    environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    environment |= place or {}
+    return subprocess.Popen(
+        [sys.executable, "-m", f"experiments.{experiment}.train", *options],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def begin_two(folder: Path, words: str, *of_each: str) -> list[subprocess.Popen]:
+    """Two processes as one, each with its own words behind those of both."""
+    words = f"{words} --coordinator 127.0.0.1:{free_port()} --num_processes 2"
+    own = of_each or ("", "")
+    return [begin(folder, f"{words} --process_id {i} {own[i]}", 2) for i in range(2)]
+
+
+def begin_job(folder: Path, words: str, *of_each: str) -> list[subprocess.Popen]:
+    """The same as a job of SLURM, whose environment tells all."""
+    job = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    job["JAX_COORDINATOR_PORT"] = str(free_port())
+    words = f"{words} --distributed"
+    places = [job | {"SLURM_PROCID": f"{i}", "SLURM_LOCALID": f"{i}"} for i in range(2)]
+    return [begin(folder, f"{words} {of_each[i]}", 2, places[i]) for i in range(2)]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def ended(*processes: subprocess.Popen) -> list[Ended]:
+    try:
+        said = [process.communicate(timeout=180) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [Ended(p.returncode, *words) for p, words in zip(processes, said, strict=True)]
+
+
+def finished(*processes: subprocess.Popen) -> list[Ended]:
+    found = ended(*processes)
+    assert [process.code for process in found] == [0] * len(found), found
+    return found
+
+
+def lines(folder: Path) -> list[dict]:
+    """The metrics of a run but its speed."""
+    text = (folder / "metrics.jsonl").read_text() if (folder / "metrics.jsonl").exists() else ""
+    found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in found]
+
+
+def files(folder: Path) -> list[str]:
+    """What a run left besides its checkpoints and TensorBoard's files."""
+    aside = ("checkpoints", "tensorboard")
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path) for path in paths if path.parts[0] not in aside)
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    """A folder with a text to train on and one to validate."""
+    rng = np.random.default_rng(3)
+    for name, count in (("a.txt", 83), ("b.txt", 7)):
+        texts = (" ".join(rng.choice(["sun", "moon", "rain", "hill"], 5)) for _ in range(count))
+        (tmp_path / name).write_text("\n".join(texts) + "\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(f"{LANGUAGE} --strategy replicated", id="language"),
+        pytest.param(f"{TRANSLATION} {MESH}", id="translation"),
+    ],
+)
+def test_two_processes_learn_and_leave_what_one_does(words, text):
+    first, second = finished(*begin_two(text, f"{words} --runs two"))
+    finished(begin(text, f"{words} --runs one", 4))
+    two, one = (text / runs / words.split()[0] / "tiny" for runs in ("two", "one"))
+    assert files(two) == files(one) and len(list((two / "tensorboard").iterdir())) == 1
+    found, expected = lines(two), lines(one)
+    assert [line["step"] for line in found] == [line["step"] for line in expected]
+    for line, other in zip(found, expected, strict=True):
+        assert line == pytest.approx(other, rel=1e-5)
+    scores = [json.loads((run / "scores.json").read_text()) for run in (two, one)]
+    numbers = [{k: v for k, v in s.items() if isinstance(v, float)} for s in scores]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)
+    surroundings = json.loads((two / "env.json").read_text())
+    assert surroundings["processes"] == 2 and len(surroundings["devices"]) == 4
+    assert surroundings["earlier"] == []
+    assert "from step 0 to 11" in first.out and "from step" not in second.out + second.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "index", "number", "codes"),
+    [
+        (f"{LANGUAGE} --strategy replicated", 1, signal.SIGTERM, [143, 143]),
+        (f"{TRANSLATION} {MESH}", 0, signal.SIGINT, [130, 143]),
+    ],
+    ids=["SIGTERM to the second", "SIGINT to the first"],
+)
+def test_a_signal_to_one_stops_both_after_one_step_and_nothing_is_lost(
+    words, index, number, codes, text
+):
+    words = f"{words} {LONG}"
+    finished(*begin_two(text, f"{words} --runs whole"))
+    processes = begin_two(text, f"{words} --runs stopped")
+    whole, stopped = (text / runs / words.split()[0] / "tiny" for runs in ("whole", "stopped"))
+    deadline = time.monotonic() + 120
+    while len(lines(stopped)) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    processes[index].send_signal(number)
+    found = ended(*processes)
+    assert [process.code for process in found] == codes, found
+    assert all("asked to stop: saving after this step" in process.err for process in found)
+    step = lines(stopped)[-1]["step"]
+    assert 5 <= step < 211 and (stopped / "checkpoints" / str(step)).is_dir()
+    first, _ = finished(*begin_two(text, f"{words} --runs stopped"))
+    assert f"from step {step} to 211" in first.out
+    assert lines(stopped) == lines(whole)
+    assert (stopped / "scores.json").read_bytes() == (whole / "scores.json").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", [begin_two, begin_job])
+def test_processes_with_different_settings_all_say_which_and_leave_nothing(begin, text):
+    own = "--training.seed 2", "--training.seed 3"
+    found = ended(*begin(text, f"{LANGUAGE} --strategy replicated", *own))
+    for index, process in enumerate(found):
+        assert process.code == 2
+        assert f"do not agree on training.seed: process {index} of 2 has" in process.err
+    assert not (text / "runs").exists()
+
+
+def test_what_the_first_process_cannot_read_ends_all_with_its_code(text):
+    (text / "a.txt").write_bytes(b"sun\xff")
+    first, second = ended(*begin_two(text, f"{LANGUAGE} --strategy replicated"))
+    assert first.code == second.code == 65
+    assert "a.txt:1" in first.err and "error: process 0 has failed: see its message" in second.err
+
+
+def test_a_step_that_fails_because_another_process_is_gone_ends_with_that_sentence(capsys):
+    def step(text):
+        with distributed.explain_lost_process():
+            raise jax.errors.JaxRuntimeError(text)
+
+    gone = "UNKNOWN: Gloo all-reduce failed:\nConnection reset by peer"
+    assert cli.run(lambda: step(gone)) == 1
+    assert capsys.readouterr().err == (
+        "error: another process has died, or its connection has: UNKNOWN: Gloo all-reduce failed: "
+        "Connection reset by peer\n"
+    )
+    assert cli.run(lambda: step("INVALID_ARGUMENT: shapes")) == 1
+    assert "another process" not in capsys.readouterr().err
+
+
+EXPERIMENTS = [(language, LANGUAGE_PRESETS), (translation, TRANSLATION_PRESETS)]
+
+
+@pytest.mark.parametrize(("command", "presets"), EXPERIMENTS, ids=["language", "translation"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--distributed", "strategy='single' trains in one process, but several were asked"),
+        (
+            "--coordinator localhost:1234 --num_processes 2 --process_id 0",
+            "give --strategy replicated or --strategy sharded",
+        ),
+        (
+            "--distributed --num_processes 2 --strategy replicated",
+            "distributed=True reads coordinator, num_processes and process_id from the cluster, "
+            "but coordinator='', num_processes=2 and process_id=None were given: give one or the "
+            "other",
+        ),
+        (
+            "--process_id 0 --strategy replicated",
+            "process_id without coordinator, num_processes: give all of",
+        ),
+        (
+            "--coordinator localhost --num_processes 2 --process_id 1 --strategy sharded",
+            "coordinator='localhost' is not an address: give HOST:PORT",
+        ),
+    ],
+)
+def test_machines_that_cannot_be_are_refused_with_code_2(
+    command, presets, words, said, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(lambda: command.main(cli.parse(presets, words.split()))) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err and printed.err.startswith("error: ")
+    assert list(tmp_path.iterdir()) == [] and printed.out == ""

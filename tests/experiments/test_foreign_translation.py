@@ -1,0 +1,149 @@
+"""Lines translated by a folder of someone else's, with its special ids and its way of searching."""
+
+import json
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.translation import translate as command
+from experiments.translation.load_run import load_translator
+from jaxformer import load_pretrained, save_pretrained
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.pipelines import translate_ids
+from jaxformer.text.tokenizers import Tokenizer
+
+library = pytest.importorskip("tokenizers", reason="needs the extra experiments")
+pytest.importorskip("safetensors", reason="needs the extra experiments")
+
+WORDS = ["<pad>", "</s>", "<unk>", *"abcdefgh"]
+SIZE = 13
+CONFIG = TransformerConfig(
+    vocab_size=SIZE,
+    d_model=10,
+    d_ff=14,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    max_len=12,
+    positions="relative",
+    relative_buckets=6,
+    relative_max_distance=8,
+    norm="rms",
+    norm_placement="pre",
+    use_bias=False,
+    scale_embeddings=False,
+    tied_embeddings="inputs",
+)
+ASKED = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 3, "num_beams": 3}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = library.Tokenizer(
+        library.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
+    words.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    words.add_special_tokens(WORDS[:3])
+    return Tokenizer(words)
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, random_params, tmp_path_factory):
+    """A T5 that never writes a token without a word, with its tokenizer."""
+    ids = jnp.ones((2, 3), jnp.int32)
+    model = EncoderDecoder(CONFIG)
+    params = random_params(model, ids, ids)
+    path = tmp_path_factory.mktemp("made") / "t5"
+    save_pretrained(path, model, params, tokenizer, token_ids=ASKED)
+    said = json.loads((path / "config.json").read_text())
+    said |= {"suppress_tokens": [0, 2, 11, 12], "length_penalty": 0.5}
+    (path / "generation_config.json").write_text(json.dumps(said))
+    return path
+
+
+def test_lines_are_translated_with_the_ids_and_the_search_that_the_folder_asks_for(
+    folder, tokenizer, tmp_path
+):
+    lines = ["a b c", "", "h", "e d a b"]
+    (tmp_path / "in").write_text("\n".join(lines) + "\n")
+    files = {"input": str(tmp_path / "in"), "output": str(tmp_path / "out")}
+    command.main(command.TranslateOptions(run=str(folder), n_best=3, **files))
+    rows = [line.split("\t") for line in (tmp_path / "out").read_text().splitlines()]
+    assert [row[0] for row in rows] == list("1112333444")
+    assert rows[3] == ["2", "0.0000", ""]
+
+    translator = load_translator(folder)
+    assert (translator.search.beam_size, translator.search.length_penalty) == (3, 0.5)
+    assert (translator.search.bos, translator.search.eos) == (3, (1,))
+    source = np.zeros((4, 12), np.int32)
+    for row, line in enumerate(lines):
+        if line:
+            ids = [*tokenizer.encode(line), 1]
+            source[row, : len(ids)] = ids
+    model, params, _ = load_pretrained(folder)
+    max_lengths = np.array([54, 1, 52, 55])
+    found = translate_ids(model, params, source, max_lengths, translator.search, max_length=62)
+    for number in (0, 2, 3):
+        mine = [row for row in rows if row[0] == str(number + 1)]
+        assert [row[1] for row in mine] == [f"{score:.4f}" for score in found.scores[number]]
+        texts = [tokenizer.decode(row[row > 0]) for row in np.asarray(found.tokens[number])]
+        assert [row[2] for row in mine] == texts
+    assert len({row[2] for row in rows}) > 4
+    written = np.asarray(found.tokens)[[0, 2, 3]]
+    assert not np.isin(written, [2, 11, 12]).any()
+
+
+def test_a_translation_is_as_long_as_the_folder_says_at_most(folder, tmp_path):
+    """A `max_length` counts the token at the start; what has not ended by then is cut."""
+    (tmp_path / "short").mkdir()
+    for path in folder.iterdir():
+        (tmp_path / "short" / path.name).write_bytes(path.read_bytes())
+    said = json.loads((folder / "generation_config.json").read_text())
+    for most, value, longest in (("max_length", 5, 4), ("max_new_tokens", 60, 60)):
+        path = tmp_path / "short" / "generation_config.json"
+        path.write_text(json.dumps(said | {most: value, "min_length": value}))
+        found = load_translator(tmp_path / "short")(["a b c", "h", "e d a b"])
+        assert {len(text.ids) for texts in found for text in texts} == {longest}
+        assert all(0 not in text.ids for texts in found for text in texts)
+
+
+def test_a_wider_search_than_the_folders_can_be_asked_for(folder):
+    assert load_translator(folder, beam_size=5).search.beam_size == 5
+    assert load_translator(folder, least=4).search.beam_size == 4
+
+
+def test_a_line_that_is_too_long_for_the_folders_model_is_named(folder, tmp_path):
+    (tmp_path / "in").write_text("a\n" + "b " * 12 + "\n")
+    files = {"input": str(tmp_path / "in"), "output": str(tmp_path / "out")}
+    with pytest.raises(DataError, match="1 of the lines have more than the model's max_len=12"):
+        command.main(command.TranslateOptions(run=str(folder), **files))
+    assert (tmp_path / "out").read_text().count("\n") == 2
+
+
+def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(
+    tmp_path, tokenizer, random_params
+):
+    ids = jnp.ones((2, 3), jnp.int32)
+    model = EncoderDecoder(CONFIG)
+    save_pretrained(tmp_path / "bare", model, random_params(model, ids, ids), token_ids=ASKED)
+    with pytest.raises(ConfigError, match="bare has no tokenizer.json: write one there"):
+        load_translator(tmp_path / "bare")
+    config = TransformerConfig(**{"vocab_size": SIZE, "d_model": 8, "d_ff": 9, "num_heads": 2})
+    gpt = DecoderOnly(
+        replace(
+            config,
+            num_decoder_layers=1,
+            positions="learned",
+            norm_placement="pre",
+            activation="gelu_tanh",
+            tied_embeddings="output",
+            scale_embeddings=False,
+        )
+    )
+    save_pretrained(tmp_path / "gpt", gpt, random_params(gpt, ids), tokenizer, family="gpt2")
+    with pytest.raises(ConfigError, match="gpt holds a DecoderOnly, which does not translate"):
+        load_translator(tmp_path / "gpt")

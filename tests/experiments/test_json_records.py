@@ -1,0 +1,81 @@
+"""Notes of what was made of what are read as they were written, or refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.harness import checkpoint_selection, json_records
+from experiments.harness.training_config import TrainingConfig
+from jaxformer.errors import DataError
+from jaxformer.text.data import write_tokens
+from tests.faults import states
+
+FIELDS = {"steps": list, "score": float}
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    json_records.write(tmp_path / "note.json", {"steps": [3, 5], "score": 7.25})
+    return tmp_path / "note.json"
+
+
+def test_a_note_read_is_the_note_written(path):
+    assert json_records.read(path, FIELDS) == {"steps": [3, 5], "score": 7.25}
+    assert json_records.read(path.with_name("absent.json"), FIELDS) is None
+
+
+def test_a_note_from_before_there_was_a_checksum_is_taken(path):
+    path.write_text('{"steps": [3], "score": 1.5}')
+    assert json_records.read(path, FIELDS) == {"steps": [3], "score": 1.5}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[3]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"steps": [3]}',
+        b'{"steps": 3, "score": 1.5}',
+        b'{"steps": [3], "score": 1.5, "crc32": "00000000"}',
+    ],
+)
+def test_what_is_no_note_is_refused_with_its_name_and_what_to_do(path, content):
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="note.json is damaged: ask the author"):
+        json_records.read(path, FIELDS, "ask the author")
+
+
+def test_one_changed_digit_in_a_note_is_noticed(path):
+    path.write_text(path.read_text().replace("5", "4", 1))
+    with pytest.raises(DataError, match="is damaged: "):
+        json_records.read(path, FIELDS)
+
+
+def test_the_digest_of_an_absent_file_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(DataError, match="absent.json cannot be read: No such file"):
+        json_records.digest(tmp_path / "absent.json")
+
+
+def test_one_flipped_bit_in_a_token_file_is_noticed(tmp_path):
+    path = tmp_path / "a.tokens"
+    write_tokens(path, [[3, 5], [2]], vocab_size=11)
+    assert [list(row) for row in json_records.whole_tokens(path)] == [[3, 5], [2]]
+    content = bytearray(path.read_bytes())
+    content[64] ^= 1  # the first id
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="a.tokens is damaged: put"):
+        json_records.whole_tokens(path)
+
+
+def test_a_damaged_choice_of_weights_is_refused_and_not_replaced_by_the_newest(tmp_path):
+    states.make_folder(tmp_path / "checkpoints", (3, 5))
+    checkpoint_selection.note(tmp_path, [3], validation_bleu=7.0)
+    found = checkpoint_selection.load(tmp_path, TrainingConfig())
+    assert states.as_bytes(found) == states.as_bytes(states.make_state(3)["params"])
+    note = json.loads((tmp_path / "weights.json").read_text()) | {"steps": [5]}
+    (tmp_path / "weights.json").write_text(json.dumps(note))
+    with pytest.raises(DataError, match="remove it to use the newest checkpoint"):
+        checkpoint_selection.load(tmp_path, TrainingConfig())

@@ -1,0 +1,205 @@
+import io
+
+import jax.numpy as jnp
+import pytest
+
+from experiments.harness.metric_logger import Progress
+from experiments.harness.run_folder import Run
+from jaxformer import optional_dependencies
+from jaxformer.errors import Diverged
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+class Clock:
+    seconds = 100.0
+
+    def __call__(self):
+        return self.seconds
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def run(tmp_path):
+    with_log = Run(tmp_path)
+    yield with_log
+    with_log.close()
+
+
+def metrics(loss=2.0, tokens=70, in_a_row=0):
+    return {
+        "loss": jnp.float32(loss * tokens),
+        "tokens": jnp.int32(tokens),
+        "grad_norm": jnp.float32(0.5),
+        "skipped": jnp.int32(in_a_row),
+        "consecutive_skips": jnp.int32(in_a_row),
+    }
+
+
+def train(progress, clock, steps):
+    with progress:
+        for step in steps:
+            progress.add(step, metrics(loss=step), positions=80)
+            clock.seconds += 10.0
+
+
+def test_the_logged_numbers_are_those_of_the_step(run, clock):
+    with Progress(7, run, log_every=3, stream=io.StringIO(), clock=clock) as progress:
+        for step in range(1, 8):
+            progress.add(step, metrics(loss=step), positions=80)
+            clock.seconds += 10.0 if step < 4 else 5.0
+    # 70 tokens every 10 seconds, later every 5; 10 of 80 positions are padding
+    expected = [(3, 7.0), (6, 14.0), (7, 14.0)]
+    assert run.metrics() == [
+        {
+            "step": step,
+            "loss": step,
+            "grad_norm": 0.5,
+            "padding": 0.125,
+            "tokens_per_second": speed,
+        }
+        for step, speed in expected
+    ]
+
+
+def test_a_resumed_run_logs_the_same_lines_but_for_the_speed(run, clock):
+    train(Progress(7, run, log_every=2, stream=io.StringIO(), clock=clock), clock, range(1, 8))
+    whole = run.metrics()
+    run.resume(3)
+    train(Progress(7, run, log_every=2, stream=io.StringIO(), clock=clock), clock, range(4, 8))
+    again = run.metrics()
+    for line in whole + again:
+        line.pop("tokens_per_second", None)
+    assert again == whole
+
+
+def test_a_loss_that_is_no_number_is_left_out_of_the_log_and_the_step_counted(run, clock):
+    with Progress(97, run, log_every=1, stream=io.StringIO(), clock=clock) as progress:
+        for step, loss in ((1, 2.0), (2, float("nan")), (3, float("inf"))):
+            progress.add(step, metrics(loss=loss, in_a_row=step - 1), 80)
+    logged = run.metrics()
+    assert [line.get("loss") for line in logged] == [2.0, None, None]
+    assert [line.get("skipped") for line in logged] == [None, 1.0, 2.0]
+    assert "consecutive_skips" not in logged[2]
+
+
+def test_too_many_of_them_in_a_row_end_the_training_and_name_the_step(run, clock):
+    with (
+        pytest.raises(Diverged, match="10 steps in a row, the last of them step 12 "),
+        Progress(97, run, log_every=1, stream=io.StringIO(), clock=clock) as progress,
+    ):
+        progress.add(12, metrics(loss=float("nan"), in_a_row=10), 80)
+        progress.settle()
+    assert run.metrics() == []
+
+
+def test_an_interval_of_zero_logs_the_last_step_only(run, clock):
+    train(Progress(5, run, log_every=0, stream=io.StringIO(), clock=clock), clock, range(1, 6))
+    assert [line["step"] for line in run.metrics()] == [5]
+
+
+def test_a_step_is_fetched_when_the_next_is_added_or_before_a_save(run, clock):
+    with Progress(97, run, log_every=1, stream=io.StringIO(), clock=clock) as progress:
+        progress.add(1, metrics(), 80)
+        assert run.metrics() == []
+        progress.add(2, metrics(), 80)
+        assert [line["step"] for line in run.metrics()] == [1]
+        progress.settle()
+        progress.settle()
+        assert [line["step"] for line in run.metrics()] == [1, 2]
+
+
+@pytest.mark.parametrize(("error", "steps"), [(KeyboardInterrupt, [1, 2]), (ValueError, [1])])
+def test_a_stop_on_request_logs_the_last_step_and_a_bug_does_not(run, clock, error, steps):
+    with (
+        pytest.raises(error),
+        Progress(97, run, log_every=1, stream=io.StringIO(), clock=clock) as progress,
+    ):
+        progress.add(1, metrics(), 80)
+        progress.add(2, metrics(), 80)
+        raise error
+    assert [line["step"] for line in run.metrics()] == steps
+
+
+def test_a_log_gets_whole_lines_at_the_interval_and_the_last_one(run, clock):
+    stream = io.StringIO()
+    progress = Progress(97, run, log_every=50, every=30.0, stream=stream, clock=clock)
+    train(progress, clock, range(1, 9))
+    lines = stream.getvalue().splitlines()
+    assert "\r" not in stream.getvalue() and "\x1b" not in stream.getvalue()
+    assert [line.split()[1] for line in lines] == ["1/97", "4/97", "7/97", "8/97"]
+    assert lines[0] == "step 1/97  loss 1.0000  tokens/s -  padding 12.5%  left -"
+    # 93 steps of 10 seconds to go
+    assert lines[1] == "step 4/97  loss 4.0000  tokens/s 7  padding 12.5%  left 0:15:30"
+
+
+def test_the_last_line_is_not_printed_twice(run, clock):
+    stream = io.StringIO()
+    progress = Progress(1, run, log_every=50, every=0.0, stream=stream, clock=clock)
+    train(progress, clock, [1])
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_a_batch_of_padding_alone_has_no_loss_and_no_error(run, clock):
+    with Progress(1, run, log_every=1, stream=io.StringIO(), clock=clock) as progress:
+        progress.add(1, metrics(tokens=0), 80)
+    assert (run.metrics()[0]["loss"], run.metrics()[0]["padding"]) == (0.0, 1.0)
+
+
+def test_a_terminal_gets_a_bar(run, clock):
+    stream = Terminal()
+    train(Progress(97, run, log_every=50, stream=stream, clock=clock), clock, [5])
+    assert "\x1b[" in stream.getvalue()
+    assert "step 5/97" in stream.getvalue()
+
+
+def test_a_terminal_without_rich_gets_lines(run, clock, monkeypatch):
+    def absent(name):
+        raise optional_dependencies.MissingExtra(name)
+
+    monkeypatch.setattr("experiments.harness.metric_logger.optional_dependencies.load", absent)
+    stream = Terminal()
+    train(Progress(97, run, log_every=50, stream=stream, clock=clock), clock, [5])
+    assert stream.getvalue() == "step 5/97  loss 5.0000  tokens/s -  padding 12.5%  left -\n"
+
+
+def test_a_log_on_a_full_disk_does_not_stop_the_training(run, clock):
+    train(Progress(97, run, log_every=50, stream=FullDisk(), clock=clock), clock, [5])
+
+
+def test_the_share_of_peak_is_that_of_the_flops_since_the_last_logged_step(run, clock):
+    stream = io.StringIO()
+    shown = Progress(7, run, log_every=3, peak=40.0, every=0.0, stream=stream, clock=clock)
+    with shown as progress:
+        for step in range(1, 8):
+            progress.add(step, metrics(), positions=80, flops=100.0 * step)
+            clock.seconds += 10.0
+    # 200 + 300 in 20 seconds, 400 + 500 + 600 in 30, 700 in 10; 40 a second are the peak
+    assert [line["mfu"] for line in run.metrics()] == [0.625, 1.25, 1.75]
+    assert "tokens/s 7  62.5% mfu  padding" in stream.getvalue().splitlines()[2]
+
+
+def test_without_a_peak_there_is_no_share_of_it(run, clock):
+    stream = io.StringIO()
+    with Progress(7, run, log_every=1, stream=stream, clock=clock) as progress:
+        progress.add(1, metrics(), 80, 100.0)
+        clock.seconds += 10.0
+        progress.add(2, metrics(), 80, 100.0)
+        clock.seconds += 10.0
+    assert "mfu" not in stream.getvalue()
+    assert [set(line) & {"tokens_per_second", "mfu"} for line in run.metrics()] == [
+        set(),
+        {"tokens_per_second"},
+    ]

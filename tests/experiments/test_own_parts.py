@@ -1,0 +1,320 @@
+"""A block, an attention function, a loss and a schedule of one's own, in every command.
+
+What a run was trained with is what every later command uses: to the bit the logits of the model
+that was trained, applied to the same parameters.
+"""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from experiments.harness import cli
+from experiments.language_modelling import evaluate, finetune, sample
+from experiments.language_modelling import load_run as language_run
+from experiments.language_modelling import plan as language_plan
+from experiments.language_modelling import prepare as language_prepare
+from experiments.language_modelling import train as language_train
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.translation import export, score, translate
+from experiments.translation import load_run as translation_run
+from experiments.translation import plan as translation_plan
+from experiments.translation import train as translation_train
+from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
+from jaxformer import pipelines
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import ConfigError
+from jaxformer.nn.heads import Classifier
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.text.tokenizers import EOS
+from jaxformer.training.losses import causal_loss
+from tests.experiments import own_parts
+
+HERE = "tests.experiments.own_parts"
+OWN = f"--training.block {HERE}:OwnBlock --training.attention_fn {HERE}:cosine_attention"
+SIZES = """
+    --name own --model.d_model 14 --model.d_ff 22 --model.num_heads 2
+    --model.num_decoder_layers 1 --model.positions none --optimizer.name adam
+    --optimizer.schedule constant --optimizer.learning_rate 0.1 --optimizer.warmup_steps 1
+    --optimizer.total_steps 7 --training.save_every 5 --training.evaluate_every 5
+"""
+LANGUAGE = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 23 --data.seq_len 19
+    --data.batch_size 3 --training.average_checkpoints 2 --sampling.max_new_tokens 11
+    --sampling.overflow refuse --prompts sun
+"""
+TRANSLATION = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 31
+    --model.num_encoder_layers 1 --data.batch_tokens 128 --data.buckets 1
+    --training.average_checkpoints 1
+"""
+WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
+
+
+def called(main, *words):
+    """What a command printed; it must end well."""
+    done = cli.run(main)
+    assert done == 0, words
+
+
+def lines_of(rng, count):
+    return [" ".join(rng.choice(WORDS, rng.integers(2, 7))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Files of lines to train on and to validate, and labelled ones."""
+    folder = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(5)
+    for name, count in (("train", 83), ("validation", 7)):
+        lines = lines_of(rng, count)
+        (folder / f"{name}.en").write_text("\n".join(lines) + "\n")
+        (folder / f"{name}.de").write_text("\n".join(line[::-1] for line in lines) + "\n")
+        labelled = (f"{line.split()[0] < 'n'}\t{line}\n" for line in lines)
+        (folder / f"{name}.tsv").write_text("".join(labelled))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def language(text, tmp_path_factory):
+    """A causal run with a block and an attention function of its own, and the model it trained."""
+    runs = tmp_path_factory.mktemp("runs")
+    data = f"--data.train {text}/train.en --data.validation {text}/validation.en --runs {runs}"
+    words = f"{LANGUAGE} {data}".split()
+    config = cli.parse(LANGUAGE_PRESETS, words)
+    called(lambda: language_train.main(config), words)
+    loaded = language_run.load_run(runs / "language_modelling" / "own")
+    model = DecoderOnly(loaded.model.config, own_parts.cosine_attention, own_parts.OwnBlock)
+    folder = runs / "language_modelling" / "own"
+    return SimpleNamespace(folder=folder, words=words, config=config, loaded=loaded, model=model)
+
+
+@pytest.fixture(scope="module")
+def translation(text, tmp_path_factory):
+    """The same of a translation."""
+    runs = tmp_path_factory.mktemp("runs")
+    parts = (
+        f"--data.{part}.{side} {text}/{part}.{suffix}"
+        for part in ("train", "validation")
+        for side, suffix in (("source", "en"), ("target", "de"))
+    )
+    words = f"{TRANSLATION} --runs {runs} {' '.join(parts)}".split()
+    config = cli.parse(TRANSLATION_PRESETS, words)
+    called(lambda: translation_train.main(config), words)
+    folder = runs / "translation" / "own"
+    loaded = translation_run.load_run(folder)
+    model = EncoderDecoder(loaded.model.config, own_parts.cosine_attention, own_parts.OwnBlock)
+    return SimpleNamespace(folder=folder, words=words, config=config, loaded=loaded, model=model)
+
+
+def same_logits(run, *inputs):
+    """The loaded model is the trained one, and the library's own is another."""
+    apply = {"params": run.loaded.params}
+    expected = np.asarray(run.model.apply(apply, *inputs))
+    np.testing.assert_array_equal(run.loaded.model.apply(apply, *inputs), expected)
+    plain = type(run.model)(run.model.config).apply(apply, *inputs)
+    assert np.abs(plain - expected).max() > 1e-2, "or this proves nothing"
+
+
+def likelihood(run, params, name):
+    """Nats and tokens of the part `name` of a causal run's text, by the model that was trained."""
+    text = language_prepare.open_encoded(run.folder, name, run.loaded.tokenizer)
+    judged = language_train.objective(run.config)
+    sums = [
+        jax.jit(causal_loss(run.model))(params, batch, None)
+        for batch in judged.iterate_once(text.tokens, run.loaded.tokenizer, run.config, 19)
+    ]
+    return [sum(map(float, column)) for column in zip(*sums, strict=True)]
+
+
+def test_the_record_names_what_a_run_was_built_with(language, translation):
+    for run in (language, translation):
+        training = json.loads((run.folder / "config.json").read_text())["training"]
+        assert training["block"] == f"{HERE}:OwnBlock"
+        assert training["attention_fn"] == f"{HERE}:cosine_attention"
+
+
+def test_a_loaded_model_has_the_logits_of_the_trained_one(language, translation, rng):
+    source, target = (rng.integers(4, 283, (2, length), np.int32) for length in (7, 11))
+    same_logits(language, target)
+    same_logits(translation, source, target)
+
+
+def test_a_language_model_is_validated_selected_and_scored_as_it_was_trained(language, capsys):
+    checkpoints = Checkpoints(language.folder / "checkpoints")
+    lines = map(json.loads, (language.folder / "metrics.jsonl").read_text().splitlines())
+    (validation,) = [line for line in lines if "validation_loss" in line]
+    nats, tokens = likelihood(language, checkpoints.restore_params(5), "validation")
+    assert validation["step"] == 5 and validation["validation_loss"] == nats / tokens
+    chosen = json.loads((language.folder / "weights.json").read_text())
+    nats, tokens = likelihood(language, language.loaded.params, "validation")
+    assert chosen["validation_loss"] == nats / tokens
+    options = evaluate.EvaluateOptions(run=str(language.folder), part="train")
+    called(lambda: evaluate.main(options))
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    expected = likelihood(language, language.loaded.params, "train")
+    assert [found["nats"], found["tokens"]] == expected
+
+
+def test_a_language_model_samples_as_it_was_trained(language, capsys):
+    loaded = language.loaded
+    sampling = replace(loaded.config.sampling, temperature=2.0)  # a small difference is seen
+    (expected,) = pipelines.complete(
+        language.model, loaded.params, ["sun "], loaded.tokenizer, sampling
+    )
+    words = ["--run", str(language.folder), "--prompt", "sun ", "--temperature", "2.0"]
+    called(lambda: sample.main(sample.parse(words)))
+    assert capsys.readouterr().out == f"sun {expected.text}\n"
+
+
+def test_a_classifier_stands_on_the_model_that_was_trained(language, text):
+    options = finetune.FinetuneOptions(
+        run=str(language.folder),
+        train=str(text / "train.tsv"),
+        test=str(text / "validation.tsv"),
+        num_train=13,
+        seeds=1,
+        batch_size=5,
+        seq_len=17,
+        optimizer=finetune.OptimizerConfig(schedule="constant", total_steps=3, warmup_steps=1),
+    )
+    called(lambda: finetune.main(options))
+    assert "all" in json.loads((language.folder / "finetune.json").read_text())
+    train, test = finetune.read_texts(options)
+    task = finetune.make_task(options, language.loaded, train, test)
+    inputs = task.test.tokens, task.test.padding_mask
+    params = task.init(jax.random.key(0), *inputs) | {"backbone": language.loaded.params}
+    model = Classifier(language.model, len(task.kinds))
+    expected = jax.jit(model.apply)({"params": params}, *inputs)
+    np.testing.assert_array_equal(task.logits(params, *inputs), expected)
+
+
+def test_a_plan_counts_the_parameters_of_the_block_given(language, translation, capsys):
+    for run, plan, presets, kind in (
+        (language, language_plan, LANGUAGE_PRESETS, language_plan.LanguagePlan),
+        (translation, translation_plan, TRANSLATION_PRESETS, translation_plan.TranslationPlan),
+    ):
+        config = cli.parse(plan.with_machine(presets, kind), run.words)
+        called(lambda config=config, plan=plan: plan.main(config))
+        config = run.config
+        count = sum(leaf.size for leaf in jax.tree.leaves(run.loaded.params))
+        assert f"parameters          {count:,}\n" in capsys.readouterr().out
+
+
+def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
+    translation, text, tmp_path
+):
+    loaded = translation.loaded
+    lines = (text / "validation.en").read_text().splitlines()
+
+    def expected(params, search):
+        found = pipelines.translate(translation.model, params, lines, *loaded[3:], search)
+        return [best[0].text for best in found]
+
+    checkpoints = Checkpoints(translation.folder / "checkpoints")
+    samples = translation.folder / "samples" / "validation-5.txt"
+    greedy = replace(loaded.config.search, beam_size=1)
+    assert samples.read_text().splitlines() == expected(checkpoints.restore_params(5), greedy)
+    best = expected(loaded.params, loaded.config.search)
+    options = {"run": str(translation.folder), "output": str(tmp_path / "out.txt")}
+    source, target = (str(text / f"validation.{side}") for side in ("en", "de"))
+    called(lambda: score.main(score.ScoreOptions(source=source, target=target, **options)))
+    assert (tmp_path / "out.txt").read_text().splitlines() == best
+    called(lambda: translate.main(translate.TranslateOptions(input=source, **options)))
+    assert (tmp_path / "out.txt").read_text().splitlines() == best
+
+
+def test_forced_scores_are_those_of_the_model_that_was_trained(translation, text, capsys):
+    source, target = (str(text / f"validation.{side}") for side in ("en", "de"))
+    options = score.ScoreOptions(str(translation.folder), source, target, forced=True)
+    called(lambda: score.main(options))
+    sides = (open(path).read().splitlines() for path in (source, target))
+    loaded = translation.loaded
+    expected = pipelines.score_pairs(
+        translation.model, loaded.params, list(zip(*sides, strict=True)), *loaded[3:]
+    )
+    for line, numbers in zip(capsys.readouterr().out.splitlines(), expected, strict=True):
+        assert line.split("\t")[1] == " ".join(f"{x:.4f}" for x in numbers)
+
+
+def test_an_exported_program_is_that_of_the_model_that_was_trained(translation):
+    loaded = translation.loaded
+    ids = loaded.source_tokenizer.encode("sun rain moon") + [EOS]
+    source = np.array([ids + [0] * (13 - len(ids))] * 2, np.int32)
+    found, expected = (
+        jax.export.deserialize(export.export(system, 2, 13, ("cpu",))).call(source)
+        for system in (loaded, loaded._replace(model=translation.model))
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_loss_and_a_schedule_of_ones_own_are_learned_by(language, tmp_path):
+    more = f"--training.loss {HERE}:doubled_loss --optimizer.schedule {HERE}:halving"
+    words = [*language.words, *more.split(), "--runs", str(tmp_path)]
+    words += "--optimizer.total_steps 1 --training.log_every 1".split()
+    config = cli.parse(LANGUAGE_PRESETS, words)
+    called(lambda: language_train.main(config), words)
+    folder = tmp_path / "language_modelling" / "own"
+    record = json.loads((folder / "config.json").read_text())
+    assert record["training"]["loss"] == f"{HERE}:doubled_loss"
+    assert record["optimizer"]["schedule"] == f"{HERE}:halving"
+    prepared = language_prepare.prepare(config, folder)
+    batch = prepared.batches.batch(0)
+    init_rng, rng = jax.random.split(jax.random.key(0))
+    params = language.model.init(init_rng, batch.tokens[:2, :-1])["params"]
+    value, slope = jax.value_and_grad(
+        lambda p: own_parts.doubled_loss(language.model)(p, batch, rng)[0] / batch.loss_mask.sum()
+    )(params)
+    logged = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert logged["loss"] == pytest.approx(float(value), rel=1e-5)
+    b1, b2, eps = config.optimizer.b1, config.optimizer.b2, config.optimizer.eps
+    steps = optax.chain(
+        optax.clip_by_global_norm(config.optimizer.grad_clip_norm),
+        optax.adam(own_parts.halving(config.optimizer), b1, b2, eps),
+    )
+    updates, _ = steps.update(slope, steps.init(params))
+    found = Checkpoints(folder / "checkpoints").restore_params(1)
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3)  # noqa: E731
+    jax.tree.map(close, found, optax.apply_updates(params, updates))
+
+
+def test_values_given_from_python_are_recorded_by_name(language, tmp_path):
+    config = replace(language.config, runs=str(tmp_path))
+    plain = replace(config, training=replace(config.training, block="", attention_fn="reference"))
+    language_train.train(plain, block=own_parts.OwnBlock, attention_fn=own_parts.cosine_attention)
+    folder = tmp_path / "language_modelling" / "own"
+    name = "config.json"
+    found, expected = (json.loads((x / name).read_text()) for x in (folder, language.folder))
+    assert found["training"] == expected["training"]
+    for step in (5, 7):
+        runs = folder, language.folder
+        trees = (Checkpoints(run / "checkpoints").restore_params(step) for run in runs)
+        jax.tree.map(np.testing.assert_array_equal, *trees)
+    with pytest.raises(ConfigError, match="block=.*cannot be found again by a name"):
+        language_train.train(plain, block=lambda config, cross, attention_fn: None)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--training.attention_fn flash", "give one of reference, xla"),
+        ("--training.attention_fn no.where:x", "there is no module 'no'"),
+        (f"--training.block {HERE}:Absent", f"the module '{HERE}' has no 'Absent'"),
+        (f"--training.loss {HERE}:NOT_CALLABLE", "is not callable"),
+        ("--training.block OwnBlock", "block='OwnBlock' is not a name of the form package.module"),
+        ("--optimizer.schedule linear", "give one of inverse_square_root, cosine, constant"),
+        (f"--training.remat blocks {OWN}", "remat='blocks' needs the library's own block"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused_with_what_to_do(words, said, language, capsys):
+    words = [*language.words, *words.split()]
+    code = cli.run(lambda: language_train.main(cli.parse(LANGUAGE_PRESETS, words)))
+    assert code == 2 and said in capsys.readouterr().err
+
+
+def test_a_resumed_run_may_not_change_a_function_of_ones_own(language, capsys):
+    words = [*language.words, "--training.attention_fn", "reference"]
+    assert cli.run(lambda: language_train.main(cli.parse(LANGUAGE_PRESETS, words))) == 2
+    assert "training.attention_fn is " in capsys.readouterr().err

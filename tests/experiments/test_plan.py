@@ -1,0 +1,469 @@
+"""The plan of a training: FLOPs and bytes that can be counted by hand, and what is said of them.
+
+Everything that needs devices runs in one child process with 8 virtual ones, started once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.harness import cli, planning
+from experiments.harness.planning import ACCELERATORS, Compiled, Machine
+from experiments.harness.planning.compiling import Buffer, largest_buffers
+from experiments.language_modelling import plan as language_plan
+from experiments.language_modelling import train as language_train
+from experiments.language_modelling.objectives import build_model, objective
+from experiments.language_modelling.presets import PRESETS
+from experiments.translation import plan as translation_plan
+from experiments.translation import presets as translation_presets
+from experiments.translation import train as translation_train
+from jaxformer.config import TransformerConfig
+from jaxformer.distributed import single
+from jaxformer.errors import ConfigError
+from jaxformer.text.data import (
+    MaskedBatch,
+    MaskedStream,
+    PairBatch,
+    Stream,
+    StreamBatch,
+    Tokens,
+    plan_buckets,
+)
+from jaxformer.text.tokenizers import SpecialTokens
+
+ROOT = Path(__file__).parents[2]
+TOY = TransformerConfig(vocab_size=7, d_model=3, d_ff=5, num_heads=1, num_decoder_layers=1)
+TINY = """
+    --name tiny --model.vocab_size 280 --model.d_model 16 --model.d_ff 24 --model.num_heads 4
+    --model.num_decoder_layers 1 --model.max_len 23 --training.grad_accumulation 2
+"""
+LANGUAGE = f"{TINY} --data.batch_size 32 --data.seq_len 19 --optimizer.name adam"
+TRANSLATION = f"{TINY} --model.num_encoder_layers 1 --data.batch_tokens 400"
+COMPILED = Compiled(
+    parameters=1_000,
+    parameter_bytes=4_000,
+    optimizer_bytes=8_000,
+    held=12_000,
+    gradient=4_000,
+    arguments=13_000,
+    results=500,
+    temporary=40_000,
+    flops=1e6,
+    traffic=100_000,
+    parts=3,
+    buffers=(Buffer("f32[5,7]", 140, 2, "loss"),),
+    seconds=1.5,
+)
+
+
+def language_config(words=""):
+    presets = planning.with_machine(PRESETS, language_plan.LanguagePlan)
+    return cli.parse(presets, words.split())
+
+
+def translation_config(words=""):
+    presets = planning.with_machine(translation_presets.PRESETS, translation_plan.TranslationPlan)
+    return cli.parse(presets, words.split())
+
+
+def child():
+    """Prints as JSON what this file's tests ask of 8 devices."""
+    planning.start_devices(8)
+    found = {}
+    ways = {
+        "one": "",
+        "replicated": "--strategy replicated",
+        "fsdp": "--strategy sharded --mesh fsdp=8",
+        "remat": "--training.remat blocks",
+    }
+    for name, words in ways.items():
+        compiled = planning.compile_config(
+            language_config(f"{LANGUAGE} {words}"), language_plan.TRAINING
+        )
+        found[name] = compiled._asdict() | {"memory": compiled.memory}
+    print(json.dumps(found))
+    translation_plan.main(
+        translation_config(f"{TRANSLATION} --strategy replicated --machine.devices 8")
+    )
+    for words in (
+        "--strategy sharded --mesh data=2,tensor=3 --machine.devices 8",
+        "--strategy sharded --mesh tensor=8",
+        "--strategy replicated --machine.devices 8 --data.batch_size 8",
+    ):
+        config = language_config(f"{LANGUAGE} {words}")
+        print("code", cli.run(lambda config=config: language_plan.main(config)))
+
+
+@pytest.fixture(scope="module")
+def output():
+    """stdout and stderr of `child`, as lines."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    code = "import runpy; runpy.run_path('tests/experiments/test_plan.py')['child']()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+@pytest.fixture(scope="module")
+def eight(output):
+    return json.loads(output[0][0])
+
+
+def test_a_causal_step_costs_what_its_matrices_do():
+    # [8, 3] x [3, 3] four times; 2 x (1+2+3+4) pairs; 3 -> 5 -> 3; 3 -> 7
+    forward = 2 * (8 * 9 * 4 + 20 * 6 + 8 * 15 * 2 + 8 * 21)
+    assert planning.causal_flops(TOY, rows=2, length=4) == 3 * forward
+
+
+def test_shared_keys_values_of_another_size_and_gates_are_counted():
+    config = replace(TOY, num_heads=4, num_kv_heads=2, head_dim=6, value_head_dim=5, gated=True)
+    forward = 2 * (8 * 3 * (4 * 11 + 2 * 11) + 20 * 4 * 11 + 8 * 15 * 3 + 8 * 21)
+    assert planning.causal_flops(config, rows=2, length=4) == 3 * forward
+
+
+def test_a_masked_step_sees_all_keys_and_has_heads_at_the_masks():
+    config = replace(TOY, num_decoder_layers=0, num_encoder_layers=2)
+    blocks = 2 * (8 * 9 * 4 + 32 * 6 + 8 * 15 * 2)
+    head = 2 * 3 * (9 + 21)
+    assert planning.masked_flops(config, 2, 4, 3) == 3 * 2 * (blocks + head)
+    pooled = replace(config, pooler=True)
+    more = planning.masked_flops(pooled, 2, 4, 3) - planning.masked_flops(config, 2, 4, 3)
+    assert more == 3 * 2 * 2 * (9 + 6)
+
+
+def test_a_translation_step_attends_to_three_things():
+    config = replace(TOY, num_encoder_layers=1)
+    encoder = 2 * 5 * (9 * 4 + 30) + 2 * 25 * 6
+    decoder = 2 * 4 * (9 * 4 + 30) + 20 * 6 + 9 * (2 * 8 + 2 * 10) + 2 * 20 * 6
+    assert planning.seq2seq_flops(config, 2, 5, 4) == 3 * 2 * (encoder + decoder + 8 * 21)
+
+
+def test_a_token_of_gpt2_costs_six_flops_a_weight_and_half_the_square():
+    config = PRESETS["gpt2_124m"].model
+    weights = 12 * 12 * 768**2 + 768 * 50_257
+    attention = 12 * 3 * 4 * 768 * 1_025 / 2
+    assert planning.causal_flops(config, 1, 1_024) == 1_024 * (6 * weights + attention)
+
+
+def test_gpt2_has_the_parameters_of_its_paper():
+    config = PRESETS["gpt2_124m"]
+    devices = single()
+    batch = language_plan.batch_of(config)
+    make_state, _ = language_train.assemble(
+        config, build_model(config, config.model), batch, devices
+    )
+    params = devices.abstract(make_state).params
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 124_439_808
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return Tokens(np.arange(5, 1_014, dtype=np.uint32), np.array([0, 501, 1_009]))
+
+
+def shapes(batch):
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), batch)
+
+
+@pytest.mark.parametrize("isolate_documents", [False, True])
+def test_a_planned_batch_is_shaped_as_a_streams(tokens: Tokens, isolate_documents):
+    option = "isolate_documents" if isolate_documents else "no_isolate_documents"
+    config = language_config(f"{LANGUAGE} --data.{option}")
+    stream = Stream(tokens, batch_size=32, seq_len=19, seed=0, isolate_documents=isolate_documents)
+    assert shapes(language_plan.batch_of(config)) == shapes(stream.batch(0))
+
+
+def test_a_planned_batch_is_shaped_as_a_masked_streams(tokens: Tokens):
+    config = language_config("--preset bert_tiny --data.batch_size 5 --data.seq_len 31")
+    special = SpecialTokens(pad=0, bos=1, eos=2, unk=3, mask=4)
+    sizes = {"batch_size": 5, "seq_len": 31, "seed": 0, "vocab_size": 1_014}
+    stream = MaskedStream(tokens, special=special, **sizes)
+    assert shapes(language_plan.batch_of(config)) == shapes(stream.batch(0))
+
+
+def test_no_batch_of_pairs_as_long_as_each_other_is_larger_than_the_planned_one(rng):
+    config = translation_config(f"{TRANSLATION} --data.batch_size_multiple 2 --model.max_len 50")
+    lengths = rng.integers(1, 51, 300)
+    plan = plan_buckets(
+        lengths,
+        lengths,
+        batch_tokens=400,
+        buckets=6,
+        pad_to_multiple=4,
+        batch_size_multiple=4,
+        max_len=50,
+    )
+    source, target, rows = translation_plan.longest(config)
+    assert (source, target, rows) == (50, 50, 8)
+    assert max(b.source_length * b.target_length * b.batch_size for b in plan) <= 50 * 50 * 8
+
+
+PROGRAM = """\
+HloModule jit_step, is_scheduled=true
+
+%fused_computation.1 (p: f32[9,9]) -> f32[9,9] {
+  ROOT %big.1 = f32[9000,9000]{1,0} exponential(%p)
+}
+
+%body.2 (t: (f32[8,8])) -> (f32[8,8]) {
+  %g = f32[80,80]{1,0} get-tuple-element(%t), index=0
+  %exp.1 = f32[4,10]{1,0} exponential(%g), metadata={op_name="jit(step)/jvp(Net)/Net.go/b_3/a/exp"}
+  %exp.2 = f32[4,10]{1,0} fusion(), calls=%fused_computation.1, metadata={op_name="jvp(N)/b_4/a/y"}
+  %turned = f32[10,4]{0,1} transpose(%exp.1)
+}
+
+%cond.3 (t: (f32[8,8])) -> pred[] {
+  ROOT %less = pred[] compare(%t)
+}
+
+ENTRY %main.4 (a: f32[7,7]) -> f32[7,7] {
+  %a = f32[70,70]{1,0} parameter(0)
+  %half = bf16[30]{0} convert(%a), metadata={op_name="jit(step)/mul"}
+  %lost = pred[50]{0} compare(%a), metadata={op_name="jit(step)/jvp()/lt"}
+  ROOT %while.1 = (f32[8,8]{1,0}) while(%a), condition=%cond.3, body=%body.2
+}
+"""
+
+
+def test_the_largest_buffers_are_those_of_loops_too_but_not_of_what_is_fused():
+    assert largest_buffers(PROGRAM) == (
+        Buffer("f32[4,10]", 160, 3, "b_*/a"),
+        Buffer("bf16[30]", 60, 1, "update"),
+        Buffer("pred[50]", 50, 1, "loss"),
+    )
+    assert len(largest_buffers(PROGRAM, 2)) == 2
+
+
+def test_the_optimizer_moves_its_state_once_whatever_the_accumulation():
+    # of 100,000 bytes a part, 2 x 12,000 + 4,000 are the optimizer's
+    assert COMPILED.all_traffic == 3 * 72_000 + 28_000
+    assert COMPILED._replace(parts=1).all_traffic == 100_000
+    assert COMPILED.all_flops == 3e6
+
+
+def test_a_step_takes_as_long_as_the_slower_of_arithmetic_and_traffic():
+    machine = Machine("v5e", utilization=0.5)
+    fast = planning.predict(197e12, 80e9, machine, devices=4, dtype="bfloat16")
+    assert (fast.arithmetic, fast.traffic, fast.seconds) == (0.5, 0.1, 0.5)
+    assert fast.mfu == pytest.approx(0.5)
+    slow = planning.predict(197e12, 1600e9, machine, devices=4, dtype="bfloat16")
+    assert (slow.seconds, slow.mfu) == (2.0, 0.125)
+
+
+def test_float32_is_slower_where_the_accelerator_says_so():
+    seconds = [
+        planning.predict(1e15, 0, Machine("a100"), devices=1, dtype=dtype).seconds
+        for dtype in ("float32", "bfloat16")
+    ]
+    assert seconds[0] == pytest.approx(2 * seconds[1])
+
+
+def test_what_fits_needs_no_change():
+    for size in (40_000, 15e9):  # of 18 GB
+        compiled = COMPILED._replace(temporary=int(size))
+        assert planning.advice(compiled, Machine("l4"), ("less",)) == []
+
+
+def test_results_that_do_not_fit_bring_the_options_that_make_them_smaller():
+    (found,) = planning.advice(COMPILED._replace(temporary=int(50e9)), Machine("l4"), ("less",))
+    assert found == "temporary memory is 50.00 GB: try less"
+
+
+def test_a_state_that_does_not_fit_is_to_be_kept_in_parts():
+    # 60 GB in 8 parts are the first below half of 18 GB
+    (found,) = planning.advice(COMPILED._replace(arguments=int(60e9)), Machine("l4"), ("less",))
+    assert "an fsdp axis 8 times as long" in found
+
+
+def test_alternatives_are_compiled_or_say_why_they_cannot_be(monkeypatch, capsys):
+    seen = []
+
+    def compile_config(config, subject):
+        training = config.training
+        seen.append((training.loss_chunk, training.remat, config.model.dtype))
+        return COMPILED._replace(temporary=40_000 - 10 * training.loss_chunk)
+
+    monkeypatch.setattr(planning.command, "compile_config", compile_config)
+    language_plan.main(language_config(f"{LANGUAGE} --data.batch_size 2 --alternatives"))
+    remats = [(0, name, "float32") for name in ("none", "attention", "matmuls", "blocks")]
+    chunk, half = (1_024, "none", "float32"), (0, "none", "bfloat16")
+    assert seen == [remats[0], chunk, *remats[1:], half]
+    parts, chunk, _, _, remat, dtype = capsys.readouterr().out.splitlines()[-6:]
+    assert chunk.endswith("43.26 kB per device, 29.76 kB temporary, 10.24 kB less")
+    assert parts.startswith(
+        "with --training.grad_accumulation 4: batch_size=2 cannot be accumulated in 4"
+    )
+    assert (
+        remat == "with --training.remat blocks: 53.50 kB per device, 40.00 kB temporary, 0 B less"
+    )
+    assert dtype.startswith("with --model.dtype bfloat16: 53.50 kB")
+
+
+def test_the_report_says_whether_it_fits_and_both_counts_of_flops():
+    machine = Machine("l4")
+    said = planning.predict(2e6, COMPILED.all_traffic, machine, devices=2, dtype="float32")
+    sizes = {"flops": 2e6, "tokens": 12, "devices": 2}
+    text = planning.describe(COMPILED, said, machine, **sizes)
+    assert "53.50 kB of 18.00 GB that JAX may use on l4: fits" in text
+    assert "2.000e+06 FLOPs by the equations, 6.000e+06 by XLA's count" in text
+    assert "140 B      2 x f32[5,7]  loss" in text
+    large = COMPILED._replace(temporary=int(50e9))
+    assert "DOES NOT FIT" in planning.describe(large, said, machine, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--machine.accelerator h300",
+            "invalid choice 'h300' for argument '--machine.accelerator'",
+        ),
+        ("--machine.utilization 1.5", "utilization=1.5, but a share of peak lies in"),
+        ("--machine.devices -1", "devices=-1, but it must be at least 0"),
+    ],
+)
+def test_a_machine_that_there_is_not_is_refused_in_one_sentence(words, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        language_config(words)
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
+def test_several_devices_of_which_one_is_used_are_refused():
+    with pytest.raises(ConfigError, match="devices=8, but strategy='single' uses one of them"):
+        Machine(devices=8).count("single", "")
+
+
+def test_a_mesh_says_how_many_devices_there_are():
+    assert Machine().count("sharded", "data=4,tensor=3") == 12
+    assert Machine(devices=5).count("sharded", "") == 5
+    assert Machine().count("single", "") == 1
+
+
+def test_jax_that_has_started_cannot_have_more_devices():
+    jax.devices()
+    with pytest.raises(ConfigError, match="a plan for 7919 devices needs as many virtual ones"):
+        planning.start_devices(7_919)
+
+
+def test_every_accelerator_has_memory_for_what_it_computes():
+    for accelerator in ACCELERATORS.values():
+        assert accelerator.bfloat16 >= accelerator.float32 > accelerator.bandwidth
+        assert 0.5 <= accelerator.share <= 1.0
+
+
+@pytest.mark.slow
+def test_fsdp_divides_the_state_and_replicas_do_not(eight):
+    one, copies, parts = (eight[name] for name in ("one", "replicated", "fsdp"))
+    assert one["held"] == copies["held"] == one["parameter_bytes"] + one["optimizer_bytes"]
+    # biases, norms and the counters stay whole
+    assert one["held"] / 8 < parts["held"] < one["held"] / 5
+    assert parts["arguments"] < one["arguments"] / 5
+    assert parts["parameters"] == one["parameters"]
+
+
+@pytest.mark.slow
+def test_rows_that_are_divided_take_less_memory_and_work_on_each_device(eight):
+    one = eight["one"]
+    for way in ("replicated", "fsdp"):
+        assert eight[way]["temporary"] < one["temporary"] / 2
+        assert one["flops"] / 9 < eight[way]["flops"] < one["flops"] / 3
+
+
+@pytest.mark.slow
+def test_remat_takes_less_memory_and_more_flops(eight):
+    one, remat = eight["one"], eight["remat"]
+    assert remat["temporary"] < 0.8 * one["temporary"]
+    assert remat["flops"] > 1.05 * one["flops"]
+
+
+def test_xla_counts_the_flops_of_the_equations_and_those_above_the_diagonal(eight):
+    config = language_config(LANGUAGE)
+    counted = eight["one"]["flops"] * eight["one"]["parts"]
+    assert 1.0 < counted / language_plan.flops_of(config) < 1.5
+
+
+def test_the_largest_arrays_are_the_logits(eight):
+    shapes = [buffer[0] for buffer in eight["one"]["buffers"]]
+    assert "280" in shapes[0] and shapes[0].startswith("f32")
+
+
+def test_the_command_prints_the_plan(output):
+    text = "\n".join(output[0])
+    assert "tiny: a step of 368 tokens on 8 x h100, replicated" in text
+    assert "that JAX may use on h100: fits" in text
+    assert "an estimate" in text
+
+
+def test_what_does_not_divide_ends_with_code_2_and_one_sentence(output):
+    assert [line for line in output[0] if line.startswith("code")] == 3 * ["code 2"]
+    places, heads, rows = (line for line in output[1] if line.startswith("error: "))
+    assert "data=2 x fsdp=1 x tensor=3 needs 6 devices, but there are 8" in places
+    assert "tensor=8 does not divide" in heads
+    assert "need a multiple of 16" in rows
+
+
+@pytest.mark.slow
+def test_256_devices_are_planned_on_one_processor():
+    words = f"{LANGUAGE} --data.batch_size 256 --strategy sharded --mesh data=8,fsdp=16,tensor=2"
+    command = [sys.executable, "-m", "experiments.language_modelling.plan", *words.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "on 256 x h100, data=8,fsdp=16,tensor=2" in done.stdout
+
+
+def machine_of(*kinds):
+    """Devices of a run that call themselves so."""
+    named = np.array([SimpleNamespace(device_kind=kind) for kind in kinds])
+    return SimpleNamespace(mesh=SimpleNamespace(devices=named))
+
+
+def test_a_peak_is_that_of_all_devices_by_their_own_name():
+    peak = planning.peak_of(machine_of("NVIDIA H200", "NVIDIA H200"), "bfloat16")
+    assert peak == planning.Peak("NVIDIA H200", 2, "bfloat16", 989.5e12)
+    assert peak.total == 1_979e12
+    assert "/ seconds / (2 x 989.5 TFLOP/s, NVIDIA H200, bfloat16)" in str(peak)
+    assert planning.peak_of(machine_of("TPU v6 lite"), "float32").total == 918e12
+    assert planning.peak_of(machine_of("NVIDIA A100-SXM4-40GB"), "float32").total == 156e12
+
+
+@pytest.mark.parametrize("kinds", [("cpu",), ("NVIDIA H100 PCIe",), ("NVIDIA L4", "NVIDIA H200")])
+def test_a_device_whose_peak_is_not_known_has_none(kinds):
+    peak = planning.peak_of(machine_of(*kinds), "bfloat16")
+    assert peak.each is peak.total is None
+    assert str(peak).startswith("no mfu: the peak FLOP/s of ") and kinds[0] in str(peak)
+
+
+def places(*shape):
+    return np.zeros(shape, np.int32)
+
+
+def test_a_placed_batch_costs_what_its_rows_do_however_they_are_divided():
+    causal = objective(language_config()).flops
+    masked = objective(language_config("--preset bert_tiny")).flops
+    # as on one device, and as on two that each hold their rows
+    for rows in ((4,), (2, 2)):
+        text = StreamBatch(places(*rows, 6), places(*rows, 5), places(*rows), None, None)
+        # [20, 3] x [3, 3] four times; 4 x (1+2+3+4+5) pairs; 3 -> 5 -> 3; 3 -> 7
+        assert causal(TOY, text) == 3 * 2 * (20 * 36 + 60 * 6 + 20 * 30 + 20 * 21)
+        hidden = MaskedBatch(*[places(*rows, 5)] * 3, *[places(*rows, 2)] * 3, *[places(*rows)] * 2)
+        reader = replace(TOY, num_decoder_layers=0, num_encoder_layers=1)
+        # 4 x 5 x 5 pairs; 4 x 2 places to fill
+        assert masked(reader, hidden) == 3 * 2 * (20 * 36 + 100 * 6 + 20 * 30 + 8 * (9 + 21))
+        pairs = PairBatch(places(*rows, 5), places(*rows, 5), places(*rows))
+        translator = replace(TOY, num_encoder_layers=1)
+        encoder = 20 * 36 + 100 * 6 + 20 * 30
+        decoder = 16 * 36 + 40 * 6 + 9 * (2 * 16 + 2 * 20) + 80 * 6 + 16 * 30
+        found = translation_train.flops_of(translator, pairs)
+        assert found == 3 * 2 * (encoder + decoder + 16 * 21)

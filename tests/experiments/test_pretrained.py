@@ -1,0 +1,227 @@
+"""Other people's folders in the commands: in place of a run, and as a run's beginning."""
+
+import json
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.language_modelling import (
+    embed,
+    fill_mask,
+    init_from_pretrained,
+    load_run,
+    plan,
+    sample,
+    train,
+)
+from experiments.language_modelling.finetune import find_backbone, frame_of
+from experiments.language_modelling.objectives import build_model
+from experiments.language_modelling.presets import PRESETS, DataConfig
+from jaxformer import pipelines
+from jaxformer.config import TransformerConfig
+from jaxformer.distributed import single
+from jaxformer.errors import ConfigError
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel
+from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.pretrained import load_pretrained, save_pretrained
+from jaxformer.text import tokenizers
+from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS
+from jaxformer.training.optimizer import OptimizerConfig
+
+GPT = TransformerConfig(
+    vocab_size=31,
+    d_model=10,
+    d_ff=14,
+    num_heads=5,
+    num_decoder_layers=1,
+    max_len=17,
+    positions="learned",
+    norm_placement="pre",
+    norm_eps=1e-5,
+    activation="gelu_tanh",
+    tied_embeddings="output",
+    scale_embeddings=False,
+)
+BERT = replace(
+    GPT,
+    num_encoder_layers=1,
+    num_decoder_layers=0,
+    norm_placement="post",
+    embedding_norm=True,
+    num_token_types=2,
+)
+MODELS = {
+    "gpt": DecoderOnly(GPT),
+    "bert": MaskedLanguageModel(BERT),
+    "encoder": EncoderOnly(BERT),
+    "classifier": Classifier(EncoderOnly(replace(BERT, pooler=True)), 3),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(random_params, tmp_path_factory):
+    """The folder of one of `MODELS`, with a tokenizer of fewer tokens than the model has rows."""
+    root = tmp_path_factory.mktemp("theirs")
+    words = ["sun moon star rain snow wind hill lake tree bird fish sand"]
+    tokenizer = tokenizers.train_words(words, 29, special_tokens=MASKED_SPECIAL_TOKENS)
+    assert tokenizer.vocab_size == 17
+
+    def write(name):
+        if not (root / name).exists():
+            model, tokens = MODELS[name], np.ones((2, 3), int)
+            inputs = (tokens, tokens > 0) if name == "classifier" else (tokens,)
+            save_pretrained(root / name, model, random_params(model, *inputs), tokenizer)
+        return root / name
+
+    return write
+
+
+def test_a_folder_of_theirs_continues_a_prompt(folder, capsys):
+    path = folder("gpt")
+    options = sample.parse(["--run", str(path), "--prompt", "sun moon", "--max_new_tokens", "3"])
+    sample.main(options)
+    model, params, tokenizer = load_pretrained(path)
+    ((found),) = pipelines.complete(model, params, ["sun moon"], tokenizer, options)
+    assert capsys.readouterr().out == f"sun moon{found.text}\n"
+
+
+def test_a_text_ends_at_any_of_the_ends_that_the_folder_states(folder, capsys, tmp_path):
+    shutil.copytree(folder("gpt"), tmp_path / "gpt")
+    options = sample.SampleOptions(
+        run=str(tmp_path / "gpt"), prompt=("sun moon",), max_new_tokens=4, temperature=0.0
+    )
+    model, params, tokenizer = load_pretrained(tmp_path / "gpt")
+    complete = partial(pipelines.complete, model, params, ["sun moon"], tokenizer)
+    (free,) = complete(replace(options, eos=()))
+    assert len(free.ids) == 4 and not free.ended
+    last = free.ids[1]
+    (ended,) = complete(replace(options, eos=(16, last)))
+    assert ended.ids == free.ids[: free.ids.index(last) + 1] and ended.ended
+    said = json.loads((tmp_path / "gpt" / "config.json").read_text())
+    generation_config = tmp_path / "gpt" / "generation_config.json"
+    generation_config.write_text(json.dumps(said | {"eos_token_id": [16, last]}))
+    sample.main(options)
+    assert capsys.readouterr().out == f"sun moon{ended.text}\n"
+    generation_config.write_text(json.dumps({"eos_token_id": [16, 31]}))
+    with pytest.raises(ConfigError, match="eos_token_id=31, but it must be one id from 0 to 30"):
+        sample.main(options)
+
+
+def test_a_folder_of_theirs_fills_in_a_mask(folder, capsys):
+    options = fill_mask.FillMaskOptions(run=str(folder("bert")), text=("sun <mask> rain",))
+    fill_mask.main(replace(options, count=2))
+    text, found = capsys.readouterr().out.splitlines()
+    assert text == "sun <mask> rain"
+    assert found.startswith("  1: ") and found.count("%") == 2
+
+
+def test_a_folder_of_theirs_gives_vectors(folder, capsys, tmp_path):
+    path, output = folder("encoder"), tmp_path / "vectors.npz"
+    embed.main(embed.EmbedOptions(str(path), ("sun rain", "rain snow wind"), output=str(output)))
+    assert "text 1 and text 2: mean" in capsys.readouterr().out
+    table = load_pretrained(path).params["embedding"]["table"]
+    with np.load(output) as found:
+        assert found["contextual_1"].shape == (3, 10)
+        np.testing.assert_array_equal(found["learned_0"][1], found["learned_1"][0])
+        assert (found["learned_0"][:, None] == table).all(axis=-1).any(axis=-1).all()
+
+
+def test_a_command_says_what_it_does_not_take(folder, random_params, tmp_path):
+    with pytest.raises(ConfigError, match="objective 'causal'.* 'masked' one: use sample"):
+        fill_mask.main(fill_mask.FillMaskOptions(run=str(folder("gpt"))))
+    with pytest.raises(ConfigError, match="an encoder without the head that fills in: use embed"):
+        fill_mask.main(fill_mask.FillMaskOptions(run=str(folder("encoder"))))
+    with pytest.raises(ConfigError, match="holds a Classifier, but a language model is needed"):
+        embed.main(embed.EmbedOptions(str(folder("classifier"))))
+    model = MODELS["gpt"]
+    save_pretrained(tmp_path / "bare", model, random_params(model, np.ones((2, 3), int)))
+    with pytest.raises(ConfigError, match="has no tokenizer: put its tokenizer.json there"):
+        init_from_pretrained.read(tmp_path / "bare")
+
+
+def test_a_folder_that_is_no_model_of_theirs_is_taken_for_a_run(folder, tmp_path):
+    assert init_from_pretrained.is_pretrained(folder("gpt"))
+    assert not init_from_pretrained.is_pretrained(tmp_path / "absent")
+    for text in ("{}", "not json", '{"name": "tiny", "model": {}}'):
+        (tmp_path / "config.json").write_text(text)
+        assert not init_from_pretrained.is_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"config.json: model.d_ff is missing"):
+        load_run.load_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bert", "encoder"])
+def test_an_encoder_of_theirs_reads_a_text_between_its_begin_and_end(folder, name):
+    found = load_run.load_run(folder(name))
+    assert frame_of(found) == ([1], [2])
+    backbone, params = find_backbone(found.model, found.params)
+    assert isinstance(backbone, EncoderOnly) and "embedding" in params
+
+
+def begun_from(folder, **changes):
+    """A run that begins with the weights in `folder`."""
+    config = replace(PRESETS["python_stdlib"], data=DataConfig(batch_size=2, seq_len=13))
+    return replace(config, init_from=str(folder), **changes)
+
+
+def test_the_sizes_and_the_tokenizer_are_those_of_the_weights(folder):
+    path = folder("gpt")
+    given = begun_from(path)
+    given = replace(given, model=replace(given.model, dropout_rate=0.3, dtype="bfloat16"))
+    config = init_from_pretrained.with_pretrained_sizes(given)
+    assert (config.model.d_model, config.model.vocab_size, config.model.max_len) == (10, 31, 17)
+    assert (config.model.dropout_rate, config.model.dtype) == (0.3, "bfloat16")
+    assert config.data == replace(given.data, tokenizer=str(path))
+    assert init_from_pretrained.with_pretrained_sizes(replace(given, init_from="")) == replace(
+        given, init_from=""
+    )
+
+
+def test_weights_of_another_objective_or_too_short_a_context_are_refused(folder):
+    with pytest.raises(ConfigError, match="holds a MaskedLanguageModel, but objective='causal'"):
+        init_from_pretrained.with_pretrained_sizes(begun_from(folder("bert")))
+    with pytest.raises(ConfigError, match="seq_len=18 tokens a row.*end at max_len=17"):
+        init_from_pretrained.with_pretrained_sizes(
+            begun_from(folder("gpt"), data=DataConfig(batch_size=2, seq_len=18))
+        )
+
+
+def test_a_run_begins_with_the_weights(folder):
+    path = folder("gpt")
+    given = begun_from(path)
+    given = replace(given, training=replace(given.training, ema_decay=0.5))
+    config, devices = init_from_pretrained.with_pretrained_sizes(given), single()
+    make_state, _ = train.assemble(
+        config, build_model(config, config.model), plan.batch_of(config), devices
+    )
+    state = init_from_pretrained.with_pretrained_params(config, devices.init(make_state), devices)
+    expected = load_pretrained(path).params
+    for tree in (state.params, state.ema):
+        jax.tree.map(np.testing.assert_array_equal, tree, expected)
+    for one, other in zip(jax.tree.leaves(state.params), jax.tree.leaves(state.ema), strict=True):
+        assert one.unsafe_buffer_pointer() != other.unsafe_buffer_pointer()
+
+
+@pytest.mark.slow
+def test_a_run_that_learns_nothing_keeps_the_weights(folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("sun moon star rain snow wind hill lake\n" * 50, encoding="utf-8")
+    path = folder("gpt")
+    config = begun_from(
+        path,
+        data=DataConfig(train=(str(text),), batch_size=2, seq_len=13),
+        optimizer=OptimizerConfig(learning_rate=1e-30, warmup_steps=0, total_steps=3),
+        prompts=("sun",),
+        runs=str(tmp_path / "runs"),
+    )
+    train.main(config)
+    run = Path(config.runs) / "language_modelling" / config.name
+    assert json.loads((run / "config.json").read_text())["model"]["d_model"] == 10
+    found = load_run.load_run(run)
+    jax.tree.map(np.testing.assert_array_equal, found.params, load_pretrained(path).params)
+    assert found.model.config.vocab_size == 31 and found.tokenizer.vocab_size == 17
+    train.main(config)  # the same command again finds the run finished

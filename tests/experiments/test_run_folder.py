@@ -1,0 +1,387 @@
+import dataclasses
+import enum
+import json
+import resource
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from experiments.harness.run_folder import Run, as_json, count, load_config, open_run
+from jaxformer import optional_dependencies
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class InverseSquareRoot:
+    warmup: int = 4000
+
+
+@dataclass(frozen=True)
+class Cosine:
+    warmup: int = 100
+    final: float = 0.1
+
+
+class Corpus(enum.Enum):
+    SMALL = 1
+    LARGE = 2
+
+
+@dataclass(frozen=True)
+class Train:
+    model: TransformerConfig = TransformerConfig(7, 8, 16, 2)
+    schedule: InverseSquareRoot | Cosine = InverseSquareRoot()
+    steps: int = 100
+    rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+    axes: tuple[str, ...] = ("data",)
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    weights: dict[str, float] = dataclasses.field(default_factory=dict)
+    attention_fn: Literal["xla", "cudnn"] = "xla"
+    out: Path | None = None
+    corpus: Corpus = Corpus.SMALL
+    log_every: int = 50
+    limit: int | float = 3
+    remat: bool = False
+
+
+CONFIG = Train(
+    schedule=Cosine(final=0.25),
+    axes=("data", "fsdp", "tensor"),
+    sizes=[3, 5],
+    weights={"en": 1.0},
+    out=Path("a/b"),
+    corpus=Corpus.LARGE,
+)
+
+
+def test_a_config_read_back_is_the_config_written(tmp_path):
+    run = open_run(tmp_path, "translation", "tiny", CONFIG)
+    assert run.folder == tmp_path / "translation" / "tiny"
+    assert load_config(run.folder, Train) == CONFIG
+    text = (run.folder / "config.json").read_text()
+    assert list(json.loads(text)) == sorted(as_json(CONFIG))
+    assert json.loads(text)["schedule"] == {"final": 0.25, "warmup": 100}
+
+
+def test_the_surroundings_are_written_down_and_those_of_earlier_starts_kept(tmp_path):
+    folder = open_run(tmp_path, "translation", "tiny", CONFIG).folder
+    open_run(tmp_path, "translation", "tiny", CONFIG)
+    open_run(tmp_path, "translation", "tiny", CONFIG)
+    found = json.loads((folder / "env.json").read_text())
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["devices"] and found["cpus"] >= 1
+    assert {"jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"} < found.keys()
+    assert {"git_commit", "time", "command"} < found.keys()
+    assert len(found["earlier"]) == 2
+    assert found["earlier"][0]["jax"] == found["jax"] and "earlier" not in found["earlier"][0]
+
+
+def begin_run(root):
+    folder = open_run(root, "translation", "tiny", CONFIG).folder
+    (folder / "checkpoints" / "7").mkdir(parents=True)
+
+
+def changed(**fields):
+    model = dataclasses.replace(CONFIG.model, **fields.pop("model", {}))
+    return dataclasses.replace(CONFIG, model=model, **fields)
+
+
+def test_another_config_is_refused_and_every_differing_field_named(tmp_path):
+    begin_run(tmp_path)
+    other = changed(model={"d_model": 4}, rate=0.5, schedule=InverseSquareRoot())
+    with pytest.raises(ConfigError) as error:
+        open_run(tmp_path, "translation", "tiny", other, may_differ={"log_every"})
+    said = str(error.value)
+    assert "translation/tiny was made with another configuration: " in said
+    assert "model.d_model is 8 there but 4 here; rate is 0.001 there but 0.5 here" in said
+    assert "schedule.final is 0.25 there but absent here" in said
+    assert said.endswith("use another --name, or give the stored value")
+    assert "steps" not in said
+    assert load_config(tmp_path / "translation" / "tiny", Train) == CONFIG
+
+
+def test_fields_that_may_differ_are_free_and_their_neighbours_are_not(tmp_path):
+    begin_run(tmp_path)
+    free, other = {"model", "log_every"}, changed(model={"d_ff": 5}, log_every=7)
+    with pytest.raises(ConfigError, match="log_every is 50"):
+        open_run(tmp_path, "translation", "tiny", changed(log_every=7), may_differ={"log"})
+    with pytest.raises(ConfigError, match="model.d_ff is 16"):
+        open_run(
+            tmp_path, "translation", "tiny", changed(model={"d_ff": 5}), may_differ={"model.d"}
+        )
+    folder = open_run(tmp_path, "translation", "tiny", other, may_differ=free).folder
+    assert load_config(folder, Train) == other
+
+
+def test_a_run_without_a_checkpoint_takes_another_config(tmp_path):
+    folder = open_run(tmp_path, "translation", "tiny", CONFIG).folder
+    open_run(tmp_path, "translation", "tiny", changed(rate=0.5))
+    assert load_config(folder, Train) == changed(rate=0.5)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../x", "a/b", "/x", ".x", "a b", "x\0", "-x"])
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="cannot name a folder"):
+        open_run(tmp_path, "translation", name, CONFIG)
+    with pytest.raises(ConfigError, match="cannot name a folder"):
+        open_run(tmp_path, name, "tiny", CONFIG)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_config_that_json_cannot_hold_is_refused(tmp_path):
+    @dataclass(frozen=True)
+    class Odd:
+        attention_fn: object = print
+
+    with pytest.raises(ConfigError, match="print.* cannot be written to config.json"):
+        open_run(tmp_path, "translation", "tiny", Odd())
+
+
+def stored(tmp_path, **fields):
+    config = {**as_json(CONFIG), **fields}
+    tmp_path.joinpath("config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if value != "left out"})
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"stepz": 3}, "stepz is unknown"),
+        ({"model": {"d_model": 3, "d_ff": 5, "num_heads": 1}}, "model.vocab_size is missing"),
+        ({"steps": "3"}, 'steps is "3", but must be int'),
+        ({"steps": True}, "steps is true, but must be int"),
+        ({"rate": "fast"}, 'rate is "fast", but must be float'),
+        ({"attention_fn": "cuda"}, 'attention_fn is "cuda", but must be typing.Literal'),
+        ({"betas": [0.9]}, r"betas is \[0.9\], but must be tuple\[float, float\]"),
+        ({"axes": ["data", 3]}, "axes.1 is 3, but must be str"),
+        ({"corpus": ["SMALL"]}, "must be Corpus"),
+        ({"corpus": "HUGE"}, 'corpus is "HUGE", but must be Corpus'),
+        ({"out": 3}, "out is 3, but must be exactly one of Path or NoneType"),
+        ({"schedule": {"rise": 3}}, "must be exactly one of InverseSquareRoot or Cosine"),
+        ({"schedule": 3}, "must be exactly one of InverseSquareRoot or Cosine"),
+        ({"weights": {"en": "x"}}, 'weights.en is "x", but must be float'),
+    ],
+)
+def test_a_stored_config_that_does_not_fit_is_refused_with_the_field(tmp_path, fields, said):
+    with pytest.raises(ConfigError, match=said) as error:
+        load_config(stored(tmp_path, **fields), Train)
+    assert str(error.value).startswith(f"{tmp_path}/config.json: ")
+
+
+def older(tmp_path):
+    """The folder of a run that was begun before some fields there were."""
+    begin_run(tmp_path)
+    path = tmp_path / "translation" / "tiny" / "config.json"
+    config = json.loads(path.read_text())
+    del config["remat"], config["betas"], config["model"]["dropout_rate"], config["schedule"]
+    path.write_text(json.dumps(config))
+    return path.parent
+
+
+def test_a_field_that_a_stored_config_lacks_has_its_default(tmp_path):
+    loaded = load_config(older(tmp_path), Train)
+    assert loaded == changed(schedule=InverseSquareRoot())
+    given = changed(schedule=InverseSquareRoot())
+    assert open_run(tmp_path, "translation", "tiny", given).folder == tmp_path / "translation/tiny"
+    stored = json.loads((tmp_path / "translation/tiny/config.json").read_text())
+    assert stored == as_json(given)
+
+
+def test_a_newer_field_that_is_not_at_its_default_is_refused_in_an_older_run(tmp_path):
+    folder = older(tmp_path)
+    before = (folder / "config.json").read_bytes()
+    with pytest.raises(ConfigError) as error:
+        open_run(tmp_path, "translation", "tiny", changed(remat=True, model={"dropout_rate": 0.5}))
+    said = str(error.value)
+    assert "remat is false there but true here" in said
+    assert "model.dropout_rate is 0.0 there but 0.5 here" in said
+    assert "schedule.warmup is 4000 there but 100 here" in said and "betas" not in said
+    assert (folder / "config.json").read_bytes() == before
+
+
+def test_a_field_that_only_the_stored_config_has_is_named(tmp_path):
+    begin_run(tmp_path)
+    path = tmp_path / "translation" / "tiny" / "config.json"
+    path.write_text(json.dumps(as_json(CONFIG) | {"stepz": 3}))
+    with pytest.raises(ConfigError, match="stepz is 3 there but absent here"):
+        open_run(tmp_path, "translation", "tiny", CONFIG)
+
+
+@pytest.mark.parametrize("content", [b"[3]", b"7", b'{"steps":', b"\xff{}", b"[" * 100_000])
+@pytest.mark.parametrize("name", ["config.json", "env.json"])
+def test_a_file_of_a_run_that_holds_no_object_is_refused_by_its_name(tmp_path, name, content):
+    begin_run(tmp_path)
+    (tmp_path / "translation" / "tiny" / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"tiny/{name} (is not JSON|must hold a JSON object)"):
+        open_run(tmp_path, "translation", "tiny", CONFIG)
+
+
+def test_surroundings_without_a_list_of_earlier_ones_are_refused(tmp_path):
+    begin_run(tmp_path)
+    (tmp_path / "translation" / "tiny" / "env.json").write_text('{"earlier": 3}')
+    with pytest.raises(ConfigError, match="env.json is damaged: earlier is not a list. Remove it"):
+        open_run(tmp_path, "translation", "tiny", CONFIG)
+
+
+def test_damaged_lines_of_metrics_are_named_and_left_out_and_a_torn_last_one_is_no_news(
+    tmp_path, capsys
+):
+    lines = '{"step": 1, "loss": 2.0}\n{"stop": 2}\n\n{"step": "3"}\n{"step": 4}\n{"ste'
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    run = Run(tmp_path)
+    run.resume(7)
+    said = f"warning: {tmp_path}/metrics.jsonl lines 2, 4: no metrics, left out\n"
+    assert capsys.readouterr().err == said
+    assert run.metrics() == [{"step": 1, "loss": 2.0}, {"step": 4}]
+    run.resume(7)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_whole_number_read_for_a_float_is_a_float(tmp_path):
+    loaded = load_config(stored(tmp_path, rate=1), Train)
+    assert type(loaded.rate) is float and type(loaded.limit) is int
+
+
+def test_a_folder_without_a_readable_config_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not the folder of a run: it has no config.json"):
+        load_config(tmp_path, Train)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="config.json is not JSON"):
+        load_config(tmp_path, Train)
+
+
+def test_the_count_of_parameters_is_that_of_their_numbers():
+    assert count({"a": np.zeros((3, 5)), "b": {"c": np.zeros(7)}}) == 22
+
+
+def test_each_logged_step_is_one_line_on_disk_at_once(tmp_path):
+    run = Run(tmp_path)
+    run.log(3, loss=2.5, tokens=7)
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert text == '{"step": 3, "loss": 2.5, "tokens": 7.0}\n'
+    run.log(5, loss=float("inf"))
+    assert run.metrics()[1] == {"step": 5, "loss": float("inf")}
+    run.close()
+
+
+def test_after_a_resume_no_line_is_doubled_or_missing(tmp_path):
+    run = Run(tmp_path)
+    for step in range(1, 8):
+        run.log(step, loss=step)
+    run.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "lo')
+    resumed = Run(tmp_path)
+    resumed.resume(5)
+    for step in range(6, 10):
+        resumed.log(step, loss=step)
+    resumed.close()
+    assert resumed.metrics() == [{"step": step, "loss": float(step)} for step in range(1, 10)]
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 9
+    assert {path.name for path in tmp_path.iterdir()} <= {"metrics.jsonl", "tensorboard"}
+
+
+def test_a_resume_of_nothing_makes_nothing(tmp_path):
+    run = Run(tmp_path)
+    run.resume(0)
+    assert run.metrics() == [] and not list(tmp_path.iterdir())
+
+
+def events(folder):
+    proto = pytest.importorskip("tensorboardX.proto.event_pb2")
+    for path in sorted((folder / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:
+            (size,) = struct.unpack("<Q", data[:8])
+            yield proto.Event.FromString(data[12 : 12 + size])
+            data = data[16 + size :]
+
+
+def test_tensorboard_gets_the_same_numbers_and_hides_those_before_a_resume(tmp_path):
+    run = Run(tmp_path)
+    run.log(3, loss=2.5)
+    run.log(4, loss=2.0)
+    run.resume(3)
+    run.log(4, loss=1.5)
+    run.close()
+    found = list(events(tmp_path))
+    values = [(e.step, v.tag, v.simple_value) for e in found for v in e.summary.value]
+    assert values == [(3, "loss", 2.5), (4, "loss", 2.0), (4, "loss", 1.5)]
+    starts = [event.step for event in found if event.session_log.status == 1]
+    assert starts == [0, 4]
+
+
+def test_without_tensorboard_the_lines_are_still_written(tmp_path, monkeypatch, capsys):
+    def absent(name):
+        raise optional_dependencies.MissingExtra(name)
+
+    monkeypatch.setattr("experiments.harness.run_folder.optional_dependencies.load", absent)
+    run = Run(tmp_path)
+    run.log(3, loss=2.5)
+    run.log(5, loss=1.5)
+    run.close()
+    assert len(run.metrics()) == 2
+    assert not (tmp_path / "tensorboard").exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_line_cut_by_a_full_disk_does_not_spoil_the_next_one(tmp_path, capsys):
+    run = Run(tmp_path)
+    run.log(1, loss=1.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, hard))
+    try:
+        run.log(2, loss=2.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "only 5 of" in capsys.readouterr().err
+    run.log(3, loss=3.0)
+    run.close()
+    assert [line["step"] for line in run.metrics()] == [1, 3]
+
+
+def test_tensorboard_files_that_cannot_be_written_cost_one_warning(tmp_path, capsys):
+    (tmp_path / "tensorboard").write_text("in the way")
+    run = Run(tmp_path)
+    run.log(1, loss=1.0)
+    run.log(2, loss=1.0)
+    run.close()
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+    assert capsys.readouterr().err.count("tensorboard could not be written") == 1
+
+
+def test_a_full_disk_costs_metrics_and_one_warning_but_not_the_training(tmp_path, capsys):
+    run = Run(tmp_path)
+    run.log(1, loss=1.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, hard))
+    try:
+        for step in (2, 3, 4):
+            run.log(step, loss=float(step))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    run.log(5, loss=5.0)
+    run.close()
+    assert [line["step"] for line in run.metrics()] == [1, 5]
+    said = capsys.readouterr().err
+    assert said.count("metrics.jsonl could not be written") == 1
+    assert said.count("tensorboard could not be written") <= 1
+
+
+def test_a_folder_that_vanished_does_not_stop_the_training(tmp_path, capsys):
+    run = Run(tmp_path / "gone")
+    run.log(1, loss=1.0)
+    run.log(2, loss=1.0)
+    run.resume(1)
+    assert capsys.readouterr().err.count("metrics.jsonl could not be written") == 1

@@ -1,0 +1,208 @@
+"""The standard library's own text: what is in it, how it is split, and the snippets cut from it."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from experiments.language_modelling import stdlib
+from experiments.language_modelling import stdlib_classification as cutting
+from experiments.language_modelling.stdlib_classification import cut, snippets
+from jaxformer.errors import DataError
+
+PARTS = ("train", "validation", "test")
+
+
+@pytest.fixture(scope="module")
+def parts() -> dict[str, list[Path]]:
+    return {part: stdlib.files(part) for part in PARTS}
+
+
+@pytest.fixture(scope="module")
+def labelled():
+    return {part: snippets(part) for part in ("train", "test")}
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(stdlib.root()).as_posix()
+
+
+def make_library(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def test_the_parts_are_sorted_share_no_file_and_have_the_sizes_they_should(parts):
+    paths = [path for part in PARTS for path in parts[part]]
+    assert len(set(paths)) == len(paths)
+    sizes = {part: sum(path.stat().st_size for path in parts[part]) for part in PARTS}
+    total = sum(sizes.values())
+    assert total > 5_000_000
+    assert 0.75 < sizes["train"] / total < 0.92
+    assert all(0.03 < sizes[part] / total < 0.17 for part in ("validation", "test"))
+    for part in PARTS:
+        names = [relative(path) for path in parts[part]]
+        assert names == sorted(names)
+
+
+def test_the_text_is_utf8_source_without_test_suites_tables_and_optional_parts(parts):
+    for path in [path for part in PARTS for path in parts[part]]:
+        assert path.suffix == ".py"
+        path.read_bytes().decode("utf-8")
+        words = set(path.relative_to(stdlib.root()).parts)
+        assert not words & {"test", "tests", "site-packages", "encodings", "pydoc_data"}, path
+        assert not words & {"tkinter", "idlelib", "ensurepip", "lib2to3", "distutils"}, path
+
+
+def test_what_is_installed_beside_the_library_is_left_out(tmp_path, monkeypatch):
+    make_library(
+        tmp_path,
+        {
+            "abc.py": "",
+            "json/decoder.py": "",
+            "json/tests/test_json.py": "",
+            "json/data.txt": "",
+            "site-packages/numpy/core.py": "",
+            "dist-packages/apt.py": "",
+            "html/entities.py": "",
+            "config-3.11-x86_64/python-config.py": "",
+            "_sysconfigdata__linux_.py": "",
+            "sitecustomize.py": "",
+        },
+    )
+    monkeypatch.setattr(stdlib, "root", lambda: tmp_path)
+    found = [relative(path) for part in PARTS for path in stdlib.files(part)]
+    assert sorted(found) == ["abc.py", "json/decoder.py"]
+
+
+def test_a_python_without_the_source_of_its_library_is_refused(tmp_path, monkeypatch):
+    for folder in (tmp_path, tmp_path / "python311.zip"):
+        monkeypatch.setattr(stdlib, "root", lambda folder=folder: folder)
+        with pytest.raises(DataError, match="without the source text of its library"):
+            stdlib.files("train")
+
+
+def test_a_file_keeps_its_part_whatever_else_is_there():
+    sizes = {"abc.py": 7, "sched.py": 11, "pickle.py": 13, "enum.py": 17, "json/tool.py": 19}
+    expected = dict(zip(sizes, ("train", "test", "validation", "train", "train"), strict=True))
+    assert stdlib.assign(sizes) == expected
+    assert stdlib.assign(dict(reversed(sizes.items()))) == expected
+    assert stdlib.assign({"sched.py": 3}) == {"sched.py": "test"}
+
+
+def test_files_of_a_package_are_held_out_until_they_hold_15_percent_of_it():
+    names = ["logging/config.py", "logging/handlers.py", "logging/__init__.py"]  # by their hash
+    tests = []
+    for first in (16, 14):
+        found = stdlib.assign(dict(zip(names, (first, 30, 100 - first - 30), strict=True)))
+        tests.append([name for name in names if found[name] == "test"])
+    assert tests == [names[:1], names[:2]]
+    assert stdlib.assign({"urllib/parse.py": 5})["urllib/parse.py"] != "test"
+
+
+def test_of_each_package_files_are_held_out_and_files_remain(parts):
+    for package in stdlib.PACKAGES:
+        sizes = dict.fromkeys(PARTS, 0)
+        for part in PARTS:
+            inside = (p for p in parts[part] if stdlib.package_of(relative(p)) == package)
+            sizes[part] = sum(path.stat().st_size for path in inside)
+        assert sizes["train"] > 0.45 * sum(sizes.values()), package
+        assert sizes["validation"] == 0
+        assert sizes["test"] >= 0.15 * sum(sizes.values()), package
+
+
+SOURCE = """
+# A licence that every file of the package repeats.
+import alpha, beta
+from gamma import (
+    delta,
+    epsilon,
+)
+class Handler(Base):
+
+    def first(self, one):
+        import zeta
+        self.one = one   # set
+        if one:
+            return self.one * 2
+        else:
+            return HTTPThing(one)
+    def second(self, two):
+        # a comment of many words
+        return two + 1
+    def third(self, three):
+        return three + 2
+    def fourth(self, four):
+        return four + 3
+"""
+
+
+def test_a_snippet_has_8_counted_lines_and_does_not_say_where_it_is_from():
+    found = list(cut(SOURCE, "http"))
+    assert len(found) == 1
+    expected = """\
+        class Handler(Base):
+            def first(self, one):
+                self.one = one   # set
+                if one:
+                    return self.one * 2
+                else:
+            def second(self, two):
+                return two + 1
+        """
+    counted = [line for line in found[0].split("\n") if len(re.findall("[a-zA-Z_]+", line)) > 1]
+    assert len(counted) == cutting.LINES
+    assert found[0].startswith(textwrap.dedent(expected).rstrip())
+    for word in ("import", "delta", "epsilon", "licence", "comment", "HTTP"):
+        assert word not in found[0]
+
+
+def test_the_snippets_of_a_file_follow_each_other_and_start_at_the_margin():
+    source = "\n".join(f"    if a:\n        number = base + {i}" for i in range(16))
+    found = list(cut(f"def f():\n{source}", "xml"))
+    numbers = [int(n) for text in found for n in re.findall(r"base \+ (\d+)", text)]
+    assert numbers == list(range(len(numbers)))
+    assert len(found) == 4
+    assert all(re.search("^[a-z]", text, re.MULTILINE) for text in found)
+
+
+def test_the_test_set_is_balanced_and_shares_no_snippet_with_training(labelled):
+    test, train = labelled["test"], labelled["train"]
+    assert {test.labels.count(package) for package in stdlib.PACKAGES} == {cutting.TEST_SNIPPETS}
+    assert len(test.labels) == len(test.texts) == 10 * cutting.TEST_SNIPPETS
+    assert min(train.labels.count(package) for package in stdlib.PACKAGES) >= 50
+    assert len(set(train.texts + test.texts)) == len(train.texts) + len(test.texts)
+
+
+def test_no_snippet_contains_the_name_of_its_package(labelled):
+    for part in labelled.values():
+        for label, text in zip(*part, strict=True):
+            assert label not in text.lower()
+
+
+def test_training_snippets_come_from_training_files_only(parts, labelled):
+    text = {part: "".join(p.read_text(encoding="utf-8") for p in parts[part]) for part in PARTS}
+    for part, found in labelled.items():
+        for snippet in found.texts[::7]:
+            line = max(snippet.split("\n"), key=len)
+            assert line.strip() in text[part]
+
+
+def test_a_library_with_too_little_text_is_refused(tmp_path, monkeypatch):
+    make_library(tmp_path, {"asyncio/a.py": "x = y\n" * 80, "asyncio/b.py": "x = y\n"})
+    monkeypatch.setattr(stdlib, "root", lambda: tmp_path)
+    with pytest.raises(DataError, match=r"asyncio: 1 snippets of 8 lines for train, but 50 are"):
+        snippets("train")
+
+
+def test_what_was_trained_on_is_no_test(tmp_path, monkeypatch):
+    text = "\n".join(f"first = second + {i}" for i in range(50 * cutting.LINES))
+    make_library(tmp_path, {"asyncio/a.py": text, "asyncio/b.py": text})
+    monkeypatch.setattr(stdlib, "root", lambda: tmp_path)
+    monkeypatch.setattr(stdlib, "PACKAGES", ("asyncio",))
+    assert len(snippets("train").texts) == 50
+    with pytest.raises(DataError, match="asyncio: 0 snippets of 8 lines for test"):
+        snippets("test")

@@ -1,0 +1,123 @@
+"""What the settings of all experiments choose: devices, attention function, block."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from experiments.harness.build import build_attention, build_model
+from experiments.harness.training_config import Remat, TrainingConfig, choose_devices
+from jaxformer.config import TransformerConfig
+from jaxformer.distributed import Replicated, Sharded, SingleDevice
+from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.ops.attention import reference, xla
+from jaxformer.ops.masks import AttentionMask
+
+SIZES = TransformerConfig(vocab_size=11, d_model=6, d_ff=7, num_heads=2, num_decoder_layers=1)
+ROOT = Path(__file__).parents[2]
+TINY = """
+    --name tiny --model.d_model 16 --model.d_ff 22 --model.num_heads 2 --model.num_decoder_layers 1
+    --model.max_len 23 --model.dropout_rate 0.1 --optimizer.warmup_steps 3
+    --optimizer.total_steps 11 --training.log_every 1 --training.save_every 7
+    --training.evaluate_every 11 --training.grad_accumulation 2 --training.ema_decay 0.5
+"""
+LANGUAGE = f"""
+    language_modelling {TINY} --model.vocab_size 280 --data.train a.txt --data.validation b.txt
+    --data.batch_size 8 --data.seq_len 19 --optimizer.name adam --prompts sun
+    --sampling.max_new_tokens 3
+"""
+TRANSLATION = f"""
+    translation {TINY} --model.vocab_size 290 --model.num_encoder_layers 1 --data.corpus files
+    --data.train.source a.txt --data.train.target a.txt --data.validation.source b.txt
+    --data.validation.target b.txt --data.batch_tokens 200 --search.beam_size 2 --data.buckets 1
+"""
+
+
+def test_one_device_copies_or_parts_are_chosen_by_name():
+    assert isinstance(choose_devices("single", ""), SingleDevice)
+    assert isinstance(choose_devices("replicated", ""), Replicated)
+    for mesh in ("", "data=1", "tensor=1,fsdp=1"):
+        assert isinstance(choose_devices("sharded", mesh), Sharded)
+
+
+@pytest.mark.parametrize("strategy", ["single", "replicated"])
+def test_a_mesh_without_sharded_is_refused(strategy):
+    with pytest.raises(ConfigError, match="mesh='data=2' needs --strategy sharded"):
+        choose_devices(strategy, "data=2")
+
+
+def test_a_mesh_of_more_devices_than_there_are_is_refused():
+    with pytest.raises(ConfigError, match="needs 6 devices, but there are"):
+        choose_devices("sharded", "data=2,tensor=3")
+
+
+def test_attention_function_and_block_are_chosen_by_name():
+    other = TrainingConfig(attention_fn="xla", remat="blocks")
+    plain, other = (build_model(DecoderOnly, SIZES, x) for x in (TrainingConfig(), other))
+    assert (plain.attention_fn, other.attention_fn) == (reference, xla)
+    assert plain.block is Block and issubclass(other.block, nn.Module) and other.block is not Block
+    with pytest.raises(ConfigError, match="attention_fn='flash' is unknown: give one of reference"):
+        TrainingConfig(attention_fn="flash")
+    with pytest.raises(ConfigError, match="loss_chunk=-1, but it must be at least 0"):
+        TrainingConfig(loss_chunk=-1)
+
+
+@pytest.mark.parametrize("old", [True, False, "full"])
+def test_what_is_computed_again_has_a_name(old):
+    assert get_args(Remat) == tuple(REMAT)
+    known = "give one of none, attention, matmuls, blocks"
+    with pytest.raises(ConfigError, match=f"remat={old!r} is unknown: {known}"):
+        TrainingConfig(remat=old)
+
+
+def test_an_attention_function_may_be_chosen_for_each_shape_and_says_so(capsys):
+    auto = build_attention(TrainingConfig(attention_fn="auto"))
+    x = jax.ShapeDtypeStruct((1, 7, 2, 4), jnp.float32)
+    for mask in (AttentionMask(), AttentionMask(causal=True)):
+        jax.eval_shape(lambda x, mask=mask: auto(x, x, x, mask, scale=0.5), x)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("attention B=1 T=7 S=7 N=2 K=2 H=4 Hv=4 float32 on cpu")
+    assert lines[1].startswith("  selected: reference: ") and len(lines) == 6
+
+
+def trained(folder: Path, words: str, runs: str, *more: str) -> list[dict]:
+    """The metrics of a run on four devices, each line without its speed."""
+    experiment, *options = words.split()
+    command = [sys.executable, "-m", f"experiments.{experiment}.train", *options, *more]
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT)}
+    environment |= {"JAX_PLATFORMS": "cpu"}
+    subprocess.run([*command, "--runs", runs], cwd=folder, env=environment, check=True)
+    lines = (folder / runs / experiment / "tiny" / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(x).items() if k != "tokens_per_second"} for x in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [LANGUAGE, TRANSLATION], ids=["language", "translation"])
+def test_an_experiment_learns_the_same_on_any_devices_and_may_change_them(words, tmp_path):
+    rng = np.random.default_rng(3)
+    for name, lines in (("a.txt", 83), ("b.txt", 7)):
+        texts = (" ".join(rng.choice(["sun", "moon", "rain", "hill"], 5)) for _ in range(lines))
+        (tmp_path / name).write_text("\n".join(texts) + "\n")
+    alone = trained(tmp_path, words, "one")
+    mesh = "--strategy", "sharded", "--mesh", "data=2,tensor=2"
+    half = "--optimizer.total_steps", "7", "--optimizer.schedule", "constant"
+    copies = trained(tmp_path, words, "copies", "--strategy", "replicated")
+    parts = trained(tmp_path, words, "parts", *mesh)
+    trained(tmp_path, words, "both", *mesh, *half)
+    both = trained(tmp_path, words, "both", "--strategy", "replicated", *half[2:])
+    constant = trained(tmp_path, words, "constant", *half[2:])
+    for found, expected in ((copies, alone), (parts, alone), (both, constant)):
+        assert [line["step"] for line in found][-1] == 11
+        found = {line["step"]: line["loss"] for line in found if "loss" in line}
+        expected = {line["step"]: line["loss"] for line in expected if "loss" in line}
+        assert found == pytest.approx(expected, rel=1e-5)

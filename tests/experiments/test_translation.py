@@ -1,0 +1,730 @@
+"""The translation experiment, end to end on a tiny model that is trained here, in this process."""
+
+import contextlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.harness import checkpoint_selection, cli, planning
+from experiments.harness.metric_logger import Progress
+from experiments.harness.planning import utilization
+from experiments.translation import evaluation, export, load_run, prepare, score, train, translate
+from experiments.translation.presets import PRESETS
+from jaxformer import pipelines
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.nn.int8 import Int8
+from jaxformer.text.tokenizers import EOS, PAD
+
+ROOT = Path(__file__).parents[2]
+NOUNS = {"dog": "Hund", "bird": "Vogel", "tree": "Baum", "king": "Prinz", "ship": "Kahn"}
+VERBS = {"sees": "sieht", "likes": "mag", "finds": "findet", "draws": "malt", "hears": "hört"}
+TOO_LONG = "dog " * 47
+SPEEDS = ("tokens_per_second", "mfu")
+SETTINGS = """
+    --name tiny --model.vocab_size 400 --model.d_model 16 --model.d_ff 22 --model.num_heads 2
+    --model.num_encoder_layers 1 --model.num_decoder_layers 1 --model.max_len 31
+    --model.dropout_rate 0.1 --data.batch_tokens 128 --data.buckets 2
+    --optimizer.schedule inverse_square_root --optimizer.warmup_steps 3
+    --optimizer.total_steps 17 --training.log_every 2 --training.save_every 5
+    --training.evaluate_every 5 --training.average_checkpoints 3
+    --search.beam_size 2 --search.max_extra_tokens 3 --search.batch_size 1
+"""
+
+
+def options(words):
+    """The words of a command line as {option: value}."""
+    words = words.split()
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def write(path, lines):
+    path.write_bytes("".join(line + "\n" for line in lines).encode())
+    return path
+
+
+def text_pairs(rng, count):
+    """Sentences of 2 to 6 words, and their translations word by word, from right to left."""
+    pairs = []
+    for _ in range(count):
+        words = rng.choice([*NOUNS, *VERBS], rng.integers(2, 7)).tolist()
+        pairs.append((" ".join(words), " ".join((NOUNS | VERBS)[word] for word in words[::-1])))
+    return pairs
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder with train, validation and test files; the train files have two odd pairs."""
+    folder = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(7)
+    odd = {"train": [("", "leer"), (TOO_LONG, "Hund")], "val": [], "test": [(TOO_LONG, "Baum")]}
+    for part, count in (("train", 97), ("val", 5), ("test", 3)):
+        pairs = text_pairs(rng, count) + odd[part]
+        for side, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            write(folder / f"{part}.{side}", lines)
+    return folder
+
+
+def settings(text, runs, more=""):
+    """The options of a tiny run of `text`, with those of `more` over them."""
+    found = options(SETTINGS) | {"--runs": runs}
+    for part, name in (("train", "train"), ("validation", "val"), ("test", "test")):
+        for side, suffix in (("source", "en"), ("target", "de")):
+            found[f"--data.{part}.{side}"] = text / f"{name}.{suffix}"
+    return found | options(more)
+
+
+def parsed(command, args):
+    kinds = {
+        translate: translate.TranslateOptions,
+        score: score.ScoreOptions,
+        export: export.ExportOptions,
+    }
+    presets = {"default": kinds[command]()} if command in kinds else PRESETS
+    words = [
+        word
+        for name, value in args.items()
+        for word in ([name] if str(value) == "True" else [name, str(value)])
+    ]
+    return cli.parse(presets, words)
+
+
+def call(command, args):
+    """The exit code of a command, what it printed and what it complained of."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.run(lambda: command.main(parsed(command, args)))
+    return SimpleNamespace(code=code, out=out.buffer.getvalue().decode(), err=err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory):
+    """The finished run: its folder, its config, its training's arguments and output.
+
+    The processor called itself an L4.
+    """
+    root = tmp_path_factory.mktemp("runs")
+    args = settings(text, root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(utilization._KINDS, "cpu", "l4")
+        done = call(train, args)
+    assert done.code == 0, done.err
+    folder = root / "translation" / "tiny"
+    config = load_run.load_run(folder).config
+    return SimpleNamespace(folder=folder, args=args, config=config, out=done.out, err=done.err)
+
+
+@pytest.fixture(scope="module")
+def system(run):
+    return load_run.load_run(run.folder)
+
+
+def bytes_of(folder, step):
+    leaves = jax.tree.leaves(Checkpoints(folder / "checkpoints").restore_params(step))
+    return b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
+
+
+def metrics_of(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k not in SPEEDS} for line in lines]
+
+
+def snapshot(folder):
+    """Every file of a run but the log of its surroundings."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "env.json")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+# Training
+
+
+def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
+    lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
+    logged = [line for line in lines if "tokens_per_second" in line]
+    assert [line["step"] for line in logged] == [2, 4, 6, 8, 10, 12, 14, 16, 17]
+    prepared = prepare.prepare(run.config, run.folder)
+    batches, begin = [prepared.batches.batch(number) for number in range(17)], 1
+    for line in logged:
+        flops, tokens = 0, 0
+        for source, target, _ in batches[begin : line["step"]]:
+            sizes = *source.shape, target.shape[1] - 1
+            flops += planning.seq2seq_flops(prepared.model, *sizes)
+            tokens += np.count_nonzero(target[:, 1:] != PAD)
+        assert math.isclose(line["mfu"] * 60e12 / line["tokens_per_second"], flops / tokens)
+        begin = line["step"]
+    assert "(1 x 60 TFLOP/s, cpu, float32)" in run.out
+
+
+def test_a_run_from_ones_own_files_leaves_everything_in_its_folder(run):
+    names = {path.name for path in run.folder.iterdir()}
+    assert names >= {"config.json", "env.json", "metrics.jsonl", "tokenizer", "checkpoints"}
+    assert names >= {"samples", "scores.json", "tensorboard"}
+    assert run.config.data.train.source.endswith("train.en")
+    scores = json.loads((run.folder / "scores.json").read_text())
+    assert scores["text"] == "test" and scores["sentences"] == 4
+    assert scores["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    assert 0.0 <= scores["bleu"] <= 100.0 and 0.0 <= scores["chrf"] <= 100.0
+    assert len((run.folder / "samples" / "test.txt").read_bytes().split(b"\n")) == 4 + 1
+    samples = sorted(path.name for path in (run.folder / "samples").iterdir())
+    assert samples == ["test.txt", *(f"validation-{n}.txt" for n in (10, 15, 5))]
+
+
+def test_the_metrics_hold_the_loss_the_padding_and_the_validation_scores(run):
+    lines = metrics_of(run.folder)
+    losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    assert sorted(losses) == [2, 4, 6, 8, 10, 12, 14, 16, 17]
+    assert losses[17] < losses[2]
+    assert all(0.0 < line["padding"] < 1.0 for line in lines if "loss" in line)
+    assert [line["step"] for line in lines if "validation_bleu" in line] == [5, 10, 15]
+
+
+def test_pairs_left_out_padding_and_compiled_programs_are_reported(run):
+    assert "training pairs 97 (left out: 1 empty, 1 too_long), validation 5, test 4" in run.out
+    assert re.search(r"\d+\.\d% of target positions are padding", run.out)
+    programs, shapes = map(
+        int, re.search(r"(\d) programs compiled for (\d) shapes of batch", run.out).groups()
+    )
+    assert 1 <= programs <= shapes <= 2
+
+
+def test_a_test_line_that_is_too_long_is_reported_and_scored_as_an_empty_translation(run):
+    assert "warning: 1 of the lines have more than the model's max_len=31 tokens" in run.err
+    assert "(line 4)" in run.err
+    assert (run.folder / "samples" / "test.txt").read_bytes().split(b"\n")[3] == b""
+
+
+@pytest.fixture(scope="module")
+def stopped(run, text, tmp_path_factory):
+    """The same run, stopped by a signal after step 13 and started again."""
+    root = tmp_path_factory.mktemp("stopped")
+    args = settings(text, root)
+    add = Progress.add
+
+    def stop_at_13(self, step, *rest):
+        add(self, step, *rest)
+        if step == 13:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "add", stop_at_13)
+        first = call(train, args)
+    folder = root / "translation" / "tiny"
+    steps = Checkpoints(folder / "checkpoints").steps()
+    second = call(train, args)
+    return SimpleNamespace(first=first, steps=steps, second=second, folder=folder, args=args)
+
+
+def test_a_signal_saves_the_step_and_ends_with_its_code(stopped):
+    assert stopped.first.code == 143
+    assert "SIGTERM: saving after this step" in stopped.first.err
+    assert stopped.steps == [5, 10, 13]
+    assert stopped.second.code == 0 and "from step 13 to 17" in stopped.second.out
+
+
+def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_to_the_bit(run, stopped):
+    steps = [set(Checkpoints(x.folder / "checkpoints").steps()) for x in (run, stopped)]
+    assert steps[0] & steps[1] >= {10, 15, 17}
+    for step in steps[0] & steps[1]:
+        assert bytes_of(run.folder, step) == bytes_of(stopped.folder, step)
+    assert metrics_of(run.folder) == metrics_of(stopped.folder)
+    for name in ("scores.json", "weights.json", "samples/test.txt"):
+        assert (run.folder / name).read_bytes() == (stopped.folder / name).read_bytes()
+
+
+def test_a_run_made_with_another_config_is_refused_with_the_fields_and_untouched(run):
+    before = snapshot(run.folder)
+    for command in (train, prepare):
+        done = call(command, run.args | {"--model.d_ff": 23, "--training.seed": 5})
+        assert done.code == 2 and done.err.count("\n") == 1
+        assert "was made with another configuration: model.d_ff is 22 there but 23 here" in done.err
+        assert "training.seed is 0 there but 5 here" in done.err
+    assert snapshot(run.folder) == before
+
+
+def test_a_run_whose_training_text_has_changed_is_refused_and_untouched(run, text):
+    before, path = snapshot(run.folder), text / "train.de"
+    content = path.read_bytes()
+    try:
+        path.write_bytes(content.replace(b"Hund", b"Katze"))
+        done = call(train, run.args)
+    finally:
+        path.write_bytes(content)
+    assert done.code == 66 and "tiny was trained on other text than this" in done.err
+    assert snapshot(run.folder) == before
+
+
+def test_other_validation_and_test_files_do_not_touch_what_was_prepared(run, text):
+    before = snapshot(run.folder)
+    other = run.args | {
+        "--data.test.source": text / "val.en",
+        "--data.test.target": text / "val.de",
+    }
+    done = call(prepare, other)
+    assert done.code == 0 and "test 5" in done.out
+    assert call(prepare, run.args).code == 0
+    assert snapshot(run.folder) == before
+
+
+@pytest.fixture(scope="module")
+def averaged(text, tmp_path_factory):
+    """A run with two vocabularies of words, accumulation, a moving average, 4 checkpoints kept."""
+    root = tmp_path_factory.mktemp("averaged")
+    more = """
+        --data.tokenizer words --model.source_vocab_size 13 --model.vocab_size 11
+        --model.tied_embeddings output --training.grad_accumulation 2 --training.ema_decay 0.8
+        --training.average_checkpoints 3 --training.save_every 1 --training.evaluate_every 0
+        --optimizer.total_steps 4 --data.buckets 1 --search.beam_size 1
+    """
+    done = call(train, settings(text, root, more))
+    assert done.code == 0, done.err
+    return root / "translation" / "tiny"
+
+
+@pytest.mark.slow
+def test_the_moving_average_moves_as_its_decay_says(averaged, assert_equal):
+    checkpoints = Checkpoints(averaged / "checkpoints")
+    assert checkpoints.steps() == [1, 2, 3, 4]
+    average = checkpoints.restore_params(1, tree="ema")
+    for step in (2, 3, 4):
+        params = checkpoints.restore_params(step)
+        average = jax.tree.map(lambda a, p: 0.8 * a + 0.2 * p, average, params)
+        found = checkpoints.restore_params(step, tree="ema")
+        jax.tree.map(assert_equal, found, average)
+        moved = jax.tree.map(lambda a, p: np.abs(a - p).max(), found, params)
+        assert max(jax.tree.leaves(moved)) > 1e-4
+
+
+def test_the_result_is_the_mean_of_the_last_moving_averages(averaged, assert_equal):
+    checkpoints = Checkpoints(averaged / "checkpoints")
+    assert json.loads((averaged / "weights.json").read_text())["steps"] == [2, 3, 4]
+    averages = [checkpoints.restore_params(step, tree="ema") for step in (2, 3, 4)]
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *averages)
+    jax.tree.map(assert_equal, load_run.load_run(averaged).params, mean)
+
+
+def test_two_vocabularies_of_words_have_their_own_sizes_and_tables(averaged):
+    found = load_run.load_run(averaged)
+    sizes = found.source_tokenizer.vocab_size, found.target_tokenizer.vocab_size
+    assert sizes == (13, 11)
+    assert found.params["source_embedding"]["table"].shape == (13, 16)
+    assert found.params["embedding"]["table"].shape == (11, 16)
+    assert len(found.source_tokenizer.encode("dog sees dog")) == 3
+
+
+def test_rows_divide_by_the_accumulation(text, tmp_path):
+    args = settings(text, tmp_path, "--training.grad_accumulation 3")
+    prepared = prepare.prepare(parsed(prepare, args), tmp_path / "run")
+    assert all(bucket.batch_size % 24 == 0 for bucket in prepared.batches.buckets)
+
+
+def test_training_ends_when_validation_is_tired_and_keeps_the_best_weights(
+    text, tmp_path, monkeypatch
+):
+    """BLEU is 5, 9, 7, 8.5, 8 after each step: the best is step 2, and 3 no better ones follow."""
+    scripted = iter([5.0, 9.0, 7.0, 8.5, 8.0, 8.0, 9.0, 3.0])
+    seen = []
+
+    def evaluate(found, part, search, *, lowercased):
+        seen.append(found)
+        scores = {"bleu": next(scripted), "chrf": 1.0, "exact": 0.0, "sentences": 1}
+        return evaluation.Result(scores | {"bleu_signature": "", "chrf_signature": ""}, part.source)
+
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    more = """
+        --data.tokenizer characters --training.patience 3 --training.evaluate_every 1
+        --training.save_every 2 --training.average_checkpoints 1 --data.buckets 1 --model.max_len 47
+    """
+    done = call(train, settings(text, tmp_path, more))
+    assert done.code == 0, done.err
+    folder = tmp_path / "translation" / "tiny"
+    checkpoints = Checkpoints(folder / "checkpoints")
+    assert checkpoints.steps() == [2, 4, 5] and checkpoints.best_step() == 2
+    chosen = json.loads((folder / "weights.json").read_text())
+    assert (chosen["steps"], chosen["validation_bleu"]) == ([2], 9.0)
+    best = checkpoints.restore_params(2)
+    jax.tree.map(np.testing.assert_array_equal, seen[-1].params, best)
+    characters = set("".join((text / f"train.{side}").read_text() for side in ("en", "de")))
+    assert seen[-1].target_tokenizer.vocab_size == len(characters - {"\n"}) + 4
+
+
+# Translating
+
+
+def translated(run, tmp_path, content, more=""):
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_bytes(content)
+    args = {"--run": run.folder, "--input": source, "--output": target}
+    done = call(translate, args | options(more))
+    done.lines = target.read_bytes().decode().split("\n") if target.exists() else None
+    return done
+
+
+ODD = [
+    "dog sees bird",
+    "",
+    "king\u2028a\u0085b\x0bc\x0c",
+    "\u2028",
+    "tree <pad> <eos>",
+    "  \t",
+    "tree likes dog\r",
+    "<bos>",
+]
+
+
+def test_one_line_comes_out_for_each_line_that_goes_in(run, tmp_path):
+    done = translated(run, tmp_path, "\n".join(ODD).encode())
+    assert done.code == 0 and done.err == ""
+    assert len(done.lines) == len(ODD) + 1 and done.lines[-1] == ""
+    assert [line == "" for line in done.lines[:2]] == [False, True]
+    assert done.lines[3] == done.lines[5] == ""
+    without_return = translated(run, tmp_path, b"tree likes dog\n")
+    assert without_return.lines == [done.lines[6], ""]
+    marked = translated(run, tmp_path, b"\xef\xbb\xbfdog sees bird")
+    assert marked.lines == [done.lines[0], ""], "a byte order mark is no text"
+    in_parts = translated(run, tmp_path, "\n".join(ODD).encode(), "--lines_at_once 3")
+    assert in_parts.lines == done.lines
+
+
+def test_text_that_looks_like_a_special_token_is_text(system):
+    for tokenizer in system[3:]:
+        ids = tokenizer.encode("<eos>")
+        assert min(ids) > 3 and tokenizer.decode(ids) == "<eos>"
+
+
+def test_n_best_lines_hold_number_score_text_and_log_probabilities(run, tmp_path):
+    done = translated(run, tmp_path, b"dog sees\n\ntree\n", "--n_best 2 --scores True")
+    rows = [line.split("\t") for line in done.lines[:-1]]
+    assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
+    assert rows[2] == ["2", "0.0000", "", ""]
+    for number in ("1", "3"):
+        scores = [float(row[1]) for row in rows if row[0] == number]
+        assert scores == sorted(scores, reverse=True)
+    for row in rows[:2]:
+        log_probs = list(map(float, row[3].split()))
+        assert abs(float(row[1]) - sum(log_probs) / ((5 + len(log_probs)) / 6) ** 0.6) < 1e-3
+    best = translated(run, tmp_path, b"dog sees\n\ntree\n").lines
+    assert best == [rows[0][2], "", rows[3][2], ""]
+
+
+def test_a_line_that_is_too_long_gives_an_empty_one_and_is_named(run, tmp_path):
+    content = f"dog sees\n{TOO_LONG}\ntree\n{TOO_LONG}".encode()
+    done = translated(run, tmp_path, content, "--lines_at_once 3")
+    assert done.code == 65
+    assert done.err == (
+        f"error: {tmp_path}/in.txt: 2 of the lines have more than the model's max_len=31 tokens "
+        "and were given empty translations (line 2, 4): split them\n"
+    )
+    assert done.lines == translated(run, tmp_path, b"dog sees\n\ntree\n\n").lines
+    assert done.lines[0] and done.lines[2]
+
+
+def test_a_line_that_is_not_utf8_is_named_and_those_before_are_not_lost(run, tmp_path):
+    content = b"dog sees\ntree\nking \xff\nship\n"
+    done = translated(run, tmp_path, content)
+    assert done.code == 65
+    assert f"error: {tmp_path}/in.txt:3: byte 6 of the line (0xff) is not UTF-8" in done.err
+    done = translated(run, tmp_path, TOO_LONG.encode() + b"\n" + content)
+    assert "in.txt:4: byte 6" in done.err and "(line 1)" in done.err and len(done.lines) == 4
+    done = translated(run, tmp_path, content)
+    assert done.lines == translated(run, tmp_path, b"dog sees\ntree\n").lines
+
+
+def test_an_input_that_cannot_be_read_is_named_and_the_output_left_alone(run, tmp_path):
+    for source, why in ((tmp_path, "Is a directory"), (tmp_path / "no.txt", "No such file")):
+        target = write(tmp_path / "out.txt", ["precious"])
+        done = call(translate, {"--run": run.folder, "--input": source, "--output": target})
+        assert done.code == 65 and f"error: {source}: cannot read the file: {why}" in done.err
+        assert target.read_text() == "precious\n"
+    done = call(translate, {"--run": run.folder, "--input": target, "--output": target})
+    assert done.code == 2 and "out.txt is the input: write the translations elsewhere" in done.err
+    assert target.read_text() == "precious\n"
+
+
+def test_an_empty_input_gives_an_empty_output_and_one_of_no_folder_is_refused(run, tmp_path):
+    assert translated(run, tmp_path, b"").lines == [""]
+    source = write(tmp_path / "in.txt", ["dog"])
+    target = tmp_path / "none" / "out.txt"
+    done = call(translate, {"--run": run.folder, "--input": source, "--output": target})
+    assert done.code == 74 and done.err == f"error: {target}: No such file or directory\n"
+
+
+@pytest.mark.parametrize("name, value", [("n_best", 0), ("beam_size", -1), ("lines_at_once", 0)])
+def test_a_count_that_means_nothing_is_refused(name, value):
+    done = call(translate, {f"--{name}": value})
+    assert done.code == 2 and f"{name}={value}, but it must be at least" in done.err
+
+
+def test_standard_input_and_output_in_a_process_of_their_own(run, tmp_path):
+    command = [sys.executable, "-m", "experiments.translation.translate", "--run", run.folder]
+    given = "\n".join(ODD[:3]).encode() + b"\nking \xff"
+    done = subprocess.run(command, cwd=ROOT, input=given, capture_output=True, timeout=300)
+    assert done.returncode == 65
+    assert done.stderr.startswith(b"error: standard input:4: byte 6 of the line (0xff) is not UTF")
+    expected = translated(run, tmp_path, "\n".join(ODD[:3]).encode()).lines
+    assert done.stdout.decode().split("\n") == expected
+
+
+# Runs that cannot translate
+
+
+@pytest.mark.parametrize("command", [translate, score, export])
+def test_a_folder_that_is_no_run_is_refused(command, tmp_path):
+    done = call(command, {"--run": tmp_path / "none"})
+    assert done.code == 2 and f"{tmp_path}/none is not a folder: give --run" in done.err
+    done = call(command, {"--run": tmp_path})
+    assert done.code == 2 and f"{tmp_path} is not the folder of a run" in done.err
+
+
+@pytest.mark.parametrize("command", [translate, score, export])
+def test_a_run_without_a_complete_checkpoint_has_its_own_code(command, run, tmp_path):
+    shutil.copy(run.folder / "config.json", tmp_path)
+    done = call(command, {"--run": tmp_path})
+    assert done.code == 66
+    assert done.err == f"error: {tmp_path} holds no complete checkpoint: train first\n"
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    assert call(command, {"--run": tmp_path}).code == 66
+
+
+def test_chosen_weights_that_are_gone_give_way_to_the_newest(run, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(run.folder, folder)
+    (folder / "weights.json").write_text('{"steps": [5, 999]}')
+    newest = Checkpoints(folder / "checkpoints").restore_params(17)
+    found = load_run.load_run(folder).params
+    jax.tree.map(np.testing.assert_array_equal, found, newest)
+
+
+# Scoring
+
+
+def test_the_score_of_a_run_without_files_is_that_of_its_scores_json(run):
+    done = call(score, {"--run": run.folder})
+    assert done.code == 0
+    found = json.loads(done.out.splitlines()[-1])
+    stored = json.loads((run.folder / "scores.json").read_text())
+    assert {name: found[name] for name in stored if name != "text"} == {
+        name: value for name, value in stored.items() if name != "text"
+    }
+    assert f"BLEU {stored['bleu']:.2f}  {stored['bleu_signature']}" in done.out
+
+
+def test_8_bits_translate_and_score_as_the_model_in_8_bits_does(run, text, tmp_path):
+    args = {"--run": run.folder, "--source": text / "val.en", "--target": text / "val.de"}
+    done = call(score, args | {"--output": tmp_path / "out.txt", "--int8": True})
+    assert done.code == 0, done.err
+    found = checkpoint_selection.in_int8(load_run.load_translator(run.folder))
+    assert isinstance(found.model, Int8)
+    expected = [best[0].text for best in found((text / "val.en").read_text().splitlines())]
+    assert (tmp_path / "out.txt").read_text().splitlines() == expected
+    content = (text / "val.en").read_bytes()
+    lines = [
+        translated(
+            run, tmp_path, content, "--scores True --int8 True" if chosen else "--scores True"
+        ).lines[:-1]
+        for chosen in (True, False)
+    ]
+    assert [line.split("\t")[2] for line in lines[0]] == expected
+    assert lines[0] != lines[1], "the scores tell which weights they are of"
+    exact = call(score, args | {"--forced": True}).out
+    rounded = call(score, args | {"--forced": True, "--int8": True}).out
+    totals = [[float(line.split()[0]) for line in x.splitlines()] for x in (exact, rounded)]
+    assert totals[0] != totals[1]
+    np.testing.assert_allclose(totals[1], totals[0], rtol=0.05)
+
+
+def test_a_text_of_ones_own_is_scored_and_its_translations_written(run, text, tmp_path):
+    source, output = text / "val.en", tmp_path / "out.txt"
+    args = {"--run": run.folder, "--source": source, "--target": text / "val.de"}
+    done = call(score, args | {"--output": output, "--lowercased": True})
+    assert done.code == 0, done.err
+    assert f"{source}: 5 sentences" in done.out
+    assert "lc.norm.moses:de|nrefs:1" in done.out
+    assert output.read_bytes().count(b"\n") == 5
+
+
+def test_forced_scores_are_a_line_for_each_pair_whose_sum_stands_first(run, tmp_path):
+    source = write(tmp_path / "a.en", ["dog sees", "", "tree", "king"])
+    target = write(tmp_path / "a.de", ["sieht Hund", "leer", " ", "Prinz"])
+    args = {"--run": run.folder, "--source": source, "--target": target}
+    done = call(score, args | {"--forced": True})
+    assert done.code == 0, done.err
+    lines = done.out.split("\n")
+    assert len(lines) == 5 and lines[1] == lines[2] == lines[4] == ""
+    for i in (0, 3):
+        total, numbers = lines[i].split("\t")
+        log_probs = list(map(float, numbers.split()))
+        assert max(log_probs) < 0.0 and abs(float(total) - sum(log_probs)) < 1e-3
+
+
+def test_pairs_that_cannot_be_scored_are_refused(run, text, tmp_path):
+    base = {"--run": run.folder, "--source": text / "val.en"}
+    for forced in ("--no_forced", "--forced"):
+        done = call(score, base | {"--target": text / "test.de", forced: True})
+        assert done.code == 65
+        assert "val.en has 5 lines and" in done.err and "test.de has 4" in done.err
+    done = call(score, base)
+    assert done.code == 2 and "parallel text needs both files" in done.err
+    long = {"--source": text / "test.en", "--target": text / "test.de", "--forced": True}
+    done = call(score, base | long)
+    assert done.code == 65 and f"error: {text}/test.en:4: the line has more than" in done.err
+    assert call(score, base | {"--beam_size": -1}).code == 2
+
+
+# Exporting
+
+
+def test_an_exported_function_gives_the_tokens_that_the_run_decodes(run, system, tmp_path):
+    output = tmp_path / "translate.jax"
+    sizes = {"--batch_size": 1, "--source_length": 16}
+    done = call(export, {"--run": run.folder, "--output": output} | sizes)
+    assert done.code == 0 and "bytes, for cpu" in done.out
+    loaded = jax.export.deserialize(output.read_bytes())
+    ids = system.source_tokenizer.encode("dog sees bird") + [EOS]
+    found = loaded.call(np.array([ids + [0] * (16 - len(ids))], np.int32))
+    expected = pipelines.translate(
+        *system[1:3], ["dog sees bird"], *system[3:], system.config.search
+    )[0]
+    for row, hypothesis in zip(found["tokens"][0], expected, strict=True):
+        assert row.tolist()[: len(hypothesis.ids)] == hypothesis.ids
+        assert not row[len(hypothesis.ids) :].any()
+    np.testing.assert_allclose(found["scores"][0], [h.score for h in expected], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "option, value, said",
+    [
+        ("platforms", "cpu,abacus", "choose among cpu, cuda, rocm and tpu"),
+        ("batch_size", 0, "batch_size=0 and source_length=32, but they must be at least 1"),
+        ("source_length", 32, "source_length at most max_len=31"),
+    ],
+)
+def test_an_export_that_cannot_be_is_refused(run, option, value, said):
+    done = call(export, {"--run": run.folder, f"--{option}": value})
+    assert done.code == 2 and said in done.err and done.err.count("\n") == 1
+
+
+# Bad input to prepare and train: one sentence, a code, and nothing lost
+
+
+def test_sides_of_different_length_are_refused_with_both_counts(text, tmp_path):
+    short = write(tmp_path / "short.de", ["Hund"] * 83)
+    done = call(prepare, settings(text, tmp_path) | {"--data.train.target": short})
+    assert done.code == 65
+    assert done.err == (
+        f"error: {text}/train.en has 99 lines and {short} has 83: line i of one must translate "
+        "line i of the other\n"
+    )
+
+
+def broken(kind, folder):
+    path = folder / "train.en"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "empty":
+        path.touch()
+    elif kind == "latin-1":
+        path.write_bytes(b"dog\n" * 41 + "Käse\n".encode("latin-1"))
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind, said",
+    [
+        ("missing", ": cannot read the file: No such file or directory"),
+        ("directory", ": cannot read the file: Is a directory"),
+        ("empty", ": the file is empty"),
+        ("latin-1", ":42: byte 2 of the line (0xe4) is not UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_and_the_right_one_may_follow(
+    kind, said, text, tmp_path
+):
+    path = broken(kind, tmp_path)
+    right = settings(text, tmp_path / "runs")
+    done = call(train, right | {"--data.train.source": path})
+    assert done.code == 65 and f"error: {path}{said}" in done.err and done.err.count("\n") == 1
+    assert call(prepare, right).code == 0, "a misspelt name must not spoil the run's name"
+
+
+def test_preparing_anew_with_one_vocabulary_leaves_no_second_tokenizer(text, tmp_path):
+    two = "--model.source_vocab_size 290 --model.tied_embeddings output"
+    assert call(prepare, settings(text, tmp_path, two)).code == 0
+    folder = tmp_path / "translation" / "tiny" / "tokenizer"
+    assert {path.name for path in folder.iterdir()} == {"source.json", "target.json"}
+    assert call(prepare, settings(text, tmp_path)).code == 0
+    assert {path.name for path in folder.iterdir()} == {"target.json"}
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        ("--model.d_model 15", "d_model=15 is not divisible by num_heads=2: choose a divisor"),
+        ("--model.source_vocab_size 290", "tied_embeddings='all' needs one vocabulary"),
+        ("--preset multi30k_tny", "did you mean multi30k_tiny or multi30k_base? choose one of"),
+        ("--model.dmodel 16", "no option --model.dmodel: did you mean --model.d_model"),
+        ("--optimizer.warmup 16", "no option --optimizer.warmup: use --optimizer.warmup_steps"),
+        ("--training.average_checkpoints 0", "average_checkpoints=0, but it must be at least 1"),
+        ("--training.ema_decay 1", "ema_decay=1.0, but it lies in 0 <= ema_decay < 1"),
+        ("--search.batch_size 0", "batch_size=0, but it must be at least 1"),
+        ("--name ../elsewhere", "'../elsewhere' cannot name a folder"),
+        ("--model.vocab_size 200", "vocab_size must be at least 260"),
+    ],
+)
+def test_options_that_cannot_be_get_one_sentence_and_code_2(args, said, text, tmp_path):
+    done = call(prepare, settings(text, tmp_path, args))
+    assert done.code == 2 and done.err.startswith("error: ") and said in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_side_without_the_other_and_too_few_pairs_are_refused(text, tmp_path):
+    few = [write(tmp_path / f"few.{side}", ["Hund"] * 3) for side in ("en", "de")]
+    runs = {"--runs": tmp_path}
+    one, other = {"--data.train.source": few[0]}, {"--data.train.target": few[1]}
+    for side in (one, other):
+        done = call(prepare, runs | side)
+        assert done.code == 2 and "parallel text needs both files" in done.err
+    done = call(prepare, runs | one | other)
+    assert done.code == 65
+    assert f"error: {few[0]}: 3 pairs are too few to set some aside for validation" in done.err
+    done = call(prepare, runs | {"--preset": "wmt14_base"})
+    assert done.code == 2 and "give --data.train.source FILE" in done.err
+
+
+@pytest.mark.parametrize(
+    "module, command", [("tokenizers", prepare), ("sacrebleu", train), ("flatbuffers", export)]
+)
+def test_a_missing_extra_is_named_before_anything_is_done(
+    module, command, text, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    done = call(command, {} if command is export else settings(text, tmp_path))
+    assert done.code == 2
+    assert done.err == (
+        f"error: {module} is needed but not installed: pip install 'jaxformer[experiments]'\n"
+    )
+    assert not list(tmp_path.rglob("metrics.jsonl")) + list(tmp_path.rglob("checkpoints"))
+
+
+# All of it, on the embedded default
+
+
+@pytest.mark.slow
+def test_the_default_preset_learns_something_in_a_few_steps(tmp_path):
+    more = options("--optimizer.total_steps 150 --training.log_every 10")
+    done = call(train, {"--runs": tmp_path} | more)
+    assert done.code == 0, done.err
+    folder = tmp_path / "translation" / "grammar"
+    losses = [line["loss"] for line in metrics_of(folder) if "loss" in line]
+    assert losses[-1] < 0.6 * losses[0]
+    assert json.loads((folder / "scores.json").read_text())["sentences"] == 1_000

@@ -1,0 +1,168 @@
+"""The text of the translation experiment: where it comes from, how it is split, named settings."""
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+
+from experiments.harness import run_folder
+from experiments.harness.profiling import profiled
+from experiments.translation import corpus
+from experiments.translation.corpus import Text, fingerprint, load_corpus
+from experiments.translation.presets import (
+    PRESETS,
+    DataConfig,
+    Files,
+    TrainingConfig,
+    TranslationConfig,
+)
+from jaxformer.errors import ConfigError
+
+
+@pytest.fixture
+def real_data():
+    if not os.environ.get("JAXFORMER_DATA"):
+        pytest.skip("JAXFORMER_DATA is not set")
+
+
+def write(folder, name, pairs):
+    files = []
+    for side, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+        path = folder / f"{name}.{side}"
+        path.write_text("".join(f"{line}\n" for line in lines))
+        files.append(str(path))
+    return Files(*files)
+
+
+def pairs_of(text):
+    return list(zip(*text, strict=True))
+
+
+def test_the_fingerprint_is_that_of_the_text_and_of_nothing_else():
+    text = Text(["a", "b c"], ["d", "e"])
+    assert fingerprint(text) == fingerprint(Text(["a", "b c"], ["d", "e"]))
+    others = [
+        Text(["a", "b d"], ["d", "e"]),
+        Text(["b c", "a"], ["e", "d"]),
+        Text(["d", "e"], ["a", "b c"]),
+        Text(["a", "b c", ""], ["d", "e", ""]),
+        Text(["a", "b c", "d"], ["e"]),
+    ]
+    assert len({fingerprint(other) for other in [text, *others]}) == 6
+
+
+def test_ones_own_pairs_are_set_aside_by_their_source_whatever_the_order(tmp_path):
+    pairs = [(f"sentence {i % 1_999}", f"Satz {i}") for i in range(2_999)]
+    parts = load_corpus(DataConfig(train=write(tmp_path, "a", pairs)))
+    assert parts.test == Text([], [])
+    aside, train = set(parts.validation.source), set(parts.train.source)
+    assert 20 < len(aside) < 60, "about one in fifty"
+    assert not aside & train, "a source stands on one side only"
+    assert sorted(pairs_of(parts.train) + pairs_of(parts.validation)) == sorted(pairs)
+    backwards = load_corpus(DataConfig(train=write(tmp_path, "b", pairs[::-1])))
+    assert set(backwards.validation.source) == aside
+
+
+def test_at_most_so_many_sources_are_set_aside_and_none_of_them_trains():
+    pairs = [(f"sentence {i % 997}", f"Satz {i}") for i in range(2_999)]
+    text = Text(*map(list, zip(*pairs, strict=True)))
+    kept, aside = corpus._split(text, lambda share: share < 0.5, most=7)
+    assert len(set(aside.source)) == 7 and len(aside.source) > 14
+    assert not set(kept.source) & set(aside.source)
+
+
+def test_files_of_ones_own_replace_the_part_they_are_given_for(tmp_path, monkeypatch):
+    built_in = corpus.Corpus(Text(["a"], ["b"]), Text(["c"], ["d"]), Text(["e"], ["f"]))
+    monkeypatch.setitem(corpus._BUILT_IN, "grammar", lambda: built_in)
+    own = write(tmp_path, "own", [("g", "h")])
+    assert load_corpus(DataConfig()) == built_in
+    assert load_corpus(DataConfig(test=own)) == built_in._replace(test=Text(["g"], ["h"]))
+    whole = load_corpus(DataConfig(train=own, validation=own))
+    assert whole == corpus.Corpus(Text(["g"], ["h"]), Text(["g"], ["h"]), Text([], []))
+
+
+def test_multi30k_has_its_published_sizes(real_data):
+    parts = load_corpus(DataConfig(corpus="multi30k"))
+    sizes = [len(part.source) for part in parts]
+    assert sizes == [len(part.target) for part in parts] == [29_000, 1_014, 1_000]
+
+
+def test_no_tatoeba_sentence_is_trained_on_and_tested(real_data):
+    train, validation, test = load_corpus(DataConfig(corpus="tatoeba"))
+    sources = [set(part.source) for part in (train, validation, test)]
+    assert not sources[0] & sources[1] and not sources[0] & sources[2]
+    assert not sources[1] & sources[2]
+    for part in (validation, test):
+        assert len(set(part.source)) == len(part.source) > 1_000
+    assert len(train.source) > 100_000
+
+
+def test_every_preset_can_be_written_to_a_run_and_read_back(tmp_path):
+    assert list(PRESETS) == [
+        "grammar",
+        "multi30k_tiny",
+        "multi30k_base",
+        "tatoeba",
+        "wmt14_base",
+        "wmt14_big",
+    ]
+    for name, preset in PRESETS.items():
+        assert preset.name == name
+        run = run_folder.open_run(tmp_path, "translation", name, preset)
+        assert run_folder.load_config(run.folder, TranslationConfig) == preset
+
+
+def test_multi30k_tiny_is_the_model_that_was_asked_for():
+    preset = PRESETS["multi30k_tiny"]
+    model = preset.model
+    assert (model.num_encoder_layers, model.num_decoder_layers) == (4, 4)
+    assert (model.d_model, model.d_ff, model.num_heads) == (128, 256, 4)
+    assert (model.vocab_size, model.source_vocab_size) == (10_000, None)
+    assert model.tied_embeddings == "all" and model.dropout_rate == 0.3
+    assert (preset.data.corpus, preset.data.tokenizer) == ("multi30k", "bpe")
+    assert preset.data.batch_tokens == 4_096
+
+
+@pytest.mark.parametrize(
+    "name, sizes, rate, steps, average",
+    [
+        ("wmt14_base", (512, 2_048, 8), 0.1, 100_000, 5),
+        ("wmt14_big", (1_024, 4_096, 16), 0.3, 300_000, 20),
+    ],
+)
+def test_the_wmt_presets_are_the_papers(name, sizes, rate, steps, average):
+    preset = PRESETS[name]
+    model, optimizer = preset.model, preset.optimizer
+    assert (model.d_model, model.d_ff, model.num_heads) == sizes
+    assert model.num_encoder_layers == model.num_decoder_layers == 6
+    assert (model.vocab_size, model.tied_embeddings) == (37_000, "all")
+    assert (model.norm_placement, model.dropout_rate) == ("post", rate)
+    assert (optimizer.schedule, optimizer.warmup_steps) == ("inverse_square_root", 4_000)
+    assert np.isclose(optimizer.learning_rate, sizes[0] ** -0.5 * 4_000**-0.5)
+    assert (optimizer.total_steps, optimizer.b1, optimizer.b2) == (steps, 0.9, 0.98)
+    assert (preset.training.label_smoothing, preset.training.average_checkpoints) == (0.1, average)
+    assert (preset.search.beam_size, preset.search.length_penalty) == (4, 0.6)
+    assert preset.search.max_extra_tokens == 50
+    assert (preset.data.corpus, preset.data.batch_tokens) == ("files", 25_000)
+
+
+@pytest.mark.parametrize(
+    "name, value, said",
+    [
+        ("grad_accumulation", 0, "grad_accumulation=0, but it must be at least 1"),
+        ("eval_beam_size", 0, "eval_beam_size=0, but it must be at least 1"),
+        ("average_checkpoints", 0, "average_checkpoints=0, but it must be at least 1"),
+        ("label_smoothing", 1.0, "label_smoothing=1.0, but it lies in 0 <= label_smoothing < 1"),
+        ("ema_decay", -0.1, "ema_decay=-0.1, but it lies in 0 <= ema_decay < 1"),
+    ],
+)
+def test_training_settings_that_mean_nothing_are_refused(name, value, said):
+    with pytest.raises(ConfigError, match=said):
+        dataclasses.replace(TrainingConfig(), **{name: value})
+
+
+def test_a_profile_of_a_few_steps_lies_in_its_folder(tmp_path):
+    traced = profiled(lambda x: x + 1, tmp_path / "profile", first=1, steps=2)
+    assert [traced(i) for i in range(5)] == [1, 2, 3, 4, 5]
+    assert [path for path in (tmp_path / "profile").rglob("*") if path.suffix == ".pb"]

@@ -1,0 +1,135 @@
+"""The short form of the injected faults, in a process that forks before it touches a device."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.faults import __main__ as main
+from tests.faults import files, kills, peers, soak
+from tests.faults.__main__ import FAULTS, Fault, run
+from tests.faults.children import Count, counted
+
+TIMES = ("seconds", "processor_seconds")
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_short_injection_is_survived_and_nothing_is_silently_wrong(tmp_path):
+    out = tmp_path / "faults.json"
+    command = [sys.executable, "-m", "tests.faults", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(out.read_text())
+    assert [row["fault"] for row in rows] == [fault.name for fault in FAULTS if fault.short]
+    assert all(set(row) == {"fault", "tries", "survived", "silent", *TIMES} for row in rows)
+    assert all(row["survived"] == row["tries"] > 0 and row["silent"] == 0 for row in rows)
+    # the lines printed say the same
+    lines = [line for line in done.stdout.splitlines() if " of " in line]
+    assert len(lines) == len(rows)
+
+
+def test_what_is_not_survived_is_counted(capsys):
+    outcomes = ["survived", "silent: other bytes", "no start", "survived"]
+    assert counted(outcomes) == (4, 2, 1)
+    assert capsys.readouterr().err == "  silent: other bytes\n  no start\n"
+
+
+@pytest.mark.parametrize(
+    ("began", "said"),
+    [
+        ({"found": 7}, "survived"),
+        ({"found": 8}, "survived"),
+        ({"found": 6}, "step 6 was found, but 7 was committed"),
+        ({"found": -1}, "step -1 was found, but 7 was committed"),
+        ({"found": 7, "wrong": [5]}, "silent: steps [5] are not what was saved"),
+        ({"found": 7, "aside": ["corrupt-6"]}, "a whole step was set aside: ['corrupt-6']"),
+    ],
+)
+def test_a_start_after_a_kill_must_find_at_least_what_was_committed(began, said):
+    assert kills.judge({"wrong": [], "aside": []} | began, committed=7) == said
+
+
+def sampled(**last: int) -> list[dict]:
+    """Ten samples of a training of 100 steps, of which the last shows other numbers."""
+    usual = {"memory": 700_000_000, "files": 21, "threads": 37}
+    samples = [{"step": step, **usual} for step in range(5, 100, 10)]
+    return [*samples[:-1], samples[-1] | last]
+
+
+@pytest.mark.parametrize(
+    ("last", "compiled", "said"),
+    [
+        ({}, {"step a": 1, "step b": 1, "decode": 1}, "survived"),
+        ({"memory": 709_999_999}, {"step a": 1, "step b": 1}, "survived"),
+        ({"memory": 710_000_000}, {"step a": 1, "step b": 1}, "memory: 700,000,000 grew to 710"),
+        ({"files": 22}, {"step a": 1, "step b": 1}, "files: 21 grew to 22"),
+        ({"threads": 42}, {"step a": 1, "step b": 1}, "threads: 37 grew to 42"),
+        ({}, {"step a": 2, "step b": 1}, "more than once: {'step a': 2}"),
+        ({}, {"step a": 1}, "1 steps compiled"),
+        ({}, {"step a": 1, "step b": 1, "decode": 3}, "more than once: {'decode': 3}"),
+    ],
+)
+def test_a_soak_may_neither_grow_nor_compile_again(last, compiled, said):
+    outcomes = soak.judge(sampled(**last), compiled, 100)
+    assert len(outcomes) == 4
+    wrong = [outcome for outcome in outcomes if outcome != "survived"]
+    assert len(wrong) == (said != "survived")
+    assert said in (wrong or ["survived"])[0]
+
+
+def test_one_fault_may_be_run_alone(monkeypatch):
+    def fault(name, tries):
+        return Fault(name, lambda folder: Count(tries, tries, 0), None)
+
+    monkeypatch.setattr(
+        main, "FAULTS", (fault("F1 kill", 3), fault("F2 cut", 5), fault("F3 kill", 7))
+    )
+    with ThreadPoolExecutor(1) as pool:
+        rows = [(row["fault"], row["tries"]) for row in run(pool, full=False, only="kill")]
+        assert rows == [("F1 kill", 3), ("F3 kill", 7)]
+        assert list(run(pool, full=False, only="no such fault")) == []
+
+
+def test_every_fault_has_a_name_of_its_own():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+ERROR = "error: runs/translation/tiny/env.json is not JSON\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "found", "outcome"),
+    [
+        (2, ERROR, [], "survived"),
+        (65, f"warning: odd\n{ERROR}", [], "survived"),
+        (1, ERROR, [], "ended with 1: "),
+        (2, "error: not JSON\n", [], "ended with 2: "),
+        (2, f"Traceback (most recent call last)\n{ERROR}", [], "ended with 2: "),
+        (2, "", [], "ended with 2: "),
+        (0, "", [{"ids": [3], "env.json": 5}], "survived"),
+        (0, "", [{"ids": [3], "env.json": 6}], "survived"),
+        (0, "", [{"ids": [4], "env.json": 5}], "silent: other ids"),
+    ],
+)
+def test_a_damaged_small_file_must_be_refused_in_a_sentence_or_change_nothing(
+    code, said, found, outcome
+):
+    before = [{"ids": [3], "env.json": 5}]
+    assert files.judge("env.json", code, said, found, before).startswith(outcome)
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "said", "outcome"),
+    [
+        (-6, 14.9, "another task died", "survived"),
+        (1, 0.5, "error: another process has died, or its connection has: Gloo", "survived"),
+        (-6, 15.1, "another task died", "took 15.1 s to end"),
+        (0, 1.0, "another task died", "silent: ended with 0"),
+        (-6, 1.0, "Aborted", "ended with -6 without the reason"),
+    ],
+)
+def test_who_survives_another_process_must_end_in_time_and_say_why(code, seconds, said, outcome):
+    assert peers.judge(code, seconds, said).startswith(outcome)

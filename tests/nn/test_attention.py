@@ -1,0 +1,155 @@
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.ops import attention
+from jaxformer.ops.masks import AttentionMask
+
+CONFIG = TransformerConfig(
+    vocab_size=17,
+    d_model=11,
+    d_ff=13,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=4,
+    value_head_dim=5,
+    positions="rotary",
+)
+B, T, S = 2, 5, 7
+EVERYTHING = AttentionMask()
+
+
+def attend(module, x, y, mask=EVERYTHING):
+    """What `x` gathers from `y`."""
+    return module(x, module.keys_values(y), mask)
+
+
+@dataclass
+class Case:
+    """A module, its parameters, queries from `x` [B, T, D] and keys from `y` [B, S, D]."""
+
+    module: MultiHeadAttention
+    params: Any
+    x: np.ndarray
+    y: np.ndarray
+
+    def apply(self, x, y, mask, mutable=False):
+        def run(x, y, mask):
+            variables = {"params": self.params}
+            return self.module.apply(variables, x, y, mask, method=attend, mutable=mutable)
+
+        return jax.jit(run)(x, y, mask)
+
+
+@pytest.fixture
+def case(rng, random_params) -> Case:
+    module = MultiHeadAttention(CONFIG)
+    x = rng.standard_normal((B, T, 11), np.float32)
+    y = rng.standard_normal((B, S, 11), np.float32)
+    return Case(module, random_params(module, x, y, method=attend), x, y)
+
+
+def test_heads_need_not_divide_d_model(case, leaf_shapes):
+    shapes = leaf_shapes(case.params)
+    assert shapes["query/kernel"] == (11, 6, 4)
+    assert shapes["key/kernel"] == (11, 2, 4)
+    assert shapes["value/kernel"] == (11, 2, 5)
+    assert shapes["out/kernel"] == (6, 5, 11)
+    assert case.apply(case.x, case.y, AttentionMask()).shape == (B, T, 11)
+
+
+def test_weights_on_request_sum_to_one_and_make_the_output(case, assert_equal):
+    mask = AttentionMask(padding_mask=np.arange(S) < np.array([[7], [3]]))
+    out, recorded = case.apply(case.x, case.y, mask, mutable=["intermediates"])
+    (weights,) = recorded["intermediates"]["attention_weights"]
+    assert weights.shape == (B, 6, T, S)
+    assert_equal(np.sum(weights, -1), np.ones((B, 6, T)), 1e-6)
+    assert np.all(np.asarray(weights)[1, :, :, 3:] == 0)
+    value = np.einsum("bsd,dkh->bskh", case.y, case.params["value"]["kernel"])
+    value = np.repeat(value + case.params["value"]["bias"], 3, axis=2)
+    gathered = np.einsum("bnts,bsnh->btnh", weights, value)
+    expected = np.einsum("btnh,nhd->btd", gathered, case.params["out"]["kernel"])
+    assert_equal(out, expected + case.params["out"]["bias"])
+
+
+def test_weights_are_not_recorded_unasked(case):
+    assert isinstance(case.apply(case.x, case.y, AttentionMask()), jax.Array)
+
+
+def test_beams_share_the_keys_of_their_sentence(case, rng, assert_equal):
+    """Three rows a sentence as further queries = the sentence's keys repeated for each row."""
+    x = rng.standard_normal((B * 3, T, 11), np.float32)
+    mask = AttentionMask(padding_mask=np.arange(S) < np.array([[7], [3]]))
+    repeated = AttentionMask(padding_mask=np.repeat(mask.padding_mask, 3, axis=0))
+    shared = case.apply(x, case.y, mask)
+    assert_equal(shared, case.apply(x, np.repeat(case.y, 3, axis=0), repeated), 1e-6)
+
+
+def test_without_positions_the_order_of_the_keys_does_not_matter(case, assert_equal):
+    shuffled = case.y[:, [3, 0, 6, 2, 5, 1, 4]]
+    assert_equal(
+        case.apply(case.x, shuffled, AttentionMask()), case.apply(case.x, case.y, AttentionMask())
+    )
+
+
+def test_the_attention_function_is_a_value_passed_in(case, assert_equal):
+    config = replace(CONFIG, value_head_dim=4)
+    case.params["value"] = case.params["key"]
+    case.params["out"]["kernel"] = case.params["out"]["kernel"][:, :4]
+    case.module = MultiHeadAttention(config)
+    expected = case.apply(case.x, case.y, AttentionMask(causal=True, offset=2))
+    case.module = MultiHeadAttention(config, attention.xla)
+    assert_equal(case.apply(case.x, case.y, AttentionMask(causal=True, offset=2)), expected)
+
+
+def test_attention_does_what_the_function_given_does(case, assert_equal):
+    def nothing(q, k, v, mask, *, scale, bias=None, dropout=None):
+        return np.zeros((*q.shape[:3], v.shape[-1]), np.float32)
+
+    case.module = MultiHeadAttention(CONFIG, nothing)
+    bias = case.params["out"]["bias"]
+    assert_equal(case.apply(case.x, case.y, AttentionMask()), np.broadcast_to(bias, case.x.shape))
+
+
+def test_rotary_attention_depends_on_distances_alone(case, assert_equal):
+    def attend_at(module, x, query, key):
+        kv = module.keys_values(x, key)
+        return module(x, kv, AttentionMask(causal=True), positions=query)
+
+    run = jax.jit(
+        lambda *given: case.module.apply({"params": case.params}, *given, method=attend_at)
+    )
+    here = np.arange(T)
+    near = run(case.x, here, here)
+    assert_equal(run(case.x, here + 19, here + 19), near, 1e-4)
+    assert np.abs(run(case.x, here + 1, here) - near).max() > 1e-2
+    assert np.abs(run(case.x, here, here + 1) - near).max() > 1e-2
+
+
+def test_without_keys_and_values_attention_is_self_attention(case, assert_equal):
+    params = case.module.init(jax.random.key(0), case.x)["params"]
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, case.params)
+    alone = jax.jit(case.module.apply)({"params": case.params}, case.x)
+    assert_equal(alone, case.apply(case.x, case.x, AttentionMask()))
+
+
+def test_a_bool_array_as_mask_is_refused_even_where_the_attention_function_ignores_it(case):
+    def mean_of_values(q, k, v, mask, **_):
+        return jnp.zeros((*q.shape[:3], 1)) + v.mean(axis=(1, 2), keepdims=True)
+
+    module = MultiHeadAttention(CONFIG, mean_of_values)
+    with pytest.raises(ConfigError, match="a bool array was given as mask.*explicit=array"):
+        module.apply({"params": case.params}, case.x, None, np.ones((B, T, T), bool))
+
+
+def test_a_name_in_place_of_an_attention_function_is_refused(case):
+    module: Any = MultiHeadAttention
+    with pytest.raises(ConfigError, match="attention_fn='xla' is a string"):
+        module(CONFIG, "xla").apply({"params": case.params}, case.x)

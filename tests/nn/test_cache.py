@@ -1,0 +1,87 @@
+"""The cache against its plain twin, which gathers the tokens of each beam."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.nn.cache import Cache, init_cache
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.ops.beam_cache import KeyValue, expand_for_beams, read, store, write
+
+B, W, S, L = 2, 3, 5, 11
+
+BASE = TransformerConfig(
+    vocab_size=17, d_model=24, d_ff=13, num_heads=4, num_decoder_layers=1, max_len=L
+)
+
+
+def test_a_cache_may_have_another_number_of_beams_after_reordering(rng):
+    """From W to more, then to fewer; each goes on with its ancestors' tokens, read from the cache.
+
+    The keys and values of a token are its number alone, so that what is read names its tokens.
+    """
+    config = replace(BASE, num_heads=2, head_dim=3)
+    cache, texts, count = init_cache(config, B, W, L), np.zeros((B, W, 0), int), 0
+    for parents in ([[2, 0, 0, 1], [1, 1, 2, 0]], [[3, 1], [0, 2]], [[1, 1, 0], [0, 1, 1]]):
+        for size in (1, 2):
+            written = count + 1 + np.arange(B * cache.num_beams * size)
+            count = written.max()
+            written = written.reshape(B, -1, size)
+            cache = written_to(cache, written)
+            texts = np.concatenate([texts, written], axis=2)
+        cache = cache.reorder_beams(jnp.asarray(parents))
+        texts = np.take_along_axis(texts, np.array(parents)[:, :, None], axis=1)
+        assert cache.num_beams == len(parents[0]) and cache.max_length == L
+        assert np.array_equal(seen_by_each(cache), texts)
+
+
+def written_to(cache: Cache, tokens: np.ndarray) -> Cache:
+    """`cache` with keys and values that are the numbers `tokens` [B, W, T] throughout."""
+    new = np.broadcast_to(tokens.reshape(-1, tokens.shape[2], 1, 1), (*_rows(tokens), 2, 3))
+    new = KeyValue(jnp.float32(new), -jnp.float32(new))
+    return cache.advance((write(cache.layer_cache(0), new, cache.length),), tokens.shape[2])
+
+
+def seen_by_each(cache: Cache) -> np.ndarray:
+    """The numbers [B, W, length] of the tokens that the next one of each beam may see."""
+    kv = read(cache.layer_cache(0))
+    mask, _ = expand_for_beams(kv, cache.mask(), None, 1)
+    assert np.array_equal(kv.key, -kv.value)
+    # The next token's own place comes after these.
+    written = int(cache.length) * (mask.explicit.shape[2] // L)
+    pairs, keys = np.array(mask.explicit)[:, :, :written], np.array(kv.key)[:, :written, 0, 0]
+    return np.array([[row[seen] for seen in each] for row, each in zip(keys, pairs, strict=True)])
+
+
+def _rows(tokens: np.ndarray) -> tuple[int, int]:
+    return tokens.shape[0] * tokens.shape[1], tokens.shape[2]
+
+
+def test_reordering_beams_moves_no_keys(rng):
+    keys, values = rng.standard_normal((2, B, S, 2, 3), np.float32)
+    encoder_kv = store(KeyValue(keys, values))
+    cache = init_cache(BASE, B, W, L).replace(encoder_kv=(encoder_kv,), length=np.int32(4))
+    selected = cache.reorder_beams(jnp.array([[2, 0, 0], [1, 1, 2]]))
+    assert selected.layers[0].key is cache.layers[0].key
+    assert selected.encoder_kv[0] is encoder_kv and selected.length == 4
+    assert selected.beam_ancestors[0].tolist() == [
+        [w] * 4 + [own] * 7 for own, w in enumerate([2, 0, 0])
+    ]
+
+
+@pytest.mark.parametrize(("before", "count"), [(9, 3), (0, 12)])
+def test_more_tokens_than_the_cache_has_room_for_are_refused(before, count, random_params):
+    model = DecoderOnly(BASE)
+    tokens = np.ones((B, 1, count), np.int32)
+    variables = {"params": random_params(model, tokens[:, 0])}
+    cache = model.init_cache(B, max_length=L)
+    if before:
+        first = np.ones((B, 1, before), np.int32)
+        _, cache = model.apply(variables, first, cache, method="decode_step")
+    with pytest.raises(ValueError, match=f"{count} more .* with {before} of max_length=11: give"):
+        model.apply(variables, tokens, cache, method="decode_step")
+    logits, _ = model.apply(variables, tokens[..., : L - before], cache, method="decode_step")
+    assert np.isfinite(logits).all()

@@ -1,0 +1,60 @@
+"""Keys and values stay where they were written: no step of a compiled search copies them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import DecoderOnly, TransformerConfig
+from jaxformer.decoding import GenerationConfig, Prompts, SamplingConfig, beam_search, sample
+from jaxformer.nn.cache import init_cache
+from jaxformer.pipelines import make_step_fn
+
+pytestmark = pytest.mark.usefixtures("optimized")
+
+L = 23  # places
+
+
+def config(num_kv_heads):
+    return TransformerConfig(
+        vocab_size=29,
+        d_model=20,
+        d_ff=31,
+        num_heads=4,
+        head_dim=5,
+        num_kv_heads=num_kv_heads,
+        num_decoder_layers=2,
+    )
+
+
+def compiled(num_kv_heads, rows, beams):
+    model = DecoderOnly(config(num_kv_heads))
+    first, limits = jnp.full(rows, 3), jnp.full(rows, L)
+    numbers = jnp.arange(rows)
+
+    def write(params):
+        cache = init_cache(model.config, rows, beams, L)
+        step = make_step_fn(model, params)
+        if beams > 1:
+            search = GenerationConfig(beam_size=beams, max_length=L, eos=(1,))
+            return beam_search(step, cache, first, limits, search)
+        greedy = SamplingConfig(max_new_tokens=L, temperature=0, eos=(1,))
+        prompts = Prompts(first, limits, numbers)
+        return sample(step, cache, prompts, jax.random.key(0), greedy)
+
+    params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((2, 5), np.int32))["params"]
+    return jax.jit(write).lower(params).compile().as_text()
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "rows", "beams"), [(4, 1, 1), (4, 3, 1), (1, 1, 1), (2, 1, 3), (1, 2, 3)]
+)
+def test_no_step_copies_keys_or_values(num_kv_heads, rows, beams):
+    text = compiled(num_kv_heads, rows, beams)
+    kept = rf"f32\[(?:\d+,)*(?:5,{L * beams}|{L * beams},5)\]"
+    inside = [part for part in text.split("\n\n") if not part.lstrip().startswith("ENTRY")]
+    assert re.search(rf"{kept}\S* (?:fusion|dynamic-update-slice)\(", text)
+    copies = [line for part in inside for line in re.findall(rf".* = {kept}\S* copy\(.*", part)]
+    assert not copies

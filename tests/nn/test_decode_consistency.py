@@ -1,0 +1,356 @@
+"""The story of a token: what it may know, and that decoding step by step knows the same."""
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.nn.cache import init_cache
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.ops import attention
+
+B, W, S, T, L = 2, 3, 5, 8, 11
+V = 17
+
+# Half the time to compile; each program runs once.
+QUICK = {"xla_backend_optimization_level": 0}
+
+BASE = TransformerConfig(
+    vocab_size=V,
+    d_model=24,
+    d_ff=13,
+    num_heads=4,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    max_len=L,
+    relative_buckets=6,
+    relative_max_distance=7,
+)
+
+CHOICES = {
+    "family": [EncoderDecoder, DecoderOnly],
+    "positions": ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"],
+    "activation": ["relu", "gelu", "gelu_tanh", "silu"],
+    "num_kv_heads": [None, 2, 1],
+    "tied_embeddings": ["none", "output", "inputs", "all"],
+    "output_bias": [False, True],
+    "norm": ["layer", "rms"],
+    "norm_placement": ["pre", "post"],
+    "gated": [False, True],
+    "use_bias": [True, False],
+    "sizes": [{}, {"head_dim": 10, "value_head_dim": 7}],
+    "scale_embeddings": [True, False],
+    "embedding_norm": [False, True],
+}
+
+
+def pairs_of(row: tuple[int, ...]) -> set[tuple[int, int, int, int]]:
+    """The pairs of choices (factor, choice, factor, choice) that a row of choices tries."""
+    return {(i, row[i], j, row[j]) for i, j in itertools.combinations(range(len(row)), 2)}
+
+
+def covering_rows(counts: list[int]) -> list[tuple[int, ...]]:
+    """Rows of choices such that every pair of choices meets in one of them (greedily few)."""
+    rng = np.random.default_rng(0)
+    missing = {
+        (i, a, j, b)
+        for i, j in itertools.combinations(range(len(counts)), 2)
+        for a, b in itertools.product(range(counts[i]), range(counts[j]))
+    }
+    rows = []
+    while missing:
+        seed = min(missing, key=lambda pair: (-counts[pair[0]] * counts[pair[2]], pair))
+        candidates = rng.integers(0, counts, (200, len(counts)))
+        candidates[:, [seed[0], seed[2]]] = seed[1], seed[3]
+        best = max(map(tuple, candidates), key=lambda row: len(missing & pairs_of(row)))
+        rows.append(best)
+        missing -= pairs_of(best)
+    return rows
+
+
+ROWS = covering_rows([len(options) for options in CHOICES.values()])
+
+
+def named(row: tuple[int, ...]) -> dict[str, Any]:
+    return {name: CHOICES[name][choice] for name, choice in zip(CHOICES, row, strict=True)}
+
+
+def model_of(row: tuple[int, ...], **changes: Any) -> Any:
+    fields = named(row)
+    family, sizes = fields.pop("family"), fields.pop("sizes")
+    if fields["tied_embeddings"] in ("none", "output"):
+        sizes = sizes | {"source_vocab_size": 19}
+    return family(replace(BASE, **fields, **sizes, **changes))
+
+
+def test_every_pair_of_choices_is_tried_together():
+    tried = set().union(*map(pairs_of, ROWS))
+    assert all(tried & pairs_of(row) == pairs_of(row) for row in ROWS)
+    for (i, a), (j, b) in itertools.combinations(enumerate(CHOICES.values()), 2):
+        for pair in itertools.product(range(len(a)), range(len(b))):
+            assert (i, pair[0], j, pair[1]) in tried
+    assert len(ROWS) <= 28
+
+
+@dataclass
+class Texts:
+    """Random ids: a start [B, 1, 3], W ways to go on [B, W, 2], and the rest [B, W, 3].
+
+    Between the two, beam w continues what beam `parents[b, w]` was.
+    """
+
+    rng: np.random.Generator
+
+    def __post_init__(self):
+        self.source = self.rng.integers(0, V, (B, S))
+        self.padding_mask = np.arange(S) < np.array([[5], [3]])
+        self.start = self.rng.integers(0, V, (B, 1, 3))
+        self.middle = self.rng.integers(0, V, (B, W, 2))
+        self.rest = self.rng.integers(0, V, (B, W, 3))
+        self.parents = np.array([[2, 0, 0], [1, 1, 2]])
+
+    def whole(self) -> np.ndarray:
+        """What each of the final B*W beams reads from its first token to its last."""
+        middle = np.take_along_axis(self.middle, self.parents[..., None], axis=1)
+        start = np.repeat(self.start, W, axis=1)
+        return np.concatenate([start, middle, self.rest], axis=2).reshape(B * W, T)
+
+
+def step_by_step(model: Any, params: Any, texts: Texts) -> tuple[jax.Array, ...]:
+    """Logits of the start, of the middle before re-ordering, and of the rest."""
+
+    def extend(cache, tokens):
+        logits, cache = model.apply({"params": params}, tokens, cache, method="decode_step")
+        return cache, logits
+
+    def start(*inputs):
+        return model.apply({"params": params}, *inputs, max_length=L, method="init_cache")
+
+    encoded = isinstance(model, EncoderDecoder)
+    cache = start(texts.source, texts.padding_mask) if encoded else start(B)
+    cache, first = extend(cache, texts.start)
+    cache, second = extend(cache.reorder_beams(jnp.zeros((B, W), jnp.int32)), texts.middle)
+    cache = cache.reorder_beams(jnp.asarray(texts.parents))
+    one_at_a_time = jnp.moveaxis(texts.rest, 2, 0)[..., None]
+    cache, third = jax.lax.scan(extend, cache, one_at_a_time)
+    return first, second, jnp.moveaxis(third[..., 0, :], 0, 2)
+
+
+def all_at_once(model: Any, params: Any, texts: Texts) -> jax.Array:
+    inputs = [texts.whole()]
+    if isinstance(model, EncoderDecoder):
+        source, valid = (np.repeat(x, W, axis=0) for x in (texts.source, texts.padding_mask))
+        inputs = [source, *inputs, valid]
+    return model.apply({"params": params}, *inputs).reshape(B, W, T, V)
+
+
+def decode_both_ways(model, params, texts):
+    @partial(jax.jit, compiler_options=QUICK)
+    def run(params):
+        return all_at_once(model, params, texts), step_by_step(model, params, texts)
+
+    full, steps = run(params)
+    return np.asarray(full, np.float32), [np.asarray(leaf, np.float32) for leaf in steps]
+
+
+def inputs_of(model, texts):
+    tokens = texts.whole()
+    return (tokens[:, :S], tokens) if isinstance(model, EncoderDecoder) else (tokens,)
+
+
+def assert_decoding_is_the_full_forward(model, texts, random_params, check):
+    params = random_params(model, *inputs_of(model, texts))
+    full, (first, second, third) = decode_both_ways(model, params, texts)
+    assert full.std() > 0.1
+    check(first[:, [0] * W], full[:, :, :3])
+    check(np.take_along_axis(second, texts.parents[..., None, None], axis=1), full[:, :, 3:5])
+    check(third, full[:, :, 5:])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
+def test_decoding_step_by_step_is_the_full_forward(row, rng, random_params, assert_equal):
+    """One start read at once, shared by W beams, re-ordered, and continued one by one."""
+    assert_decoding_is_the_full_forward(model_of(row), Texts(rng), random_params, assert_equal)
+
+
+@pytest.mark.parametrize("family", [EncoderDecoder, DecoderOnly])
+def test_decoding_in_bfloat16_is_the_full_forward(family, rng, random_params, assert_equal):
+    def check(given, expected):
+        assert_equal(given, expected, 0.1)
+
+    config = replace(BASE, dtype="bfloat16", positions="rotary", num_kv_heads=2)
+    assert_decoding_is_the_full_forward(family(config), Texts(rng), random_params, check)
+
+
+# What a token may know: exactly zero derivatives everywhere else.
+
+
+def knows(function: Any, *tables: np.ndarray) -> list[np.ndarray]:
+    """Whether output (b, t) of `function(*tables)` [B, T, F] depends on each row of each table.
+
+    Every token of the batch has an id of its own, so a row of an embedding table is a token.
+    """
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def slopes(*tables):
+        def directed(*tables):
+            out = function(*tables)
+            return out @ jnp.cos(jnp.arange(out.shape[-1]))
+
+        return jax.jacrev(directed, argnums=range(len(tables)))(*tables)
+
+    return [np.any(np.asarray(slope) != 0, axis=-1) for slope in slopes(*tables)]
+
+
+def same_row(length: int) -> np.ndarray:
+    return np.eye(B, dtype=bool)[:, None, :, None] & np.ones((1, length, 1, 1), bool)
+
+
+DEEP = replace(
+    BASE,
+    vocab_size=B * T,
+    source_vocab_size=B * S,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    tied_embeddings="none",
+    activation="gelu",
+)
+
+
+def test_a_token_does_not_see_the_future_nor_padding_nor_another_row(rng, random_params):
+    model = EncoderDecoder(DEEP)
+    source, target = np.arange(B * S).reshape(B, S), np.arange(B * T).reshape(B, T)
+    valid = np.arange(S) < np.array([[5], [3]])
+    params = random_params(model, source, target)
+
+    def logits(source_table, target_table):
+        tables = {
+            "source_embedding": {"table": source_table},
+            "embedding": {"table": target_table},
+        }
+        return model.apply({"params": params | tables}, source, target, valid)
+
+    tables = (params[name]["table"] for name in ("source_embedding", "embedding"))
+    of_source, of_target = knows(logits, *tables)
+    expected = same_row(T) & valid[None, None]
+    assert np.array_equal(of_source.reshape(B, T, B, S), np.broadcast_to(expected, (B, T, B, S)))
+    past = np.tril(np.ones((T, T), bool))[None, :, None, :]
+    assert np.array_equal(of_target.reshape(B, T, B, T), same_row(T) & past)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "xla", "blockwise"])
+def test_packed_texts_do_not_see_each_other(kernel, random_params):
+    model = DecoderOnly(
+        replace(DEEP, positions="rotary", norm_placement="pre"), attention.get(kernel)
+    )
+    tokens = np.arange(B * T).reshape(B, T)
+    segments = np.array([[1, 1, 1, 1, 1, 2, 2, 2], [1, 1, 2, 3, 3, 3, 3, 3]])
+    params = random_params(model, tokens)
+
+    def logits(table):
+        return model.apply({"params": params | {"embedding": {"table": table}}}, tokens, segments)
+
+    (given,) = knows(logits, params["embedding"]["table"])
+    same = segments[:, :, None] == segments[:, None, :]
+    expected = same_row(T) & (same & np.tril(np.ones((T, T), bool)))[:, :, None, :]
+    assert np.array_equal(given.reshape(B, T, B, T), expected)
+
+
+def test_an_encoder_sees_all_but_padding(random_params):
+    config = replace(DEEP, positions="learned", embedding_norm=True, num_token_types=2)
+    model = EncoderOnly(config)
+    tokens = np.arange(B * T).reshape(B, T)
+    valid = np.arange(T) < np.array([[8], [5]])
+    params = random_params(model, tokens)
+
+    def hidden(table):
+        variables = {"params": params | {"embedding": {"table": table}}}
+        return model.apply(variables, tokens, valid).hidden
+
+    (given,) = knows(hidden, params["embedding"]["table"])
+    expected = np.broadcast_to(same_row(T) & valid[None, None], (B, T, B, T))
+    assert np.array_equal(given.reshape(B, T, B, T)[valid], expected[valid])
+
+
+@pytest.mark.parametrize("positions", CHOICES["positions"])
+def test_packed_texts_get_the_logits_they_get_alone(positions, rng, random_params, assert_equal):
+    model = DecoderOnly(replace(BASE, positions=positions, norm_placement="pre"))
+    long, short = rng.integers(0, V, (2, B, T))
+    packed = np.concatenate([long[:, :5], short[:, :3]], axis=1)
+    segments = np.repeat([[1] * 5 + [2] * 3], B, axis=0)
+    numbers = np.repeat([[0, 1, 2, 3, 4, 0, 1, 2]], B, axis=0)
+    params = random_params(model, packed)
+
+    @jax.jit
+    def run(params):
+        variables = {"params": params}
+        return [
+            model.apply(variables, packed, segments, numbers),
+            model.apply(variables, long),
+            model.apply(variables, short),
+        ]
+
+    together, first, second = map(np.asarray, run(params))
+    assert_equal(together[:, :5], first[:, :5])
+    assert_equal(together[:, 5:], second[:, :3])
+
+
+def test_padding_after_the_target_changes_nothing_before_it(rng, random_params):
+    model = EncoderDecoder(replace(BASE, positions="alibi"))
+    source, target = rng.integers(0, V, (B, S)), rng.integers(0, V, (B, T))
+    params = random_params(model, source, target)
+    run = jax.jit(lambda target: model.apply({"params": params}, source, target))
+    padded = target * (np.arange(T) < 5)
+    given, expected = np.asarray(run(padded)), np.asarray(run(target))
+    assert np.array_equal(given[:, :5], expected[:, :5])
+    assert not np.array_equal(given[:, 5:], expected[:, 5:])
+
+
+# The cache.
+
+
+@pytest.mark.parametrize("positions", CHOICES["positions"])
+def test_texts_of_different_lengths_end_in_one_slot(positions, rng, random_params, assert_equal):
+    """Padding in front is seen by nobody and has no place; each text gets its own logits."""
+    model = DecoderOnly(replace(BASE, positions=positions, norm_placement="pre"))
+    tokens, begins = rng.integers(0, V, (B, W, T)), np.array([0, 3])
+    params = random_params(model, tokens[0])
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def run(params):
+        cache = model.apply(
+            {"params": params},
+            B,
+            max_length=L,
+            left_padding=jnp.asarray(begins),
+            method="init_cache",
+        )
+        cache = cache.reorder_beams(jnp.zeros((B, W), jnp.int32))
+        parts = []
+        for part in np.split(tokens, [5, 6], axis=2):
+            logits, cache = model.apply({"params": params}, part, cache, method="decode_step")
+            parts.append(logits)
+        alone = [model.apply({"params": params}, tokens[b, :, n:]) for b, n in enumerate(begins)]
+        return jnp.concatenate(parts, axis=2), alone
+
+    together, alone = run(params)
+    for b, begin in enumerate(begins):
+        assert_equal(together[b, :, begin:], alone[b])
+
+
+def test_a_cache_beyond_the_learned_positions_is_refused():
+    with pytest.raises(ValueError, match="max_length=12 tokens was asked for.* max_len=11: give a"):
+        init_cache(replace(BASE, positions="learned"), B, W, 12)
+
+
+def test_a_cache_is_as_small_as_its_key_value_heads():
+    config = replace(BASE, num_kv_heads=2, head_dim=10, value_head_dim=7, dtype="bfloat16")
+    (layer,) = init_cache(config, B, W, L).layers
+    assert layer.key.shape == (B, 2, 10, W * L) and layer.value.shape == (B, 2, W * L, 7)
+    assert {layer.key.dtype, layer.value.dtype} == {jnp.dtype("bfloat16")}

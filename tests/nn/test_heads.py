@@ -1,0 +1,237 @@
+"""Heads: what BERT is pretrained with, and a classifier on any backbone, with their losses."""
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import BERT_BASE, TransformerConfig
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel
+from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.ops.cross_entropy import cross_entropy
+from jaxformer.training.losses import (
+    causal_loss,
+    classification_loss,
+    masked_and_next_sentence_loss,
+    masked_loss,
+)
+
+B, T, P, V, D, C = 3, 7, 2, 23, 12, 5
+
+BERT = replace(
+    BERT_BASE, vocab_size=V, d_model=D, d_ff=13, num_heads=3, num_encoder_layers=1, max_len=T
+)
+GPT = TransformerConfig(
+    vocab_size=V,
+    d_model=D,
+    d_ff=13,
+    num_heads=3,
+    num_decoder_layers=1,
+    positions="rotary",
+    norm_placement="pre",
+)
+PRESENT = np.arange(T) < np.array([[7], [4], [5]])
+
+
+class Masked(NamedTuple):
+    tokens: Any
+    padding_mask: Any
+    token_type_ids: Any
+    masked_positions: Any
+    labels: Any
+    loss_mask: Any
+    example_ids: Any
+    next_sentence: Any
+
+
+class Stream(NamedTuple):
+    tokens: Any
+    loss_mask: Any
+    example_ids: Any
+    segments: Any = None
+    positions: Any = None
+
+
+class Labelled(NamedTuple):
+    tokens: Any
+    padding_mask: Any
+    labels: Any
+    loss_mask: Any
+    example_ids: Any
+
+
+@pytest.fixture(scope="module")
+def masked():
+    rng = np.random.default_rng(1)
+    return Masked(
+        tokens=rng.integers(1, V, (B, T)) * PRESENT,
+        padding_mask=PRESENT,
+        token_type_ids=np.int32(np.arange(T) > 2) * PRESENT,
+        masked_positions=np.array([[1, 6], [0, 3], [4, 0]]),
+        labels=rng.integers(0, V, (B, P)),
+        loss_mask=np.array([[True, True], [True, True], [True, False]]),
+        example_ids=np.arange(B),
+        next_sentence=np.array([1, 0, 1]),
+    )
+
+
+@pytest.fixture(scope="module")
+def bert(masked, random_params):
+    model = MaskedLanguageModel(BERT)
+    return model, random_params(model, *masked[:4])
+
+
+def erf_gelu(x):
+    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+
+
+def layer_norm(x, params):
+    x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + BERT.norm_eps)
+    return x * params["scale"] + params["bias"]
+
+
+def test_the_token_head_is_dense_activation_norm_embedding_and_bias(bert, masked, assert_equal):
+    model, params = bert
+
+    @jax.jit
+    def run(params):
+        inputs = masked[:4]
+        encoding = model.apply({"params": params}, *inputs[:3], method="encode")
+        return model.apply({"params": params}, *inputs), encoding
+
+    (logits, follows), (hidden, pooled) = jax.tree.map(np.asarray, run(params))
+    x = np.take_along_axis(hidden, masked.masked_positions[..., None], axis=1)
+    x = erf_gelu(x @ params["transform"]["kernel"] + params["transform"]["bias"])
+    x = layer_norm(x, params["transform_norm"])
+    expected = x @ params["encoder"]["embedding"]["table"].T + params["bias"]
+    assert_equal(logits, expected)
+    head = params["next_sentence"]
+    assert_equal(follows, pooled @ head["kernel"] + head["bias"])
+
+
+def test_without_positions_asked_for_every_token_gets_logits(bert, masked, assert_equal):
+    model, params = bert
+    everywhere = jax.jit(model.apply)({"params": params}, *masked[:3]).logits
+    some = jax.jit(model.apply)({"params": params}, *masked[:4]).logits
+    assert everywhere.shape == (B, T, V)
+    assert_equal(
+        np.take_along_axis(np.asarray(everywhere), masked.masked_positions[..., None], axis=1), some
+    )
+
+
+def test_without_a_pooler_nothing_is_said_of_the_next_sentence(masked):
+    model = MaskedLanguageModel(replace(BERT, pooler=False))
+    filling = jax.eval_shape(
+        lambda *inputs: model.init_with_output(jax.random.key(0), *inputs)[0], *masked[:4]
+    )
+    assert filling.next_sentence is None
+
+
+def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_tokens(bert, masked, assert_equal):
+    model, params = bert
+
+    @jax.jit
+    def run(params):
+        filling = model.apply({"params": params}, *masked[:4])
+        tokens = cross_entropy(filling.logits, masked.labels, masked.loss_mask)
+        sentences = cross_entropy(filling.next_sentence, masked.next_sentence, jnp.ones(B, bool))
+        one = masked_loss(model)(params, masked, None)
+        return tokens, sentences, one, masked_and_next_sentence_loss(model)(params, masked, None)
+
+    tokens, sentences, one, both = run(params)
+    assert_equal(one, tokens)
+    assert one[1] == 5
+    assert_equal(both, [tokens[0] + P * sentences[0], 5])
+
+
+def test_rows_of_padding_add_nothing_to_the_next_sentence_loss(bert, masked, assert_equal):
+    model, params = bert
+    empty = jax.tree.map(lambda leaf: np.concatenate([leaf, 0 * leaf[:2]]), masked)
+    loss = jax.jit(masked_and_next_sentence_loss(model))
+    assert_equal(loss(params, empty, None), loss(params, masked, None))
+
+
+@pytest.mark.parametrize("pooler", [True, False])
+def test_an_encoder_sums_a_text_up_in_its_first_token(pooler, masked, random_params, assert_equal):
+    backbone = EncoderOnly(replace(BERT, pooler=pooler))
+    model = Classifier(backbone, C)
+    params = random_params(model, masked.tokens, PRESENT)
+    logits = jax.jit(model.apply)({"params": params}, masked.tokens, PRESENT)
+    encode = jax.jit(backbone.apply)
+    hidden, pooled = encode({"params": params["backbone"]}, masked.tokens, PRESENT)
+    vector = np.asarray(pooled if pooler else hidden[:, 0])
+    assert_equal(logits, vector @ params["head"]["kernel"] + params["head"]["bias"])
+
+
+def test_a_decoder_sums_a_text_up_in_its_last_token(masked, random_params, assert_equal):
+    backbone = DecoderOnly(GPT)
+    model = Classifier(backbone, C)
+    params = random_params(model, masked.tokens, PRESENT)
+    run = jax.jit(model.apply)
+    logits = np.asarray(run({"params": params}, masked.tokens, PRESENT))
+    hidden = jax.jit(lambda p: backbone.apply({"params": p}, masked.tokens, method="hidden"))
+    vectors = np.asarray(hidden(params["backbone"]))[np.arange(B), [6, 3, 4]]
+    assert_equal(logits, vectors @ params["head"]["kernel"] + params["head"]["bias"])
+    padded = np.where(PRESENT, masked.tokens, 1)
+    assert np.array_equal(logits, run({"params": params}, padded, PRESENT))
+
+
+def test_the_loss_of_a_classifier_counts_valid_rows(masked, random_params, assert_equal):
+    model = Classifier(DecoderOnly(GPT), C)
+    params = random_params(model, masked.tokens, PRESENT)
+    valid = np.array([True, False, True])
+    batch = Labelled(masked.tokens, PRESENT, np.array([4, 1, 0]), valid, np.arange(B))
+    logits = jax.jit(model.apply)({"params": params}, masked.tokens, PRESENT)
+    nats, count = jax.jit(classification_loss(model))(params, batch, None)
+    expected = -np.asarray(jax.nn.log_softmax(logits))[[0, 2], [4, 0]].sum()
+    assert_equal(nats, expected)
+    assert count == 2
+
+
+def test_dropout_acts_on_the_summary(masked, random_params):
+    model = Classifier(DecoderOnly(replace(GPT, dropout_rate=0.5)), C)
+    params = random_params(model, masked.tokens, PRESENT)
+    batch = Labelled(masked.tokens, PRESENT, np.zeros(B, int), np.ones(B, bool), np.arange(B))
+    loss = jax.jit(jax.grad(classification_loss(model), has_aux=True))
+    slope, _ = loss(params, batch, jax.random.key(0))
+    calm, _ = loss(params, batch, None)
+    # The gradient of a dense layer's row is zero where every text's number was dropped.
+    assert (np.asarray(slope["head"]["kernel"]) == 0).all(-1).any()
+    assert not (np.asarray(calm["head"]["kernel"]) == 0).all(-1).any()
+
+
+def test_the_causal_loss_is_the_cross_entropy_of_each_next_token(rng, random_params, assert_equal):
+    model = DecoderOnly(GPT)
+    tokens = rng.integers(0, V, (B, T + 1))
+    segments = np.repeat([[1, 1, 1, 2, 2, 2, 2, 3]], B, axis=0)
+    positions = np.repeat([[0, 1, 2, 0, 1, 2, 3, 0]], B, axis=0)
+    valid = (segments[:, 1:] == segments[:, :-1]) & PRESENT
+    params = random_params(model, tokens)
+
+    @jax.jit
+    def run(params):
+        variables = {"params": params}
+        packed = model.apply(variables, tokens[:, :-1], segments[:, :-1], positions[:, :-1])
+        plain = model.apply(variables, tokens[:, :-1])
+        batch = Stream(tokens, valid, np.arange(B), segments, positions)
+        return (
+            packed,
+            plain,
+            *(
+                causal_loss(model)(params, b, None)
+                for b in (batch, batch._replace(segments=None, positions=None))
+            ),
+        )
+
+    packed, plain, of_packed, of_plain = run(params)
+    for logits, (nats, count) in ((packed, of_packed), (plain, of_plain)):
+        labels = jax.nn.log_softmax(logits)
+        picked = np.take_along_axis(np.asarray(labels), tokens[:, 1:, None], axis=-1)[..., 0]
+        assert_equal(nats, -picked[valid].sum())
+        assert count == valid.sum()
+    assert abs(of_packed[0] - of_plain[0]) > 0.1

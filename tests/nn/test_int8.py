@@ -1,0 +1,211 @@
+"""Weights in 8 bits: the model computed in float with every number rounded, by whole numbers."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from jaxformer.config import TransformerConfig
+from jaxformer.decoding import SamplingConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.layers import LMHead
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.ops.int8 import QuantizedMatrix
+from jaxformer.pipelines import complete, translate
+from jaxformer.text.tokenizers import train_characters
+
+TRANSLATOR = TransformerConfig(
+    vocab_size=29,
+    d_model=26,
+    d_ff=62,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    max_len=37,
+    output_bias=True,
+)
+GPT = replace(
+    TRANSLATOR,
+    num_encoder_layers=0,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    gated=True,
+    activation="silu",
+    norm="rms",
+    norm_placement="pre",
+    positions="rotary",
+    use_bias=False,
+    output_bias=False,
+    tied_embeddings="none",
+)
+IDS = np.random.default_rng(3).integers(4, 29, (3, 11), np.int32)
+
+
+def rounded(x, axes):
+    """`x` in steps of its largest number along `axes` over 127; zeros stay."""
+    scale = np.abs(x).max(axis=axes, keepdims=True) / np.float32(127)
+    scale = np.where(scale > 0, scale, np.float32(1))
+    return np.round(np.asarray(x, np.float32) / scale) * scale
+
+
+def rounded_weights(params):
+    """The parameters that 8 bits stand for, in float32."""
+
+    def one(path, leaf):
+        module, name = [key.key for key in path][-2:]
+        if name == "table" and module in ("embedding", "source_embedding"):
+            return rounded(leaf, 1)
+        return rounded(leaf, (0, 1) if module == "out" else 0) if name == "kernel" else leaf
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def with_rounded_rows(call, args, kwargs, context):
+    """What Flax's layers and the output layer are given, each row rounded."""
+    module, x = context.module, args[0] if args else None
+    dense = context.method_name == "__call__" and isinstance(module, nn.Dense | nn.DenseGeneral)
+    if dense or (context.method_name == "__call__" and isinstance(module, LMHead)):
+        axes = (-2, -1) if getattr(module, "name", "") == "out" else -1
+        return call(rounded(x, axes), *args[1:], **kwargs)
+    return call(*args, **kwargs)
+
+
+def build(random_params, config):
+    if config.num_encoder_layers:
+        model = EncoderDecoder(config)
+        return model, random_params(model, IDS, IDS), (IDS[:, :7], IDS)
+    model = DecoderOnly(config)
+    return model, random_params(model, IDS), (IDS,)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TRANSLATOR,
+        replace(TRANSLATOR, tied_embeddings="output", source_vocab_size=31, norm_placement="pre"),
+        GPT,
+        replace(GPT, tied_embeddings="output", positions="learned", use_bias=True),
+    ],
+    ids=["all tied", "two vocabularies", "Llama", "GPT"],
+)
+def test_logits_are_those_of_rounded_weights_and_rounded_rows(random_params, assert_equal, config):
+    model, params, ids = build(random_params, config)
+    found = Int8(model).apply({"params": quantize(model, params)}, *ids)
+    with nn.intercept_methods(with_rounded_rows):
+        expected = model.apply({"params": rounded_weights(params)}, *ids)
+    assert found.dtype == expected.dtype == jnp.float32
+    assert_equal(found, expected)
+    exact = model.apply({"params": params}, *ids)
+    error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    assert 1e-4 < error < 0.05
+
+
+def test_each_output_of_a_kernel_and_each_row_of_a_table_has_a_scale_of_its_own(random_params):
+    model, params, _ = build(random_params, TRANSLATOR)
+    params["decoder"]["blocks_0"]["feed_forward"]["up"]["kernel"][:, 5] *= 1000
+    params["embedding"]["table"][7] = 0
+    found = quantize(model, params)
+    up = found["decoder"]["blocks_0"]["feed_forward"]["up"]["kernel"]
+    assert up.values.dtype == jnp.int8 and up.scale.shape == (62,)
+    assert (np.abs(up.values).max(up.inputs) == 127).all()
+    table = found["embedding"]["table"]
+    assert table.scale.shape == (29,) and not np.asarray(table.values[7]).any()
+    out = found["decoder"]["blocks_0"]["attention"]["out"]["kernel"]
+    assert out.scale.shape == (26,) and out.values.shape[out.inputs] == 26
+    kept = [path for path, leaf in leaves(found) if not isinstance(leaf, QuantizedMatrix)]
+    assert all("bias" in path or "scale" in path for path in kept), "and norms stay as they are"
+
+
+def leaves(tree):
+    found = jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda x: isinstance(x, QuantizedMatrix)
+    )
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in found]
+
+
+def test_the_weights_need_about_a_quarter_of_the_memory(random_params):
+    model, params, _ = build(random_params, replace(GPT, vocab_size=211, d_ff=211, d_model=106))
+    before, after = (
+        sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        for tree in (params, quantize(model, params))
+    )
+    assert after < 0.28 * before
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_step_multiplies_weights_in_8_bits_and_never_a_single_row(random_params, rows):
+    """For a single row of 8 bits XLA on a CPU has a loop that takes 20 times as long."""
+    model, params, _ = build(random_params, GPT)
+    model, params = Int8(model), quantize(model, params)
+    cache = model.apply({"params": params}, rows, max_length=5, method="init_cache")
+
+    def step(params, cache):
+        return model.apply({"params": params}, IDS[:rows, None, :1], cache, method="decode_step")
+
+    lines = jax.jit(step).lower(params, cache).as_text().splitlines()
+    products = [line for line in lines if "dot_general" in line]
+    whole = [line for line in products if "xi8>" in line]
+    assert len(whole) == 8, "query, key, value, out, gate, up, down and the output"
+    assert len(products) - len(whole) == 2, "attention's own"
+    assert all(f"tensor<{max(rows, 2)}x" in line for line in whole)
+
+
+def test_translations_and_texts_in_8_bits_depend_on_no_other_line(random_params, rng):
+    tokenizer = train_characters(["abcdefghijklmnopqrstuvwxy"])
+    assert tokenizer.vocab_size == 29
+    lines = ["".join(rng.choice(list("abcdefghij"), n)) for n in (3, 13, 7, 5, 11)]
+    model, params, _ = build(random_params, TRANSLATOR)
+    system = Int8(model), quantize(model, params)
+    found = translate(*system, lines, tokenizer, tokenizer)
+    alone = [translate(*system, [line], tokenizer, tokenizer)[0] for line in lines]
+    assert [[h.ids for h in line] for line in found] == [[h.ids for h in line] for line in alone]
+    model, params, _ = build(random_params, GPT)
+    system, sampling = (
+        (Int8(model), quantize(model, params)),
+        SamplingConfig(max_new_tokens=17, temperature=0),
+    )
+    found = complete(*system, lines, tokenizer, sampling)
+    assert [x.ids for x in found] == [
+        complete(*system, [line], tokenizer, sampling)[0].ids for line in lines
+    ]
+
+
+def test_a_model_that_does_not_decode_and_parameters_in_float_are_refused(random_params):
+    with pytest.raises(ConfigError, match="a MaskedLanguageModel was given"):
+        Int8(MaskedLanguageModel(TRANSLATOR))
+    model, params, ids = build(random_params, GPT)
+    with pytest.raises(ConfigError, match=r"not quantized: give quantize"):
+        Int8(model).apply({"params": params}, *ids)
+
+
+class Squeeze(nn.Module):
+    """A block of one's own: a dense layer, a convolution and a matrix under another name."""
+
+    config: TransformerConfig
+    cross: bool
+    attention_fn: Any
+
+    @nn.compact
+    def __call__(self, x, mask, *, layer_cache=None, **others):
+        matrix = self.param("w_in", nn.initializers.lecun_normal(), (26, 26))
+        x = nn.Dense(31, name="narrow")(x @ matrix)
+        return nn.Conv(26, (1,), name="filter")(x), layer_cache
+
+
+def test_the_dense_layers_of_a_block_of_ones_own_are_quantized_and_nothing_else(random_params):
+    model = DecoderOnly(replace(GPT, positions="none"), block=Squeeze)
+    params = random_params(model, IDS)
+    found = quantize(model, params)
+    chosen = [path for path, leaf in leaves(found) if isinstance(leaf, QuantizedMatrix)]
+    assert [path.split("'")[-2] for path in chosen] == ["kernel", "table", "kernel"]
+    assert "narrow" in chosen[0] and "embedding" in chosen[1] and "output" in chosen[2]
+    logits = Int8(model).apply({"params": found}, IDS)
+    exact = model.apply({"params": params}, IDS)
+    assert 1e-4 < np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.05

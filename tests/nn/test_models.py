@@ -1,0 +1,509 @@
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from jaxformer.config import BERT_BASE, GPT2, TRANSFORMER_BASE, TRANSFORMER_BIG, TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.ops.dropout import DropoutRng
+
+B, S, T, V = 2, 5, 7, 17
+FAMILIES = [EncoderDecoder, DecoderOnly, EncoderOnly, MaskedLanguageModel]
+
+TINY = TransformerConfig(
+    vocab_size=V,
+    d_model=12,
+    d_ff=13,
+    num_heads=3,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    max_len=11,
+)
+
+
+def ids(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def parameters(model: Any, inputs: int) -> Any:
+    """The shapes of a model's parameters, without their memory."""
+    return jax.eval_shape(model.init, jax.random.key(0), *[ids(B, 3)] * inputs)["params"]
+
+
+def count(model: Any, inputs: int) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters(model, inputs)))
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "expected"),
+    [
+        (EncoderDecoder(TRANSFORMER_BASE), 2, 63_082_496),
+        (EncoderDecoder(TRANSFORMER_BIG), 2, 214_245_376),
+        (DecoderOnly(GPT2), 1, 124_439_808),
+        (EncoderOnly(BERT_BASE), 1, 109_482_240),
+    ],
+    ids=["base", "big", "gpt2", "bert"],
+)
+def test_the_named_sizes_have_exactly_as_many_parameters(model, inputs, expected):
+    assert count(model, inputs) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "millions"),
+    [
+        ("A1", {"num_heads": 1, "head_dim": 512}, 65),
+        ("A4", {"num_heads": 4, "head_dim": 128}, 65),
+        ("A16", {"num_heads": 16, "head_dim": 32}, 65),
+        ("A32", {"num_heads": 32, "head_dim": 16}, 65),
+        ("B16", {"head_dim": 16, "value_head_dim": 64}, 58),
+        ("B32", {"head_dim": 32, "value_head_dim": 64}, 60),
+        ("C2", {"num_encoder_layers": 2, "num_decoder_layers": 2}, 36),
+        ("C4", {"num_encoder_layers": 4, "num_decoder_layers": 4}, 50),
+        ("C8", {"num_encoder_layers": 8, "num_decoder_layers": 8}, 80),
+        ("C256", {"d_model": 256, "head_dim": 32}, 28),
+        ("C1024", {"d_model": 1024, "head_dim": 128}, 168),
+        ("C1024 ff", {"d_ff": 1024}, 53),
+        ("C4096 ff", {"d_ff": 4096}, 90),
+        ("D0", {"dropout_rate": 0.0}, 65),
+        ("D2", {"dropout_rate": 0.2}, 65),
+        ("E", {"positions": "learned"}, 65),
+    ],
+)
+def test_every_row_of_table_3_is_a_change_of_the_base_model(row, changes, millions):
+    # Every size the paper prints is that of 41,000 embedding rows ("about 37000" in section 5.1).
+    config = replace(TRANSFORMER_BASE, vocab_size=41_000, **changes)
+    assert abs(count(EncoderDecoder(config), 2) / 1e6 - millions) < 0.7, row
+
+
+# Names.
+
+BLOCK = {
+    "attention/key/bias": (3, 4),
+    "attention/key/kernel": (12, 3, 4),
+    "attention/out/bias": (12,),
+    "attention/out/kernel": (3, 4, 12),
+    "attention/query/bias": (3, 4),
+    "attention/query/kernel": (12, 3, 4),
+    "attention/value/bias": (3, 4),
+    "attention/value/kernel": (12, 3, 4),
+    "attention_norm/bias": (12,),
+    "attention_norm/scale": (12,),
+    "feed_forward/down/bias": (12,),
+    "feed_forward/down/kernel": (13, 12),
+    "feed_forward/up/bias": (13,),
+    "feed_forward/up/kernel": (12, 13),
+    "feed_forward_norm/bias": (12,),
+    "feed_forward_norm/scale": (12,),
+}
+CROSS = {f"cross_{name}": shape for name, shape in BLOCK.items() if name.startswith("attention")}
+
+
+def test_the_names_of_the_parameters_stay(leaf_shapes):
+    expected = {"embedding/table": (17, 12)}
+    expected |= {f"encoder/blocks_0/{name}": shape for name, shape in BLOCK.items()}
+    for layer in range(2):
+        names = {f"decoder/blocks_{layer}/{name}": shape for name, shape in (BLOCK | CROSS).items()}
+        expected |= names
+    model = EncoderDecoder(replace(TINY, num_decoder_layers=2))
+    assert leaf_shapes(parameters(model, 2)) == expected
+
+
+def test_the_kernel_of_the_fourth_block_is_where_the_readme_says(leaf_shapes):
+    shapes = leaf_shapes(parameters(DecoderOnly(GPT2), 1))
+    assert shapes["decoder/blocks_3/attention/query/kernel"] == (768, 12, 64)
+    assert shapes["decoder/positions/table"] == (1024, 768)
+    assert shapes["decoder/final_norm/scale"] == (768,)
+
+
+@pytest.mark.parametrize(
+    ("tied", "more"),
+    [
+        ("all", {}),
+        ("output", {"source_embedding/table": (19, 12)}),
+        ("inputs", {"output/kernel": (12, 17)}),
+        ("none", {"source_embedding/table": (19, 12), "output/kernel": (12, 17)}),
+    ],
+)
+def test_tying_leaves_out_what_is_shared(tied, more, leaf_shapes):
+    one = "source_embedding/table" in more
+    config = replace(TINY, tied_embeddings=tied, source_vocab_size=19 if one else None)
+    shapes = leaf_shapes(parameters(EncoderDecoder(config), 2))
+    outside = {name: shape for name, shape in shapes.items() if "blocks" not in name}
+    assert outside == {"embedding/table": (17, 12)} | more
+    shapes = leaf_shapes(parameters(DecoderOnly(config), 1))
+    assert ("output/kernel" in shapes) == ("output/kernel" in more)
+    assert "source_embedding/table" not in shapes
+
+
+def test_relative_positions_have_one_table_a_stack_and_none_for_the_memory(leaf_shapes):
+    config = replace(TINY, positions="relative", num_decoder_layers=2)
+    shapes = leaf_shapes(parameters(EncoderDecoder(config), 2))
+    tables = {name: shape for name, shape in shapes.items() if "relative" in name}
+    assert tables == {
+        "encoder/relative_bias/table": (32, 3),
+        "decoder/relative_bias/table": (32, 3),
+    }
+
+
+def test_an_encoder_tells_what_comes_before_from_what_comes_after(rng, random_params):
+    """Only the buckets that hold a distance of seven tokens are felt."""
+    config = replace(TINY, positions="relative", relative_buckets=6, relative_max_distance=12)
+    tokens = rng.integers(0, V, (B, T))
+    model, decoder = EncoderOnly(config), DecoderOnly(config)
+
+    def felt(model, stack):
+        params = random_params(model, tokens)
+        table = params[stack]["relative_bias"]["table"]
+
+        def total(table):
+            changed = params | {stack: params[stack] | {"relative_bias": {"table": table}}}
+            out = model.apply({"params": changed}, tokens)
+            return jnp.sum(jnp.cos(jax.tree.leaves(out)[0]))
+
+        return np.any(np.asarray(jax.jit(jax.grad(total))(table)) != 0, axis=-1)
+
+    # Three a side: 0, 1 to 3, farther. The token itself stands before, so bucket 3 is nobody's.
+    assert felt(model, "encoder").tolist() == [True, True, True, False, True, True]
+    # Six backwards: 0, 1, 2, 3 to 4, 5 to 7, farther.
+    assert felt(decoder, "decoder").tolist() == [True, True, True, True, True, False]
+
+
+@pytest.mark.parametrize("model", [EncoderDecoder, DecoderOnly, EncoderOnly])
+def test_a_model_without_layers_is_refused(model):
+    config = replace(TINY, num_encoder_layers=0, num_decoder_layers=0)
+    with pytest.raises(ConfigError, match="coder_layers=0, but this model needs at least 1"):
+        parameters(model(config), 2 if model is EncoderDecoder else 1)
+
+
+# The equations of the paper, again, in float64.
+
+
+@dataclass
+class Paper:
+    """Vaswani et al. 2017 read aloud: one encoder and one decoder block, post-norm, ReLU.
+
+    `keep` holds the dropout masks by site; without it, `sites` collects what is asked for.
+    """
+
+    params: Any
+    rates: dict[str, float]
+    keep: dict[str, np.ndarray] | None = None
+    sites: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def drop(self, site, x):
+        self.sites[site] = x.shape
+        rate = self.rates.get(site.rpartition("/")[2], self.rates["elsewhere"])
+        return x if self.keep is None else x * self.keep[site] / (1 - rate)
+
+    def embed(self, tokens, path):
+        x = self.params["embedding"]["table"][tokens].astype(np.float64) * math.sqrt(12)
+        return self.drop(f"{path}/input", x + sinusoidal_positions(tokens.shape[1], 12))
+
+    def attention(self, x, memory, allowed, p, path):
+        out = p["out"]["bias"].astype(np.float64)
+        heads = []
+        for head in range(3):
+            q, k, v = (
+                y @ p[name]["kernel"][:, head].astype(np.float64) + p[name]["bias"][head]
+                for name, y in [("query", x), ("key", memory), ("value", memory)]
+            )
+            logits = np.where(allowed, q @ k.transpose(0, 2, 1) / math.sqrt(4), -np.inf)
+            weights = np.exp(logits - logits.max(-1, keepdims=True))
+            heads.append((weights / weights.sum(-1, keepdims=True), v))
+        weights = self.drop(f"{path}/weights", np.stack([w for w, _ in heads], axis=1))
+        for head, (_, v) in enumerate(heads):
+            out = out + weights[:, head] @ v @ p["out"]["kernel"][head]
+        return out
+
+    def feed_forward(self, x, p, path):
+        hidden = np.maximum(0, x @ p["up"]["kernel"] + p["up"]["bias"])
+        return self.drop(f"{path}/hidden", hidden) @ p["down"]["kernel"] + p["down"]["bias"]
+
+    def add_and_norm(self, x, y, p, path):
+        x = x + self.drop(path, y)
+        x = x - x.mean(-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+
+    def sublayer(self, x, memory, allowed, path, name):
+        side, block = path.split("/")
+        p = self.params[side][block]
+        if name == "feed_forward":
+            y = self.feed_forward(x, p[name], f"{path}/{name}")
+        else:
+            y = self.attention(
+                x, x if memory is None else memory, allowed, p[name], f"{path}/{name}"
+            )
+        return self.add_and_norm(x, y, p[f"{name}_norm"], f"{path}/{name}_norm")
+
+    def logits(self, source, target, padding_mask):
+        keys = padding_mask[:, None, :]
+        memory = self.embed(source, "encoder")
+        memory = self.sublayer(memory, None, keys, "encoder/blocks_0", "attention")
+        memory = self.sublayer(memory, None, None, "encoder/blocks_0", "feed_forward")
+        causal = np.tril(np.ones((target.shape[1],) * 2, bool))
+        x = self.embed(target, "decoder")
+        x = self.sublayer(x, None, causal, "decoder/blocks_0", "attention")
+        x = self.sublayer(x, memory, keys, "decoder/blocks_0", "cross_attention")
+        x = self.sublayer(x, None, None, "decoder/blocks_0", "feed_forward")
+        return x @ self.params["embedding"]["table"].T
+
+
+RATES = {"weights": 0.3, "hidden": 0.2, "elsewhere": 0.1}
+
+
+@dataclass
+class Sentences:
+    """A tiny encoder-decoder with random parameters and two ragged sentences."""
+
+    model: EncoderDecoder
+    params: Any
+    source: np.ndarray
+    target: np.ndarray
+    padding_mask: np.ndarray
+    apply: Any
+
+
+@pytest.fixture(scope="module")
+def sentences(random_params) -> Sentences:
+    rng = np.random.default_rng(1)
+    model = EncoderDecoder(
+        replace(TINY, dropout_rate=0.1, attention_dropout_rate=0.3, activation_dropout_rate=0.2)
+    )
+    source, target = rng.integers(0, V, (B, S)), rng.integers(0, V, (B, T))
+    params = random_params(model, source, target)
+
+    @jax.jit
+    def apply(params, source, target, valid, dropout_rng):
+        return model.apply({"params": params}, source, target, valid, dropout_rng=dropout_rng)
+
+    valid = np.arange(S) < np.array([[5], [3]])
+    return Sentences(model, params, source, target, valid, apply)
+
+
+def test_the_model_is_the_paper(sentences, assert_equal):
+    s = sentences
+    expected = Paper(s.params, RATES).logits(s.source, s.target, s.padding_mask)
+    assert_equal(s.apply(s.params, s.source, s.target, s.padding_mask, None), expected)
+
+
+def test_dropout_acts_where_the_paper_says(sentences, assert_equal):
+    """On each sub-layer's output before it is added, on embeddings plus positions (5.4)."""
+    s = sentences
+    dropout_rng = DropoutRng.create(jax.random.key(9), np.array([8, 5]))
+    paper = Paper(s.params, RATES)
+    without = paper.logits(s.source, s.target, s.padding_mask)
+    assert len(paper.sites) == 12
+
+    @jax.jit
+    def masks(dropout_rng):
+        rates = {site: RATES.get(site.rpartition("/")[2], 0.1) for site in paper.sites}
+        return {site: dropout_rng.keep_mask(site, paper.sites[site], rates[site]) for site in rates}
+
+    paper.keep = jax.tree.map(np.asarray, masks(dropout_rng))
+    expected = paper.logits(s.source, s.target, s.padding_mask)
+    given = s.apply(s.params, s.source, s.target, s.padding_mask, dropout_rng)
+    assert_equal(given, expected)
+    assert np.abs(given - without).max() > 0.1
+
+
+def test_dropout_belongs_to_the_row_and_not_to_its_place(sentences, assert_equal):
+    s = sentences
+    rows = np.array([8, 5])
+    dropout_rng = DropoutRng.create(jax.random.key(9), rows)
+    turned = DropoutRng.create(jax.random.key(9), rows[::-1].copy())
+    given = s.apply(s.params, s.source, s.target, s.padding_mask, dropout_rng)
+    other = s.apply(s.params, s.source[::-1], s.target[::-1], s.padding_mask[::-1], turned)
+    assert_equal(other[::-1], given, 1e-6)
+    again = DropoutRng.create(jax.random.key(10), rows)
+    assert np.abs(given - s.apply(s.params, s.source, s.target, s.padding_mask, again)).max() > 0.1
+
+
+# The three families.
+
+
+def test_a_decoder_says_something_of_every_token(random_params):
+    tokens = np.arange(B * T).reshape(B, T)
+    model = DecoderOnly(replace(TINY, positions="learned", tied_embeddings="none"))
+    logits = jax.eval_shape(model.apply, {"params": random_params(model, tokens)}, tokens)
+    assert (logits.shape, logits.dtype) == ((B, T, V), jnp.float32)
+
+
+def test_an_encoder_gives_vectors_and_a_pooled_one(random_params, assert_equal):
+    config = replace(
+        BERT_BASE, vocab_size=V, d_model=12, d_ff=13, num_heads=3, num_encoder_layers=1, max_len=11
+    )
+    model = EncoderOnly(config)
+    tokens = np.arange(B * T).reshape(B, T) % V
+    types = np.int32(np.arange(T) > 3) + np.zeros_like(tokens)
+    params = random_params(model, tokens)
+
+    @jax.jit
+    def encode(params, types):
+        return model.apply({"params": params}, tokens, None, types)
+
+    hidden, pooled = map(np.asarray, encode(params, types))
+    assert (hidden.shape, pooled.shape) == ((B, T, 12), (B, 12))
+    pooler = params["pooler"]
+    assert_equal(pooled, np.tanh(hidden[:, 0] @ pooler["kernel"] + pooler["bias"]))
+    assert np.abs(hidden - encode(params, 0 * types)[0]).max() > 0.1
+
+
+def test_an_encoder_without_a_pooler_pools_nothing():
+    encoding = jax.eval_shape(
+        lambda tokens: EncoderOnly(TINY).init_with_output(jax.random.key(0), tokens)[0], ids(B, T)
+    )
+    assert encoding.pooled is None and encoding.hidden.shape == (B, T, 12)
+
+
+@pytest.mark.parametrize("family", [EncoderDecoder, DecoderOnly])
+def test_a_bfloat16_model_keeps_float32_parameters_and_stays_near(
+    family, random_params, assert_equal
+):
+    config = replace(TINY, norm="rms", norm_placement="pre", gated=True, activation="silu")
+    low = replace(config, dtype="bfloat16")
+    inputs = [np.arange(B * T).reshape(B, T) % V] * (2 if family is EncoderDecoder else 1)
+    params = random_params(family(low), *inputs)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}
+    logits = [jax.jit(family(c).apply)({"params": params}, *inputs) for c in (low, config)]
+    assert [leaf.dtype.name for leaf in logits] == ["bfloat16", "float32"]
+    assert_equal(logits[0], logits[1], 0.15)
+    assert np.abs(logits[1]).max() > 1.0
+
+
+def test_a_decoding_step_computes_nothing_twice():
+    """The source's keys and values are not projected again at every step for every beam."""
+    model = EncoderDecoder(TRANSFORMER_BASE)
+    batch, width = 2, 4
+    params = parameters(model, 2)
+
+    def start(params, source, valid):
+        settings = {"max_length": 306, "num_beams": width, "method": "init_cache"}
+        return model.apply({"params": params}, source, valid, **settings)
+
+    def step(params, tokens, cache):
+        return model.apply({"params": params}, tokens, cache, method="decode_step")
+
+    valid = jax.ShapeDtypeStruct((batch, 256), bool)
+    cache = jax.eval_shape(start, params, ids(batch, 256), valid)
+    work = jax.jit(step).lower(params, ids(batch, width, 1), cache).cost_analysis()
+    assert work["flops"] / (batch * width) < 120e6
+
+
+# What is refused.
+
+
+def fitted(family, random_params, **changes):
+    """A model, its parameters, and inputs of ragged lengths."""
+    model, ids = family(replace(TINY, **changes)), np.arange(B * T).reshape(B, T)
+    inputs = (ids[:, :S], ids) if family is EncoderDecoder else (ids,)
+    return model, random_params(model, *inputs), inputs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_dropout_key_in_rngs_is_refused_instead_of_ignored(family, random_params):
+    model, params, inputs = fitted(family, random_params, attention_dropout_rate=0.1)
+    rngs = {"dropout": jax.random.key(0)}
+    model.init({"params": jax.random.key(1), **rngs}, *inputs)
+    with pytest.raises(ValueError, match="give dropout_rng=DropoutRng"):
+        model.apply({"params": params}, *inputs, rngs=rngs)
+    dropout_rng = DropoutRng.create(jax.random.key(0), np.arange(B))
+    model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, rngs=rngs)
+    without = model.clone(config=replace(model.config, attention_dropout_rate=0.0))
+    without.apply({"params": params}, *inputs, rngs=rngs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("wrong", [V, -1])
+def test_an_id_outside_the_vocabulary_is_refused_unless_traced(family, wrong, random_params):
+    model, params, inputs = fitted(family, random_params)
+    for number in range(len(inputs)):
+        given = [leaf.copy() for leaf in inputs]
+        given[number][1, 3] = wrong
+        with pytest.raises(ValueError, match=f"id {wrong} was given .* vocab_size=17: give ids"):
+            model.apply({"params": params}, *given)
+        jax.jit(model.apply)({"params": params}, *given)
+
+
+# A masked language model has a parameter at its top, so that Flax itself refuses.
+@pytest.mark.parametrize("family", [EncoderDecoder, DecoderOnly, EncoderOnly])
+def test_parameters_without_their_collection_are_refused_with_what_to_write(family, random_params):
+    model, params, inputs = fitted(family, random_params)
+    with pytest.raises(
+        ValueError, match=r'no parameter .*table: .* model.apply\({"params": params}'
+    ):
+        model.apply(params, *inputs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_name_of_an_attention_function_is_refused(family):
+    with pytest.raises(ConfigError, match="attention_fn='xla' is a string.*'reference', 'xla'"):
+        parameters(family(TINY, "xla"), 2 if family is EncoderDecoder else 1)
+
+
+# A block of one's own.
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(EncoderDecoder, marks=pytest.mark.slow), DecoderOnly]
+)
+def test_each_remat_needs_less_memory_and_changes_nothing_else(family, random_params, assert_equal):
+    config = replace(TINY, num_encoder_layers=2, num_decoder_layers=2, dropout_rate=0.3)
+    config = replace(config, max_len=64, d_ff=48, activation="gelu")
+    inputs = [np.arange(B * 64).reshape(B, 64) % V] * (2 if family is EncoderDecoder else 1)
+    params = random_params(family(config), *inputs)
+    dropout_rng = DropoutRng.create(jax.random.key(5), jnp.arange(B))
+    # Without the barriers a CPU's compiler merges what is computed twice.
+    options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    slopes, temporary = [], []
+    for block in REMAT.values():
+        model = family(config, block=block)
+
+        def loss(params, model=model):
+            return model.apply({"params": params}, *inputs, dropout_rng=dropout_rng).var()
+
+        compiled = jax.jit(jax.grad(loss), compiler_options=options).lower(params).compile()
+        slopes.append(compiled(params))
+        temporary.append(compiled.memory_analysis().temp_size_in_bytes)
+    for other in slopes[1:]:
+        jax.tree.map(lambda *leaves: assert_equal(*leaves, 1e-6), other, slopes[0])
+    assert temporary == sorted(set(temporary), reverse=True)
+
+
+def test_a_block_of_ones_own_takes_the_place_of_ours(random_params, assert_equal):
+    class Nothing(nn.Module):
+        config: Any
+        cross: bool
+        attention_fn: Any
+
+        def __call__(self, x, mask, *, layer_cache=None, **others):
+            return x, layer_cache
+
+    config = replace(TINY, positions="none", norm_placement="post", scale_embeddings=False)
+    tokens = np.arange(B * T).reshape(B, T) % V
+    model = DecoderOnly(config, block=Nothing)
+    params = random_params(model, tokens)
+    table = params["embedding"]["table"]
+    assert_equal(model.apply({"params": params}, tokens), table[tokens] @ table.T)
+
+
+def test_gpt2_starts_with_small_residual_projections():
+    config = replace(GPT2, vocab_size=V, d_model=60, num_heads=3, d_ff=240, num_decoder_layers=2)
+    params = jax.jit(DecoderOnly(config).init)(jax.random.key(0), np.zeros((B, T), int))["params"]
+    block = params["decoder"]["blocks_1"]
+    deviations = {
+        name: float(block[name[0]][name[1]]["kernel"].std())
+        for name in (("attention", "out"), ("feed_forward", "down"), ("feed_forward", "up"))
+    }
+    assert list(deviations.values()) == pytest.approx([0.01, 0.01, 0.02], rel=0.05)

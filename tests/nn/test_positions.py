@@ -1,0 +1,112 @@
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.nn.positions import (
+    alibi_bias,
+    alibi_slopes,
+    relative_buckets,
+    rotary,
+    sinusoidal_positions,
+)
+
+
+def test_the_table_of_three_columns_is_the_one_printed_in_textbooks():
+    printed = [
+        [0.00, 1.00, 0.00],
+        [0.84, 0.54, 0.00],
+        [0.91, -0.42, 0.00],
+        [0.14, -0.99, 0.01],
+        [-0.76, -0.65, 0.01],
+    ]
+    assert np.array_equal(sinusoidal_positions(5, 3).round(2), np.float32(printed))
+
+
+@pytest.mark.parametrize("d_model", [1, 6, 7])
+def test_the_table_is_the_formula_of_section_3_5(d_model):
+    table = sinusoidal_positions(11, d_model)
+    assert table.shape == (11, d_model) and table.dtype == np.float32
+    for position in range(11):
+        for column in range(d_model):
+            angle = position / 10_000 ** (2 * (column // 2) / d_model)
+            expected = math.cos(angle) if column % 2 else math.sin(angle)
+            assert abs(table[position, column] - expected) < 1e-6
+
+
+@pytest.mark.parametrize("d_model", [1, 6, 7])
+def test_halves_are_all_sines_and_then_all_cosines(d_model):
+    turns, halves = (sinusoidal_positions(11, d_model, x) for x in ("interleaved", "halves"))
+    sines = (d_model + 1) // 2
+    assert np.array_equal(halves[:, :sines], turns[:, ::2])
+    assert np.array_equal(halves[:, sines:], turns[:, 1::2])
+
+
+def test_rotary_turns_a_pair_by_its_position():
+    x = np.zeros((1, 3, 1, 4), np.float32)
+    x[..., 0] = 1.0
+    turned = np.asarray(rotary(x, np.arange(3), 10_000.0))[0, :, 0]
+    expected = [[math.cos(t), 0.0, math.sin(t), 0.0] for t in range(3)]
+    assert np.allclose(turned, expected, atol=1e-6)
+
+
+@pytest.fixture
+def queries_and_keys(rng):
+    return rng.standard_normal((2, 2, 5, 3, 6), np.float32)
+
+
+def test_rotary_products_depend_on_distance_alone(queries_and_keys, assert_equal):
+    @jax.jit
+    def products(positions):
+        q, k = (rotary(x, positions, 100.0) for x in queries_and_keys)
+        return jax.numpy.einsum("BTNH,BSNH->BNTS", q, k)
+
+    near, far = products(np.arange(5)), products(np.arange(5) + 31)
+    assert_equal(far, near)
+    assert np.abs(near - products(np.arange(5) * 2)).max() > 0.1
+
+
+def test_rotary_keeps_lengths_and_takes_positions_for_each_row(queries_and_keys, assert_equal):
+    x = queries_and_keys[0]
+    positions = np.array([[0, 1, 2, 0, 1], [3, 1, 4, 1, 5]])
+    turned = jax.jit(rotary, static_argnums=2)(x, positions, 100.0)
+    assert_equal(np.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1))
+    for row in range(2):
+        alone = rotary(x[row : row + 1], positions[row], 100.0)
+        assert_equal(turned[row], alone[0], 1e-6)
+
+
+def test_two_rotary_bases_give_two_results(queries_and_keys):
+    x = queries_and_keys[0]
+    assert np.abs(rotary(x, np.arange(5), 100.0) - rotary(x, np.arange(5), 10_000.0)).max() > 0.1
+
+
+def test_eight_alibi_slopes_halve_from_one_half_to_1_256():
+    assert np.array_equal(alibi_slopes(8), 0.5 ** np.arange(1, 9, dtype=np.float32))
+
+
+def test_twelve_alibi_slopes_take_every_second_of_sixteen_after_the_eight():
+    sixteen = 2.0 ** (-0.5 * np.arange(1, 17))
+    expected = [*(0.5 ** np.arange(1, 9)), *sixteen[::2][:4]]
+    assert np.allclose(alibi_slopes(12), expected, rtol=1e-6)
+
+
+def test_alibi_takes_the_slope_off_for_each_step_of_distance():
+    bias = np.asarray(alibi_bias(2, np.array([2, 3]), np.arange(4)))
+    distance = np.array([[2, 1, 0, 1], [3, 2, 1, 0]])
+    assert np.array_equal(bias, -np.stack([distance / 16, distance / 256])[None])
+
+
+def test_a_decoders_buckets_hold_one_distance_each_and_then_ever_more():
+    """Eight buckets up to 32: 4 times 32/4 = 8 to the powers 0, 1/4, 1/2, 3/4 starts the last."""
+    found = relative_buckets(np.arange(40), np.arange(2), buckets=8, max_distance=32, causal=True)
+    starts = np.searchsorted(np.asarray(found)[:, 0], np.arange(8))
+    assert starts.tolist() == [0, 1, 2, 3, 4, 7, 12, 20]
+    assert found[0, 1] == 0 and np.array_equal(found[1:, 1], found[:-1, 0])
+
+
+def test_an_encoders_buckets_tell_before_from_after():
+    """Of eight buckets four a side: 0, 1, 2 and 3, 4 and farther for a maximum of 8 or so."""
+    found = relative_buckets(np.array([5]), np.arange(12), buckets=8, max_distance=8, causal=False)
+    assert found[0].tolist() == [3, 3, 2, 2, 1, 0, 5, 6, 6, 7, 7, 7]

@@ -1,0 +1,288 @@
+"""Which attention function a call gets, what is not supported, and what cuDNN gets."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.errors import ConfigError
+from jaxformer.ops import attention
+from jaxformer.ops.attention import (
+    AttentionSpec,
+    AutoAttention,
+    DeviceInfo,
+    explain,
+    reference,
+    select,
+)
+from jaxformer.ops.attention.cudnn import (
+    cudnn_arguments,
+    cudnn_unsupported_reasons,
+    zeros_for_empty,
+)
+from jaxformer.ops.attention.tpu_splash import tpu_splash_unsupported_reasons
+from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.masks import AttentionMask
+
+HOPPER = DeviceInfo("gpu", "NVIDIA H100", (9, 0))
+AMPERE = DeviceInfo("gpu", "NVIDIA A100", (8, 0))
+TPU = DeviceInfo("tpu", "TPU v5")
+CPU = DeviceInfo("cpu", "cpu")
+SPEC = AttentionSpec(
+    batch=2,
+    queries=256,
+    keys=256,
+    heads=12,
+    kv_heads=6,
+    key_size=64,
+    value_size=64,
+    dtype="bfloat16",
+    causal=True,
+)
+CROSS = replace(SPEC, causal=False, queries=33, keys=47)
+
+NOT_IN_CUDNN = {
+    "platform": (SPEC, CPU, "needs an NVIDIA GPU of the Ampere generation or later, not cpu: use"),
+    "AMD": (SPEC, DeviceInfo("gpu", "AMD MI300"), r"not gpu \(AMD MI300\): use 'reference'"),
+    "Volta": (SPEC, DeviceInfo("gpu", "NVIDIA V100", (7, 0)), r"not gpu \(NVIDIA V100\): use"),
+    "float32": (replace(SPEC, dtype="float32"), HOPPER, "but float32 was given .set dtype='bfloat"),
+    "head of 12": (replace(SPEC, key_size=12, value_size=12), HOPPER, "but head_dim=12 was given"),
+    "head of 136": (replace(SPEC, key_size=136, value_size=136), AMPERE, "at most 128 on this"),
+    "head of 264": (replace(SPEC, key_size=264, value_size=264), HOPPER, "at most 256 on this"),
+    "values": (replace(SPEC, value_size=32), HOPPER, "head_dim=64 and value_head_dim=32 were"),
+    "dropout": (
+        replace(SPEC, dropout=0.1),
+        HOPPER,
+        "but attention_dropout_rate=0.1 was given: use",
+    ),
+    "segments": (replace(SPEC, segments=True), HOPPER, "packed texts would see each other: use"),
+    "explicit": (replace(SPEC, explicit=True), HOPPER, "does not support explicit masks"),
+    "offset": (replace(SPEC, offset=3), HOPPER, "T=256, S=256 and offset=3 were given: use"),
+    "cache": (replace(SPEC, offset=None), HOPPER, "an offset known only at run time were given"),
+    "lengths": (replace(SPEC, keys=512), HOPPER, "T=256, S=512 and offset=0 were given: use"),
+    "padding": (
+        replace(SPEC, padding_mask=True),
+        HOPPER,
+        "leave out padding_mask where",
+    ),
+    "odd bias": (replace(CROSS, bias=True), HOPPER, "but T=33 and S=47 were given .pad them"),
+    "bias": (
+        replace(CROSS, queries=34, keys=48, bias=True, padding_mask=True),
+        HOPPER,
+        "the bias does not",
+    ),
+}
+
+NOT_IN_SPLASH = {
+    "platform": (SPEC, HOPPER, r"needs a TPU, not gpu \(NVIDIA H100\): use"),
+    "bias": (replace(SPEC, bias=True), TPU, "does not support a bias on the logits: use"),
+    "dropout": (replace(SPEC, dropout=0.1), TPU, "but attention_dropout_rate=0.1 was given: use"),
+    "explicit": (replace(SPEC, explicit=True), TPU, "does not support explicit masks"),
+    "cache": (replace(SPEC, offset=None), TPU, "give a Python int"),
+    "lengths": (replace(SPEC, keys=200), TPU, "T=256 and S=200 were given .pad them"),
+    "float16": (replace(SPEC, dtype="float16"), TPU, "but float16 was given: use"),
+}
+
+
+def only(reasons: list[str]) -> str:
+    assert len(reasons) == 1
+    return reasons[0]
+
+
+@pytest.mark.parametrize(("spec", "device", "words"), NOT_IN_CUDNN.values(), ids=NOT_IN_CUDNN)
+def test_cudnn_says_what_it_cannot_do_and_what_can(spec, device, words, assert_says):
+    assert_says(only(cudnn_unsupported_reasons(spec, device)), words)
+    assert select(spec, device).name in ("reference", "blockwise")
+
+
+@pytest.mark.parametrize(("spec", "device", "words"), NOT_IN_SPLASH.values(), ids=NOT_IN_SPLASH)
+def test_splash_attention_says_what_it_cannot_do_and_what_can(spec, device, words, assert_says):
+    assert_says(only(tpu_splash_unsupported_reasons(spec, device)), words)
+    assert select(spec, device).name != "tpu_splash"
+
+
+@pytest.fixture
+def assert_says():
+    def check(sentence, words):
+        with pytest.raises(ConfigError, match=f"the flash attention function .*{words}"):
+            attention.spec.raise_unsupported("flash", [sentence])
+
+    return check
+
+
+def test_all_reasons_are_given():
+    spec = replace(SPEC, dtype="float32", dropout=0.1)
+    with pytest.raises(
+        ConfigError,
+        match="the cudnn attention function does not support dropout .*; it supports bf",
+    ):
+        attention.spec.raise_unsupported("cudnn", cudnn_unsupported_reasons(spec, HOPPER))
+
+
+@pytest.mark.parametrize("name", ["cudnn", "tpu_splash"])
+def test_a_named_attention_function_is_not_replaced_by_another(name):
+    q = jnp.zeros((1, 128, 1, 8), jnp.bfloat16)
+    with pytest.raises(
+        ConfigError, match=f"the {name} attention function .* not cpu: use 'reference' or"
+    ):
+        attention.get(name)(q, q, q, AttentionMask(), scale=1.0)
+
+
+CUDNN_MASKS = {
+    "all": AttentionMask(),
+    "causal": AttentionMask(causal=True),
+    "window": AttentionMask(causal=True, window=3),
+    "padding": AttentionMask(
+        padding_mask=np.array([[1, 1, 0, 0, 0, 0, 0], [0, 1, 0, 1, 1, 0, 1], [0] * 7]) > 0
+    ),
+}
+
+
+@pytest.mark.parametrize("mask", CUDNN_MASKS.values(), ids=CUDNN_MASKS)
+def test_the_arguments_of_cudnn_mean_the_mask(mask, rng, assert_equal):
+    """The very arguments, given to JAX's other implementation of the same function."""
+    q, k, v = (jnp.asarray(rng.standard_normal((3, 7, n, 5)), jnp.float32) for n in (4, 2, 2))
+
+    def attend(q, k, v):
+        arguments = cudnn_arguments(k, v, mask)
+        out = jax.nn.dot_product_attention(
+            q,
+            arguments.k,
+            arguments.v,
+            scale=0.6,
+            is_causal=arguments.is_causal,
+            key_value_seq_lengths=arguments.lengths,
+            local_window_size=arguments.window,
+            implementation="xla",
+        )
+        return out if mask.padding_mask is None else zeros_for_empty(out, mask.padding_mask)
+
+    def plain(q, k, v):
+        return reference(q, k, v, mask, scale=0.6)
+
+    def gradients(f):
+        return jax.jit(jax.value_and_grad(lambda *x: (f(*x) ** 2).sum(), (0, 1, 2)))(q, k, v)
+
+    for given, expected in zip(*map(jax.tree.leaves, map(gradients, (attend, plain))), strict=True):
+        assert_equal(given, expected)
+
+
+@pytest.mark.parametrize(
+    ("spec", "device", "name"),
+    [
+        (SPEC, HOPPER, "cudnn"),
+        (replace(CROSS, padding_mask=True), AMPERE, "cudnn"),
+        (replace(SPEC, key_size=256, value_size=256), HOPPER, "cudnn"),
+        (SPEC, TPU, "tpu_splash"),
+        (replace(SPEC, segments=True, padding_mask=True, value_size=32), TPU, "tpu_splash"),
+        (SPEC, CPU, "reference"),
+        (replace(SPEC, queries=1024, keys=1024), CPU, "reference"),
+        (replace(SPEC, queries=2048, keys=2048), CPU, "blockwise"),
+        (replace(SPEC, queries=1, keys=4096), CPU, "reference"),
+        (replace(SPEC, segments=True, queries=2048, keys=2048), HOPPER, "reference"),
+        (replace(SPEC, segments=True, queries=8192, keys=8192), HOPPER, "blockwise"),
+        (replace(SPEC, bias=True, queries=8192, keys=8192), TPU, "blockwise"),
+    ],
+)
+def test_a_function_made_for_the_device_comes_before_the_general_ones(spec, device, name):
+    selection = select(spec, device)
+    assert selection.name == name
+    assert {selection.name, *selection.others} == set(attention.ATTENTION_FNS)
+
+
+def test_the_explanation_names_every_attention_function_once():
+    lines = explain(replace(SPEC, window=5, offset=None, dropout=0.1), HOPPER).splitlines()
+    assert lines[0] == (
+        "attention B=2 T=256 S=256 N=12 K=6 H=64 Hv=64 bfloat16 causal window=5 offset=traced "
+        "dropout=0.1 on gpu (NVIDIA H100)"
+    )
+    assert lines[1].startswith("  selected: reference: B x N x T x S is 1,572,864, below")
+    named = [line.split(":")[0] for line in lines[2:]]
+    assert named == ["  not xla", "  not blockwise", "  not cudnn", "  not tpu_splash"]
+    assert "it does not support dropout on attention weights" in explain(
+        replace(SPEC, dropout=0.1), HOPPER
+    )
+
+
+def test_the_readme_shows_what_explain_says():
+    spec = replace(SPEC, batch=8, queries=1024, keys=1024, kv_heads=12, segments=True)
+    readme = Path(__file__).parents[3] / "experiments" / "README.md"
+    shown = explain(spec, DeviceInfo("gpu", "NVIDIA H200", (9, 0)))
+    assert f"```text\n{shown}\n```" in readme.read_text(encoding="utf-8")
+
+
+def test_auto_attention_selects_for_this_device(rng, assert_equal):
+    selected = []
+    auto = AutoAttention(selected.append)
+    q, k = (jnp.asarray(rng.standard_normal((2, 7, n, 4)), jnp.float32) for n in (6, 2))
+    dropout = Dropout(DropoutRng.create(jax.random.key(5), np.arange(2)), "weights", 0.5)
+    settings = {"scale": 0.5, "dropout": dropout}
+    attend = jax.jit(lambda *x: auto(*x, AttentionMask(causal=True), **settings))
+    assert_equal(attend(q, k, k), reference(q, k, k, AttentionMask(causal=True), **settings))
+    (spec,) = [selection.spec for selection in auto.selections]
+    assert (spec.queries, spec.heads, spec.kv_heads, spec.dropout) == (7, 6, 2, 0.5)
+    assert str(selected[0]) == explain(spec)
+
+    long = jax.ShapeDtypeStruct((2, 4096, 2, 4), jnp.float32)
+    for _ in range(2):
+        jax.eval_shape(lambda x: auto(x, x, x, AttentionMask(), scale=0.5), long)
+    jax.eval_shape(lambda x: auto(x, x, x, AttentionMask(causal=True), scale=0.5), long)
+    assert [selection.name for selection in selected] == ["reference", "blockwise"]
+    assert [selection.name for selection in auto.selections] == ["reference", *["blockwise"] * 2]
+
+
+@pytest.mark.slow
+def test_splash_attention_is_lowered_for_a_tpu_forward_and_backward(monkeypatch):
+    monkeypatch.setattr(DeviceInfo, "current", lambda: TPU)
+    auto = AutoAttention()
+    q, k = (jax.ShapeDtypeStruct((2, 256, heads, 64), jnp.bfloat16) for heads in (4, 2))
+    segments = np.arange(256).reshape(1, -1).repeat(2, axis=0) // 100
+    mask = AttentionMask(causal=True, query_segments=segments, key_segments=segments)
+
+    def total(q, k, v):
+        return auto(q, k, v, mask, scale=0.1).astype(jnp.float32).sum()
+
+    traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(q, k, k)
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert (
+        text.count("tpu_custom_call") == 3
+    )  # forward, the queries' gradient, that of keys and values
+    assert [selection.name for selection in auto.selections] == ["tpu_splash"]
+
+
+def test_the_devices_of_the_mesh_that_is_set_decide_also_while_tracing():
+    mesh = jax.sharding.Mesh(np.array([jax.devices()[0]]), "data")
+    assert DeviceInfo.current() == CPU
+    with jax.set_mesh(mesh):
+        assert DeviceInfo.current() == CPU
+    of_tpus = mesh.abstract_mesh.update(
+        abstract_device=jax.sharding.AbstractDevice("TPU v5", 1, "tpu")
+    )
+    auto = AutoAttention()
+    x = jax.ShapeDtypeStruct((2, 128, 2, 64), jnp.bfloat16)
+
+    def attend(x):
+        return auto(x, x, x, AttentionMask(causal=True), scale=0.1)
+
+    with jax.sharding.use_abstract_mesh(of_tpus):
+        assert DeviceInfo.current() == TPU
+        jax.make_jaxpr(attend)(x)
+    jax.eval_shape(attend, x)
+    assert [selection.name for selection in auto.selections] == ["tpu_splash", "reference"]
+
+
+def test_without_a_mesh_the_default_device_decides(monkeypatch):
+    other = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100", compute_capability="9.0")
+    monkeypatch.setattr(jax, "local_devices", lambda backend=None: [other])
+    monkeypatch.setattr(jax, "devices", lambda: [*jax.local_devices()])
+    assert DeviceInfo.current() == HOPPER
+
+
+@pytest.mark.parametrize("chosen", ["cpu", None])
+def test_the_default_device_may_be_given_by_its_platform_or_as_a_device(chosen):
+    with jax.default_device(chosen or jax.devices()[-1]):
+        assert DeviceInfo.current() == CPU

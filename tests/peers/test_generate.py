@@ -1,0 +1,230 @@
+"""`generate` of `transformers`, greedy and by beams, writes the tokens that ours writes."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import beam_search, load_pretrained
+from jaxformer.decoding import GenerationConfig
+from jaxformer.pipelines import make_step_fn, translate_ids
+from jaxformer.pretrained import load_generation_config
+
+pytestmark = pytest.mark.peer
+B, S, V, LONGEST = 5, 6, 13, 9
+QUICK = {"xla_backend_optimization_level": 0}
+T5 = {
+    "vocab_size": V,
+    "d_model": 12,
+    "d_kv": 4,
+    "d_ff": 16,
+    "num_layers": 1,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 6,
+    "relative_attention_max_distance": 8,
+    "decoder_start_token_id": 0,
+    "tie_word_embeddings": False,
+}
+MARIAN = {
+    "vocab_size": V,
+    "d_model": 12,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "max_position_embeddings": 16,
+    "activation_function": "swish",
+    "scale_embedding": True,
+    "pad_token_id": V - 1,
+    "decoder_start_token_id": V - 1,
+    "eos_token_id": 0,
+    "forced_eos_token_id": 0,
+}
+PLAIN = {
+    "max_length": LONGEST + 1,
+    "max_new_tokens": None,
+    "early_stopping": False,
+    "length_penalty": 1.0,
+    "forced_bos_token_id": None,
+    "suppress_tokens": None,
+    "renormalize_logits": False,
+    "no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0,
+    "min_length": 0,
+    "min_new_tokens": None,
+}
+ASKED = {
+    "marian, greedy": ("Marian", {"num_beams": 1}),
+    "marian": ("Marian", {"num_beams": 4}),
+    "marian, forced and hasty": (
+        "Marian",
+        {"num_beams": 4, "forced_bos_token_id": 5, "early_stopping": True, "length_penalty": 0.6},
+    ),
+    "t5, greedy": ("T5", {"num_beams": 1}),
+    "t5": ("T5", {"num_beams": 4, "suppress_tokens": [3, 7], "renormalize_logits": True}),
+    "marian, greedy, without repeats": (
+        "Marian",
+        {"num_beams": 1, "repetition_penalty": 1.7, "min_length": 4, "no_repeat_ngram_size": 2},
+    ),
+    "marian, without repeats": (
+        "Marian",
+        {"num_beams": 4, "repetition_penalty": 1.3, "min_new_tokens": 3, "no_repeat_ngram_size": 2},
+    ),
+    "t5, greedy, several ends": (
+        "T5",
+        {"num_beams": 1, "eos_token_id": [1, 4, 6], "no_repeat_ngram_size": 3},
+    ),
+    "t5, several ends": ("T5", {"num_beams": 4, "eos_token_id": [1, 4], "min_length": 3}),
+    "t5, penalised": ("T5", {"num_beams": 4, "repetition_penalty": 0.8, "min_new_tokens": 2}),
+    "t5, to the end": ("T5", {"num_beams": 3, "early_stopping": "never", "length_penalty": 1.5}),
+    "t5, short ones": ("T5", {"num_beams": 4, "length_penalty": -0.5}),
+}
+
+
+@pytest.fixture(scope="module")
+def transformers(torch):
+    return pytest.importorskip("transformers", reason="the peer tests need transformers")
+
+
+def randomize(torch: Any, model: Any, seed: int, end: int) -> Any:
+    """`model` with random numbers, large enough for texts that differ and end."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if "embed_positions" not in name:
+                noise = 0.5 * torch.randn(tensor.shape, generator=generator)
+                tensor.copy_(noise + (1.0 if "norm" in name and "weight" in name else 0.0))
+        if "final_logits_bias" in model.state_dict():
+            model.final_logits_bias[0, end] += 2.0
+        elif "lm_head.weight" in model.state_dict():
+            model.get_input_embeddings().weight *= 4.0
+            model.lm_head.weight[end] *= 2.0
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def folders(torch, transformers, tmp_path_factory):
+    """Four models of each family, as folders."""
+    found = {}
+    for kind, config, make in (
+        ("Marian", transformers.MarianConfig(**MARIAN), transformers.MarianMTModel),
+        ("T5", transformers.T5Config(**T5), transformers.T5ForConditionalGeneration),
+    ):
+        for seed in range(4):
+            model = make(config)
+            if kind == "T5":
+                model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+            randomize(torch, model, seed, config.eos_token_id)
+            if kind == "Marian":
+                model.generation_config.bad_words_ids = [[V - 1]]
+            found[kind, seed] = tmp_path_factory.mktemp("folder")
+            model.save_pretrained(found[kind, seed])
+    return found
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_translation_has_their_tokens_and_their_score(
+    asked, torch, transformers, folders, assert_equal
+):
+    """Of ragged sources, by four models; some texts end, and some are as long as they may be."""
+    kind, changes = ASKED[asked]
+    rng = np.random.default_rng(0)
+    ended = 0
+    for seed in range(4):
+        folder = folders[kind, seed]
+        theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        for key, value in (PLAIN | changes).items():
+            setattr(theirs.generation_config, key, value)
+        theirs.generation_config.save_pretrained(folder)
+        config = load_generation_config(folder)
+        source = rng.integers(2, V - 1, (B, S))
+        lengths = np.array([S, 3, 4, 1, 5])
+        source[np.arange(S) >= lengths[:, None]] = config.pad
+        source[np.arange(B), lengths - 1] = config.eos[0]
+        said = theirs.generate(
+            torch.tensor(source),
+            attention_mask=torch.tensor(source != config.pad),
+            num_return_sequences=config.beam_size,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        model, params, _ = load_pretrained(folder)
+        run = partial(
+            translate_ids,
+            model,
+            max_lengths=jnp.full(B, LONGEST),
+            config=config,
+            max_length=LONGEST,
+        )
+        found = run(params, jnp.asarray(source))
+        expected = said.sequences.numpy()[:, 1:].reshape(B, config.beam_size, -1)
+        # Their beams are filled up with the end token where padding's id is 0.
+        expected = filled(expected, config.eos, config.pad)
+        given = filled(np.asarray(found.tokens), config.eos, config.pad)
+        ended += np.any(np.isin(expected, config.eos), axis=-1).sum()
+        assert np.array_equal(given[..., : expected.shape[-1]], expected)
+        assert np.all(given[..., expected.shape[-1] :] == config.pad)
+        if config.beam_size > 1:
+            scores = said.sequences_scores.numpy().reshape(B, -1)
+            assert_equal(found.scores, scores)
+    assert ended > 4
+
+
+def filled(tokens: np.ndarray, ends: int | tuple[int, ...], pad: int) -> np.ndarray:
+    """`tokens` with `pad` after each first one of `ends`."""
+    ended = np.isin(tokens, ends)
+    before = np.cumsum(ended, axis=-1) - ended
+    return np.where(before > 0, pad, tokens)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_gpt2_goes_on_as_theirs_does(width, torch, transformers, tmp_path, assert_equal):
+    config = transformers.GPT2Config(
+        vocab_size=V, n_embd=12, n_layer=1, n_head=2, n_positions=20, eos_token_id=1, pad_token_id=0
+    )
+    for seed in range(3):
+        theirs = randomize(torch, transformers.GPT2LMHeadModel(config), seed, 1)
+        theirs.save_pretrained(tmp_path / str(seed))
+        model, params, _ = load_pretrained(tmp_path / str(seed))
+        prompts = np.random.default_rng(seed).integers(2, V, (B, 4))
+        said = theirs.generate(
+            torch.tensor(prompts),
+            attention_mask=torch.ones(B, 4),
+            max_new_tokens=LONGEST,
+            num_beams=width,
+            num_return_sequences=width,
+            do_sample=False,
+        )
+
+        settings = GenerationConfig(
+            beam_size=width,
+            length_penalty=1.0,
+            length_penalty_kind="power",
+            early_stopping="heuristic",
+            at_max_length="cut",
+            extra_candidates=1,
+            max_length=LONGEST,
+            eos=(1,),
+        )
+
+        @partial(jax.jit, compiler_options=QUICK)
+        def search(params, prompts, model=model, settings=settings):
+            cache = model.apply({"params": params}, B, max_length=4 + LONGEST, method="init_cache")
+            start = prompts[:, None, :-1]
+            _, cache = model.apply({"params": params}, start, cache, method="decode_step")
+            return beam_search(
+                make_step_fn(model, params),
+                cache.reorder_beams(jnp.zeros((B, width), jnp.int32)),
+                prompts[:, -1],
+                jnp.full(B, LONGEST),
+                settings,
+            )
+
+        expected = filled(said.numpy()[:, 4:].reshape(B, width, -1), 1, 0)
+        given = filled(np.asarray(search(params, jnp.asarray(prompts)).tokens), 1, 0)
+        assert np.array_equal(given[..., : expected.shape[-1]], expected)

@@ -1,0 +1,376 @@
+"""Models of `transformers` with their weights here. Run with `-m peer`; needs torch."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import load_file
+
+from experiments.torch_reference import to_safetensors
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.blocks import Block, Stack
+from jaxformer.nn.models import EncoderOnly
+from jaxformer.pretrained import Pretrained, load_pretrained, save_pretrained
+from jaxformer.pretrained.families import FAMILIES
+from jaxformer.pretrained.model_specs import spec_of
+from jaxformer.pretrained.weight_map import to_hf
+from jaxformer.text import tokenizers
+
+pytestmark = pytest.mark.peer
+
+DATA = os.environ.get("JAXFORMER_DATA")
+TINY = "tokenizers/checkpoints/hf-tiny"
+IDS = np.random.default_rng(5).integers(1, 23, (2, 7))
+LENGTHS = np.array([7, 5])
+PRESENT = np.arange(7) < LENGTHS[:, None]
+
+GPT2 = {"n_embd": 12, "n_head": 3, "n_layer": 2, "n_positions": 13, "pad_token_id": 0}
+BERT = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
+BERT |= {"intermediate_size": 17, "max_position_embeddings": 13}
+DISTILBERT = {"dim": 12, "n_heads": 3, "n_layers": 2, "hidden_dim": 17}
+DISTILBERT |= {"max_position_embeddings": 13}
+LLAMA = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2, "pad_token_id": 0}
+LLAMA |= {"intermediate_size": 17, "max_position_embeddings": 13, "num_key_value_heads": 3}
+GROUPED, WIDE = {"num_key_value_heads": 1}, {"head_dim": 6}
+BIASED, UP = {"attention_bias": True}, {"mlp_bias": True}
+TIED, RELU = {"tie_word_embeddings": True}, {"hidden_act": "relu"}
+EPS, SHALLOW = {"rms_norm_eps": 1e-2}, {"num_hidden_layers": 1}
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
+
+# Of the switches of a family, any two stand together in each of their four positions.
+CASES = [
+    ("GPT2LMHeadModel", {}),
+    ("GPT2LMHeadModel", {"n_layer": 1}),
+    ("GPT2LMHeadModel", {"activation_function": "gelu", "tie_word_embeddings": False}),
+    ("GPT2LMHeadModel", {"activation_function": "relu", "n_inner": 17, "n_layer": 1}),
+    ("GPT2LMHeadModel", {"tie_word_embeddings": False, "n_inner": 17, "layer_norm_epsilon": 1e-2}),
+    (
+        "GPT2LMHeadModel",
+        {"tie_word_embeddings": False, "n_layer": 1, "activation_function": "silu"},
+    ),
+    ("GPT2LMHeadModel", {"layer_norm_epsilon": 1e-2, "n_layer": 1, "activation_function": "gelu"}),
+    ("GPT2Model", {"n_inner": 17, "tie_word_embeddings": False}),
+    ("GPT2ForSequenceClassification", {"num_labels": 3}),
+    ("BertModel", {}),
+    ("BertModel", {"type_vocab_size": 3, "hidden_act": "relu", "layer_norm_eps": 1e-2}),
+    ("BertForMaskedLM", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-2}),
+    ("BertForMaskedLM", {"num_hidden_layers": 1, "type_vocab_size": 3}),
+    ("BertForPreTraining", {"hidden_act": "silu", "num_hidden_layers": 1}),
+    ("BertForPreTraining", {"type_vocab_size": 3, "layer_norm_eps": 1e-2}),
+    ("BertForSequenceClassification", {"num_labels": 3, "type_vocab_size": 1}),
+    ("BertForSequenceClassification", {"num_hidden_layers": 1, "layer_norm_eps": 1e-2}),
+    ("DistilBertModel", {"activation": "relu", "sinusoidal_pos_embds": True}),
+    ("DistilBertForMaskedLM", {}),
+    ("DistilBertForMaskedLM", {"n_layers": 1, "activation": "relu"}),
+    ("DistilBertForMaskedLM", {"n_layers": 1, "sinusoidal_pos_embds": True}),
+    ("LlamaForCausalLM", {}),
+    ("LlamaForCausalLM", {**GROUPED, **WIDE, **UP, **TIED, **RELU, **EPS, **SHALLOW, **ROPE}),
+    ("LlamaForCausalLM", {**GROUPED, **BIASED, **UP, **RELU, **SHALLOW}),
+    ("LlamaForCausalLM", {**WIDE, **BIASED, **TIED, **RELU, **EPS, **ROPE}),
+    ("LlamaForCausalLM", {**GROUPED, **BIASED, **UP, **EPS, **ROPE}),
+    ("LlamaForCausalLM", {**GROUPED, **WIDE, **TIED, **SHALLOW}),
+    ("LlamaForCausalLM", {**BIASED, **UP, **TIED, **RELU, **EPS, **SHALLOW}),
+    ("LlamaForCausalLM", {**GROUPED, **WIDE, **BIASED, **RELU, **ROPE}),
+    ("LlamaModel", {"num_key_value_heads": 1}),
+    ("LlamaForSequenceClassification", {"num_labels": 3, "attention_bias": True}),
+]
+SIZES = {"gpt2": GPT2, "bert": BERT, "distilbert": DISTILBERT, "llama": LLAMA}
+
+
+@pytest.fixture(scope="module")
+def transformers(torch):
+    library = pytest.importorskip("transformers", reason="these tests need transformers")
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    return library
+
+
+@pytest.fixture(scope="module")
+def make(torch, transformers):
+    """A model of theirs with random weights, attending as their equations say."""
+
+    def build(name, **changes):
+        kind = getattr(transformers, name)
+        sizes = SIZES[kind.config_class.model_type]
+        given = {"vocab_size": 23, "bos_token_id": 1, "eos_token_id": 2, **sizes, **changes}
+        config = kind.config_class(**given)
+        config._attn_implementation = "eager"
+        torch.manual_seed(3)
+        model = kind(config).eval()
+        with torch.no_grad():
+            for weights in model.parameters():
+                weights += 0.3 * torch.randn(weights.shape)
+        return model
+
+    return build
+
+
+def inputs_of(torch, model):
+    """What their model is called with, and what ours."""
+    name, ids = type(model).__name__, IDS
+    if name.endswith("SequenceClassification"):
+        ids = np.where(PRESENT, IDS, 0)  # by which a GPT finds the end of a text
+    theirs = {"input_ids": torch.tensor(ids)}
+    if "Bert" in name:
+        theirs["attention_mask"] = torch.tensor(PRESENT.astype(np.int64))
+    if name.startswith("Bert") and "Sequence" not in name:
+        types = np.broadcast_to(np.arange(7) > 3, IDS.shape) * (model.config.type_vocab_size - 1)
+        theirs["token_type_ids"] = torch.tensor(types)
+        return theirs, (ids, PRESENT, types)
+    if "attention_mask" in theirs or "Sequence" in name:
+        return theirs, (ids, PRESENT)
+    return theirs, (ids,)
+
+
+def outputs(found):
+    """The tensors of their output that ours has too: scores, or vectors."""
+    names = ("prediction_logits", "seq_relationship_logits", "logits")
+    names += ("last_hidden_state", "pooler_output")
+    return [found[name] for name in names if found.get(name) is not None]
+
+
+def method_of(model):
+    return "hidden" if type(model).__name__ in ("GPT2Model", "LlamaModel") else None
+
+
+class Pair(NamedTuple):
+    """A model of theirs and the same of ours, and what both said of the same text."""
+
+    theirs: Any
+    ours: Pretrained
+    folder: Path
+    inputs: dict  # theirs
+    expected: Any  # their outputs
+    found: list  # ours
+    state: dict  # what our modules recorded
+    grads: dict  # ours, of a random weighting of the outputs; theirs are in their parameters
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(map(str, case)))
+def pair(request, torch, make, tmp_path_factory):
+    name, changes = request.param
+    theirs, folder = make(name, **changes), tmp_path_factory.mktemp("theirs")
+    theirs.save_pretrained(folder)
+    ours = load_pretrained(folder)
+    theirs_in, ours_in = inputs_of(torch, theirs)
+    expected = theirs(**theirs_in, output_hidden_states=True, output_attentions=True)
+    rng = np.random.default_rng(7)
+    shares = [rng.standard_normal(part.shape).astype(np.float32) for part in outputs(expected)]
+    parts = zip(outputs(expected), shares, strict=True)
+    sum((part * torch.tensor(share)).sum() for part, share in parts).backward()
+
+    def weigh(params):
+        found, state = ours.model.apply(
+            {"params": params},
+            *ours_in,
+            method=method_of(theirs),
+            mutable=["intermediates"],
+            capture_intermediates=lambda module, method: (
+                isinstance(module, Block | Stack) and method == "__call__"
+            ),
+        )
+        found = jax.tree.leaves(found)
+        weighed = (jnp.vdot(part, share) for part, share in zip(found, shares, strict=True))
+        return sum(weighed), (found, state)
+
+    grads, (found, state) = jax.jit(jax.grad(weigh, has_aux=True))(ours.params)
+    return Pair(theirs, ours, folder, theirs_in, expected, found, state, grads)
+
+
+def test_each_vector_and_weight_is_theirs(pair, assert_equal):
+    expected = pair.expected
+    for given, wanted in zip(pair.found, outputs(expected), strict=True):
+        assert_equal(given, wanted.detach())
+    for given, wanted in zip(seen(pair, "attention_weights"), expected.attentions, strict=True):
+        assert_equal(given, wanted.detach())
+    final, *blocks = seen(pair, "__call__")
+    for given, wanted in zip([*blocks[:-1], final], expected.hidden_states[1:], strict=True):
+        assert_equal(given, wanted.detach())
+
+
+def seen(pair, name):
+    """What our modules recorded under `name`, in the order of their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(pair.state)
+    return [leaf for path, leaf in leaves if f"'{name}'" in jax.tree_util.keystr(path)]
+
+
+def test_the_gradient_is_theirs(pair, assert_equal):
+    config = json.loads((pair.folder / "config.json").read_text())
+    family = FAMILIES[config["model_type"]]
+    rows = [row for row in family.weight_map(spec_of(pair.ours.model), config) if row.hf]
+    leaves = {path: np.asarray(leaf) for path, leaf in flatten_dict(pair.grads, sep="/").items()}
+    given = to_hf(rows, leaves)
+    wanted = {name: x.grad for name, x in pair.theirs.named_parameters() if x.grad is not None}
+    for name, gradient in wanted.items():
+        known = name if name in given else family.prefix + name
+        most = max(1.0, abs(gradient).max().item())  # a sum's rounding is that of its terms
+        assert_equal(given.pop(known) / most, gradient / most, 1e-4)
+    assert len(wanted) > 8
+    assert all(not np.any(rest) for rest in given.values())
+
+
+def test_transformers_loads_what_we_save(pair, torch, tmp_path, assert_equal):
+    theirs, ours = pair.theirs, pair.ours
+    save_pretrained(
+        tmp_path / "ours",
+        ours.model,
+        ours.params,
+        family=theirs.config.model_type,
+        token_ids={"pad_token_id": 0},
+    )
+    back, said = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not said["missing_keys"] and not said["mismatched_keys"]
+    with torch.no_grad():
+        given = outputs(back.eval()(**pair.inputs))
+    for part, wanted in zip(given, outputs(pair.expected), strict=True):
+        assert_equal(part, wanted.detach())
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BertForPreTraining", "LlamaForCausalLM"])
+def test_a_folder_in_parts_is_one_model(make, tmp_path, name):
+    model = make(name)
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "parts", max_shard_size="4KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
+    whole, parts = (load_pretrained(tmp_path / part) for part in ("whole", "parts"))
+    jax.tree.map(np.testing.assert_array_equal, whole.params, parts.params)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_read_as_float32(torch, make, tmp_path, dtype):
+    model = make("GPT2LMHeadModel").to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path)
+    table = load_pretrained(tmp_path).params["embedding"]["table"]
+    assert table.dtype == np.float32
+    np.testing.assert_array_equal(table, model.transformer.wte.weight.detach().float())
+
+
+def test_a_switch_that_we_lack_is_refused_before_its_weights_mislead(make, tmp_path):
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+    make("LlamaForCausalLM", rope_parameters=rope).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="rope_parameters.rope_type=.*linear.*is not supported"):
+        load_pretrained(tmp_path)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A copy of one of the small checkpoints, which may be written to."""
+
+    def copy(name):
+        source = Path(DATA) / TINY / name
+        return shutil.copytree(source, tmp_path / name, copy_function=shutil.copyfile)
+
+    return copy
+
+
+@pytest.mark.skipif(not DATA, reason="needs the folder JAXFORMER_DATA")
+def test_the_published_bert_is_converted_and_classifies(torch, transformers, tiny, assert_equal):
+    folder = tiny("BertForSequenceClassification")
+    with pytest.raises(DataError, match="experiments.torch_reference.to_safetensors"):
+        load_pretrained(folder)
+    to_safetensors.main(to_safetensors.SafetensorsOptions(str(folder)))
+    ours = load_pretrained(folder)
+    theirs = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
+    rows = ours.tokenizer.encode_batch(["a short text", "another one, and a little longer"])
+    ids = np.zeros((2, max(map(len, rows))), np.int64)
+    for row, given in zip(ids, rows, strict=True):
+        row[: len(given)] = given
+    present = np.arange(ids.shape[1]) < np.array([[len(row)] for row in rows])
+    with torch.no_grad():
+        found = theirs(torch.tensor(ids), torch.tensor(present.astype(np.int64))).logits
+    assert_equal(jax.jit(ours.model.apply)({"params": ours.params}, ids, present), found)
+
+
+@pytest.mark.skipif(not DATA, reason="needs the folder JAXFORMER_DATA")
+def test_the_published_gpt2_gives_the_same_vectors(torch, transformers, tiny, assert_equal):
+    folder = tiny("gpt2")
+    ours = load_pretrained(folder)
+    theirs = transformers.GPT2Model.from_pretrained(folder).eval()
+    ids = np.random.default_rng(0).integers(0, 21, (2, 11))
+    with torch.no_grad():
+        found = theirs(torch.tensor(ids)).last_hidden_state
+    assert_equal(ours.model.apply({"params": ours.params}, ids, method="hidden"), found)
+    assert ours.tokenizer.vocab_size == 21
+
+
+def test_a_pickle_that_would_run_code_is_not_converted(torch, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weight": Harm()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(DataError, match="pytorch_model.bin: not a file of tensors alone"):
+        to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["pytorch_model.bin"]
+
+
+class Harm:
+    """A call that is made when a pickle is read."""
+
+    def __reduce__(self):
+        return os.system, ("touch harmed",)
+
+
+def test_parts_of_pickled_weights_become_one_file(torch, tmp_path):
+    shared = torch.arange(6.0).reshape(2, 3)
+    torch.save({"a": shared, "b": shared.T}, tmp_path / "part-1.bin")
+    torch.save({"c": torch.ones(2, dtype=torch.bfloat16)}, tmp_path / "part-2.bin")
+    places = {"a": "part-1.bin", "b": "part-1.bin", "c": "part-2.bin"}
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+    found = load_file(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(found["b"], [[0, 3], [1, 4], [2, 5]])
+    assert found["c"].dtype == ml_dtypes.bfloat16
+    with pytest.raises(ConfigError, match="model.safetensors exists already"):
+        to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+
+
+def test_what_is_no_pickle_of_tensors_is_refused_with_its_name(torch, tmp_path):
+    with pytest.raises(ConfigError, match="has neither pytorch_model.bin nor"):
+        to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+    index = tmp_path / "pytorch_model.bin.index.json"
+    for places in ({"a": "../outside.bin"}, {}, None):
+        index.write_text(json.dumps({"weight_map": places}))
+        with pytest.raises(DataError, match="weight_map must name files of this folder"):
+            to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": 3}, path)
+    with pytest.raises(DataError, match="must hold tensors by name, and nothing else"):
+        to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(DataError, match="pytorch_model.bin: not a file of tensors alone"):
+        to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+
+
+def test_a_word_list_of_bert_is_saved_as_they_read_it(torch, transformers, random_params, tmp_path):
+    """With what stands around a text, which ours leaves to the models."""
+    words = "[PAD] [UNK] [CLS] [SEP] [MASK] a ##b c ecole".split()
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    tokenizer = tokenizers.load(tmp_path)
+    config = replace(
+        TransformerConfig(vocab_size=9, d_model=8, d_ff=9, num_heads=2, max_len=7),
+        num_encoder_layers=1,
+        num_decoder_layers=0,
+        positions="learned",
+        norm_eps=1e-5,
+        embedding_norm=True,
+        scale_embeddings=False,
+        activation="gelu",
+        num_token_types=2,
+    )
+    model = EncoderOnly(config)
+    params = random_params(model, np.ones((2, 3), int))
+    save_pretrained(tmp_path / "saved", model, params, tokenizer, family="bert")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    published = transformers.BertTokenizer.from_pretrained(tmp_path)
+    for text in ("ab", "École c", "", "x [MASK]"):
+        assert theirs(text).input_ids == published(text).input_ids
+        assert len(theirs(text).input_ids) >= 2

@@ -1,0 +1,244 @@
+"""torch's own layers convert to ours and back. Run with `-m peer`; needs torch."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.torch_reference import torch_modules
+from experiments.torch_reference.torch_modules import (
+    decoder_layer,
+    encoder_layer,
+    multihead_attention,
+    transformer,
+)
+from experiments.torch_reference.weight_map import to_jax, to_torch
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.blocks import Block
+from jaxformer.ops.masks import AttentionMask
+
+pytestmark = pytest.mark.peer
+
+WIDTH, HEADS, HIDDEN = 20, 5, 28
+LENGTHS = (7, 4, 5)
+VALID = np.arange(7)[None, :] < np.array(LENGTHS)[:, None]
+MASKS = {
+    "none": AttentionMask(),
+    "causal": AttentionMask(causal=True),
+    "padding": AttentionMask(padding_mask=VALID),
+    "both": AttentionMask(causal=True, padding_mask=VALID),
+}
+
+
+def config(**changes):
+    return TransformerConfig(
+        vocab_size=1,
+        d_model=WIDTH,
+        d_ff=HIDDEN,
+        num_heads=HEADS,
+        norm_eps=1e-5,
+        positions="none",
+        **changes,
+    )
+
+
+def vectors(seed, length=7, width=WIDTH):
+    return np.random.default_rng(seed).normal(size=(3, length, width)).astype(np.float32)
+
+
+def randomized(torch, module):
+    """`module`, with no parameter left as torch starts it."""
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return module
+
+
+def state_of(module):
+    return {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+
+
+def theirs_of(torch, mask, length=7):
+    """A mask of ours as torch's (attn_mask, key_padding_mask), in which True forbids."""
+    future = torch.ones(length, length, dtype=torch.bool).triu(1) if mask.causal else None
+    return future, None if mask.padding_mask is None else torch.tensor(~VALID)
+
+
+def assert_back_and_forth(params, rows, state):
+    back = to_torch(params, rows)
+    assert back.keys() == state.keys()
+    assert all(np.array_equal(back[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_multihead_attention_is_ours(torch, assert_equal, name, bias):
+    module = torch.nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=name != "both")
+    state = state_of(randomized(torch, module))
+    rows = multihead_attention(state, HEADS)
+    params = to_jax(state, rows)
+    assert_back_and_forth(params, rows, state)
+
+    x, mask = vectors(0), MASKS[name]
+    future, padding = theirs_of(torch, mask)
+    given = torch.tensor(x if module.batch_first else x.swapaxes(0, 1))
+    expected, weights = module(
+        given,
+        given,
+        given,
+        attn_mask=future,
+        key_padding_mask=padding,
+        average_attn_weights=False,
+    )
+    expected = expected.detach().numpy()
+    expected = expected if module.batch_first else expected.swapaxes(0, 1)
+
+    def attend(module, x):
+        return module(x, module.keys_values(x), mask)
+
+    model = MultiHeadAttention(config(use_bias=bias))
+    found, sown = model.apply({"params": params}, x, method=attend, mutable=["intermediates"])
+    assert_equal(found, expected)
+    (ours,) = sown["intermediates"]["attention_weights"]
+    assert_equal(ours, weights.detach())
+
+
+def test_a_float_mask_of_torch_is_our_bias(torch, assert_equal):
+    module = randomized(torch, torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
+    state = state_of(module)
+    params = to_jax(state, multihead_attention(state, HEADS))
+    x, added = vectors(0), vectors(1, 7, 7)[0]
+    given = torch.tensor(x)
+    expected, _ = module(given, given, given, attn_mask=torch.tensor(added))
+
+    def attend(module, x):
+        return module(x, module.keys_values(x), AttentionMask(), bias=added[None, None])
+
+    found = MultiHeadAttention(config()).apply({"params": params}, x, method=attend)
+    assert_equal(found, expected.detach())
+
+
+def test_keys_and_values_of_another_size_convert(torch, assert_equal):
+    module = torch.nn.MultiheadAttention(WIDTH, HEADS, kdim=13, vdim=13, batch_first=True)
+    state = state_of(randomized(torch, module))
+    rows = multihead_attention(state, HEADS)
+    params = to_jax(state, rows)
+    assert_back_and_forth(params, rows, state)
+    x, memory = vectors(0), vectors(1, 4, 13)
+    expected, _ = module(*map(torch.tensor, (x, memory, memory)))
+
+    def attend(module, x):
+        return module(x, module.keys_values(memory), AttentionMask())
+
+    found = MultiHeadAttention(config()).apply({"params": params}, x, method=attend)
+    assert_equal(found, expected.detach())
+
+
+def test_what_our_attention_lacks_is_refused(torch):
+    make = torch.nn.MultiheadAttention
+    with pytest.raises(ConfigError, match="bias_k adds a key that belongs to no token"):
+        multihead_attention(state_of(make(WIDTH, HEADS, add_bias_kv=True)), HEADS)
+    with pytest.raises(ConfigError, match="kdim=13 and vdim=11, but our keys and values"):
+        multihead_attention(state_of(make(WIDTH, HEADS, kdim=13, vdim=11)), HEADS)
+    state = state_of(make(WIDTH, HEADS))
+    with pytest.raises(ConfigError, match=r"in_proj_weight of shape \[60, 20\] does not make"):
+        to_jax(state, multihead_attention(state, 3))
+    with pytest.raises(ConfigError, match="out_proj.weight is missing; other is unknown"):
+        rows = multihead_attention(state, HEADS)
+        del state["out_proj.weight"]
+        to_jax(state | {"other": np.zeros(1)}, rows)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ["none", "both"])
+def test_encoder_layer_is_our_block(torch, assert_equal, placement, bias, name):
+    module = torch.nn.TransformerEncoderLayer(
+        WIDTH,
+        HEADS,
+        HIDDEN,
+        dropout=0.0,
+        activation="gelu" if bias else "relu",
+        batch_first=True,
+        norm_first=placement == "pre",
+        bias=bias,
+    )
+    state = state_of(randomized(torch, module))
+    rows = encoder_layer(state, HEADS)
+    params = to_jax(state, rows)
+    assert_back_and_forth(params, rows, state)
+    x, mask = vectors(0), MASKS[name]
+    future, padding = theirs_of(torch, mask)
+    expected = module(torch.tensor(x), src_mask=future, src_key_padding_mask=padding)
+    sizes = config(norm_placement=placement, use_bias=bias, activation="gelu" if bias else "relu")
+    found, _ = Block(sizes).apply({"params": params}, x, mask, positions=np.arange(7))
+    assert_equal(found, expected.detach())
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_decoder_layer_is_our_block_with_cross_attention(torch, assert_equal, placement):
+    module = torch.nn.TransformerDecoderLayer(
+        WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=placement == "pre"
+    )
+    state = state_of(randomized(torch, module))
+    rows = decoder_layer(state, HEADS)
+    params = to_jax(state, rows)
+    assert_back_and_forth(params, rows, state)
+    memory, x = vectors(0), vectors(1, 6)
+    future, _ = theirs_of(torch, AttentionMask(causal=True), 6)
+    expected = module(
+        torch.tensor(x),
+        torch.tensor(memory),
+        tgt_mask=future,
+        memory_key_padding_mask=torch.tensor(~VALID),
+    )
+
+    def run(block, x):
+        kv = block.cross_attention.keys_values(memory)
+        facts = {"encoder_kv": kv, "encoder_mask": AttentionMask(padding_mask=VALID)}
+        return block(x, AttentionMask(causal=True), positions=np.arange(6), **facts)[0]
+
+    block = Block(config(norm_placement=placement), cross=True)
+    assert_equal(block.apply({"params": params}, x, method=run), expected.detach())
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_whole_transformer_of_torch_is_ours(torch, assert_equal, norm_first, bias):
+    module = torch.nn.Transformer(
+        WIDTH,
+        HEADS,
+        num_encoder_layers=2,
+        num_decoder_layers=1,
+        dim_feedforward=HIDDEN,
+        dropout=0.0,
+        batch_first=True,
+        norm_first=norm_first,
+        bias=bias,
+    )
+    state = state_of(randomized(torch, module))
+    rows = transformer(state, HEADS, norm_first=norm_first)
+    params = to_jax(state, rows)
+    assert_back_and_forth(params, rows, state)
+    source, target = vectors(0), vectors(1, 6)
+    future, _ = theirs_of(torch, AttentionMask(causal=True), 6)
+    padding = torch.tensor(~VALID)
+    expected = module(
+        torch.tensor(source),
+        torch.tensor(target),
+        tgt_mask=future,
+        src_key_padding_mask=padding,
+        memory_key_padding_mask=padding,
+    )
+    sizes = config(
+        num_encoder_layers=2,
+        num_decoder_layers=1,
+        norm_placement="pre" if norm_first else "post",
+        use_bias=bias,
+    )
+    seen = AttentionMask(padding_mask=VALID)
+    masks = {"source_mask": seen, "target_mask": AttentionMask(causal=True), "encoder_mask": seen}
+    model = torch_modules.Transformer(sizes)
+    found = jax.jit(model.apply)({"params": params}, source, target, **masks)
+    assert_equal(found, expected.detach())

@@ -1,0 +1,561 @@
+"""Completing: what a tiny model promises of each text, and a script that stands for a model."""
+
+import dataclasses
+import threading
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import struct
+
+from jaxformer.config import TransformerConfig
+from jaxformer.decoding import SamplingConfig
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.pipelines import complete, stream
+from jaxformer.pipelines.partial_text import PartialText
+from jaxformer.runtime.concurrency import concurrency
+from jaxformer.text.tokenizers import EOS, train_bpe, train_characters, train_words
+
+LETTERS = "abcdefghijk "
+PROMPTS = ["abcab", "", "k", "hgf edc bak jihg", "a", "  cabcd", "fee"]
+FREE = SamplingConfig(max_new_tokens=13, temperature=1.5, seed=3)
+GREEDY = SamplingConfig(max_new_tokens=13, temperature=0.0)
+CONFIG = TransformerConfig(
+    vocab_size=19,
+    d_model=14,
+    d_ff=22,
+    num_heads=2,
+    head_dim=6,
+    num_decoder_layers=1,
+    max_len=37,
+    positions="learned",
+    norm_placement="pre",
+    tied_embeddings="none",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_characters([LETTERS])
+
+
+def build(random_params, positions="learned"):
+    model = DecoderOnly(dataclasses.replace(CONFIG, positions=positions))
+    params = random_params(model, jnp.ones((2, 3), jnp.int32))
+    # Feature 0 is constant, and speaks against an early end.
+    norm, kernel = params["decoder"]["final_norm"], params["output"]["kernel"]
+    norm["scale"][0], norm["bias"][0] = 0.0, 10.0
+    kernel[0], kernel[0, EOS] = 0.0, -0.15
+    return model, params
+
+
+@pytest.fixture(scope="module")
+def system(random_params, tokenizer):
+    """(model, params), the model with 3 ids more than the tokenizer."""
+    assert tokenizer.vocab_size == 16
+    return build(random_params)
+
+
+@partial(jax.jit, static_argnames="model")
+def forward(model, params, tokens):
+    return model.apply({"params": params}, tokens)
+
+
+def next_logits(system, ids):
+    """The whole forward pass, padded at the end to one shape."""
+    padded = np.zeros((1, system[0].config.max_len), np.int32)
+    padded[0, : len(ids)] = ids
+    return np.asarray(forward(*system, padded))[0, len(ids) - 1]
+
+
+def ids_of(prompt, tokenizer):
+    return tokenizer.encode(prompt) or [tokenizer.special.bos]
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi"])
+def test_the_log_probabilities_are_those_of_the_whole_forward_pass(
+    random_params, tokenizer, assert_equal, positions
+):
+    system = build(random_params, positions)
+    found = complete(*system, PROMPTS, tokenizer, FREE)
+    assert len({len(ids_of(prompt, tokenizer)) for prompt in PROMPTS}) == 5, "ragged"
+    for prompt, completion in zip(PROMPTS, found, strict=True):
+        ids = ids_of(prompt, tokenizer)
+        expected = []
+        for token in completion.ids:
+            logits = next_logits(system, ids).astype(np.float64)
+            expected.append(logits[token] - np.log(np.exp(logits).sum()))
+            ids.append(token)
+        assert_equal(completion.log_probs, expected)
+
+
+def by_hand(system, tokenizer, prompt, sampling, keep=None):
+    """Greedy and uncached; with `keep`, only the last `keep` ids are seen every max_len // 2."""
+    window = ids = ids_of(prompt, tokenizer)
+    made = []
+    for index in range(sampling.max_new_tokens):
+        if keep is not None and index % (system[0].config.max_len // 2) == 0:
+            window = (ids + made)[-keep:]
+        logits = next_logits(system, window)[: tokenizer.vocab_size]
+        seen, p = np.isin(np.arange(len(logits)), ids + made), sampling.repetition_penalty
+        lower = np.where(logits > 0, logits / p, logits * p)
+        made.append(int(np.argmax(np.where(seen, lower, logits))))
+        window = [*window, made[-1]]
+        if made[-1] == tokenizer.special.eos:
+            break
+    return made
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        dataclasses.replace(GREEDY, top_k=5, top_p=0.3, min_p=0.2),
+        dataclasses.replace(FREE, top_k=1),
+        dataclasses.replace(FREE, min_p=1.0, top_p=1e-6),
+    ],
+)
+def test_temperature_0_and_the_narrowest_truncations_are_greedy(system, tokenizer, sampling):
+    found = complete(*system, PROMPTS, tokenizer, sampling)
+    for prompt, completion in zip(PROMPTS, found, strict=True):
+        assert completion.ids == by_hand(system, tokenizer, prompt, GREEDY)
+        assert completion.ended == (completion.ids[-1] == tokenizer.special.eos)
+
+
+def same(found, expected, assert_equal):
+    assert [x._replace(log_probs=0) for x in found] == [x._replace(log_probs=0) for x in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert_equal(one.log_probs, other.log_probs)
+
+
+def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch(
+    system, tokenizer, assert_equal
+):
+    whole = complete(*system, PROMPTS, tokenizer, FREE, first_example_id=11)
+    same(complete(*system, PROMPTS, tokenizer, FREE, first_example_id=11), whole, assert_equal)
+    for i in (0, 4, 6):
+        alone = complete(*system, PROMPTS[i : i + 1], tokenizer, FREE, first_example_id=11 + i)
+        same(alone, whole[i : i + 1], assert_equal)
+    part = complete(*system, PROMPTS[2:5], tokenizer, FREE, first_example_id=13)
+    same(part, whole[2:5], assert_equal)
+    assert len({tuple(x.ids) for x in complete(*system, ["abcab"] * 7, tokenizer, FREE)}) > 5
+    seed = dataclasses.replace(FREE, seed=4)
+    assert complete(*system, PROMPTS, tokenizer, seed, first_example_id=11) != whole
+
+
+def test_nothing_to_complete_is_nothing(system, tokenizer):
+    assert complete(*system, [], tokenizer) == []
+    assert list(stream(*system, [], tokenizer)) == []
+
+
+@struct.dataclass
+class Place:
+    """The cache of a script: where the next token stands in the text."""
+
+    position: jax.Array
+
+    def reorder_beams(self, parents):
+        return self
+
+
+class Script(nn.Module):
+    """A model of which every text is an end of the one script: token t is followed by t + 1."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def init_cache(self, batch_size, *, max_length, left_padding):
+        return Place(-left_padding)
+
+    @nn.compact
+    def decode_step(self, tokens, cache):
+        shape = (self.config.max_len,)
+        script = self.param("script", nn.initializers.zeros, shape, jnp.int32)
+        position = cache.position[:, None] + 1 + jnp.arange(tokens.shape[-1])[None]
+        logits = 9.0 * jax.nn.one_hot(script[position], self.config.vocab_size)
+        return logits[:, None], Place(cache.position + tokens.shape[-1])
+
+
+def scripted(tokenizer, text, *, max_len=101, after=(), extra=0):
+    ids = tokenizer.encode(text) + list(after)
+    size = tokenizer.vocab_size + extra
+    model = Script(dataclasses.replace(CONFIG, vocab_size=size, max_len=max_len))
+    params = {"script": np.array(ids + [ids[-1]] * (max_len - len(ids)), np.int32)}
+    return model, params, ids
+
+
+@pytest.fixture(scope="module")
+def bytes_tokenizer():
+    """Nearly a token a byte: most characters below are made of several."""
+    return train_bpe(["the cat sat on the mat"] * 3, 268, prefix="")
+
+
+STORY = "the cät sat on 日本 mats 🙂🙂, the cat"
+
+
+def join(pieces, count):
+    texts = [""] * count
+    for number, piece in pieces:
+        assert piece and "\ufffd" not in piece
+        texts[number] += piece
+    return texts
+
+
+def test_streamed_pieces_joined_are_the_text_and_never_half_a_character(bytes_tokenizer):
+    model, params, ids = scripted(bytes_tokenizer, STORY)
+    prompts = ["the ", "the cä", "the"]
+    rest = len(ids) - len(bytes_tokenizer.encode("the cä"))
+    sampling = dataclasses.replace(GREEDY, max_new_tokens=rest)
+    pieces = list(stream(model, params, prompts, bytes_tokenizer, sampling))
+    assert len(pieces) > 50 and max(len(piece) for _, piece in pieces) <= len(" the")
+    assert [number for number, _ in pieces[:3]] == [0, 1, 2], "the texts are made side by side"
+    found = complete(model, params, prompts, bytes_tokenizer, sampling)
+    assert join(pieces, 3) == [completion.text for completion in found]
+    assert found[1].text == STORY[len("the cä") :]
+
+
+def scripted_text(tokenizer, prompt, text, stop=(), after=()):
+    """What a `PartialText` makes of the ids of `text`: its pieces and itself."""
+    ids = tokenizer.encode(prompt + text)[len(tokenizer.encode(prompt)) :] + list(after)
+    made = PartialText(
+        0,
+        tokenizer.encode(prompt),
+        tokenizer,
+        max_new_tokens=len(ids),
+        eos=[tokenizer.special.eos],
+        stop=stop,
+    )
+    pieces = []
+    while not made.done:
+        pieces.append(made.add(ids[len(made.ids)]))
+    return pieces, made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(train_bpe, vocab_size=300),
+        partial(train_bpe, vocab_size=300, prefix=""),
+        partial(train_words, vocab_size=100),
+        train_characters,
+    ],
+)
+def test_a_text_goes_on_from_its_prompt_as_the_tokenizer_joins_them(make):
+    tokenizer = make(["the cat sat on the mat and then the cat sat on the other mat"])
+    for prompt, text in [("the cat", " sat on the mat"), ("the", " cat"), ("on the mat", "")]:
+        pieces, made = scripted_text(tokenizer, prompt, text, after=[tokenizer.special.eos])
+        assert "".join(pieces) == made.text == text
+        assert made.ended and made.done
+
+
+def test_a_special_token_within_a_text_gives_nothing_and_takes_nothing():
+    tokenizer = train_words(["the cat sat"], 100)
+    made = PartialText(0, tokenizer.encode("the"), tokenizer, max_new_tokens=3, eos=(), stop=())
+    cat, sat = tokenizer.encode("cat sat")
+    assert [made.add(x) for x in (cat, tokenizer.special.bos, sat)] == [" cat", "", " sat"]
+
+
+@pytest.mark.parametrize(
+    "stop, text, size",
+    [
+        (("sat on",), "the cät ", 16),
+        (("on 日", " mats"), "the cät sat ", None),
+        # The one that is whole first, whatever the order; of those the longest.
+        (("sat on 日", "at"), "the cät s", None),
+        (("on", "sat on", "t on"), "the cät ", None),
+        (("t",), "", 1),
+        (("satt", "mate", "the cow", "🙂🙂🙂"), STORY, None),
+        (("cat",), STORY[:-3], None),
+    ],
+)
+def test_a_stop_string_ends_a_text_before_it_wherever_tokens_begin(
+    bytes_tokenizer, stop, text, size
+):
+    model, params, ids = scripted(bytes_tokenizer, "x" + STORY, after=[2])
+    sampling = SamplingConfig(max_new_tokens=100 - 1, temperature=0.0, stop=stop)
+    [found] = complete(model, params, ["x"], bytes_tokenizer, sampling)
+    assert found.text == text and found.ended
+    assert join(stream(model, params, ["x"], bytes_tokenizer, sampling), 1) == [text]
+    assert found.ids == ids[1 : 1 + len(found.ids)]
+    if found.ids[-1] != bytes_tokenizer.special.eos:
+        before, after = (bytes_tokenizer.decode(found.ids[:n]) for n in (-1, None))
+        assert any(end in after for end in stop), "nothing is made after it"
+        assert not any(end in before for end in stop)
+    assert len(found.log_probs) == len(found.ids) and max(found.log_probs) < 0.0
+    if size:
+        assert len(found.ids) <= size
+
+
+def test_a_text_cut_within_a_character_is_without_it(bytes_tokenizer):
+    prompt = bytes_tokenizer.encode("the cä")
+    ids = bytes_tokenizer.encode(STORY)[len(prompt) :]
+    cuts = 0
+    for size in range(1, len(ids) + 1):
+        made = PartialText(0, prompt, bytes_tokenizer, max_new_tokens=size, eos=(), stop=())
+        pieces = [made.add(token) for token in ids[:size]]
+        expected = bytes_tokenizer.decode(prompt + ids[:size]).rstrip("\ufffd")
+        assert made.done and made.text == "".join(pieces) == expected[len("the cä") :]
+        cuts += not expected.endswith(bytes_tokenizer.decode(ids[size - 1 : size]))
+    assert cuts > 7
+
+
+def test_the_whole_characters_of_a_token_cut_within_its_last_one_are_kept():
+    tokenizer = train_bpe([" 日 月 明 期"] * 3, 261, prefix="")
+    ids = [tokenizer.id_of("Ġæ"), *tokenizer.encode(" 日")[1:]]
+    assert tokenizer.decode(ids) == " 日"
+    for size, pieces in ((3, ["", "", " 日"]), (1, [" "]), (2, ["", " "])):
+        made = PartialText(
+            0, tokenizer.encode("x"), tokenizer, max_new_tokens=size, eos=(), stop=()
+        )
+        assert [made.add(token) for token in ids[:size]] == pieces
+
+
+def test_of_stop_strings_in_one_token_the_one_that_is_whole_first_counts():
+    tokenizer = train_words(["the cat sat"], 100)
+    for stop, text in ((("at", "s"), " "), (("s", "at"), " "), (("sat", "at"), " ")):
+        made = PartialText(
+            0, tokenizer.encode("cat"), tokenizer, max_new_tokens=9, eos=(), stop=stop
+        )
+        assert made.add(tokenizer.id_of(" sat")) == made.text == text
+        assert made.done and made.ended
+
+
+def test_what_may_become_a_stop_string_is_held_back_and_given_when_it_does_not():
+    stop = ("abab!", "abac!")
+    pieces, made = scripted_text(train_characters(["abcx!"]), "x", "aababaabac", stop=stop)
+    assert pieces == ["", "a", "", "", "", "ab", "aba", "", "", "abac"]
+    assert made.text == "aababaabac" and made.done and not made.ended
+
+
+def test_an_end_token_ends_a_text_and_stands_in_its_ids(bytes_tokenizer):
+    model, params, ids = scripted(bytes_tokenizer, "the cat", after=[2])
+    sampling = SamplingConfig(max_new_tokens=29, temperature=0.0)
+    long, cut = (
+        complete(
+            model, params, ["the"], bytes_tokenizer, dataclasses.replace(sampling, max_new_tokens=n)
+        )[0]
+        for n in (29, len(ids) - 2)
+    )
+    assert long.text == cut.text == " cat"
+    assert long.ids == ids[1:] and long.ended
+    assert cut.ids == ids[1:-1] and not cut.ended
+
+
+def test_bytes_that_are_no_character_do_not_stop_the_text(bytes_tokenizer):
+    lone = bytes_tokenizer.id_of("Ģ")
+    after = [lone, lone, *bytes_tokenizer.encode("so"), lone]
+    pieces, made = scripted_text(bytes_tokenizer, "x", "a", after=after)
+    assert made.text == "a\ufffd\ufffdso" == "".join(pieces)
+
+
+def test_an_id_that_the_tokenizer_does_not_have_is_never_made(tokenizer):
+    model, params, _ = scripted(tokenizer, "abc", after=[16, 17, 18] * 5, extra=3)
+    [found] = complete(
+        model, params, ["ab"], tokenizer, dataclasses.replace(GREEDY, max_new_tokens=7)
+    )
+    assert found.ids == [tokenizer.id_of("c"), 0, 0, 0, 0, 0, 0] and found.text == "c"
+
+
+def test_a_repetition_penalty_counts_the_prompt_too(system, tokenizer):
+    strict = dataclasses.replace(GREEDY, repetition_penalty=1.7)
+    found = [x.ids for x in complete(*system, PROMPTS, tokenizer, strict)]
+    assert found == [by_hand(system, tokenizer, prompt, strict) for prompt in PROMPTS]
+    assert found != [by_hand(system, tokenizer, prompt, GREEDY) for prompt in PROMPTS]
+
+
+SLIDE = dataclasses.replace(GREEDY, max_new_tokens=53, overflow="slide", repetition_penalty=1.2)
+
+
+def test_a_sliding_window_is_a_new_prefill_of_the_last_tokens(system, tokenizer, assert_equal):
+    prompts = [*PROMPTS, "kjihg" * 11]
+    found = complete(*system, prompts, tokenizer, SLIDE)
+    for prompt, completion in zip(prompts, found, strict=True):
+        expected = by_hand(system, tokenizer, prompt, SLIDE, keep=37 - 18)
+        assert completion.ids == expected and len(completion.log_probs) == len(expected)
+    assert sum(len(completion.ids) == 53 for completion in found) > 2
+    assert join(stream(*system, prompts, tokenizer, SLIDE), 8) == [x.text for x in found]
+
+
+def test_a_text_that_fits_does_not_slide_and_its_neighbours_do_not_matter(
+    system, tokenizer, assert_equal
+):
+    sampling = dataclasses.replace(SLIDE, max_new_tokens=25)
+    slides = ["fee" * 13, "abc " * 4, "k" * 41, "ij" * 7, "a b" * 5]
+    found = complete(*system, ["abcdefghijk", *slides, "kjihgfedcba"], tokenizer, sampling)
+    refuse = dataclasses.replace(sampling, overflow="refuse")
+    fit = complete(*system, ["abcdefghijk", "kjihgfedcba"], tokenizer, refuse)
+    same(fit, [found[0], found[-1]], assert_equal)
+    same(complete(*system, slides[::-1], tokenizer, sampling), found[-2:0:-1], assert_equal)
+
+
+def test_a_text_made_in_rounds_is_drawn_as_one_made_at_once(tokenizer):
+    """Where nothing depends on the context, it does not matter how much of it is seen."""
+    even = dataclasses.replace(FREE, max_new_tokens=61, temperature=1e6, overflow="slide")
+    prompts = ["abc", "ab", "a"]
+    short, long = (scripted(tokenizer, LETTERS, max_len=n)[:2] for n in (37, 101))
+    rounds = complete(*short, prompts, tokenizer, even)
+    assert [x.ids for x in rounds] == [x.ids for x in complete(*long, prompts, tokenizer, even)]
+    assert max(len(x.ids) for x in rounds) > 2 * 18
+
+
+def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(system, tokenizer):
+    assert len(complete(*system, ["a" * 24], tokenizer, GREEDY)[0].ids) > 0
+    message = (
+        "prompt 2 of 2 has 25 tokens, which makes 38 with max_new_tokens=13, but max_len=37: "
+        "shorten it, give a smaller max_new_tokens, or give overflow='slide'"
+    )
+    for use in (complete, stream):
+        with pytest.raises(ConfigError, match=message):
+            use(*system, ["a", "a" * 25], tokenizer, GREEDY)
+
+
+def test_an_empty_prompt_begins_at_the_begin_token_and_without_one_is_refused(system, tokenizer):
+    begun = complete(*system, ["", "a"], tokenizer, FREE)
+    assert len(begun[0].ids) > 0 and begun[0].ids != begun[1].ids
+    bare = train_characters([LETTERS], special_tokens=())
+    message = "prompt 2 of 2 is empty, and the vocabulary has no token to begin a text with"
+    for use in (complete, stream):
+        with pytest.raises(DataError, match=message):
+            use(*system, ["a", ""], bare, FREE)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(system):
+    large = train_characters([LETTERS + "mnop"])
+    for use in (complete, stream):
+        with pytest.raises(ConfigError, match="has 20 ids, but the model has only 19"):
+            use(*system, ["a"], large, FREE)
+
+
+def test_prefill_and_steps_are_one_program_for_all_prompts_of_a_size(tokenizer, compiled):
+    system = scripted(tokenizer, LETTERS)[:2]
+    sampling = SamplingConfig(max_new_tokens=11, top_p=0.83)
+    complete(*system, PROMPTS[:2], tokenizer, sampling)
+    before = compiled[0]
+    complete(*system, PROMPTS[:3], tokenizer, sampling)
+    assert compiled[0] - before == 1, "of two rows each rather than of one"
+    changed = dataclasses.replace(sampling, seed=7)
+    complete(*system, PROMPTS[3:6], tokenizer, changed, first_example_id=5)
+    assert compiled[0] - before == 1
+    rows = 4 // concurrency(system[1])  # what `complete` gives each of its programs
+    for _ in range(2):
+        list(stream(*system, PROMPTS[:rows], tokenizer, changed))
+        complete(*system, PROMPTS[:4], tokenizer, dataclasses.replace(sampling, stop=("zz", "aa")))
+    assert compiled[0] - before == 2, "and one that tells of its tokens"
+
+
+def endless(tokenizer):
+    """A text that would take minutes."""
+    model, params, _ = scripted(tokenizer, "abcabcabcabc", max_len=3_000_000)
+    return (
+        model,
+        params,
+        ["ab", "a"],
+        tokenizer,
+        SamplingConfig(max_new_tokens=2_000_000, temperature=0.0),
+    )
+
+
+def test_closing_a_stream_stops_its_program(tokenizer):
+    threads = threading.active_count()
+    pieces = stream(*endless(tokenizer))
+    assert [next(pieces), next(pieces)] == [(0, "c"), (1, "b")]
+    assert threading.active_count() > threads
+    started = time.monotonic()
+    pieces.close()
+    assert time.monotonic() - started < 10
+    assert threading.active_count() == threads
+    assert next(stream(*endless(tokenizer))) == (0, "c"), (
+        "and another one runs, left to the collector"
+    )
+
+
+def test_an_error_while_a_text_is_read_stops_the_program_and_is_the_callers(
+    tokenizer, monkeypatch, capfd
+):
+    def fail(text, token):
+        if len(text.ids) == 2:
+            raise ZeroDivisionError("in reading")
+        text.ids.append(token)
+        return "!"
+
+    threads = threading.active_count()
+    monkeypatch.setattr(PartialText, "add", fail)
+    pieces = stream(*endless(tokenizer))
+    assert [next(pieces) for _ in range(4)] == [(0, "!"), (1, "!")] * 2
+    with pytest.raises(ZeroDivisionError, match="in reading"):
+        next(pieces)
+    assert threading.active_count() == threads
+    assert "Traceback" not in capfd.readouterr().err, "XLA had nothing to report"
+
+
+def test_two_streams_at_once_keep_their_texts_apart(tokenizer):
+    model, params, _ = scripted(tokenizer, "abcdefghijk" * 5)
+    sampling = dataclasses.replace(GREEDY, max_new_tokens=31)
+    some = stream(model, params, ["a", "ab"], tokenizer, sampling)
+    others = stream(model, params, ["abc", "abcd"], tokenizer, sampling)
+    pairs = list(zip(some, others, strict=False))
+    assert "".join(piece for (number, piece), _ in pairs if number == 0).startswith("bcdefg")
+    assert "".join(piece for _, (number, piece) in pairs if number == 1).startswith("efghij")
+
+
+class Sloppy(Script):
+    """It runs only where JAX is told to let shapes of different ranks meet."""
+
+    def decode_step(self, tokens, cache):
+        logits, cache = super().decode_step(tokens, cache)
+        return logits + jnp.zeros(self.config.vocab_size), cache
+
+
+def test_a_stream_runs_under_its_callers_settings(tokenizer):
+    """JAX keeps them by thread, and the program runs in another."""
+    model, params, _ = scripted(tokenizer, "abcdefghijk")
+    inputs = (
+        Sloppy(model.config),
+        params,
+        ["a"],
+        tokenizer,
+        dataclasses.replace(GREEDY, max_new_tokens=5),
+    )
+    with pytest.raises(ValueError, match="rank_promotion"):
+        list(stream(*inputs))
+    with jax.numpy_rank_promotion("allow"):
+        assert join(stream(*inputs), 1) == ["bcdef"]
+
+
+def test_more_prompts_than_a_program_takes_keep_their_places(tokenizer):
+    model, params, _ = scripted(tokenizer, "abcdefghijk" * 7)
+    sampling = dataclasses.replace(GREEDY, max_new_tokens=3)
+    prompts = [("abcdefghijk" * 2)[: 1 + i % 13] for i in range(67)]
+    found = complete(model, params, prompts, tokenizer, sampling)
+    expected = [("abcdefghijk" * 2)[1 + i % 13 :][:3] for i in range(67)]
+    assert [completion.text for completion in found] == expected
+    assert join(stream(model, params, prompts, tokenizer, sampling), 67) == expected
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("max_new_tokens", 0, "max_new_tokens=0, but it must be at least 1"),
+        ("temperature", -0.1, "temperature=-0.1, but it must be 0 or more"),
+        ("temperature", float("nan"), "temperature=nan"),
+        ("temperature", float("inf"), "temperature=inf"),
+        ("top_k", -1, "top_k=-1, but it must be at least 0"),
+        ("top_p", 0.0, "top_p=0.0, but it must be above 0"),
+        ("top_p", 1.1, "top_p=1.1"),
+        ("min_p", -0.1, "min_p=-0.1, but it must be 0 to 1"),
+        ("repetition_penalty", 0.0, "repetition_penalty=0.0, but it must be positive"),
+        ("stop", ("a", ""), "must be texts of at least a character"),
+        ("stop", "abc", "stop='abc'"),
+        ("overflow", "cut", "overflow='cut' is unknown: give one of refuse, slide"),
+        ("seed", -1, "seed=-1, but it must be at least 0"),
+        ("seed", 2**32, "seed=4294967296, but it must be below"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(name, value, message):
+    with pytest.raises(ConfigError, match=message):
+        SamplingConfig(**{name: value})

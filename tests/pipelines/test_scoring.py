@@ -1,0 +1,279 @@
+"""Likelihoods, filled masks and vectors: against the models' own forward passes."""
+
+import math
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.pipelines import embed, fill_mask, score
+from jaxformer.pipelines.fill_mask import encode_masked
+from jaxformer.text.tokenizers import (
+    MASKED_SPECIAL_TOKENS,
+    train_bpe,
+    train_characters,
+    train_words,
+)
+from jaxformer.training.losses import masked_loss
+
+SENTENCES = [
+    "the bank lends money",
+    "the boat leaves the river bank",
+    "money",
+    "the river lends the boat money the bank leaves",
+]
+CONFIG = TransformerConfig(
+    vocab_size=19,
+    d_model=14,
+    d_ff=22,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    max_len=23,
+    norm_placement="pre",
+    tied_embeddings="output",
+)
+
+
+@pytest.fixture(scope="module")
+def words():
+    """Twelve ids: five special tokens and seven words."""
+    return train_words(SENTENCES, 100, special_tokens=MASKED_SPECIAL_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def decoder(random_params):
+    model = DecoderOnly(CONFIG)
+    return model, random_params(model, jnp.ones((2, 3), jnp.int32))
+
+
+@pytest.fixture(scope="module")
+def masked(random_params):
+    model = MaskedLanguageModel(CONFIG)
+    return model, random_params(model, jnp.ones((2, 3), jnp.int32))
+
+
+@partial(jax.jit, static_argnames=("model", "method"))
+def run(model, params, *inputs, method=None):
+    return model.apply({"params": params}, *inputs, method=method)
+
+
+def log_prob(decoder, ids, token):
+    """Of `token` after `ids`, by the whole forward pass padded at the end to one shape."""
+    padded = np.zeros((1, 23), np.int32)
+    padded[0, : len(ids)] = ids
+    logits = np.asarray(run(*decoder, padded), np.float64)[0, len(ids) - 1]
+    return logits[token] - np.log(np.exp(logits).sum())
+
+
+def test_a_likelihood_is_the_sum_of_the_log_probabilities_after_the_begin_token(
+    decoder, words, assert_equal
+):
+    texts = [*SENTENCES, "", "river\nboat\n"]
+    found = score(*decoder, texts, words)
+    for text, result in zip(texts, found, strict=True):
+        ids = [words.special.bos, *words.encode(text)]
+        expected = sum(log_prob(decoder, ids[:t], ids[t]) for t in range(1, len(ids)))
+        assert_equal(result.nats, -expected)
+        assert result.tokens == len(ids) - 1 and result.bytes == len(text)
+    assert [result.words for result in found] == [4, 6, 1, 9, 0, 4]
+    assert found[4][:2] == (0.0, 0) and found[0].perplexity == math.exp(found[0].nats / 4)
+    alone = score(*decoder, texts[1:2], words)[0]
+    assert_equal(alone.nats, found[1].nats)
+
+
+@pytest.mark.parametrize("stride", [None, 1, 7, 22, 23])
+def test_a_long_text_is_read_in_windows_and_each_token_counted_once(
+    decoder, words, assert_equal, stride
+):
+    texts = [" ".join(SENTENCES) + " boat", " ".join(SENTENCES * 3), "money " * 22, "boat " * 23]
+    found = score(*decoder, texts, words, stride=stride)
+    for text, result in zip(texts, found, strict=True):
+        ids = [words.special.bos, *words.encode(text)]
+        expected = 0.0
+        for t in range(1, len(ids)):
+            start = max(0, math.ceil((t - 23) / (stride or 23))) * (stride or 23)
+            expected += log_prob(decoder, ids[start:t], ids[t])
+        assert result.tokens == len(ids) - 1
+        assert_equal(result.nats, -expected)
+
+
+def test_without_a_begin_token_the_first_token_is_not_counted(decoder, assert_equal):
+    bare = train_characters(["abcdef"], special_tokens=())
+    found = score(*decoder, ["abc", "f", ""], bare)
+    ids = bare.encode("abc")
+    expected = log_prob(decoder, ids[:1], ids[1]) + log_prob(decoder, ids[:2], ids[2])
+    assert_equal(found[0].nats, -expected)
+    assert [result.tokens for result in found] == [2, 0, 0]
+
+
+def test_a_stride_outside_the_window_is_refused(decoder, words):
+    for stride in (0, 24):
+        with pytest.raises(ConfigError, match=f"stride={stride}, but it must be 1 to max_len=23"):
+            score(*decoder, ["boat"], words, stride=stride)
+
+
+def test_candidates_are_the_models_probabilities_at_each_mask(masked, words, assert_equal):
+    texts = ["the <mask> lends money", "<mask>", "<mask> boat <mask> the river <mask>"] * 2
+    found = fill_mask(*masked, texts, words, count=100)
+    assert [len(text) for text in found] == [1, 1, 3] * 2
+    for text, masks in zip(texts, found, strict=True):
+        ids = [words.special.bos, *encode_masked(text, 0, words), words.special.eos]
+        logits = np.asarray(run(*masked, np.array([ids]))[0], np.float64)[0, :, : words.vocab_size]
+        places = [t for t, token in enumerate(ids) if token == words.special.mask]
+        for t, candidates in zip(places, masks, strict=True):
+            shares = np.exp(logits[t]) / np.exp(logits[t]).sum()
+            order = np.argsort(-shares)
+            assert [words.id_of(candidate.token) for candidate in candidates] == order.tolist()
+            assert_equal([candidate.probability for candidate in candidates], shares[order])
+            assert abs(sum(candidate.probability for candidate in candidates) - 1.0) < 1e-6
+    assert len(fill_mask(*masked, texts, words)[0][0]) == 5
+    assert {c.text for c in found[1][0]} >= {"boat", "money", ""}
+
+
+SOUNDS = {"dog": "wuff", "cat": "miow", "cow": "moo", "hen": "cluck", "duck": "quack"}
+
+
+def test_a_model_trained_for_a_few_steps_fills_in_the_right_words():
+    rows = [f"the {animal} and its {sound}" for animal, sound in SOUNDS.items()]
+    tokenizer = train_words(rows, 100, special_tokens=MASKED_SPECIAL_TOKENS)
+    special = tokenizer.special
+    model = MaskedLanguageModel(CONFIG)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.ones((2, 3), jnp.int32))["params"]
+    whole = np.array([[special.bos, *tokenizer.encode(row), special.eos] for row in rows])
+    adam = optax.adam(0.01)
+
+    @jax.jit
+    def update(params, state, tokens, at, labels):
+        ones = jnp.ones(labels.shape, bool)
+        batch = SimpleNamespace(
+            tokens=tokens,
+            padding_mask=tokens >= 0,
+            token_type_ids=None,
+            masked_positions=at,
+            labels=labels,
+            loss_mask=ones,
+            example_ids=jnp.arange(5),
+        )
+        slope, _ = jax.grad(masked_loss(model), has_aux=True)(params, batch, None)
+        change, state = adam.update(slope, state)
+        return optax.apply_updates(params, change), state
+
+    state = adam.init(params)
+    for step in range(120):
+        # The animal and "and", or the sound and "the", in turn.
+        at = np.tile([[2, 3], [5, 1]][step % 2], (5, 1))
+        tokens = whole.copy()
+        np.put_along_axis(tokens, at, special.mask, axis=1)
+        params, state = update(params, state, tokens, at, np.take_along_axis(whole, at, axis=1))
+    texts = ["<mask> hen and its <mask>", "the <mask> <mask> its moo", "the duck and its <mask>"]
+    found = fill_mask(model, params, texts, tokenizer, count=3)
+    best = [[mask[0].text for mask in masks] for masks in found]
+    assert best == [["the", "cluck"], ["cow", "and"], ["quack"]]
+    assert found[2][0][0].probability > 0.5 > found[2][0][1].probability
+
+
+def bpe(prefix):
+    lines = ["the cat sat on the mat"] * 3
+    return train_bpe(lines, 300, prefix=prefix, special_tokens=MASKED_SPECIAL_TOKENS)
+
+
+@pytest.mark.parametrize(
+    "tokenizer, text, whole",
+    [
+        # The space before a word is in the word's own token, here and in text without masks.
+        (bpe(""), "the <mask> sat on the<mask>", ["the", None, " sat", " on", " the", None]),
+        (bpe(" "), "the <mask> sat <mask>", ["the", None, " sat", None]),
+        (
+            train_words(SENTENCES, 99, special_tokens=MASKED_SPECIAL_TOKENS),
+            "the <mask> lends",
+            ["the", None, "lends"],
+        ),
+        (
+            train_characters(["a b"], special_tokens=(*MASKED_SPECIAL_TOKENS,)),
+            "a <mask>b",
+            ["a", " ", None, "b"],
+        ),
+        (
+            train_characters(["ab "], special_tokens=("<mask>",)),
+            "<mask><mask> b",
+            [None, None, " ", "b"],
+        ),
+    ],
+    ids=["bytes", "bytes after a space", "words", "characters", "nothing but characters"],
+)
+def test_a_mask_stands_where_the_token_of_a_word_would(tokenizer, text, whole):
+    ids = encode_masked(text, 0, tokenizer)
+    assert [i == tokenizer.special.mask for i in ids] == [part is None for part in whole]
+    parts = [part for part in whole if part is not None]
+    kept = [i for i in ids if i != tokenizer.special.mask]
+    assert [tokenizer.decode([i]).strip() or " " for i in kept] == [p.strip() or " " for p in parts]
+
+
+def test_a_text_whose_masks_cannot_be_filled_is_refused(masked, words):
+    fill = partial(fill_mask, *masked)
+    with pytest.raises(DataError, match="text 2 has no mask: write <mask> where a token is missin"):
+        fill(["<mask>", "the boat"], words)
+    with pytest.raises(DataError, match="the vocabulary has no mask token"):
+        fill(["<mask>"], train_words(SENTENCES, 100))
+    with pytest.raises(DataError, match="text 2 of 2 has 24 tokens, but max_len=23: split it"):
+        fill(["<mask>", "<mask>" + " boat" * 21], words)
+    with pytest.raises(ConfigError, match="count=0, but it must be at least 1"):
+        fill(["<mask>"], words, count=0)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(masked, decoder):
+    large = train_characters(["abcdefghijklmnopq"])
+    for use, system in ((fill_mask, masked), (embed, masked), (score, decoder)):
+        with pytest.raises(ConfigError, match="has 21 ids, but the model has only 19"):
+            use(*system, ["a"], large)
+
+
+@pytest.fixture(scope="module", params=[MaskedLanguageModel, EncoderOnly, DecoderOnly])
+def any_model(request, random_params):
+    model = request.param(CONFIG)
+    return model, random_params(model, jnp.ones((2, 3), jnp.int32))
+
+
+def test_a_word_in_two_sentences_has_one_learned_and_two_contextual_vectors(any_model, words):
+    lends, leaves = embed(*any_model, SENTENCES[:2], words)
+    assert lends.tokens == [" the", " bank", " lends", " money"] and leaves.tokens[5] == " bank"
+    assert np.array_equal(lends.learned[1], leaves.learned[5])
+    assert np.abs(lends.contextual[1] - leaves.contextual[5]).max() > 0.1
+    assert not np.array_equal(lends.learned[0], lends.learned[1])
+
+
+def test_vectors_are_the_models_own_and_their_mean(any_model, words, assert_equal):
+    model, params = any_model
+    causal = isinstance(model, DecoderOnly)
+    for text, found in zip(SENTENCES, embed(*any_model, SENTENCES, words), strict=True):
+        ids = words.encode(text)
+        if causal:
+            expected = run(model, params, np.array([ids]), method="hidden")[0]
+        else:
+            whole = np.array([[words.special.bos, *ids, words.special.eos]])
+            method = "encode" if isinstance(model, MaskedLanguageModel) else None
+            expected = run(model, params, whole, method=method).hidden[0, 1:-1]
+        assert_equal(found.contextual, expected)
+        assert_equal(found.mean, np.mean(expected, axis=0))
+        tree = params["encoder"] if isinstance(model, MaskedLanguageModel) else params
+        rows = tree["embedding"]["table"][np.array(ids)]
+        assert_equal(found.learned, rows * math.sqrt(14))
+        assert found.learned.dtype == found.contextual.dtype == np.float32
+        assert found.tokens == [words.token(i) for i in ids]
+
+
+def test_a_text_that_has_no_vectors_is_refused(masked, decoder, words):
+    with pytest.raises(DataError, match="text 2 of 2 has no tokens: give it some text"):
+        embed(*masked, ["boat", " "], words)
+    with pytest.raises(DataError, match="text 1 of 1 has 24 tokens, but max_len=23: split it"):
+        embed(*masked, ["boat " * 22], words)
+    assert len(embed(*decoder, ["boat " * 23], words)[0].tokens) == 23

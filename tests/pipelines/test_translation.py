@@ -1,0 +1,199 @@
+"""Strings in, strings out: with a tiny random model, what the library promises of each line."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.decoding import GenerationConfig
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.pipelines import (
+    Translation,
+    encode_sources,
+    find_too_long,
+    max_target_length,
+    score_pairs,
+    translate,
+)
+from jaxformer.text.tokenizers import BOS, EOS, PAD, UNK, train_characters
+
+LETTERS = "abcdefghijk "
+SEARCH = GenerationConfig(beam_size=3, max_extra_tokens=3, batch_size=7)
+BLANK = [Translation("", 0.0, [], [])]
+
+
+@pytest.fixture(scope="module")
+def system(random_params):
+    """(model, params, source tokenizer, target tokenizer): random, but never <pad> or <bos>."""
+    tokenizer = train_characters([LETTERS])
+    config = TransformerConfig(
+        vocab_size=tokenizer.vocab_size,
+        d_model=14,
+        d_ff=22,
+        num_heads=2,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        max_len=37,
+        norm_placement="pre",
+        tied_embeddings="none",
+    )
+    model = EncoderDecoder(config)
+    ids = jnp.ones((2, 3), jnp.int32)
+    params = random_params(model, ids, ids)
+    # Feature 0 is constant, and speaks against the tokens that stand for no text.
+    norm, kernel = params["decoder"]["final_norm"], params["output"]["kernel"]
+    norm["scale"][0], norm["bias"][0] = 0.0, 10.0
+    kernel[0] = 0.0
+    kernel[0, [PAD, BOS, UNK]] = -3.0
+    return model, params, tokenizer, tokenizer
+
+
+def run(system, lines, search=SEARCH):
+    return translate(*system[:2], lines, *system[2:], search)
+
+
+def random_lines(rng, count, longest=15):
+    """Lines that are not blank, of 1 to `longest` letters."""
+    letters = list(LETTERS.strip())
+    return ["".join(rng.choice(letters, rng.integers(1, longest + 1))) for _ in range(count)]
+
+
+def assert_same(found, expected, assert_equal):
+    assert [[h.ids for h in line] for line in found] == [[h.ids for h in line] for line in expected]
+    assert [[h.text for h in line] for line in found] == [
+        [h.text for h in line] for line in expected
+    ]
+    for line, other in zip(found, expected, strict=True):
+        assert_equal([h.score for h in line], [h.score for h in other])
+        for h, o in zip(line, other, strict=True):
+            assert_equal(h.log_probs, o.log_probs)
+
+
+def test_blank_lines_give_one_empty_translation_and_every_line_keeps_its_place(
+    system, assert_equal
+):
+    lines = ["abc", "", "  \t ", "kjihgfedcba", "\u2028", "d"]
+    found = run(system, lines)
+    assert [found[i] for i in (1, 2, 4)] == [BLANK] * 3
+    full = [i for i, line in enumerate(lines) if line.strip()]
+    assert all(len(found[i]) == 3 and found[i][0].ids for i in full)
+    alone = [run(system, [lines[i]] * 5)[2] for i in full]
+    assert_same([found[i] for i in full], alone, assert_equal)
+
+
+def test_nothing_but_blank_lines_or_no_line_at_all_needs_no_model(system):
+    assert run(system, ["", " "]) == [BLANK, BLANK]
+    assert run(system, []) == []
+
+
+def test_batches_of_1_7_and_64_in_any_order_give_the_same_hypotheses(system, rng, assert_equal):
+    lines = random_lines(rng, 64)
+    assert len(set(map(len, lines))) > 7
+    by_size = [run(system, lines, dataclasses.replace(SEARCH, batch_size=n)) for n in (64, 7, 1)]
+    assert len({tuple(line[0].ids) for line in by_size[0]}) > 7, "the model must heed its input"
+    assert_same(by_size[1], by_size[0], assert_equal)
+    assert_same(by_size[2], by_size[0], assert_equal)
+    order = rng.permutation(64)
+    shuffled = run(system, [lines[i] for i in order])
+    assert_same(shuffled, [by_size[0][i] for i in order], assert_equal)
+
+
+def test_each_bucket_of_lengths_has_one_compiled_program(system, rng, compiled):
+    search = dataclasses.replace(SEARCH, beam_size=2, max_extra_tokens=2)
+    lines = random_lines(rng, 23) + ["a" * 17, "b" * 23, "c" * 30]
+    run(system, lines, search)
+    assert compiled == [2], "up to 16 ids, and up to 32"
+    run(system, lines[::-1], search)
+    run(system, lines[3:], search)
+    assert compiled == [2]
+
+
+def test_hypotheses_are_distinct_end_once_and_stand_in_the_order_of_their_scores(system, rng):
+    lines = random_lines(rng, 13)
+    for line, found in zip(lines, run(system, lines), strict=True):
+        assert len({tuple(h.ids) for h in found}) == SEARCH.beam_size
+        assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+        for hypothesis in found:
+            assert len(hypothesis.ids) == len(hypothesis.log_probs)
+            assert len(hypothesis.ids) <= len(line) + 1 + SEARCH.max_extra_tokens
+            assert hypothesis.ids.index(EOS) == len(hypothesis.ids) - 1
+            assert hypothesis.text == system[3].decode(hypothesis.ids)
+
+
+def test_a_score_is_the_sum_of_the_log_probabilities_under_the_penalty(system, rng, assert_equal):
+    for found in run(system, random_lines(rng, 13)):
+        for h in found:
+            penalty = ((5 + len(h.ids)) / 6) ** SEARCH.length_penalty
+            assert_equal(h.score, sum(h.log_probs) / penalty)
+
+
+def test_the_search_reports_the_log_probabilities_that_scoring_gives(system, rng, assert_equal):
+    lines = random_lines(rng, 13)
+    pairs, expected = [], []
+    for line, found in zip(lines, run(system, lines), strict=True):
+        for hypothesis in found:
+            if hypothesis.text.strip():
+                pairs.append((line, hypothesis.text))
+                expected.append(hypothesis.log_probs)
+    assert len(pairs) > 23
+    found = score_pairs(*system[:2], pairs, *system[2:], batch_size=7)
+    for forced, log_probs in zip(found, expected, strict=True):
+        assert_equal(forced, log_probs)
+
+
+def test_the_score_of_a_pair_does_not_depend_on_the_others(system, assert_equal):
+    pairs = [("abc", "hgf"), ("", "abc"), ("kkkkkk", "a" * 20), ("abc", "\t"), ("d", "ab")]
+    found = score_pairs(*system[:2], pairs, *system[2:], batch_size=7)
+    assert [len(log_probs) for log_probs in found] == [4, 0, 21, 0, 3]
+    assert max(max(log_probs) for log_probs in found if log_probs) < 0.0
+    for i in (0, 4):
+        assert_equal(score_pairs(*system[:2], [pairs[i]], *system[2:], batch_size=7)[0], found[i])
+
+
+def test_the_probabilities_of_all_short_targets_add_up_to_less_than_one(system):
+    """A forced log-probability is that of the very tokens: one letter and the end, of 12."""
+    pairs = [("abc", letter) for letter in LETTERS.strip()]
+    found = score_pairs(*system[:2], pairs, *system[2:], batch_size=7)
+    assert sum(np.exp(log_probs[0]) for log_probs in found) < 1.0
+    assert len({log_probs[0] for log_probs in found}) == len(pairs)
+
+
+def test_a_line_of_max_len_ids_is_taken_and_a_longer_one_is_refused_with_its_number(system):
+    lines = ["a" * 36, "", "b" * 37, "c" * 41]
+    assert len(encode_sources(system[0], lines[:1], system[2])[0]) == 37
+    message = r"2 of 4 lines are longer than max_len=37 tokens, the first is line 3 with 38: split"
+    with pytest.raises(DataError, match=message):
+        run(system, lines)
+    with pytest.raises(DataError, match="the first is line 2 with 42"):
+        score_pairs(*system[:2], [("a", "b"), ("a", lines[3])], *system[2:])
+    assert find_too_long(system[0], lines, system[2]) == [2, 3]
+    assert find_too_long(system[0], [" " * 99], system[2]) == [], "a blank line is never too long"
+
+
+def test_learned_positions_end_a_translation_at_max_len(random_params, system):
+    config = dataclasses.replace(system[0].config, positions="learned", max_len=11)
+    model, ids = EncoderDecoder(config), jnp.ones((2, 3), jnp.int32)
+    params = random_params(model, ids, ids)
+    search = GenerationConfig(beam_size=1, batch_size=2)
+    found = translate(model, params, ["abcdefghij", "k"], *system[2:], search)
+    assert all(1 <= len(line[0].ids) <= 11 for line in found)
+    assert max_target_length(config, 11, search) == 11
+    assert max_target_length(system[0].config, 11, search) == 61
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(system, side):
+    model, params, *tokenizers = system
+    tokenizers[side] = train_characters([LETTERS + "lmno"])
+    for use, texts in ((translate, ["abc"]), (score_pairs, [("abc", "d")])):
+        with pytest.raises(ConfigError, match="has 20 ids, but the model has only 16"):
+            use(model, params, texts, *tokenizers)
+
+
+def test_special_ids_of_a_tokenizer_that_are_not_the_models_are_refused(system):
+    bare = train_characters([LETTERS], special_tokens=())
+    with pytest.raises(DataError, match="ids 0 to 3 must be the special tokens"):
+        translate(*system[:2], ["abc"], bare, bare)

@@ -1,0 +1,510 @@
+"""Weights of others: tables, settings and folders, without anything of theirs installed."""
+
+import json
+import shutil
+import sys
+import types
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import linen as nn
+from safetensors.numpy import load_file, save_file
+
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError, DataError, MissingExtra
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel
+from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.ops.attention import xla
+from jaxformer.pretrained import load_pretrained, save_pretrained
+from jaxformer.pretrained.config_mapping import ACTIVATIONS
+from jaxformer.pretrained.families import FAMILIES
+from jaxformer.pretrained.family import write_config
+from jaxformer.pretrained.model_specs import param_shapes, spec_of
+from jaxformer.pretrained.transforms import linear, scaled
+from jaxformer.text import tokenizers
+
+GPT2 = TransformerConfig(
+    vocab_size=23,
+    d_model=10,
+    d_ff=17,
+    num_heads=5,
+    num_decoder_layers=2,
+    max_len=11,
+    positions="learned",
+    norm_placement="pre",
+    norm_eps=1e-5,
+    activation="gelu_tanh",
+    tied_embeddings="output",
+    scale_embeddings=False,
+)
+LLAMA = replace(
+    GPT2,
+    num_heads=6,
+    num_kv_heads=3,
+    head_dim=4,
+    positions="rotary",
+    rotary_base=77.0,
+    norm="rms",
+    activation="silu",
+    gated=True,
+    use_bias=False,
+    tied_embeddings="none",
+)
+DISTILBERT = replace(
+    GPT2,
+    num_encoder_layers=2,
+    num_decoder_layers=0,
+    norm_placement="post",
+    norm_eps=1e-12,
+    activation="relu",
+    embedding_norm=True,
+)
+BERT = replace(DISTILBERT, num_token_types=3, pooler=True, norm_eps=1e-3)
+
+MODELS = {
+    "gpt2": ("gpt2", DecoderOnly(GPT2)),
+    "gpt2, an output of its own": ("gpt2", DecoderOnly(replace(GPT2, tied_embeddings="none"))),
+    "gpt2, classes": ("gpt2", Classifier(DecoderOnly(GPT2), 3)),
+    "llama": ("llama", DecoderOnly(LLAMA)),
+    "llama, biases": ("llama", DecoderOnly(replace(LLAMA, use_bias=True, num_kv_heads=None))),
+    "llama, tied": ("llama", DecoderOnly(replace(LLAMA, tied_embeddings="output"))),
+    "llama, classes": ("llama", Classifier(DecoderOnly(LLAMA), 3)),
+    "distilbert": ("distilbert", EncoderOnly(DISTILBERT)),
+    "distilbert, masked": ("distilbert", MaskedLanguageModel(DISTILBERT)),
+    "bert": ("bert", EncoderOnly(BERT)),
+    "bert, no pooler": ("bert", EncoderOnly(replace(BERT, pooler=False))),
+    "bert, masked": ("bert", MaskedLanguageModel(replace(BERT, pooler=False))),
+    "bert, masked and next": ("bert", MaskedLanguageModel(BERT)),
+    "bert, classes": ("bert", Classifier(EncoderOnly(BERT), 3)),
+}
+TOKENS = np.array([[1, 5, 7, 2, 22], [3, 9, 4, 0, 0]])
+
+
+@pytest.fixture(scope="module")
+def filled(random_params):
+    """A model of `MODELS` with random parameters; those without a place in a folder are zero."""
+
+    def fill(name):
+        _, model = MODELS[name]
+        inputs = (TOKENS, TOKENS > 0) if isinstance(model, Classifier) else (TOKENS,)
+        params = random_params(model, *inputs)
+        if isinstance(model, Classifier) and isinstance(model.backbone, DecoderOnly):
+            params["head"]["bias"] *= 0.0
+        return model, params
+
+    return fill
+
+
+@pytest.fixture(scope="module")
+def saved(filled, tmp_path_factory):
+    """The folder with one of `MODELS`, which is written once."""
+    root = tmp_path_factory.mktemp("saved")
+
+    def write(name):
+        if not (root / name).exists():
+            save_pretrained(root / name, *filled(name), family=MODELS[name][0])
+        return root / name
+
+    return write
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy of the folder with one of `MODELS`, to be changed."""
+    return lambda name: shutil.copytree(saved(name), tmp_path / "saved")
+
+
+def change(folder, **settings):
+    """Changes config.json; None takes a key out."""
+    path = folder / "config.json"
+    said = json.loads(path.read_text()) | settings
+    path.write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+
+
+def rewrite(folder, edit):
+    """Gives the folder's tensors to `edit` and writes what it makes of them."""
+    path = folder / "model.safetensors"
+    tensors = edit(load_file(path))
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_saved_is_loaded_again_to_the_bit(filled, tmp_path, name):
+    family, model = MODELS[name]
+    _, params = filled(name)
+    save_pretrained(tmp_path / "new", model, params)
+    loaded = load_pretrained(tmp_path / "new")
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["model_type"] == family
+    assert type(loaded.model) is type(model)
+    before, after = spec_of(model), spec_of(loaded.model)
+    assert after.effective_fields() == before.effective_fields()
+    assert (after.kind, after.classes) == (before.kind, before.classes)
+    assert loaded.tokenizer is None
+    assert jax.tree.structure(loaded.params) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded.params)} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_table_names_each_parameter_once(name):
+    family, model = MODELS[name]
+    spec, shapes = spec_of(model), param_shapes(model)
+    table = FAMILIES[family].weight_map(spec, write_config(FAMILIES[family], spec))
+    ours = [path for row in table for path in row.jax]
+    theirs = [name for row in table for name in row.hf]
+    assert sorted(ours) == sorted(shapes)
+    assert len(set(theirs)) == len(theirs)
+
+
+def test_three_matrices_are_columns_of_one(filled, folder):
+    tensors = load_file(folder("gpt2") / "model.safetensors")
+    attention = filled("gpt2")[1]["decoder"]["blocks_1"]["attention"]
+    joined = tensors["transformer.h.1.attn.c_attn.weight"]
+    assert joined.shape == (10, 30)
+    np.testing.assert_array_equal(joined[:, 10:20], attention["key"]["kernel"].reshape(10, 10))
+    bias = tensors["transformer.h.1.attn.c_attn.bias"]
+    np.testing.assert_array_equal(bias[20:], attention["value"]["bias"].reshape(-1))
+    out = tensors["transformer.h.1.attn.c_proj.weight"]
+    np.testing.assert_array_equal(out[2:4], attention["out"]["kernel"][1])
+
+
+def test_a_linear_map_is_written_with_its_outputs_first():
+    ours = np.arange(30, dtype=np.float32).reshape(3, 2, 5)
+    assert linear().shape((3, 2, 5)) == (10, 3)
+    assert linear(inputs=2).shape((3, 2, 5)) == (5, 6)
+    np.testing.assert_array_equal(linear().to_hf(ours)[7], ours[:, 1, 2])
+    np.testing.assert_array_equal(linear(inputs=2).to_hf(ours)[4], ours[..., 4].reshape(-1))
+    doubled = scaled(linear(), 2.0)
+    np.testing.assert_array_equal(doubled.to_hf(ours), linear().to_hf(ours) / 2)
+    np.testing.assert_array_equal(doubled.to_jax(doubled.to_hf(ours), ours.shape), ours)
+
+
+def test_the_loaded_model_gives_what_the_saved_one_gave(filled, folder):
+    model, params = filled("llama, biases")
+    loaded = load_pretrained(folder("llama, biases"))
+    run = jax.jit(loaded.model.apply)
+    given = run({"params": loaded.params}, TOKENS)
+    np.testing.assert_array_equal(given, run({"params": params}, TOKENS))
+    assert given.shape == (2, 5, 23)
+
+
+def test_attention_function_and_dtype_are_the_callers(folder):
+    path = folder("gpt2")
+    loaded = load_pretrained(path, attention_fn=xla, dtype="bfloat16")
+    assert loaded.model.attention_fn is xla
+    assert loaded.model.config.dtype == "bfloat16"
+    assert loaded.params["embedding"]["table"].dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_numbers_become_float32(folder, dtype):
+    path = folder("gpt2")
+    table = load_pretrained(path).params["embedding"]["table"]
+    rewrite(path, lambda tensors: {name: x.astype(dtype) for name, x in tensors.items()})
+    halved = load_pretrained(path).params["embedding"]["table"]
+    assert halved.dtype == np.float32
+    np.testing.assert_array_equal(halved, table.astype(dtype).astype(np.float32))
+
+
+@pytest.mark.parametrize("theirs", ACTIVATIONS)
+def test_every_name_of_an_activation_is_known(folder, theirs):
+    path = folder("bert")
+    change(path, hidden_act=theirs)
+    assert load_pretrained(path).model.config.activation == ACTIVATIONS[theirs]
+
+
+REFUSED = [
+    ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+    ("gpt2", "scale_attn_weights", False),
+    ("gpt2", "add_cross_attention", True),
+    ("gpt2", "activation_function", "tanh"),
+    ("gpt2", "activation_function", ["gelu"]),
+    ("gpt2", "tie_word_embeddings", "yes"),
+    ("gpt2", "n_layer", 1.5),
+    ("gpt2", "n_layer", True),
+    ("gpt2", "n_layer", -1),
+    ("gpt2", "n_embd", 10**400),
+    ("gpt2", "layer_norm_epsilon", float("nan")),
+    ("gpt2", "layer_norm_epsilon", "1e-5"),
+    ("gpt2", "quantization_config", {"bits": 4}),
+    ("bert", "position_embedding_type", "relative_key"),
+    ("bert", "is_decoder", True),
+    ("bert", "add_cross_attention", True),
+    ("bert", "tie_word_embeddings", False),
+    ("bert", "type_vocab_size", 0),
+    ("distilbert", "tie_word_embeddings", False),
+    ("llama", "rope_scaling", {"type": "linear", "factor": 2.0}),
+    ("llama", "rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}),
+    ("llama", "rope_parameters", [1]),
+    ("llama", "mlp_bias", "yes"),
+    ("llama", "sliding_window", 128),
+    ("gpt2", "model_type", "opt"),
+    ("gpt2", "model_type", ["gpt2"]),
+    ("gpt2", "architectures", ["GPT2DoubleHeadsModel"]),
+    ("distilbert", "architectures", ["DistilBertForSequenceClassification"]),
+    ("bert", "architectures", []),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value"), REFUSED)
+def test_what_is_not_supported_is_refused_with_key_and_value(folder, name, key, value):
+    path = folder(name)
+    change(path, **{key: value})
+    said = json.dumps(value).strip('"') if isinstance(value, bool | str) else ""
+    with pytest.raises(ConfigError, match=rf"config\.json: {key}.*{said}"):
+        load_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("sliding_window", None), ("use_bfloat16", False), ("pruned_heads", {}), ("pad_token_id", 0)],
+)
+def test_what_is_switched_off_or_changes_nothing_is_passed_over(folder, key, value):
+    path = folder("llama")
+    said = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(said | {key: value}))
+    load_pretrained(path)
+
+
+def test_scaled_rotary_positions_are_refused_by_their_type(folder):
+    path = folder("llama")
+    scaling = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0}
+    more = {"original_max_position_embeddings": 8192, "rope_type": "llama3"}
+    change(path, rope_scaling=scaling | more)
+    with pytest.raises(ConfigError, match='rope_scaling.rope_type="llama3" is not supported: only'):
+        load_pretrained(path)
+
+
+def test_a_long_value_is_shortened_between_words(folder):
+    path = folder("llama")
+    change(path, quantization_config={f"module {n}": "four bits" for n in range(23)})
+    with pytest.raises(ConfigError, match=r'"module 2": "four bits", ... is not supported'):
+        load_pretrained(path)
+
+
+def test_the_base_of_rotary_positions_is_found_in_all_its_places(folder):
+    path = folder("llama")
+    change(path, rope_parameters=None, rope_theta=5000.0)
+    assert load_pretrained(path).model.config.rotary_base == 5000.0
+    change(path, rope_parameters={"rope_theta": 6000.0, "rope_type": "default"})
+    assert load_pretrained(path).model.config.rotary_base == 6000.0
+    change(path, rope_parameters=None, rope_theta=None)
+    assert load_pretrained(path).model.config.rotary_base == 10_000.0
+
+
+def test_biases_of_one_kind_alone_leave_the_others_zero(folder):
+    path = folder("llama, biases")
+    change(path, mlp_bias=False)
+    rewrite(path, lambda x: {k: v for k, v in x.items() if "mlp" not in k or "bias" not in k})
+    block = load_pretrained(path).params["decoder"]["blocks_0"]
+    assert not block["feed_forward"]["gate"]["bias"].any()
+    assert block["attention"]["query"]["bias"].all()
+
+
+def test_names_of_older_files_are_known(folder):
+    path = folder("bert, masked and next")
+    before = load_pretrained(path).params
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+    def age(tensors):
+        found = {"bert.embeddings.position_ids": np.arange(11)[None]}
+        for name, tensor in tensors.items():
+            new = next((name.replace(a, b) for a, b in old.items() if name.endswith(a)), name)
+            found[new] = tensor
+        return found
+
+    rewrite(path, age)
+    # the published BERT says BertForMaskedLM and has the head of the next sentence too
+    change(path, architectures=["BertForMaskedLM"])
+    loaded = load_pretrained(path)
+    assert isinstance(loaded.model, MaskedLanguageModel) and loaded.model.config.pooler
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, before)
+
+
+def test_a_model_without_a_head_has_names_without_a_prefix(folder):
+    path = folder("gpt2")
+    before = load_pretrained(path).params
+    rewrite(path, lambda x: {k.removeprefix("transformer."): v for k, v in x.items()})
+    change(path, architectures=["GPT2Model"])
+    jax.tree.map(np.testing.assert_array_equal, load_pretrained(path).params, before)
+
+
+def without(name):
+    return lambda tensors: {key: value for key, value in tensors.items() if key != name}
+
+
+WRONG = [
+    (without("transformer.ln_f.bias"), "transformer.ln_f.bias is missing"),
+    (lambda x: x | {"transformer.extra": x["transformer.ln_f.bias"]}, "extra is unknown"),
+    (
+        lambda x: x | {"transformer.wpe.weight": x["transformer.wpe.weight"][:10]},
+        r"transformer.wpe.weight is \[10, 10\], but \[11, 10\] is needed",
+    ),
+    (
+        lambda x: x | {"lm_head.weight": x["transformer.wte.weight"] * 2},
+        "lm_head.weight and transformer.wte.weight are one tensor.* but differ",
+    ),
+    (
+        lambda x: x | {"transformer.ln_f.gamma": x["transformer.ln_f.bias"]},
+        "transformer.ln_f.gamma is unknown",
+    ),
+    (
+        lambda x: x | {"transformer.ln_f.bias": x["transformer.ln_f.bias"] * np.nan},
+        "transformer.ln_f.bias holds numbers that are not finite",
+    ),
+    (
+        lambda x: x | {"transformer.ln_f.bias": x["transformer.ln_f.bias"] + np.float32(np.inf)},
+        "transformer.ln_f.bias holds numbers that are not finite",
+    ),
+    (
+        lambda x: x | {"transformer.ln_f.bias": np.zeros(10, np.int64)},
+        "transformer.ln_f.bias has the type I64, but only F16, BF16, F32",
+    ),
+    (
+        lambda x: {name: np.zeros(1, np.float32) for name in x},
+        r"the tensors do not fit: (.* is \[1\], but .* is needed; ){7}.*; and \d+ more",
+    ),
+]
+
+
+@pytest.mark.parametrize(("edit", "reason"), WRONG)
+def test_tensors_that_are_not_the_models_are_refused_with_their_names(folder, edit, reason):
+    path = folder("gpt2")
+    rewrite(path, edit)
+    with pytest.raises(DataError, match=rf"{path}: .*{reason}"):
+        load_pretrained(path)
+
+
+def test_an_equal_copy_of_a_tied_tensor_is_read(folder):
+    path = folder("gpt2")
+    before = load_pretrained(path).params
+    rewrite(path, lambda x: x | {"lm_head.weight": x["transformer.wte.weight"]})
+    jax.tree.map(np.testing.assert_array_equal, load_pretrained(path).params, before)
+
+
+def test_two_names_of_one_tensor_are_refused(folder):
+    path = folder("bert")
+    name = "bert.embeddings.LayerNorm"
+    rewrite(path, lambda x: x | {f"{name}.gamma": x[f"{name}.weight"]})
+    with pytest.raises(DataError, match="are two names of one tensor"):
+        load_pretrained(path)
+
+
+def test_a_model_that_nobody_has_is_refused_with_what_each_family_lacks(filled, tmp_path):
+    model = DecoderOnly(replace(GPT2, positions="alibi"))
+    _, params = filled("gpt2")
+    del params["decoder"]["positions"]
+    with pytest.raises(ConfigError, match="gpt2: positions='alibi', but it has 'learned'.*llama"):
+        save_pretrained(tmp_path / "new", model, params)
+    with pytest.raises(ConfigError, match=r"no family supports the model. bert: it has no dec"):
+        save_pretrained(tmp_path / "new", model, params, family="bert")
+    with pytest.raises(ConfigError, match="family='opt' is not supported: only gpt2, llama"):
+        save_pretrained(tmp_path / "new", model, params, family="opt")
+    with pytest.raises(ConfigError, match="a Dense cannot be exported: give a DecoderOnly"):
+        save_pretrained(tmp_path / "new", nn.Dense(3), params)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_bert_without_token_types_is_refused_by_bert(filled, tmp_path):
+    with pytest.raises(ConfigError, match="bert: type_vocab_size=0, but it must be .* from 1"):
+        save_pretrained(tmp_path / "new", *filled("distilbert"), family="bert")
+
+
+def test_parameters_of_another_model_are_refused(filled, tmp_path):
+    model, params = filled("gpt2")
+    del params["decoder"]["final_norm"]["bias"]
+    with pytest.raises(ConfigError, match=r"decoder/final_norm/bias is absent in params, but \(10"):
+        save_pretrained(tmp_path / "new", model, params)
+
+
+def test_a_parameter_that_they_lack_must_be_zero(filled, tmp_path):
+    model, params = filled("gpt2, classes")
+    params["head"]["bias"] = params["head"]["bias"] + 1
+    with pytest.raises(ConfigError, match="head/bias has no tensor in this family"):
+        save_pretrained(tmp_path / "new", model, params)
+
+
+def test_a_folder_that_holds_something_is_left_alone(filled, tmp_path):
+    (tmp_path / "note").write_text("mine")
+    with pytest.raises(ConfigError, match="is there already"):
+        save_pretrained(tmp_path, *filled("gpt2"))
+    with pytest.raises(ConfigError, match="is there already"):
+        save_pretrained(tmp_path / "note", *filled("gpt2"))
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+def test_a_folder_appears_whole_or_not_at_all(filled, tmp_path, monkeypatch):
+    def fail(*args, **options):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    with pytest.raises(OSError, match="no space left"):
+        save_pretrained(tmp_path / "new", *filled("gpt2"))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def words():
+    return tokenizers.train_words(["a b c d e f g h i j k l m n o p q r"], 22)
+
+
+def test_the_tokenizer_and_the_ids_of_its_special_tokens_go_along(filled, tmp_path, words):
+    model, params = filled("gpt2")
+    path = tmp_path / "new"
+    save_pretrained(path, model, params, words, token_ids={"eos_token_id": 5})
+    assert load_pretrained(path).tokenizer.fingerprint == words.fingerprint
+    said = json.loads((path / "config.json").read_text())
+    assert (said["pad_token_id"], said["bos_token_id"], said["eos_token_id"]) == (0, 1, 5)
+    said = json.loads((path / "tokenizer_config.json").read_text())
+    assert said["eos_token"] == "<eos>" and "mask_token" not in said
+
+
+def test_a_tokenizer_of_a_larger_vocabulary_is_refused(folder):
+    path = folder("gpt2")
+    large = tokenizers.train_words(["a b c d e f g h i j k l m n o p q r s t u v w x y z"], 30)
+    large.save(path / "tokenizer.json")
+    with pytest.raises(DataError, match="ids end at 29, but the model's vocabulary has 23"):
+        load_pretrained(path)
+
+
+def test_a_name_of_a_hub_is_downloaded(folder, monkeypatch):
+    asked = []
+
+    def download(name, *, allow_patterns):
+        asked.append((name, allow_patterns))
+        if name == "nobody/nothing":
+            raise OSError("404: no such model")
+        return str(path)
+
+    path = folder("gpt2")
+    fake = types.SimpleNamespace(snapshot_download=download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+    assert load_pretrained("someone/tiny-gpt2").model.config.d_model == 10
+    ((name, patterns),) = asked
+    assert name == "someone/tiny-gpt2"
+    assert "*.safetensors" in patterns and "*.bin" not in patterns
+    with pytest.raises(ConfigError, match="nobody/nothing is not a folder, and the hub.* 404"):
+        load_pretrained("nobody/nothing")
+
+
+def test_a_name_of_a_hub_without_its_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtra, match=r"someone/gpt is not a folder.*jaxformer\[experiments"):
+        load_pretrained("someone/gpt")
+
+
+@pytest.mark.parametrize("name", ["/absent/folder", "../absent", "a/b/c", "./gpt2x", "-"])
+def test_a_path_is_never_asked_of_a_hub(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match="is not a folder: give one with a config.json"):
+        load_pretrained(name)
+
+
+def test_fine_tuned_parameters_may_be_on_a_device(filled, tmp_path):
+    model, params = filled("gpt2")
+    save_pretrained(tmp_path / "new", model, jax.tree.map(jnp.asarray, params))
+    jax.tree.map(np.testing.assert_array_equal, load_pretrained(tmp_path / "new").params, params)

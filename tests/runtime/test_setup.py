@@ -1,0 +1,103 @@
+"""Speed is asked for in one call, which says what came of it and cannot fail a run."""
+
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.distributed import make_mesh, sharded, single
+from jaxformer.runtime import setup
+
+CHILD = """
+import sys
+from functools import partial
+from pathlib import Path
+import jax
+from jaxformer.runtime.setup import setup_process
+
+folder = Path(sys.argv[1]) if sys.argv[1:] else None
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+print(setup_process(folder))
+jax.jit(lambda x: x * 3.0)(2.0).block_until_ready()
+"""
+
+
+@pytest.fixture
+def same_folder():
+    before = jax.config.jax_compilation_cache_dir
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def child(*args, **environment):
+    kept = {name: value for name, value in os.environ.items() if name[:4] not in ("JAX_", "XLA_")}
+    command = [sys.executable, "-c", CHILD, *map(str, args)]
+    done = subprocess.run(
+        command, env=kept | environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout
+
+
+def files(folder):
+    return [path for path in Path(folder).rglob("*") if path.is_file()]
+
+
+def test_programs_are_kept_in_a_folder_for_this_kind_of_cpu(tmp_path):
+    said = child(tmp_path, JAX_PLATFORMS="cpu")
+    (kind,) = tmp_path.iterdir()
+    assert re.fullmatch("cpu-[0-9a-f]{8}", kind.name) and files(kind)
+    assert said.startswith("cpu; ") and f"compiled programs in {kind}" in said
+
+
+def test_a_folder_given_to_jax_goes_before_ours(tmp_path):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    said = child(ours, JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=str(theirs))
+    assert files(theirs) and not ours.exists() and f"compiled programs in {theirs}" in said
+
+
+def test_without_a_folder_no_program_is_kept():
+    assert "compiled programs are not kept" in child(JAX_PLATFORMS="cpu")
+
+
+def test_an_option_that_xla_does_not_know_is_named_and_left_out(monkeypatch, same_folder):
+    monkeypatch.setattr(setup, "_CPU_OPTIONS", {**setup._CPU_OPTIONS, "xla_cpu_no_such": "1"})
+    tuning = setup.setup_process()
+    assert tuning.unknown_options == ("xla_cpu_no_such",)
+    assert set(tuning.compiler_options) == set(setup._CPU_OPTIONS) - {"xla_cpu_no_such"}
+    assert "xla_cpu_no_such is unknown to this XLA" in str(tuning)
+
+
+@pytest.mark.parametrize("strategy", ["single", "sharded"])
+def test_the_options_reach_the_compiler(strategy):
+    given = {"xla_cpu_no_such": "1"}
+    mesh = make_mesh(f"data={jax.device_count()}")
+    made = {"single": single, "sharded": partial(sharded, mesh)}
+    devices = made[strategy](compiler_options=given)
+    program = devices.evaluate(lambda params, batch, rng: (jnp.sum(batch), jnp.sum(params)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_cpu_no_such"):
+        program(np.ones(3), devices.shard_batch(np.ones(jax.device_count() * 2)))
+
+
+def test_with_glibc_there_is_one_heap_before_any_thread_and_freed_memory_is_kept(
+    monkeypatch, same_folder
+):
+    asked = []
+
+    class Library:
+        def mallopt(self, name, value):
+            asked.append(name)
+            return 1
+
+    monkeypatch.setattr(setup.ctypes, "CDLL", lambda name: Library())
+    monkeypatch.setattr(setup.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(setup.jax, "default_backend", lambda: asked.append("threads") or "cpu")
+    assert setup.setup_process().keeps_freed_memory and asked == [-8, "threads", -4, -1, -2]
+    monkeypatch.setattr(setup.platform, "libc_ver", lambda: ("", ""))
+    assert not setup.setup_process().keeps_freed_memory and asked[5:] == ["threads"]

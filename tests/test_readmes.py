@@ -1,0 +1,186 @@
+"""What the READMEs say is so: their code runs, their commands parse, what they name exists."""
+
+import contextlib
+import importlib
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from experiments.harness import cli
+from experiments.harness.planning import with_machine
+from experiments.language_modelling.plan import LanguagePlan
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.torch_reference.compare import presets as compare_presets
+from experiments.translation.export import export
+from experiments.translation.load_run import LoadedRun
+from experiments.translation.plan import TranslationPlan
+from experiments.translation.presets import PRESETS
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+TRANSLATION = ROOT / "experiments" / "translation" / "README.md"
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (README, *sorted((ROOT / "experiments").rglob("README.md")))
+}
+COMMAND = r"""python -m experiments\.([a-z_]+(?:\.[a-z_]+)+)((?:"[^"\n]*"|[^"\n`<>|])*)"""
+COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMMAND, text)})
+
+
+def options_of(command: str) -> dict:
+    """The presets that a command chooses from, or its options under the name "default"."""
+    presets = {
+        "translation.prepare": PRESETS,
+        "translation.train": PRESETS,
+        "translation.plan": with_machine(PRESETS, TranslationPlan),
+        "language_modelling.prepare": LANGUAGE_PRESETS,
+        "language_modelling.train": LANGUAGE_PRESETS,
+        "language_modelling.plan": with_machine(LANGUAGE_PRESETS, LanguagePlan),
+        "torch_reference.train_gpt": LANGUAGE_PRESETS,
+        "torch_reference.compare": compare_presets(),
+    }
+    if command in presets:
+        return presets[command]
+    name = "benchmarks.gpu.__main__" if command == "benchmarks.gpu" else command
+    module = importlib.import_module(f"experiments.{name}")
+    if hasattr(module, "PRESETS"):
+        return module.PRESETS
+    # The last such name: a module defines its own options after what it imports.
+    *_, options = (value for key, value in vars(module).items() if key.endswith("Options"))
+    return {"default": options()}
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def rows(text: str, header: str) -> dict[str, list[str]]:
+    """The rows of the table whose first header is `header`: first cell -> the other cells."""
+    table = re.search(rf"^\| {header} \|.*\n\|[-:| ]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert table, f"no table begins with {header}"
+    cells = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()
+    )
+    return {first.strip("`"): rest for first, *rest in cells}
+
+
+def python_block(path: Path) -> str:
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    return code
+
+
+def test_the_code_of_the_readme_prints_what_its_comments_say(capsys):
+    code = python_block(README)
+    exec(compile(code, str(README), "exec"), {})
+    comments = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert comments and capsys.readouterr().out.splitlines() == comments
+
+
+def test_the_layers_of_the_readme_are_the_folders_of_the_package():
+    layers = rows(PAGES["README.md"], "layer").values()
+    named = [name for folders, *_ in layers for name in re.findall(r"`(\w+)`", folders)]
+    entries = Path(jf.__file__).parent.glob("[a-z]*")
+    entries = [e for e in entries if e.suffix == ".py" or (e / "__init__.py").exists()]
+    folders = [path.stem for path in entries]
+    assert sorted(named) == sorted(folders)
+
+
+@pytest.mark.parametrize("name", ["TRANSFORMER_BASE", "TRANSFORMER_BIG", "GPT2", "BERT_BASE"])
+def test_a_named_size_has_the_parameters_that_the_readme_says(name):
+    (told,) = (row[0] for key, row in rows(PAGES["README.md"], "named size").items() if name in key)
+    config, ids = getattr(jf, name), jnp.ones((2, 5), jnp.int32)
+    kind = jf.EncoderDecoder if config.num_encoder_layers and config.num_decoder_layers else None
+    kind = kind or (jf.EncoderOnly if config.num_encoder_layers else jf.DecoderOnly)
+    inputs = (ids, ids) if kind is jf.EncoderDecoder else (ids,)
+    shapes = jax.eval_shape(kind(config).init, jax.random.key(0), *inputs)
+    assert f"{sum(leaf.size for leaf in jax.tree.leaves(shapes)):,}" == told
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_readme_names_or_links_exists(page):
+    text = prose(PAGES[page])
+    titles = re.findall(r"^#+ (.*)$", PAGES[page], re.MULTILINE)
+    slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    absent = [link for link in re.findall(r"\]\(#([^)]+)\)", text) if link not in slugs]
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    absent += [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+    names = re.findall(r"`((?:jaxformer|experiments|tests)/[^`\s]*)`", text)
+    absent += [name for name in names if not (ROOT / name).exists()]
+    tests = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", text)
+    absent += [name for name in named if f"def {name}(" not in tests and "flickr" not in name]
+    assert not absent
+
+
+@pytest.mark.parametrize("command, args", COMMANDS)
+def test_a_command_of_a_readme_parses(command, args):
+    cli.parse(options_of(command), shlex.split(args))
+
+
+def test_an_option_that_a_readme_names_exists():
+    def names(value, prefix=""):
+        for field, inner in vars(value).items():
+            yield from (prefix + field, f"{prefix}no_{field}")
+            if hasattr(inner, "__dataclass_fields__"):
+                yield from names(inner, f"{prefix}{field}.")
+
+    known = {"preset", "help"}
+    for command, _ in COMMANDS:
+        known.update(names(next(iter(options_of(command).values()))))
+    written = {
+        name for text in PAGES.values() for name in re.findall(r"(?<![\w-])--([\w.]+)", text)
+    }
+    others = {"field", "lr"}  # placeholders
+    others |= {"echo", "full", "nodes", "ntasks", "gpus", "signal", "requeue", "zone", "worker"}
+    assert written - others - {"command"} <= known
+
+
+def test_the_presets_are_as_the_readmes_say():
+    told = rows(TRANSLATION.read_text("utf-8"), "preset")
+    for name, preset in PRESETS.items():
+        model = preset.model
+        numbers = [model.d_model, model.d_ff, model.num_heads, model.dropout_rate]
+        numbers += [preset.data.batch_tokens, preset.optimizer.total_steps]
+        layers = f"{model.num_encoder_layers}+{model.num_decoder_layers}"
+        assert told[name][1:] == [layers, *(f"{number:,}" for number in numbers)]
+    told = rows(PAGES["experiments/language_modelling/README.md"], "preset")
+    for name, preset in LANGUAGE_PRESETS.items():
+        model, data = preset.model, preset.data
+        numbers = [model.num_encoder_layers + model.num_decoder_layers, model.d_model, model.d_ff]
+        numbers += [model.num_heads, data.seq_len, data.batch_size, preset.optimizer.total_steps]
+        assert [told[name][0], *told[name][2:]] == [preset.objective, *(f"{n:,}" for n in numbers)]
+
+
+def test_the_readme_loads_the_program_that_export_writes(
+    tmp_path, capsys, random_params, assert_equal
+):
+    code = python_block(TRANSLATION)
+    (text,) = re.findall(r'encode\("(.*)"\)', code)
+    tokenizer = jf.train_bpe([text], 290)
+    size = {"d_model": 12, "d_ff": 20, "num_heads": 3, "max_len": 40}
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    config = jf.TransformerConfig(tokenizer.vocab_size, **size, **layers)
+    model, ids = jf.EncoderDecoder(config), np.ones((2, 5), np.int32)
+    params = jax.tree.map(jnp.asarray, random_params(model, ids, ids))
+    search = jf.GenerationConfig(beam_size=2, max_extra_tokens=3)
+    settings = replace(PRESETS["grammar"], model=config, search=search)
+    folder = tmp_path / "runs" / "translation" / "grammar" / "tokenizer"
+    folder.mkdir(parents=True)
+    tokenizer.save(folder / "target.json")
+    loaded = LoadedRun(settings, model, params, tokenizer, tokenizer)
+    (tmp_path / "translate.jax").write_bytes(export(loaded, 8, 32, ("cpu",)))
+    names = {}
+    with contextlib.chdir(tmp_path):
+        exec(compile(code, str(TRANSLATION), "exec"), names)
+    ((best, _),) = jf.translate(model, params, [text], tokenizer, tokenizer, search)
+    assert_equal(names["found"]["scores"][0, 0], best.score)
+    assert capsys.readouterr().out == best.text + "\n"

@@ -1,0 +1,245 @@
+"""Text files of any size to documents in blocks, and these to ids."""
+
+import gzip
+import re
+import tracemalloc
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text import data
+from jaxformer.text.data import documents, reading
+from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, Tokenizer, train_bpe, train_characters
+
+BOM = b"\xef\xbb\xbf"
+SPLITS = ["file", "line", "blank_line"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Byte-level BPE that puts nothing in front of a text."""
+    text = ["def f(x):\n    return x  # ü\n\n\nclass A:\n    pass\n"] * 7
+    return train_bpe(text, 331, prefix="")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("documents")
+
+
+def read(*paths: Path, split: str) -> list[str]:
+    return ["".join(blocks) for blocks in data.read_documents(paths, split=split)]
+
+
+# Reading
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("file", ["\n \n  one\r\ntwo\n\r\n \n\t three \u2028 \n"]),
+        ("line", ["  one", "two", "\t three \u2028 "]),
+        ("blank_line", ["  one\r\ntwo", "\t three \u2028 "]),
+    ],
+)
+def test_a_document_is_a_file_a_line_or_what_stands_between_blank_lines(
+    tmp_path, split, expected, suffix
+):
+    content = BOM + "\n \n  one\r\ntwo\n\r\n \n\t three \u2028 \n".encode()
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    blank = tmp_path / "blank.txt"
+    blank.write_bytes(b" \n\n")
+    assert read(path, blank, path, split=split) == expected * 2
+
+
+def plain(content: bytes, split: str) -> list[str]:
+    """The documents of a file, read in the plainest way."""
+    text = content.removeprefix(BOM).decode()
+    if split == "file":
+        return [text] if text.strip() else []
+    rows = text.split("\n")
+    if split == "line":
+        rows = [row.removesuffix("\r") for row in rows]
+        return [row for row in rows if row.strip()]
+    found, current = [], []
+    for row in [*rows, ""]:
+        if row.strip():
+            current.append(row)
+        elif current:
+            found.append("\n".join(current).removesuffix("\r"))
+            current = []
+    return found
+
+
+PIECES = [b"\n", b"\n\n", b"\r\n", b"\r", b" ", b"\t", BOM, b"<pad>", b"a bc", b"d" * 30]
+PIECES += [piece.encode() for piece in ("\u2028", "\x85", "\x0b", "ü", "🙂")]
+CONTENT = st.lists(st.sampled_from(PIECES), max_size=17).map(b"".join)
+
+
+def set_block_size(patch, size):
+    for module in (reading, documents):
+        patch.setattr(module, "BLOCK_BYTES", size)
+
+
+@settings(max_examples=500, deadline=None, database=None)
+@given(content=CONTENT, split=st.sampled_from(SPLITS), block=st.integers(1, 13))
+def test_the_documents_of_any_file_are_those_of_a_plain_reader(content, split, block, folder):
+    path = folder / "any.txt"
+    path.write_bytes(content)
+    expected = plain(content, split)
+    with pytest.MonkeyPatch.context() as patch:
+        set_block_size(patch, block)
+        if expected:
+            assert read(path, split=split) == expected
+        else:
+            with pytest.raises(DataError, match="there is no text"):
+                read(path, split=split)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_documents_not_taken_are_passed_over(tmp_path, monkeypatch, split):
+    set_block_size(monkeypatch, 2)
+    (tmp_path / "a").write_bytes(b"one 1\n\ntwo 2\n\nthree 3")
+    (tmp_path / "b").write_bytes(b"four 4")
+    count = sum(1 for _ in data.read_documents([tmp_path / "a", tmp_path / "b"], split=split))
+    assert count == (2 if split == "file" else 4)
+
+
+def test_blocks_are_of_about_128_kilobytes_and_the_file_is_never_held(tmp_path):
+    path = tmp_path / "large.txt"
+    with open(path, "wb") as file:
+        for _ in range(17):
+            file.write(b"x = 1\n    y = 2\n" * 65_537)
+    tracemalloc.start()
+    sizes = [len(x) for x in chain.from_iterable(data.read_documents([path], split="file"))]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(sizes) == path.stat().st_size == 17 * 16 * 65_537
+    assert min(sizes[:-1]) > 64 << 10 and max(sizes) < 192 << 10
+    assert peak < 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("absent", None, "absent: cannot read the file: No such file"),
+        ("nul\x00", None, "cannot read the file"),
+        ("empty", b"", "empty: there is no text"),
+        ("mark", BOM, "mark: there is no text"),
+        ("blank", b" \n \r\n", "blank: there is no text"),
+        ("cut.gz", gzip.compress(b"ab\n" * 101, mtime=0)[:-9], "cut.gz: not a whole gzip file"),
+        ("plain.gz", b"text\n", "plain.gz: not a whole gzip file"),
+        (
+            "hurt.gz",
+            gzip.compress(b"text\n", mtime=0)[:10] + b"\xff" * 20,
+            "hurt.gz: not a whole gzip",
+        ),
+        ("latin", b"a\nb\ngr\xfc\xdfe\n", "latin:3: byte 0xfc is not UTF-8"),
+        ("utf16", "\ufeffa\n".encode("utf-16-le"), "utf16:1: (a NUL byte|byte 0xff is not)"),
+        ("binary", b"a\nb\n\x7fELF\x00\n", "binary:3: a NUL byte; this is a binary file"),
+        ("end", b"x\n" * 9 + b"\xc3", "end:10: byte 0xc3 is not UTF-8 .unexpected end"),
+    ],
+)
+@pytest.mark.parametrize("block", [2, 3, 1 << 20])
+def test_a_bad_file_is_refused_by_name_and_line(
+    tmp_path, monkeypatch, name, content, message, block
+):
+    set_block_size(monkeypatch, block)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    for split in SPLITS:
+        with pytest.raises(DataError, match=message):
+            read(tmp_path / name, split=split)
+
+
+def test_a_folder_no_files_and_an_unknown_split_are_refused(tmp_path):
+    with pytest.raises(DataError, match=f"{tmp_path.name}: cannot read the file: Is a directory"):
+        read(tmp_path, split="file")
+    with pytest.raises(DataError, match="no files: there is no text"):
+        read(split="file")
+    with pytest.raises(
+        ConfigError, match="split must be one of file, line, blank_line, got 'word'"
+    ):
+        data.read_documents([], split="word")
+
+
+# Encoding
+
+
+CODE = [
+    "def f(x):\n",
+    "    return x",
+    "\n",
+    "\n\n",
+    "class A:",
+    " ",
+    "  ",
+    "ü",
+    "🙂",
+    "\t",
+    "don't",
+]
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(text=st.lists(st.sampled_from(CODE), min_size=1, max_size=40).map("".join))
+def test_ids_of_blocks_are_those_of_the_whole_wherever_a_block_can_end_well(text, tokenizer):
+    with pytest.MonkeyPatch.context() as patch:
+        set_block_size(patch, 11)
+        blocks = list(documents._blocks(iter(text)))
+    assert "".join(blocks) == text
+    for before, after in zip(blocks, blocks[1:], strict=False):
+        edge = before[-2:] + after[:1], before[-1:] + after[:2]
+        well = re.fullmatch(r"\S\n\S", edge[0]) or re.fullmatch(r"\S \S", edge[1])
+        assert well or documents._place_to_cut(before) == len(before)
+        if not well:
+            return
+    assert list(chain.from_iterable(tokenizer.encode_batch(blocks))) == tokenizer.encode(text)
+
+
+def test_documents_come_back_from_disk_with_their_ends(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(documents, "_CHARACTERS_AT_ONCE", 7)
+    texts = [["def f", "(x):\n"], [], ["class A:"], "    pass"]
+    bare = data.encode_documents(texts, tokenizer, tmp_path / "bare", isolate_documents=False)
+    expected = [[*tokenizer.encode("def f"), *tokenizer.encode("(x):\n")], []]
+    expected += [tokenizer.encode("class A:"), tokenizer.encode("    pass")]
+    assert [ids.tolist() for ids in bare] == expected
+    apart = data.encode_documents(texts, tokenizer, tmp_path / "apart", isolate_documents=True)
+    special = tokenizer.special
+    assert [ids.tolist() for ids in apart] == [[special.bos, *x, special.eos] for x in expected]
+    assert apart.vocab_size == tokenizer.vocab_size
+
+
+def test_a_vocabulary_without_special_tokens_adds_none(tmp_path):
+    characters = train_characters(["abc"], special_tokens=())
+    tokens = data.encode_documents(["ab", "c"], characters, tmp_path / "a", isolate_documents=True)
+    assert [ids.tolist() for ids in tokens] == [[0, 1], [2]]
+
+
+def test_a_document_of_many_blocks_is_encoded_in_little_memory(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(documents, "_CHARACTERS_AT_ONCE", 1 << 15)
+    block = "def f(x):\n    return x\n" * 503
+
+    def peak(count: int) -> int:
+        tracemalloc.start()
+        blocks = (block for _ in range(count))
+        tokens = data.encode_documents([blocks], tokenizer, tmp_path / "a", isolate_documents=True)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(tokens) == 1
+        return most
+
+    few = peak(11)
+    assert peak(110) - few < 300_000
+
+
+def test_masked_vocabularies_mark_documents_likewise(tmp_path):
+    masked = train_bpe(["abc"], 269, prefix="", special_tokens=MASKED_SPECIAL_TOKENS)
+    tokens = data.encode_documents(["ab"], masked, tmp_path / "a", isolate_documents=True)
+    assert tokens[0].tolist() == [masked.special.bos, *masked.encode("ab"), masked.special.eos]

@@ -1,0 +1,171 @@
+"""Scores of translations and of probabilities."""
+
+import gzip
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text import metrics
+from jaxformer.text.data import read_lines
+from jaxformer.text.metrics import Likelihood, TextSize
+
+REFERENCES = [
+    "Der Hund läuft über die grüne Wiese.",
+    "Ein Mann sitzt auf der Bank und liest.",
+    "Zwei Kinder spielen im Park mit einem Ball.",
+]
+
+
+def test_a_perfect_translation_scores_100_and_says_how():
+    scores = metrics.score_translations(REFERENCES, REFERENCES)
+    assert scores.bleu == pytest.approx(100) and scores.chrf == pytest.approx(100)
+    assert scores.sentences == 3
+    assert "case:mixed" in scores.bleu_signature and "tok:13a" in scores.bleu_signature
+    assert "nc:6" in scores.chrf_signature
+
+
+def test_bleu_of_one_wrong_word_is_the_product_worked_out_by_hand():
+    # 5 tokens, the last wrong: precisions 4/5, 3/4, 2/3, 1/2; their product is 1/5.
+    scores = metrics.score_translations(["a b c d x"], ["a b c d e"])
+    assert scores.bleu == pytest.approx(100 * 0.2**0.25)
+
+
+def test_case_counts_unless_lowercased():
+    shouted = [line.upper() for line in REFERENCES]
+    assert metrics.score_translations(shouted, REFERENCES).bleu < 20
+    scores = metrics.score_lowercased(shouted, REFERENCES, "de")
+    assert scores.bleu == pytest.approx(100)
+    assert scores.bleu_signature.startswith("lc.norm.moses:de|nrefs:1")
+    assert "tok:none" in scores.bleu_signature
+
+
+def test_tokenized_text_is_scored_as_it_stands():
+    hypothesis, reference = ["a b c d ."], ["a b c d."]
+    assert metrics.score_translations(hypothesis, reference).bleu == pytest.approx(100)
+    assert metrics.score_tokenized(hypothesis, reference).bleu < 70
+
+
+def test_lowercased_tokens_follow_moses_on_the_hard_cases():
+    lines = ["Sie sagt: „Komm.“", "Was ist's?", "Um 3,5 m & 10%", ""]
+    assert metrics.lowercased_tokens(lines, "de") == [
+        "sie sagt : &quot; komm &quot; .",
+        "was ist &apos; s ?",
+        "um 3,5 m &amp; 10 %",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr"])
+def test_the_published_lowercased_references_are_reproduced_line_for_line(language):
+    if "JAXFORMER_DATA" not in os.environ:
+        pytest.skip("JAXFORMER_DATA is not set: Multi30k is needed")
+    folder = Path(os.environ["JAXFORMER_DATA"]) / "multi30k"
+    for split, count in (("test_2016_flickr", 1000), ("val", 1014)):
+        published = read_lines(folder / "tok" / f"{split}.lc.norm.tok.{language}.gz")
+        raw = read_lines(folder / f"{split}.{language}.gz")
+        assert len(published) == count
+        assert metrics.lowercased_tokens(raw, language) == published
+
+
+@pytest.mark.parametrize("language", ["German", "", "de-DE"])
+def test_a_language_is_a_code(language):
+    with pytest.raises(ConfigError, match="language must be a code like 'de'"):
+        metrics.lowercased_tokens(REFERENCES, language)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize(
+    "score",
+    [
+        metrics.score_translations,
+        metrics.score_tokenized,
+        lambda a, b: metrics.score_lowercased(a, b, "de"),
+        metrics.bleu_interval,
+        metrics.exact_match,
+    ],
+)
+def test_unequal_counts_are_refused_with_both_numbers(score, count):
+    with pytest.raises(DataError, match=f"{count} hypotheses and 3 references"):
+        score(REFERENCES[:count], REFERENCES)
+    with pytest.raises(DataError, match="0 hypotheses and 0 references"):
+        score([], [])
+
+
+def test_the_interval_encloses_the_score_and_repeats():
+    references = REFERENCES * 11
+    wrong = [line.replace("Der", "Dem") if i % 2 else line for i, line in enumerate(references)]
+    low, high = metrics.bleu_interval(wrong, references, resamples=101)
+    bleu = metrics.score_translations(wrong, references).bleu
+    assert 50 < low < bleu < high < 100
+    assert (low, high) == metrics.bleu_interval(wrong, references, resamples=101)
+
+
+def test_exact_match_is_a_share():
+    assert metrics.exact_match(["a", "b ", "c"], ["a", "b", "c"]) == pytest.approx(2 / 3)
+
+
+def test_perplexity_of_a_uniform_guess_is_the_vocabulary():
+    assert metrics.perplexity(7 * 1.6094379124341003, 7) == pytest.approx(5)
+    assert metrics.perplexity(1e6, 1) == float("inf")
+    with pytest.raises(DataError, match="at least one token, got 0"):
+        metrics.perplexity(1.0, 0)
+
+
+def test_a_byte_guessed_among_256_costs_8_bits():
+    assert metrics.bits_per_byte(3 * 5.545177444479562, 3) == pytest.approx(8)
+    with pytest.raises(DataError, match="at least one byte, got 0"):
+        metrics.bits_per_byte(1.0, 0)
+
+
+def test_the_four_measures_of_a_text_worked_out_by_hand():
+    # 6 tokens of 8 nats together, 2 words and a line feed, 11 bytes.
+    likelihood = Likelihood(nats=8.0, tokens=6, words=3, bytes=11)
+    assert likelihood.loss == pytest.approx(4 / 3)
+    assert likelihood.perplexity == pytest.approx(math.exp(4 / 3))
+    assert likelihood.word_perplexity == pytest.approx(math.exp(8 / 3))
+    assert likelihood.bits_per_byte == pytest.approx(8 / (11 * math.log(2)))
+    assert likelihood._replace(nats=1e6).word_perplexity == math.inf
+
+
+@pytest.mark.parametrize(
+    "measure, message",
+    [
+        ("loss", "the loss needs at least one token, got 0"),
+        ("perplexity", "perplexity needs at least one token, got 0"),
+        ("word_perplexity", "perplexity needs at least one word, got 0"),
+        ("bits_per_byte", "bits per byte needs at least one byte, got 0"),
+    ],
+)
+def test_nothing_has_no_measure(measure, message):
+    with pytest.raises(DataError, match=message):
+        getattr(Likelihood(0.0, 0, 0, 0), measure)
+
+
+def test_words_stand_between_white_space_and_a_line_feed_is_one_more():
+    assert metrics.count_words("") == 0
+    assert metrics.count_words("the cat") == 2
+    assert metrics.count_words(" the  cat sat .\n\n \tOn it .\n") == 4 + 1 + 1 + 3 + 1
+    assert metrics.count_text(["grün \n", "€"]) == TextSize(words=3, bytes=10)
+
+
+@given(st.text("ab \n\u00a0ß"), st.lists(st.integers(0, 20)))
+def test_the_count_does_not_depend_on_where_blocks_end(text, cuts):
+    ends = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    blocks = [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    expected = TextSize(len(text.replace("\n", " x ").split()), len(text.encode()))
+    assert metrics.count_text(blocks) == expected
+
+
+@pytest.mark.parametrize("part, words", [("test", 245_569), ("valid", 217_646)])
+def test_wikitext_2_has_as_many_words_as_the_papers_divide_by(part, words):
+    if "JAXFORMER_DATA" not in os.environ:
+        pytest.skip("JAXFORMER_DATA is not set: WikiText-2 is needed")
+    path = Path(os.environ["JAXFORMER_DATA"]) / "wikitext-2" / f"{part}.txt.gz"
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        blocks = iter(lambda: file.read(99_991), "")
+        assert metrics.count_text(blocks).words == words

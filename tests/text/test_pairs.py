@@ -1,0 +1,302 @@
+"""Pairs of sentences to batches."""
+
+import itertools
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text import data
+from jaxformer.text.data import Bucket, PairBatches, Tokens
+from jaxformer.text.tokenizers import BOS, EOS, PAD, train_bpe
+
+
+def ragged(seed: int, count: int, longest: int) -> Tokens:
+    rng = np.random.default_rng(seed)
+    lengths = 1 + rng.geometric(0.2, count) % longest
+    return Tokens.from_lists([rng.integers(4, 97, n).tolist() for n in lengths])
+
+
+def batches_of(count: int = 331, **changes: int) -> PairBatches:
+    settings = dict(
+        seed=5, batch_tokens=256, buckets=3, max_len=31, pad_to_multiple=4, batch_size_multiple=4
+    )
+    return data.bucket_pairs(ragged(1, count, 23), ragged(2, count, 29), **settings | changes)
+
+
+def sentences(rows: np.ndarray) -> list[list[int]]:
+    """The ids of every row, without <bos>, <eos> and <pad>."""
+    return [[int(i) for i in row if i not in (PAD, BOS, EOS)] for row in rows]
+
+
+# Buckets
+
+
+def positions(source: np.ndarray, target: np.ndarray, edges: tuple[int, ...]) -> int:
+    """Positions of an epoch for buckets that end at `edges`, worked out the long way."""
+    total, low, longest = 0, 0, np.maximum(source, target)
+    for edge in edges:
+        inside = (longest > low) & (longest <= edge)
+        low = edge
+        if inside.any():
+            sizes = [-(-int(side[inside].max()) // 4) * 4 for side in (source, target)]
+            rows = max(128 // sizes[1] // 4, 1) * 4
+            total += -(-int(inside.sum()) // rows) * rows * sum(sizes)
+    return total
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 27), st.integers(1, 27)), min_size=1, max_size=67),
+    count=st.integers(1, 4),
+)
+def test_no_other_boundaries_need_fewer_positions(lengths, count):
+    source, target = np.array(lengths).T
+    plan = data.plan_buckets(
+        source, target, batch_tokens=128, buckets=count, pad_to_multiple=4, batch_size_multiple=4
+    )
+    chosen = tuple(max(bucket[:2]) for bucket in plan)
+    ends = [
+        edges for n in range(1, count + 1) for edges in itertools.combinations(range(4, 29, 4), n)
+    ]
+    best = min(positions(source, target, e) for e in ends if e[-1] >= max(map(max, lengths)))
+    assert len(plan) <= count and chosen == tuple(sorted(set(chosen)))
+    assert positions(source, target, chosen) == best
+    assert sum(bucket.batch_size for bucket in plan) <= best
+
+
+def test_a_bucket_is_as_long_as_its_longest_sentences_and_has_rows_for_the_tokens():
+    source, target = np.array([3, 5, 17, 2]), np.array([4, 2, 9, 18])
+    (only,) = data.plan_buckets(source, target, batch_tokens=500, buckets=1)
+    assert only == Bucket(24, 24, 16)  # 500 // 24 = 20, rounded down to 16
+    (only,) = data.plan_buckets(
+        source, target[:3].tolist() + [11], batch_tokens=500, buckets=1, pad_to_multiple=4
+    )
+    assert only == Bucket(20, 12, 40)  # 500 // 12 = 41
+    (only,) = data.plan_buckets(
+        source, target, batch_tokens=1, buckets=1, batch_size_multiple=3, max_len=19
+    )
+    assert only == Bucket(19, 19, 3)
+
+
+def test_one_length_needs_one_bucket():
+    plan = data.plan_buckets(
+        np.full(13, 7), np.full(13, 5), batch_tokens=64, buckets=6, pad_to_multiple=4
+    )
+    assert plan == (Bucket(8, 8, 8),)
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_tokens", "buckets", "pad_to_multiple", "batch_size_multiple"]
+)
+def test_a_bucket_setting_below_one_is_refused(name):
+    values = dict(batch_tokens=64, buckets=2, pad_to_multiple=4, batch_size_multiple=8) | {name: 0}
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got 0"):
+        data.plan_buckets(np.array([3]), np.array([5]), **values)
+
+
+def test_buckets_of_no_pairs_are_refused():
+    with pytest.raises(DataError, match="buckets need pairs: got 2 and 1 lengths"):
+        data.plan_buckets(np.array([3, 4]), np.array([5]), batch_tokens=64, buckets=2)
+
+
+# Batches
+
+
+def test_a_batch_is_what_a_reader_would_write_down():
+    source = Tokens.from_lists([[11, 12, 13], [14], [15, 16]])
+    target = Tokens.from_lists([[21], [22, 23], [24, 25, 26]])
+    batches = data.bucket_pairs(
+        source,
+        target,
+        seed=3,
+        batch_tokens=8,
+        buckets=1,
+        max_len=9,
+        pad_to_multiple=5,
+        batch_size_multiple=2,
+    )
+    assert batches.buckets == (Bucket(5, 5, 2),) and batches.steps_per_epoch == 2
+    rows = {}
+    for step in range(2):
+        batch = batches.batch(step)
+        assert batch.example_ids.tolist() == [0, 1]
+        assert {array.dtype for array in batch} == {np.dtype(np.int32)}
+        pairs = zip(batch.source.tolist(), batch.target.tolist(), strict=True)
+        rows |= {source[0]: (source, target) for source, target in pairs}
+    assert rows == {
+        11: ([11, 12, 13, EOS, PAD], [BOS, 21, EOS, PAD, PAD, PAD]),
+        14: ([14, EOS, PAD, PAD, PAD], [BOS, 22, 23, EOS, PAD, PAD]),
+        15: ([15, 16, EOS, PAD, PAD], [BOS, 24, 25, 26, EOS, PAD]),
+        PAD: ([PAD] * 5, [PAD] * 6),
+    }
+    assert batches.padding_share == pytest.approx(1 - (2 + 3 + 4) / (2 * 2 * 5))
+
+
+def test_every_pair_occurs_once_an_epoch_and_in_another_order_in_the_next():
+    batches = batches_of()
+    expected = sorted(
+        (s.tolist(), t.tolist()) for s, t in zip(batches.source, batches.target, strict=True)
+    )
+    orders = []
+    for epoch in range(3):
+        steps = range(epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch)
+        made = [batches.batch(step) for step in steps]
+        pairs = [
+            pair
+            for batch in made
+            for pair in zip(sentences(batch.source), sentences(batch.target), strict=True)
+            if pair[0]
+        ]
+        assert sorted(pairs) == expected
+        orders.append(pairs)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    shapes = [batch.source.shape for batch in made]
+    assert shapes != sorted(shapes)
+
+
+def test_a_batch_depends_on_nothing_but_seed_and_step():
+    whole = batches_of()
+    steps = 3 * whole.steps_per_epoch
+    assert whole.steps_per_epoch > 9
+    straight = [whole.batch(step) for step in range(steps)]
+    for start in range(steps):
+        restored = batches_of().batch(start)
+        assert all(map(np.array_equal, restored, straight[start]))
+    for step in np.random.default_rng(7).permutation(steps):
+        assert all(map(np.array_equal, whole.batch(step), straight[step]))
+    other = batches_of(seed=6)
+    assert not all(np.array_equal(other.batch(i).source, straight[i].source) for i in range(9))
+
+
+def test_the_order_is_the_same_on_every_machine():
+    """A change of these numbers would make every interrupted run go on with other batches."""
+    tokens = Tokens.from_lists([[10 + i] for i in range(13)])
+    batches = data.bucket_pairs(
+        tokens,
+        tokens,
+        seed=7,
+        batch_tokens=8,
+        buckets=1,
+        max_len=5,
+        pad_to_multiple=2,
+        batch_size_multiple=1,
+    )
+    order = [batches.batch(step).source[:, 0].tolist() for step in range(8)]
+    assert order == [
+        [10, PAD, PAD, PAD],
+        [13, 12, 22, 21],
+        [17, 15, 19, 20],
+        [18, 14, 11, 16],
+        [14, 18, 10, 17],
+        [20, PAD, PAD, PAD],
+        [22, 21, 13, 19],
+        [11, 16, 12, 15],
+    ]
+
+
+def test_a_batch_keeps_to_its_bucket_and_to_the_budget():
+    batches = batches_of()
+    shapes = {(b.source_length, b.target_length + 1, b.batch_size) for b in batches.buckets}
+    seen = set()
+    for step in range(batches.steps_per_epoch):
+        batch = batches.batch(step)
+        rows, width = batch.target.shape
+        seen.add((batch.source.shape[1], width, rows))
+        assert rows % 4 == 0 and rows * (width - 1) <= 256
+        assert ((batch.source == EOS).sum(1) == (batch.target == BOS).sum(1)).all()
+    assert seen == shapes and len(shapes) == 3
+
+
+def test_padding_counts_the_positions_of_empty_rows():
+    batches = batches_of(7)
+    made = [batches.batch(step).target[:, 1:] for step in range(batches.steps_per_epoch)]
+    held = sum((labels != PAD).sum() for labels in made)
+    assert batches.padding_share == pytest.approx(1 - held / sum(x.size for x in made))
+
+
+def test_empty_and_long_pairs_are_dropped_and_counted():
+    source = Tokens.from_lists([[5], [], [6, 7], [8] * 10, [9] * 9, []])
+    target = Tokens.from_lists([[5], [6], [], [8], [9] * 9, [7] * 10])
+    batches = data.bucket_pairs(source, target, seed=1, batch_tokens=64, buckets=2, max_len=10)
+    assert batches.dropped == {"empty": 3, "too_long": 1}
+    assert sorted(batches.pairs.tolist()) == [0, 4]
+    assert max(bucket.target_length for bucket in batches.buckets) == 10
+
+
+def test_nothing_left_is_refused_with_counts_and_limit():
+    source, target = Tokens.from_lists([[], [5] * 7]), Tokens.from_lists([[5], [6]])
+    with pytest.raises(DataError, match="none of 2 pairs .* 1 with an empty .* 1 longer .* 7"):
+        data.bucket_pairs(source, target, seed=1, batch_tokens=64, buckets=2, max_len=7)
+    with pytest.raises(DataError, match="none of 0 pairs"):
+        data.bucket_pairs(
+            *[Tokens.from_lists([])] * 2, seed=1, batch_tokens=64, buckets=2, max_len=7
+        )
+
+
+def test_sides_of_unequal_number_are_refused():
+    with pytest.raises(DataError, match="3 source and 2 target sentences"):
+        data.bucket_pairs(
+            ragged(1, 3, 5), ragged(1, 2, 5), seed=1, batch_tokens=64, buckets=2, max_len=7
+        )
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_that_is_no_key_is_refused(seed):
+    with pytest.raises(ConfigError, match="seed must be 0 to"):
+        batches_of(seed=seed)
+
+
+def test_a_step_before_the_first_is_refused():
+    with pytest.raises(ConfigError, match="step must be 0 or more, got -1"):
+        batches_of().batch(-1)
+
+
+def test_a_pair_that_no_bucket_holds_is_refused():
+    tokens = ragged(1, 3, 5)
+    with pytest.raises(DataError, match="no bucket is long enough for a pair"):
+        PairBatches((tokens, tokens), np.arange(3), (Bucket(1, 1, 8),), seed=1, dropped={})
+
+
+def test_the_fingerprint_changes_with_all_that_changes_batches():
+    base = batches_of()
+    changes = [{"seed": 6}, {"batch_tokens": 128}, {"buckets": 2}, {"max_len": 17}, {"count": 330}]
+    prints = {batches_of(**change).fingerprint for change in changes} | {base.fingerprint}
+    assert len(prints) == len(changes) + 1
+    assert batches_of().fingerprint == base.fingerprint
+
+
+def test_a_hundred_batches_of_4096_tokens_take_less_than_a_second():
+    batches = batches_of(29_000, batch_tokens=4096, max_len=31)
+    batches.batch(0)
+    start = time.perf_counter()
+    for step in range(100):
+        batches.batch(step)
+    assert time.perf_counter() - start < 1
+
+
+def test_multi30k_is_read_whole_and_comes_back_whole(tmp_path):
+    if "JAXFORMER_DATA" not in os.environ:
+        pytest.skip("JAXFORMER_DATA is not set: Multi30k is needed")
+    root = Path(os.environ["JAXFORMER_DATA"]) / "multi30k"
+    lines = data.read_pairs(root / "val.en.gz", root / "val.de.gz")
+    tokenizer = train_bpe(lines[0] + lines[1], 997)
+    sides = data.encode_pairs(*lines, tokenizer, tmp_path)
+    batches = data.bucket_pairs(*sides, seed=1, batch_tokens=2048, buckets=4, max_len=256)
+    assert (len(lines[0]), batches.dropped) == (1014, {"empty": 0, "too_long": 0})
+    made = [batches.batch(step) for step in range(batches.steps_per_epoch)]
+    found = [
+        pair
+        for batch in made
+        for pair in zip(
+            tokenizer.decode_batch(batch.source),
+            tokenizer.decode_batch(batch.target),
+            strict=True,
+        )
+    ]
+    assert sorted(pair for pair in found if pair[0]) == sorted(zip(*lines, strict=True))

@@ -1,0 +1,213 @@
+"""Model files of SentencePiece as tokenizers: what is read of them, and what is refused."""
+
+import json
+import sys
+
+import pytest
+
+from jaxformer import optional_dependencies
+from jaxformer.errors import DataError
+from jaxformer.text import tokenizers
+from jaxformer.text.tokenizers import SpecialTokens
+
+pytest.importorskip("tokenizers", reason="needs the extra experiments")
+library = pytest.importorskip(
+    "sentencepiece.sentencepiece_model_pb2", reason="needs the extra subwords"
+)
+NORMAL, UNKNOWN, CONTROL, DEFINED, UNUSED = 1, 2, 3, 4, 5
+WORDS = {"▁": -2.0, "▁a": -3.0, "b": -4.0, "▁ab": -4.5, "c": -5.0, "bc": -4.2, "abc": -9.0, "a": -6}
+PIECES = {
+    "<unk>": (0.0, UNKNOWN),
+    "<s>": (0.0, CONTROL),
+    "</s>": (0.0, CONTROL),
+    **{piece: (score, NORMAL) for piece, score in WORDS.items()},
+    "«x»": (0.0, DEFINED),
+}
+
+
+def model(pieces=None, kind=1, **normalizer):
+    """A model file of `pieces` {name: (score, type)}, by default `PIECES`."""
+    made = library.ModelProto()
+    for name, (score, of) in (pieces or PIECES).items():
+        made.pieces.add(piece=name, score=score, type=of)
+    made.trainer_spec.model_type = kind
+    made.normalizer_spec.MergeFrom(library.NormalizerSpec(**normalizer))
+    return made
+
+
+def cut(tokenizer, text):
+    return [tokenizer.token(i) for i in tokenizer.encode(text)]
+
+
+@pytest.fixture
+def llama(tmp_path):
+    def write(made):
+        (tmp_path / "tokenizer.model").write_bytes(made.SerializeToString())
+        return tokenizers.load(tmp_path)
+
+    return write
+
+
+def test_a_unigram_model_takes_the_pieces_of_the_best_sum_and_a_bpe_merges_the_best_first(llama):
+    unigram, bpe = llama(model()), llama(model(kind=2))
+    assert unigram.special == bpe.special == SpecialTokens(bos=1, eos=2, unk=0)
+    assert cut(unigram, "abc") == ["▁a", "bc"]
+    assert cut(unigram, "ab") == ["▁ab"]
+    assert cut(bpe, "ab") == ["▁ab"]
+    assert cut(bpe, "abc") == ["▁a", "bc"]
+    assert bpe.decode(bpe.encode("a  abc ")) == "a abc"
+
+
+def test_spaces_are_kept_where_the_model_keeps_them(llama):
+    kept = llama(model(remove_extra_whitespaces=False))
+    assert cut(kept, " a  b ") == ["▁", "▁a", "▁", "▁", "b", "▁"]
+    assert kept.decode(kept.encode(" a  b ")) == " a  b "
+    bare = llama(model(add_dummy_prefix=False))
+    assert cut(bare, " b  a ") == ["b", "▁a"]
+    assert bare.decode(bare.encode("b a")) == "b a"
+
+
+def test_only_what_a_text_may_hold_comes_out_of_it(llama):
+    tokenizer = llama(model())
+    assert 2 not in tokenizer.encode("a</s>b")
+    assert cut(tokenizer, "a«x»d") == ["▁a", "«x»", "▁", "<unk>"]
+    assert tokenizer.encode("") == tokenizer.encode("  ") == []
+
+
+def test_what_was_read_is_saved_as_json(llama, tmp_path):
+    tokenizer = llama(model())
+    tokenizer.save(tmp_path / "other.json")
+    again = tokenizers.load(tmp_path / "other.json")
+    texts = ["abc c", " b d«x»", "</s>"]
+    assert again.encode_batch(texts) == tokenizer.encode_batch(texts)
+    assert again.special == tokenizer.special
+
+
+def test_t5s_gaps_follow_its_pieces_the_last_first(tmp_path):
+    (tmp_path / "spiece.model").write_bytes(model().SerializeToString())
+    tokenizer = tokenizers.load(tmp_path)
+    assert tokenizer.vocab_size == len(PIECES) + 100
+    assert tokenizer.id_of("<extra_id_99>") == len(PIECES)
+    said = tmp_path / "tokenizer_config.json"
+    said.write_text('{"extra_ids": 2}')
+    tokenizer = tokenizers.load(tmp_path)
+    assert tokenizer.decode([5, len(PIECES), len(PIECES) + 1]) == "b"
+    for wrong in ("-1", "true", '"2"', "1e9"):
+        said.write_text(f'{{"extra_ids": {wrong}}}')
+        with pytest.raises(DataError, match="extra_ids must be from 0 to 10,000, got"):
+            tokenizers.load(tmp_path)
+
+
+@pytest.fixture(params=[1, 2], ids=["unigram", "bpe"])
+def marian(request, tmp_path):
+    """A folder whose target has the pieces "▁é" and "é", and whose source lacks the piece "bc"."""
+    target = {name: PIECES[name] for name in ("<unk>", "</s>", "▁", "▁a")}
+    target |= {"a": (-6.0, NORMAL), "é": (-3.0, NORMAL), "▁é": (-4.0, NORMAL)}
+    for side, pieces in (("source", PIECES), ("target", target)):
+        made = model(pieces, request.param).SerializeToString()
+        (tmp_path / f"{side}.spm").write_bytes(made)
+    names = ["</s>", "<unk>", "▁", "▁a", "b", "c", "▁ab", "é", "▁é", ">>fra<<", "a", "<pad>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
+    return tmp_path
+
+
+def test_marians_sides_share_their_ids_and_each_has_pieces_of_its_own(marian):
+    source, target = tokenizers.load(marian), tokenizers.load_target(marian)
+    assert source.special == target.special == SpecialTokens(pad=11, eos=0, unk=1)
+    assert target.encode("a é") == [3, 8]
+    assert source.encode("a é b") == [3, 2, 7, 2, 4]  # the unknown "é" is the target's
+    assert source.encode("éé") == [2, 1]
+    assert source.encode(">>fra<< abc") == [9, 6, 5]
+    assert source.decode([8, 3, 7, 0, 11]) == target.decode([8, 3, 7, 0, 11]) == "é aé"
+
+
+def test_a_target_with_ids_of_its_own_is_read_by_them(marian):
+    names = ["<pad>", "<unk>", "é", "▁é", "</s>", "▁a", "▁", "a"]
+    (marian / "target_vocab.json").write_text(json.dumps({x: i for i, x in enumerate(names)}))
+    assert tokenizers.load_target(marian).encode("é") == [8]
+    (marian / "tokenizer_config.json").write_text('{"separate_vocabs": true}')
+    assert tokenizers.load_target(marian).encode("é") == [3]
+    assert tokenizers.load(marian).encode("ab") == [6]
+
+
+def test_one_tokenizer_is_that_of_the_target_too(llama, marian):
+    source, single = tokenizers.load(marian), llama(model())
+    assert single.fingerprint == source.fingerprint != tokenizers.load_target(marian).fingerprint
+    source.save(marian / "tokenizer.json")
+    assert tokenizers.load_target(marian).fingerprint == source.fingerprint
+    for name in ("tokenizer.json", "source.spm", "target.spm"):
+        (marian / name).unlink()
+    single = tokenizers.load(marian)
+    assert tokenizers.load_target(marian).fingerprint == single.fingerprint
+
+
+def test_a_vocabulary_without_the_unknown_is_refused(marian):
+    (marian / "vocab.json").write_text('{"a": 0}')
+    with pytest.raises(DataError, match="source.spm: vocab.json has no '<unk>'"):
+        tokenizers.load(marian)
+
+
+def without(name):
+    return {x: of for x, of in PIECES.items() if x != name}
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: model(without("<unk>")), "0 of 11 pieces are the unknown token"),
+        (lambda: model(PIECES | {"<oov>": (0.0, UNKNOWN)}), "2 of 13 pieces are the unknown token"),
+        (lambda: model(PIECES | {"e": (float("nan"), NORMAL)}), "or no finite score"),
+        (lambda: model(PIECES | {"e" * 1_001: (0.0, NORMAL)}), "a piece has more than 1,000 char"),
+        (lambda: model(PIECES | {"": (0.0, NORMAL)}), "a piece has more than 1,000 characters or"),
+        (lambda: model(PIECES | {"e": (0.0, UNUSED)}), "a piece is marked as unused"),
+        (
+            lambda: model(kind=3),
+            r"model_type=3, but only unigram \(1\) and BPE \(2\) are supported",
+        ),
+        (lambda: model(escape_whitespaces=False), "escape_whitespaces is not set"),
+        (lambda: model(precompiled_charsmap=b"odd"), "Cannot parse precompiled_charsmap"),
+        (lambda: model(PIECES | {"ef": (0.0, NORMAL)}, 2), "lacks the two parts of the piece 'ef'"),
+    ],
+)
+def test_a_model_file_that_cannot_be_used_is_refused(made, message, llama):
+    with pytest.raises(DataError, match=message):
+        llama(made())
+
+
+def test_a_file_that_repeats_a_piece_or_writes_spaces_behind_words_is_refused(llama):
+    twice = model()
+    twice.pieces.add(piece="b", score=-1.0)
+    with pytest.raises(DataError, match="a piece occurs twice"):
+        llama(twice)
+    behind = model()
+    behind.trainer_spec.treat_whitespace_as_suffix = True
+    with pytest.raises(DataError, match="treat_whitespace_as_suffix is set"):
+        llama(behind)
+
+
+def test_a_file_that_is_none_of_sentencepiece_is_refused(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(b"\xff" * 9)
+    with pytest.raises(DataError, match="tokenizer.model: not a whole model of SentencePiece"):
+        tokenizers.load(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    with pytest.raises(DataError, match="0 of 0 pieces are the unknown token"):
+        tokenizers.load(tmp_path)
+
+
+class Absent:
+    """Finds everything but SentencePiece."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "sentencepiece":
+            raise ModuleNotFoundError(name=name)
+
+
+def test_without_sentencepiece_the_extra_is_named(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    for name in ("sentencepiece.sentencepiece_model_pb2", "sentencepiece"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    with pytest.raises(
+        optional_dependencies.MissingExtra, match=r"pip install 'jaxformer\[subwords\]'"
+    ):
+        tokenizers.load(tmp_path)

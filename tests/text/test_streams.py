@@ -1,0 +1,354 @@
+"""Streams of documents to batches: every label once, documents apart, nothing held in memory."""
+
+import hashlib
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.text import data
+from jaxformer.text.data import Stream, StreamBatch, Tokens
+from jaxformer.text.data.shuffle import permute
+
+LENGTHS = (5, 0, 1, 17, 2, 0, 0, 31, 3, 13, 1)
+
+
+def counted(total: int) -> Tokens:
+    """One document whose ids are their own places."""
+    return Tokens(np.arange(total, dtype=np.uint32), np.array([0, total]))
+
+
+def documents(lengths: tuple[int, ...] = LENGTHS) -> Tokens:
+    """Documents of these lengths, of which the ids are their places in the whole."""
+    return Tokens(np.arange(sum(lengths), dtype=np.uint32), np.cumsum([0, *lengths]))
+
+
+def epoch(stream: Stream, number: int = 0) -> list[StreamBatch]:
+    steps = stream.steps_per_epoch
+    return [stream.batch(step) for step in range(number * steps, (number + 1) * steps)]
+
+
+def counted_labels(batches) -> list[int]:
+    return [int(label) for batch in batches for label in batch.tokens[:, 1:][batch.loss_mask]]
+
+
+def digest(batch) -> str:
+    """What tells whether two batches are the same to the bit."""
+    parts = [repr((part.dtype.str, part.shape)).encode() + part.tobytes() for part in batch]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+# The order
+
+
+def keys_of(seed: int, rounds: int = 8) -> np.ndarray:
+    return np.random.Philox(key=seed).random_raw(rounds)
+
+
+def test_every_number_has_exactly_one_place():
+    for n in (*range(1, 131), 10_007):
+        assert np.array_equal(np.sort(permute(np.arange(n), n, keys_of(n))), np.arange(n)), n
+
+
+def test_an_order_may_be_asked_for_place_by_place_and_is_never_held():
+    n = 2**40 - 87
+    places = np.array([0, 1, n - 1, 12_345_678_901])
+    whole = permute(places, n, keys_of(7))
+    assert [int(permute(places[i : i + 1], n, keys_of(7))[0]) for i in range(4)] == whole.tolist()
+    assert len(set(whole.tolist())) == 4 and whole.min() >= 0 and whole.max() < n
+
+
+def test_every_order_of_four_things_is_as_likely_as_any_other():
+    found = [tuple(permute(np.arange(4), 4, keys_of(seed)).tolist()) for seed in range(4800)]
+    counts = np.array([found.count(order) for order in itertools.permutations(range(4))])
+    # 23 degrees of freedom: more than 60 has a probability of about 4e-5.
+    assert ((counts - 200) ** 2 / 200).sum() < 60
+
+
+# Batches
+
+
+@pytest.mark.parametrize(
+    ("total", "rows", "length"), [(211, 3, 7), (212, 5, 13), (8, 2, 7), (331, 7, 1), (97, 97, 2)]
+)
+def test_every_label_counts_exactly_once_an_epoch(total, rows, length):
+    stream = Stream(
+        counted(total), batch_size=rows, seq_len=length, seed=5, isolate_documents=False
+    )
+    for number in range(4):
+        batches = epoch(stream, number)
+        assert sorted(counted_labels(batches)) == list(range(1, total))
+        assert all(batch.tokens.shape == (rows, length + 1) for batch in batches)
+
+
+def test_every_label_but_the_first_of_a_document_counts_exactly_once_an_epoch():
+    tokens = documents()
+    stream = Stream(tokens, batch_size=3, seq_len=7, seed=5, isolate_documents=True)
+    expected = sorted(set(range(len(tokens.ids))) - set(tokens.offsets.tolist()))
+    for number in range(4):
+        assert sorted(counted_labels(epoch(stream, number))) == expected
+
+
+def test_a_row_is_a_piece_of_the_text_and_little_is_left_empty():
+    stream = Stream(counted(5003), batch_size=4, seq_len=11, seed=3, isolate_documents=False)
+    batches = epoch(stream)
+    for batch in batches:
+        assert (np.diff(batch.tokens)[batch.loss_mask] == 1).all()
+        assert (batch.tokens[:, 1:][~batch.loss_mask] == 0).all()
+        assert batch.example_ids.tolist() == [0, 1, 2, 3]
+        assert batch.segments is batch.positions is None
+    partly = sum((~batch.loss_mask.all(axis=1)).sum() for batch in batches)
+    assert partly <= 2 + 3  # the two ends of the text, and the end of the last batch
+
+
+def test_epochs_differ_in_phase_and_in_order():
+    stream = Stream(counted(5003), batch_size=4, seq_len=11, seed=3, isolate_documents=False)
+    firsts = [
+        np.concatenate([b.tokens[b.loss_mask.all(1), 0] for b in epoch(stream, e)]) for e in (0, 1)
+    ]
+    phases = [set((first % 11).tolist()) for first in firsts]
+    assert len(phases[0]) == len(phases[1]) == 1 and phases[0] != phases[1]
+    for first in firsts:
+        assert abs(np.corrcoef(first, np.arange(len(first)))[0, 1]) < 0.2
+
+
+def plain_rows(tokens: Tokens, batch: StreamBatch) -> None:
+    """Checks segments, positions and loss_mask of a batch by walking through every row."""
+    owner = np.repeat(np.arange(len(tokens)), tokens.lengths)
+    for r in range(len(batch.example_ids)):
+        text = batch.segments[r] > 0
+        ids = batch.tokens[r][text]
+        segment, position, expected = 0, 0, []
+        for i, id in enumerate(ids):
+            new = i == 0 or owner[ids[i - 1]] != owner[id]
+            segment, position = (segment + 1, 0) if new else (segment, position + 1)
+            expected.append((segment, position, not new))
+        found = zip(
+            batch.segments[r], batch.positions[r], [False, *batch.loss_mask[r]], strict=True
+        )
+        found = list(found)
+        assert found[: len(ids)] == expected
+        assert set(found[len(ids) :]) <= {(0, 0, False)}
+
+
+def test_segments_number_the_documents_of_a_row_and_positions_restart_in_each():
+    tokens = documents()
+    stream = Stream(tokens, batch_size=3, seq_len=13, seed=2, isolate_documents=True)
+    for batch in [
+        *epoch(stream),
+        *data.iterate_once(tokens, batch_size=2, seq_len=7, isolate_documents=True),
+    ]:
+        plain_rows(tokens, batch)
+
+
+PRINT = """
+import hashlib, sys
+import numpy as np
+from jaxformer.text.data import Stream, Tokens
+tokens = Tokens(np.arange(1009, dtype=np.uint32), np.array([0, 501, 1009]))
+stream = Stream(tokens, batch_size=3, seq_len=7, seed=11, isolate_documents=True)
+for step in map(int, sys.argv[1:]):
+    parts = [repr((x.dtype.str, x.shape)).encode() + x.tobytes() for x in stream.batch(step)]
+    print(hashlib.sha256(b"".join(parts)).hexdigest())
+"""
+
+
+def test_batches_are_the_same_in_any_order_and_in_a_new_process():
+    steps = [99, 5, 6, 48, 49, 1_000_003]
+    command = [sys.executable, "-c", PRINT, *map(str, steps)]
+    there = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    stream = Stream(documents((501, 508)), batch_size=3, seq_len=7, seed=11, isolate_documents=True)
+    here = {step: digest(stream.batch(step)) for step in sorted(steps)}
+    assert there == [here[step] for step in steps] and len(set(there)) == len(steps)
+
+
+def test_the_batches_of_a_seed_are_the_same_in_every_version():
+    stream = Stream(counted(20), batch_size=2, seq_len=3, seed=5, isolate_documents=False)
+    assert [batch.tokens.tolist() for batch in epoch(stream)] == [
+        [[8, 9, 10, 11], [11, 12, 13, 14]],
+        [[0, 1, 2, 0], [14, 15, 16, 17]],
+        [[5, 6, 7, 8], [17, 18, 19, 0]],
+        [[2, 3, 4, 5], [0, 0, 0, 0]],
+    ]
+
+
+def test_a_stream_resumed_at_a_step_goes_on_bit_for_bit():
+    straight = Stream(documents(), batch_size=3, seq_len=7, seed=2, isolate_documents=True)
+    went = [digest(straight.batch(step)) for step in range(11)]
+    resumed = Stream(documents(), batch_size=3, seq_len=7, seed=2, isolate_documents=True)
+    assert [digest(resumed.batch(step)) for step in range(5, 11)] == went[5:]
+
+
+def test_the_fingerprint_changes_with_all_that_changes_batches():
+    base = {"batch_size": 3, "seq_len": 7, "seed": 2, "isolate_documents": True}
+    changes = [{"batch_size": 4}, {"seq_len": 8}, {"seed": 3}, {"isolate_documents": False}]
+    prints = {Stream(documents(), **base | change).fingerprint for change in ({}, *changes)}
+    prints.add(Stream(documents((5, 1, 0, *LENGTHS[3:])), **base).fingerprint)
+    assert len(prints) == 6
+    assert Stream(documents(), **base).fingerprint in prints
+
+
+# The whole, in order
+
+
+@pytest.mark.parametrize("stride", [None, 7, 5, 1])
+@pytest.mark.parametrize("total", [2, 7, 8, 9, 64, 100])
+def test_a_cover_counts_every_label_once_and_in_order(total, stride):
+    batches = list(
+        data.iterate_once(
+            counted(total), batch_size=3, seq_len=7, stride=stride, isolate_documents=False
+        )
+    )
+    assert counted_labels(batches) == list(range(1, total))
+    assert {batch.tokens.shape for batch in batches} == {(3, 8)}
+    tokens = documents()
+    batches = data.iterate_once(
+        tokens, batch_size=3, seq_len=7, stride=stride, isolate_documents=True
+    )
+    starts = set(tokens.offsets.tolist())
+    assert counted_labels(batches) == [i for i in range(len(tokens.ids)) if i not in starts]
+
+
+def test_a_smaller_stride_gives_every_label_some_context():
+    for batch in data.iterate_once(
+        counted(200), batch_size=3, seq_len=13, stride=4, isolate_documents=False
+    ):
+        column = np.argmax(batch.loss_mask, axis=1)
+        first = batch.tokens[np.arange(3), column + 1]
+        assert ((column + 1 >= 13 - 4) | (first < 13) | ~batch.loss_mask.any(axis=1)).all()
+
+
+# Documents never see each other
+
+
+def test_packed_documents_have_the_logits_of_each_alone():
+    config = TransformerConfig(
+        vocab_size=97, d_model=12, num_heads=3, d_ff=23, num_decoder_layers=1, max_len=13
+    )
+    model = DecoderOnly(config)
+    ids = np.random.Philox(key=1).random_raw(sum(LENGTHS)) % 97
+    tokens = Tokens(ids.astype(np.uint32), np.cumsum([0, *LENGTHS]))
+    (batch, *_) = data.iterate_once(tokens, batch_size=5, seq_len=13, isolate_documents=True)
+    inputs = [jnp.asarray(x[:, :-1]) for x in (batch.tokens, batch.segments, batch.positions)]
+    params = jax.jit(model.init)(jax.random.key(0), inputs[0])["params"]
+    apply = jax.jit(lambda *x: model.apply({"params": params}, *x))
+    packed, seen = np.asarray(apply(*inputs)), 0
+    for r, segments in enumerate(np.asarray(inputs[1])):
+        for number in range(1, segments.max() + 1):
+            at = np.flatnonzero(segments == number)
+            alone = np.zeros((1, 13), np.int32)
+            alone[0, : len(at)] = batch.tokens[r, at]
+            np.testing.assert_allclose(
+                packed[r, at], apply(alone)[0, : len(at)], rtol=1e-5, atol=1e-5
+            )
+            seen += 1
+    assert seen > 5
+
+
+# Memory
+
+
+def sparse_tokens(path: Path, total: int, borders: list[int]) -> None:
+    """A token file of `total` ids 0, of which the disk holds only the ends."""
+    data.write_tokens(path, [[0]], vocab_size=11)
+    header, digest = bytearray(path.read_bytes()[:64]), path.read_bytes()[-32:]
+    header[24:40] = np.array([len(borders) + 1, total], "<i8").tobytes()
+    path.write_bytes(header)
+    os.truncate(path, 64 + 2 * total + -2 * total % 8)
+    with open(path, "ab") as file:
+        file.write(np.array([0, *borders, total], "<i8").tobytes() + digest)
+
+
+MEASURE = """
+import sys
+from jaxformer.text.data import Stream, iterate_once, open_tokens
+def resident():
+    lines = (line.split() for line in open("/proc/self/status"))
+    found = {line[0]: int(line[1]) for line in lines if line[0] in ("RssAnon:", "RssFile:")}
+    return found["RssAnon:"], found["RssFile:"]
+before = resident()
+tokens = open_tokens(sys.argv[1])
+stream = Stream(tokens, batch_size=8, seq_len=256, seed=1, isolate_documents=sys.argv[2] == "apart")
+stream.fingerprint
+opened = resident()
+most = 0
+for step in range(200):
+    assert stream.batch(step * 7919).tokens.shape == (8, 257)
+    most = max(most, resident()[0])
+print(opened[1] - before[1], most)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
+@pytest.mark.parametrize("separate", ["apart", "together"])
+def test_two_gigabytes_of_ids_need_no_more_memory_than_two_megabytes(tmp_path, separate):
+    most = []
+    for total in (1_000_003, 1_000_000_007):
+        sparse_tokens(tmp_path / "a.tokens", total, [total // 7, total // 3, total // 2])
+        command = [sys.executable, "-c", MEASURE, str(tmp_path / "a.tokens"), separate]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        read, anonymous = map(int, shown.split())
+        assert read < 20 << 10, "opening reads the file through"
+        most.append(anonymous)
+    assert most[1] - most[0] < 50 << 10
+
+
+# Refusals
+
+
+def test_a_corpus_smaller_than_one_context_is_refused_with_both_numbers():
+    with pytest.raises(DataError, match="a corpus of 7 ids is smaller .* 8 are needed"):
+        Stream(counted(7), batch_size=2, seq_len=7, seed=1, isolate_documents=False)
+    with pytest.raises(DataError, match="a corpus of 1 ids .* 2 are needed"):
+        next(data.iterate_once(counted(1), batch_size=2, seq_len=7, isolate_documents=False))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"seq_len": 0}, "seq_len must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be 0 to 2.64 - 1, got -1"),
+    ],
+)
+def test_impossible_settings_of_a_stream_are_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        Stream(
+            counted(97),
+            **{"batch_size": 2, "seq_len": 7, "seed": 1, "isolate_documents": False} | change,
+        )
+
+
+def test_a_step_before_the_first_and_a_stride_that_skips_are_refused():
+    stream = Stream(counted(97), batch_size=2, seq_len=7, seed=1, isolate_documents=False)
+    with pytest.raises(ConfigError, match="step must be 0 or more, got -1"):
+        stream.batch(-1)
+    for stride in (0, 8):
+        with pytest.raises(ConfigError, match="stride must be 1 to seq_len .7., got"):
+            next(
+                data.iterate_once(
+                    counted(97), batch_size=2, seq_len=7, stride=stride, isolate_documents=False
+                )
+            )
+
+
+def test_ids_outside_the_vocabulary_of_a_damaged_file_are_refused(tmp_path):
+    path = tmp_path / "a.tokens"
+    data.write_tokens(path, [[5] * 97], vocab_size=11)
+    content = bytearray(path.read_bytes())
+    content[64:66] = (11).to_bytes(2, "little")
+    path.write_bytes(content)
+    stream = Stream(
+        data.open_tokens(path), batch_size=32, seq_len=7, seed=1, isolate_documents=False
+    )
+    with pytest.raises(DataError, match="id 11 is outside the vocabulary of 11 ids"):
+        stream.batch(0)

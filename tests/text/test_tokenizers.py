@@ -1,0 +1,456 @@
+"""Text to ids and back."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenizers as library
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text import tokenizers
+from jaxformer.text.tokenizers import (
+    EOS,
+    MASKED_SPECIAL_TOKENS,
+    PAD,
+    UNK,
+    SpecialTokens,
+    Tokenizer,
+    train_bpe,
+    train_characters,
+    train_words,
+)
+
+LINES = [
+    "Der kleine Hund läuft schnell .",
+    "Ein Hund sieht das <pad> kleine Haus .",
+    "das Haus sieht den Hund nicht",
+    "<pad> <eos> <bos><unk>",
+]
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return train_bpe(LINES * 7, 307)
+
+
+@pytest.fixture(scope="module")
+def bare() -> Tokenizer:
+    return train_bpe(["\n".join(LINES)] * 7, 311, prefix="", special_tokens=MASKED_SPECIAL_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    return train_words(LINES, 101)
+
+
+@pytest.fixture(scope="module")
+def characters() -> Tokenizer:
+    return train_characters(LINES)
+
+
+@pytest.fixture(scope="module")
+def odd(odd_texts) -> list[str]:
+    """Odd texts, and those that not every tokenizer keeps."""
+    return [*odd_texts, "a\u2028b\x85c\x0bd\x0ce", "<pad><eos> <unk>"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bare"])
+def test_bpe_decodes_odd_text_exactly(kind, odd, request):
+    tokenizer = request.getfixturevalue(kind)
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in odd] == odd
+
+
+@settings(max_examples=1000, deadline=None, database=None)
+@given(texts=st.lists(st.text(), min_size=1, max_size=5))
+def test_bpe_decodes_every_text_exactly_and_never_gives_a_special_id(bpe, bare, texts):
+    for tokenizer in (bpe, bare):
+        batch = tokenizer.encode_batch(texts)
+        assert tokenizer.decode_batch(batch) == texts
+        assert batch == [tokenizer.encode(text) for text in texts]
+        special = set(tokenizer.special)
+        assert not any(special.intersection(ids) for ids in batch)
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(text=st.lists(st.sampled_from(["das", "Haus", "'s", "7", ".", " ", "\n", "é\u2028"])))
+def test_without_a_prefix_a_text_has_the_ids_of_its_pieces(bare, text):
+    text = "".join(text)
+    pieces = re.split(r"(?<=\S\n)(?=\S)", text)
+    assert [i for piece in pieces for i in bare.encode(piece)] == bare.encode(text)
+
+
+def test_without_a_prefix_a_first_word_is_not_the_word_inside(bare):
+    assert bare.encode("Hund") != bare.encode(" Hund") == bare.encode("den Hund")[-1:]
+
+
+def test_a_first_word_is_the_same_token_as_elsewhere(bpe):
+    assert bpe.encode("Hund") == bpe.encode("sieht Hund")[-1:]
+
+
+def test_bpe_learns_the_size_asked_for_and_stops_early_where_the_text_ends(bpe):
+    assert bpe.vocab_size == 307
+    assert train_bpe(["ab"], 307).vocab_size == 262  # 260, "ab" and " ab"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bare", "words", "characters"])
+def test_text_that_looks_like_a_special_token_is_ordinary_text(kind, request, tmp_path):
+    made = request.getfixturevalue(kind)
+    made.save(tmp_path / "tokenizer.json")
+    for tokenizer in (made, tokenizers.load(tmp_path / "tokenizer.json")):
+        ids = tokenizer.encode("<pad> <eos>")
+        assert min(ids) > EOS and tokenizer.decode(ids)
+    assert made.decode(made.encode("<pad>")) == "<pad>"
+
+
+def test_special_tokens_have_the_first_ids_and_are_found_by_their_names(bpe, bare):
+    assert bpe.special == SpecialTokens(0, 1, 2, 3, None)
+    assert bare.special == SpecialTokens(0, 1, 2, 3, 4)
+    assert train_words(LINES, 101, special_tokens=MASKED_SPECIAL_TOKENS).special.mask == 4
+    bert = train_characters(LINES, special_tokens=("[CLS]", "<own>", "[UNK]", "[PAD]"))
+    assert bert.special == SpecialTokens(pad=3, bos=0, unk=2)
+    assert bert.encode("\0") == [2]
+    gpt = train_bpe(LINES, 257, prefix="", special_tokens=("<|endoftext|>",))
+    assert gpt.special == SpecialTokens(bos=0, eos=0)
+
+
+def test_a_token_and_its_id_name_each_other(bpe, bare):
+    assert [bare.token(i) for i in range(5)] == list(MASKED_SPECIAL_TOKENS)
+    assert bpe.token(bpe.id_of("ĠHund")) == "ĠHund"
+    assert bpe.id_of("<mask>") is None
+    for index in (-1, 307):
+        with pytest.raises(DataError, match=f"no token has the id {index}, ids are 0 to 306"):
+            bpe.token(index)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "words", "characters"])
+def test_special_ids_decode_to_nothing(kind, request):
+    tokenizer = request.getfixturevalue(kind)
+    ids = tokenizer.encode("das Haus sieht")
+    assert tokenizer.decode(np.array([1, *ids, 2, 0, 0])) == "das Haus sieht"
+    assert tokenizer.decode([]) == ""
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bare", "words", "characters"])
+def test_a_saved_tokenizer_loads_as_the_same(kind, odd, request, tmp_path):
+    tokenizer = request.getfixturevalue(kind)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = tokenizers.load(tmp_path / "tokenizer.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert loaded.vocab_size == tokenizer.vocab_size
+    assert loaded.special == tokenizer.special
+    assert loaded.encode_batch(LINES + odd) == tokenizer.encode_batch(LINES + odd)
+
+
+def test_the_fingerprint_tells_tokenizers_apart_and_equal_text_gives_equal_ones(bpe):
+    assert train_bpe(LINES * 7, 307).fingerprint == bpe.fingerprint
+    assert train_bpe(LINES * 7, 306).fingerprint != bpe.fingerprint
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(text=st.text(alphabet=sorted(set("".join(LINES)))))
+def test_characters_decode_known_characters_exactly(characters, text):
+    ids = characters.encode(text)
+    assert len(ids) == len(text)
+    assert characters.decode(ids) == text
+
+
+def test_an_unknown_character_is_unk():
+    tokenizer = train_characters(["ab", "b\n"])
+    assert tokenizer.vocab_size == 7
+    assert tokenizer.encode("bxx a") == [6, UNK, UNK, UNK, 5]
+    assert tokenizer.encode("\nab") == [4, 5, 6]
+
+
+def test_a_vocabulary_can_hold_only_the_characters():
+    tokenizer = train_characters(["ab", "b\n"], special_tokens=())
+    assert (tokenizer.vocab_size, tokenizer.special) == (3, SpecialTokens())
+    assert tokenizer.encode("b\na") == [2, 0, 1]
+
+
+def test_a_character_that_would_be_lost_is_refused_by_name():
+    characters = train_characters(["ab", "b\n"], special_tokens=("<pad>",))
+    with pytest.raises(DataError, match="text 2 of 3: the vocabulary has no token for 'x' and"):
+        characters.encode_batch(["ab", "abxya", "b"])
+    model = library.models.BPE({"a": 0, "Ġ": 1, "Ġa": 2}, [("Ġ", "a")])
+    few_bytes = library.Tokenizer(model)
+    few_bytes.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert Tokenizer(few_bytes).encode("a a") == [0, 2]
+    with pytest.raises(DataError, match="text 1 of 1: the vocabulary has no token for 'é' and"):
+        Tokenizer(few_bytes).encode("a é")
+
+
+def test_words_are_kept_by_frequency_and_joined_by_one_space():
+    tokenizer = train_words(["a b b", "c b a"], 6)
+    assert tokenizer.encode("b a c") == [4, 5, UNK]
+    assert tokenizer.encode("  a\t\u2028b ") == [5, 4]
+    assert tokenizer.decode([5, 4, UNK, 4]) == "a b b"
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(sentence=st.lists(st.sampled_from(" ".join(LINES).split())).map(" ".join))
+def test_words_decode_a_sentence_of_known_words_exactly(words, sentence):
+    assert words.decode(words.encode(sentence)) == sentence
+
+
+@pytest.mark.parametrize("bad", ["ein \ud800 Wort", None])
+def test_what_is_not_text_is_refused_with_its_number(bpe, bad):
+    reason = "surrogate" if bad else "must be str, got NoneType"
+    with pytest.raises(DataError, match=f"text 2 of 3: .*{reason}"):
+        bpe.encode_batch(["gut", bad, "gut"])
+    for train in (lambda lines: train_bpe(lines, 300), train_characters):
+        with pytest.raises(DataError, match=f"line 2 of the training text: .*{reason}"):
+            train(["gut", bad, "gut"])
+
+
+@pytest.mark.parametrize("bad", [-1, 307])
+def test_ids_of_no_token_are_refused(bpe, bad):
+    with pytest.raises(DataError, match="ids must be 0 to 306, got"):
+        bpe.decode_batch([[5], [7, bad]])
+
+
+@pytest.mark.parametrize("lines", [[], ["", " \t"]])
+def test_training_needs_text(lines):
+    for train in (lambda x: train_bpe(x, 300), lambda x: train_words(x, 30), train_characters):
+        with pytest.raises(DataError, match="needs text"):
+            train(lines)
+
+
+def test_a_vocabulary_too_small_is_refused():
+    least = r"vocab_size must be at least 260 \(256 bytes and 4 special tokens\), got 259"
+    with pytest.raises(ConfigError, match=least):
+        train_bpe(LINES, 259)
+    with pytest.raises(ConfigError, match="vocab_size must be at least 5 .* got 4"):
+        train_words(LINES, 4)
+
+
+@pytest.mark.parametrize("names", ["<pad>", ("<a>", "<b>", "<a>")])
+def test_special_tokens_that_are_not_different_names_are_refused(names):
+    with pytest.raises(ConfigError, match="special tokens must be a sequence of different names"):
+        train_characters(LINES, special_tokens=names)
+
+
+@pytest.mark.parametrize("name", ["pad", "", "<>", "<_>", "<a b>", "a<b>", None])
+def test_a_special_token_that_a_text_could_make_is_refused(name):
+    for train in (train_characters, lambda *x, **y: train_bpe(x[0], 300, **y)):
+        with pytest.raises(ConfigError, match="a special token is written <name> or"):
+            train(LINES, special_tokens=("<pad>", name))
+
+
+def test_words_without_a_token_for_the_unknown_are_refused():
+    with pytest.raises(ConfigError, match="words need <unk> among the special tokens"):
+        train_words(LINES, 101, special_tokens=("<pad>",))
+
+
+def test_a_prefix_other_than_a_space_is_refused():
+    with pytest.raises(ConfigError, match="""prefix must be "" or " ", got '▁'"""):
+        train_bpe(LINES, 307, prefix="▁")
+
+
+@pytest.mark.parametrize("damage", ["absent", "cut", "folder", "not UTF-8", "other JSON"])
+def test_a_damaged_file_is_refused_by_name(bpe, tmp_path, damage):
+    path = tmp_path / "tokenizer.json"
+    bpe.save(path)
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "folder":
+        path.mkdir()
+    elif damage != "absent":
+        other = {"cut": content[: len(content) // 2], "not UTF-8": b"\xff" + content}
+        path.write_bytes(other.get(damage, b'{"a": 1}'))
+    with pytest.raises(DataError, match="tokenizer.json: "):
+        tokenizers.load(path)
+
+
+def test_a_vocabulary_made_elsewhere_is_taken_but_not_as_our_own(tmp_path):
+    other = library.Tokenizer(library.models.WordLevel({"<s>": 0, "a": 5, "?": 1}, unk_token="?"))
+    other.add_special_tokens(["<s>"])
+    other.save(str(tmp_path / "other.json"))
+    tokenizer = tokenizers.load(tmp_path / "other.json")
+    assert (tokenizer.special, tokenizer.vocab_size) == (SpecialTokens(bos=0), 6)
+    refused = "ids 0 to 3 must be the special tokens <pad> <bos> <eos> <unk>, got .*pad=None"
+    with pytest.raises(DataError, match=refused):
+        tokenizers.require_standard_ids(tokenizer)
+    with pytest.raises(DataError, match="other.json: ids 0 to 3"):
+        tokenizers.load_standard(tmp_path / "other.json")
+
+
+def test_special_tokens_that_would_be_shown_are_not_our_own(bpe, bare, tmp_path):
+    assert (
+        tokenizers.require_standard_ids(bpe) is bpe
+        and tokenizers.require_standard_ids(bare) is bare
+    )
+    bpe.save(tmp_path / "shown.json")
+    facts = json.loads((tmp_path / "shown.json").read_text())
+    facts["added_tokens"][EOS]["special"] = False
+    (tmp_path / "shown.json").write_text(json.dumps(facts))
+    with pytest.raises(DataError, match="ids 0 to 3 must be the special tokens"):
+        tokenizers.load_standard(tmp_path / "shown.json")
+
+
+def test_a_tokenizer_given_is_left_as_it_was():
+    given = library.Tokenizer(library.models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    given.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    given.enable_truncation(2)
+    assert Tokenizer(given).encode("a a a") == [0, 0, 0]
+    assert given.encode("a a a").ids == [0, 0]
+
+
+def test_what_the_library_cannot_read_is_refused():
+    strict = library.Tokenizer(library.models.WordLevel({"a": 0, "<pad>": 1}))
+    strict.add_special_tokens(["<pad>"])
+    assert Tokenizer(strict).encode("a") == [0]
+    for text in ("b", "<pad>"):
+        with pytest.raises(DataError, match="the tokenizer cannot read this text: WordLevel"):
+            Tokenizer(strict).encode(text)
+
+
+def gpt2_folder(folder, **changes):
+    """A vocabulary of all bytes and the merges "a b" and "Ġ ab", in the files that GPT-2 has."""
+    bytes_ = sorted(library.pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*bytes_, "ab", "Ġab", "<|endoftext|>"]
+    files = {
+        "vocab.json": json.dumps({token: i for i, token in enumerate(tokens)}),
+        "merges.txt": "#version: 0.2\na b\nĠ ab\n",
+    }
+    write(folder, files | changes)
+
+
+def write(folder, files):
+    for name, content in files.items():
+        (folder / name).write_bytes(content.encode())
+
+
+def test_a_folder_like_gpt2s_is_read(tmp_path):
+    gpt2_folder(tmp_path)
+    tokenizer = tokenizers.load(tmp_path)
+    assert tokenizer.special == SpecialTokens(bos=258, eos=258)
+    assert tokenizer.encode("ab ab") == [256, 257]
+    assert tokenizer.decode([*tokenizer.encode("é ab<|endoftext|>"), 258]) == "é ab<|endoftext|>"
+    gpt2_folder(tmp_path, **{"tokenizer_config.json": '{"add_prefix_space": true}'})
+    assert tokenizers.load(tmp_path).encode("ab ab") == [257, 257]
+
+
+def test_gpt2s_merges_are_tried_in_the_order_of_the_file(tmp_path):
+    tokens = ["Ġ", "a", "b", "c", "ab", "bc", "<unk>"]
+    write(tmp_path, {"vocab.json": json.dumps({x: i for i, x in enumerate(tokens)})})
+    for merges, ids in (("a b\nb c\n", [4, 3]), ("b c\r\na b\r\n", [1, 5])):
+        write(tmp_path, {"merges.txt": merges})
+        assert tokenizers.load(tmp_path).encode("abc") == ids
+    assert tokenizers.load(tmp_path).encode("ax") == [1, 6]  # <unk>: nothing is lost
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"vocab.json": '{"a": 0, "b'}, "vocab.json: not a whole JSON file"),
+        ({"vocab.json": "[" * 100_000}, "vocab.json: not a whole JSON file"),
+        ({"vocab.json": '["a"]'}, "vocab.json: must hold a JSON object, got list"),
+        ({"vocab.json": '{"a": 0, "b": 2}'}, "vocab.json: its 2 tokens must have the ids from 0"),
+        ({"vocab.json": '{"a": 0, "b": 0}'}, "vocab.json: its 2 tokens must have the ids from 0"),
+        ({"vocab.json": '{"a": 0, "b": 1.0}'}, "vocab.json: its 2 tokens must have the ids"),
+        ({"merges.txt": "a b\nĠ a"}, "merges.txt: cut short: the last line has no line feed"),
+        ({"merges.txt": "a b\nc d\n"}, "merges.txt:2: a merge is two tokens .* got 'c d'"),
+        ({"merges.txt": "ab\n"}, "merges.txt:1: a merge is two tokens .* got 'ab'"),
+        ({"merges.txt": "a b\n\n"}, "merges.txt:2: a merge is two tokens .* got ''"),
+        ({"tokenizer_config.json": "{"}, "tokenizer_config.json: not a whole JSON file"),
+        (
+            {"tokenizer_config.json": '{"add_prefix_space": "no"}'},
+            "tokenizer_config.json: add_prefix_space must be true or false, got 'no'",
+        ),
+    ],
+)
+def test_a_damaged_folder_like_gpt2s_is_refused_by_name(tmp_path, changes, reason):
+    gpt2_folder(tmp_path, **changes)
+    with pytest.raises(DataError, match=reason):
+        tokenizers.load(tmp_path)
+
+
+def test_merges_that_are_not_all_of_a_vocabularys_are_refused(tmp_path):
+    tokens = [first + second for first in "abcdefghijkl" for second in "abcdefghijkl"]
+    merges = [f"{first} {second}\n" for first, second in tokens]
+    write(
+        tmp_path,
+        {"vocab.json": json.dumps({x: i for i, x in enumerate([*"abcdefghijkl", *tokens])})},
+    )
+    write(tmp_path, {"merges.txt": "".join(merges)})
+    tokenizers.load(tmp_path)
+    write(tmp_path, {"merges.txt": "".join(merges[:43])})
+    with pytest.raises(DataError, match="merges.txt: not the whole list .* 101 tokens .* 'dh'"):
+        tokenizers.load(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(DataError, match="folder holds tokenizer.json, or source.spm and target"):
+        tokenizers.load(tmp_path)
+    gpt2_folder(tmp_path)
+    (tmp_path / "merges.txt").unlink()
+    with pytest.raises(DataError, match="or vocab.json and merges.txt, or .* this one does not"):
+        tokenizers.load(tmp_path)
+
+
+WORDPIECE = "[PAD] [UNK] [CLS] [SEP] [MASK] a ##b École ecole c 字 [".split()
+
+
+def test_a_folder_like_berts_is_read(tmp_path):
+    write(tmp_path, {"vocab.txt": "".join(f"{word}\n" for word in WORDPIECE)})
+    tokenizer = tokenizers.load(tmp_path)
+    assert tokenizer.special == SpecialTokens(pad=0, bos=2, eos=3, unk=1, mask=4)
+    assert tokenizer.encode("ABB  École\n字a") == [5, 6, 6, 8, 10, 5]
+    assert tokenizer.encode("[MASK]") == [11, 1, 1]
+    assert tokenizer.decode([2, 5, 6, 4, 10, 3]) == "ab 字"
+    write(tmp_path, {"tokenizer_config.json": '{"do_lower_case": false, "strip_accents": null}'})
+    assert tokenizers.load(tmp_path).encode("ab A École") == [5, 6, 1, 7]
+
+
+def test_berts_word_list_is_saved_with_the_frame_that_others_put_around_a_text(tmp_path):
+    write(tmp_path, {"vocab.txt": "".join(f"{word}\n" for word in WORDPIECE)})
+    tokenizers.load(tmp_path).save(tmp_path / "tokenizer.json")
+    others = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert others.encode("ab").ids == [2, 5, 6, 3]
+    pair = others.encode("ab", "a")
+    assert (pair.ids, pair.type_ids) == ([2, 5, 6, 3, 5, 3], [0, 0, 0, 0, 1, 1])
+    assert tokenizers.load(tmp_path).encode("ab") == [5, 6]
+
+
+@pytest.mark.parametrize(
+    "content, reason",
+    [
+        ("[PAD]\na\n", r"there is no \[UNK\]"),
+        ("[UNK]\na\na\nb\n", "'a' occurs twice"),
+        ("", r"there is no \[UNK\]"),
+    ],
+)
+def test_a_damaged_word_list_is_refused_by_name(tmp_path, content, reason):
+    write(tmp_path, {"vocab.txt": content})
+    with pytest.raises(
+        DataError, match=f"vocab.txt: not a vocabulary of one token a line: {reason}"
+    ):
+        tokenizers.load(tmp_path)
+
+
+def test_cutting_padding_and_framing_set_in_a_file_do_not_change_sentences(bpe, tmp_path):
+    bpe.save(tmp_path / "cutting.json")
+    cutting = library.Tokenizer.from_file(str(tmp_path / "cutting.json"))
+    cutting.enable_truncation(2)
+    cutting.enable_padding(pad_id=PAD, pad_token="<pad>", length=17)
+    cutting.post_processor = library.processors.TemplateProcessing(
+        "<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+    )
+    cutting.save(str(tmp_path / "cutting.json"))
+    assert tokenizers.load(tmp_path / "cutting.json").encode(LINES[0]) == bpe.encode(LINES[0])
+
+
+def test_the_text_modules_load_neither_jax_nor_an_extra():
+    names = ["jax", "tokenizers", "sacrebleu", "sacremoses"]
+    code = (
+        "import sys, jaxformer.text.tokenizers, jaxformer.text.data, jaxformer.text.metrics\n"
+        f"print(' '.join(name for name in {names} if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

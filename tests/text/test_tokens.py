@@ -1,0 +1,302 @@
+"""Text files to lines, lines to ids on disk."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text import data
+from jaxformer.text.data import Tokens
+from jaxformer.text.tokenizers import Tokenizer, train_bpe
+
+BOM = b"\xef\xbb\xbf"
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer() -> Tokenizer:
+    """One id a byte, and one for the space before the sentence."""
+    return train_bpe(["a"], 260)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\nb", ["a", "b"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\r\r\nb\rc\n", ["a\r", "b\rc"]),
+        (b"\n", [""]),
+        (b"\n\n a \n\n", ["", "", " a ", ""]),
+        (BOM + b"a\nb\n", ["a", "b"]),
+        (b"a\n" + BOM + b"b", ["a", "\ufeffb"]),
+        ("a\u2028b\x85c\x0bd\x0ce\x1cf\ng\n".encode(), ["a\u2028b\x85c\x0bd\x0ce\x1cf", "g"]),
+        (b"a\x00b\n", ["a\x00b"]),
+        (b"x" * 1_000_003 + b"\ny", ["x" * 1_000_003, "y"]),
+        ("ü🙂\n".encode(), ["ü🙂"]),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+def test_only_a_line_feed_ends_a_line(tmp_path, content, lines, suffix):
+    path = tmp_path / f"text.{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    assert data.read_lines(path) == lines
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("absent", None, "absent: cannot read the file: No such file"),
+        ("nul\x00", None, "cannot read the file"),
+        ("empty", b"", "empty: the file is empty"),
+        ("mark", BOM, "mark: the file is empty"),
+        ("empty.gz", gzip.compress(b"", mtime=0), "empty.gz: the file is empty"),
+        ("cut.gz", gzip.compress(b"ab\n" * 101, mtime=0)[:-9], "cut.gz: not a whole gzip file"),
+        ("plain.gz", b"text\n", "plain.gz: not a whole gzip file"),
+        (
+            "hurt.gz",
+            gzip.compress(b"text\n", mtime=0)[:10] + b"\xff" * 20,
+            "hurt.gz: not a whole gzip",
+        ),
+        ("latin", b"a\nb\ngr\xfc\xdfe\n", "latin:3: byte 3 of the line .0xfc. is not UTF-8"),
+        ("first", b"\xff\xfea\x00", "first:1: byte 1 of the line .0xff."),
+        ("surrogate", b"a\n\xed\xa0\x80\n", "surrogate:2: byte 1 of the line"),
+        ("edge", b"a\n" + b"x" * 8191 + b"\xc3", "edge:2: byte 8192 of the line .0xc3."),
+    ],
+)
+def test_a_bad_file_is_refused_by_name_and_line(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        data.read_lines(tmp_path / name)
+
+
+def test_a_folder_is_refused_by_name(tmp_path):
+    with pytest.raises(DataError, match=f"{tmp_path.name}: cannot read the file: Is a directory"):
+        data.read_lines(tmp_path)
+
+
+def test_files_of_unequal_length_are_refused_with_both_counts(tmp_path):
+    (tmp_path / "a.en").write_bytes(b"1\n2\n3\n")
+    (tmp_path / "a.de").write_bytes(b"1\n2\n")
+    with pytest.raises(DataError, match="a.en has 3 lines and .*a.de has 2"):
+        data.read_pairs(tmp_path / "a.en", tmp_path / "a.de")
+    assert data.read_pairs(tmp_path / "a.de", tmp_path / "a.de") == (["1", "2"], ["1", "2"])
+
+
+def test_tab_pairs_are_the_first_two_columns(tmp_path):
+    (tmp_path / "ok.txt").write_bytes("Go.\tGeh!\tCC-BY\r\n\tü\n".encode())
+    (tmp_path / "bad.txt").write_bytes(b"a\tb\n\t\nno tab\n")
+    assert data.read_tab_pairs(tmp_path / "ok.txt") == (["Go.", ""], ["Geh!", "ü"])
+    with pytest.raises(DataError, match="bad.txt:3: needed source<TAB>target, got no tab"):
+        data.read_tab_pairs(tmp_path / "bad.txt")
+
+
+def reference_pairs(source: bytes, target: bytes, longest: int) -> list[tuple[str, str]] | None:
+    """What must be kept, read in the plainest way; None where the files must be refused."""
+    sides = []
+    for content in (source, target):
+        rows = content.removeprefix(BOM).split(b"\n")
+        sides.append(rows if rows[-1] else rows[:-1])
+    if len(sides[0]) != len(sides[1]):
+        return None
+    try:
+        pairs = [
+            tuple(side.decode().removesuffix("\r") for side in p) for p in zip(*sides, strict=True)
+        ]
+    except UnicodeDecodeError:
+        return None
+    fits = [p for p in pairs if max(len(side.encode()) for side in p) + 2 <= longest]
+    return [p for p in fits if p[0].strip() and p[1].strip()] or None
+
+
+PIECES = [b"\n", b"\r\n", b"\r", b" ", b"\t", BOM, b"\x00", b"<pad>", b"a bc", b"d" * 30]
+PIECES += [piece.encode() for piece in ("\u2028", "\x85", "\x0b", "ü", "🙂")]
+GOOD_SIDE = st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join)
+ANY_SIDE = st.one_of(GOOD_SIDE, st.binary(max_size=40))
+
+
+@st.composite
+def aligned_files(draw) -> tuple[bytes, bytes]:
+    """Two files with equally many lines."""
+    line = st.one_of(st.sampled_from(PIECES), GOOD_SIDE).map(lambda x: x.replace(b"\n", b""))
+    pairs = draw(st.lists(st.tuples(line, line), min_size=1, max_size=7))
+    source, target = (b"\n".join(side) + b"\n" for side in zip(*pairs, strict=True))
+    return source, target
+
+
+@settings(max_examples=1000, deadline=None, database=None)
+@given(files=st.one_of(aligned_files(), st.tuples(ANY_SIDE, ANY_SIDE)))
+def test_the_pairs_kept_from_any_files_are_those_of_a_plain_reader(files, folder, byte_tokenizer):
+    for name, content in zip(("source", "target"), files, strict=True):
+        (folder / name).write_bytes(content)
+    try:
+        lines = data.read_pairs(folder / "source", folder / "target")
+        sides = data.encode_pairs(*lines, byte_tokenizer, folder)
+        batches = data.bucket_pairs(*sides, seed=1, batch_tokens=64, buckets=2, max_len=41)
+    except DataError:
+        kept = None
+    else:
+        steps = [batches.batch(step) for step in range(batches.steps_per_epoch)]
+        rows = [pair for step in steps for pair in zip(step.source, step.target, strict=True)]
+        text = [byte_tokenizer.decode_batch(pair) for pair in rows if pair[0].any()]
+        kept = sorted(map(tuple, text))
+    expected = reference_pairs(*files, longest=41)
+    assert kept == (expected and sorted(expected))
+
+
+# Tokens
+
+
+@pytest.mark.parametrize(("vocab_size", "width"), [(97, 2), (65_536, 2), (65_537, 4)])
+def test_tokens_come_back_from_disk_as_written(tmp_path, vocab_size, width):
+    rows = [[5, 96, 7], [], [vocab_size - 1], [0, 1, 2, 3, 4]]
+    written = data.write_tokens(tmp_path / "a.tokens", iter(rows), vocab_size=vocab_size)
+    opened = data.open_tokens(tmp_path / "a.tokens")
+    for tokens in (written, opened, Tokens.from_lists(rows)):
+        assert [row.tolist() for row in tokens] == rows
+        assert tokens.lengths.tolist() == [3, 0, 1, 5] and len(tokens) == 4
+        assert tokens[1].dtype == tokens[0].dtype == np.int32
+        assert tokens.fingerprint == opened.fingerprint
+    assert opened.ids.dtype.itemsize == width
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tokens"]
+
+
+def test_tokens_are_mapped_and_not_loaded(tmp_path):
+    opened = data.write_tokens(tmp_path / "a.tokens", [[5, 6], [7]], vocab_size=11)
+    owner = opened.ids
+    while not isinstance(owner, np.memmap):
+        owner = owner.base
+    assert not opened.ids.flags.writeable
+
+
+def test_the_fingerprint_of_tokens_sees_ids_and_borders():
+    prints = [
+        Tokens.from_lists(x).fingerprint for x in ([[5, 6], [7]], [[5], [6, 7]], [[5, 6], [8]])
+    ]
+    assert len(set(prints)) == 3
+
+
+def test_a_file_carries_its_fingerprint_and_is_not_read_through_for_it(tmp_path):
+    written = data.write_tokens(tmp_path / "a.tokens", [[5, 6], [7]], vocab_size=11)
+    content = bytearray((tmp_path / "a.tokens").read_bytes())
+    content[64] = 8
+    (tmp_path / "b.tokens").write_bytes(content)
+    opened = data.open_tokens(tmp_path / "b.tokens")
+    assert [row.tolist() for row in opened] == [[8, 6], [7]]
+    assert opened.fingerprint == written.fingerprint
+    assert opened.fingerprint != Tokens(opened.ids, opened.offsets).fingerprint
+
+
+def test_a_file_for_a_larger_vocabulary_than_the_models_is_refused_when_it_is_opened(tmp_path):
+    data.write_tokens(tmp_path / "a.tokens", [[5, 6], [7]], vocab_size=11)
+    assert data.open_tokens(tmp_path / "a.tokens", vocab_size=11).vocab_size == 11
+    with pytest.raises(DataError, match="a.tokens was written for 11 ids.*but vocab_size=7"):
+        data.open_tokens(tmp_path / "a.tokens", vocab_size=7)
+
+
+@pytest.mark.parametrize("ids", [[3, -1, 5], [0.5, 2.0]])
+def test_tokens_of_an_array_with_other_than_ids_are_refused(ids):
+    with pytest.raises(DataError, match="ids must be integers from 0, got (int64, -1|float64)"):
+        Tokens(np.array(ids), np.array([0, len(ids)]))
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("id", [-1, 13])
+def test_a_batch_of_own_arrays_with_an_id_outside_the_vocabulary_is_refused(side, id):
+    sides = {"source": np.full((2, 5), 3), "target": np.full((2, 7), 3)}
+    batch = data.PairBatch.create(**sides, vocab_size=13)
+    assert batch.example_ids.tolist() == [0, 1]
+    sides[side][1, 2] = id
+    with pytest.raises(DataError, match=f"{side} holds the id {id}, but vocab_size=13"):
+        data.PairBatch.create(**sides, vocab_size=13)
+
+
+def test_a_batch_of_own_full_rows_counts_every_label():
+    batch = data.StreamBatch.create(np.full((3, 8), 5), vocab_size=7)
+    assert batch.loss_mask.shape == (3, 7) and batch.loss_mask.all()
+    with pytest.raises(DataError, match="tokens holds the id 5, but vocab_size=5"):
+        data.StreamBatch.create(np.full((3, 8), 5), vocab_size=5)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([4, 97], "sequence 1: ids must be 0 to 96, got 4 to 97"),
+        ([-1], "sequence 1: ids must be 0 to 96, got -1 to -1"),
+        ([1.5], "sequence 1 must be a list of integers"),
+        ([[1], [2]], "sequence 1 must be a list of integers"),
+    ],
+)
+def test_ids_that_do_not_fit_are_refused_and_leave_no_file(tmp_path, row, message):
+    with pytest.raises(DataError, match=message):
+        data.write_tokens(tmp_path / "a.tokens", [[5], row], vocab_size=97)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match="sequence 1"):
+        Tokens.from_lists([[5], [2**32 if row == [4, 97] else row[0]]])
+
+
+def test_a_vocabulary_of_no_size_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="vocab_size must be 1 to 2.32, got 0"):
+        data.write_tokens(tmp_path / "a.tokens", [[5]], vocab_size=0)
+
+
+def test_a_token_file_cut_anywhere_is_refused_by_name(tmp_path):
+    path = tmp_path / "a.tokens"
+    data.write_tokens(path, [[5, 6, 7], [8]], vocab_size=11)
+    content = path.read_bytes()
+    for size in range(len(content)):
+        path.write_bytes(content[:size])
+        with pytest.raises(DataError, match="a.tokens: "):
+            data.open_tokens(path)
+
+
+@pytest.mark.parametrize(
+    "place", [0, 16, 20, 24, 32, pytest.param(-56, id="first"), pytest.param(-40, id="last")]
+)
+def test_a_token_file_damaged_in_header_or_offsets_is_refused(tmp_path, place):
+    path = tmp_path / "a.tokens"
+    data.write_tokens(path, [[5, 6, 7], [8]], vocab_size=11)
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0x07
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="a.tokens: .*prepare the data again"):
+        data.open_tokens(path)
+
+
+def test_an_absent_token_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match="a.tokens: cannot open"):
+        data.open_tokens(tmp_path / "a.tokens")
+
+
+def test_offsets_must_not_decrease():
+    with pytest.raises(DataError, match="offsets must not decrease"):
+        Tokens(np.arange(5), np.array([0, 4, 3, 5]))
+
+
+def test_a_sequence_that_is_not_there_is_an_index_error():
+    with pytest.raises(IndexError, match="sequence 2 of 2"):
+        Tokens.from_lists([[5], [6]])[2]
+
+
+def test_encode_pairs_keeps_every_line_and_may_use_two_vocabularies(tmp_path, byte_tokenizer):
+    other = train_bpe(["der Hund"] * 3, 265)
+    lines = ["a", " \t", "", "b <pad>"], ["der Hund", "x", "y", ""]
+    source, target = data.encode_pairs(*lines, byte_tokenizer, tmp_path, target_tokenizer=other)
+    assert byte_tokenizer.decode_batch(source) == ["a", "", "", "b <pad>"]
+    assert target[0].tolist() == other.encode("der Hund") != byte_tokenizer.encode("der Hund")
+    assert other.decode_batch(target) == lines[1]
+    assert data.open_tokens(tmp_path / "source.tokens").lengths.tolist() == [2, 0, 0, 8]
+    with pytest.raises(DataError, match="2 source lines and 1 target lines"):
+        data.encode_pairs(["a", "b"], ["c"], byte_tokenizer, tmp_path)

@@ -1,0 +1,398 @@
+"""Losses against the formula in float64, and what padding must not change."""
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from experiments.harness.planning.compiling import largest_buffers
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.ops.cross_entropy import (
+    chunked_cross_entropy,
+    cross_entropy,
+    token_log_probs,
+)
+from jaxformer.training.losses import (
+    causal_loss,
+    masked_and_next_sentence_loss,
+    masked_loss,
+    seq2seq_loss,
+)
+
+PAD = 0
+SMALL = TransformerConfig(
+    vocab_size=11,
+    d_model=6,
+    d_ff=13,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    dropout_rate=0.2,
+    attention_dropout_rate=0.1,
+    activation_dropout_rate=0.3,
+)
+
+close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+
+
+def example(dtype=jnp.float32):
+    """Ragged logits [3, 5, 7], labels [3, 5] and valid [3, 5]."""
+    rng = np.random.default_rng(3)
+    logits = jnp.asarray(rng.normal(scale=3.0, size=(3, 5, 7)), dtype)
+    labels = jnp.asarray(rng.integers(0, 7, size=(3, 5)), jnp.int32)
+    return logits, labels, jnp.arange(5)[None] < jnp.array([5, 2, 3])[:, None]
+
+
+def formula(logits, labels, valid, label_smoothing):
+    """-sum_v q(v) log p(v), summed over the valid positions, in float64."""
+    logits = np.asarray(logits, np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    q = np.full(logits.shape, label_smoothing / logits.shape[-1])
+    np.put_along_axis(q, np.asarray(labels)[..., None], 1 - label_smoothing + q[0, 0, 0], axis=-1)
+    return -(q * log_p).sum(axis=-1)[np.asarray(valid)].sum()
+
+
+def plain(logits, labels, valid, label_smoothing):
+    """The same in JAX, left to automatic differentiation."""
+    size = logits.shape[-1]
+    q = jax.nn.one_hot(labels, size) * (1 - label_smoothing) + label_smoothing / size
+    nats = -(q * jax.nn.log_softmax(logits)).sum(axis=-1)
+    return (nats * valid).sum()
+
+
+def total(logits, labels, valid, label_smoothing):
+    return cross_entropy(logits, labels, valid, label_smoothing)[0]
+
+
+slope_of, plain_slope_of = (jax.jit(jax.grad(f), static_argnums=3) for f in (total, plain))
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_cross_entropy_is_the_sum_and_the_count_over_valid_positions(label_smoothing):
+    logits, labels, valid = example()
+    nats, tokens = jax.jit(cross_entropy, static_argnums=3)(logits, labels, valid, label_smoothing)
+    close(nats, formula(logits, labels, valid, label_smoothing))
+    assert tokens == 10 and nats.dtype == tokens.dtype == jnp.float32
+
+
+def test_even_logits_cost_the_logarithm_of_the_vocabulary():
+    labels = jnp.array([[0, 6], [3, 3]])
+    nats, tokens = cross_entropy(jnp.ones((2, 2, 7)), labels, labels >= 0, 0.1)
+    close(nats / tokens, np.log(7))
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_written_derivative_is_the_automatic_one(label_smoothing):
+    logits, labels, valid = example()
+    written = slope_of(logits, labels, valid, label_smoothing)
+    close(written, plain_slope_of(logits, labels, valid, label_smoothing))
+    direction = jnp.asarray(np.random.default_rng(5).normal(size=logits.shape), jnp.float32)
+    _, forward = jax.jvp(
+        lambda logits: total(logits, labels, valid, label_smoothing), (logits,), (direction,)
+    )
+    close(forward, (written * direction).sum())
+
+
+def test_an_invalid_position_adds_exactly_nothing():
+    logits, labels, valid = example()
+    others = jnp.where(valid[..., None], logits, 50.0 * logits[::-1])
+    # Many a data set marks what does not count with -100.
+    nowhere = jnp.where(valid, labels, -100)
+    for label_smoothing in (0.0, 0.1):
+        expected = cross_entropy(logits, labels, valid, label_smoothing)
+        assert cross_entropy(others, nowhere, valid, label_smoothing) == expected
+        slope = slope_of(others, nowhere, valid, label_smoothing)
+        assert not np.any(slope[~valid]) and np.all(np.isfinite(slope))
+        assert np.all(np.any(slope[valid] != 0, axis=-1))
+    nats, tokens = cross_entropy(logits, labels, jnp.zeros_like(valid))
+    assert nats == tokens == 0.0
+
+
+def test_bfloat16_logits_are_summed_in_float32():
+    logits, labels, valid = example(jnp.bfloat16)
+    nats, _ = cross_entropy(logits, labels, valid, 0.1)
+    assert nats.dtype == jnp.float32
+    close(nats, formula(logits.astype(jnp.float32), labels, valid, 0.1))
+    slope = slope_of(logits, labels, valid, 0.1)
+    exact = plain_slope_of(logits.astype(jnp.float32), labels, valid, 0.1)
+    assert slope.dtype == jnp.bfloat16
+    np.testing.assert_allclose(slope.astype(np.float32), exact, rtol=2**-8, atol=1e-6)
+
+
+def test_a_bfloat16_gradient_keeps_no_float32_copy_of_what_its_logits_became():
+    shape = 5, 17, 509
+    inputs = (jax.ShapeDtypeStruct(shape[:2], kind) for kind in (jnp.int32, bool))
+    logits = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    both = jax.value_and_grad(lambda *given: cross_entropy(*given, 0.1), has_aux=True)
+    compiled = jax.jit(both).lower(logits, *inputs).compile()
+    wide = [b for b in largest_buffers(compiled.as_text()) if b.shape == "f32[5,17,509]"]
+    # One at most, short-lived: a CPU reads what it adds up in float32. The exponentials are none.
+    assert sum(buffer.count for buffer in wide) <= 1
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.1 * 4 * np.prod(shape)
+
+
+@pytest.mark.parametrize("family", [DecoderOnly, EncoderDecoder, MaskedLanguageModel])
+def test_the_logits_of_a_model_stay_in_its_dtype(family):
+    model = family(replace(SMALL, dtype="bfloat16"))
+    ids = [jax.ShapeDtypeStruct((2, 3), jnp.int32)] * (2 if family is EncoderDecoder else 1)
+    params = jax.eval_shape(model.init, jax.random.key(0), *ids)["params"]
+    said = jax.eval_shape(lambda params, *ids: model.apply({"params": params}, *ids), params, *ids)
+    logits = said.logits if family is MaskedLanguageModel else said
+    assert logits.dtype == jnp.bfloat16 and logits.shape == (2, 3, SMALL.vocab_size)
+
+
+def test_token_log_probs_are_the_labels_share_of_the_softmax():
+    logits, labels, _ = example(jnp.bfloat16)
+    found = token_log_probs(logits, labels)
+    expected = jax.nn.log_softmax(logits.astype(jnp.float32))
+    assert found.dtype == jnp.float32 and found.shape == labels.shape
+    close(
+        found, np.take_along_axis(np.asarray(expected), np.asarray(labels)[..., None], -1)[..., 0]
+    )
+
+
+class Batch(NamedTuple):
+    source: jax.Array
+    target: jax.Array
+    example_ids: jax.Array
+
+
+SOURCE_LENGTHS, TARGET_LENGTHS = (5, 2, 7, 0), (6, 3, 2, 0)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Four sentence pairs, the last one empty: a padding row."""
+    rng = np.random.default_rng(11)
+    source, target = rng.integers(1, 11, size=(4, 7)), rng.integers(1, 11, size=(4, 7))
+    source *= np.arange(7) < np.array(SOURCE_LENGTHS)[:, None]
+    target *= np.arange(7) < np.array(TARGET_LENGTHS)[:, None]
+    return Batch(source, target, np.array([40, 41, 42, 43]))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return EncoderDecoder(SMALL)
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    tokens, rng = jnp.ones((2, 3), jnp.int32), np.random.default_rng(7)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes)
+
+
+@pytest.fixture(scope="module")
+def loss(model):
+    return jax.jit(seq2seq_loss(model, pad=PAD, label_smoothing=0.1))
+
+
+def part(batch, row, source_length, target_length):
+    return Batch(
+        batch.source[row : row + 1, :source_length],
+        batch.target[row : row + 1, :target_length],
+        batch.example_ids[row : row + 1],
+    )
+
+
+def test_the_loss_is_the_cross_entropy_of_each_next_token(model, params, loss, batch):
+    nats, tokens = loss(params, batch, None)
+    logits = jax.jit(model.apply)(
+        {"params": params}, batch.source, batch.target[:, :-1], batch.source != PAD
+    )
+    labels = batch.target[:, 1:]
+    close(nats, formula(logits, labels, labels != PAD, 0.1))
+    assert tokens == 5 + 2 + 1
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_loss_of_a_batch_is_the_sum_over_its_sentences_alone(params, loss, batch, seed):
+    rng = None if seed is None else jax.random.key(seed)
+    whole = loss(params, batch, rng)
+    lengths = zip(SOURCE_LENGTHS[:3], TARGET_LENGTHS[:3], strict=True)
+    alone = [loss(params, part(batch, i, *sizes), rng) for i, sizes in enumerate(lengths)]
+    close(whole[0], sum(nats for nats, _ in alone))
+    assert whole[1] == sum(tokens for _, tokens in alone)
+
+
+def test_padding_rows_add_nothing_to_loss_or_gradient(params, model, loss, batch):
+    without = loss(params, jax.tree.map(lambda leaf: leaf[:3], batch), None)
+    jax.tree.map(close, loss(params, batch, None), without)
+    gradient = jax.jit(jax.value_and_grad(seq2seq_loss(model, pad=PAD), has_aux=True))
+    padding = gradient(params, jax.tree.map(np.zeros_like, batch), None)
+    assert all(np.all(leaf == 0.0) for leaf in jax.tree.leaves(padding))
+
+
+def test_dropout_changes_the_loss_with_the_rng_and_not_without(params, loss, batch):
+    first, second = (loss(params, batch, jax.random.key(seed))[0] for seed in (1, 2))
+    assert first != second
+    assert loss(params, batch, None)[0] == loss(params, batch, None)[0] != first
+
+
+def head_inputs():
+    """Hidden vectors [3, 5, 4], and a matrix [4, 7] and a bias that make logits of them."""
+    rng = np.random.default_rng(7)
+    sizes = (3, 5, 4), (4, 7), (1, 7)
+    return tuple(jnp.asarray(rng.normal(size=size), jnp.float32) for size in sizes)
+
+
+def in_chunks(hidden, matrix, bias, labels, valid, label_smoothing=0.0, *, chunk):
+    def lm_head(hidden):
+        return hidden @ matrix.astype(hidden.dtype) + bias.astype(hidden.dtype)
+
+    return chunked_cross_entropy(lm_head, hidden, labels, valid, label_smoothing, chunk=chunk)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("chunk", [1, 4, 15, 97])
+def test_a_loss_in_chunks_is_the_whole_one_and_so_is_its_gradient(chunk, label_smoothing):
+    inputs, (_, labels, valid) = head_inputs(), example()
+    labels = jnp.where(valid, labels, -100)
+
+    def whole(hidden, matrix, bias):
+        return 3.0 * cross_entropy(hidden @ matrix + bias[None], labels, valid, label_smoothing)[0]
+
+    def chunked(*inputs):
+        return 3.0 * in_chunks(*inputs, labels, valid, label_smoothing, chunk=chunk)[0]
+
+    expected, slopes = jax.jit(jax.value_and_grad(whole, argnums=(0, 1, 2)))(*inputs)
+    found, in_parts = jax.jit(jax.value_and_grad(chunked, argnums=(0, 1, 2)))(*inputs)
+    exact = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+    exact(found, expected)
+    exact(jax.jit(chunked)(*inputs), expected)
+    jax.tree.map(exact, in_parts, slopes)
+    assert not np.any(in_parts[0][~valid])
+    assert in_chunks(*inputs, labels, valid, chunk=chunk)[1] == 10
+
+
+def test_a_chunk_without_tokens_is_refused():
+    _, labels, valid = example()
+    with pytest.raises(ValueError, match="chunk=0, but it must be at least 1 token"):
+        in_chunks(*head_inputs(), labels, valid, chunk=0)
+
+
+def test_a_bfloat16_loss_in_chunks_adds_up_its_matrix_gradient_in_float32():
+    _, labels, valid = example()
+    hidden, *head = head_inputs()
+    gradient = jax.grad(lambda *inputs: in_chunks(*inputs, labels, valid, chunk=4)[0], (0, 1))
+    slopes = gradient(hidden.astype(jnp.bfloat16), *head)
+    assert [slope.dtype for slope in slopes] == [jnp.bfloat16, jnp.float32]
+
+
+class Masked(NamedTuple):
+    tokens: np.ndarray
+    masked_positions: np.ndarray
+    labels: np.ndarray
+    loss_mask: np.ndarray
+    example_ids: np.ndarray
+    next_sentence: np.ndarray
+    padding_mask: np.ndarray
+    token_type_ids: None = None
+
+
+class Text(NamedTuple):
+    tokens: np.ndarray
+    loss_mask: np.ndarray
+    example_ids: np.ndarray
+    segments: None = None
+    positions: None = None
+
+
+def text_batch():
+    rng = np.random.default_rng(13)
+    valid = np.arange(6) < np.array([[6], [2], [4]])
+    return Text(rng.integers(1, 11, (3, 7)), valid, np.arange(3))
+
+
+def masked_batch():
+    rng = np.random.default_rng(17)
+    tokens, at, labels = (rng.integers(1, 7, (3, size)) for size in (7, 2, 2))
+    valid = np.array([[True, True], [True, False], [False, False]])
+    present = np.arange(7) < np.array([[7], [5], [3]])
+    return Masked(tokens, at, labels, valid, np.arange(3), np.array([1, 0, 1]), present)
+
+
+FAMILIES = {
+    "translator": (EncoderDecoder, partial(seq2seq_loss, pad=PAD, label_smoothing=0.1), None),
+    "writer": (DecoderOnly, causal_loss, text_batch),
+    "filler": (MaskedLanguageModel, masked_loss, masked_batch),
+    "filler of pairs": (MaskedLanguageModel, masked_and_next_sentence_loss, masked_batch),
+}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "writer",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in list(FAMILIES) if f != "writer"),
+    ],
+)
+def test_the_loss_of_every_family_may_be_computed_in_chunks(family, batch, random_params):
+    kind, make_loss, make_batch = FAMILIES[family]
+    model = kind(replace(SMALL, output_bias=True, pooler="filler" in family))
+    batch = make_batch() if make_batch else batch
+    inputs = (batch.source, batch.target) if make_batch is None else (batch.tokens,)
+    params = random_params(model, *inputs)
+    rng = jax.random.key(5)
+    found, expected = (
+        jax.jit(jax.value_and_grad(make_loss(model, loss_chunk=chunk), has_aux=True))(
+            params, batch, rng
+        )
+        for chunk in (4, 0)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=2e-6), found, expected)
+
+
+def test_a_step_in_chunks_needs_less_memory_by_about_the_logits():
+    model = DecoderOnly(replace(SMALL, vocab_size=2_003, norm_placement="pre"))
+    batch = Text(np.zeros((4, 65), np.int32), np.ones((4, 64), bool), np.arange(4))
+    params = jax.eval_shape(model.init, jax.random.key(0), batch.tokens)["params"]
+    temporary = []
+    for chunk in (0, 32):
+        differentiate = jax.jit(jax.grad(causal_loss(model, loss_chunk=chunk), has_aux=True))
+        compiled = differentiate.lower(params, batch, None).compile()
+        temporary.append(compiled.memory_analysis().temp_size_in_bytes)
+    logits = 4 * 64 * 2_003 * 4
+    assert temporary[0] - temporary[1] > 0.8 * logits
+    assert temporary[1] < 0.8 * logits  # of an eighth of the tokens at a time
+
+
+class Bigram(nn.Module):
+    """A user's own model: the next token depends on the last one alone."""
+
+    def setup(self):
+        self.embedding = nn.Embed(11, 5)
+        self.lm_head = nn.Dense(11)
+
+    def __call__(self, tokens, segments=None, positions=None, *, dropout_rng=None):
+        return self.lm_head(self.hidden(tokens))
+
+    def hidden(self, tokens, segments=None, positions=None, *, dropout_rng=None):
+        return jnp.tanh(self.embedding(tokens))
+
+
+class LogitsOnly(nn.Module):
+    def __call__(self, tokens):
+        return tokens
+
+
+def test_a_model_of_ones_own_needs_hidden_and_lm_head_for_chunks(random_params):
+    batch = text_batch()
+    params = random_params(Bigram(), batch.tokens)
+    found, expected = (
+        jax.jit(jax.value_and_grad(causal_loss(Bigram(), loss_chunk=chunk), has_aux=True))(
+            params, batch, None
+        )
+        for chunk in (5, 0)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=2e-6), found, expected)
+    with pytest.raises(ConfigError, match="loss_chunk=5 .* LogitsOnly has no method hidden"):
+        causal_loss(LogitsOnly(), loss_chunk=5)

@@ -1,0 +1,314 @@
+"""Schedules against the paper's equation, updates against each rule written out in numpy."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.training.optimizer import (
+    OptimizerConfig,
+    inverse_square_root,
+    make_optimizer,
+    make_schedule,
+    noam_peak_learning_rate,
+)
+from jaxformer.training.parameters import matrix_mask
+
+close = partial(np.testing.assert_allclose, rtol=1e-5)
+RULES = ["adam", "muon", "lion", "adafactor"]
+
+
+@pytest.mark.parametrize("d_model, warmup", [(512, 4_000), (1024, 300), (7, 1)])
+def test_the_schedule_is_equation_3_of_the_paper(d_model, warmup):
+    peak = noam_peak_learning_rate(d_model, warmup)
+    config = OptimizerConfig(learning_rate=peak, warmup_steps=warmup)
+    for schedule in (make_schedule(config), inverse_square_root(peak, warmup)):
+        for step in (1, 2, 299, 300, 301, 4_000, 4_001, 100_000):
+            expected = d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)
+            # The first update, step 1 of the paper, comes after none.
+            close(schedule(jnp.asarray(step - 1)), expected)
+
+
+def test_the_base_models_peak_is_seven_ten_thousandths():
+    close(noam_peak_learning_rate(512, 4_000), 6.99e-4, rtol=1e-3)
+
+
+def test_a_cosine_rises_over_the_warm_up_and_ends_at_its_final_fraction():
+    config = OptimizerConfig(
+        "cosine", learning_rate=0.3, warmup_steps=10, total_steps=110, min_lr_ratio=0.2
+    )
+    schedule = make_schedule(config)
+    for number, rate in [
+        (1, 0.03),
+        (5, 0.15),
+        (10, 0.3),
+        (35, 0.06 + 0.24 * (1 + 0.5**0.5) / 2),
+        (60, 0.18),
+        (110, 0.06),
+        (500, 0.06),
+    ]:
+        close(schedule(number - 1), rate)
+
+
+def test_a_constant_rate_is_reached_by_the_warm_up_and_kept():
+    schedule = make_schedule(OptimizerConfig("constant", learning_rate=0.3, warmup_steps=3))
+    close([schedule(count) for count in range(5)], [0.1, 0.2, 0.3, 0.3, 0.3])
+
+
+@pytest.mark.parametrize("name", ["inverse_square_root", "cosine", "constant"])
+def test_without_warm_up_the_first_update_is_made_at_the_full_rate(name):
+    config = OptimizerConfig(name, learning_rate=0.3, warmup_steps=0, total_steps=50)
+    close(make_schedule(config)(0), 0.3)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"schedule": "linear"}, "schedule='linear' is unknown: give one of inverse_square_root"),
+        ({"warmup_steps": -1}, "warmup_steps=-1, but it must be at least 0"),
+        (
+            {"schedule": "cosine", "total_steps": 4_000},
+            "total_steps=4000 leaves no step for the cosine after warmup_steps=4000",
+        ),
+        (
+            {"schedule": "cosine", "total_steps": 1, "warmup_steps": 0},
+            "total_steps=1 leaves",
+        ),
+        ({"name": "sgd"}, "name='sgd' is unknown: give one of adam, muon, lion, adafactor"),
+        ({"learning_rate": -0.1}, "learning_rate=-0.1, but it must be at least 0"),
+        ({"min_lr_ratio": -0.1}, "min_lr_ratio=-0.1, but it must be at least 0"),
+        ({"eps": -1e-9}, "eps=-1e-09, but it must be at least 0"),
+        ({"grad_clip_norm": -1.0}, "grad_clip_norm=-1.0, but it must be at least 0"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1, but it must be at least 0"),
+        ({"b1": 1.0}, "b1=1.0, but it lies in 0 <= b1 < 1"),
+        ({"b2": -0.1}, "b2=-0.1, but it lies in 0 <= b2 < 1"),
+        ({"momentum": 1.0}, "momentum=1.0, but it lies in 0 <= momentum < 1"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        OptimizerConfig(**changes)
+
+
+def adam_by_hand(config, params, gradients):
+    """Clip by the norm over all leaves, then Adam (Kingma & Ba 2015, algorithm 1), then decay."""
+    moments = {name: (0.0, 0.0) for name in params}
+    for number, gradient in enumerate(gradients, start=1):
+        norm = np.sqrt(sum((leaf**2).sum() for leaf in gradient.values()))
+        shrink = min(1.0, config.grad_clip_norm / norm) if config.grad_clip_norm else 1.0
+        rate = config.learning_rate * min(number / config.warmup_steps, 1.0)
+        for name, leaf in gradient.items():
+            m, v = moments[name]
+            m = config.b1 * m + (1 - config.b1) * leaf * shrink
+            v = config.b2 * v + (1 - config.b2) * (leaf * shrink) ** 2
+            moments[name] = m, v
+            update = m / (1 - config.b1**number)
+            update = update / (np.sqrt(v / (1 - config.b2**number)) + config.eps)
+            if name == "kernel":
+                update = update + config.weight_decay * params[name]
+            params = {**params, name: params[name] - rate * update}
+    return params
+
+
+@pytest.mark.parametrize("grad_clip_norm, weight_decay", [(0.0, 0.0), (0.7, 0.0), (0.7, 0.1)])
+def test_updates_are_adams_on_clipped_gradients_with_decay_beside(grad_clip_norm, weight_decay):
+    config = OptimizerConfig(
+        "constant",
+        learning_rate=0.03,
+        warmup_steps=2,
+        grad_clip_norm=grad_clip_norm,
+        weight_decay=weight_decay,
+    )
+    rng = np.random.default_rng(13)
+    shapes = {"kernel": (5, 3), "bias": (3,)}
+    params = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    # Norms from far below to far above the clip: clipped after Adam, all would count alike.
+    gradients = [
+        {name: size * rng.normal(size=shape) for name, shape in shapes.items()}
+        for size in (0.01, 50.0, 0.3, 2.0)
+    ]
+    optimizer = make_optimizer(config)
+    current = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+    state, update = optimizer.init(current), jax.jit(optimizer.update)
+    for gradient in gradients:
+        gradient = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), gradient)
+        updates, state = update(gradient, state, current)
+        current = optax.apply_updates(current, updates)
+    expected = adam_by_hand(config, params, gradients)
+    for name in shapes:
+        close(current[name], expected[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_decay_touches_matrices_and_tables_and_nothing_else(name):
+    config = TransformerConfig(
+        vocab_size=11,
+        d_model=6,
+        d_ff=13,
+        num_heads=2,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        positions="learned",
+    )
+    tokens = jnp.ones((2, 3), jnp.int32)
+    shapes = jax.eval_shape(EncoderDecoder(config).init, jax.random.key(0), tokens, tokens)
+    params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), shapes["params"])
+    optimizer = make_optimizer(
+        OptimizerConfig("constant", name, learning_rate=0.5, warmup_steps=0, weight_decay=0.2)
+    )
+    nothing = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = jax.jit(optimizer.update)(nothing, optimizer.init(params), params)
+    decayed = set()
+    for path, update in jax.tree_util.tree_leaves_with_path(updates):
+        name = path[-1].key
+        assert np.allclose(update, -0.1 if name in ("kernel", "table") else 0.0)
+        decayed.add((name, bool(np.any(update))))
+    assert decayed == {("kernel", True), ("table", True), ("bias", False), ("scale", False)}
+    assert jax.tree.structure(matrix_mask(params)) == jax.tree.structure(params)
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    """The parameters of a decoder-only model, and two gradients of their shape."""
+    config = TransformerConfig(
+        vocab_size=11,
+        d_model=14,
+        d_ff=13,
+        num_heads=2,
+        head_dim=3,
+        num_decoder_layers=2,
+        tied_embeddings="none",
+    )
+    tokens = jnp.ones((2, 3), jnp.int32)
+    shapes = jax.eval_shape(DecoderOnly(config).init, jax.random.key(0), tokens)["params"]
+    rng = np.random.default_rng(5)
+
+    def draw():
+        return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
+
+    return draw(), [draw(), draw()]
+
+
+def updates_of(config, params, gradients):
+    """The updates that each of `gradients` would make, as {"path/of/leaf": array}."""
+    optimizer = make_optimizer(config)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for gradient in gradients:
+        updates, state = update(gradient, state, params)
+        leaves = jax.tree_util.tree_leaves_with_path(updates)
+        yield {"/".join(part.key for part in path): np.asarray(leaf) for path, leaf in leaves}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_schedule_is_that_of_every_rule(gpt, name):
+    params, gradients = gpt
+    config = OptimizerConfig("constant", name, learning_rate=0.3, warmup_steps=3)
+    rising = updates_of(config, params, gradients)
+    full = updates_of(replace(config, warmup_steps=0), params, gradients)
+    for number, (low, high) in enumerate(zip(rising, full, strict=True), start=1):
+        for path in low:
+            close(low[path], high[path] * number / 3, rtol=1e-4, atol=1e-6)
+
+
+def test_muon_moves_the_kernels_of_blocks_and_adam_all_else(gpt):
+    config = OptimizerConfig("constant", "muon", learning_rate=0.3, warmup_steps=0)
+    muon = next(updates_of(config, *gpt))
+    adam = next(updates_of(replace(config, name="adam"), *gpt))
+    moved = {path for path in adam if not np.allclose(muon[path], adam[path])}
+    assert moved == {path for path in adam if "blocks_" in path and path.endswith("/kernel")}
+    assert len(moved) == 2 * 6 and "output/kernel" in adam
+
+
+def test_muon_of_a_matrix_is_that_of_optax_with_all_heads_in_one(gpt):
+    params, gradients = gpt
+    config = OptimizerConfig("constant", "muon", learning_rate=0.3, warmup_steps=0, momentum=0.9)
+    shapes = {
+        "decoder/blocks_0/attention/query/kernel": (14, 6),
+        "decoder/blocks_1/attention/out/kernel": (6, 14),
+        "decoder/blocks_1/feed_forward/down/kernel": (13, 14),
+    }
+    flat = [
+        {path: leaf_at(tree, path).reshape(shapes[path]) for path in shapes} for tree in gradients
+    ]
+    muon = optax.contrib.muon(0.3, beta=0.9, consistent_rms=0.2)
+    state = muon.init(flat[0])
+    for ours, gradient in zip(updates_of(config, params, gradients), flat, strict=True):
+        theirs, state = muon.update(gradient, state, gradient)
+        for path in shapes:
+            # Its iteration multiplies what two ways of compiling round differently.
+            close(ours[path].reshape(shapes[path]), theirs[path], atol=1e-5)
+
+
+def test_an_update_of_muon_turns_and_does_not_stretch(gpt):
+    """Its singular values are nearly equal, and its size is that of an update of Adam."""
+    params, gradients = gpt
+    twins = jax.tree.map(np.copy, gradients[0])
+    query = leaf_at(twins, "decoder/blocks_0/attention/query/kernel")
+    # Two heads almost alike: orthogonal each for itself, they would stretch their common part.
+    query[:, 1] = query[:, 0] + 0.3 * query[:, 1]
+    config = OptimizerConfig("constant", "muon", learning_rate=1.0, warmup_steps=0)
+    updates = next(updates_of(config, params, [twins]))
+    for path, shape in (("query", (14, 6)), ("out", (6, 14))):
+        update = updates[f"decoder/blocks_0/attention/{path}/kernel"].reshape(shape)
+        values = np.linalg.svd(update / (0.2 * 14**0.5), compute_uv=False)
+        assert 0.6 < values.min() and values.max() < 1.3
+        assert 0.13 < np.sqrt((update**2).mean()) < 0.25
+
+
+def test_lion_goes_by_the_sign_of_a_mean_and_remembers_with_another():
+    config = OptimizerConfig(
+        "constant", "lion", learning_rate=0.03, warmup_steps=0, b1=0.9, b2=0.7, weight_decay=0.1
+    )
+    rng = np.random.default_rng(17)
+    params = {"kernel": rng.normal(size=(5, 3)).astype(np.float32)}
+    gradients = [{"kernel": rng.normal(size=(5, 3)).astype(np.float32)} for _ in range(3)]
+    memory = 0.0
+    for updates, gradient in zip(updates_of(config, params, gradients), gradients, strict=True):
+        sign = np.sign(0.9 * memory + 0.1 * gradient["kernel"])
+        memory = 0.7 * memory + 0.3 * gradient["kernel"]
+        close(updates["kernel"], -0.03 * (sign + 0.1 * params["kernel"]))
+
+
+def adafactor_by_hand(number, kernel, gradient, means):
+    """Algorithm 4 of Shazeer & Stern 2018 for a matrix; the update and the new means."""
+    rows, columns = means
+    decay = 1 - number**-0.8
+    square = gradient**2 + 1e-30
+    rows = decay * rows + (1 - decay) * square.mean(axis=1)
+    columns = decay * columns + (1 - decay) * square.mean(axis=0)
+    update = gradient / np.sqrt(np.outer(rows, columns) / rows.mean())
+    update = update / max(1.0, np.sqrt((update**2).mean()))
+    return update * max(1e-3, np.sqrt((kernel**2).mean())), (rows, columns)
+
+
+def test_adafactor_keeps_rows_and_columns_of_the_matrix_that_all_heads_are():
+    rng = np.random.default_rng(19)
+    # 131 inputs to 3 heads of 43: as an array of three axes none of the shorter two is factored.
+    params = {"query": {"kernel": 0.1 * rng.normal(size=(131, 3, 43)).astype(np.float32)}}
+    gradients = [
+        {"query": {"kernel": size * rng.normal(size=(131, 3, 43)).astype(np.float32)}}
+        for size in (0.3, 2.0, 0.01)
+    ]
+    config = OptimizerConfig("constant", "adafactor", learning_rate=0.03, warmup_steps=0)
+    state = make_optimizer(config).init(params)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) < 300
+    kernel = params["query"]["kernel"].reshape(131, 129)
+    means = 0.0, 0.0
+    updates = updates_of(config, params, gradients)
+    for number, (update, gradient) in enumerate(zip(updates, gradients, strict=True), start=1):
+        gradient = gradient["query"]["kernel"].reshape(131, 129)
+        expected, means = adafactor_by_hand(number, kernel, gradient, means)
+        close(update["query/kernel"].reshape(131, 129), -0.03 * expected, rtol=1e-4, atol=1e-8)
+
+
+def leaf_at(tree, path):
+    for name in path.split("/"):
+        tree = tree[name]
+    return tree

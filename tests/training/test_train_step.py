@@ -1,0 +1,429 @@
+"""The training step: one gradient however the batch is cut, and what a step changes."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError, Diverged
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.ops.cross_entropy import cross_entropy
+from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.training.losses import seq2seq_loss
+from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
+from jaxformer.training.train_step import (
+    init_train_state,
+    make_eval_step,
+    make_train_step,
+    raise_if_diverged,
+)
+
+PAD, BOS, EOS = 0, 1, 2
+
+
+class Batch(NamedTuple):
+    source: jax.Array
+    target: jax.Array
+    example_ids: jax.Array
+
+
+def make_model(d_model=8, **changes):
+    config = TransformerConfig(
+        vocab_size=11,
+        d_model=d_model,
+        d_ff=2 * d_model,
+        num_heads=2,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        **changes,
+    )
+    return EncoderDecoder(config)
+
+
+NOISY = dict(dropout_rate=0.3, attention_dropout_rate=0.1)
+
+
+def make_params(model, deviation=0.5):
+    tokens, rng = jnp.ones((2, 3), jnp.int32), np.random.default_rng(7)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
+
+    def draw(path, leaf):
+        center = 1.0 if path[-1].key == "scale" else 0.0
+        return rng.normal(center, deviation, size=leaf.shape).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def ragged_batch(rows=16, seed=0):
+    """Sentences to copy, of 1 to 7 words; the second one is a padding row."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 8, size=rows)
+    lengths[1] = 0
+    source = np.zeros((rows, 8), np.int32)
+    for row, length in enumerate(lengths):
+        if length:
+            source[row, : length + 1] = [*rng.integers(3, 11, size=length), EOS]
+    target = np.pad(source, ((0, 0), (1, 0)))
+    target[:, 0] = np.where(lengths > 0, BOS, PAD)
+    return Batch(source, target, 100 + np.arange(rows, dtype=np.int32))
+
+
+def updated(step, batch, params, optimizer, seed=3):
+    """What one jitted step changed in the parameters, and its metrics."""
+    state, metrics = jax.jit(step)(init_train_state(params, optimizer, jax.random.key(seed)), batch)
+    return jax.tree.map(jnp.subtract, state.params, params), metrics
+
+
+def relative(given, expected):
+    difference = optax.tree.norm(jax.tree.map(jnp.subtract, given, expected))
+    return float(difference / optax.tree.norm(expected))
+
+
+def bigram_loss(params, batch, rng):
+    """A model that compiles in no time: each token from the last one, with dropout by row."""
+    dropout_rng = None if rng is None else DropoutRng.create(rng, batch.example_ids)
+    inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
+    logits = (
+        Dropout(dropout_rng, "bigram", 0.3)(params["table"][inputs]) + params["bias"][None, None]
+    )
+    return cross_entropy(logits, labels, labels != PAD, 0.1)
+
+
+def bigram():
+    rng = np.random.default_rng(7)
+    return {
+        "table": rng.normal(size=(11, 11)).astype(np.float32),
+        "bias": rng.normal(size=(11,)).astype(np.float32),
+    }
+
+
+SGD = optax.sgd(1.0)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The bigram's SGD update and metrics of the whole batch at once."""
+    return updated(make_train_step(bigram_loss, SGD), ragged_batch(), bigram(), SGD)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [None, pytest.param(make_model(**NOISY), marks=pytest.mark.slow)],
+    ids=["bigram", "transformer"],
+)
+def test_four_fold_accumulation_is_one_batch(model):
+    loss = bigram_loss if model is None else seq2seq_loss(model, pad=PAD, label_smoothing=0.1)
+    params = bigram() if model is None else make_params(model)
+    (expected, sums), (update, metrics) = (
+        updated(make_train_step(loss, SGD, grad_accumulation=parts), ragged_batch(), params, SGD)
+        for parts in (1, 4)
+    )
+    assert relative(update, expected) < 1e-6
+    assert metrics["tokens"] == sums["tokens"]
+    np.testing.assert_allclose(metrics["loss"], sums["loss"], rtol=1e-5)
+    np.testing.assert_allclose(metrics["grad_norm"], sums["grad_norm"], rtol=1e-5)
+
+
+def test_a_mean_of_means_is_another_gradient(whole):
+    batch, params = ragged_batch(), bigram()
+    step = jax.jit(make_train_step(bigram_loss, SGD))
+    state = init_train_state(params, SGD, jax.random.key(3))
+    parts = [step(state, Batch(*(leaf[i::4] for leaf in batch))) for i in range(4)]
+    updates = [jax.tree.map(jnp.subtract, part.params, params) for part, _ in parts]
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / 4, *updates)
+    assert len({float(metrics["tokens"]) for _, metrics in parts}) > 1
+    assert relative(mean, whole[0]) > 1e-2
+
+
+def spread_over_four_devices():
+    """Prints how far 4 devices that accumulate too are from one, in relative norm."""
+    batch, params = ragged_batch(), bigram()
+    one, sums = updated(make_train_step(bigram_loss, SGD), batch, params, SGD)
+    add = partial(jax.lax.psum, axis_name="data")
+    step = make_train_step(bigram_loss, SGD, grad_accumulation=2, reduce=add)
+    shards = jax.tree.map(lambda leaf: leaf.reshape(4, -1, *leaf.shape[1:]), batch)
+    state = init_train_state(params, SGD, jax.random.key(3))
+    state, metrics = jax.pmap(step, axis_name="data", in_axes=(None, 0))(state, shards)
+    for device in range(4):
+        there = jax.tree.map(itemgetter(device), state.params)
+        given = jax.tree.map(jnp.subtract, there, params)
+        print(relative(given, one), float(metrics["tokens"][device] - sums["tokens"]))
+
+
+def in_a_process_with_four_devices(name):
+    """What the function `name` of this file prints there, in lines of words."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    root = Path(__file__).parents[2]
+    code = f"from tests.training import test_train_step; test_train_step.{name}()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={
+            **os.environ,
+            "XLA_FLAGS": flags,
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(root),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_four_devices_that_add_their_sums_are_one_device():
+    lines = in_a_process_with_four_devices("spread_over_four_devices")
+    assert len(lines) == 4
+    for difference, tokens in lines:
+        assert float(difference) < 1e-6 and float(tokens) == 0.0
+
+
+def test_the_sgd_update_is_the_mean_gradient_and_metrics_are_sums(whole):
+    update, metrics = whole
+    batch, rng = ragged_batch(), jax.random.fold_in(jax.random.key(3), 0)
+    gradient = jax.jit(jax.value_and_grad(bigram_loss, has_aux=True))
+    (total, tokens), grads = gradient(bigram(), batch, rng)
+    mean = jax.tree.map(lambda leaf: -leaf / tokens, grads)
+    assert relative(update, mean) < 1e-6
+    assert metrics["tokens"] == tokens == np.sum(batch.target[:, 1:] != PAD)
+    np.testing.assert_allclose(metrics["loss"], total, rtol=1e-6)
+    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(mean), rtol=1e-5)
+
+
+def test_a_step_counts_on_and_draws_new_dropout_from_the_same_rng():
+    batch, still = ragged_batch(), optax.sgd(0.0)
+    step = jax.jit(make_train_step(bigram_loss, still))
+    start = init_train_state(bigram(), still, jax.random.key(3))
+    first, metrics = step(start, batch)
+    second, later = step(first, batch)
+    _, again = step(start, batch)
+    assert [int(state.step) for state in (start, first, second)] == [0, 1, 2]
+    assert metrics["loss"] == again["loss"] != later["loss"]
+    for state in (first, second):
+        assert np.array_equal(jax.random.key_data(state.rng), jax.random.key_data(start.rng))
+        assert state.ema is None
+
+
+def bigram_with_sums(params, batch, rng):
+    """The bigram's loss, and how many tokens it predicts right and how large its logits are."""
+    inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
+    logits, real = params["table"][inputs] + params["bias"][None, None], labels != PAD
+    correct = jnp.sum((logits.argmax(-1) == labels) & real)
+    size = jnp.sum(jnp.where(real, jnp.square(logits).mean(-1), 0.0))
+    return *bigram_loss(params, batch, rng), {"correct": correct, "size": size}
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_auxiliary_sums_become_metrics_and_change_nothing_else(whole, parts):
+    expected, sums = whole
+    step = make_train_step(bigram_with_sums, SGD, grad_accumulation=parts)
+    update, metrics = updated(step, ragged_batch(), bigram(), SGD)
+    assert metrics.keys() == sums.keys() | {"correct", "size"}
+    assert relative(update, expected) < 1e-6
+    np.testing.assert_allclose(metrics["loss"], sums["loss"], rtol=1e-5)
+    auxiliary = bigram_with_sums(bigram(), ragged_batch(), None)[2]
+    assert metrics["correct"] == auxiliary["correct"] > 0
+    np.testing.assert_allclose(metrics["size"], auxiliary["size"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (
+            lambda s, n: s,
+            r"the loss returned float32\[\], but it must return \(sum in nats,",
+        ),
+        (lambda s, n: s / n, "return sums, not means"),
+        (lambda s, n: (s, n, n), r"returned \('float32\[\]', 'float32\[\]', 'float32\[\]'\), but"),
+        (lambda s, n: (s * jnp.ones(3), n), r"returned \('float32\[3\]', 'float32\[\]'\), but"),
+        (lambda s, n: (s, {"tokens": n}), "but it must return"),
+        (lambda s, n: (s, n, {"correct": n * jnp.ones(2)}), r"'correct': 'float32\[2\]'"),
+        (lambda s, n: (s, n, {"grad_norm": s}), "named 'grad_norm', which is a metric of the step"),
+    ],
+)
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_loss_that_returns_something_else_is_refused(returned, message, parts):
+    def loss(params, batch, rng):
+        return returned(*bigram_loss(params, batch, rng))
+
+    step = make_train_step(loss, SGD, grad_accumulation=parts)
+    with pytest.raises(TypeError, match=message):
+        step(init_train_state(bigram(), SGD, jax.random.key(3)), ragged_batch())
+    with pytest.raises(TypeError, match=message):
+        make_eval_step(loss)(bigram(), ragged_batch())
+
+
+@pytest.mark.parametrize(
+    ("ema", "decay", "message"),
+    [
+        (True, 0.0, "the state has an average, but no ema_decay was given: give a decay"),
+        (False, 0.9, "ema_decay=0.9, but the state has no average: make it by init_train_state"),
+        (True, 1.0, "ema_decay=1.0, but it lies in 0 <= ema_decay < 1"),
+    ],
+)
+def test_an_average_without_a_decay_and_a_decay_without_an_average_are_refused(ema, decay, message):
+    state = init_train_state(bigram(), SGD, jax.random.key(3), ema=ema)
+    with pytest.raises(ConfigError, match=message):
+        make_train_step(bigram_loss, SGD, ema_decay=decay)(state, ragged_batch())
+
+
+def test_ema_moves_towards_the_new_parameters_by_one_minus_its_decay():
+    adam = make_optimizer(OptimizerConfig("constant", learning_rate=0.01, warmup_steps=0))
+    step = jax.jit(make_train_step(bigram_loss, adam, ema_decay=0.9))
+    state, expected = init_train_state(bigram(), adam, jax.random.key(3), ema=True), bigram()
+    for number in range(3):
+        state, _ = step(state, ragged_batch(seed=number))
+        expected = {
+            name: 0.9 * old + 0.1 * np.asarray(state.params[name]) for name, old in expected.items()
+        }
+    assert relative(state.ema, expected) < 1e-6
+    assert relative(state.ema, state.params) > 1e-3
+
+
+def test_a_batch_without_tokens_changes_nothing():
+    empty = jax.tree.map(np.zeros_like, ragged_batch())
+    update, metrics = updated(make_train_step(bigram_loss, SGD), empty, bigram(), SGD)
+    assert optax.tree.norm(update) == 0.0
+    assert all(value == 0.0 for value in metrics.values())
+
+
+@jax.custom_vjp
+def with_gradient_plus(leaf, amount):
+    """`leaf`, whose gradient grows by `amount` on its way back."""
+    return leaf
+
+
+with_gradient_plus.defvjp(
+    lambda leaf, amount: (leaf, amount), lambda amount, grad: (grad + amount, jnp.zeros(()))
+)
+
+
+def poisoned(where, value):
+    """The bigram's loss with `value` in the loss or one gradient where row 103 is in the batch."""
+
+    def loss(params, batch, rng):
+        amount = jnp.where(jnp.any(batch.example_ids == 103), value, 0.0)
+        if where == "gradient":
+            params = {**params, "bias": with_gradient_plus(params["bias"], amount)}
+        total, tokens = bigram_loss(params, batch, rng)
+        return total + (amount if where == "loss" else 0.0), tokens
+
+    return loss
+
+
+def clean_batch(seed=0):
+    return ragged_batch(seed=seed)._replace(example_ids=200 + np.arange(16, dtype=np.int32))
+
+
+def as_bytes(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def learned(state):
+    return as_bytes((state.params, state.opt_state, state.ema))
+
+
+ADAM = make_optimizer(OptimizerConfig("constant", learning_rate=0.01, warmup_steps=0))
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_step_that_is_not_finite_changes_only_the_counters(where, value, parts):
+    step = make_train_step(poisoned(where, value), ADAM, grad_accumulation=parts, ema_decay=0.9)
+    step = jax.jit(step)
+    start, _ = step(init_train_state(bigram(), ADAM, jax.random.key(3), ema=True), clean_batch())
+    state = start
+    for number in (1, 2):
+        state, metrics = step(state, ragged_batch())
+        assert learned(state) == learned(start)
+        assert (state.step, state.skipped, state.consecutive_skips) == (1 + number, number, number)
+        assert metrics["skipped"] == metrics["consecutive_skips"] == number
+        assert not np.isfinite(metrics["loss" if where == "loss" else "grad_norm"])
+    state, metrics = step(state, clean_batch())
+    assert learned(state) != learned(start)
+    assert (metrics["skipped"], metrics["consecutive_skips"]) == (2, 0)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.params))
+
+
+def test_after_a_skipped_step_training_goes_on_as_without_it():
+    step = jax.jit(make_train_step(poisoned("loss", np.nan), ADAM))
+    state = init_train_state(bigram(), ADAM, jax.random.key(3))
+    skipping, _ = step(state, ragged_batch())
+    later = state.replace(step=state.step + 1)
+    for seed in range(3):
+        skipping, _ = step(skipping, clean_batch(seed))
+        later, _ = step(later, clean_batch(seed))
+    assert learned(skipping) == learned(later)
+
+
+def skipped_by_four_devices():
+    """Prints, for each of 4 devices, what it skipped and whether its parameters are the old."""
+    add = partial(jax.lax.psum, axis_name="data")
+    step = make_train_step(poisoned("gradient", np.inf), ADAM, reduce=add)
+    shards = jax.tree.map(lambda leaf: leaf.reshape(4, -1, *leaf.shape[1:]), ragged_batch())
+    start = init_train_state(bigram(), ADAM, jax.random.key(3))
+    state, metrics = jax.pmap(step, axis_name="data", in_axes=(None, 0))(start, shards)
+    for device in range(4):
+        there = jax.tree.map(itemgetter(device), state.replace(rng=jnp.zeros(4)))
+        print(int(metrics["skipped"][device]), learned(there) == learned(start))
+
+
+def test_what_one_of_four_devices_cannot_use_they_all_skip():
+    lines = in_a_process_with_four_devices("skipped_by_four_devices")
+    assert lines == [["1", "True"]] * 4
+
+
+def test_training_ends_after_ten_steps_in_a_row_that_are_not_finite():
+    step = jax.jit(make_train_step(poisoned("loss", np.nan), ADAM))
+    state = init_train_state(bigram(), ADAM, jax.random.key(3))
+    batches = [ragged_batch()] * 9 + [clean_batch()] + [ragged_batch()] * 10
+    for number, batch in enumerate(batches, 1):
+        state, metrics = step(state, batch)
+        if number < 20:
+            raise_if_diverged(number, metrics)
+    with pytest.raises(Diverged, match=r"not finite in 10 steps in a row, .* step 20 \(loss nan, "):
+        raise_if_diverged(20, metrics)
+    with pytest.raises(Diverged, match="in 10 steps in a row"):
+        raise_if_diverged(20, metrics, patience=3)
+    raise_if_diverged(20, metrics, patience=11)
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    step = make_train_step(bigram_loss, SGD, grad_accumulation=3)
+    with pytest.raises(ValueError, match="16 rows does not divide into grad_accumulation=3"):
+        step(init_train_state(bigram(), SGD, jax.random.key(3)), ragged_batch())
+
+
+def test_the_evaluation_step_is_the_loss_without_dropout():
+    batch, params = ragged_batch(), bigram()
+    total, tokens = jax.jit(make_eval_step(bigram_with_sums))(params, batch)
+    inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
+    logits = params["table"][inputs] + params["bias"]
+    expected = cross_entropy(jnp.asarray(logits), labels, labels != PAD, 0.1)
+    np.testing.assert_allclose((total, tokens), expected, rtol=1e-6)
+
+
+def test_the_loss_of_copying_falls_within_a_few_dozen_steps():
+    model = make_model(d_model=32, norm_placement="pre")
+    adam = make_optimizer(OptimizerConfig("constant", learning_rate=0.01, warmup_steps=10))
+    step = jax.jit(make_train_step(seq2seq_loss(model, pad=PAD), adam), donate_argnums=0)
+    state = init_train_state(make_params(model, 0.15), adam, jax.random.key(3))
+    losses = []
+    for number in range(80):
+        state, metrics = step(state, ragged_batch(rows=64, seed=number))
+        losses.append(metrics["loss"] / metrics["tokens"])
+    # Without reading the source, eight words and an end cost about log 8 = 2.1 nats.
+    assert np.mean(losses[:3]) > 2.1
+    assert np.mean(losses[-5:]) < 1.0
