@@ -3,8 +3,6 @@
 Run with `pytest -m compiler` on Python 3.12 with the extra `compilers`.
 """
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -96,11 +94,3 @@ def test_attention_compiles_for_each_chip(tpu_devices, topology, queries, keys, 
     with jax.set_mesh(mesh):
         program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k).compile()
     assert counts(program)["kernels"] == 3
-
-
-def test_a_longer_block_is_used_where_the_length_allows_it(tpu_devices):
-    strategy = single(tpu_devices("v6e:2x2")[0])
-    sharding = NamedSharding(strategy.mesh, PartitionSpec())
-    config = replace(CONFIG, max_len=1024)
-    program, _ = compiled_step(strategy, 2, sharding, config=config)
-    assert counts(program)["kernels"] == 3 * CONFIG.num_decoder_layers
