@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jaxformer.pipelines import complete, embed, make_step_fn, score, translate
     from jaxformer.pipelines.fill_mask import fill_mask
     from jaxformer.pretrained import load_pretrained, save_pretrained
-    from jaxformer.pretrained.load import load
+    from jaxformer.pretrained.loading import load
     from jaxformer.text.data import (
         MaskedBatch,
         MaskedStream,
@@ -153,7 +153,7 @@ _MODULES = {
     "pipelines": ("complete", "embed", "make_step_fn", "score", "translate"),
     "pipelines.fill_mask": ("fill_mask",),
     "pretrained": ("load_pretrained", "save_pretrained"),
-    "pretrained.load": ("load",),
+    "pretrained.loading": ("load",),
     "text.data": (
         "MaskedBatch",
         "MaskedStream",

@@ -1,10 +1,10 @@
 """Text in, text out."""
 
+from jaxformer.pipelines.batching import make_step_fn
 from jaxformer.pipelines.completion import Completion, complete, stream
 from jaxformer.pipelines.embeddings import TextEmbeddings, embed
 from jaxformer.pipelines.fill_mask import MaskPrediction, fill_mask
 from jaxformer.pipelines.scoring import score
-from jaxformer.pipelines.step import make_step_fn
 from jaxformer.pipelines.translation import (
     Translation,
     encode_sources,

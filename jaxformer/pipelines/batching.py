@@ -1,10 +1,15 @@
-"""Texts of many lengths as batches of few shapes, so that few programs are compiled."""
+"""What the pipelines share: batches of few shapes, checks of texts, a model as step function."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.decoding import Step
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.tokenizers import PAD, Tokenizer
 
@@ -89,3 +94,25 @@ def add_special_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     special = tokenizer.special
     first, last = ([] if x is None else [x] for x in (special.bos, special.eos))
     return [*first, *ids, *last]
+
+
+def make_step_fn(model: nn.Module, params: Any) -> Step:
+    """The decoder's step(tokens [B, W], cache) -> (logits [B, W, V], cache).
+
+    It is a `jax.tree_util.Partial`: an input of compiled programs, with `params` as its leaves.
+    """
+    return jax.tree_util.Partial(_DecodeStep(model), params)
+
+
+@dataclass(frozen=True)
+class _DecodeStep:
+    """Equal for equal models, so that JAX finds the program that it has compiled for one."""
+
+    model: nn.Module
+
+    def __call__(
+        self, params: Any, tokens: Int[Array, "B W"], cache: Any
+    ) -> tuple[Float[Array, "B W V"], Any]:
+        variables = {"params": params}
+        logits, cache = self.model.apply(variables, tokens[..., None], cache, method="decode_step")
+        return logits[:, :, 0], cache

@@ -17,13 +17,12 @@ from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines.batching import (
     BATCH_SIZE,
     check_tokenizer,
+    make_step_fn,
     pad_left,
     padded_length,
     split_batch,
 )
-from jaxformer.pipelines.partial_text import PartialText
-from jaxformer.pipelines.step import make_step_fn
-from jaxformer.pipelines.streaming import report_tokens, run_streaming
+from jaxformer.pipelines.streaming import PartialText, report_tokens, run_streaming
 from jaxformer.runtime.concurrency import concurrency, concurrently
 from jaxformer.text.tokenizers import Tokenizer
 

@@ -1,8 +1,8 @@
-"""Tokens from a compiled program while it is still running."""
+"""Tokens from a compiled program while it is still running, and the text they make."""
 
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Int
+
+from jaxformer.text.tokenizers import Tokenizer
 
 TokenCallback = Callable[[Int[np.ndarray, " B"]], tuple[list[Any], Bool[np.ndarray, " B"]]]
 """callback(tokens [B]) -> (items to yield, stop [B]); runs on the host after every token."""
@@ -79,3 +81,105 @@ def _registered(callback: Callable[[np.ndarray], np.ndarray]) -> Iterator[int]:
 
 def _call(number: Any, tokens: Any) -> np.ndarray:
     return _CALLBACKS[int(number)](np.asarray(tokens))
+
+
+# What a decoder makes of bytes that are no character, and so of the first bytes of one.
+_NO_CHARACTER = "\ufffd"
+# So many tokens before the first new one show how it joins what stands before it.
+_BEFORE = 8
+
+
+class PartialText:
+    """The continuation of a prompt: up to `max_new_tokens` ids, an id of `eos` or a `stop` string.
+
+    `ids` are those so far, with their `log_probs`; `text` is the text that no later id changes,
+    without the stop string. `ended`: whether EOS or a stop string has come. `done`: whether it has
+    ended or is as long as it may be.
+    """
+
+    def __init__(
+        self,
+        example_id: int,
+        prompt: Sequence[int],
+        tokenizer: Tokenizer,
+        *,
+        max_new_tokens: int,
+        eos: Collection[int],
+        stop: Sequence[str],
+    ) -> None:
+        self.example_id = example_id
+        self.prompt: list[int] = list(prompt)
+        self.ids: list[int] = []
+        self.log_probs: list[float] = []
+        self.text: str = ""
+        self.ended: bool = False
+        self.done: bool = False
+        self._tokenizer = tokenizer
+        self._max_new_tokens = max_new_tokens
+        self._eos = eos
+        self.stop: tuple[str, ...] = tuple(stop)
+        self._known = self.prompt[-_BEFORE:]
+        self._before = tokenizer.decode(self._known)
+        self._unread: list[int] = []
+        self._held = ""
+
+    @property
+    def left(self) -> int:
+        """How many more ids the text may have."""
+        return 0 if self.done else self._max_new_tokens - len(self.ids)
+
+    def context(self, size: int) -> list[int]:
+        """The last `size` ids of the prompt and its continuation."""
+        return (self.prompt + self.ids)[-size:]
+
+    def add(self, token: int) -> str:
+        """The new text after `token`; never half a character.
+
+        A character whose last bytes never come is left out, as is what follows a stop string.
+        """
+        self.ids.append(token)
+        self.ended = token in self._eos
+        self.done = self.ended or len(self.ids) == self._max_new_tokens
+        if not self.ended:
+            self._unread.append(token)
+        self._held += self._read()
+        piece = self._release()
+        self.text += piece
+        return piece
+
+    def _read(self) -> str:
+        """The text of the unread ids, or nothing while it ends in the middle of a character."""
+        whole = self._tokenizer.decode(self._known + self._unread)
+        if self.done:
+            whole = whole.rstrip(_NO_CHARACTER)
+        new = whole[len(self._before) :]
+        if not new or new.endswith(_NO_CHARACTER):
+            return ""
+        self._known, self._unread = self._unread, []
+        self._before = self._tokenizer.decode(self._known)
+        return new
+
+    def _release(self) -> str:
+        """The text held back, without an end of it that may be the beginning of a stop string."""
+        found = [
+            (self._held.find(stop) + len(stop), stop) for stop in self.stop if stop in self._held
+        ]
+        if found:
+            # The stop string that was complete first, and of several the longest.
+            at, stop = min(found, key=lambda each: (each[0], -len(each[1])))
+            self.ended = self.done = True
+            return self._held[: at - len(stop)]
+        kept = 0 if self.done else self._stop_prefix()
+        piece = self._held[: len(self._held) - kept]
+        self._held = self._held[len(piece) :]
+        return piece
+
+    def _stop_prefix(self) -> int:
+        """How many of the last characters may be the beginning of a stop string."""
+        longest = max(map(len, self.stop), default=1) - 1
+        sizes = range(min(longest, len(self._held)), 0, -1)
+        ends = (size for size in sizes if self._begins_stop(self._held[-size:]))
+        return next(ends, 0)
+
+    def _begins_stop(self, text: str) -> bool:
+        return any(stop.startswith(text) for stop in self.stop)

@@ -17,10 +17,10 @@ from jaxformer.pipelines.batching import (
     BATCH_SIZE,
     check_tokenizer,
     group_by_length,
+    make_step_fn,
     pad_right,
     split_batch,
 )
-from jaxformer.pipelines.step import make_step_fn
 from jaxformer.runtime.concurrency import concurrency, concurrently
 from jaxformer.text.tokenizers import BOS, EOS, PAD, Tokenizer, require_standard_ids
 

@@ -5,8 +5,13 @@ settings for its config.json; both are used in both directions, on numpy arrays.
 """
 
 from jaxformer.pretrained.generation_settings import load_eos, load_generation_config
-from jaxformer.pretrained.load import Loaded, load
-from jaxformer.pretrained.loading import Pretrained, load_pretrained, load_target_tokenizer
+from jaxformer.pretrained.loading import (
+    Loaded,
+    Pretrained,
+    load,
+    load_pretrained,
+    load_target_tokenizer,
+)
 from jaxformer.pretrained.saving import save_pretrained
 
 __all__ = [

@@ -1,14 +1,190 @@
-"""A family of published models: its config.json, its classes and its weight map."""
+"""A family of published models: its config.json in both directions, its classes, its weight map.
 
+`hf` is a key of config.json or the whole object, `jax` a field of `TransformerConfig`.
+"""
+
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jaxformer.config import TransformerConfig
-from jaxformer.errors import ConfigError, DataError
-from jaxformer.pretrained.config_mapping import Setting, read_fields
+from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.pretrained.model_specs import Kind, ModelSpec
 from jaxformer.pretrained.weight_map import WeightMap
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Names in config.json -> our names; of several names for one the first is written."""
+
+# Larger numbers are a mistake or an attack.
+_MAX = {int: 2**24, float: 1e12, bool: 1}
+
+_NUMBERS = {int: "a whole number", float: "a number"}
+
+_IGNORED_KEYS = frozenset(
+    """_name_or_path architectures model_type torch_dtype dtype transformers_version use_cache
+    tokenizer_class prefix id2label label2id num_labels problem_type finetuning_task
+    task_specific_params gradient_checkpointing initializer_range chunk_size_feed_forward
+    output_attentions output_hidden_states return_dict output_past
+    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id
+    decoder_start_token_id forced_bos_token_id forced_eos_token_id bad_words_ids suppress_tokens
+    begin_suppress_tokens max_length min_length do_sample early_stopping num_beams num_beam_groups
+    diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+    no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
+    exponential_decay_length_penalty remove_invalid_values""".split()
+)
+"""Keys of all families that do not change what the model computes."""
+
+
+class Setting(Protocol):
+    """One or more keys of config.json that define something of the model."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The keys."""
+        ...
+
+    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Our fields for the config.json `hf`; `fields` are those of the settings before."""
+        ...
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """The keys and values of config.json for `config`."""
+        ...
+
+
+class Field(NamedTuple):
+    """A number or a truth value with one key and one field."""
+
+    hf: str
+    jax: str
+    default: int | float | bool | None | Callable[[Mapping[str, Any]], int]
+    """The meaning of an absent key: a value, or a function of our fields read before."""
+    least: int = 0
+    """The smallest number allowed."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The key."""
+        return (self.hf,)
+
+    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Our field; `ConfigError` for a value of another type or out of range."""
+        default = self.default(fields) if callable(self.default) else self.default
+        value = hf.get(self.hf)
+        if value is None or value == default:
+            return {self.jax: default}
+        kind = int if default is None else type(default)
+        return {self.jax: parse_number(self.hf, value, kind, self.least)}
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """The key and its value."""
+        return {self.hf: getattr(config, self.jax)}
+
+
+class EnumField(NamedTuple):
+    """A choice among named values."""
+
+    hf: str
+    jax: str
+    default: str | bool
+    """The meaning of an absent key."""
+    names: Mapping[Any, Any]
+    """Values in config.json -> our values."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The key."""
+        return (self.hf,)
+
+    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Our field; `ConfigError` for another value than those of `names`."""
+        value = hf.get(self.hf, self.default)
+        if not isinstance(value, str | bool) or value not in self.names:
+            raise unsupported(self.hf, value, *self.names)
+        return {self.jax: self.names[value]}
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """The key and its value; `ConfigError` for a value of ours that has no name."""
+        value = getattr(config, self.jax)
+        for name, found in self.names.items():
+            if found == value:
+                return {self.hf: name}
+        raise ConfigError(f"{self.jax}={value!r} has no {self.hf}")
+
+
+class ConstField(NamedTuple):
+    """A key of which only one value is supported; an absent key means this value too."""
+
+    hf: str
+    value: Any
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The key."""
+        return (self.hf,)
+
+    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """No field; `ConfigError` for another value."""
+        value = hf.get(self.hf, self.value)
+        if type(value) is not type(self.value) or value != self.value:
+            raise unsupported(self.hf, value, self.value)
+        return {}
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """The key and its value."""
+        return {self.hf: self.value}
+
+
+def unsupported(key: str, value: Any, *allowed: Any) -> ConfigError:
+    """The error for a value of config.json that only has the supported values `allowed`."""
+    return ConfigError(
+        f"{key}={as_text(value)} is not supported: only {', '.join(map(json.dumps, allowed))}"
+    )
+
+
+def as_text(value: Any) -> str:
+    """The JSON of `value` for a message, shortened between words."""
+    return shorten(json.dumps(value))
+
+
+def parse_number(key: str, value: Any, kind: type, least: int = 0) -> Any:
+    """`value` as `kind` (int, float or bool); `ConfigError` for another type or out of range."""
+    fits = isinstance(value, int) if kind is int else isinstance(value, int | float)
+    fits = isinstance(value, bool) if kind is bool else fits and not isinstance(value, bool)
+    if not fits or not least <= value <= _MAX[kind]:
+        limits = f"from {least} to {_MAX[kind]:,}"
+        allowed = "true or false" if kind is bool else f"{_NUMBERS[kind]} {limits}"
+        raise ConfigError(f"{key}={as_text(value)}, but it must be {allowed}")
+    return kind(value)
+
+
+def read_fields(
+    settings: Sequence[Setting], ignored_keys: frozenset[str], hf: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Our fields for the config.json `hf`.
+
+    Raises `ConfigError` for a key that no setting reads, unless its value is null, false or empty,
+    or it is one of `ignored_keys` or of the keys ignored in all families.
+    """
+    known = {key for setting in settings for key in setting.keys} | ignored_keys | _IGNORED_KEYS
+    for key, value in hf.items():
+        if key not in known and value not in (None, False, "", [], {}):
+            raise ConfigError(
+                f"{key}={as_text(value)} is not supported: if it does not change what the model "
+                "computes, remove it from config.json"
+            )
+    fields: dict[str, Any] = {}
+    for setting in settings:
+        fields |= setting.read(hf, fields)
+    return fields
 
 
 def identity(spec: ModelSpec, names: Collection[str]) -> ModelSpec:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.config_mapping import parse_number
+from jaxformer.pretrained.family import parse_number
 from jaxformer.pretrained.hf_folder import HFFolder, locate
 
 # Settings that are not supported, each with the values that change nothing.

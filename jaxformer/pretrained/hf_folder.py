@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, MissingExtra, shorten
-from jaxformer.pretrained.transforms import Shape
+from jaxformer.pretrained.weight_map import Shape
 
 _MIB = 2**20
 _JSON_LIMIT = 16 * _MIB

@@ -15,7 +15,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.ops.attention import AttentionFn
-from jaxformer.pretrained.transforms import Shape
+from jaxformer.pretrained.weight_map import Shape
 
 Kind = Literal[
     "decoder",

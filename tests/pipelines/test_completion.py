@@ -17,7 +17,7 @@ from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines import complete, stream
-from jaxformer.pipelines.partial_text import PartialText
+from jaxformer.pipelines.streaming import PartialText
 from jaxformer.runtime.concurrency import concurrency
 from jaxformer.text.tokenizers import EOS, train_bpe, train_characters, train_words
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text import data
-from jaxformer.text.data import documents, reading
+from jaxformer.text.data import text_files
+from jaxformer.text.data import tokens as tokens_module
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, Tokenizer, train_bpe, train_characters
 
 BOM = b"\xef\xbb\xbf"
@@ -83,8 +84,7 @@ CONTENT = st.lists(st.sampled_from(PIECES), max_size=17).map(b"".join)
 
 
 def set_block_size(patch, size):
-    for module in (reading, documents):
-        patch.setattr(module, "BLOCK_BYTES", size)
+    patch.setattr(text_files, "BLOCK_BYTES", size)
 
 
 @settings(max_examples=500, deadline=None, database=None)
@@ -140,10 +140,18 @@ def test_blocks_are_of_about_128_kilobytes_and_the_file_is_never_held(tmp_path):
             gzip.compress(b"text\n", mtime=0)[:10] + b"\xff" * 20,
             "hurt.gz: not a whole gzip",
         ),
-        ("latin", b"a\nb\ngr\xfc\xdfe\n", "latin:3: byte 0xfc is not UTF-8"),
-        ("utf16", "\ufeffa\n".encode("utf-16-le"), "utf16:1: (a NUL byte|byte 0xff is not)"),
+        ("latin", b"a\nb\ngr\xfc\xdfe\n", "latin:3: byte 3 of the line .0xfc. is not UTF-8"),
+        (
+            "utf16",
+            "\ufeffa\n".encode("utf-16-le"),
+            "utf16:1: (a NUL byte|byte 1 of the line .0xff. is not)",
+        ),
         ("binary", b"a\nb\n\x7fELF\x00\n", "binary:3: a NUL byte; this is a binary file"),
-        ("end", b"x\n" * 9 + b"\xc3", "end:10: byte 0xc3 is not UTF-8 .unexpected end"),
+        (
+            "end",
+            b"x\n" * 9 + b"\xc3",
+            "end:10: byte 1 of the line .0xc3. is not UTF-8 .unexpected end",
+        ),
     ],
 )
 @pytest.mark.parametrize("block", [2, 3, 1 << 20])
@@ -192,19 +200,19 @@ CODE = [
 def test_ids_of_blocks_are_those_of_the_whole_wherever_a_block_can_end_well(text, tokenizer):
     with pytest.MonkeyPatch.context() as patch:
         set_block_size(patch, 11)
-        blocks = list(documents._blocks(iter(text)))
+        blocks = list(text_files._blocks(iter(text)))
     assert "".join(blocks) == text
     for before, after in zip(blocks, blocks[1:], strict=False):
         edge = before[-2:] + after[:1], before[-1:] + after[:2]
         well = re.fullmatch(r"\S\n\S", edge[0]) or re.fullmatch(r"\S \S", edge[1])
-        assert well or documents._place_to_cut(before) == len(before)
+        assert well or text_files._place_to_cut(before) == len(before)
         if not well:
             return
     assert list(chain.from_iterable(tokenizer.encode_batch(blocks))) == tokenizer.encode(text)
 
 
 def test_documents_come_back_from_disk_with_their_ends(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(documents, "_CHARACTERS_AT_ONCE", 7)
+    monkeypatch.setattr(tokens_module, "_CHARACTERS_AT_ONCE", 7)
     texts = [["def f", "(x):\n"], [], ["class A:"], "    pass"]
     bare = data.encode_documents(texts, tokenizer, tmp_path / "bare", isolate_documents=False)
     expected = [[*tokenizer.encode("def f"), *tokenizer.encode("(x):\n")], []]
@@ -223,7 +231,7 @@ def test_a_vocabulary_without_special_tokens_adds_none(tmp_path):
 
 
 def test_a_document_of_many_blocks_is_encoded_in_little_memory(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(documents, "_CHARACTERS_AT_ONCE", 1 << 15)
+    monkeypatch.setattr(tokens_module, "_CHARACTERS_AT_ONCE", 1 << 15)
     block = "def f(x):\n    return x\n" * 503
 
     def peak(count: int) -> int:

@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.families import bert, distilbert, gpt2, llama, marian, t5
+from jaxformer.pretrained.families.bert import BERT, DISTILBERT
+from jaxformer.pretrained.families.gpt2 import GPT2
+from jaxformer.pretrained.families.llama import LLAMA
+from jaxformer.pretrained.families.marian import MARIAN
+from jaxformer.pretrained.families.t5 import T5
 from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import Kind
 
 FAMILIES: dict[str, Family] = {
-    module.FAMILY.model_type: module.FAMILY
-    for module in (gpt2, llama, distilbert, bert, marian, t5)
+    family.model_type: family for family in (GPT2, LLAMA, DISTILBERT, BERT, MARIAN, T5)
 }
 """`model_type` -> family, in the order in which `save_pretrained` tries them."""
 

@@ -1,70 +1,86 @@
-"""BERT (Devlin et al. 2019): post-norm, learned positions, token types, heads of pretraining."""
+"""BERT (Devlin et al. 2019) and DistilBERT (Sanh et al. 2019): post-norm, learned positions."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from jaxformer.pretrained.config_mapping import ACTIVATIONS, ConstField, EnumField, Field
-from jaxformer.pretrained.family import Family
+from jaxformer.pretrained.family import ACTIVATIONS, ConstField, EnumField, Family, Field
 from jaxformer.pretrained.model_specs import ModelSpec
 from jaxformer.pretrained.weight_map import Entry, attention, dense, entry, norm
 
-_NEXT_SENTENCE = "cls.seq_relationship"
-_POOLER = "bert.pooler.dense"
+
+class _Names(NamedTuple):
+    """The names of tensors that differ between the families."""
+
+    prefix: str
+    """What the names of the embeddings, the blocks and the pooler begin with."""
+    blocks: str
+    """The blocks, each followed by its number."""
+    parts: tuple[str, ...]
+    """Query, key, value, output; their norm; the feed-forward network's two layers; its norm."""
+    transform: str
+    """The dense layer of the head that predicts tokens."""
+    transform_norm: str
+    """The norm after it."""
+    output: str
+    """The layer that makes logits; its weight is the embedding's."""
+    bias: str
+    """The bias of the logits; copies may have the name of the layer."""
+    pooler: str = ""
+    """The pooler, where there is one."""
+    next_sentence: str = ""
+    """The head for the next sentence."""
+    classifier: str = ""
+    """The output layer of a classifier."""
 
 
-def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
-    """The entries of a BERT with its pretraining heads, a classifier, or neither."""
-    body, config = spec.body, spec.config
-    copies = ("cls.predictions.decoder.weight",) if spec.kind.startswith("masked") else ()
-    embeddings = "bert.embeddings"
+def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
+    """The entries of an encoder with the heads of pretraining, a classifier, or neither."""
+    body, config, masked = spec.body, spec.config, spec.kind.startswith("masked")
+    embeddings = f"{names.prefix}embeddings"
+    table = f"{embeddings}.word_embeddings.weight"
     entries = [
-        Entry((f"{body}embedding/table",), (f"{embeddings}.word_embeddings.weight", *copies)),
-        entry(f"{body}type_embedding/table", f"{embeddings}.token_type_embeddings.weight"),
+        Entry((f"{body}embedding/table",), (table, f"{names.output}.weight")[: 1 + masked]),
         entry(f"{body}encoder/positions/table", f"{embeddings}.position_embeddings.weight"),
         *norm(f"{body}encoder/embedding_norm", f"{embeddings}.LayerNorm"),
     ]
+    if config.num_token_types:
+        types = f"{embeddings}.token_type_embeddings.weight"
+        entries += [entry(f"{body}type_embedding/table", types)]
     for i in range(config.num_encoder_layers):
-        entries += _block(f"{body}encoder/blocks_{i}", f"bert.encoder.layer.{i}")
+        entries += _block(names, f"{body}encoder/blocks_{i}", f"{names.blocks}.{i}")
     if config.pooler:
-        entries += dense(f"{body}pooler", _POOLER)
-    return [*entries, *_head(spec)]
+        entries += dense(f"{body}pooler", names.pooler)
+    if masked:
+        entries += dense("transform", names.transform)
+        entries += norm("transform_norm", names.transform_norm)
+        entries += [Entry(("bias",), tuple(dict.fromkeys((names.bias, f"{names.output}.bias"))))]
+    if masked and config.pooler:
+        entries += dense("next_sentence", names.next_sentence)
+    return [*entries, *(dense("head", names.classifier) if spec.classes else [])]
 
 
-def _block(jax: str, hf: str) -> list[Entry]:
-    names = ("self.query", "self.key", "self.value", "output.dense")
+def _block(names: _Names, jax: str, hf: str) -> list[Entry]:
+    *projections, attention_norm, up, down, feed_forward_norm = names.parts
     return [
-        *attention(f"{jax}/attention", f"{hf}.attention", names),
-        *norm(f"{jax}/attention_norm", f"{hf}.attention.output.LayerNorm"),
-        *dense(f"{jax}/feed_forward/up", f"{hf}.intermediate.dense"),
-        *dense(f"{jax}/feed_forward/down", f"{hf}.output.dense"),
-        *norm(f"{jax}/feed_forward_norm", f"{hf}.output.LayerNorm"),
+        *attention(f"{jax}/attention", hf, projections),
+        *norm(f"{jax}/attention_norm", f"{hf}.{attention_norm}"),
+        *dense(f"{jax}/feed_forward/up", f"{hf}.{up}"),
+        *dense(f"{jax}/feed_forward/down", f"{hf}.{down}"),
+        *norm(f"{jax}/feed_forward_norm", f"{hf}.{feed_forward_norm}"),
     ]
 
 
-def _head(spec: ModelSpec) -> list[Entry]:
-    if spec.kind == "encoder_classifier":
-        return dense("head", "classifier")
-    if not spec.kind.startswith("masked"):
-        return []
-    head = "cls.predictions"
-    entries = [
-        *dense("transform", f"{head}.transform.dense"),
-        *norm("transform_norm", f"{head}.transform.LayerNorm"),
-        Entry(("bias",), (f"{head}.bias", f"{head}.decoder.bias")),
-    ]
-    return [*entries, *dense("next_sentence", _NEXT_SENTENCE)] if spec.config.pooler else entries
-
-
-def adapt(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
+def _adapt(names: _Names, spec: ModelSpec, given: Collection[str]) -> ModelSpec:
     """`spec` with a pooler if the folder has one that the model's head uses.
 
     Published weights of a masked model also have the head for the next sentence.
     """
     needed = {
-        "encoder": f"{_POOLER}.weight" in names,
+        "encoder": f"{names.pooler}.weight" in given,
         "encoder_classifier": True,
-        "masked": f"{_NEXT_SENTENCE}.weight" in names,
+        "masked": f"{names.next_sentence}.weight" in given,
         "masked_and_next": True,
     }
     pooler = needed[spec.kind]
@@ -72,7 +88,35 @@ def adapt(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
     return spec._replace(kind=kind, config=replace(spec.config, pooler=pooler))
 
 
-FAMILY = Family(
+_CONSTANTS = {
+    "positions": "learned",
+    "scale_embeddings": False,
+    "embedding_norm": True,
+    "tied_embeddings": "output",
+    "initializer": "normal",
+}
+
+_BERT = _Names(
+    prefix="bert.",
+    blocks="bert.encoder.layer",
+    parts=(
+        *(f"attention.self.{name}" for name in ("query", "key", "value")),
+        "attention.output.dense",
+        "attention.output.LayerNorm",
+        "intermediate.dense",
+        "output.dense",
+        "output.LayerNorm",
+    ),
+    transform="cls.predictions.transform.dense",
+    transform_norm="cls.predictions.transform.LayerNorm",
+    output="cls.predictions.decoder",
+    bias="cls.predictions.bias",
+    pooler="bert.pooler.dense",
+    next_sentence="cls.seq_relationship",
+    classifier="classifier",
+)
+
+BERT = Family(
     model_type="bert",
     architectures={
         "BertModel": "encoder",
@@ -80,13 +124,7 @@ FAMILY = Family(
         "BertForPreTraining": "masked_and_next",
         "BertForSequenceClassification": "encoder_classifier",
     },
-    constants={
-        "positions": "learned",
-        "scale_embeddings": False,
-        "embedding_norm": True,
-        "tied_embeddings": "output",
-        "initializer": "normal",
-    },
+    constants=_CONSTANTS,
     settings=(
         Field("vocab_size", "vocab_size", 30_522),
         Field("max_position_embeddings", "max_len", 512),
@@ -104,10 +142,10 @@ FAMILY = Family(
         ConstField("add_cross_attention", False),
         ConstField("tie_word_embeddings", True),
     ),
-    weight_map=weight_map,
-    prefix="bert.",
+    weight_map=partial(_weight_map, _BERT),
+    prefix=_BERT.prefix,
     head_prefixes=("cls.", "classifier."),
-    adapt=adapt,
+    adapt=partial(_adapt, _BERT),
     renamed_endings={".gamma": ".weight", ".beta": ".bias"},
     ignored_tensors=r"\.embeddings\.position_ids$",
     ignored_keys=frozenset(
@@ -117,3 +155,45 @@ FAMILY = Family(
     classifier_tensor="classifier.weight",
 )
 """The dropout of a classifier (`classifier_dropout`) is `dropout_rate` here."""
+
+_DISTILBERT = _Names(
+    prefix="distilbert.",
+    blocks="distilbert.transformer.layer",
+    parts=(
+        *(f"attention.{name}_lin" for name in ("q", "k", "v", "out")),
+        "sa_layer_norm",
+        "ffn.lin1",
+        "ffn.lin2",
+        "output_layer_norm",
+    ),
+    transform="vocab_transform",
+    transform_norm="vocab_layer_norm",
+    output="vocab_projector",
+    bias="vocab_projector.bias",
+)
+
+DISTILBERT = Family(
+    model_type="distilbert",
+    architectures={"DistilBertModel": "encoder", "DistilBertForMaskedLM": "masked"},
+    constants={**_CONSTANTS, "norm_eps": 1e-12},
+    settings=(
+        Field("vocab_size", "vocab_size", 30_522),
+        Field("max_position_embeddings", "max_len", 512),
+        Field("dim", "d_model", 768),
+        Field("n_layers", "num_encoder_layers", 6),
+        Field("n_heads", "num_heads", 12),
+        Field("hidden_dim", "d_ff", 3072),
+        EnumField("activation", "activation", "gelu", ACTIVATIONS),
+        Field("dropout", "dropout_rate", 0.1),
+        Field("attention_dropout", "attention_dropout_rate", 0.1),
+        ConstField("tie_word_embeddings", True),
+    ),
+    weight_map=partial(_weight_map, _DISTILBERT),
+    prefix=_DISTILBERT.prefix,
+    head_prefixes=("vocab_",),
+    ignored_tensors=r"\.embeddings\.position_ids$",
+    ignored_keys=frozenset(
+        "sinusoidal_pos_embds qa_dropout seq_classif_dropout tie_weights_".split()
+    ),
+)
+"""Its classifier is not supported: it has a relu layer where `Classifier` has a tanh pooler."""

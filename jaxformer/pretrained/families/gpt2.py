@@ -3,11 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformer.pretrained.config_mapping import ACTIVATIONS, ConstField, EnumField, Field
-from jaxformer.pretrained.family import Family
+from jaxformer.pretrained.family import ACTIVATIONS, ConstField, EnumField, Family, Field
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.transforms import FLAT, conv1d, linear
-from jaxformer.pretrained.weight_map import Entry, dense, entry, norm, zero_entry
+from jaxformer.pretrained.weight_map import (
+    FLAT,
+    Entry,
+    conv1d,
+    dense,
+    entry,
+    linear,
+    norm,
+    zero_entry,
+)
 
 
 def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
@@ -45,7 +52,7 @@ def _block(jax: str, hf: str) -> list[Entry]:
     ]
 
 
-FAMILY = Family(
+GPT2 = Family(
     model_type="gpt2",
     architectures={
         "GPT2LMHeadModel": "decoder",

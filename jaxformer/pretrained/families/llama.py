@@ -5,18 +5,17 @@ from typing import Any, NamedTuple
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.config_mapping import (
+from jaxformer.pretrained.family import (
     ACTIVATIONS,
     EnumField,
+    Family,
     Field,
     as_text,
     parse_number,
     unsupported,
 )
-from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.transforms import linear
-from jaxformer.pretrained.weight_map import Entry, attention, dense, entry, norm, zero_entry
+from jaxformer.pretrained.weight_map import Entry, attention, dense, entry, linear, norm, zero_entry
 
 
 class _Rotary(NamedTuple):
@@ -108,7 +107,7 @@ def _block(jax: str, hf: str, config_json: Mapping[str, Any], use_bias: bool) ->
     return entries
 
 
-FAMILY = Family(
+LLAMA = Family(
     model_type="llama",
     architectures={
         "LlamaForCausalLM": "decoder",

@@ -5,17 +5,16 @@ from typing import Any, NamedTuple
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.config_mapping import (
+from jaxformer.pretrained.family import (
     ACTIVATIONS,
     ConstField,
     EnumField,
+    Family,
     Field,
     parse_number,
 )
-from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.transforms import Transform, linear
-from jaxformer.pretrained.weight_map import Entry, attention, dense, entry, norm
+from jaxformer.pretrained.weight_map import Entry, Transform, attention, dense, entry, linear, norm
 
 _OUTPUT = "lm_head.weight"
 _SHARED = "model.shared.weight"
@@ -127,7 +126,7 @@ class _Vocabularies(NamedTuple):
         return dict(zip(self.keys, values, strict=True))
 
 
-FAMILY = Family(
+MARIAN = Family(
     model_type="marian",
     architectures={"MarianMTModel": "encoder_decoder"},
     constants={

@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.config_mapping import ACTIVATIONS, ConstField, Field, parse_number
-from jaxformer.pretrained.family import Family
+from jaxformer.pretrained.family import ACTIVATIONS, ConstField, Family, Field, parse_number
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.transforms import SAME, linear, scaled
-from jaxformer.pretrained.weight_map import Entry, dense, entry, norm
+from jaxformer.pretrained.weight_map import SAME, Entry, dense, entry, linear, norm, scaled
 
 _OUTPUT = "lm_head.weight"
 _EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -161,7 +159,7 @@ def adapt(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
     return spec._replace(config=replace(spec.config, tied_embeddings="all"))
 
 
-FAMILY = Family(
+T5 = Family(
     model_type="t5",
     architectures={
         "T5ForConditionalGeneration": "encoder_decoder",

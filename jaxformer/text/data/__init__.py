@@ -1,13 +1,19 @@
 """Text files to batches of ids: read lines, keep ids on disk, give batch(step)."""
 
 from jaxformer.text.data.batches import MaskedBatch, PairBatch, StreamBatch
-from jaxformer.text.data.documents import encode_documents, read_documents
 from jaxformer.text.data.masking import MaskedStream, iterate_masked_once
 from jaxformer.text.data.pairs import Bucket, PairBatches, bucket_pairs, plan_buckets
-from jaxformer.text.data.reading import read_lines, read_pairs, read_tab_pairs
 from jaxformer.text.data.shuffle import RowSelection
 from jaxformer.text.data.streams import Stream, iterate_once
-from jaxformer.text.data.tokens import Tokens, encode_lines, encode_pairs, open_tokens, write_tokens
+from jaxformer.text.data.text_files import read_documents, read_lines, read_pairs, read_tab_pairs
+from jaxformer.text.data.tokens import (
+    Tokens,
+    encode_documents,
+    encode_lines,
+    encode_pairs,
+    open_tokens,
+    write_tokens,
+)
 
 __all__ = [
     "Bucket",

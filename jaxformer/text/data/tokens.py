@@ -24,7 +24,7 @@ _MAGIC, _VERSION = b"jaxformer tokens", 2
 _DIGEST = 32
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _CHUNK = 1 << 16
-_LINES_AT_ONCE = 10_000
+_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 20
 
 
 class Tokens:
@@ -123,6 +123,31 @@ def write_tokens(
     return write_parts(path, ((row, True) for row in sequences), vocab_size=vocab_size)
 
 
+def write_parts(
+    path: str | os.PathLike[str], parts: Iterable[tuple[Sequence[int], bool]], *, vocab_size: int
+) -> Tokens:
+    """Like `write_tokens`, for parts of sequences: ids, and whether they end a sequence.
+
+    Not even one sequence has to fit in memory.
+    """
+    if not 1 <= vocab_size <= 1 << 32:
+        raise ConfigError(f"vocab_size must be 1 to 2^32, got {vocab_size}")
+    path = Path(path)
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        with open(unfinished, "wb") as file:
+            _write(file, parts, vocab_size)
+        written = open_tokens(unfinished)
+        fingerprint = Tokens(written.ids, written.offsets).fingerprint
+        with open(unfinished, "r+b") as file:
+            file.seek(-_DIGEST, os.SEEK_END)
+            file.write(bytes.fromhex(fingerprint))
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return open_tokens(path)
+
+
 def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) -> Tokens:
     """The sequences of a file made by `write_tokens`, memory-mapped for reading.
 
@@ -192,35 +217,62 @@ def encode_pairs(
     return source, target
 
 
+def encode_documents(
+    documents: Iterable[Iterable[str]],
+    tokenizer: Tokenizer,
+    path: str | os.PathLike[str],
+    *,
+    isolate_documents: bool,
+) -> Tokens:
+    """Writes the ids of each document to the file `path` as one sequence, and opens it.
+
+    With `isolate_documents` bos and eos are put around the ids, where the vocabulary has them. A
+    document is a text or an iterable of blocks of text. Each block is encoded separately, so use a
+    tokenizer that adds no space before a text. Only a few blocks are in memory at a time.
+    """
+    special = tokenizer.special
+    bos, eos = (special.bos, special.eos) if isolate_documents else (None, None)
+    before, after = ([] if id is None else [id] for id in (bos, eos))
+
+    def parts() -> Iterator[tuple[list[int], bool]]:
+        start = True
+        for batch in _batches(_parts(documents)):
+            encoded = tokenizer.encode_batch([text for text, _ in batch])
+            for ids, (_, ends) in zip(encoded, batch, strict=True):
+                yield (before if start else []) + ids + (after if ends else []), ends
+                start = ends
+
+    return write_parts(path, parts(), vocab_size=tokenizer.vocab_size)
+
+
 def _encode(lines: Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    for start in range(0, len(lines), _LINES_AT_ONCE):
-        chunk = lines[start : start + _LINES_AT_ONCE]
+    for start in range(0, len(lines), _TEXTS_AT_ONCE):
+        chunk = lines[start : start + _TEXTS_AT_ONCE]
         yield from tokenizer.encode_batch([line if line.strip() else "" for line in chunk])
 
 
-def write_parts(
-    path: str | os.PathLike[str], parts: Iterable[tuple[Sequence[int], bool]], *, vocab_size: int
-) -> Tokens:
-    """Like `write_tokens`, for parts of sequences: ids, and whether they end a sequence.
+def _parts(documents: Iterable[Iterable[str]]) -> Iterator[tuple[str, bool]]:
+    """The blocks of all documents, and whether a document ends with each."""
+    for document in documents:
+        blocks = iter([document] if isinstance(document, str) else document)
+        block = next(blocks, "")
+        for following in blocks:
+            yield block, False
+            block = following
+        yield block, True
 
-    Not even one sequence has to fit in memory.
-    """
-    if not 1 <= vocab_size <= 1 << 32:
-        raise ConfigError(f"vocab_size must be 1 to 2^32, got {vocab_size}")
-    path = Path(path)
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        with open(unfinished, "wb") as file:
-            _write(file, parts, vocab_size)
-        written = open_tokens(unfinished)
-        fingerprint = Tokens(written.ids, written.offsets).fingerprint
-        with open(unfinished, "r+b") as file:
-            file.seek(-_DIGEST, os.SEEK_END)
-            file.write(bytes.fromhex(fingerprint))
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return open_tokens(path)
+
+def _batches(parts: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """`parts` in lists that the tokenizer encodes at once."""
+    batch, characters = [], 0
+    for part in parts:
+        batch.append(part)
+        characters += len(part[0])
+        if len(batch) == _TEXTS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 def _write(file: BinaryIO, parts: Iterable[tuple[Sequence[int], bool]], vocab_size: int) -> None:

@@ -12,7 +12,7 @@ from jaxformer.text.tokenizers.load_tokenizer import (
     load_standard,
     load_target,
 )
-from jaxformer.text.tokenizers.special_tokens import (
+from jaxformer.text.tokenizers.tokenizer import (
     BOS,
     EOS,
     MASKED_SPECIAL_TOKENS,
@@ -20,8 +20,9 @@ from jaxformer.text.tokenizers.special_tokens import (
     SPECIAL_TOKENS,
     UNK,
     SpecialTokens,
+    Tokenizer,
+    require_standard_ids,
 )
-from jaxformer.text.tokenizers.tokenizer import Tokenizer, require_standard_ids
 from jaxformer.text.tokenizers.train_tokenizer import train_bpe, train_characters, train_words
 
 __all__ = [

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxformer import optional_dependencies
 from jaxformer.errors import DataError
 from jaxformer.text.tokenizers.sentencepiece import read_sentencepiece
-from jaxformer.text.tokenizers.special_tokens import ROLE_NAMES, SPECIAL_TOKEN, find_role
-from jaxformer.text.tokenizers.tokenizer import Tokenizer, require_standard_ids
+from jaxformer.text.tokenizers.tokenizer import (
+    ROLE_NAMES,
+    SPECIAL_TOKEN,
+    Tokenizer,
+    find_role,
+    require_standard_ids,
+)
 
 if TYPE_CHECKING:
     import tokenizers

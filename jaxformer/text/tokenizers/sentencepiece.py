@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import DataError
-from jaxformer.text.tokenizers.special_tokens import ROLE_NAMES, SPACE
+from jaxformer.text.tokenizers.tokenizer import ROLE_NAMES, SPACE
 
 if TYPE_CHECKING:
     import tokenizers

@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING, Literal
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.tokenizers.special_tokens import SPECIAL_TOKEN, SPECIAL_TOKENS, find_role
-from jaxformer.text.tokenizers.tokenizer import Tokenizer, is_text, why_not_text
+from jaxformer.text.tokenizers.tokenizer import (
+    SPECIAL_TOKEN,
+    SPECIAL_TOKENS,
+    Tokenizer,
+    find_role,
+    is_text,
+    why_not_text,
+)
 
 if TYPE_CHECKING:
     import tokenizers

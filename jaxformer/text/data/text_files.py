@@ -1,24 +1,89 @@
-"""Text files of any size to documents, and documents to ids, block by block."""
+"""Text files: their bytes in blocks, their lines, and documents of any size, block by block."""
 
 import codecs
+import gzip
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.data.reading import BLOCK_BYTES, read_blocks
-from jaxformer.text.data.tokens import Tokens, write_parts
-from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.errors import ConfigError, DataError, shorten
 
-_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 20
+BLOCK_BYTES = 1 << 17  # blocks of 1 MB take the tokenizer 400 MB, these 70 MB, at the same speed
+
 _BLANK_LINES = re.compile(r"\r?\n(?:[^\S\n]*\n)+")
 _FIRST_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)*")
 
 Part = tuple[str, bool]
 """Text, and whether a document ends with it."""
+
+
+def read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The bytes of a file in blocks, decompressed when its name ends in `.gz`.
+
+    Raises `DataError` for a file that cannot be read and for a damaged gzip file.
+    """
+    path = Path(path)
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                yield block
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: not a whole gzip file: {error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot read the file: {reason}") from error
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """The lines of a UTF-8 text file (gzip when its name ends in `.gz`), blank ones included.
+
+    Only a line feed ends a line: U+2028, NEL, VT and FF stay inside it, so parallel files stay
+    parallel. One carriage return before the line feed and a byte order mark at the start of the
+    file are removed. Raises `DataError` for a file that is absent, empty, a directory, not
+    readable, a damaged gzip file, or (with the line) not UTF-8.
+    """
+    text = "".join(_decode(Path(path), read_blocks(path)))
+    if not text:
+        raise DataError(f"{path}: the file is empty; at least one line is needed")
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+
+
+def read_pairs(
+    source_path: str | os.PathLike[str], target_path: str | os.PathLike[str]
+) -> tuple[list[str], list[str]]:
+    """The lines of two files of which line i of one translates line i of the other.
+
+    Raises `DataError` when the numbers of lines differ, and as `read_lines` does.
+    """
+    source, target = read_lines(source_path), read_lines(target_path)
+    if len(source) != len(target):
+        raise DataError(
+            f"{source_path} has {len(source)} lines and {target_path} has {len(target)}: "
+            "line i of one must translate line i of the other"
+        )
+    return source, target
+
+
+def read_tab_pairs(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+    """The first two columns of a file of lines `source<TAB>target`; further columns are ignored.
+
+    Raises `DataError` naming the first line with fewer than two columns, and as `read_lines`
+    does.
+    """
+    source, target = [], []
+    for number, line in enumerate(read_lines(path), start=1):
+        columns = line.split("\t")
+        if len(columns) < 2:
+            raise DataError(
+                f"{path}:{number}: needed source<TAB>target, got no tab: {shorten(line)!r}"
+            )
+        source.append(columns[0])
+        target.append(columns[1])
+    return source, target
 
 
 def read_documents(
@@ -39,40 +104,12 @@ def read_documents(
     return _read_documents(list(map(Path, paths)), _SPLITS[split])
 
 
-def encode_documents(
-    documents: Iterable[Iterable[str]],
-    tokenizer: Tokenizer,
-    path: str | os.PathLike[str],
-    *,
-    isolate_documents: bool,
-) -> Tokens:
-    """Writes the ids of each document to the file `path` as one sequence, and opens it.
-
-    With `isolate_documents` bos and eos are put around the ids, where the vocabulary has them. A
-    document is a text or an iterable of blocks of text. Each block is encoded separately, so use a
-    tokenizer that adds no space before a text. Only a few blocks are in memory at a time.
-    """
-    special = tokenizer.special
-    bos, eos = (special.bos, special.eos) if isolate_documents else (None, None)
-    before, after = ([] if id is None else [id] for id in (bos, eos))
-
-    def parts() -> Iterator[tuple[list[int], bool]]:
-        start = True
-        for batch in _batches(_parts(documents)):
-            encoded = tokenizer.encode_batch([text for text, _ in batch])
-            for ids, (_, ends) in zip(encoded, batch, strict=True):
-                yield (before if start else []) + ids + (after if ends else []), ends
-                start = ends
-
-    return write_parts(path, parts(), vocab_size=tokenizer.vocab_size)
-
-
 def _read_documents(
     paths: list[Path], split: Callable[[Iterator[str]], Iterator[Part]]
 ) -> Iterator[Iterator[str]]:
     found = False
     for path in paths:
-        for document in _documents(split(_read_text(path))):
+        for document in _documents(split(_decode(path, _blocks_of_text(path)))):
             found = True
             yield document
     if not found:
@@ -80,25 +117,40 @@ def _read_documents(
         raise DataError(f"{names or 'no files'}: there is no text; give at least one document")
 
 
-def _read_text(path: Path) -> Iterator[str]:
-    """The characters of a file in blocks, without a byte order mark."""
+def _blocks_of_text(path: Path) -> Iterator[bytes]:
+    """The blocks of a file; `DataError` for a NUL byte."""
+    lines = 1
+    for block in read_blocks(path):
+        if b"\0" in block:
+            lines += block.count(b"\n", 0, block.index(b"\0"))
+            raise DataError(f"{path}:{lines}: a NUL byte; this is a binary file, give a text file")
+        lines += block.count(b"\n")
+        yield block
+
+
+def _decode(path: Path, blocks: Iterator[bytes]) -> Iterator[str]:
+    """The text of `blocks` without a byte order mark; `DataError` where it is not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    lines, begun = 0, False
-    for chunk in chain(read_blocks(path), [b""]):
-        if b"\0" in chunk:
-            line = lines + 1 + chunk.count(b"\n", 0, chunk.index(b"\0"))
-            raise DataError(f"{path}:{line}: a NUL byte; this is a binary file, give a text file")
+    lines, last, started = 1, b"", False
+    for block in chain(blocks, [b""]):
         try:
-            text = decoder.decode(chunk, final=not chunk)
+            text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            line = lines + 1 + error.object.count(b"\n", 0, error.start)
+            before = error.object[: error.start]
+            line, column = lines + before.count(b"\n"), 1 + len(_last_line(last + before))
             raise DataError(
-                f"{path}:{line}: byte 0x{error.object[error.start]:02x} is not UTF-8 "
-                f"({error.reason}); convert the file to UTF-8"
+                f"{path}:{line}: byte {column} of the line (0x{error.object[error.start]:02x}) is "
+                f"not UTF-8 ({error.reason}); convert the file to UTF-8"
             ) from error
-        lines += chunk.count(b"\n")
-        yield text if begun else text.removeprefix("\ufeff")
-        begun = begun or bool(text)
+        lines += block.count(b"\n")
+        # The decoder keeps the bytes of half a character for its next call.
+        last = _last_line(last + block[: len(block) - len(decoder.getstate()[0])])
+        yield text if started else text.removeprefix("\ufeff")
+        started = started or bool(text)
+
+
+def _last_line(content: bytes) -> bytes:
+    return content[content.rfind(b"\n") + 1 :]
 
 
 def _split_files(texts: Iterator[str]) -> Iterator[Part]:
@@ -185,25 +237,3 @@ def _place_to_cut(text: str) -> int:
                 return place + after
             place = text.rfind(mark, 1, place)
     return len(text)
-
-
-def _parts(documents: Iterable[Iterable[str]]) -> Iterator[Part]:
-    for document in documents:
-        blocks = iter([document] if isinstance(document, str) else document)
-        block = next(blocks, "")
-        for following in blocks:
-            yield block, False
-            block = following
-        yield block, True
-
-
-def _batches(parts: Iterator[Part]) -> Iterator[list[Part]]:
-    batch, characters = [], 0
-    for part in parts:
-        batch.append(part)
-        characters += len(part[0])
-        if len(batch) == _TEXTS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
