@@ -1,8 +1,6 @@
 """The checkpoints of a run: saved in the background, committed, verified, pruned."""
 
-import itertools
 import json
-import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,11 +14,8 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from jaxformer.checkpoint import manifest, serialization
-from jaxformer.checkpoint.lock import lock
+from jaxformer.checkpoint.steps import StepFolders, lock
 from jaxformer.errors import CheckpointError
-
-_UNFINISHED = "*.orbax-checkpoint-tmp*"
-_SET_ASIDE = "corrupt-"
 
 
 class Checkpoints:
@@ -45,11 +40,11 @@ class Checkpoints:
                 raise CheckpointError(f"{name}={number}, but it must be at least 1")
         self.folder: Path = Path(folder).absolute()
         self._keep, self._patience, self._failed = keep, patience, 0
+        self._steps = StepFolders(self.folder)
         self._lock: TextIO | None = None
         self._writer: ocp.AsyncCheckpointer | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._committing: Future | None = None
-        self._verified: set[int] = set()
 
     def save(
         self,
@@ -83,7 +78,7 @@ class Checkpoints:
         with self._with_patience(), self._writing():
             assert self._writer is not None and self._thread is not None
             items = ocp.args.Composite(state=stored)
-            self._writer.save(self.folder / str(step), args=items, force=True)
+            self._writer.save(self._steps.path(step), args=items, force=True)
             self._committing = self._thread.submit(self._finish, step, leaves, plain, metric)
 
     def wait(self) -> None:
@@ -123,7 +118,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The committed steps whose files have the right lengths, ascending."""
-        return [step for step in self._numbered() if self._manifest(step) is not None]
+        return self._steps.complete()
 
     def newest_step(self) -> int | None:
         """The newest step whose bytes are all intact; None if no step is committed.
@@ -131,35 +126,11 @@ class Checkpoints:
         Warns about each damaged step that is newer. Raises `CheckpointError`, with a reason for
         each, if there are committed steps but none is intact.
         """
-        damaged, found = {}, None
-        for step in reversed(self._numbered()):
-            if not manifest.is_committed(self.folder / str(step)):
-                continue
-            try:
-                self._verify(step)
-                found = step
-                break
-            except CheckpointError as error:
-                damaged[step] = str(error)
-        if damaged and found is None:
-            raise CheckpointError(
-                f"no checkpoint in {self.folder} is intact: {'; '.join(damaged.values())}. Nothing "
-                "was deleted: restore one from a copy, or use another folder to start anew"
-            )
-        for step, reason in damaged.items():
-            done = f"it was renamed {self._set_aside(step)}" if self._lock else "it is ignored"
-            warnings.warn(f"{reason}; {done}, and step {found} is used", stacklevel=2)
-        return found
+        return self._steps.newest(set_aside=self._lock is not None)
 
     def best_step(self) -> int | None:
         """The committed step with the lowest metric, the newest of equals; None if none has one."""
-        manifests = {step: self._manifest(step) for step in self._numbered()}
-        scored = [
-            (found.metric, -step)
-            for step, found in manifests.items()
-            if found is not None and found.metric is not None
-        ]
-        return -min(scored)[1] if scored else None
+        return self._steps.best()
 
     def metadata(self, step: int | None = None) -> dict[str, Any]:
         """The metadata saved with `step`; None means the newest intact step."""
@@ -175,11 +146,11 @@ class Checkpoints:
         """
         step = _by_the_first(lambda: self._verified_step(step))
         target = jax.tree.map(serialization.stored_as, abstract_state)
-        saved = manifest.read(self.folder / str(step))
+        saved = manifest.read(self._steps.path(step))
         wrong = serialization.differences(saved.leaves, serialization.shapes(target))
         if wrong:
             raise CheckpointError(
-                f"{self.folder / str(step)} does not fit this model and optimizer: {wrong}. Use "
+                f"{self._steps.path(step)} does not fit this model and optimizer: {wrong}. Use "
                 "the settings that it was trained with"
             )
         state = self._read(
@@ -192,7 +163,7 @@ class Checkpoints:
         step = self._verified_step(step)
         stored = self._stored(step)
         if not isinstance(stored, dict) or not stored.get(tree):
-            raise CheckpointError(f"{self.folder / str(step)} holds no {tree!r}")
+            raise CheckpointError(f"{self._steps.path(step)} holds no {tree!r}")
         target = {tree: stored[tree]}
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
         return self._read(step, target, as_numpy, partial=True)[tree]
@@ -225,23 +196,8 @@ class Checkpoints:
 
     def _begin(self) -> int:
         self._lock = lock(self.folder)
-        newest = self.newest_step()
-        folders = {step: self.folder / str(step) for step in self._numbered()}
-        uncommitted = [step for step in folders if not manifest.is_committed(folders[step])]
-        if newest is not None:
-            for step in [step for step in uncommitted if step > newest]:
-                said = f"{folders[step]} was never committed, so it does not count"
-                warnings.warn(f"{said}, and step {newest} is used", stacklevel=4)
-        elif len(uncommitted) > 1 or any(self.folder.glob(f"{_SET_ASIDE}*")):
-            # One interrupted save cannot have left this: to train from zero would be a silent loss.
-            raise CheckpointError(
-                f"no checkpoint in {self.folder} is committed, though a run has trained there: "
-                "restore one from a copy, or use another folder to start anew"
-            )
-        elif uncommitted or any(self.folder.glob(_UNFINISHED)):
-            said = f"the first checkpoint in {self.folder} was never committed"
-            warnings.warn(f"{said}: there is nothing to resume, start anew", stacklevel=4)
-        self._clear()
+        self._steps.check_uncommitted(self.newest_step())
+        self._steps.clear()
         return 0
 
     def _recover(self) -> None:
@@ -251,7 +207,7 @@ class Checkpoints:
                 self._writer.close()  # otherwise the next save would raise this failure again
         self._writer = _make_writer()
         if jax.process_index() == 0:
-            self._clear()
+            self._steps.clear()
 
     def _release(self) -> None:
         with ExitStack() as ending:  # last in, first out; each runs even if another fails
@@ -269,55 +225,8 @@ class Checkpoints:
         assert self._writer is not None
         self._writer.wait_until_finished()
         if jax.process_index() == 0:
-            manifest.commit(self.folder / str(step), leaves, metadata, metric)
-            self._prune()
-
-    def _prune(self) -> None:
-        """Removes the steps that are neither among the newest nor the best, each by one rename."""
-        trash = self.folder / "trash"
-        steps = self.steps()
-        for step in set(steps[: -self._keep]) - {self.best_step()}:
-            trash.mkdir(exist_ok=True)
-            (self.folder / str(step)).rename(trash / str(step))
-            self._verified.discard(step)
-        shutil.rmtree(trash, ignore_errors=True)
-
-    def _clear(self) -> None:
-        """Removes what an interrupted save or removal left."""
-        shutil.rmtree(self.folder / "trash", ignore_errors=True)
-        for path in self.folder.glob(_UNFINISHED):
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _set_aside(self, step: int) -> str:
-        endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-        names = (f"{_SET_ASIDE}{step}{ending}" for ending in endings)
-        name = next(name for name in names if not (self.folder / name).exists())
-        (self.folder / str(step)).rename(self.folder / name)
-        self._verified.discard(step)
-        return name
-
-    def _numbered(self) -> list[int]:
-        if not self.folder.is_dir():
-            return []
-        names = (entry.name for entry in self.folder.iterdir() if entry.is_dir())
-        return sorted(int(name) for name in names if name.isdecimal())
-
-    def _manifest(self, step: int) -> manifest.Manifest | None:
-        """The manifest of a committed step whose files have the right lengths."""
-        folder = self.folder / str(step)
-        try:
-            found = manifest.read(folder)
-            manifest.check_lengths(folder, found)
-        except CheckpointError:
-            return None
-        return found
-
-    def _verify(self, step: int) -> None:
-        """Raises `CheckpointError` unless every byte of `step` is what was committed."""
-        if step not in self._verified:
-            folder = self.folder / str(step)
-            manifest.check(folder, manifest.read(folder))
-            self._verified.add(step)
+            manifest.commit(self._steps.path(step), leaves, metadata, metric)
+            self._steps.prune(self._keep)
 
     def _verified_step(self, step: int | None) -> int:
         """`step` if it is intact; the newest intact step if it is None."""
@@ -328,22 +237,22 @@ class Checkpoints:
                 raise CheckpointError(
                     f"there is no committed checkpoint in {self.folder}: train first"
                 )
-        elif not manifest.is_committed(self.folder / str(step)):
+        elif not manifest.is_committed(self._steps.path(step)):
             there = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(
                 f"there is no committed checkpoint of step {step} in {self.folder}: it has {there}"
             )
-        self._verify(step)
+        self._steps.verify(step)
         return step
 
     def _stored(self, step: int) -> Any:
         """The stored state as dicts and lists; a leaf has a shape and a dtype."""
-        path: Any = self.folder / str(step) / "state"  # orbax declares a path type of its own
+        path: Any = self._steps.path(step) / "state"  # orbax declares a path type of its own
         with _reading(path):
             return ocp.PyTreeCheckpointHandler().metadata(path).tree
 
     def _read(self, step: int, target: Any, restore_args: Any, *, partial: bool) -> Any:
-        path = self.folder / str(step) / "state"
+        path = self._steps.path(step) / "state"
         request = ocp.args.PyTreeRestore(target, restore_args=restore_args, partial_restore=partial)
         with _reading(path):
             return ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path, args=request)
