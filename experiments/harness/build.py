@@ -6,10 +6,12 @@ sampled, planned, fine-tuned and exported with what it was trained with.
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, get_args
 
+import jax
 import optax
 from flax import linen as nn
 
@@ -22,6 +24,7 @@ from jaxformer.nn.blocks import REMAT, MakeBlock
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection
 from jaxformer.training import optimizer
 from jaxformer.training.losses import Loss
+from jaxformer.training.train_step import Metrics, make_eval_step
 
 M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C")
@@ -113,6 +116,54 @@ def build_attention(training: TrainingConfig) -> AttentionFn:
 def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
     """What makes the loss of a model: the function that `training` names, or `default`."""
     return resolve(training.loss, "loss") if training.loss else default
+
+
+def loss_sums(
+    make_loss: Callable[..., Loss],
+    model: nn.Module,
+    params: Any,
+    batches: Iterable[Any],
+    **options: Any,
+) -> dict[str, float]:
+    """The metrics of `make_eval_step`, added up over `batches`.
+
+    The loss is `make_loss(model, **options)`. It is compiled once for each shape of batch, also
+    when this function is called again.
+    """
+    sums = {"loss": 0.0, "tokens": 0.0}
+    key = tuple(sorted(options.items()))
+    for batch in batches:
+        metrics = _eval_step(params, batch, make_loss=make_loss, model=model, options=key)
+        for name, value in metrics.items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+@partial(jax.jit, static_argnames=("make_loss", "model", "options"))
+def _eval_step(
+    params: Any,
+    batch: Any,
+    *,
+    make_loss: Callable[..., Loss],
+    model: nn.Module,
+    options: tuple[tuple[str, Any], ...],
+) -> Metrics:
+    return make_eval_step(make_loss(model, **dict(options)))(params, batch)
+
+
+def custom_metrics(
+    training: TrainingConfig, model: nn.Module, params: Any, batches: Iterable[Any], **options: Any
+) -> dict[str, float]:
+    """What your own loss says of held-out `batches`, per token; {} for the experiment's own loss.
+
+    `validation_custom_loss`, and `validation_NAME` for each auxiliary sum NAME.
+    """
+    if not training.loss:
+        return {}
+    sums = loss_sums(resolve(training.loss, "loss"), model, params, batches, **options)
+    tokens = max(sums.pop("tokens"), 1.0)
+    sums["custom_loss"] = sums.pop("loss")
+    return {f"validation_{name}": value / tokens for name, value in sums.items()}
 
 
 def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:

@@ -76,7 +76,8 @@ class Progress:
         numbers.pop("consecutive_skips")
         if not numbers["skipped"]:
             del numbers["skipped"]
-        numbers["loss"] /= max(tokens, 1.0)
+        for name in numbers.keys() - {"grad_norm", "skipped"}:  # the loss and its auxiliary sums
+            numbers[name] /= max(tokens, 1.0)
         numbers["padding"] = 1.0 - tokens / positions
         now = self._clock()
         if self._first is None:  # compilation ends with the first step

@@ -1,12 +1,8 @@
 """How good a language model is, and what it makes of texts."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
-import jax
-from flax import linen as nn
-
+from experiments.harness import build
 from experiments.harness.text_io import RULE
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.objectives import objective
@@ -14,7 +10,6 @@ from experiments.language_modelling.prepare import Encoded
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
 from jaxformer.text.metrics import Likelihood
-from jaxformer.training.losses import Loss
 
 
 def measure(loaded: LoadedRun, text: Encoded, *, stride: int | None = None) -> Likelihood:
@@ -27,18 +22,19 @@ def measure(loaded: LoadedRun, text: Encoded, *, stride: int | None = None) -> L
     config, task = loaded.config, objective(loaded.config)
     chunk = config.training.loss_chunk
     stride = stride or config.data.seq_len
-    nats = tokens = 0.0
-    for batch in task.iterate_once(text.tokens, loaded.tokenizer, config, stride):
-        total, count = _sums(
-            loaded.params, batch, loss=task.measure, model=loaded.model, loss_chunk=chunk
-        )
-        nats, tokens = nats + float(total), tokens + float(count)
-    return Likelihood(nats, int(tokens), *text.amount)
+    batches = task.iterate_once(text.tokens, loaded.tokenizer, config, stride)
+    sums = build.loss_sums(task.measure, loaded.model, loaded.params, batches, loss_chunk=chunk)
+    return Likelihood(sums["loss"], int(sums["tokens"]), *text.amount)
 
 
-@partial(jax.jit, static_argnames=("loss", "model", "loss_chunk"))
-def _sums(params: Any, batch: Any, *, loss: Callable[..., Loss], model: nn.Module, loss_chunk: int):
-    return loss(model, loss_chunk=loss_chunk)(params, batch, None)
+def custom_metrics(loaded: LoadedRun, text: Encoded) -> dict[str, float]:
+    """`build.custom_metrics` of `text`, in rows as those of the training."""
+    config, task = loaded.config, objective(loaded.config)
+    batches = task.iterate_labelled(text.tokens, loaded.tokenizer, config, config.data.seq_len)
+    chunk = config.training.loss_chunk
+    return build.custom_metrics(
+        config.training, loaded.model, loaded.params, batches, loss_chunk=chunk
+    )
 
 
 def scores_of(config: LanguageConfig, found: Likelihood) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Causal and masked language modelling, as the functions in which they differ, and their model."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +23,8 @@ class Objective(NamedTuple):
 
     `model` is a class of models, and `inputs(batch)` the arguments of its `__call__`.
     `loss(model, loss_chunk=...)` is minimised on the batches of `stream`; `measure` is reported of
-    held-out text on those of `iterate_once`. A step on a placed batch costs `flops(sizes, batch)`.
+    held-out text on those of `iterate_once`. `iterate_labelled` gives held-out batches with all
+    labels that `loss` needs. A step on a placed batch costs `flops(sizes, batch)`.
     """
 
     model: type[DecoderOnly] | type[MaskedLanguageModel]
@@ -31,6 +33,7 @@ class Objective(NamedTuple):
     measure: Callable[..., Loss]
     stream: Callable[[Tokens, Tokenizer, LanguageConfig], Stream | MaskedStream]
     iterate_once: Callable[[Tokens, Tokenizer, LanguageConfig, int], Iterator[Any]]
+    iterate_labelled: Callable[[Tokens, Tokenizer, LanguageConfig, int], Iterator[Any]]
     flops: Callable[[TransformerConfig, Any], int]
 
 
@@ -84,7 +87,12 @@ def _masked_stream(tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig)
 
 
 def _iterate_masked_once(
-    tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig, stride: int
+    tokens: Tokens,
+    tokenizer: Tokenizer,
+    config: LanguageConfig,
+    stride: int,
+    *,
+    next_sentence: bool = False,
 ) -> Iterator[Any]:
     data = config.data
     return iterate_masked_once(
@@ -95,6 +103,7 @@ def _iterate_masked_once(
         special=tokenizer.special,
         vocab_size=tokenizer.vocab_size,
         mask_prob=data.mask_prob,
+        next_sentence=next_sentence,
     )
 
 
@@ -110,6 +119,7 @@ _CAUSAL = Objective(
     measure=causal_loss,
     stream=_stream,
     iterate_once=_iterate_once,
+    iterate_labelled=_iterate_once,
     flops=lambda sizes, batch: causal_flops(sizes, *rows_and_length(batch.loss_mask)),
 )
 _MASKED = Objective(
@@ -124,8 +134,12 @@ _MASKED = Objective(
     measure=masked_loss,
     stream=_masked_stream,
     iterate_once=_iterate_masked_once,
+    iterate_labelled=_iterate_masked_once,
     flops=lambda sizes, batch: masked_flops(
         sizes, *rows_and_length(batch.tokens), batch.masked_positions.shape[-1]
     ),
 )
-_PAIRS = _MASKED._replace(loss=masked_and_next_sentence_loss)
+_PAIRS = _MASKED._replace(
+    loss=masked_and_next_sentence_loss,
+    iterate_labelled=partial(_iterate_masked_once, next_sentence=True),
+)

@@ -21,6 +21,7 @@ from experiments.harness.preemption import asked_to_stop
 from experiments.harness.profiling import profiled
 from experiments.harness.training_config import start_process
 from experiments.language_modelling.evaluation import (
+    custom_metrics,
     describe_scores,
     measure,
     prompt_texts,
@@ -152,6 +153,7 @@ def validate(
     numbers = {"validation_loss": found.loss}
     if loaded.config.objective == "causal":
         numbers["validation_bits_per_byte"] = found.bits_per_byte
+    numbers |= custom_metrics(loaded, prepared.validation)
     run.log(step, **numbers)
     stopping = stopping.update(distributed.agreed(found.loss), step)
     said = "  ".join(f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers.items())

@@ -3,14 +3,19 @@
 import sys
 from typing import NamedTuple
 
+from experiments.harness import build
 from experiments.translation.corpus import Text
 from experiments.translation.load_run import LoadedRun, Translator
 from experiments.translation.presets import TranslationConfig
 from jaxformer import optional_dependencies
 from jaxformer.decoding import GenerationConfig
+from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long, translate
 from jaxformer.text import metrics
+from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
+from jaxformer.text.tokenizers import PAD
+from jaxformer.training.losses import seq2seq_loss
 
 
 class Result(NamedTuple):
@@ -40,6 +45,43 @@ def evaluate(
         lower = metrics.score_lowercased(hypotheses, text.target, language)
         scores["lowercased"] = lower._asdict()
     return Result(scores, hypotheses)
+
+
+def losses(loaded: LoadedRun, text: Text) -> dict[str, float]:
+    """`validation_loss` of `text`: nats per target token, without label smoothing.
+
+    With your own loss also `build.custom_metrics`. Pairs with an empty or too long side are left
+    out; {} if no other is there.
+    """
+    training = loaded.config.training
+    batches = _batches(loaded, text)
+    if not batches:
+        return {}
+    options = {"pad": PAD, "loss_chunk": training.loss_chunk}
+    sums = build.loss_sums(seq2seq_loss, loaded.model, loaded.params, batches, **options)
+    smoothing = training.label_smoothing
+    custom = build.custom_metrics(
+        training, loaded.model, loaded.params, batches, label_smoothing=smoothing, **options
+    )
+    return {"validation_loss": sums["loss"] / sums["tokens"], **custom}
+
+
+def _batches(loaded: LoadedRun, text: Text) -> list[PairBatch]:
+    """The pairs of `text` once, in at most two shapes of `batch_tokens` target positions."""
+    config = loaded.config
+    try:
+        found = bucket_pairs(
+            Tokens.from_lists(loaded.source_tokenizer.encode_batch(text.source)),
+            Tokens.from_lists(loaded.target_tokenizer.encode_batch(text.target)),
+            seed=config.training.seed,
+            batch_tokens=max(config.data.batch_tokens // config.training.grad_accumulation, 1),
+            buckets=2,
+            max_len=config.model.max_len,
+            pad_to_multiple=config.data.pad_to_multiple,
+        )
+    except DataError:  # no pair is left
+        return []
+    return [found.batch(step) for step in range(found.steps_per_epoch)]
 
 
 def without_too_long(

@@ -21,7 +21,7 @@ from experiments.harness.preemption import asked_to_stop
 from experiments.harness.profiling import profiled
 from experiments.harness.text_io import write_lines
 from experiments.harness.training_config import start_process
-from experiments.translation.evaluation import check_extras, describe_scores, evaluate
+from experiments.translation.evaluation import check_extras, describe_scores, evaluate, losses
 from experiments.translation.load_run import LoadedRun, build_model
 from experiments.translation.prepare import Prepared, describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
@@ -146,10 +146,12 @@ def validate(
     training, search = loaded.config.training, loaded.config.search
     search = replace(search, beam_size=training.eval_beam_size)
     scores, hypotheses = evaluate(loaded, prepared.validation, search, lowercased=False)
-    run.log(step, validation_bleu=scores["bleu"], validation_chrf=scores["chrf"])
+    numbers = losses(loaded, prepared.validation)
+    run.log(step, **numbers, validation_bleu=scores["bleu"], validation_chrf=scores["chrf"])
     stopping = stopping.update(distributed.agreed(-scores["bleu"]), step)
+    said = "  ".join(f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers.items())
     cli.say(
-        f"step {step}  validation BLEU {scores['bleu']:.2f} (best {-(stopping.best or 0.0):.2f})  "
+        f"step {step}  {said}  BLEU {scores['bleu']:.2f} (best {-(stopping.best or 0.0):.2f})  "
         f"chrF {scores['chrf']:.2f}  {scores['exact']:.1%} exact  {scores['bleu_signature']}"
     )
     if distributed.is_first():

@@ -23,7 +23,6 @@ from jaxformer.training.train_step import (
     Batch,
     LossSums,
     Metrics,
-    Scalar,
     TrainState,
     checked_loss,
     make_eval_step,
@@ -134,10 +133,10 @@ class Strategy:
         return CountedJit(step, jit, self.mesh, self._to_global)
 
     def evaluate(self, loss: Loss) -> CountedJit:
-        """The compiled `make_eval_step`: (params, sharded batch) -> (sum in nats, tokens)."""
+        """The compiled `make_eval_step`: (params, sharded batch) -> metrics, which are sums."""
         eval_step = make_eval_step(self._distribute(loss))
 
-        def reduced(params: Params, batch: Batch) -> tuple[Scalar, Scalar]:
+        def reduced(params: Params, batch: Batch) -> Metrics:
             return self._reduce(eval_step(params, batch))
 
         return CountedJit(reduced, self._jit, self.mesh, self._to_global)

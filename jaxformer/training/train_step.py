@@ -128,9 +128,18 @@ def raise_if_diverged(step: int, metrics: Mapping[str, Any], *, patience: int = 
         )
 
 
-def make_eval_step(loss: Loss) -> Callable[[Params, Batch], tuple[Scalar, Scalar]]:
-    """step(params, batch) -> (sum of the loss in nats, number of tokens), without dropout."""
-    return lambda params, batch: checked_loss(loss)(params, batch, None)[:2]
+def make_eval_step(loss: Loss) -> Callable[[Params, Batch], Metrics]:
+    """step(params, batch) -> metrics: the sums of the loss, without dropout.
+
+    Metrics: "loss" (in nats), "tokens", and every auxiliary sum under its name, as those of
+    `make_train_step`. Add them up over batches, then divide.
+    """
+
+    def step(params: Params, batch: Batch) -> Metrics:
+        total, tokens, auxiliary = checked_loss(loss)(params, batch, None)
+        return auxiliary | {"loss": total, "tokens": tokens}
+
+    return step
 
 
 def checked_loss(loss: Loss) -> Callable[[Params, Batch, jax.Array | None], LossSums]:

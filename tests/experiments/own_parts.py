@@ -5,7 +5,8 @@ import optax
 
 from experiments.examples.custom_modules import DistanceBlock
 from jaxformer.ops.attention import reference
-from jaxformer.training.losses import causal_loss
+from jaxformer.text.tokenizers import PAD
+from jaxformer.training.losses import causal_loss, seq2seq_loss
 
 NOT_CALLABLE = 3
 
@@ -23,12 +24,25 @@ def cosine_attention(q, k, v, mask, *, scale, bias=None, dropout=None):
 
 
 def doubled_loss(model, **options):
-    """Twice the loss of a causal language model."""
+    """Twice the loss of a causal language model, and the sum of the ids to predict."""
     loss = causal_loss(model, **options)
 
     def doubled(params, batch, rng):
         nats, tokens = loss(params, batch, rng)
-        return 2.0 * nats, tokens
+        ids = jnp.sum(jnp.where(batch.loss_mask, batch.tokens[:, 1:], 0))
+        return 2.0 * nats, tokens, {"ids": ids}
+
+    return doubled
+
+
+def doubled_seq2seq_loss(model, **options):
+    """Twice the loss of a translation, and the sum of the ids to predict."""
+    loss = seq2seq_loss(model, **options)
+
+    def doubled(params, batch, rng):
+        nats, tokens = loss(params, batch, rng)
+        ids = jnp.sum(jnp.where(batch.target[:, 1:] == PAD, 0, batch.target[:, 1:]))
+        return 2.0 * nats, tokens, {"ids": ids}
 
     return doubled
 

@@ -74,6 +74,12 @@ def test_the_logged_numbers_are_those_of_the_step(run, clock):
     ]
 
 
+def test_auxiliary_sums_are_logged_per_token_as_the_loss_is(run, clock):
+    with Progress(3, run, log_every=1, stream=io.StringIO(), clock=clock) as progress:
+        progress.add(1, {**metrics(loss=2.0), "correct": jnp.int32(21)}, positions=80)
+    assert run.metrics()[0]["correct"] == pytest.approx(21 / 70, rel=1e-6)
+
+
 def test_a_resumed_run_logs_the_same_lines_but_for_the_speed(run, clock):
     train(Progress(7, run, log_every=2, stream=io.StringIO(), clock=clock), clock, range(1, 8))
     whole = run.metrics()

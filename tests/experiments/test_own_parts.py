@@ -30,8 +30,10 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.text.tokenizers import EOS
-from jaxformer.training.losses import causal_loss
+from jaxformer.pipelines.batching import pad_right
+from jaxformer.text.data import PairBatch
+from jaxformer.text.tokenizers import BOS, EOS, PAD
+from jaxformer.training.losses import causal_loss, seq2seq_loss
 from tests.experiments import own_parts
 
 HERE = "tests.experiments.own_parts"
@@ -253,7 +255,7 @@ def test_an_exported_program_is_that_of_the_model_that_was_trained(translation):
 def test_a_loss_and_a_schedule_of_ones_own_are_learned_by(language, tmp_path):
     more = f"--training.loss {HERE}:doubled_loss --optimizer.schedule {HERE}:halving"
     words = [*language.words, *more.split(), "--runs", str(tmp_path)]
-    words += "--optimizer.total_steps 1 --training.log_every 1".split()
+    words += "--optimizer.total_steps 1 --training.log_every 1 --training.evaluate_every 1".split()
     config = cli.parse(LANGUAGE_PRESETS, words)
     called(lambda: language_train.main(config), words)
     folder = tmp_path / "language_modelling" / "own"
@@ -267,8 +269,17 @@ def test_a_loss_and_a_schedule_of_ones_own_are_learned_by(language, tmp_path):
     value, slope = jax.value_and_grad(
         lambda p: own_parts.doubled_loss(language.model)(p, batch, rng)[0] / batch.loss_mask.sum()
     )(params)
-    logged = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    logged = {name: number for line in lines for name, number in line.items()}
     assert logged["loss"] == pytest.approx(float(value), rel=1e-5)
+    labels = batch.tokens[:, 1:][batch.loss_mask]
+    assert logged["ids"] == pytest.approx(labels.mean(), rel=1e-5)
+    # Validation reports the standard loss, one's own, and its auxiliary sums per token.
+    assert logged["validation_custom_loss"] == pytest.approx(2.0 * logged["validation_loss"])
+    task = language_train.objective(config)
+    held_out = task.iterate_once(prepared.validation.tokens, prepared.tokenizer, config, 19)
+    labels = np.concatenate([batch.tokens[:, 1:][batch.loss_mask] for batch in held_out])
+    assert logged["validation_ids"] == pytest.approx(labels.mean(), rel=1e-5)
     b1, b2, eps = config.optimizer.b1, config.optimizer.b2, config.optimizer.eps
     steps = optax.chain(
         optax.clip_by_global_norm(config.optimizer.grad_clip_norm),
@@ -278,6 +289,32 @@ def test_a_loss_and_a_schedule_of_ones_own_are_learned_by(language, tmp_path):
     found = Checkpoints(folder / "checkpoints").restore_params(1)
     close = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3)  # noqa: E731
     jax.tree.map(close, found, optax.apply_updates(params, updates))
+
+
+def test_a_translation_is_validated_by_the_loss_of_ones_own_too(translation, text, tmp_path):
+    more = f"--training.loss {HERE}:doubled_seq2seq_loss --optimizer.total_steps 1"
+    words = [*translation.words, *more.split(), "--runs", str(tmp_path)]
+    words += "--training.evaluate_every 1 --training.label_smoothing 0.1".split()
+    config = cli.parse(TRANSLATION_PRESETS, words)
+    called(lambda: translation_train.main(config), words)
+    folder = tmp_path / "translation" / "own"
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    (logged,) = [line for line in lines if "validation_loss" in line]
+    loaded = translation_run.load_run(folder)
+    sides = ((text / f"validation.{side}").read_text().splitlines() for side in ("en", "de"))
+    source, target = map(loaded.source_tokenizer.encode_batch, sides)
+    batch = PairBatch(
+        pad_right([ids + [EOS] for ids in source], 7, 31),
+        pad_right([[BOS, *ids, EOS] for ids in target], 7, 32),
+        np.arange(7, dtype=np.int32),
+    )
+    for name, smoothing, factor in (("loss", 0.0, 1.0), ("custom_loss", 0.1, 2.0)):
+        loss = seq2seq_loss(translation.model, pad=PAD, label_smoothing=smoothing)
+        nats, tokens = jax.jit(loss)(loaded.params, batch, None)
+        found = logged[f"validation_{name}"]
+        assert found == pytest.approx(factor * float(nats / tokens), rel=1e-5)
+    ids = sum(map(sum, target)) + 7 * EOS
+    assert logged["validation_ids"] == pytest.approx(ids / float(tokens), rel=1e-5)
 
 
 def test_values_given_from_python_are_recorded_by_name(language, tmp_path):

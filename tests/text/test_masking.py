@@ -284,6 +284,26 @@ def test_a_masked_cover_goes_through_the_whole_in_order_with_fixed_masks(total):
     assert [digest(batch) for batch in again] == [digest(batch) for batch in batches]
 
 
+def test_a_cover_in_pairs_is_made_of_rows_of_both_kinds_from_the_whole_text():
+    tokens = counted(211, 1, 307, 13, 401)
+    owner = np.repeat(np.arange(5), tokens.lengths)
+    settings = {"batch_size": 7, "seq_len": 23, "seed": 2, "special": SPECIAL, "vocab_size": 5003}
+    batches, again = (
+        list(data.iterate_masked_once(tokens, next_sentence=True, **settings)) for _ in range(2)
+    )
+    assert [digest(batch) for batch in again] == [digest(batch) for batch in batches]
+    kinds, firsts = [], []
+    for batch in batches:
+        for r in np.flatnonzero(batch.padding_mask.any(axis=1)):
+            a, b = halves(originals(batch)[r], batch.token_type_ids[r], batch.padding_mask[r])
+            together = owner[a[0] - FIRST] == owner[b[0] - FIRST]
+            assert together == bool(batch.next_sentence[r])
+            kinds.append(together)
+            firsts.append(a[0] - FIRST)
+    assert len(kinds) == -(-933 // 20) and 0.2 < np.mean(kinds) < 0.8
+    assert firsts == sorted(firsts) and set(owner[firsts]) >= {0, 2, 4}
+
+
 # Refusals
 
 

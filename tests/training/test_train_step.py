@@ -408,11 +408,15 @@ def test_a_batch_that_does_not_divide_is_refused():
 
 def test_the_evaluation_step_is_the_loss_without_dropout():
     batch, params = ragged_batch(), bigram()
-    total, tokens = jax.jit(make_eval_step(bigram_with_sums))(params, batch)
+    metrics = jax.jit(make_eval_step(bigram_with_sums))(params, batch)
     inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
     logits = params["table"][inputs] + params["bias"]
     expected = cross_entropy(jnp.asarray(logits), labels, labels != PAD, 0.1)
-    np.testing.assert_allclose((total, tokens), expected, rtol=1e-6)
+    np.testing.assert_allclose((metrics["loss"], metrics["tokens"]), expected, rtol=1e-6)
+    auxiliary = bigram_with_sums(params, batch, None)[2]
+    assert metrics.keys() == {"loss", "tokens", *auxiliary}
+    for name, value in auxiliary.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-6)
 
 
 def test_the_loss_of_copying_falls_within_a_few_dozen_steps():

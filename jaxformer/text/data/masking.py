@@ -57,12 +57,8 @@ class MaskedStream:
             vocab_size=vocab_size,
             mask_prob=mask_prob,
         )
-        space = seq_len - (3 if next_sentence else 2)
-        if space < 2 and next_sentence:
-            raise ConfigError(f"seq_len must be at least 5 (bos, A, eos, B, eos), got {seq_len}")
+        space = _space(tokens, seq_len, next_sentence)
         check_context(tokens, space, f"seq_len {seq_len} less the special tokens")
-        if next_sentence and np.count_nonzero(tokens.lengths) < 2:
-            raise DataError("next_sentence needs two documents or more, got one document")
         self.tokens = tokens
         self._windows = ShuffledWindows(len(tokens.ids), space, batch_size, seed)
         self._next_sentence = next_sentence
@@ -95,11 +91,13 @@ def iterate_masked_once(
     special: SpecialTokens,
     vocab_size: int,
     mask_prob: float = 0.15,
+    next_sentence: bool = False,
 ) -> Iterator[MaskedBatch]:
     """The whole stream once, in order, with masks drawn from `seed`: the same at every call.
 
-    Rows are those of `MaskedStream` without `next_sentence`; the last row and the last batch are
-    filled up. Raises what it raises, except for a corpus shorter than one context.
+    Rows are those of `MaskedStream`; the last row and the last batch are filled up. With
+    `next_sentence` there is a row for each window, of text around the window's middle. Raises what
+    `MaskedStream` raises, except for a corpus shorter than one context.
     """
     masker = _Masker(
         tokens,
@@ -109,13 +107,27 @@ def iterate_masked_once(
         vocab_size=vocab_size,
         mask_prob=mask_prob,
     )
-    space = seq_len - 2
+    space = _space(tokens, seq_len, next_sentence)
     check_context(tokens, 1, "a token to predict")
     row = all_rows(batch_size)
     for step, first in enumerate(range(0, len(tokens.ids), batch_size * space)):
         starts = np.minimum(first + row * space, len(tokens.ids))
         sizes = np.minimum(len(tokens.ids) - starts, space)
-        yield masker.windows(step, _ONCE, row, starts, sizes)
+        if next_sentence:
+            yield masker.pairs(step, row, starts, sizes)
+        else:
+            yield masker.windows(step, _ONCE, row, starts, sizes)
+
+
+def _space(tokens: Tokens, seq_len: int, next_sentence: bool) -> int:
+    """The tokens of a row that are not special."""
+    if not next_sentence:
+        return seq_len - 2
+    if seq_len < 5:
+        raise ConfigError(f"seq_len must be at least 5 (bos, A, eos, B, eos), got {seq_len}")
+    if np.count_nonzero(tokens.lengths) < 2:
+        raise DataError("next_sentence needs two documents or more, got one document")
+    return seq_len - 3
 
 
 class _Masker:
