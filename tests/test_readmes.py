@@ -48,8 +48,7 @@ def options_of(command: str) -> dict:
     }
     if command in presets:
         return presets[command]
-    name = "benchmarks.gpu.__main__" if command == "benchmarks.gpu" else command
-    module = importlib.import_module(f"experiments.{name}")
+    module = importlib.import_module(f"experiments.{command}")
     if hasattr(module, "PRESETS"):
         return module.PRESETS
     # The last such name: a module defines its own options after what it imports.

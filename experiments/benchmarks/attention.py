@@ -1,44 +1,53 @@
 """Times the attention functions beside PyTorch's: `python -m experiments.benchmarks.attention`.
 
-Causal attention in float32, forward and backward, at several lengths. Prints a table for each
-length and writes RUNS/benchmarks/NAME.json.
+Causal attention, forward and backward, at several lengths. Prints a table for each length and
+writes RUNS/benchmarks/NAME.json.
 """
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.environment import environment, load_torch
-from experiments.benchmarks.interleaved_timing import Summary, TimingConfig
-from experiments.benchmarks.subprocesses import Make, Subject, compare
+from experiments.benchmarks.environment import load_torch
+from experiments.benchmarks.interleaved_timing import TimingConfig
+from experiments.benchmarks.subprocesses import Case, MakeCase
 from experiments.harness import cli
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
-from jaxformer.ops.attention import ATTENTION_FNS
+from jaxformer.ops.attention import ATTENTION_FNS, blockwise
+from jaxformer.ops.masks import AttentionMask
+from jaxformer.runtime.setup import setup_process
 
 
 @dataclass(frozen=True)
 class Shape:
     """The shape [B, T, N, H] of queries, keys and values."""
 
-    rows: int = 1
-    heads: int = 4
+    batch_size: int = 1
+    seq_len: int = 1_024
+    num_heads: int = 4
     head_dim: int = 64
-    length: int = 1_024
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self):
-        check_at_least(self, 1, "rows", "heads", "head_dim", "length")
+        check_at_least(self, 1, "batch_size", "seq_len", "num_heads", "head_dim")
 
     def arrays(self) -> list[np.ndarray]:
-        """Returns random queries, keys and values [B, T, N, H]."""
+        """Returns random queries, keys and values [B, T, N, H] in float32."""
         rng = np.random.default_rng(0)
-        size = self.rows, self.length, self.heads, self.head_dim
+        size = self.batch_size, self.seq_len, self.num_heads, self.head_dim
         return [rng.standard_normal(size, np.float32) for _ in range(3)]
+
+    def flops(self) -> int:
+        """Returns the FLOPs: 2 products forward and 5 backward, to the keys that are seen."""
+        pairs = self.batch_size * self.num_heads * self.seq_len * (self.seq_len + 1) // 2
+        return 7 * 2 * pairs * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -47,17 +56,19 @@ class AttentionOptions(TimingConfig):
 
     name: str = "attention"
     rounds: int = 5
-    repetitions: int = 2
+    repetitions: int = 1
     attention_fns: tuple[str, ...] = ("reference", "blockwise", "xla")
     """The attention functions: reference, blockwise, xla, cudnn or tpu_splash."""
-    lengths: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
+    seq_lens: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
     """Numbers of tokens T; each has a table of its own."""
-    rows: int = 1
+    batch_size: int = 1
     """Batch size B."""
-    heads: int = 4
+    num_heads: int = 4
     """Number of heads N."""
     head_dim: int = 64
     """Size H of a head."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of queries, keys and values."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -65,79 +76,76 @@ class AttentionOptions(TimingConfig):
         if unknown:
             known = ", ".join(ATTENTION_FNS)
             raise ConfigError(f"attention_fns has {unknown[0]!r}: choose among {known}")
-        if not self.lengths:
-            raise ConfigError("lengths=() measures nothing: give at least one length")
+        if not self.seq_lens:
+            raise ConfigError("seq_lens=() measures nothing: give at least one length")
         self.shapes()
 
     def shapes(self) -> list[Shape]:
-        """Returns one shape for each of `lengths`."""
-        shape = Shape(rows=self.rows, heads=self.heads, head_dim=self.head_dim)
-        return [replace(shape, length=length) for length in self.lengths]
+        """Returns one shape for each of `seq_lens`."""
+        sizes = self.num_heads, self.head_dim, self.dtype
+        return [Shape(self.batch_size, length, *sizes) for length in self.seq_lens]
 
 
 PEER = "PyTorch SDPA"
 
 
-def temporary(summary: Summary, facts: Mapping[str, Any]) -> str:
-    """Returns the temporary memory of XLA's program, in MB."""
-    size = facts.get("temporary_bytes")
-    return "-" if size is None else f"{size / 1e6:.1f}"
-
-
 def main(options: AttentionOptions) -> None:
     """Measures, prints the tables and writes the file."""
-    where = environment()
-    found = {
-        f"T = S = {shape.length:,}": compare(subjects(options, shape), options, peers=(PEER,))
-        for shape in options.shapes()
-    }
-    report.publish(options, where, found, report.TIMES | {"temporary, MB": temporary})
+    tables = {f"T = S = {shape.seq_len:,}": cases(options, shape) for shape in options.shapes()}
+    report.run_tables(options, tables, report.TIMES | report.PEERS | report.MEMORY, (PEER,))
 
 
-def subjects(options: AttentionOptions, shape: Shape) -> dict[str, Make]:
-    """Returns what makes each subject."""
-    return {name: partial(ours, name, shape) for name in options.attention_fns} | {
-        PEER: partial(scaled_dot_product, shape)
-    }
+def cases(options: AttentionOptions, shape: Shape) -> dict[str, MakeCase]:
+    """Returns what makes each case."""
+    makes: dict[str, MakeCase] = {PEER: partial(torch_attention, shape)}
+    return {name: partial(jax_attention, name, shape) for name in options.attention_fns} | makes
 
 
-def ours(name: str, shape: Shape) -> Subject:
-    """Our attention function `name`; it raises `ConfigError` where it does not support this."""
-    import jax
-    import jax.numpy as jnp
+def jax_attention(name: str, shape: Shape, block: int | None = None) -> Case:
+    """The attention function `name`; `block` is the block size of blockwise.
 
-    from jaxformer.ops.masks import AttentionMask
-    from jaxformer.runtime import setup
-
-    setup_info = setup.setup_process()
-    q, k, v = map(jnp.asarray, shape.arrays())
+    Raises `ConfigError` where the function does not support the shape or the device.
+    """
+    setup = setup_process()
+    q, k, v = (jnp.asarray(array, shape.dtype) for array in shape.arrays())
+    attend = ATTENTION_FNS[name] if block is None else partial(blockwise, block=block)
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        out = ATTENTION_FNS[name](q, k, v, AttentionMask(causal=True), scale=shape.head_dim**-0.5)
-        return jnp.square(out).sum()
+        out = attend(q, k, v, AttentionMask(causal=True), scale=shape.head_dim**-0.5)
+        return jnp.square(out.astype(jnp.float32)).sum()
 
-    gradient = jax.value_and_grad(loss, (0, 1, 2))
-    program = jax.jit(gradient, compiler_options=setup_info.compiler_options).lower(q, k, v)
-    compiled = program.compile()
+    gradient = jax.jit(jax.value_and_grad(loss, (0, 1, 2)), compiler_options=setup.compiler_options)
+    compiled = gradient.lower(q, k, v).compile()
     memory = compiled.memory_analysis()
-    facts = {
+    metadata = {
         "temporary_bytes": memory and memory.temp_size_in_bytes,
         "device": jax.devices()[0].device_kind,
-        "tuned": str(setup_info),
+        "tuned": str(setup),
+        "flops": shape.flops(),
     }
-    return Subject(lambda: jax.block_until_ready(compiled(q, k, v)), facts)
+    return Case(lambda: compiled(q, k, v), metadata, jax.block_until_ready)
 
 
-def scaled_dot_product(shape: Shape) -> Subject:
-    """PyTorch's attention, with the backend that PyTorch chooses."""
+def torch_attention(shape: Shape) -> Case:
+    """PyTorch's attention, with the backend that PyTorch chooses, on a GPU if it sees one."""
     torch = load_torch()
-    tensors = [torch.tensor(x.swapaxes(1, 2).copy(), requires_grad=True) for x in shape.arrays()]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = getattr(torch, shape.dtype)
+    tensors = [
+        torch.tensor(x.swapaxes(1, 2).copy(), dtype=dtype, device=device, requires_grad=True)
+        for x in shape.arrays()
+    ]
 
     def run() -> Any:
         out = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True)
-        return torch.autograd.grad(out.square().sum(), tensors)
+        return torch.autograd.grad(out.float().square().sum(), tensors)
 
-    return Subject(run, {"threads": torch.get_num_threads()})
+    def wait(result: Any) -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    metadata = {"device": device, "threads": torch.get_num_threads(), "flops": shape.flops()}
+    return Case(run, metadata, wait)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,95 @@
 """Times beam search beside its peers: `python -m experiments.benchmarks.decode`.
 
-The peers are transformers and CTranslate2. All read the same Marian model with random weights.
-Prints a table and writes RUNS/benchmarks/NAME.json.
+The peers are transformers and CTranslate2. All read the same Marian model with random weights. A
+bias on the logits forbids EOS and padding, so that every text has the full length and all do the
+same work. Prints a table and writes RUNS/benchmarks/NAME.json.
 """
 
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Literal, cast
 
-from experiments.benchmarks import report, translation_subjects
-from experiments.benchmarks.environment import environment
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmarks import report
+from experiments.benchmarks.environment import load_torch
 from experiments.benchmarks.interleaved_timing import TimingConfig
-from experiments.benchmarks.subprocesses import Make, compare
-from experiments.benchmarks.translation_subjects import Work
+from experiments.benchmarks.subprocesses import Case, MakeCase
 from experiments.harness import cli
+from jaxformer import optional_dependencies
+from jaxformer.config import TRANSFORMER_BASE, TransformerConfig, check_at_least
+from jaxformer.decoding import GenerationConfig, beam_search
+from jaxformer.errors import ConfigError
+from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.pipelines import make_step_fn
+from jaxformer.pretrained import load_pretrained, save_pretrained
+from jaxformer.runtime.concurrency import concurrency, concurrently, cpu_count
+
+_EOS = 0
+_FORBIDDEN = -1e4  # as a logit
+
+MARIAN_BASE = TransformerConfig(
+    vocab_size=32_000,
+    d_model=TRANSFORMER_BASE.d_model,
+    d_ff=TRANSFORMER_BASE.d_ff,
+    num_heads=TRANSFORMER_BASE.num_heads,
+    num_encoder_layers=TRANSFORMER_BASE.num_encoder_layers,
+    num_decoder_layers=TRANSFORMER_BASE.num_decoder_layers,
+    max_len=33,
+    sinusoidal_layout="halves",
+    activation="silu",
+    norm_eps=1e-5,
+    output_bias=True,
+    tied_embeddings="all",
+)
+"""The base size in Marian's layout."""
+
+
+@dataclass(frozen=True)
+class DecodeWork:
+    """The model, and the texts that it translates."""
+
+    model: TransformerConfig = MARIAN_BASE
+    """Sizes of the model, in Marian's layout; the last token id is padding and starts a text."""
+    batch_size: int = 32
+    """Number of source texts."""
+    source_len: int = 32
+    """Tokens of each source."""
+    target_len: int = 32
+    """Tokens of each translation."""
+    beam_size: int = 4
+    """Beam size."""
+
+    def __post_init__(self):
+        check_at_least(self, 1, "batch_size", "source_len", "target_len", "beam_size")
+        if self.model.vocab_size < self.beam_size + 3:
+            raise ConfigError(
+                f"vocab_size={self.model.vocab_size} leaves no {self.beam_size} words for the "
+                f"beams beside three special tokens: give at least {self.beam_size + 3}"
+            )
+        needed = max(self.source_len, self.target_len) + 1
+        if self.model.max_len < needed:
+            raise ConfigError(
+                f"model.max_len={self.model.max_len} is less than the longest text and its EOS: "
+                f"give at least {needed}"
+            )
+
+    @property
+    def pad(self) -> int:
+        """The padding id, the last one, which also starts each translation."""
+        return self.model.vocab_size - 1
+
+    def sources(self) -> np.ndarray:
+        """Returns random words [B, S] int32, without special tokens."""
+        rng = np.random.default_rng(1)
+        return rng.integers(2, self.pad, (self.batch_size, self.source_len), np.int32)
 
 
 @dataclass(frozen=True)
@@ -23,7 +97,7 @@ class DecodeOptions(TimingConfig):
     """What is decoded, and how often."""
 
     name: str = "decode"
-    work: Work = field(default_factory=Work)
+    work: DecodeWork = DecodeWork()
     """The model and the texts."""
 
 
@@ -32,29 +106,176 @@ PEERS = ("transformers", "CTranslate2", "CTranslate2, two translators")
 
 def main(options: DecodeOptions) -> None:
     """Measures, prints the table and writes the file."""
-    where = environment()
     work = options.work
+    title = f"{work.batch_size} texts of {work.target_len} tokens, beam {work.beam_size}"
     with TemporaryDirectory() as place:
         folder = Path(place) / "marian"
-        translation_subjects.write_model(work, folder)
-        found = compare(subjects(work, folder), options, peers=PEERS)
-    title = f"{work.rows} texts of {work.target} tokens, beam {work.beams}"
-    columns = report.TIMES | {"tokens a second": report.per_second(work.rows * work.target)}
-    report.publish(options, where, {title: found}, columns)
+        write_model(work, folder)
+        columns = report.TIMES | report.PEERS | report.TOKENS
+        report.run_tables(options, {title: cases(work, folder)}, columns, PEERS)
 
 
-def subjects(work: Work, folder: Path) -> dict[str, Make]:
-    """Returns what makes each subject."""
+def cases(work: DecodeWork, folder: Path) -> dict[str, MakeCase]:
+    """Returns what makes each case."""
+    two = partial(ctranslate2_search, work, folder, translators=2)
     return {
-        "ours": partial(translation_subjects.ours, work, folder),
-        "ours, int8": partial(translation_subjects.ours, work, folder, "int8"),
-        PEERS[0]: partial(translation_subjects.transformers, work, folder),
-        PEERS[1]: partial(translation_subjects.ctranslate2, work, folder),
-        PEERS[2]: partial(translation_subjects.ctranslate2, work, folder, translators=2),
-        f"{PEERS[2]}, int8": partial(
-            translation_subjects.ctranslate2, work, folder, dtype="int8", translators=2
-        ),
+        "jaxformer": partial(jax_search, work, folder),
+        "jaxformer, int8": partial(jax_search, work, folder, "int8"),
+        PEERS[0]: partial(transformers_search, work, folder),
+        PEERS[1]: partial(ctranslate2_search, work, folder),
+        PEERS[2]: two,
+        f"{PEERS[2]}, int8": partial(two, dtype="int8"),
     }
+
+
+def write_model(work: DecodeWork, folder: Path) -> None:
+    """Writes the model to the new `folder` in the format of `transformers`."""
+    model, ids = EncoderDecoder(work.model), np.zeros((1, 2), np.int32)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), ids, ids))["params"]
+    rng = np.random.default_rng(0)
+
+    def random_leaf(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        if len(leaf.shape) == 1:
+            return np.full(leaf.shape, float(path[-1].key == "scale"), np.float32)
+        std = np.float32(work.model.d_model**-0.5)
+        return rng.standard_normal(leaf.shape, np.float32) * std
+
+    params = jax.tree_util.tree_map_with_path(random_leaf, shapes)
+    params["embedding"]["table"][work.pad] = 0.0  # where CTranslate2 begins
+    params["output"]["bias"][[_EOS, work.pad]] = _FORBIDDEN
+    special = {
+        "eos_token_id": _EOS,
+        "pad_token_id": work.pad,
+        "decoder_start_token_id": work.pad,
+    }
+    save_pretrained(folder, model, params, family="marian", token_ids=special)
+
+
+def _case(decode: Callable[[], np.ndarray], metadata: dict[str, Any]) -> Case:
+    """`decode()` gives the best translations [B, T]; the first tokens of three are reported.
+
+    They should be equal for all cases.
+    """
+    found = decode()
+    return Case(decode, metadata | {"tokens": found.size, "first_tokens": found[:3, :4].tolist()})
+
+
+def jax_search(
+    work: DecodeWork, folder: Path, dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+) -> Case:
+    """`beam_search` as one compiled program, with default compiler options.
+
+    The batch is split into as many parts as `translate` uses. With "int8" only the products with
+    weights are in int8, the rest is in float32.
+    """
+    numbers = "float32" if dtype == "int8" else dtype
+    model: Any
+    model, params, _ = load_pretrained(folder, dtype=numbers)
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, numbers), params)
+    if dtype == "int8":
+        model, params = Int8(model), quantize(model, params)
+    config = GenerationConfig(
+        beam_size=work.beam_size,
+        length_penalty=1.0,
+        length_penalty_kind="power",
+        at_max_length="cut",
+        max_length=work.target_len,
+        eos=(_EOS,),
+    )
+
+    def search(params: Any, source: jax.Array) -> jax.Array:
+        bos, limits = (jnp.full(len(source), n, jnp.int32) for n in (work.pad, work.target_len))
+        cache = model.apply(
+            {"params": params},
+            source,
+            jnp.ones(source.shape, bool),
+            max_length=work.target_len,
+            num_beams=work.beam_size,
+            method="init_cache",
+        )
+        found = beam_search(make_step_fn(cast(Any, model), params), cache, bos, limits, config)
+        return found.tokens[:, 0]
+
+    compiled, count = jax.jit(search), concurrency(params)
+    parts = np.array_split(work.sources(), min(count, work.batch_size))
+    runs = [lambda part=part: np.asarray(compiled(params, part)) for part in parts]
+    return _case(
+        lambda: np.concatenate(list(concurrently(runs, count))),
+        {"device": jax.devices()[0].device_kind},
+    )
+
+
+def transformers_search(work: DecodeWork, folder: Path) -> Case:
+    """`generate` of `transformers` with its cache, on all processors."""
+    torch = load_torch()
+    model = _marian(folder).eval()
+    source = torch.tensor(work.sources(), dtype=torch.int64)
+    size = {"max_new_tokens": work.target_len, "min_new_tokens": work.target_len}
+
+    def decode() -> np.ndarray:
+        with torch.inference_mode():
+            found = model.generate(
+                source,
+                attention_mask=torch.ones_like(source),
+                num_beams=work.beam_size,
+                do_sample=False,
+                forced_eos_token_id=None,
+                **size,
+            )
+        return found[:, 1:].numpy()
+
+    return _case(decode, {"threads": torch.get_num_threads()})
+
+
+def ctranslate2_search(
+    work: DecodeWork,
+    folder: Path,
+    device: str = "cpu",
+    dtype: str = "float32",
+    translators: int = 1,
+) -> Case:
+    """CTranslate2 in `dtype`, on all processors, with `translators` that run at the same time."""
+    library = optional_dependencies.load("ctranslate2")
+    with TemporaryDirectory() as place:
+        _convert(work, folder, place)
+        size = {
+            "inter_threads": translators,
+            "intra_threads": max(1, cpu_count() // translators),
+        }
+        translator = library.Translator(place, device=device, compute_type=dtype, **size)
+    source = [[str(number) for number in row] for row in work.sources()]
+
+    def decode() -> np.ndarray:
+        found = translator.translate_batch(
+            source,
+            beam_size=work.beam_size,
+            max_batch_size=-(-work.batch_size // translators),
+            min_decoding_length=work.target_len,
+            max_decoding_length=work.target_len,
+        )
+        return np.array([[int(word) for word in one.hypotheses[0]] for one in found])
+
+    return _case(decode, {"threads": cpu_count(), "translators": translators})
+
+
+def _marian(folder: Path) -> Any:
+    library = optional_dependencies.load("transformers")
+    library.utils.logging.disable_progress_bar()
+    return library.MarianMTModel.from_pretrained(folder)
+
+
+def _convert(work: DecodeWork, folder: Path, path: str) -> None:
+    """Converts the folder for CTranslate2; each word is an id written as a number."""
+    loader = optional_dependencies.load("ctranslate2.converters.transformers").MarianMTLoader()
+    spec = loader.get_model_spec(_marian(folder))
+    words = [str(number) for number in range(work.pad)]
+    spec.register_source_vocabulary(words)
+    spec.register_target_vocabulary(words)
+    spec.config.eos_token, spec.config.unk_token = words[:2]
+    spec.config.decoder_start_token = words[0]
+    spec.validate()
+    spec.optimize()
+    spec.save(path)
 
 
 if __name__ == "__main__":

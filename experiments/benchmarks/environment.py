@@ -27,8 +27,7 @@ _PACKAGES = (
 def environment() -> dict[str, str | int | float | None]:
     """Returns date (UTC), processor, cores of this process, load of the last minute, versions.
 
-    A package that is not installed has None. No device is started: each subject reports the device
-    that it uses.
+    A package that is not installed has None. No device is started: each case reports its device.
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -56,7 +55,7 @@ def load_torch(threads: int | None = None) -> ModuleType:
     return torch
 
 
-def torch_facts(model: Any) -> dict[str, Any]:
+def torch_metadata(model: Any) -> dict[str, Any]:
     """Returns the number of parameters of `model` and of PyTorch's threads."""
     count = sum(parameter.numel() for parameter in model.parameters())
     return {"parameters": count, "threads": optional_dependencies.load("torch").get_num_threads()}

@@ -1,22 +1,70 @@
 """Times text generation beside PyTorch: `python -m experiments.benchmarks.generate`.
 
-A GPT continues random prompts with a cache: our compiled program, and a loop over the PyTorch
-reference model. Prints a table for each batch size and writes RUNS/benchmarks/NAME.json.
+A GPT continues random prompts with a cache: one compiled program, and a loop over the layers of
+the PyTorch reference model. Both have the same weights. Prints a table for each batch size and
+writes RUNS/benchmarks/NAME.json.
 """
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
-from experiments.benchmarks import generation_subjects, report
-from experiments.benchmarks.environment import environment
-from experiments.benchmarks.generation_subjects import Work
-from experiments.benchmarks.interleaved_timing import Summary, TimingConfig
-from experiments.benchmarks.subprocesses import Comparison, Make, compare
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmarks import report
+from experiments.benchmarks.environment import load_torch
+from experiments.benchmarks.interleaved_timing import TimingConfig
+from experiments.benchmarks.subprocesses import Case, Comparison, MakeCase
 from experiments.harness import cli
+from experiments.language_modelling.presets import shakespeare_char
+from jaxformer import optional_dependencies
+from jaxformer.config import TransformerConfig, check_at_least
+from jaxformer.decoding import Prompts, SamplingConfig, sample
 from jaxformer.errors import ConfigError
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.pipelines import make_step_fn
+from jaxformer.runtime.concurrency import concurrency, concurrently
+
+
+@dataclass(frozen=True)
+class GenerateWork:
+    """The model, and the prompts that it continues to the end of its context."""
+
+    model: TransformerConfig = replace(
+        shakespeare_char.model, dropout_rate=0.0, attention_dropout_rate=0.0
+    )
+    """Sizes of the model; texts are as long as its max_len."""
+    batch_size: int = 1
+    """Number of prompts."""
+    prompt_len: int = 16
+    """Tokens of each prompt."""
+    temperature: float = 0.0
+    """Sampling temperature; 0 takes the most likely token."""
+
+    def __post_init__(self):
+        check_at_least(self, 1, "batch_size", "prompt_len")
+        check_at_least(self, 0.0, "temperature")
+        if self.prompt_len >= self.model.max_len:
+            raise ConfigError(
+                f"prompt_len={self.prompt_len} fills the context of model.max_len="
+                f"{self.model.max_len} tokens: give a shorter prompt"
+            )
+
+    @property
+    def new_tokens(self) -> int:
+        """The number of tokens that continue each prompt."""
+        return self.model.max_len - self.prompt_len
+
+    def prompts(self) -> np.ndarray:
+        """Returns random tokens [B, P] int32."""
+        rng = np.random.default_rng(1)
+        return rng.integers(0, self.model.vocab_size, (self.batch_size, self.prompt_len), np.int32)
 
 
 @dataclass(frozen=True)
@@ -24,20 +72,20 @@ class GenerateOptions(TimingConfig):
     """What is generated, and how often."""
 
     name: str = "generate"
-    rows: tuple[int, ...] = (1, 16)
-    """Batch sizes; each has a table of its own and replaces `work.rows`."""
-    work: Work = field(default_factory=Work)
+    batch_sizes: tuple[int, ...] = (1, 16)
+    """Batch sizes; each has a table of its own and replaces `work.batch_size`."""
+    work: GenerateWork = GenerateWork()
     """The model and the prompts."""
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.rows:
-            raise ConfigError("rows=() measures nothing: give at least one batch size")
+        if not self.batch_sizes:
+            raise ConfigError("batch_sizes=() measures nothing: give at least one batch size")
         self.works()
 
-    def works(self) -> list[Work]:
-        """Returns one for each of `rows`."""
-        return [replace(self.work, rows=rows) for rows in self.rows]
+    def works(self) -> list[GenerateWork]:
+        """Returns one for each of `batch_sizes`."""
+        return [replace(self.work, batch_size=size) for size in self.batch_sizes]
 
 
 PEERS = ("PyTorch loop", "PyTorch loop, one thread")
@@ -48,38 +96,166 @@ def main(options: GenerateOptions) -> None:
 
     Raises `RuntimeError` at the end if greedy texts differ.
     """
-    where = environment()
-    found = {
-        f"{work.rows} x {work.new_tokens} tokens": compare(subjects(work), options, peers=PEERS)
-        for work in options.works()
+    tables = {
+        f"{work.batch_size} x {work.new_tokens} tokens": cases(work) for work in options.works()
     }
-    report.publish(options, where, found, report.TIMES | {"tokens a second": _speed})
+    columns = report.TIMES | report.PEERS | report.TOKENS
+    found = report.run_tables(options, tables, columns, PEERS)
     if options.work.temperature == 0:
         for comparison in found.values():
             check_texts(comparison)
 
 
-def subjects(work: Work) -> dict[str, Make]:
-    """Returns what makes each subject."""
+def cases(work: GenerateWork) -> dict[str, MakeCase]:
+    """Returns what makes each case."""
     return {
-        "ours": partial(generation_subjects.ours, work),
-        PEERS[0]: partial(generation_subjects.torch_loop, work),
-        PEERS[1]: partial(generation_subjects.torch_loop, work, 1),
+        "jaxformer": partial(jax_sample, work),
+        PEERS[0]: partial(torch_loop, work),
+        PEERS[1]: partial(torch_loop, work, 1),
     }
 
 
 def check_texts(comparison: Comparison) -> None:
-    """Raises `RuntimeError` unless all subjects wrote the same text."""
-    found = {name: facts["checksum"] for name, facts in comparison.facts.items()}
+    """Raises `RuntimeError` unless all cases wrote the same text."""
+    found = {name: metadata["checksum"] for name, metadata in comparison.metadata.items()}
     if len(set(found.values())) > 1:
         raise RuntimeError(
-            "the texts differ, so the subjects did not do the same work: "
+            "the texts differ, so the cases did not do the same work: "
             + ", ".join(f"{name} {checksum}" for name, checksum in found.items())
         )
 
 
-def _speed(summary: Summary, facts: Mapping[str, Any]) -> str:
-    return f"{facts['tokens'] / summary.median:.0f}"
+def random_params(config: TransformerConfig) -> Any:
+    """Returns jaxformer's parameters: normal numbers with standard deviation d_model^-0.5.
+
+    They are larger than at the start of training, so that each layer changes the next token.
+    """
+    gpt = DecoderOnly(config)
+    shapes = jax.eval_shape(lambda: gpt.init(jax.random.key(0), np.zeros((1, 2), np.int32)))
+    rng = np.random.default_rng(0)
+    std = np.float32(config.d_model**-0.5)
+
+    def random_leaf(path: Any, leaf: Any) -> np.ndarray:
+        if path[-1].key == "scale":
+            return np.ones(leaf.shape, np.float32)
+        return rng.standard_normal(leaf.shape, np.float32) * std
+
+    return jax.tree_util.tree_map_with_path(random_leaf, shapes["params"])
+
+
+def _case(write: Callable[[], np.ndarray], metadata: dict[str, Any]) -> Case:
+    """`write()` gives the tokens after the prompts [B, T]; a checksum of them is reported."""
+    text = write()
+    checksum = f"{zlib.crc32(text.astype(np.int32).tobytes()):08x}"
+    reported = {"tokens": text.size, "first_tokens": text[0, :4].tolist(), "checksum": checksum}
+    return Case(write, metadata | reported)
+
+
+def jax_sample(work: GenerateWork) -> Case:
+    """Prompt and `sample` as one compiled program, with default compiler options.
+
+    The batch is split into as many parts as `complete` uses.
+    """
+    model = DecoderOnly(work.model)
+    params = jax.tree.map(jnp.asarray, random_params(work.model))
+    config = SamplingConfig(max_new_tokens=work.new_tokens, temperature=work.temperature)
+
+    def write(params: Any, prompts: jax.Array, ids: jax.Array, rng: jax.Array) -> jax.Array:
+        size = len(prompts)
+        cache = model.apply(
+            {"params": params}, size, max_length=work.model.max_len, method="init_cache"
+        )
+        if work.prompt_len > 1:
+            before = prompts[:, None, :-1]
+            _, cache = model.apply({"params": params}, before, cache, method="decode_step")
+        inputs = Prompts(prompts[:, -1], jnp.full(size, work.new_tokens), ids)
+        found = sample(make_step_fn(model, params), cache, inputs, rng, config)
+        return found.tokens[:, 0]
+
+    compiled, rng, count = jax.jit(write), jax.random.key(0), concurrency(params)
+    ids, prompts = np.arange(work.batch_size, dtype=np.int32), work.prompts()
+    parts = [(prompts[part], part) for part in np.array_split(ids, min(count, work.batch_size))]
+    runs = [lambda part=part: np.asarray(compiled(params, *part, rng)) for part in parts]
+    return _case(
+        lambda: np.concatenate(list(concurrently(runs, count))),
+        {"device": jax.devices()[0].device_kind},
+    )
+
+
+def torch_loop(work: GenerateWork, threads: int | None = None) -> Case:
+    """A loop over the layers of the reference model, eager, on `threads` (None: all).
+
+    It copies no token to the host before the end of the text.
+    """
+    torch = load_torch(threads)
+    model = reference_of(work.model).eval()
+    prompts = torch.tensor(work.prompts(), dtype=torch.int64)
+    cached = CachedGPT(torch, model, work.model, work.batch_size)
+    generator = torch.Generator().manual_seed(0)
+
+    def pick(logits: Any) -> Any:
+        if not work.temperature:
+            return logits.argmax(-1, keepdim=True)
+        return torch.multinomial((logits / work.temperature).softmax(-1), 1, generator=generator)
+
+    @torch.inference_mode()
+    def write() -> np.ndarray:
+        text = torch.empty(work.batch_size, work.new_tokens, dtype=torch.int64)
+        last = prompts
+        for number in range(work.new_tokens):
+            start = 0 if number == 0 else work.prompt_len + number - 1
+            last = pick(cached.step(last, start))
+            text[:, number] = last[:, 0]
+        return text.numpy().astype(np.int32)
+
+    return _case(write, {"threads": torch.get_num_threads()})
+
+
+def reference_of(config: TransformerConfig) -> Any:
+    """Returns the PyTorch reference model with `random_params`."""
+    optional_dependencies.load("torch")
+    from experiments.torch_reference import weights
+    from experiments.torch_reference.gpt import GPT
+
+    gpt = GPT(config)
+    weights.load_params(random_params(config), gpt, config)
+    return gpt
+
+
+class CachedGPT:
+    """The layers of the reference `model` with a cache that is allocated once.
+
+    `step(tokens [B, T], start)` returns the logits [B, V] after the last of `tokens`, whose first
+    position is `start`. Earlier tokens were given to earlier steps.
+    """
+
+    def __init__(self, torch: ModuleType, model: Any, config: TransformerConfig, batch_size: int):
+        shape = batch_size, config.num_heads, config.max_len, config.key_size
+        self._torch, self._model, self._heads = torch, model, config.num_heads
+        self._positions = torch.arange(config.max_len)
+        self._cache = [(torch.zeros(shape), torch.zeros(shape)) for _ in model.blocks]
+
+    def step(self, tokens: Any, start: int) -> Any:
+        """Returns the logits; several tokens at once are allowed only at `start` 0."""
+        model, end = self._model, start + tokens.shape[1]
+        x = model.embedding(tokens) + model.positions(self._positions[start:end])
+        for block, cached in zip(model.blocks, self._cache, strict=True):
+            x = x + self._attend(block.attention, block.attention_norm(x), cached, start)
+            x = x + block.feed_forward(block.feed_forward_norm(x))
+        functional = self._torch.nn.functional
+        return functional.linear(model.final_norm(x[:, -1]), model.embedding.weight)
+
+    def _attend(self, attention: Any, x: Any, cached: tuple[Any, Any], start: int) -> Any:
+        heads = attention.query_key_value(x).unflatten(-1, (3, self._heads, -1))
+        query, *new = heads.permute(2, 0, 3, 1, 4)  # [B, N, T, H] each
+        end = start + x.shape[1]
+        for cache, fresh in zip(cached, new, strict=True):
+            cache[:, :, start:end] = fresh
+        key, value = (cache[:, :, :end] for cache in cached)
+        attended = self._torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=x.shape[1] > 1
+        )
+        return attention.out(attended.transpose(1, 2).flatten(2))
 
 
 if __name__ == "__main__":

@@ -1,47 +1,107 @@
-"""Results as tables in Markdown, and as JSON with options and environment."""
+"""Measures tables of cases, prints them in Markdown, and writes them as JSON after each table."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks.environment import environment
 from experiments.benchmarks.interleaved_timing import Summary, TimingConfig
-from experiments.benchmarks.subprocesses import Comparison
+from experiments.benchmarks.subprocesses import Comparison, MakeCase, compare
 from experiments.harness import run_folder
 
 Column = Callable[[Summary, Mapping[str, Any]], str]
-"""column(summary, facts) -> the text of a cell."""
+"""column(summary, metadata) -> the text of a cell."""
 
 
-def ratio(summary: Summary, facts: Mapping[str, Any]) -> str:
-    """Returns the median divided by that of the fastest peer."""
-    return "-" if summary.ratio is None else f"{summary.ratio:.2f}"
+def rate(key: str, unit: float = 1.0, digits: int = 0) -> Column:
+    """Returns the column of the case's metadata `key` divided by the median time and `unit`."""
+
+    def column(summary: Summary, metadata: Mapping[str, Any]) -> str:
+        if metadata.get(key) is None:
+            return "-"
+        return f"{metadata[key] / summary.median / unit:,.{digits}f}"
+
+    return column
+
+
+def value(key: str, unit: float = 1.0, digits: int = 1) -> Column:
+    """Returns the column of the case's metadata `key` divided by `unit`."""
+
+    def column(summary: Summary, metadata: Mapping[str, Any]) -> str:
+        found = metadata.get(key)
+        if found is None:
+            return "-"
+        return f"{found:,}" if unit == 1.0 else f"{found / unit:,.{digits}f}"
+
+    return column
+
+
+def peak_share(summary: Summary, metadata: Mapping[str, Any]) -> str:
+    """Returns the FLOP/s of the case divided by the peak FLOP/s of its device (MFU)."""
+    flops, peak = metadata.get("flops"), metadata.get("peak_flops")
+    return "-" if not flops or not peak else f"{flops / summary.median / peak:.1%}"
 
 
 TIMES: dict[str, Column] = {
-    "median, ms": lambda summary, facts: f"{summary.median * 1e3:.1f}",
-    "least, ms": lambda summary, facts: f"{summary.least * 1e3:.1f}",
-    "spread": lambda summary, facts: f"{summary.spread:.0%}",
-    "processors, ms": lambda summary, facts: f"{summary.cpu * 1e3:.1f}",
-    "of the best peer": ratio,
+    "median, ms": lambda summary, metadata: f"{summary.median * 1e3:.1f}",
+    "least, ms": lambda summary, metadata: f"{summary.least * 1e3:.1f}",
+    "spread": lambda summary, metadata: f"{summary.spread:.0%}",
 }
-"""The columns of every table."""
+PEERS: dict[str, Column] = {
+    "processors, ms": lambda summary, metadata: f"{summary.cpu * 1e3:.1f}",
+    "of the best peer": lambda summary, metadata: (
+        "-" if summary.ratio is None else f"{summary.ratio:.2f}"
+    ),
+}
+TOKENS: dict[str, Column] = {"tokens a second": rate("tokens")}
+MEMORY: dict[str, Column] = {"temporary, MB": value("temporary_bytes", 1e6)}
+FLOPS: dict[str, Column] = {"TFLOP/s": rate("flops", 1e12, 1), "of the peak": peak_share}
 
 
-def per_second(tokens: int) -> Column:
-    """Returns the column of `tokens` divided by the median time."""
-    return lambda summary, facts: f"{tokens / summary.median:.0f}"
+def run_tables(
+    options: TimingConfig,
+    tables: Mapping[str, Mapping[str, MakeCase]],
+    columns: Mapping[str, Column],
+    peers: Sequence[str] = (),
+) -> dict[str, Comparison]:
+    """Measures each of `tables` (title -> cases), prints it, and writes all so far to a file.
+
+    The file is RUNS/benchmarks/NAME.json, with the options and the environment before the first
+    measurement. Ratios are to the fastest of `peers`.
+    """
+    where, found = environment(), {}
+    path = Path(options.runs) / "benchmarks" / f"{options.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    print("; ".join(f"{name} {value}" for name, value in where.items() if value is not None))
+    for title, cases in tables.items():
+        found[title] = compare(cases, options, peers=peers)
+        print(f"\n{title}\n\n{table(found[title], columns)}", flush=True)
+        content = {
+            "environment": where,
+            "options": run_folder.as_json(options),
+            "comparisons": {title: _plain(one) for title, one in found.items()},
+        }
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    print(f"\nall numbers: {path}")
+    return found
 
 
 def table(comparison: Comparison, columns: Mapping[str, Column]) -> str:
-    """Returns a row for each subject that was measured, and a line for each that was not."""
+    """Returns a row for each case, its metadata, and a line for each that was not measured."""
     rows = [
-        [name, *(column(found, comparison.facts[name]) for column in columns.values())]
-        for name, found in comparison.measured.items()
+        [name, *(column(summary, comparison.metadata[name]) for column in columns.values())]
+        for name, summary in comparison.measured.items()
     ]
     lines = [markdown(["", *columns], rows)]
-    lines += [f"not measured: {name}: {why}" for name, why in comparison.missing.items()]
-    return "\n".join(lines)
+    lines += [
+        f"{name}: {', '.join(f'{key} {value}' for key, value in metadata.items())}"
+        for name, metadata in comparison.metadata.items()
+        if metadata
+    ]
+    return "\n".join(
+        [*lines, *(f"not measured: {name}: {why}" for name, why in comparison.missing.items())]
+    )
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -50,43 +110,6 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
 
 
-def publish(
-    options: TimingConfig,
-    where: Mapping[str, Any],
-    comparisons: Mapping[str, Comparison],
-    columns: Mapping[str, Column],
-) -> Path:
-    """Prints `comparisons` under their titles, writes them to a file, and returns its path.
-
-    The file is RUNS/benchmarks/NAME.json, with the options and with `where`, the environment
-    before the first measurement.
-    """
-    print("; ".join(f"{name} {value}" for name, value in where.items() if value is not None))
-    for title, comparison in comparisons.items():
-        print(f"\n{title}\n\n{table(comparison, columns)}")
-        for line in fact_lines(comparison):
-            print(line)
-    found = {
-        "environment": dict(where),
-        "options": run_folder.as_json(options),
-        "comparisons": {title: _plain(one) for title, one in comparisons.items()},
-    }
-    path = Path(options.runs) / "benchmarks" / f"{options.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print(f"\nall numbers: {path}")
-    return path
-
-
-def fact_lines(comparison: Comparison) -> list[str]:
-    """Returns the facts of each subject, one line each."""
-    return [
-        f"{name}: {', '.join(f'{fact} {value}' for fact, value in facts.items())}"
-        for name, facts in comparison.facts.items()
-        if facts
-    ]
-
-
 def _plain(comparison: Comparison) -> dict[str, Any]:
-    measured = {name: found._asdict() for name, found in comparison.measured.items()}
+    measured = {name: summary._asdict() for name, summary in comparison.measured.items()}
     return comparison._asdict() | {"measured": measured}

@@ -4,12 +4,11 @@ A training step by layers, vocabulary, batch size and devices; a decoding step b
 length. Prints a table for each and writes RUNS/benchmarks/NAME.json.
 """
 
-import itertools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,96 +18,64 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.environment import environment
-from experiments.benchmarks.interleaved_timing import Summary, TimingConfig
-from experiments.benchmarks.subprocesses import Make, Subject, compare
+from experiments.benchmarks.interleaved_timing import TimingConfig
+from experiments.benchmarks.subprocesses import Case, MakeCase
+from experiments.benchmarks.train_cases import GPTWork, assemble, random_batches
 from experiments.harness import cli
 from jaxformer.config import GPT2, TRANSFORMER_BASE, TransformerConfig, check_at_least
 from jaxformer.distributed import replicated, single
 from jaxformer.errors import ConfigError
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.runtime import setup
-from jaxformer.text.data import StreamBatch
-from jaxformer.training.losses import causal_loss
-from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
-from jaxformer.training.train_step import TrainState, init_train_state
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.runtime.setup import setup_process
+from jaxformer.training.optimizer import OptimizerConfig
 
 
-@dataclass(frozen=True)
-class Training:
+def _small(model: TransformerConfig, d_model: int, num_heads: int) -> TransformerConfig:
+    sizes = {"d_model": d_model, "d_ff": 4 * d_model, "num_heads": num_heads, "vocab_size": 1_024}
+    return replace(model, **sizes, dropout_rate=0.0, attention_dropout_rate=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingWork(GPTWork):
     """A training step of GPT-2's model with other sizes, on simulated devices."""
 
-    layers: int = 12
-    """Number of layers."""
-    d_model: int = 96
-    """Size of a token's vector."""
-    heads: int = 12
-    """Number of attention heads."""
-    vocabulary: int = 1_024
-    """Number of token ids."""
-    rows: int = 4
-    """Batch size."""
-    length: int = 64
-    """Tokens in a row."""
+    model: TransformerConfig = replace(_small(GPT2, 96, 12), max_len=64)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch_size: int = 4
     devices: int = 1
-    """Number of simulated devices."""
+    """Number of simulated devices; it divides the batch size."""
 
     def __post_init__(self):
-        check_at_least(self, 1, *(field.name for field in fields(self)))
-
-    def config(self) -> TransformerConfig:
-        """Returns the configuration of the model."""
-        return replace(
-            GPT2,
-            num_decoder_layers=self.layers,
-            d_model=self.d_model,
-            d_ff=4 * self.d_model,
-            num_heads=self.heads,
-            vocab_size=self.vocabulary,
-            max_len=self.length,
-            dropout_rate=0.0,
-            attention_dropout_rate=0.0,
-        )
+        super().__post_init__()
+        check_at_least(self, 1, "devices")
+        if self.batch_size % self.devices:
+            raise ConfigError(
+                f"devices={self.devices} do not divide batch_size={self.batch_size}: give divisors"
+            )
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodingWork:
     """A cached decoding step of a translator."""
 
-    layers: int = 2
-    """Number of encoder layers, and of decoder layers."""
-    d_model: int = 256
-    """Size of a token's vector."""
-    heads: int = 4
-    """Number of attention heads."""
-    vocabulary: int = 1_024
-    """Number of token ids."""
-    rows: int = 4
+    model: TransformerConfig = replace(
+        _small(TRANSFORMER_BASE, 256, 4), num_encoder_layers=2, num_decoder_layers=2
+    )
+    """Sizes of the model."""
+    batch_size: int = 4
     """Number of source texts."""
-    source: int = 16
-    """Tokens in each source."""
-    target: int = 32
+    source_len: int = 16
+    """Tokens of each source."""
+    target_len: int = 32
     """Length of the cache: the most tokens of a translation."""
 
     def __post_init__(self):
-        check_at_least(self, 1, *(field.name for field in fields(self)))
+        check_at_least(self, 1, "batch_size", "source_len", "target_len")
 
-    def config(self) -> TransformerConfig:
-        """Returns the configuration: the paper's, with other sizes."""
-        return replace(
-            TRANSFORMER_BASE,
-            num_encoder_layers=self.layers,
-            num_decoder_layers=self.layers,
-            d_model=self.d_model,
-            d_ff=4 * self.d_model,
-            num_heads=self.heads,
-            vocab_size=self.vocabulary,
-            dropout_rate=0.0,
-        )
-
-    def attention(self) -> int:
+    def attention_flops(self) -> int:
         """Returns the FLOPs of attention for one token, over source and target."""
-        return self.layers * 4 * self.d_model * (self.source + self.target)
+        layers, width = self.model.num_decoder_layers, self.model.d_model
+        return layers * 4 * width * (self.source_len + self.target_len)
 
 
 @dataclass(frozen=True)
@@ -119,120 +86,104 @@ class ScalingOptions(TimingConfig):
     rounds: int = 5
     repetitions: int = 3
     warm_up: int = 2
-    training: Training = field(default_factory=Training)
+    training: TrainingWork = TrainingWork()
     """The training step, of which one size is varied at a time."""
-    decoding: Decoding = field(default_factory=Decoding)
+    decoding: DecodingWork = DecodingWork()
     """The decoding step, of which one size is varied at a time."""
     layers: tuple[int, ...] = (4, 8, 12, 16, 32)
     """Numbers of layers of the training step."""
-    vocabularies: tuple[int, ...] = (1_024, 8_192, 50_257)
+    vocab_sizes: tuple[int, ...] = (1_024, 8_192, 50_257)
     """Vocabulary sizes of the training step."""
-    rows: tuple[int, ...] = (1, 4, 16)
+    batch_sizes: tuple[int, ...] = (1, 4, 16)
     """Batch sizes of the training step."""
     devices: tuple[int, ...] = (1, 2, 4)
     """Numbers of simulated devices of the training step; each divides its batch size."""
-    sources: tuple[int, ...] = (16, 64, 256)
+    source_lens: tuple[int, ...] = (16, 64, 256)
     """Source lengths of the decoding step."""
-    targets: tuple[int, ...] = (16, 64, 256)
+    target_lens: tuple[int, ...] = (16, 64, 256)
     """Target lengths of the decoding step."""
 
     def __post_init__(self):
         super().__post_init__()
-        for devices in self.devices:
-            if self.training.rows % devices:
-                raise ConfigError(
-                    f"devices={devices} do not divide training.rows={self.training.rows}: give "
-                    "divisors"
-                )
+        tables(self)
 
 
 def main(options: ScalingOptions) -> None:
     """Measures, prints the tables and writes the file."""
-    where = environment()
-    found = {title: compare(makes, options, peers=()) for title, makes in subjects(options).items()}
-    report.publish(options, where, found, COLUMNS)
+    report.run_tables(options, tables(options), COLUMNS)
 
 
-def subjects(options: ScalingOptions) -> dict[str, dict[str, Make]]:
-    """Returns the subjects of each table, from the smallest to the largest."""
-    train, decode = options.training, options.decoding
+def tables(options: ScalingOptions) -> dict[str, dict[str, MakeCase]]:
+    """Returns the cases of each table, from the smallest to the largest."""
+    train = partial(_varied, train_case, options.training)
+    decode = partial(_varied, decode_case, options.decoding)
     return {
-        "a training step by layers": _varied(training, train, "layers", options.layers),
-        "by vocabulary": _varied(training, train, "vocabulary", options.vocabularies),
-        "by rows": _varied(training, train, "rows", options.rows),
-        "by simulated devices": _varied(training, train, "devices", options.devices),
-        "a step of decoding by source length": _varied(decoding, decode, "source", options.sources),
-        "by target length": _varied(decoding, decode, "target", options.targets),
+        "a training step by layers": train("model.num_decoder_layers", options.layers),
+        "by vocabulary": train("model.vocab_size", options.vocab_sizes),
+        "by batch size": train("batch_size", options.batch_sizes),
+        "by simulated devices": train("devices", options.devices),
+        "a step of decoding by source length": decode("source_len", options.source_lens),
+        "by target length": decode("target_len", options.target_lens),
     }
 
 
 def _varied(
-    make: Callable[[Any], Subject], start: Any, name: str, sizes: Iterable[int]
-) -> dict[str, Make]:
-    return {f"{name} {size:,}": partial(make, replace(start, **{name: size})) for size in sizes}
+    make: Callable[[Any], Case], work: Any, field: str, sizes: Iterable[int]
+) -> dict[str, MakeCase]:
+    name = field.removeprefix("model.")
+
+    def changed(size: int) -> Any:
+        if name == field:
+            return replace(work, **{name: size})
+        return replace(work, model=replace(work.model, **{name: size}))
+
+    return {f"{name} {size:,}": partial(make, changed(size)) for size in sizes}
 
 
-def training(work: Training) -> Subject:
+def train_case(work: TrainingWork) -> Case:
     """A training step; reports the compilation time, without and with the cache on disk."""
     jax.config.update("jax_num_cpu_devices", work.devices)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    model, optimizer = DecoderOnly(work.config()), make_optimizer(OptimizerConfig())
-    tokens = np.zeros((work.rows, work.length + 1), np.int32)
-    valid = np.ones((work.rows, work.length), bool)
-
-    def make_state() -> TrainState:
-        params = model.init(jax.random.key(0), tokens[:1, :-1])["params"]
-        return init_train_state(params, optimizer, jax.random.key(1))
-
     with TemporaryDirectory() as cache:
-        options = setup.setup_process(Path(cache)).compiler_options
+        options = setup_process(Path(cache)).compiler_options
         devices = single(compiler_options=options) if work.devices == 1 else replicated()
-        batch = devices.shard_batch(StreamBatch(tokens, valid, np.arange(work.rows), None, None))
-        state, step = devices.init(make_state), devices.step(causal_loss(model), optimizer)
-        facts: dict[str, float | int] = {}
+        make_state, step, _ = assemble(work, devices)
+        state, batch = devices.init(make_state), devices.shard_batch(next(random_batches(work)))
+        metadata: dict[str, Any] = {}
         for name in ("compiled in, s", "from the cache, s"):
             jax.clear_caches()
             begin = time.perf_counter()
             compiled = step.lower(state, batch).compile()
-            facts[name] = round(time.perf_counter() - begin, 2)
+            metadata[name] = round(time.perf_counter() - begin, 2)
     program = compiled.as_text() or ""
     instructions = re.findall(r"^ +(?:ROOT )?%\S+ = ", program, re.MULTILINE)
-    facts["instructions"] = len(instructions)
+    metadata["instructions"] = len(instructions)
 
     def run() -> float:
         nonlocal state
         state, metrics = compiled(state, batch)
         return float(metrics["loss"])
 
-    return Subject(run, facts)
+    return Case(run, metadata)
 
 
-def decoding(work: Decoding) -> Subject:
-    """A cached decoding step; reports its FLOPs a token by XLA's count."""
-    model = EncoderDecoder(work.config())
-    source, tokens = (np.zeros((work.rows, size), np.int32) for size in (work.source, 1))
+def decode_case(work: DecodingWork) -> Case:
+    """A cached decoding step; reports its FLOPs for a token by XLA's count."""
+    model = EncoderDecoder(work.model)
+    source, tokens = (np.zeros((work.batch_size, size), np.int32) for size in (work.source_len, 1))
     params = jax.jit(model.init)(jax.random.key(0), source[:1], tokens[:1])["params"]
-    start = partial(model.apply, max_length=work.target, method="init_cache")
-    cache = jax.jit(start)({"params": params}, source)
-    extend = jax.jit(partial(model.apply, method="decode_step"))
+    init_cache = partial(model.apply, max_length=work.target_len, method="init_cache")
+    cache = jax.jit(init_cache)({"params": params}, source)
+    step = jax.jit(partial(model.apply, method="decode_step"))
     given = {"params": params}, tokens[:, None], cache
-    cost = extend.lower(*given).cost_analysis() or {}
-    flops = cost["flops"] / work.rows
-    facts = {"FLOPs a token": int(flops), "of attention": work.attention()}
-    return Subject(lambda: jax.block_until_ready(extend(*given)), facts)
+    cost = step.lower(*given).cost_analysis() or {}
+    flops = int(cost["flops"] / work.batch_size)
+    metadata = {"FLOPs a token": flops, "of attention": work.attention_flops()}
+    return Case(lambda: step(*given), metadata, jax.block_until_ready)
 
 
-def _fact(name: str) -> report.Column:
-    def column(summary: Summary, facts: Mapping[str, Any]) -> str:
-        value = facts.get(name, "-")
-        return f"{value:,}" if isinstance(value, int) else str(value)
-
-    return column
-
-
-_FACTS = ("compiled in, s", "from the cache, s", "instructions", "FLOPs a token", "of attention")
-_TIMES = itertools.islice(report.TIMES.items(), 3)  # without processors and peers
-COLUMNS = {**dict(_TIMES), **{name: _fact(name) for name in _FACTS}}
+_METADATA = ("compiled in, s", "from the cache, s", "instructions", "FLOPs a token", "of attention")
+COLUMNS = report.TIMES | {name: report.value(name) for name in _METADATA}
 
 if __name__ == "__main__":
     options = {"default": ScalingOptions()}

@@ -1,7 +1,8 @@
-"""Measures each subject in a process of its own, so that their thread pools do not compete."""
+"""Measures each case in a process of its own, so that their thread pools do not compete."""
 
 import contextlib
 import multiprocessing
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -19,102 +20,121 @@ from experiments.benchmarks.interleaved_timing import (
 from jaxformer.errors import ConfigError, MissingExtra
 
 
-class Subject(NamedTuple):
-    """What is measured: `run()` does the work once and waits for it; `facts` are reported."""
-
-    run: Callable[[], object]
-    facts: dict[str, Any]
+def _return_at_once(result: Any) -> None:
+    pass
 
 
-Make = Callable[[], Subject]
-"""make() -> Subject. It is pickled: use `functools.partial` of a module's function."""
+class Case(NamedTuple):
+    """What is measured: `run()` starts the work once, and `wait(result)` waits for its end.
+
+    `metadata` is reported. "tokens" and "flops" are those of one `run()`.
+    """
+
+    run: Callable[[], Any]
+    metadata: dict[str, Any]
+    wait: Callable[[Any], object] = _return_at_once
+
+
+MakeCase = Callable[[], Case]
+"""make() -> Case. It is pickled: use `functools.partial` of a module's function."""
 
 
 class Comparison(NamedTuple):
-    """Results and facts by name; `missing` holds the reason for each that was not measured."""
+    """Results and metadata by name; `missing` holds the reason for each that was not measured."""
 
     measured: dict[str, Summary]
-    facts: dict[str, dict[str, Any]]
+    metadata: dict[str, dict[str, Any]]
     missing: dict[str, str]
 
 
 _EXIT_SECONDS = 10.0  # how long a process may take to end
-_REFUSED = (ConfigError, MissingExtra)
 
 
-class _Ended(Exception):
-    """The process of a subject has ended."""
+class CaseFailed(Exception):
+    """The case could not be made or measured."""
 
 
 def compare(
-    makes: Mapping[str, Make], timing: TimingConfig, *, peers: Collection[str]
+    makes: Mapping[str, MakeCase], timing: TimingConfig, *, peers: Collection[str]
 ) -> Comparison:
-    """Measures each of `makes` in its own process, in turn.
+    """Measures each of `makes` in its own process.
 
-    The processes start one after the other, and each warms up before the first round. A subject
-    that raises `ConfigError` or `MissingExtra`, or whose process ends before the first round, is
-    left out with its reason. Ratios are to the fastest of `peers`. Raises `RuntimeError` when a
-    process ends later.
+    With `timing.interleaved` all processes start and warm up, and are then measured in turn;
+    otherwise one after the other. A case that fails before the first round is left out with its
+    reason. Ratios are to the fastest of `peers`. An interleaved case that fails
+    later raises `RuntimeError`.
     """
-    measures: dict[str, Measure] = {}
-    facts, missing = {}, {}
-    with contextlib.ExitStack() as stack:
-        for name, make in makes.items():
+    groups = [makes] if timing.interleaved else [{name: make} for name, make in makes.items()]
+    costs, metadata, missing = {}, {}, {}
+    for group in groups:
+        with contextlib.ExitStack() as stack:
+            measures: dict[str, Measure] = {}
+            for name, make in group.items():
+                try:
+                    metadata[name], measures[name] = stack.enter_context(_started(make, timing))
+                except CaseFailed as error:
+                    missing[name] = str(error)
             try:
-                facts[name], measures[name] = stack.enter_context(_started(make, timing.warm_up))
-            except (*_REFUSED, _Ended) as error:
-                missing[name] = str(error)
-        try:
-            costs = measure_in_turn(measures, timing)
-        except _Ended as error:
-            raise RuntimeError(f"a subject could not be measured to the end: {error}") from error
-    return Comparison(summarise(costs, peers), facts, missing)
+                costs |= measure_in_turn(measures, timing)
+            except CaseFailed as error:
+                if timing.interleaved:
+                    raise RuntimeError(f"a case was not measured to the end: {error}") from error
+                missing |= {name: str(error) for name in group}
+    return Comparison(summarise(costs, peers), metadata, missing)
 
 
 @contextmanager
-def _started(make: Make, warm_up: int) -> Iterator[tuple[dict[str, Any], Measure]]:
-    """Starts a process; gives the subject's facts and the function that measures it."""
+def _started(make: MakeCase, timing: TimingConfig) -> Iterator[tuple[dict[str, Any], Measure]]:
+    """Starts a process; gives the case's metadata and the function that measures it."""
     # fork would copy the locks of libraries that run threads
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, make, warm_up))
+    connection, other_end = context.Pipe()
+    process = context.Process(target=_serve, args=(other_end, make, timing.warm_up))
     process.start()
-    theirs.close()
+    other_end.close()
+    end = time.monotonic() + timing.case_seconds
 
     def receive() -> Any:
+        if not connection.poll(max(end - time.monotonic(), 0.0)):
+            process.kill()
+            raise CaseFailed(f"took longer than case_seconds={timing.case_seconds:g}")
         try:
-            return ours.recv()
+            answer = connection.recv()
         except EOFError:
             process.join()
-            raise _Ended(f"its process ended with code {process.exitcode}") from None
+            raise CaseFailed(f"its process ended with code {process.exitcode}") from None
+        if isinstance(answer, CaseFailed):
+            raise answer
+        return answer
 
     def measure(count: int) -> Cost:
-        ours.send(count)
+        connection.send(count)
         return receive()
 
     try:
-        said = receive()
-        if isinstance(said, Exception):
-            raise said
-        yield said, measure
+        yield receive(), measure
     finally:
-        ours.close()
+        connection.close()
         process.join(_EXIT_SECONDS)
         process.terminate()
         process.join()
 
 
-def _serve(connection: Connection, make: Make, warm_up: int) -> None:
-    """Runs in the subject's process: measures it at each request, until the connection closes."""
-    try:
-        subject = make()
-    except _REFUSED as error:
-        connection.send(error)
-        return
-    for _ in range(warm_up):
-        subject.run()
-    connection.send(subject.facts)
-    measure = timed(subject.run)
+def _serve(connection: Connection, make: MakeCase, warm_up: int) -> None:
+    """Runs in the case's process: measures it at each request, until the connection closes."""
     with contextlib.suppress(EOFError, BrokenPipeError):
-        while True:
-            connection.send(measure(connection.recv()))
+        try:
+            case = make()
+            for _ in range(warm_up):
+                case.wait(case.run())
+            connection.send(case.metadata)
+            measure = timed(case.run, case.wait)
+            while True:
+                connection.send(measure(connection.recv()))
+        except (EOFError, BrokenPipeError):
+            raise
+        except (ConfigError, MissingExtra) as error:
+            connection.send(CaseFailed(str(error)))
+        except Exception as error:
+            first = next(iter(str(error).strip().splitlines()), "")
+            connection.send(CaseFailed(f"{type(error).__name__}: {first}"[:500]))

@@ -5,15 +5,13 @@ and `torch.nn.Transformer`. Prints a table and writes RUNS/benchmarks/NAME.json.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from experiments.benchmarks import report, seq2seq_subjects
-from experiments.benchmarks.environment import environment
-from experiments.benchmarks.gpt_subjects import AttentionName
+from experiments.benchmarks import report
 from experiments.benchmarks.interleaved_timing import TimingConfig
-from experiments.benchmarks.seq2seq_subjects import Sizes
-from experiments.benchmarks.subprocesses import Make, compare
+from experiments.benchmarks.subprocesses import MakeCase
+from experiments.benchmarks.train_cases import TranslationWork, jax_step, torch_step
 from experiments.harness import cli
 
 
@@ -25,10 +23,8 @@ class TranslationOptions(TimingConfig):
     rounds: int = 10
     repetitions: int = 3
     warm_up: int = 3
-    sizes: Sizes = field(default_factory=Sizes)
+    work: TranslationWork = TranslationWork()
     """The model and the batch."""
-    attention_fn: AttentionName = "reference"
-    """The attention function of our model."""
 
 
 PEERS = ("PyTorch reference, eager", "torch.nn.Transformer, eager")
@@ -36,20 +32,18 @@ PEERS = ("PyTorch reference, eager", "torch.nn.Transformer, eager")
 
 def main(options: TranslationOptions) -> None:
     """Measures, prints the table and writes the file."""
-    where, sizes = environment(), options.sizes
-    found = compare(subjects(options), options, peers=PEERS)
-    title = f"a step of {sizes.rows} x {sizes.length} target tokens"
-    columns = report.TIMES | {"target tokens a second": report.per_second(sizes.tokens)}
-    report.publish(options, where, {title: found}, columns)
+    work = options.work
+    title = f"a step of {work.batch_size} x {work.seq_len} target tokens"
+    columns = report.TIMES | report.PEERS | report.TOKENS
+    report.run_tables(options, {title: cases(work)}, columns, PEERS)
 
 
-def subjects(options: TranslationOptions) -> dict[str, Make]:
-    """Returns what makes each subject."""
-    sizes = options.sizes
+def cases(work: TranslationWork) -> dict[str, MakeCase]:
+    """Returns what makes each case."""
     return {
-        "ours": partial(seq2seq_subjects.ours, sizes, options.attention_fn),
-        PEERS[0]: partial(seq2seq_subjects.torch_reference, sizes),
-        PEERS[1]: partial(seq2seq_subjects.torch_nn, sizes),
+        "jaxformer": partial(jax_step, work),
+        PEERS[0]: partial(torch_step, work),
+        PEERS[1]: partial(torch_step, work, torch_nn=True),
     }
 
 

@@ -41,7 +41,8 @@ class CustomShardingOptions:
 
 def make_state() -> TrainState:
     """Returns the initial state of `inside_linen.SeriesModel`."""
-    params = SeriesModel(series.SIZES).init(jax.random.key(0), series.draw(0).series[:2])["params"]
+    inputs = series.random_batch(0).series[:2]
+    params = SeriesModel(series.SIZES).init(jax.random.key(0), inputs)["params"]
     return init_train_state(params, optax.sgd(0.1), jax.random.key(1))
 
 
@@ -50,7 +51,7 @@ def train(devices: Strategy, steps: int) -> tuple[TrainState, list[float]]:
     step = devices.step(series.loss_of(SeriesModel(series.SIZES)), optax.sgd(0.1))
     state, losses = devices.init(make_state), []
     for number in range(steps):
-        state, metrics = step(state, devices.shard_batch(series.draw(number)))
+        state, metrics = step(state, devices.shard_batch(series.random_batch(number)))
         losses.append(float(metrics["loss"] / metrics["tokens"]))
     return state, losses
 

@@ -47,13 +47,13 @@ class SeriesOptions:
 
 def main(options: SeriesOptions) -> None:
     """Trains the model, and prints its accuracy on new series."""
-    model, held_out = SeriesModel(series.SIZES), series.draw(0, rows=500)
+    model, held_out = SeriesModel(series.SIZES), series.random_batch(0, rows=500)
     optimizer = optax.adam(options.learning_rate)
     step = jax.jit(make_train_step(series.loss_of(model), optimizer))
     params = jax.jit(model.init)(jax.random.key(0), held_out.series[:2])["params"]
     state = init_train_state(params, optimizer, jax.random.key(1))
     for number in range(1, options.steps + 1):
-        state, metrics = step(state, series.draw(number))
+        state, metrics = step(state, series.random_batch(number))
         if number in (1, options.steps):
             print(f"step {number}: loss {metrics['loss'] / metrics['tokens']:.3f}")
     logits = jax.jit(model.apply)({"params": state.params}, held_out.series)

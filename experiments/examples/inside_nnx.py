@@ -52,11 +52,11 @@ def update(model: SeriesModel, optimizer: nnx.Optimizer, batch: SeriesBatch) -> 
 
 def main(options: SeriesOptions) -> None:
     """Trains the model, and prints its accuracy on new series."""
-    held_out = series.draw(0, rows=500)
+    held_out = series.random_batch(0, rows=500)
     model = SeriesModel(series.SIZES, nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(options.learning_rate), wrt=nnx.Param)
     for number in range(1, options.steps + 1):
-        loss = update(model, optimizer, series.draw(number))
+        loss = update(model, optimizer, series.random_batch(number))
         if number in (1, options.steps):
             print(f"step {number}: loss {loss:.3f}")
     logits = nnx.jit(lambda model: model(held_out.series))(model)

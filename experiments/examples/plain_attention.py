@@ -27,7 +27,7 @@ def self_attention(weights: dict[str, jax.Array], x: jax.Array, mask: AttentionM
     return reference(query, key, value, mask, scale=query.shape[-1] ** -0.5)
 
 
-def draw_weights(rng: jax.Array, d_model: int, heads: int, size: int) -> dict[str, jax.Array]:
+def random_weights(rng: jax.Array, d_model: int, heads: int, size: int) -> dict[str, jax.Array]:
     """Returns random weights for `self_attention`."""
     rngs = zip(("query", "key", "value"), jax.random.split(rng, 3), strict=True)
     return {name: jax.random.normal(rng, (d_model, heads, size)) for name, rng in rngs}
@@ -60,7 +60,7 @@ class AttentionOptions:
 def main(options: AttentionOptions) -> None:
     """Prints under four masks which token depends on which, one row per token."""
     of_weights, of_tokens = jax.random.split(jax.random.key(0))
-    weights = draw_weights(of_weights, options.d_model, heads=2, size=3)
+    weights = random_weights(of_weights, options.d_model, heads=2, size=3)
     x = jax.random.normal(of_tokens, (options.length, options.d_model))
     padding_mask = jnp.arange(options.length)[None] < options.length - 1
     masks = {

@@ -27,7 +27,7 @@ class SeriesBatch(NamedTuple):
     label: np.ndarray
 
 
-def draw(seed: int, rows: int = 32, length: int = 11) -> SeriesBatch:
+def random_batch(seed: int, rows: int = 32, length: int = 11) -> SeriesBatch:
     """Returns noise of standard deviation 0.3 with +2 and -2 added at two positions."""
     rng = np.random.default_rng(seed)
     series = rng.normal(scale=0.3, size=(rows, length, 1)).astype(np.float32)

@@ -59,11 +59,12 @@ _OTHER_NAMES = {
     "log_interval": ("log_every",),
     "logging_steps": ("log_every",),
     "lr": ("learning_rate",),
+    "max_tokens": ("batch_tokens", "max_new_tokens"),
     "max_grad_norm": ("grad_clip_norm",),
     "max_iters": ("total_steps",),
-    "max_length": ("max_len", "seq_len", "length"),
+    "length": ("max_new_tokens", "seq_len"),
+    "max_length": ("max_len", "seq_len", "max_new_tokens"),
     "max_lr": ("learning_rate",),
-    "max_new_tokens": ("length",),
     "max_steps": ("total_steps",),
     "min_lr": ("min_lr_ratio",),
     "model": ("run",),
@@ -79,14 +80,14 @@ _OTHER_NAMES = {
     "warmup": ("warmup_steps",),
     "wd": ("weight_decay",),
 }
-"""What other programs call an option -> the last words of ours."""
+"""Other programs' name of an option -> the last words of the options here."""
 _NOT_OPTIONS = {
     "config": "--preset NAME chooses a configuration, and options change its fields",
     "device": "JAX chooses the device; set JAX_PLATFORMS=cpu, cuda or tpu in the environment",
     "gpu": "JAX uses the GPUs that it sees; set CUDA_VISIBLE_DEVICES to hide some",
     "resume": "a run resumes by itself; give the same --name and --runs again",
 }
-"""What other programs have as an option and ours do not -> what to do."""
+"""Options of other programs that do not exist here -> what to do."""
 
 
 def parse(
@@ -186,10 +187,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _advice(error: BaseException) -> str:
     """How much memory was asked for, what holds the rest, and which settings lower the need."""
     asked = re.search(r"allocat\w* ([\d.,]+ ?\w+)", str(error))
-    facts = [f"{asked[1]} were asked for" if asked else str(error).splitlines()[0]]
-    facts += filter(None, getattr(error, "__notes__", []))
+    reasons = [f"{asked[1]} were asked for" if asked else str(error).splitlines()[0]]
+    reasons += filter(None, getattr(error, "__notes__", []))
     return (
-        f"out of memory: {'; '.join(facts)}. Lower the batch "
+        f"out of memory: {'; '.join(reasons)}. Lower the batch "
         "(--data.batch_size or --data.batch_tokens), raise --training.grad_accumulation, or give "
         "--training.remat blocks; the command plan says what a choice needs"
     )
@@ -265,8 +266,8 @@ def _suggestion(name: str, known: list[str]) -> str:
     group = [option for option in known if option.startswith(f"{name}.")]
     if group:
         return f"it is a group of options, such as {group[0]}; --help lists them all"
-    ours = _OTHER_NAMES.get(word.removeprefix("num_"), ())
-    same = [option for option in known if _last_word(option) in (word, *ours)][:3]
+    own = _OTHER_NAMES.get(word.removeprefix("num_"), ())
+    same = [option for option in known if _last_word(option) in (word, *own)][:3]
     if same:
         return f"use {' or '.join(same)}"
     words = [_last_word(option) for option in known]

@@ -43,7 +43,7 @@ class Corpus(NamedTuple):
     test: Part | None
 
 
-class Facts(NamedTuple):
+class TextMetadata(NamedTuple):
     """SHA-256 (hex) of a part's documents, their number, words and bytes."""
 
     text: str
@@ -77,15 +77,15 @@ def part_of(files: tuple[str, ...], split: Literal["file", "line", "blank_line"]
     return Part(tuple(map(Path, files)), split) if files else None
 
 
-def facts(part: Part) -> Facts:
-    """The facts of `part`, which is read once."""
+def metadata_of(part: Part) -> TextMetadata:
+    """The metadata of `part`, which is read once."""
     digest = hashlib.sha256()
     documents, words, size = 0, 0, 0
     for document in part.documents():
         amount = count_text(_digested(document, digest))
         digest.update(b"\0")  # the end of a document; no text has this byte
         documents, words, size = documents + 1, words + amount.words, size + amount.bytes
-    return Facts(digest.hexdigest(), documents, TextSize(words, size))
+    return TextMetadata(digest.hexdigest(), documents, TextSize(words, size))
 
 
 def _from_files(config: DataConfig) -> Corpus:

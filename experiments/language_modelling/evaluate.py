@@ -49,8 +49,8 @@ def main(options: EvaluateOptions) -> None:
         text = _text(options, loaded, Path(folder))
         found = measure(loaded, text, stride=stride)
     print(describe_scores(name, loaded.config, found))
-    facts = {"run": options.run, "text": name, "stride": stride}
-    print(json.dumps(facts | scores_of(loaded.config, found)))
+    metadata = {"run": options.run, "text": name, "stride": stride}
+    print(json.dumps(metadata | scores_of(loaded.config, found)))
 
 
 def _text(options: EvaluateOptions, loaded: LoadedRun, folder: Path) -> Encoded:

@@ -22,13 +22,13 @@ from flax import linen as nn
 from experiments.harness import build, cli, run_folder
 from experiments.harness.text_io import write_lines
 from experiments.harness.training_config import OptimizerConfig
-from experiments.language_modelling.init_from_pretrained import is_pretrained
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.stdlib_classification import Labelled, snippets
 from jaxformer.config import check_at_least, check_choices
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.pretrained import is_pretrained
 from jaxformer.text.data import read_tab_pairs
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.losses import Loss, classification_loss
@@ -46,9 +46,9 @@ class FinetuneOptions:
     test: str = ""
     """A file of such lines to test with."""
     num_train: int = 200
-    """Texts to learn from, drawn for each seed, as evenly over the labels as possible."""
+    """Texts to learn from: each seed chooses others, as evenly over the labels as possible."""
     seeds: int = 5
-    """How many times to draw and learn."""
+    """How many times to choose texts and learn, each with another seed."""
     freeze_backbone: bool = False
     """Trains only the classifier's head."""
     start: Literal["both", "pretrained", "scratch"] = "both"
@@ -111,7 +111,7 @@ class Examples(NamedTuple):
     padding_mask: np.ndarray  # [N, T] bool, False at padding
     labels: np.ndarray  # [N] int32
 
-    def draw(self, count: int, seed: int) -> np.ndarray:
+    def select(self, count: int, seed: int) -> np.ndarray:
         """The numbers [count] of random texts, as evenly over the labels as possible."""
         order = _order(seed, 0, len(self.labels))
         labels = self.labels[order]
@@ -307,7 +307,7 @@ def fine_tune(options: FinetuneOptions, task: Task, seed: int, *, pretrained: bo
     `Diverged` when the last steps were not finite.
     """
     init_rng, rng = jax.random.split(jax.random.key(seed))
-    chosen = task.train.draw(options.num_train, seed)
+    chosen = task.train.select(options.num_train, seed)
     params = task.init(init_rng, task.train.tokens[:2], task.train.padding_mask[:2])
     if pretrained:
         # Copies, because a step donates its state's buffers. Only the head's are new.

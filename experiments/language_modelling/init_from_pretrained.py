@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from jaxformer.distributed import Strategy
-from jaxformer.errors import ConfigError, DataError
+from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pretrained import Pretrained, load_pretrained
-from jaxformer.pretrained.hf_folder import HFFolder, locate
+from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.training.train_step import TrainState
 
@@ -24,14 +24,6 @@ _OBJECTIVES: dict[type, Literal["causal", "masked"]] = {
     MaskedLanguageModel: "masked",
     EncoderOnly: "masked",
 }
-
-
-def is_pretrained(folder: Path) -> bool:
-    """Whether `folder` holds a model as `transformers` writes it, not a run."""
-    try:
-        return "model_type" in HFFolder(folder).json("config.json")
-    except (ConfigError, DataError):
-        return False
 
 
 def read(folder: str | Path) -> tuple[LanguageConfig, Pretrained]:
@@ -63,7 +55,7 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     if not config.init_from:
         return config
     folder = locate(config.init_from)
-    theirs, found = read(folder)
+    pretrained, found = read(folder)
     needed = objective(config).model
     if not isinstance(found.model, needed):
         raise ConfigError(
@@ -74,7 +66,7 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     kept = {name: getattr(config.model, name) for name in TRAINING_ONLY}
     return replace(
         config,
-        model=replace(theirs.model, **kept),
+        model=replace(pretrained.model, **kept),
         data=replace(config.data, tokenizer=str(folder)),
     )
 

@@ -11,6 +11,7 @@ from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
+from jaxformer.pretrained import is_pretrained
 from jaxformer.text.tokenizers import Tokenizer
 
 
@@ -36,7 +37,7 @@ def load_run(folder: Path) -> LoadedRun:
     its training, `CheckpointError` for one without a complete checkpoint.
     """
     checkpoint_selection.check_folder(folder)
-    if init_from_pretrained.is_pretrained(folder):
+    if is_pretrained(folder):
         config, found = init_from_pretrained.read(folder)
         assert found.tokenizer is not None  # `read` refuses a folder without one
         return LoadedRun(config, found.model, found.params, found.tokenizer)

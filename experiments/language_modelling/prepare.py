@@ -90,7 +90,7 @@ def open_encoded(folder: Path, name: str, tokenizer: Tokenizer) -> Encoded:
 
 def encode_part(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Encoded:
     """`part` as ids in the file `path`."""
-    found = corpus.facts(part)
+    found = corpus.metadata_of(part)
     return Encoded(_ids(config, part, tokenizer, path), found.documents, found.amount)
 
 
@@ -154,7 +154,7 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part) -> None:
     path = folder / "data" / f"{name}.json"
     path.unlink(missing_ok=True)  # written again when everything else is
     tokenizer = load_tokenizer(folder)
-    encoded = corpus.facts(part)
+    encoded = corpus.metadata_of(part)
     _ids(config, part, tokenizer, path.with_suffix(".tokens"))
     note = {
         "files": _files(part),
@@ -182,7 +182,7 @@ def _is_current(config: LanguageConfig, folder: Path, name: str, part: Part) -> 
     note = _note(folder, name)
     if note is None or note["how"] != _how(config, name, part):
         return False
-    return note["files"] == _files(part) or note["text"] == corpus.facts(part).text
+    return note["files"] == _files(part) or note["text"] == corpus.metadata_of(part).text
 
 
 def _how(config: LanguageConfig, name: str, part: Part) -> list:

@@ -12,14 +12,13 @@ from pathlib import Path
 
 from experiments.harness import checkpoint_selection, cli, run_folder
 from experiments.harness.text_io import RULE, read_text
-from experiments.language_modelling.init_from_pretrained import is_pretrained
 from experiments.language_modelling.load_run import load_objective
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
 from jaxformer.config import check_at_least
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import load_eos
+from jaxformer.pretrained import is_pretrained, load_eos
 
 _RUN = "runs/language_modelling/python_stdlib"
 

@@ -59,11 +59,11 @@ def main(config: Comparison) -> None:
     prepared = prepare(config, run.folder)
     print(describe(prepared))
     no_dropout = _without_dropout(prepared)
-    ours = comparison.assemble_ours(config, no_dropout)
-    agreement = comparison.agreement(ours)
-    trajectory = comparison.trajectory(ours, config.steps)
+    side = comparison.assemble_jax(config, no_dropout)
+    agreement = comparison.agreement(side)
+    trajectory = comparison.trajectory(side, config.steps)
     timed = (
-        ours if no_dropout.model == prepared.model else comparison.assemble_ours(config, prepared)
+        side if no_dropout.model == prepared.model else comparison.assemble_jax(config, prepared)
     )
     speed = comparison.speed(timed, config.timed_steps, config.rounds)
     for number, losses in enumerate(zip(*trajectory[:3], strict=True), start=1):
@@ -87,39 +87,40 @@ def main(config: Comparison) -> None:
 def report(found: dict) -> list[str]:
     """Returns the lines of the table that `main` prints."""
     agreement, trajectory, speed = found["agreement"], found["trajectory"], found["speed"]
-    apart = _relative(trajectory["ours"], trajectory["reference"])
-    rounding = _relative(trajectory["ours"], trajectory["rounding"])
+    apart = _relative(trajectory["jaxformer"], trajectory["reference"])
+    rounding = _relative(trajectory["jaxformer"], trajectory["rounding"])
     steps = len(apart)
     lines = [
-        "same weights, one batch                  reference against ours",
+        "same weights, one batch                  reference against jaxformer",
         f"  logits, greatest difference                 {agreement['logits']:.1e}",
         f"  loss, relative                              {agreement['loss']:.1e}",
         f"  gradient, norm of the difference, relative  {agreement['gradient']:.1e}",
         "",
-        "training, loss in nats per token  ours reference  apart   ours after rounding, apart",
+        "training, loss in nats per token   "
+        "jaxformer reference  apart  jaxformer after rounding, apart",
     ]
     for number in sorted({1, 2, 5, 10, 20, 50, steps}):
         if number <= steps:
             i = number - 1
-            pair = f"{trajectory['ours'][i]:9.4f} {trajectory['reference'][i]:9.4f}"
-            lines.append(f"  before update {number:<12} {pair} {apart[i]:9.1e} {rounding[i]:15.1e}")
+            pair = f"{trajectory['jaxformer'][i]:14.4f} {trajectory['reference'][i]:9.4f}"
+            lines.append(f"  before update {number:<12} {pair} {apart[i]:9.1e} {rounding[i]:19.1e}")
     versions, threads = found["versions"], found["threads"]
     return [
         *lines,
-        f"  greatest of {steps} updates {'':>24}{max(apart):9.1e} {max(rounding):15.1e}",
-        f"  final weights, relative to their movement {trajectory['weights']:10.1e} "
-        f"{trajectory['rounding_weights']:15.1e}",
+        f"  greatest of {steps} updates {'':>29}{max(apart):9.1e} {max(rounding):19.1e}",
+        f"  final weights, relative to their movement {trajectory['weights']:15.1e} "
+        f"{trajectory['rounding_weights']:19.1e}",
         "",
-        f"an update, median of {len(speed['rounds_ours'])} rounds in turn, "
+        f"an update, median of {len(speed['rounds_jaxformer'])} rounds in turn, "
         f"{threads['cores']} cores ({threads['torch']} threads of torch)",
-        f"  ours, JAX {versions['jax']:<18} {speed['ours']:9.1f} ms",
+        f"  jaxformer, JAX {versions['jax']:<13} {speed['jaxformer']:9.1f} ms",
         f"  reference, PyTorch {versions['torch']:<9} {speed['reference']:9.1f} ms "
-        f"({speed['reference'] / speed['ours']:.2f} times ours)",
+        f"({speed['reference'] / speed['jaxformer']:.2f} times jaxformer)",
     ]
 
 
-def _relative(ours: list[float], others: list[float]) -> list[float]:
-    return [abs(a - b) / abs(a) for a, b in zip(ours, others, strict=True)]
+def _relative(values: list[float], others: list[float]) -> list[float]:
+    return [abs(a - b) / abs(a) for a, b in zip(values, others, strict=True)]
 
 
 def _without_dropout(prepared: Prepared) -> Prepared:

@@ -46,11 +46,11 @@ class Trajectory(NamedTuple):
     """The loss before each update in nats per token, and the distance of the final weights.
 
     `rounding` is the control: our training again, with each initial weight moved to a neighbouring
-    float32. `weights` and `rounding_weights` are the distances of the final weights from ours,
-    divided by the distance that training moved ours.
+    float32. `weights` and `rounding_weights` are the distances of the final weights from
+    jaxformer's, divided by the distance that training moved jaxformer's.
     """
 
-    ours: list[float]
+    jaxformer: list[float]
     reference: list[float]
     rounding: list[float]
     weights: float
@@ -60,13 +60,13 @@ class Trajectory(NamedTuple):
 class Speed(NamedTuple):
     """Milliseconds of an update: the median over rounds, and each round."""
 
-    ours: float
+    jaxformer: float
     reference: float
-    rounds_ours: list[float]
+    rounds_jaxformer: list[float]
     rounds_reference: list[float]
 
 
-class Ours(NamedTuple):
+class JaxSide(NamedTuple):
     """Our configuration, text, initial state (`make_state()`) and compiled step."""
 
     config: TranslationConfig
@@ -85,19 +85,22 @@ class Ours(NamedTuple):
         return model
 
 
-def assemble_ours(config: TranslationConfig, prepared: Prepared) -> Ours:
-    """Returns our side on one device."""
+def assemble_jax(config: TranslationConfig, prepared: Prepared) -> JaxSide:
+    """Returns jaxformer's side on one device."""
     devices = single()
     model = build_model(config, prepared.model)
     make_state, step = assemble(config, model, prepared.batches.batch(0), devices)
-    return Ours(config, prepared, lambda: devices.init(make_state), step)
+    return JaxSide(config, prepared, lambda: devices.init(make_state), step)
 
 
-def agreement(ours: Ours) -> Agreement:
+def agreement(side: JaxSide) -> Agreement:
     """Compares both models on the first batch, with our initial weights."""
-    training, sizes = ours.config.training, ours.prepared.model
-    batch, params = ours.prepared.batches.batch(0), ours.make_state().params
-    model, reference = EncoderDecoder(sizes, build_attention(training)), ours.reference(params)
+    training, sizes = side.config.training, side.prepared.model
+    batch, params = side.prepared.batches.batch(0), side.make_state().params
+    model, reference = (
+        EncoderDecoder(sizes, build_attention(training)),
+        side.reference(params),
+    )
     loss = seq2seq_loss(model, pad=PAD, label_smoothing=training.label_smoothing)
     (total, _), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch, None)
     nats, _ = reference.loss(batch)
@@ -115,16 +118,16 @@ def agreement(ours: Ours) -> Agreement:
     )
 
 
-def trajectory(ours: Ours, steps: int) -> Trajectory:
+def trajectory(side: JaxSide, steps: int) -> Trajectory:
     """Trains both for `steps` updates from the same weights on the same batches."""
-    batches = ours.batches(steps)
-    start = jax.tree.map(np.array, ours.make_state().params)
-    trainer = Trainer(ours.reference(start), ours.config.optimizer)
+    batches = side.batches(steps)
+    start = jax.tree.map(np.array, side.make_state().params)
+    trainer = Trainer(side.reference(start), side.config.optimizer)
     reference = [_reference_step(trainer)(batch) for batch in batches]
-    trained, losses = _trained(ours, batches, start)
-    rounded, rounding = _trained(ours, batches, _neighbours(start))
+    trained, losses = _trained(side, batches, start)
+    rounded, rounding = _trained(side, batches, _neighbours(start))
     moved = _distance(trained, start)
-    reference_weights = weights.params_of(trainer.model, ours.prepared.model)
+    reference_weights = weights.params_of(trainer.model, side.prepared.model)
     return Trajectory(
         losses,
         reference,
@@ -134,15 +137,18 @@ def trajectory(ours: Ours, steps: int) -> Trajectory:
     )
 
 
-def speed(ours: Ours, steps: int, rounds: int) -> Speed:
+def speed(side: JaxSide, steps: int, rounds: int) -> Speed:
     """Times both in turn: `rounds` of `steps` updates each, on the same batches.
 
     A first round, which includes compilation, is not measured.
     """
-    state = ours.make_state()
-    trainer = Trainer(ours.reference(state.params), ours.config.optimizer)
-    runners = {"ours": _our_step(state, ours.step), "reference": _reference_step(trainer)}
-    batches = ours.batches(steps)
+    state = side.make_state()
+    trainer = Trainer(side.reference(state.params), side.config.optimizer)
+    runners = {
+        "jaxformer": _jax_step(state, side.step),
+        "reference": _reference_step(trainer),
+    }
+    batches = side.batches(steps)
     found: dict[str, list[float]] = {name: [] for name in runners}
     for turn in range(rounds + 1):
         for name, run in runners.items():
@@ -152,7 +158,7 @@ def speed(ours: Ours, steps: int, rounds: int) -> Speed:
             if turn > 0:
                 found[name].append((time.perf_counter() - begin) / steps * 1e3)
     medians = {name: statistics.median(times) for name, times in found.items()}
-    return Speed(medians["ours"], medians["reference"], found["ours"], found["reference"])
+    return Speed(medians["jaxformer"], medians["reference"], found["jaxformer"], found["reference"])
 
 
 def _reference_step(trainer: Trainer) -> Step:
@@ -163,7 +169,7 @@ def _reference_step(trainer: Trainer) -> Step:
     return run
 
 
-def _our_step(state: TrainState, step: CountedJit) -> Step:
+def _jax_step(state: TrainState, step: CountedJit) -> Step:
     def run(batch: PairBatch) -> float:
         nonlocal state
         state, metrics = step(state, batch)
@@ -172,12 +178,12 @@ def _our_step(state: TrainState, step: CountedJit) -> Step:
     return run
 
 
-def _trained(ours: Ours, batches: Iterable[PairBatch], start: Any) -> tuple[Any, list[float]]:
+def _trained(side: JaxSide, batches: Iterable[PairBatch], start: Any) -> tuple[Any, list[float]]:
     """Trains from `start` on `batches`; returns our parameters and the losses."""
-    state = replace(ours.make_state(), params=jax.tree.map(jnp.array, start))
+    state = replace(side.make_state(), params=jax.tree.map(jnp.array, start))
     losses = []
     for batch in batches:
-        state, metrics = ours.step(state, batch)
+        state, metrics = side.step(state, batch)
         losses.append(float(metrics["loss"]) / float(metrics["tokens"]))
     return jax.tree.map(np.asarray, state.params), losses
 

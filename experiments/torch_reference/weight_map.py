@@ -1,7 +1,7 @@
-"""Converts weights between our parameter trees and torch's state dicts, by one map.
+"""Converts weights between jaxformer's parameter trees and torch's state dicts, by one map.
 
-A map is a list of entries *torch name, our paths, transform*. All arrays are numpy's: a state dict
-is {name: array}, as in `{name: t.numpy() for name, t in module.state_dict().items()}`.
+A map is a list of entries *torch name, jaxformer's paths, transform*. All arrays are numpy's: a
+state dict is {name: array}, as in `{name: t.numpy() for name, t in module.state_dict().items()}`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,14 @@ State = Mapping[str, np.ndarray]
 
 
 class Transform(NamedTuple):
-    """How arrays of ours become one of torch's, and back."""
+    """How jaxformer's arrays become one of torch's, and back."""
 
     to_torch: Callable[[Sequence[np.ndarray]], np.ndarray]
     to_jax: Callable[[np.ndarray], Sequence[np.ndarray]]
 
 
 class Entry(NamedTuple):
-    """One array of torch's, and the paths of ours that it consists of."""
+    """One array of torch's, and jaxformer's paths that it consists of."""
 
     torch_name: str
     jax_paths: tuple[str, ...]
@@ -36,12 +36,12 @@ def same() -> Transform:
 
 
 def kernel() -> Transform:
-    """Ours [inputs, outputs], torch's [outputs, inputs]."""
+    """jaxformer's [inputs, outputs], torch's [outputs, inputs]."""
     return Transform(lambda arrays: arrays[0].T, lambda array: [array.T])
 
 
 def into_heads(heads: int, parts: int = 1) -> Transform:
-    """`parts` kernels [D, N, H] of ours, torch's one [parts N H, D]."""
+    """`parts` kernels [D, N, H] of jaxformer, torch's one [parts N H, D]."""
 
     def split(array: np.ndarray) -> list[np.ndarray]:
         return [part.T.reshape(part.shape[1], heads, -1) for part in np.split(array, parts)]
@@ -53,7 +53,7 @@ def into_heads(heads: int, parts: int = 1) -> Transform:
 
 
 def bias_of_heads(heads: int, parts: int = 1) -> Transform:
-    """`parts` biases [N, H] of ours, torch's one [parts N H]."""
+    """`parts` biases [N, H] of jaxformer, torch's one [parts N H]."""
     return Transform(
         lambda arrays: np.concatenate([array.reshape(-1) for array in arrays]),
         lambda array: [part.reshape(heads, -1) for part in np.split(array, parts)],
@@ -61,7 +61,7 @@ def bias_of_heads(heads: int, parts: int = 1) -> Transform:
 
 
 def out_of_heads(heads: int) -> Transform:
-    """A kernel [N, H, D] of ours, torch's [D, N H]."""
+    """A kernel [N, H, D] of jaxformer, torch's [D, N H]."""
     return Transform(
         lambda arrays: arrays[0].reshape(-1, arrays[0].shape[-1]).T,
         lambda array: [array.T.reshape(heads, -1, len(array))],
@@ -70,20 +70,24 @@ def out_of_heads(heads: int) -> Transform:
 
 def linear(prefix: str, scope: str, *, bias: bool = True) -> list[Entry]:
     """Returns the entries of a linear layer."""
-    entries = [Entry(f"{prefix}.weight", (f"{scope}/kernel",), kernel())]
-    return entries + ([Entry(f"{prefix}.bias", (f"{scope}/bias",), same())] if bias else [])
+    return _layer(prefix, f"{scope}/kernel", kernel(), f"{scope}/bias", bias)
 
 
 def norm(prefix: str, scope: str, *, bias: bool = True) -> list[Entry]:
     """Returns the entries of a LayerNorm."""
-    entries = [Entry(f"{prefix}.weight", (f"{scope}/scale",), same())]
-    return entries + ([Entry(f"{prefix}.bias", (f"{scope}/bias",), same())] if bias else [])
+    return _layer(prefix, f"{scope}/scale", same(), f"{scope}/bias", bias)
 
 
 def out(prefix: str, scope: str, heads: int, *, bias: bool = True) -> list[Entry]:
     """Returns the entries of attention's output projection."""
-    entries = [Entry(f"{prefix}.weight", (f"{scope}/kernel",), out_of_heads(heads))]
-    return entries + ([Entry(f"{prefix}.bias", (f"{scope}/bias",), same())] if bias else [])
+    return _layer(prefix, f"{scope}/kernel", out_of_heads(heads), f"{scope}/bias", bias)
+
+
+def _layer(
+    prefix: str, weight_path: str, weight: Transform, bias_path: str, bias: bool
+) -> list[Entry]:
+    entries = [Entry(f"{prefix}.weight", (weight_path,), weight)]
+    return entries + ([Entry(f"{prefix}.bias", (bias_path,), same())] if bias else [])
 
 
 def to_torch(params: Any, entries: Sequence[Entry]) -> dict[str, np.ndarray]:

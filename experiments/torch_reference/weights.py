@@ -1,4 +1,4 @@
-"""Copies weights between our `EncoderDecoder` and the PyTorch reference `Transformer`."""
+"""Copies weights between jaxformer's models and the PyTorch reference `Transformer` and `GPT`."""
 
 from typing import Any
 
@@ -21,7 +21,9 @@ from jaxformer.config import TransformerConfig
 
 
 def entries_of(config: TransformerConfig) -> list[Entry]:
-    """Returns the weight map of the reference `Transformer` of `config`."""
+    """Returns the weight map of the reference `Transformer` or, without encoder, of `GPT`."""
+    if config.num_encoder_layers == 0:
+        return _gpt_entries(config)
     entries = [Entry("embedding.weight", ("embedding/table",), same())]
     stacks = (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers))
     for stack, layers in stacks:
@@ -32,6 +34,33 @@ def entries_of(config: TransformerConfig) -> list[Entry]:
         if config.norm_placement == "pre":
             names = f"{stack}.final_norm", f"{stack}/final_norm"
             entries += norm(*names, bias=config.use_bias)
+    return entries
+
+
+def _gpt_entries(config: TransformerConfig) -> list[Entry]:
+    entries = [
+        Entry("embedding.weight", ("embedding/table",), same()),
+        Entry("positions.weight", ("decoder/positions/table",), same()),
+        *norm("final_norm", "decoder/final_norm", bias=config.use_bias),
+    ]
+    heads, bias = config.num_heads, config.use_bias
+    for number in range(config.num_decoder_layers):
+        prefix, scope = f"blocks.{number}", f"decoder/blocks_{number}"
+        joint = f"{prefix}.attention.query_key_value"
+        for kind, leaf, transform in (
+            ("weight", "kernel", into_heads(heads, parts=3)),
+            ("bias", "bias", bias_of_heads(heads, parts=3)),
+        ):
+            paths = tuple(f"{scope}/attention/{part}/{leaf}" for part in ("query", "key", "value"))
+            entries += (
+                [Entry(f"{joint}.{kind}", paths, transform)] if bias or kind == "weight" else []
+            )
+        entries += out(f"{prefix}.attention.out", f"{scope}/attention/out", heads, bias=bias)
+        for part in ("up", "down"):
+            names = f"{prefix}.feed_forward.{part}", f"{scope}/feed_forward/{part}"
+            entries += linear(*names, bias=bias)
+        for part in ("attention_norm", "feed_forward_norm"):
+            entries += norm(f"{prefix}.{part}", f"{scope}/{part}", bias=bias)
     return entries
 
 

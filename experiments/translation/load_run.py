@@ -14,13 +14,12 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import Translation, translate
 from jaxformer.pretrained import (
+    is_pretrained,
     load_generation_config,
     load_pretrained,
     load_target_tokenizer,
 )
 from jaxformer.text.tokenizers import Tokenizer
-
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
 class LoadedRun(NamedTuple):
@@ -80,7 +79,7 @@ def load_translator(folder: Path, beam_size: int = 0, least: int = 1) -> Transla
     `ConfigError` as `load_run`, `load_pretrained` and `load_generation_config` do, and for a
     folder without a tokenizer or with another kind of model.
     """
-    if not any((folder / name).exists() for name in _WEIGHTS):
+    if not is_pretrained(folder):
         loaded = load_run(folder)
         search = _at_least(loaded.config.search, beam_size, least)
         return Translator(*loaded[1:], search)

@@ -8,6 +8,7 @@ from jaxformer.pretrained.generation_settings import load_eos, load_generation_c
 from jaxformer.pretrained.loading import (
     Loaded,
     Pretrained,
+    is_pretrained,
     load,
     load_pretrained,
     load_target_tokenizer,
@@ -17,6 +18,7 @@ from jaxformer.pretrained.saving import save_pretrained
 __all__ = [
     "Loaded",
     "Pretrained",
+    "is_pretrained",
     "load",
     "load_eos",
     "load_generation_config",

@@ -82,6 +82,14 @@ def load_pretrained(
     return Pretrained(model, params, tokenizer)
 
 
+def is_pretrained(folder: str | os.PathLike[str]) -> bool:
+    """Whether `folder` holds a model as `transformers` writes it, and not a run."""
+    try:
+        return "model_type" in HFFolder(folder).json("config.json")
+    except (ConfigError, DataError):
+        return False
+
+
 def load_target_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer | None:
     """The tokenizer of the target in `folder`, None where the folder has no tokenizer.
 

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from experiments.examples import custom_modules, custom_sharding, inside_linen, inside_nnx, series
-from experiments.examples.plain_attention import dependencies, draw_weights, self_attention
+from experiments.examples.plain_attention import dependencies, random_weights, self_attention
 from jaxformer.distributed import RULES, partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
@@ -30,13 +30,13 @@ MODELS = custom_modules.models()
 
 
 def test_whether_a_series_rises_first_is_its_label():
-    batch = series.draw(3, rows=7)
+    batch = series.random_batch(3, rows=7)
     for values, label in zip(batch.series[..., 0], batch.label, strict=True):
         assert (values.argmax() < values.argmin()) == label
 
 
 def test_our_stack_learns_inside_a_linen_model_of_ones_own():
-    model, batch = inside_linen.SeriesModel(series.SIZES), series.draw(2, rows=8)
+    model, batch = inside_linen.SeriesModel(series.SIZES), series.random_batch(2, rows=8)
     optimizer = optax.adam(1e-2)
     step = jax.jit(make_train_step(series.loss_of(model), optimizer))
     params = jax.jit(model.init)(jax.random.key(0), batch.series)["params"]
@@ -54,7 +54,7 @@ def test_our_stack_learns_inside_a_linen_model_of_ones_own():
 
 @pytest.mark.slow
 def test_our_stack_learns_inside_an_nnx_model_of_ones_own(assert_equal):
-    batch = series.draw(2, rows=8)
+    batch = series.random_batch(2, rows=8)
     model = inside_nnx.SeriesModel(series.SIZES, nnx.Rngs(0))
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     linen = inside_linen.SeriesModel(series.SIZES)
@@ -77,14 +77,14 @@ def test_our_stack_learns_inside_an_nnx_model_of_ones_own(assert_equal):
     ],
 )
 def test_the_derivative_of_plain_attention_is_zero_where_the_mask_is(rng, mask, expected):
-    weights = draw_weights(jax.random.key(0), 7, heads=2, size=3)
+    weights = random_weights(jax.random.key(0), 7, heads=2, size=3)
     x = rng.normal(size=(5, 7)).astype(np.float32)
     found = dependencies(lambda x: self_attention(weights, x[None], mask)[0], x)
     assert np.array_equal(found, expected)
 
 
 def test_plain_attention_is_the_modules(rng, assert_equal):
-    weights = draw_weights(jax.random.key(0), 8, heads=2, size=3)
+    weights = random_weights(jax.random.key(0), 8, heads=2, size=3)
     x = rng.normal(size=(2, 5, 8)).astype(np.float32)
     config = replace(series.SIZES, d_model=8, head_dim=3, use_bias=False)
     out = rng.normal(size=(2, 3, 8)).astype(np.float32)

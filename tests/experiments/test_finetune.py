@@ -182,12 +182,12 @@ def test_an_epoch_takes_every_chosen_text_once(examples):
 
 
 def test_texts_are_drawn_as_evenly_as_the_labels_allow(examples):
-    drawn = examples.draw(14, seed=2)
+    drawn = examples.select(14, seed=2)
     assert len(set(drawn)) == 14
     assert np.bincount(examples.labels[drawn]).tolist() in ([6, 3, 5], [5, 3, 6])
-    assert np.array_equal(drawn, examples.draw(14, seed=2))
-    assert set(drawn) != set(examples.draw(14, seed=3))
-    assert sorted(examples.draw(23, seed=2)) == list(range(23))
+    assert np.array_equal(drawn, examples.select(14, seed=2))
+    assert set(drawn) != set(examples.select(14, seed=3))
+    assert sorted(examples.select(23, seed=2)) == list(range(23))
 
 
 def test_covering_counts_every_text_once_in_order(examples):

@@ -538,7 +538,7 @@ def data():
 
 def test_wikitext_has_the_published_number_of_words(data):
     parts = corpus.load_corpus(PRESETS["wikitext2"].data)
-    words = [corpus.facts(part).amount.words for part in parts]
+    words = [corpus.metadata_of(part).amount.words for part in parts]
     assert words == [2_088_628, 217_646, 245_569]
 
 

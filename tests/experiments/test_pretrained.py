@@ -28,7 +28,7 @@ from jaxformer.distributed import single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.pretrained import load_pretrained, save_pretrained
+from jaxformer.pretrained import is_pretrained, load_pretrained, save_pretrained
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS
 from jaxformer.training.optimizer import OptimizerConfig
@@ -145,11 +145,11 @@ def test_a_command_says_what_it_does_not_take(folder, random_params, tmp_path):
 
 
 def test_a_folder_that_is_no_model_of_theirs_is_taken_for_a_run(folder, tmp_path):
-    assert init_from_pretrained.is_pretrained(folder("gpt"))
-    assert not init_from_pretrained.is_pretrained(tmp_path / "absent")
+    assert is_pretrained(folder("gpt"))
+    assert not is_pretrained(tmp_path / "absent")
     for text in ("{}", "not json", '{"name": "tiny", "model": {}}'):
         (tmp_path / "config.json").write_text(text)
-        assert not init_from_pretrained.is_pretrained(tmp_path)
+        assert not is_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"config.json: model.d_ff is missing"):
         load_run.load_run(tmp_path)
 

@@ -245,17 +245,17 @@ def test_the_comparison_prints_and_keeps_that_the_two_are_one(torch, small, tmp_
     assert found["agreement"]["logits"] < 1e-5
     assert 0.0 < found["agreement"]["gradient"] < 1e-4
     course = found["trajectory"]
-    assert len(course["ours"]) == len(course["reference"]) == 4
-    np.testing.assert_allclose(course["ours"], course["reference"], rtol=1e-4)
-    assert course["ours"] != course["rounding"]
+    assert len(course["jaxformer"]) == len(course["reference"]) == 4
+    np.testing.assert_allclose(course["jaxformer"], course["reference"], rtol=1e-4)
+    assert course["jaxformer"] != course["rounding"]
     # What rounding alone moves: Adam follows gradients that are nothing but rounding, too.
     assert course["weights"] < 5 * course["rounding_weights"]
     speed = found["speed"]
-    assert speed["ours"] == pytest.approx(np.median(speed["rounds_ours"]))
+    assert speed["jaxformer"] == pytest.approx(np.median(speed["rounds_jaxformer"]))
     logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["reference_loss"] for line in logged] == course["reference"]
     said = capsys.readouterr().out
-    assert f"{course['ours'][0]:.4f}" in said and f"{speed['reference']:.1f} ms" in said
+    assert f"{course['jaxformer'][0]:.4f}" in said and f"{speed['reference']:.1f} ms" in said
 
 
 def test_a_comparison_of_no_steps_is_refused(small):
