@@ -132,7 +132,7 @@ def test_an_option_that_a_readme_names_exists():
             if hasattr(inner, "__dataclass_fields__"):
                 yield from names(inner, f"{prefix}{field}.")
 
-    known = {"preset", "help"}
+    known = {"preset", "config", "resume", "help"}
     for command, _ in COMMANDS:
         known.update(names(next(iter(options_of(command).values()))))
     written = {

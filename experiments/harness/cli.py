@@ -17,8 +17,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
+from experiments.harness import config_files
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
@@ -82,44 +84,50 @@ _OTHER_NAMES = {
 }
 """Other programs' name of an option -> the last words of the options here."""
 _NOT_OPTIONS = {
-    "config": "--preset NAME chooses a configuration, and options change its fields",
     "device": "JAX chooses the device; set JAX_PLATFORMS=cpu, cuda or tpu in the environment",
     "gpu": "JAX uses the GPUs that it sees; set CUDA_VISIBLE_DEVICES to hide some",
-    "resume": "a run resumes by itself; give the same --name and --runs again",
+    "resume": "train has it; a training also resumes when its command is given again",
 }
 """Options of other programs that do not exist here -> what to do."""
 
 
 def parse(
-    presets: Mapping[str, T], args: list[str] | None = None, description: str | None = None
+    presets: Mapping[str, T],
+    args: list[str] | None = None,
+    description: str | None = None,
+    *,
+    experiment: str = "",
+    positional: str = "",
 ) -> T:
     """Returns the preset named by `--preset` (the first by default), changed by the options.
 
     `presets` holds frozen dataclasses. A nested field is set by its dotted name, as in
-    `--model.d_model 256`; a field of type bool is a flag, `--int8` or `--no_int8`. `args` are those
-    of the process when None. An unknown preset, an unknown option, and settings that contradict
-    each other end the process with code 2 and one sentence on stderr. Raises `MissingExtra` when
-    tyro is not installed.
+    `--model.d_model 256`; a field of type bool is a flag, `--int8` or `--no_int8`. Below the
+    options, `--config PATH` changes fields by a JSON or TOML file, or a run's folder. With
+    `experiment`, `--resume RUN` takes the settings of a run in a folder of that name. First
+    arguments without a name are those of the option `positional`. `args` are those of the process
+    when None. An unknown preset, an unknown option, and settings that contradict each other end
+    the process with code 2 and one sentence on stderr. Raises `MissingExtra` when tyro is not
+    installed.
     """
     tyro = optional_dependencies.load("tyro")
-    default = next(iter(presets))
+    args = sys.argv[1:] if args is None else args
+    if positional and args and not args[0].startswith("-"):
+        args = [f"--{positional}", *args]
+    known = ["--preset", "--config", *(["--resume"] if experiment else [])]
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--preset", default=default)
+    for name in known:
+        finder.add_argument(name)
     found, rest = finder.parse_known_args(args)
-    names = ", ".join(presets)
-    if found.preset not in presets:
-        hint = _hint(difflib.get_close_matches(found.preset, presets))
-        _refuse(f"there is no preset {found.preset!r}: {hint}choose one of {names}")
-    preset = presets[found.preset]
+    try:
+        preset = _with_files(presets, vars(found), experiment)
+    except ConfigError as error:
+        _refuse(sentence(error))
     options = _options(preset, "--")
-    _refuse_unknown_options(rest, ["--preset", *options])
+    _refuse_unknown_options(rest, [*known, *options])
     _refuse_values_of_flags(rest, options)
     if {"-h", "--help"} & set(rest):
-        description = description or ""
-        if len(presets) > 1:
-            description += f"\n\n--preset NAME chooses the defaults: {names}. Without it NAME is "
-            description += f"{default}. The defaults shown here are those of {found.preset}."
-        print(_wrapped(description))
+        print(_wrapped((description or "") + _about_presets(presets, found.preset, experiment)))
     with _refused_in_one_sentence():
         return tyro.cli(
             type(preset),
@@ -130,6 +138,43 @@ def parse(
             use_underscores=True,
             config=(tyro.conf.AvoidSubcommands,),
         )
+
+
+def _with_files(presets: Mapping[str, T], given: dict[str, str | None], experiment: str) -> T:
+    """The preset with the fields of the files that --config and --resume name."""
+    if given.get("resume") and (given["config"] or given["preset"]):
+        raise ConfigError("--resume takes all settings of the run: leave out --config and --preset")
+    path = given.get("resume") or given["config"]
+    fields = config_files.read_object(Path(path)) if path else {}
+    default = fields.pop("preset", next(iter(presets)))
+    name = given["preset"] or default
+    if name not in presets:
+        hint = _hint(difflib.get_close_matches(str(name), presets))
+        raise ConfigError(f"there is no preset {name!r}: {hint}choose one of {', '.join(presets)}")
+    preset = config_files.with_fields(presets[name], fields, Path(path)) if path else presets[name]
+    if not given.get("resume"):
+        return preset
+    folder = Path(os.path.abspath(path or ""))
+    if folder.parent.name != experiment:
+        raise ConfigError(
+            f"{path} is not a run of {experiment}: it is not in a folder {experiment}/"
+        )
+    root = folder.parent.parent
+    runs = str(root) if os.path.isabs(path or "") else os.path.relpath(root)
+    run: Any = preset
+    return dataclasses.replace(run, name=folder.name, runs=runs)
+
+
+def _about_presets(presets: Mapping[str, Any], chosen: str | None, experiment: str) -> str:
+    default, text = next(iter(presets)), ""
+    if len(presets) > 1:
+        text += f"\n\n--preset NAME chooses the defaults: {', '.join(presets)}. Without it NAME is "
+        text += f"{default}. The defaults shown here are those of {chosen or default}."
+    text += "\n\n--config PATH takes settings from a .json or .toml file, or from a run's folder;"
+    text += " options on the command line come on top."
+    if experiment:
+        text += "\n\n--resume RUN takes all settings of the run in the folder RUN."
+    return text
 
 
 def run(main: Callable[[], None]) -> int:

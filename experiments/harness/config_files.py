@@ -1,16 +1,19 @@
-"""Configurations as JSON and back, with defaults for absent fields and errors that name a field."""
+"""Configurations as JSON or TOML and back, with errors that name a field."""
 
 import contextlib
 import dataclasses
 import enum
 import json
 import re
+import tomllib
 import types
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from jaxformer.errors import ConfigError
+
+T = TypeVar("T")
 
 _OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -54,6 +57,43 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
     if kind is Any or type(value) is kind or (kind is types.NoneType and value is None):
         return value
     raise ConfigError(f"{where} is {json.dumps(value)}, but must be {_name(kind)}")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON or TOML file, or in the config.json of a run's folder.
+
+    Raises `ConfigError` for a path that is not there, and for a file of another format.
+    """
+    path = path / "config.json" if path.is_dir() else path
+    if path.suffix not in (".json", ".toml"):
+        raise ConfigError(f"{path} is neither a .json nor a .toml file, nor the folder of a run")
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not {path.suffix[1:].upper()}: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} must hold a JSON object, but holds {json.dumps(found):.60}")
+    return found
+
+
+def with_fields(config: T, fields: dict[str, Any], path: Path) -> T:
+    """The dataclass `config` with `fields`, nested as in its JSON, in place of its own.
+
+    Raises `ConfigError`, which names `path`, for a field that is unknown or of another type.
+    """
+    try:
+        return build(type(config), _merged(plain(config), fields))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _merged(below: Any, above: Any) -> Any:
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    return below | {name: _merged(below.get(name), value) for name, value in above.items()}
 
 
 def with_defaults(stored: Any, config: Any) -> Any:

@@ -242,4 +242,8 @@ def main(config: LanguageConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))
+    sys.exit(
+        cli.run(
+            lambda: main(cli.parse(PRESETS, description=__doc__, experiment="language_modelling"))
+        )
+    )

@@ -195,4 +195,8 @@ def finish(
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))
+    sys.exit(
+        cli.run(
+            lambda: main(cli.parse(PRESETS, description=__doc__, experiment="language_modelling"))
+        )
+    )

@@ -161,4 +161,6 @@ def main(config: TranslationConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))
+    sys.exit(
+        cli.run(lambda: main(cli.parse(PRESETS, description=__doc__, experiment="translation")))
+    )

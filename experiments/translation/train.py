@@ -205,4 +205,6 @@ def flops_of(sizes: TransformerConfig, batch: PairBatch) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))
+    sys.exit(
+        cli.run(lambda: main(cli.parse(PRESETS, description=__doc__, experiment="translation")))
+    )

@@ -65,6 +65,72 @@ def test_an_unknown_preset_is_refused_with_the_near_one_and_all_of_them(capsys):
     )
 
 
+def test_a_file_changes_the_preset_and_options_change_the_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('preset = "multi30k"\nrate = 1\n[model]\nnum_heads = 4\n')
+    expected = Train(Model(32, 4), steps=7, rate=1.0)
+    assert cli.parse(PRESETS, ["--steps", "7", "--config", str(path)]) == expected
+    assert cli.parse(PRESETS, ["--config", str(path), "--preset", "tiny"]).steps == 100
+    (tmp_path / "config.json").write_text('{"betas": [0.5, 0.25]}')
+    assert cli.parse(PRESETS, ["--config", str(tmp_path)]) == Train(betas=(0.5, 0.25))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.toml", "[model]\nd_modle = 3\n", "a.toml: model.d_modle is unknown (for Model)"),
+        ("a.json", '{"steps": "many"}', 'a.json: steps is "many", but must be int'),
+        ("a.json", '{"model": {"d_model": 7}}', "a.json: d_model=7 is odd"),
+        ("a.json", "[1]", "a.json must hold a JSON object, but holds [1]"),
+        ("a.toml", "a =", "a.toml is not TOML"),
+        ("a.toml", 'preset = "large"', "there is no preset 'large'"),
+        ("a.yaml", "", "a.yaml is neither a .json nor a .toml file, nor the folder of a run"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_with_its_name(name, content, said, tmp_path, capsys):
+    (tmp_path / name).write_text(content)
+    assert said in refused(["--config", str(tmp_path / name)], capsys)
+
+
+def test_an_absent_file_is_refused(tmp_path, capsys):
+    said = refused(["--config", str(tmp_path / "a.json")], capsys)
+    assert said.endswith("a.json cannot be read: No such file or directory")
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str = "tiny"
+    runs: str = "runs"
+    steps: int = 100
+
+
+def test_resume_takes_the_settings_the_name_and_the_place_of_a_run(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "place" / "task" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"name": "old", "runs": "elsewhere", "steps": 7}')
+    presets = {"tiny": Run()}
+
+    def resumed(*args):
+        return cli.parse(presets, ["--resume", *args], experiment="task")
+
+    assert resumed(str(folder)) == Run("mine", str(tmp_path / "place"), 7)
+    assert resumed(str(folder), "--steps", "9").steps == 9
+    monkeypatch.chdir(folder.parent)
+    assert resumed("mine") == Run("mine", "..", 7)
+    with pytest.raises(SystemExit):
+        resumed("mine", "--preset", "tiny")
+    assert "--resume takes all settings of the run" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.parse(presets, ["--resume", "mine"], experiment="other")
+    assert "mine is not a run of other: it is not in a folder other/" in capsys.readouterr().err
+
+
+def test_first_arguments_without_a_name_are_those_of_the_positional_option():
+    presets = {"default": make_dataclass("Two", [("runs", tuple[str, ...], ())], frozen=True)()}
+    assert cli.parse(presets, ["a", "b"], positional="runs").runs == ("a", "b")
+    assert cli.parse(presets, ["--runs", "a"], positional="runs").runs == ("a",)
+
+
 def test_an_unknown_option_is_refused_with_the_near_one(capsys):
     said = refused(["--model.d_modle", "16"], capsys)
     assert said == (
@@ -87,7 +153,7 @@ def test_an_unknown_option_is_refused_with_the_near_one(capsys):
         (["--steps", "3"], "--steps: use --optimizer.total_steps"),
         (["--batch_size", "3"], "--batch_size: use --data.batch_tokens"),
         (["--optimizer", "3"], "--optimizer: it is a group of options, such as --optimizer.learn"),
-        (["--resume"], "--resume: a run resumes by itself; give the same --name and --runs again"),
+        (["--resume"], "--resume: train has it; a training also resumes when its command is"),
     ],
 )
 def test_the_name_that_another_program_gives_an_option_is_answered_with_ours(args, said, capsys):

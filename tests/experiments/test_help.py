@@ -25,7 +25,7 @@ class Parsed(Exception):
 def presets_of(command, monkeypatch):
     """The presets and the description that `command` gives to `cli.parse`."""
 
-    def parse(presets, args=None, description=""):
+    def parse(presets, args=None, description="", **_):
         raise Parsed(presets, description)
 
     module = importlib.import_module(command)
