@@ -1,18 +1,57 @@
 """Which checkpoints become a run's final weights: the mean of the last ones, or the best one."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from experiments.harness import json_records
 from experiments.harness.training_config import TrainingConfig
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import check_choices
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 
 _NOTE = "weights.json"
 
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Which weights of which run a command uses."""
+
+    run: str = ""
+    """The folder of the run."""
+    checkpoint: Literal["final", "best", "last", "average", "ema"] = "final"
+    """Weights of the run. final: chosen when training ended (before: the newest); best: of the best
+    validation; last: of the newest step; average: mean of the last steps; ema: moving average."""
+    step: int | None = None
+    """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
+
+    def __post_init__(self):
+        check_choices(self)
+        if self.step is not None and self.checkpoint in ("best", "average"):
+            raise ConfigError(
+                f"step={self.step} and checkpoint={self.checkpoint!r} both choose a step: give one"
+            )
+
+    @property
+    def chooses(self) -> bool:
+        """Whether other weights are asked for than those that a command takes by itself."""
+        return self.checkpoint != "final" or self.step is not None
+
+    def check_pretrained(self) -> None:
+        """Raises `ConfigError` where one of several weights is asked for, but there is only one."""
+        if self.chooses:
+            raise ConfigError(
+                f"{self.run} is a folder of transformers, which has one set of weights: leave out "
+                "--checkpoint and --step"
+            )
+
+
+FINAL = RunOptions()
+"""The weights that a command takes by itself."""
 
 
 class Chosen(NamedTuple):
@@ -30,10 +69,7 @@ def choose(
 
     The one with the smaller metric(params, steps) wins; the mean wins a tie.
     """
-    # Checkpoints saved on preemption are not candidates: a resumed run averages the same steps.
-    every, complete = max(training.save_every, 1), checkpoints.steps()
-    regular = [step for step in complete[:-1] if step % every == 0] + complete[-1:]
-    last = regular[-training.average_checkpoints :]
+    last = _last(checkpoints, training)
     best = checkpoints.best_step()
     candidates = [last] if best is None or last == [best] else [last, [best]]
     found = []
@@ -41,6 +77,14 @@ def choose(
         params = mean(checkpoints, training, steps)
         found.append(Chosen(params, steps, metric(params, steps)))
     return min(found, key=lambda chosen: chosen.metric)
+
+
+def _last(checkpoints: Checkpoints, training: TrainingConfig) -> list[int]:
+    """The last `training.average_checkpoints` steps that were not saved on preemption."""
+    # A resumed run averages the same steps as one that was never stopped.
+    every, complete = max(training.save_every, 1), checkpoints.steps()
+    regular = [step for step in complete[:-1] if step % every == 0] + complete[-1:]
+    return regular[-training.average_checkpoints :]
 
 
 def mean(checkpoints: Checkpoints, training: TrainingConfig, steps: list[int]) -> Any:
@@ -54,23 +98,44 @@ def note(folder: Path, steps: list[int], **scores: float) -> None:
     json_records.write(folder / _NOTE, {"steps": steps, **scores})
 
 
-def load(folder: Path, training: TrainingConfig) -> Any:
-    """The weights of the run in `folder`: those chosen at its end, or those of its newest step.
+def load(folder: Path, training: TrainingConfig, options: RunOptions = FINAL) -> Any:
+    """The weights of the run in `folder` that `options` name.
 
-    Raises `CheckpointError` where there is no complete checkpoint, `DataError` where the record of
-    the choice is damaged.
+    Raises `CheckpointError` where there is no complete checkpoint, or none of the step asked for,
+    `ConfigError` for a moving average that the run does not keep, `DataError` where the record of
+    the final choice is damaged.
     """
     checkpoints = Checkpoints(folder / "checkpoints")
-    newest = checkpoints.newest_step()
+    newest, kept = checkpoints.newest_step(), checkpoints.steps()
     if newest is None:
         raise CheckpointError(f"{folder} holds no complete checkpoint: train first")
+    if options.step is not None and options.step not in kept:
+        raise CheckpointError(
+            f"{folder} has no checkpoint of step {options.step}: it keeps "
+            f"{', '.join(map(str, kept))}"
+        )
+    if options.checkpoint == "ema" and not training.ema_decay:
+        raise ConfigError(f"{folder} keeps no moving average: it was trained with ema_decay=0")
+    step = newest if options.step is None else options.step
+    if options.checkpoint == "last":
+        return checkpoints.average_params([step])
+    if options.checkpoint == "average":
+        return mean(checkpoints, training, _last(checkpoints, training))
+    if options.checkpoint == "best":
+        return mean(checkpoints, training, [checkpoints.best_step() or newest])
+    if options.checkpoint == "ema" or options.step is not None:
+        return mean(checkpoints, training, [step])
+    return mean(checkpoints, training, _final(folder, checkpoints, newest))
+
+
+def _final(folder: Path, checkpoints: Checkpoints, newest: int) -> list[int]:
+    """The steps that were chosen when training ended, or the newest one."""
     said = json_records.read(
         folder / _NOTE, {"steps": list}, "remove it to use the newest checkpoint"
     )
     chosen = said["steps"] if said else []
     # A run that is continued after its end may have deleted the checkpoints chosen then.
-    steps = chosen if chosen and set(chosen) <= set(checkpoints.steps()) else [newest]
-    return mean(checkpoints, training, steps)
+    return chosen if chosen and set(chosen) <= set(checkpoints.steps()) else [newest]
 
 
 def in_int8(loaded: _Loaded) -> _Loaded:

@@ -110,7 +110,7 @@ class RunConfig:
         """Dotted names of the fields that may differ when the run is resumed."""
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
         training += ["attention_fn", "remat", "loss_chunk"]
-        names = [*RunConfig.__dataclass_fields__, *self.may_change]
+        names = ["name", *RunConfig.__dataclass_fields__, *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
         endless = self.optimizer.schedule in ("inverse_square_root", "constant")
         return [*names, "optimizer.total_steps"] if endless else names

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness import cli
+from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.text_io import read_texts
 from experiments.language_modelling.load_run import load_run
 from jaxformer import pipelines
@@ -22,7 +23,7 @@ from jaxformer.pipelines import TextEmbeddings
 
 
 @dataclass(frozen=True)
-class EmbedOptions:
+class EmbedOptions(RunOptions):
     """The run, the texts, and where the vectors go."""
 
     run: str = "runs/language_modelling/bert_tiny"
@@ -37,7 +38,7 @@ class EmbedOptions:
 
 def main(options: EmbedOptions) -> None:
     """Prints the comparisons and writes the vectors."""
-    loaded = load_run(Path(options.run))
+    loaded = load_run(Path(options.run), options)
     texts = read_texts(options.text, options.input)
     found = pipelines.embed(loaded.model, loaded.params, texts, loaded.tokenizer)
     for number, (text, one) in enumerate(zip(texts, found, strict=True), start=1):

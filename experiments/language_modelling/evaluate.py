@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.harness import cli
+from experiments.harness.checkpoint_selection import RunOptions
 from experiments.language_modelling.corpus import Part
 from experiments.language_modelling.evaluation import describe_scores, measure, scores_of
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.prepare import Encoded, encode_part, open_encoded
-from jaxformer.config import check_at_least, check_choices
+from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(RunOptions):
     """The run and the text."""
 
     run: str = "runs/language_modelling/python_stdlib"
@@ -34,13 +35,13 @@ class EvaluateOptions:
     """Tokens between the starts of two sequences; fewer give more context; 0: a whole sequence."""
 
     def __post_init__(self):
-        check_choices(self)
+        super().__post_init__()
         check_at_least(self, 0, "stride")
 
 
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
-    loaded = load_run(Path(options.run))
+    loaded = load_run(Path(options.run), options)
     if loaded.config.objective == "masked" and options.stride:
         raise ConfigError("a masked model sees both sides of a token: leave out --stride")
     name = options.part if not options.files else ", ".join(options.files)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import cli
+from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.text_io import read_texts
 from experiments.language_modelling.evaluation import filled_texts
 from experiments.language_modelling.load_run import load_objective
@@ -15,7 +16,7 @@ from jaxformer.config import check_at_least
 
 
 @dataclass(frozen=True)
-class FillMaskOptions:
+class FillMaskOptions(RunOptions):
     """The run and the texts."""
 
     run: str = "runs/language_modelling/bert_tiny"
@@ -28,12 +29,13 @@ class FillMaskOptions:
     """Tokens to show for each mask."""
 
     def __post_init__(self):
+        super().__post_init__()
         check_at_least(self, 1, "count")
 
 
 def main(options: FillMaskOptions) -> None:
     """Prints the texts and what fills them."""
-    loaded = load_objective(Path(options.run), "masked", instead="sample")
+    loaded = load_objective(Path(options.run), "masked", "sample", options)
     texts = read_texts(options.text, options.input)
     print("\n".join(filled_texts(loaded, texts, count=options.count)))
 

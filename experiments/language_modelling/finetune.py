@@ -20,11 +20,12 @@ import optax
 from flax import linen as nn
 
 from experiments.harness import build, cli, run_folder
+from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.text_io import write_lines
 from experiments.harness.training_config import OptimizerConfig
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.stdlib_classification import Labelled, snippets
-from jaxformer.config import check_at_least, check_choices
+from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
@@ -36,7 +37,7 @@ from jaxformer.training.train_step import init_train_state, make_train_step, rai
 
 
 @dataclass(frozen=True)
-class FinetuneOptions:
+class FinetuneOptions(RunOptions):
     """The run, the labelled texts, and how to learn from them."""
 
     run: str = "runs/language_modelling/python_stdlib"
@@ -75,7 +76,7 @@ class FinetuneOptions:
     """The optimizer, and how many steps it takes."""
 
     def __post_init__(self):
-        check_choices(self)
+        super().__post_init__()
         check_at_least(self, 1, "num_train", "seeds", "batch_size")
         check_at_least(self, 3, "seq_len")
         check_at_least(self.optimizer, 1, "total_steps")
@@ -160,7 +161,7 @@ def main(options: FinetuneOptions) -> None:
     """Prints the accuracies, their means and deviations, and writes them to finetune.json."""
     folder = result_folder(options)
     train, test = read_texts(options)
-    task = make_task(options, load_run(Path(options.run)), train, test)
+    task = make_task(options, load_run(Path(options.run), options), train, test)
     starts = ("scratch", "pretrained") if options.start == "both" else (options.start,)
     found: dict[str, list[float]] = {start: [] for start in starts}
     for seed in range(options.seeds):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import checkpoint_selection, run_folder
+from experiments.harness.checkpoint_selection import FINAL, RunOptions
 from experiments.language_modelling import init_from_pretrained
 from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.prepare import load_tokenizer, sized, tokenizer_digest
@@ -28,8 +29,8 @@ class LoadedRun(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load_run(folder: Path) -> LoadedRun:
-    """The run in `folder`, with the weights chosen at its end, or those of its newest step.
+def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
+    """The run in `folder`, with the weights that `options` name.
 
     The folder may also hold pretrained weights, as `load_pretrained` reads them.
 
@@ -38,11 +39,12 @@ def load_run(folder: Path) -> LoadedRun:
     """
     checkpoint_selection.check_folder(folder)
     if is_pretrained(folder):
+        options.check_pretrained()
         config, found = init_from_pretrained.read(folder)
         assert found.tokenizer is not None  # `read` refuses a folder without one
         return LoadedRun(config, found.model, found.params, found.tokenizer)
     config = run_folder.load_config(folder, LanguageConfig)
-    params = checkpoint_selection.load(folder, config.training)
+    params = checkpoint_selection.load(folder, config.training, options)
     tokenizer = load_tokenizer(folder)
     if Checkpoints(folder / "checkpoints").metadata()["tokenizer"] != tokenizer_digest(folder):
         raise ConfigError(
@@ -52,9 +54,11 @@ def load_run(folder: Path) -> LoadedRun:
     return LoadedRun(config, build_model(config, sized(config, tokenizer)), params, tokenizer)
 
 
-def load_objective(folder: Path, wanted: str, instead: str) -> LoadedRun:
+def load_objective(
+    folder: Path, wanted: str, instead: str, options: RunOptions = FINAL
+) -> LoadedRun:
     """As `load_run`, for a run of the objective `wanted`: `ConfigError` names `instead`."""
-    loaded = load_run(folder)
+    loaded = load_run(folder, options)
     if loaded.config.objective != wanted:
         raise ConfigError(
             f"{folder} has the objective {loaded.config.objective!r}, but this needs a "

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from experiments.harness import checkpoint_selection, cli, run_folder
+from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.text_io import RULE, read_text
 from experiments.language_modelling.load_run import load_objective
 from experiments.language_modelling.presets import LanguageConfig
@@ -24,7 +25,7 @@ _RUN = "runs/language_modelling/python_stdlib"
 
 
 @dataclass(frozen=True)
-class SampleOptions(SamplingConfig):
+class SampleOptions(SamplingConfig, RunOptions):
     """The run, the prompts, and how they are continued; by default as the run says."""
 
     run: str = _RUN
@@ -40,6 +41,7 @@ class SampleOptions(SamplingConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        RunOptions.__post_init__(self)
         check_at_least(self, 1, "count")
         if self.prompt and self.input:
             raise ConfigError("give --prompt or --input, not both")
@@ -59,7 +61,7 @@ def parse(args: list[str] | None = None) -> SampleOptions:
 
 def main(options: SampleOptions) -> None:
     """Prints each prompt and what follows it."""
-    loaded = load_objective(Path(options.run), "causal", instead="fill_mask")
+    loaded = load_objective(Path(options.run), "causal", "fill_mask", options)
     loaded = checkpoint_selection.in_int8(loaded) if options.int8 else loaded
     given = (read_text(options.input),) if options.input else options.prompt
     prompts = [p for p in given or loaded.config.prompts or ("",) for _ in range(options.count)]

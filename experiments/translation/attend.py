@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from experiments.harness import cli, plots
+from experiments.harness.checkpoint_selection import RunOptions
 from experiments.translation.load_run import Translator, load_translator
 from jaxformer.errors import ConfigError
 from jaxformer.text.tokenizers import BOS, EOS, PAD, Tokenizer
 
 
 @dataclass(frozen=True)
-class AttendOptions:
+class AttendOptions(RunOptions):
     """Which run, which text, and where the picture goes."""
 
     run: str = "runs/translation/grammar"
@@ -35,7 +36,7 @@ class AttendOptions:
 
 def main(options: AttendOptions) -> None:
     """Translates the text and writes the picture."""
-    translator = load_translator(Path(options.run))
+    translator = load_translator(Path(options.run), options=options)
     weights, target_tokens, source_tokens = cross_attention(translator, options.text)
     weights = chosen(weights, options.layer, options.head)
     figure = plots.attention_grid(weights, target_tokens, source_tokens)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.export import export as export_function
 
 from experiments.harness import cli
+from experiments.harness.checkpoint_selection import RunOptions
 from experiments.translation.load_run import LoadedRun, load_run
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
@@ -21,7 +22,7 @@ from jaxformer.text.tokenizers import PAD
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(RunOptions):
     """The run to export, and the shape that the exported function takes."""
 
     run: str = "runs/translation/grammar"
@@ -67,7 +68,7 @@ def main(options: ExportOptions) -> None:
     unknown = set(platforms) - {"cpu", "cuda", "rocm", "tpu"}
     if unknown:
         raise ConfigError(f"platforms={options.platforms!r}: choose among cpu, cuda, rocm and tpu")
-    loaded = load_run(Path(options.run))
+    loaded = load_run(Path(options.run), options)
     limit = loaded.config.model.max_len
     if options.batch_size < 1 or not 1 <= options.source_length <= limit:
         raise ConfigError(

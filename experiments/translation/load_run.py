@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import build, checkpoint_selection, run_folder
+from experiments.harness.checkpoint_selection import FINAL, RunOptions
 from experiments.translation.prepare import load_tokenizers, sized
 from experiments.translation.presets import TranslationConfig
 from jaxformer.config import TransformerConfig
@@ -37,15 +38,15 @@ def build_model(config: TranslationConfig, sizes: TransformerConfig) -> EncoderD
     return build.build_model(EncoderDecoder, sizes, config.training)
 
 
-def load_run(folder: Path) -> LoadedRun:
-    """The run in `folder`, with the weights chosen at its end, or those of its newest step.
+def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
+    """The run in `folder`, with the weights that `options` name.
 
     Raises `ConfigError` for a folder that is no run, `CheckpointError` for one without a
     complete checkpoint.
     """
     checkpoint_selection.check_folder(folder)
     config = run_folder.load_config(folder, TranslationConfig)
-    params = checkpoint_selection.load(folder, config.training)
+    params = checkpoint_selection.load(folder, config.training, options)
     source, target = load_tokenizers(folder)
     model = build_model(config, sized(config.model, source, target))
     return LoadedRun(config, model, params, source, target)
@@ -72,17 +73,20 @@ class Translator(NamedTuple):
         )
 
 
-def load_translator(folder: Path, beam_size: int = 0, least: int = 1) -> Translator:
-    """The run in `folder`, or the model that `transformers` wrote there.
+def load_translator(
+    folder: Path, beam_size: int = 0, least: int = 1, options: RunOptions = FINAL
+) -> Translator:
+    """The run in `folder` with the weights that `options` name, or a model of `transformers`.
 
     `beam_size` hypotheses, or with 0 as many as the folder says, but at least `least`. Raises
     `ConfigError` as `load_run`, `load_pretrained` and `load_generation_config` do, and for a
     folder without a tokenizer or with another kind of model.
     """
     if not is_pretrained(folder):
-        loaded = load_run(folder)
+        loaded = load_run(folder, options)
         search = _at_least(loaded.config.search, beam_size, least)
         return Translator(*loaded[1:], search)
+    options.check_pretrained()
     model, params, tokenizer = load_pretrained(folder)
     if not isinstance(model, EncoderDecoder):
         raise ConfigError(f"{folder} holds a {type(model).__name__}, which does not translate")

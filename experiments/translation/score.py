@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from experiments.harness import checkpoint_selection, cli
+from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.text_io import write_lines
 from experiments.translation import evaluation
 from experiments.translation.corpus import Text, load_corpus, read_files
@@ -23,7 +24,7 @@ from jaxformer.pipelines import find_too_long, score_pairs
 
 
 @dataclass(frozen=True)
-class ScoreOptions:
+class ScoreOptions(RunOptions):
     """The run, the text, and which scores."""
 
     run: str = "runs/translation/grammar"
@@ -47,7 +48,7 @@ class ScoreOptions:
 def main(options: ScoreOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
     check_at_least(options, 0, "beam_size")
-    loaded = load_run(Path(options.run))
+    loaded = load_run(Path(options.run), options)
     loaded = checkpoint_selection.in_int8(loaded) if options.int8 else loaded
     text = _text(options, loaded)
     if options.forced:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import checkpoint_selection, cli
+from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.text_io import one_line, open_binary, read_chunks, source_name
 from experiments.translation.evaluation import describe_too_long, without_too_long
 from experiments.translation.load_run import load_translator
@@ -20,7 +21,7 @@ from jaxformer.pipelines import Translation
 
 
 @dataclass(frozen=True)
-class TranslateOptions:
+class TranslateOptions(RunOptions):
     """The model, the lines, and what to write."""
 
     run: str = "runs/translation/grammar"
@@ -44,7 +45,7 @@ class TranslateOptions:
 def main(options: TranslateOptions) -> None:
     """Reads, translates and writes; then raises `DataError` for lines that could not be used."""
     _check(options)
-    translator = load_translator(Path(options.run), options.beam_size, options.n_best)
+    translator = load_translator(Path(options.run), options.beam_size, options.n_best, options)
     translator = checkpoint_selection.in_int8(translator) if options.int8 else translator
     name = source_name(options.input)
     too_long: list[int] = []

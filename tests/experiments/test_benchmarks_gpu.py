@@ -103,7 +103,8 @@ SMALL = [
 
 
 def check(table, name, tmp_path):
-    gpu.write_model(gpu.decode_work(True), tmp_path / "marian")
+    if table == "beam_search":
+        gpu.write_model(gpu.decode_work(True), tmp_path / "marian")
     case = gpu.tables(True, tmp_path / "marian")[table][name]()
     case.wait(case.run())
     assert case.metadata.get("flops") or case.metadata["tokens"] > 0

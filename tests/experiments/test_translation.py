@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import checkpoint_selection, cli, planning
+from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import utilization
 from experiments.translation import evaluation, export, load_run, prepare, score, train, translate
@@ -503,6 +504,31 @@ def test_chosen_weights_that_are_gone_give_way_to_the_newest(run, tmp_path):
     newest = Checkpoints(folder / "checkpoints").restore_params(17)
     found = load_run.load_run(folder).params
     jax.tree.map(np.testing.assert_array_equal, found, newest)
+
+
+def test_the_weights_of_a_step_are_those_of_its_checkpoint(run, text):
+    found = load_run.load_run(run.folder, RunOptions(step=10)).params
+    stored = Checkpoints(run.folder / "checkpoints").restore_params(10)
+    jax.tree.map(np.testing.assert_array_equal, found, stored)
+    args = {"--run": run.folder, "--source": text / "val.en", "--target": text / "val.de"}
+    forced = args | {"--forced": True}
+    early, last, final = (
+        call(score, forced | more) for more in ({"--step": 5}, {"--checkpoint": "last"}, {})
+    )
+    assert early.code == last.code == final.code == 0
+    assert len({early.out, last.out, final.out}) == 3
+    done = call(score, args | {"--step": 4})
+    assert done.code == 66 and "no checkpoint of step 4: it keeps 5, 10, 15, 17" in done.err
+
+
+def test_a_run_is_resumed_by_its_folder_alone(run, tmp_path):
+    folder = tmp_path / "translation" / "copy"
+    shutil.copytree(run.folder, folder)
+    words = ["--resume", str(folder), "--optimizer.total_steps", "19"]
+    train.main(cli.parse(PRESETS, words, experiment="translation"))
+    assert Checkpoints(folder / "checkpoints").newest_step() == 19
+    assert [path.name for path in folder.parent.iterdir()] == ["copy"]
+    assert metrics_of(folder)[:5] == metrics_of(run.folder)[:5]
 
 
 # Scoring

@@ -1,0 +1,102 @@
+"""Lists runs: `python -m experiments.runs [FOLDER ..]`.
+
+Prints a line for each run: its newest step, scores, first start, parent (--init_from) and size.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.harness import cli
+from experiments.harness.run_folder import Run
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import DataError
+
+_SCORES = ("bleu", "chrf", "exact", "loss", "bits_per_byte")
+_VALIDATION = ("validation_bleu", "validation_loss")
+
+
+@dataclass(frozen=True)
+class RunsOptions:
+    """Which runs are listed."""
+
+    folders: tuple[str, ...] = ("runs",)
+    """Folders that are searched for runs, at any depth."""
+
+
+class Row(NamedTuple):
+    """What is shown of one run."""
+
+    run: str
+    step: str
+    score: str
+    started: str
+    parent: str
+    size: str
+
+
+def main(options: RunsOptions) -> None:
+    """Prints a table of the runs, sorted by folder."""
+    rows = [describe(folder) for folder in find_runs(options.folders)]
+    if not rows:
+        raise DataError(f"there is no run in {', '.join(options.folders)}: train first")
+    print("\n".join(table([Row(*Row._fields), *rows])))
+
+
+def find_runs(folders: Iterable[str]) -> Iterator[Path]:
+    """The folders below `folders` that hold a run."""
+    for folder in folders:
+        yield from sorted(path.parent for path in Path(folder).rglob("env.json"))
+
+
+def describe(folder: Path) -> Row:
+    """What is shown of the run in `folder`; "-" for what it does not have."""
+    config, environment = (_read(folder / f"{name}.json") for name in ("config", "env"))
+    starts = [*environment.get("earlier", []), environment]
+    steps = Checkpoints(folder / "checkpoints").steps()
+    total = config.get("optimizer", {}).get("total_steps", "?")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return Row(
+        str(folder),
+        f"{steps[-1] if steps else 0:,} of {total:,}" if isinstance(total, int) else "-",
+        score_of(folder),
+        str(starts[0].get("time", "-"))[:16].replace("T", " "),
+        config.get("init_from") or "-",
+        f"{size / 1e6:,.1f} MB",
+    )
+
+
+def score_of(folder: Path) -> str:
+    """The final scores; before the end the newest of the validation, else "-"."""
+    scores = _read(folder / "scores.json")
+    found = [
+        f"{scores.get('text')} {name} {scores[name]:.3f}" for name in _SCORES if name in scores
+    ]
+    if found:
+        return ", ".join(found[:2])
+    lines = [line for line in Run(folder).metrics() if set(_VALIDATION) & set(line)]
+    newest = lines[-1] if lines else {}
+    return ", ".join(f"{name} {newest[name]:.3f}" for name in _VALIDATION if name in newest) or "-"
+
+
+def table(rows: list[Row]) -> list[str]:
+    """The rows as lines with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The object in `path`, empty where it cannot be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+if __name__ == "__main__":
+    options = {"default": RunsOptions()}
+    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__, positional="folders"))))

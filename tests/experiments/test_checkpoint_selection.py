@@ -1,0 +1,77 @@
+"""The weights of a run that --checkpoint and --step name."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.harness import checkpoint_selection
+from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness.training_config import TrainingConfig
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import CheckpointError, ConfigError
+
+TRAINING = TrainingConfig(save_every=2, average_checkpoints=2, ema_decay=0.9)
+NUMBERS = {2: 20.0, 3: 70.0, 4: 30.0, 6: 50.0}
+"""The parameters of each step; those of step 3 were saved on preemption."""
+METRICS = {2: 7.0, 4: 1.0, 6: 3.0}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with Checkpoints(tmp_path / "checkpoints", keep=7) as checkpoints:
+        for step, number in NUMBERS.items():
+            state = {"params": {"a": np.full(3, number)}, "ema": {"a": np.full(3, number + 1)}}
+            checkpoints.save(step, state, {}, METRICS.get(step))
+    checkpoint_selection.note(tmp_path, [2, 6], validation_loss=1.0)
+    return tmp_path
+
+
+def number(folder, training=TRAINING, **options):
+    params = checkpoint_selection.load(folder, training, RunOptions(**options))
+    (leaf,) = jax.tree.leaves(params)
+    return float(leaf[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (20 + 50) / 2 + 1),
+        ({"checkpoint": "best"}, 31),
+        ({"checkpoint": "last"}, 50),
+        ({"checkpoint": "average"}, (30 + 50) / 2 + 1),
+        ({"checkpoint": "ema"}, 51),
+        ({"step": 3}, 71),
+        ({"step": 3, "checkpoint": "last"}, 70),
+        ({"step": 4, "checkpoint": "ema"}, 31),
+    ],
+)
+def test_each_option_names_its_weights(folder, options, expected):
+    assert number(folder, **options) == expected
+
+
+def test_without_a_moving_average_the_parameters_are_the_weights(folder):
+    training = TrainingConfig(save_every=2, average_checkpoints=2)
+    assert number(folder, training, checkpoint="best") == 30
+    assert number(folder, training, step=3) == 70
+    with pytest.raises(ConfigError, match="keeps no moving average: it was trained with ema_decay"):
+        number(folder, training, checkpoint="ema")
+
+
+def test_a_step_that_is_not_kept_is_refused_with_those_that_are(folder):
+    with pytest.raises(CheckpointError, match="no checkpoint of step 5: it keeps 2, 3, 4, 6"):
+        number(folder, step=5)
+
+
+def test_two_options_that_choose_a_step_are_refused():
+    with pytest.raises(ConfigError, match="step=3 and checkpoint='best' both choose a step"):
+        RunOptions(step=3, checkpoint="best")
+    with pytest.raises(
+        ConfigError, match="checkpoint='newest' is unknown: give one of final, best"
+    ):
+        RunOptions(checkpoint="newest")
+
+
+def test_a_pretrained_folder_has_no_other_weights():
+    RunOptions("gpt2").check_pretrained()
+    with pytest.raises(ConfigError, match="gpt2 is a folder of transformers, which has one set"):
+        RunOptions("gpt2", step=3).check_pretrained()
