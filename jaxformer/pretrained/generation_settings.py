@@ -1,13 +1,12 @@
 """Settings of search in generation_config.json, as transformers writes it."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.family import parse_number
+from jaxformer.pretrained.family import as_text, parse_number
 from jaxformer.pretrained.hf_folder import HFFolder, locate
 
 # Settings that are not supported, each with the values that change nothing.
@@ -60,24 +59,27 @@ def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
 
 def _settings(source: HFFolder) -> dict[str, Any]:
-    """config.json updated by generation_config.json, without the keys that are null."""
-    settings = source.json("config.json")
+    """generation_config.json or else config.json, and the model's vocabulary; no key is null.
+
+    Settings in config.json do not count where there is a generation_config.json.
+    """
+    config = settings = source.json("config.json")
     if source.has("generation_config.json"):
-        settings = settings | source.json("generation_config.json")
-    return {key: value for key, value in settings.items() if value is not None}
+        settings = source.json("generation_config.json")
+    sizes = {key: config.get(key) for key in ("vocab_size", "decoder_vocab_size")}
+    return {key: value for key, value in (settings | sizes).items() if value is not None}
 
 
 def _read(settings: Mapping[str, Any], size: int) -> GenerationConfig:
     for key, neutral in _NEUTRAL.items():
-        if key in settings and settings[key] not in (*neutral, [], None):
-            value = json.dumps(settings[key])[:80]
-            raise ConfigError(f"{key}={value} is not supported: remove it")
+        if key in settings and settings[key] not in (*neutral, []):
+            raise ConfigError(f"{key}={as_text(settings[key])} is not supported: remove it")
     pad = _id(settings, "pad_token_id", size)
     start = settings.get("decoder_start_token_id", settings.get("bos_token_id"))
     eos = tuple(_ids(settings, "eos_token_id", size))
     if pad in eos:
         raise ConfigError(f"pad_token_id and eos_token_id are both {pad}: no text could end")
-    length_penalty = _length_penalty(settings.get("length_penalty", 1.0))
+    length_penalty = _number(settings, "length_penalty", -100)
     forced = "forced_bos_token_id" in settings
     return GenerationConfig(
         beam_size=max(1, parse_number("num_beams", settings.get("num_beams", 1), int)),
@@ -87,12 +89,12 @@ def _read(settings: Mapping[str, Any], size: int) -> GenerationConfig:
         at_max_length="force_eos_at_no_cost" if _forces_eos(settings, eos, size) else "cut",
         max_length=_max_length(settings),
         min_length=_min_length(settings),
-        suppress_tokens=_suppressed(settings, size),
+        suppress_tokens=_suppressed(settings, eos, size),
         forced_bos=_id(settings, "forced_bos_token_id", size) if forced else None,
         no_repeat_ngram_size=parse_number(
             "no_repeat_ngram_size", settings.get("no_repeat_ngram_size", 0), int
         ),
-        repetition_penalty=_repetition_penalty(settings.get("repetition_penalty", 1.0)),
+        repetition_penalty=_number(settings, "repetition_penalty", 1e-3),
         renormalize_logits=parse_number(
             "renormalize_logits", settings.get("renormalize_logits", False), bool
         ),
@@ -109,9 +111,7 @@ def _id(settings: Mapping[str, Any], key: str, size: int) -> int:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size:
-        raise ConfigError(
-            f"{key}={json.dumps(value)[:80]}, but it must be one id from 0 to {size - 1}"
-        )
+        raise ConfigError(f"{key}={as_text(value)}, but it must be one id from 0 to {size - 1}")
     return value
 
 
@@ -134,9 +134,13 @@ def _early_stopping(
 
 
 def _min_length(settings: Mapping[str, Any]) -> int:
-    """The fewest tokens before EOS; `min_length` of transformers counts the start token too."""
-    whole = parse_number("min_length", settings.get("min_length", 0), int)
-    return max(whole - 1, parse_number("min_new_tokens", settings.get("min_new_tokens", 0), int))
+    """The fewest tokens before EOS; `min_length` of transformers counts the start token too.
+
+    `min_new_tokens` replaces `min_length`.
+    """
+    if "min_new_tokens" in settings:
+        return parse_number("min_new_tokens", settings["min_new_tokens"], int)
+    return max(parse_number("min_length", settings.get("min_length", 0), int) - 1, 0)
 
 
 def _max_length(settings: Mapping[str, Any]) -> int | None:
@@ -160,38 +164,28 @@ def _forces_eos(settings: Mapping[str, Any], eos: tuple[int, ...], size: int) ->
     return True
 
 
-def _suppressed(settings: Mapping[str, Any], size: int) -> tuple[int, ...]:
-    """The ids of `bad_words_ids` and of `suppress_tokens`."""
+def _suppressed(settings: Mapping[str, Any], eos: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The ids of `bad_words_ids`, except those that end a text, and of `suppress_tokens`."""
     words = settings.get("bad_words_ids", [])
     if not isinstance(words, list) or not all(_is_one(word) for word in words):
         raise ConfigError(
-            f"bad_words_ids={json.dumps(words)[:80]}, but only words of one token are supported"
+            f"bad_words_ids={as_text(words)}, but only words of one token are supported"
         )
     suppressed = settings.get("suppress_tokens", [])
     if not isinstance(suppressed, list):
-        raise ConfigError(
-            f"suppress_tokens={json.dumps(suppressed)[:80]}, but it must be a list of ids"
-        )
+        raise ConfigError(f"suppress_tokens={as_text(suppressed)}, but it must be a list of ids")
     bad = (_id({"bad_words_ids": word[0]}, "bad_words_ids", size) for word in words)
     rest = (_id({"suppress_tokens": id}, "suppress_tokens", size) for id in suppressed)
-    return (*bad, *rest)
+    return (*(id for id in bad if id not in eos), *rest)
 
 
 def _is_one(word: Any) -> bool:
     return isinstance(word, Sequence) and not isinstance(word, str) and len(word) == 1
 
 
-def _repetition_penalty(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 100:
-        raise ConfigError(
-            f"repetition_penalty={json.dumps(value)[:80]}, but it must be above 0 and at most 100"
-        )
-    return float(value)
-
-
-def _length_penalty(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 100:
-        raise ConfigError(
-            f"length_penalty={json.dumps(value)[:80]}, but it must be from -100 to 100"
-        )
+def _number(settings: Mapping[str, Any], key: str, least: float) -> float:
+    """The number under `key`, which is 1 where the key is absent."""
+    value = settings.get(key, 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 100:
+        raise ConfigError(f"{key}={as_text(value)}, but it must be from {least} to 100")
     return float(value)

@@ -1,5 +1,6 @@
 """`generate` of `transformers`, greedy and by beams, writes the tokens that ours writes."""
 
+import json
 from functools import partial
 from typing import Any
 
@@ -58,12 +59,19 @@ PLAIN = {
     "min_length": 0,
     "min_new_tokens": None,
 }
+# Settings in config.json, which do not count beside generation_config.json.
+UNUSED = {"forced_eos_token_id": 1, "min_length": 8, "bad_words_ids": [[2], [4]], "num_beams": 5}
 ASKED = {
     "marian, greedy": ("Marian", {"num_beams": 1}),
     "marian": ("Marian", {"num_beams": 4}),
     "marian, forced and hasty": (
         "Marian",
         {"num_beams": 4, "forced_bos_token_id": 5, "early_stopping": True, "length_penalty": 0.6},
+    ),
+    "marian, both lengths": ("Marian", {"num_beams": 4, "min_length": 7, "min_new_tokens": 2}),
+    "marian, its end among bad words": (
+        "Marian",
+        {"num_beams": 4, "bad_words_ids": [[0], [V - 1], [3]], "forced_eos_token_id": None},
     ),
     "t5, greedy": ("T5", {"num_beams": 1}),
     "t5": ("T5", {"num_beams": 4, "suppress_tokens": [3, 7], "renormalize_logits": True}),
@@ -124,6 +132,8 @@ def folders(torch, transformers, tmp_path_factory):
                 model.generation_config.bad_words_ids = [[V - 1]]
             found[kind, seed] = tmp_path_factory.mktemp("folder")
             model.save_pretrained(found[kind, seed])
+            path = found[kind, seed] / "config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | UNUSED))
     return found
 
 

@@ -18,6 +18,7 @@ MARIAN = {
     "forced_eos_token_id": 0,
     "num_beams": 6,
 }
+STATED = {key: value for key, value in MARIAN.items() if not key.endswith("vocab_size")}
 
 
 @pytest.fixture
@@ -46,8 +47,10 @@ def test_settings_are_those_of_config_json_where_nothing_else_is(folder):
     )
 
 
-def test_generation_config_json_says_more_and_comes_first(folder):
+def test_settings_in_config_json_do_not_count_beside_generation_config_json(folder):
     later = {
+        "pad_token_id": 18,
+        "decoder_start_token_id": 18,
         "eos_token_id": [1, 7],
         "forced_bos_token_id": 5,
         "suppress_tokens": [3, 4],
@@ -58,12 +61,9 @@ def test_generation_config_json_says_more_and_comes_first(folder):
         "repetition_penalty": 1.5,
         "no_repeat_ngram_size": 3,
         "min_length": 6,
-        "min_new_tokens": 4,
-        "bad_words_ids": None,
         "renormalize_logits": True,
     }
-    config = {k: v for k, v in MARIAN.items() if k != "forced_eos_token_id"}
-    assert load_generation_config(folder(config, later)) == GenerationConfig(
+    assert load_generation_config(folder(MARIAN, later)) == GenerationConfig(
         bos=18,
         eos=(1, 7),
         pad=18,
@@ -81,8 +81,28 @@ def test_generation_config_json_says_more_and_comes_first(folder):
         extra_candidates=2,
         max_length=19,
     )
-    found = load_generation_config(folder(config, later | {"max_new_tokens": 7}))
+    found = load_generation_config(folder(MARIAN, later | {"max_new_tokens": 7}))
     assert found.max_length == 7
+
+
+def test_min_new_tokens_replaces_min_length(folder):
+    for fewest in (0, 4):
+        found = load_generation_config(folder(MARIAN | {"min_length": 9, "min_new_tokens": fewest}))
+        assert found.min_length == fewest
+
+
+def test_bad_words_that_end_a_text_are_no_bad_words(folder):
+    words = {"eos_token_id": [1, 7], "bad_words_ids": [[7], [18], [5], [1]], "suppress_tokens": [1]}
+    found = load_generation_config(folder(MARIAN | words | {"forced_eos_token_id": None}))
+    assert found.suppress_tokens == (18, 5, 1)
+
+
+def test_a_long_value_is_shortened_between_words(folder):
+    words = [[word, word + 1] for word in range(100, 140)]
+    with pytest.raises(ConfigError) as error:
+        load_generation_config(folder(MARIAN, STATED | {"bad_words_ids": words}))
+    value = str(error.value).partition("bad_words_ids=")[2].partition(" ...,")[0]
+    assert 60 < len(value) <= 80 and json.dumps(words).startswith(value + " ")
 
 
 @pytest.mark.parametrize(
@@ -113,13 +133,13 @@ def test_generation_config_json_says_more_and_comes_first(folder):
         ({"min_length": "long"}, 'min_length="long", but it must be a whole number'),
         ({"min_new_tokens": 0.5}, "min_new_tokens=0.5, but it must be a whole number"),
         ({"num_beam_groups": 2}, "num_beam_groups=2 is not supported"),
-        ({"repetition_penalty": 0}, "repetition_penalty=0, but it must be above 0 and at most 100"),
-        ({"repetition_penalty": True}, "repetition_penalty=true, but it must be above 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0, but it must be from 0.001 to 100"),
+        ({"repetition_penalty": True}, "repetition_penalty=true, but it must be from 0.001"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_its_key(changes, message, folder):
     with pytest.raises(ConfigError, match=message):
-        load_generation_config(folder(MARIAN, changes))
+        load_generation_config(folder(MARIAN, STATED | changes))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +154,7 @@ def test_what_cannot_be_followed_is_refused_by_its_key(changes, message, folder)
 )
 def test_a_search_stops_as_the_folder_says(early, exponent, early_stopping, folder):
     changes = {"early_stopping": early, "length_penalty": exponent}
-    found = load_generation_config(folder(MARIAN, changes))
+    found = load_generation_config(folder(MARIAN, STATED | changes))
     assert (found.early_stopping, found.length_penalty) == (early_stopping, exponent)
 
 
@@ -143,5 +163,6 @@ def test_the_ids_that_end_a_text_are_one_several_or_not_stated(folder):
     assert load_eos(folder(gpt)) is None
     assert load_eos(folder(gpt | {"eos_token_id": 3})) == (3,)
     assert load_eos(folder(gpt, {"eos_token_id": [3, 5]})) == (3, 5)
+    assert load_eos(folder(gpt | {"eos_token_id": 3}, {"max_length": 9})) is None
     with pytest.raises(ConfigError, match="eos_token_id=19, but it must be one id from 0 to 18"):
         load_eos(folder(gpt, {"eos_token_id": [3, 19]}))
