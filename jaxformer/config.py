@@ -9,6 +9,7 @@ from jaxformer.errors import ConfigError
 
 Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
 SinusoidalLayout = Literal["interleaved", "halves"]
+RotaryScaling = Literal["none", "linear", "llama3"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 TiedEmbeddings = Literal["none", "output", "inputs", "all"]
 
@@ -95,12 +96,29 @@ class TransformerConfig:
     """d_k, the size of a head's queries and keys; None: `d_model` / `num_heads`."""
     value_head_dim: int | None = None
     """d_v, the size of a head's values; None: `head_dim`."""
+    attention_window: int | None = None
+    """In causal self-attention, how many tokens a token attends to, itself included; None: all."""
+    query_key_norm: bool = False
+    """A norm over each head's queries and keys, before positions."""
+    qkv_bias: bool | None = None
+    """Projections to queries, keys and values have biases; None: as `use_bias` says."""
     positions: Positions = "sinusoidal"
     """How the model knows the order of tokens."""
     sinusoidal_layout: SinusoidalLayout = "interleaved"
     """Order of the columns: sines and cosines alternate, or all sines come first ("halves")."""
     rotary_base: float = 10_000.0
     """The base of the rotary frequencies (theta)."""
+    rotary_scaling: RotaryScaling = "none"
+    """Rotary frequencies for longer texts than in training: "linear" divides all of them by
+    `rotary_factor`, "llama3" only the low ones."""
+    rotary_factor: float = 1.0
+    """How much longer texts may be with `rotary_scaling`."""
+    rotary_low_freq_factor: float = 1.0
+    """"llama3" divides frequencies of fewer turns than this in `rotary_original_len` tokens."""
+    rotary_high_freq_factor: float = 4.0
+    """"llama3" keeps frequencies of more turns than this; those between are interpolated."""
+    rotary_original_len: int = 8192
+    """The length of texts in the training before "llama3" scaling."""
     relative_buckets: int = 32
     """The number of distance buckets of relative positions."""
     relative_max_distance: int = 128
@@ -179,12 +197,23 @@ class TransformerConfig:
         """The number of key/value heads."""
         return self.num_kv_heads or self.num_heads
 
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether projections to queries, keys and values have biases."""
+        return self.use_bias if self.qkv_bias is None else self.qkv_bias
+
 
 def _check_sizes(config: TransformerConfig) -> None:
     check_at_least(config, 1, "vocab_size", "d_model", "d_ff", "num_heads", "max_len")
     check_at_least(config, 1, "source_vocab_size", "num_kv_heads", "head_dim", "value_head_dim")
+    check_at_least(config, 1, "attention_window", "rotary_factor", "rotary_original_len")
     check_at_least(config, 0, "num_encoder_layers", "num_decoder_layers", "num_token_types")
     check_at_least(config, 4, "relative_buckets")
+    if not 0 < config.rotary_low_freq_factor < config.rotary_high_freq_factor:
+        raise ConfigError(
+            f"rotary_low_freq_factor={config.rotary_low_freq_factor} and rotary_high_freq_factor="
+            f"{config.rotary_high_freq_factor}, but it must be 0 < low < high"
+        )
     if config.relative_max_distance <= config.relative_buckets // 2:
         raise ConfigError(
             f"relative_max_distance={config.relative_max_distance} is too small for "

@@ -7,8 +7,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.layers import dense_init, residual_init
-from jaxformer.nn.positions import rotary
+from jaxformer.nn.layers import Norm, dense_init, residual_init
+from jaxformer.nn.positions import rotary, rotary_rates
 from jaxformer.ops import beam_cache
 from jaxformer.ops.attention import (
     AttentionFn,
@@ -36,6 +36,9 @@ class MultiHeadAttention(nn.Module):
     def setup(self) -> None:
         config = self.config
         check_attention_fn(self.attention_fn)
+        if config.query_key_norm:
+            self.query_norm: Norm = Norm(config)
+            self.key_norm: Norm = Norm(config)
         self.query: nn.DenseGeneral = self._projection(config.num_heads, config.key_size)
         self.key: nn.DenseGeneral = self._projection(config.kv_heads, config.key_size)
         self.value: nn.DenseGeneral = self._projection(config.kv_heads, config.value_size)
@@ -51,7 +54,7 @@ class MultiHeadAttention(nn.Module):
     def _projection(self, heads: int, size: int) -> nn.DenseGeneral:
         return nn.DenseGeneral(
             (heads, size),
-            use_bias=self.config.use_bias,
+            use_bias=self.config.has_qkv_bias,
             dtype=self.config.dtype,
             kernel_init=dense_init(self.config),
             dot_general=dense_dot_general,
@@ -67,7 +70,9 @@ class MultiHeadAttention(nn.Module):
         With rotary positions the keys are rotated by `positions`; None leaves them, as in
         cross-attention.
         """
-        return KeyValue(self._rotate(self.key(x), positions), self.value(x))
+        k = self.key(x)
+        k = self.key_norm(k) if self.config.query_key_norm else k
+        return KeyValue(self._rotate(k, positions), self.value(x))
 
     def __call__(
         self,
@@ -87,7 +92,9 @@ class MultiHeadAttention(nn.Module):
         kv = self.keys_values(x, positions) if kv is None else kv
         mask = AttentionMask() if mask is None else mask
         check_mask(mask)
-        q = self._rotate(self.query(x), positions)
+        q = self.query(x)
+        q = self.query_norm(q) if self.config.query_key_norm else q
+        q = self._rotate(q, positions)
         name = "/".join((*self.path, "weights"))
         heads = beam_cache.attend(
             self._attention,
@@ -110,4 +117,4 @@ class MultiHeadAttention(nn.Module):
     def _rotate(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
         if positions is None or self.config.positions != "rotary":
             return x
-        return rotary(x, positions, self.config.rotary_base)
+        return rotary(x, positions, rotary_rates(self.config))

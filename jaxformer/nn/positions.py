@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config import SinusoidalLayout
+from jaxformer.config import SinusoidalLayout, TransformerConfig
 
 
 def sinusoidal_positions(
@@ -26,17 +26,37 @@ def sinusoidal_positions(
     return table
 
 
+def rotary_rates(config: TransformerConfig) -> Float[np.ndarray, " half"]:
+    """The angle per position of each of H/2 pairs: base^(-2i/H), changed by `rotary_scaling`.
+
+    "linear" divides all of them by `rotary_factor` (Chen et al. 2023). "llama3" divides those that
+    make fewer turns in `rotary_original_len` positions than `rotary_low_freq_factor`, keeps those
+    that make more than `rotary_high_freq_factor`, and interpolates between (Llama 3.1).
+    """
+    half = config.key_size // 2
+    rates = config.rotary_base ** (-np.arange(half, dtype=np.float32) / half)
+    if config.rotary_scaling == "none":
+        return rates
+    kept = np.zeros_like(rates)
+    if config.rotary_scaling == "llama3":
+        low, high = config.rotary_low_freq_factor, config.rotary_high_freq_factor
+        turns = config.rotary_original_len * rates / (2 * np.pi)
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+    return (rates * (kept + (1 - kept) / config.rotary_factor)).astype(np.float32)
+
+
 def rotary(
-    x: Float[Array, "B T N H"], positions: Int[Array, " T"] | Int[Array, "B T"], base: float
+    x: Float[Array, "B T N H"],
+    positions: Int[Array, " T"] | Int[Array, "B T"],
+    rates: Float[np.ndarray, " half"],
 ) -> Float[Array, "B T N H"]:
-    """`x` with each pair (x[i], x[i + H/2]) rotated by the angle position * base^(-2i/H).
+    """`x` with each pair (x[i], x[i + H/2]) rotated by the angle position * rates[i].
 
     The product of a rotated query and a rotated key depends only on their distance (Su et al.
     2021, equation 16; here x[i] is paired with x[i + H/2] instead of its neighbour).
     """
     half = x.shape[-1] // 2
-    rate = base ** (-np.arange(half, dtype=np.float32) / half)
-    angle = jnp.outer(positions, jnp.asarray(rate)).reshape(-1, positions.shape[-1], 1, half)
+    angle = jnp.outer(positions, jnp.asarray(rates)).reshape(-1, positions.shape[-1], 1, half)
     sin, cos = jnp.sin(angle), jnp.cos(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

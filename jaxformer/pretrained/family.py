@@ -69,6 +69,8 @@ class Field(NamedTuple):
     """The meaning of an absent key: a value, or a function of our fields read before."""
     least: int = 0
     """The smallest number allowed."""
+    written: str = ""
+    """The attribute of our config to write, where it is not the field: what a None stands for."""
 
     @property
     def keys(self) -> Sequence[str]:
@@ -86,7 +88,7 @@ class Field(NamedTuple):
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
         """The key and its value."""
-        return {self.hf: getattr(config, self.jax)}
+        return {self.hf: getattr(config, self.written or self.jax)}
 
 
 class EnumField(NamedTuple):

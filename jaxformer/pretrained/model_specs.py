@@ -36,11 +36,17 @@ _BODIES = {
     "decoder_classifier": "backbone/",
 }
 
+# Fields that count only with these values of another field.
 _ONLY_WITH = {
-    "rotary_base": "rotary",
-    "sinusoidal_layout": "sinusoidal",
-    "relative_buckets": "relative",
-    "relative_max_distance": "relative",
+    "rotary_base": ("positions", ["rotary"]),
+    "rotary_scaling": ("positions", ["rotary"]),
+    "rotary_factor": ("rotary_scaling", ["linear", "llama3"]),
+    "rotary_low_freq_factor": ("rotary_scaling", ["llama3"]),
+    "rotary_high_freq_factor": ("rotary_scaling", ["llama3"]),
+    "rotary_original_len": ("rotary_scaling", ["llama3"]),
+    "sinusoidal_layout": ("positions", ["sinusoidal"]),
+    "relative_buckets": ("positions", ["relative"]),
+    "relative_max_distance": ("positions", ["relative"]),
 }
 
 TRAINING_ONLY = (
@@ -79,16 +85,17 @@ class ModelSpec(NamedTuple):
         config = self.config
         fields = asdict(config)
         fields |= {"num_kv_heads": config.kv_heads, "head_dim": config.key_size}
-        fields |= {"value_head_dim": config.value_size}
+        fields |= {"value_head_dim": config.value_size, "qkv_bias": config.has_qkv_bias}
         fields |= {"source_vocab_size": config.source_vocab_size or config.vocab_size}
         unused = [
             *TRAINING_ONLY,
-            *(name for name, scheme in _ONLY_WITH.items() if scheme != config.positions),
+            *(x for x, (name, values) in _ONLY_WITH.items() if fields[name] not in values),
         ]
         if self.kind != "encoder_decoder":
             decoder = self.kind.startswith("decoder")
             unused.append("num_encoder_layers" if decoder else "num_decoder_layers")
             unused += ["source_vocab_size", *(["pooler", "num_token_types"] if decoder else [])]
+            unused += [] if decoder else ["attention_window"]
             tied = self.kind != "decoder" or config.ties_output
             fields["tied_embeddings"] = "output" if tied else "none"
             unused += ["output_bias"] if self.kind != "decoder" else []

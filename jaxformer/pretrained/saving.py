@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.families import FAMILIES
-from jaxformer.pretrained.family import Family, write_config
+from jaxformer.pretrained.family import Family, read_config, write_config
 from jaxformer.pretrained.model_specs import ModelSpec, check_params, spec_of
 from jaxformer.pretrained.weight_map import to_hf
 from jaxformer.text.tokenizers import Tokenizer
@@ -50,7 +50,10 @@ def save_pretrained(
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flat.items()}
     chosen, hf = _choose(family, spec)
     tensors = to_hf(chosen.weight_map(spec, hf), leaves)
-    hf |= {"torch_dtype": "float32", **_token_ids(tokenizer), **(token_ids or {})}
+    hf = {"torch_dtype": "float32", **_token_ids(None), **hf}
+    hf |= {} if tokenizer is None else _token_ids(tokenizer)
+    hf |= token_ids or {}
+    read_config(chosen, hf)  # refuses ids that the family does not support
     if spec.kind in _CLASSIFIERS:
         hf |= _labels(spec.classes)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")

@@ -72,6 +72,25 @@ def scaled(transform: Transform, factor: float) -> Transform:
     )
 
 
+def shifted(transform: Transform, amount: float) -> Transform:
+    """`transform` of a parameter that is `amount` more than the tensor."""
+    shift = np.float32(amount)
+    return Transform(
+        shape=transform.shape,
+        to_hf=lambda array: transform.to_hf(array - shift),
+        to_jax=lambda array, shape: transform.to_jax(array + shift, shape),
+    )
+
+
+def rows_after(count: int) -> Transform:
+    """A table stored with `count` unused rows before it, which are written as zeros."""
+    return Transform(
+        shape=lambda jax: (jax[0] + count, *jax[1:]),
+        to_hf=lambda array: np.pad(array, ((count, 0), (0, 0))),
+        to_jax=lambda array, shape: array[count:],
+    )
+
+
 class Entry(NamedTuple):
     """Parameters and the tensor that stores them."""
 
@@ -102,9 +121,9 @@ def zero_entry(jax: str) -> Entry:
     return Entry((jax,), ())
 
 
-def norm(jax: str, hf: str, bias: bool = True) -> list[Entry]:
+def norm(jax: str, hf: str, bias: bool = True, *, scale: Transform = SAME) -> list[Entry]:
     """The entries of a norm."""
-    entries = [entry(f"{jax}/scale", f"{hf}.weight")]
+    entries = [entry(f"{jax}/scale", f"{hf}.weight", scale)]
     return [*entries, entry(f"{jax}/bias", f"{hf}.bias")] if bias else entries
 
 

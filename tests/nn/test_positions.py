@@ -4,11 +4,13 @@ import jax
 import numpy as np
 import pytest
 
+from jaxformer.config import TransformerConfig
 from jaxformer.nn.positions import (
     alibi_bias,
     alibi_slopes,
     relative_buckets,
     rotary,
+    rotary_rates,
     sinusoidal_positions,
 )
 
@@ -43,10 +45,17 @@ def test_halves_are_all_sines_and_then_all_cosines(d_model):
     assert np.array_equal(halves[:, sines:], turns[:, 1::2])
 
 
+def rates(size, base, scaling="none", **fields):
+    sizes = {"vocab_size": 5, "d_model": size, "d_ff": 5, "num_heads": 1, "positions": "rotary"}
+    return rotary_rates(
+        TransformerConfig(**sizes, rotary_base=base, rotary_scaling=scaling, **fields)
+    )
+
+
 def test_rotary_turns_a_pair_by_its_position():
     x = np.zeros((1, 3, 1, 4), np.float32)
     x[..., 0] = 1.0
-    turned = np.asarray(rotary(x, np.arange(3), 10_000.0))[0, :, 0]
+    turned = np.asarray(rotary(x, np.arange(3), rates(4, 10_000.0)))[0, :, 0]
     expected = [[math.cos(t), 0.0, math.sin(t), 0.0] for t in range(3)]
     assert np.allclose(turned, expected, atol=1e-6)
 
@@ -59,7 +68,7 @@ def queries_and_keys(rng):
 def test_rotary_products_depend_on_distance_alone(queries_and_keys, assert_equal):
     @jax.jit
     def products(positions):
-        q, k = (rotary(x, positions, 100.0) for x in queries_and_keys)
+        q, k = (rotary(x, positions, rates(6, 100.0)) for x in queries_and_keys)
         return jax.numpy.einsum("BTNH,BSNH->BNTS", q, k)
 
     near, far = products(np.arange(5)), products(np.arange(5) + 31)
@@ -70,16 +79,31 @@ def test_rotary_products_depend_on_distance_alone(queries_and_keys, assert_equal
 def test_rotary_keeps_lengths_and_takes_positions_for_each_row(queries_and_keys, assert_equal):
     x = queries_and_keys[0]
     positions = np.array([[0, 1, 2, 0, 1], [3, 1, 4, 1, 5]])
-    turned = jax.jit(rotary, static_argnums=2)(x, positions, 100.0)
+    turned = jax.jit(rotary)(x, positions, rates(6, 100.0))
     assert_equal(np.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1))
     for row in range(2):
-        alone = rotary(x[row : row + 1], positions[row], 100.0)
+        alone = rotary(x[row : row + 1], positions[row], rates(6, 100.0))
         assert_equal(turned[row], alone[0], 1e-6)
 
 
 def test_two_rotary_bases_give_two_results(queries_and_keys):
     x = queries_and_keys[0]
-    assert np.abs(rotary(x, np.arange(5), 100.0) - rotary(x, np.arange(5), 10_000.0)).max() > 0.1
+    near, far = (rotary(x, np.arange(5), rates(6, base)) for base in (100.0, 10_000.0))
+    assert np.abs(near - far).max() > 0.1
+
+
+def test_linear_scaling_divides_every_rate():
+    assert np.array_equal(rates(6, 100.0, "linear", rotary_factor=4.0), rates(6, 100.0) / 4)
+
+
+def test_llama3_scaling_keeps_fast_rates_and_divides_slow_ones():
+    plain = rates(8, 10_000.0)  # 1, 1/10, 1/100 and 1/1000: 16, 1.6, 0.16 and 0.016 turns
+    given = {"rotary_low_freq_factor": 0.1, "rotary_high_freq_factor": 4.0}
+    found = rates(8, 10_000.0, "llama3", rotary_factor=8.0, rotary_original_len=100, **given)
+    between = [(100 * rate / math.tau - 0.1) / 3.9 for rate in plain[1:3]]
+    kept = np.array([1.0, *between, 0.0])
+    assert np.allclose(found / plain, kept + (1 - kept) / 8, rtol=1e-6)
+    assert 0 < between[1] < between[0] < 1
 
 
 def test_eight_alibi_slopes_halve_from_one_half_to_1_256():

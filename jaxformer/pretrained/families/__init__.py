@@ -4,17 +4,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.families.bert import BERT, DISTILBERT
+from jaxformer.pretrained.families.bart import BART, MARIAN
+from jaxformer.pretrained.families.bert import BERT, DISTILBERT, ROBERTA
 from jaxformer.pretrained.families.gpt2 import GPT2
-from jaxformer.pretrained.families.llama import LLAMA
-from jaxformer.pretrained.families.marian import MARIAN
+from jaxformer.pretrained.families.llama import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxformer.pretrained.families.t5 import T5
 from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import Kind
 
-FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (GPT2, LLAMA, DISTILBERT, BERT, MARIAN, T5)
-}
+_ALL = (
+    GPT2,
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA),
+    *(DISTILBERT, BERT, ROBERTA),
+    *(MARIAN, BART, T5),
+)
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 """`model_type` -> family, in the order in which `save_pretrained` tries them."""
 
 

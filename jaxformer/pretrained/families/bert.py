@@ -1,13 +1,31 @@
-"""BERT (Devlin et al. 2019) and DistilBERT (Sanh et al. 2019): post-norm, learned positions."""
+"""BERT (Devlin et al. 2019) and its relatives: RoBERTa (Liu et al. 2019), DistilBERT."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxformer.pretrained.family import ACTIVATIONS, ConstField, EnumField, Family, Field
+from jaxformer.config import TransformerConfig
+from jaxformer.pretrained.family import (
+    ACTIVATIONS,
+    ConstField,
+    EnumField,
+    Family,
+    Field,
+    parse_number,
+    unsupported,
+)
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.weight_map import Entry, attention, dense, entry, norm
+from jaxformer.pretrained.weight_map import (
+    SAME,
+    Entry,
+    Transform,
+    attention,
+    dense,
+    entry,
+    norm,
+    rows_after,
+)
 
 
 class _Names(NamedTuple):
@@ -29,10 +47,14 @@ class _Names(NamedTuple):
     """The bias of the logits; copies may have the name of the layer."""
     pooler: str = ""
     """The pooler, where there is one."""
+    classifier_pooler: str = ""
+    """The pooler of a classifier."""
     next_sentence: str = ""
     """The head for the next sentence."""
     classifier: str = ""
     """The output layer of a classifier."""
+    positions: Transform = SAME
+    """How the table of positions is stored."""
 
 
 def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
@@ -42,7 +64,11 @@ def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[E
     table = f"{embeddings}.word_embeddings.weight"
     entries = [
         Entry((f"{body}embedding/table",), (table, f"{names.output}.weight")[: 1 + masked]),
-        entry(f"{body}encoder/positions/table", f"{embeddings}.position_embeddings.weight"),
+        entry(
+            f"{body}encoder/positions/table",
+            f"{embeddings}.position_embeddings.weight",
+            names.positions,
+        ),
         *norm(f"{body}encoder/embedding_norm", f"{embeddings}.LayerNorm"),
     ]
     if config.num_token_types:
@@ -51,7 +77,8 @@ def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[E
     for i in range(config.num_encoder_layers):
         entries += _block(names, f"{body}encoder/blocks_{i}", f"{names.blocks}.{i}")
     if config.pooler:
-        entries += dense(f"{body}pooler", names.pooler)
+        pooler = names.classifier_pooler if spec.classes else names.pooler
+        entries += dense(f"{body}pooler", pooler)
     if masked:
         entries += dense("transform", names.transform)
         entries += norm("transform_norm", names.transform_norm)
@@ -96,6 +123,24 @@ _CONSTANTS = {
     "initializer": "normal",
 }
 
+_SETTINGS = (
+    Field("hidden_size", "d_model", 768),
+    Field("num_hidden_layers", "num_encoder_layers", 12),
+    Field("num_attention_heads", "num_heads", 12),
+    Field("intermediate_size", "d_ff", 3072),
+    Field("hidden_dropout_prob", "dropout_rate", 0.1),
+    Field("attention_probs_dropout_prob", "attention_dropout_rate", 0.1),
+    ConstField("position_embedding_type", "absolute"),
+    ConstField("is_decoder", False),
+    ConstField("add_cross_attention", False),
+    ConstField("tie_word_embeddings", True),
+)
+
+_IGNORED_KEYS = frozenset(
+    """classifier_dropout directionality pooler_fc_size pooler_num_attention_heads
+    pooler_num_fc_layers pooler_size_per_head pooler_type""".split()
+)
+
 _BERT = _Names(
     prefix="bert.",
     blocks="bert.encoder.layer",
@@ -112,6 +157,7 @@ _BERT = _Names(
     output="cls.predictions.decoder",
     bias="cls.predictions.bias",
     pooler="bert.pooler.dense",
+    classifier_pooler="bert.pooler.dense",
     next_sentence="cls.seq_relationship",
     classifier="classifier",
 )
@@ -129,18 +175,9 @@ BERT = Family(
         Field("vocab_size", "vocab_size", 30_522),
         Field("max_position_embeddings", "max_len", 512),
         Field("type_vocab_size", "num_token_types", 2, least=1),
-        Field("hidden_size", "d_model", 768),
-        Field("num_hidden_layers", "num_encoder_layers", 12),
-        Field("num_attention_heads", "num_heads", 12),
-        Field("intermediate_size", "d_ff", 3072),
         EnumField("hidden_act", "activation", "gelu", ACTIVATIONS),
         Field("layer_norm_eps", "norm_eps", 1e-12),
-        Field("hidden_dropout_prob", "dropout_rate", 0.1),
-        Field("attention_probs_dropout_prob", "attention_dropout_rate", 0.1),
-        ConstField("position_embedding_type", "absolute"),
-        ConstField("is_decoder", False),
-        ConstField("add_cross_attention", False),
-        ConstField("tie_word_embeddings", True),
+        *_SETTINGS,
     ),
     weight_map=partial(_weight_map, _BERT),
     prefix=_BERT.prefix,
@@ -148,13 +185,68 @@ BERT = Family(
     adapt=partial(_adapt, _BERT),
     renamed_endings={".gamma": ".weight", ".beta": ".bias"},
     ignored_tensors=r"\.embeddings\.position_ids$",
-    ignored_keys=frozenset(
-        """classifier_dropout directionality pooler_fc_size pooler_num_attention_heads
-        pooler_num_fc_layers pooler_size_per_head pooler_type""".split()
-    ),
+    ignored_keys=_IGNORED_KEYS,
     classifier_tensor="classifier.weight",
 )
 """The dropout of a classifier (`classifier_dropout`) is `dropout_rate` here."""
+
+
+class _Positions(NamedTuple):
+    """The longest text and the padding id, which is 1: RoBERTa counts positions from id 1 + 1."""
+
+    keys: Sequence[str] = ("max_position_embeddings", "pad_token_id")
+
+    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Our field; `ConfigError` for another padding id."""
+        if hf.get("pad_token_id", 1) != 1:
+            raise unsupported("pad_token_id", hf["pad_token_id"], 1)
+        rows = parse_number("max_position_embeddings", hf.get(self.keys[0], 512), int, 3)
+        return {"max_len": rows - 2}
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """The keys."""
+        return {"max_position_embeddings": config.max_len + 2, "pad_token_id": 1}
+
+
+_ROBERTA = _BERT._replace(
+    prefix="roberta.",
+    blocks="roberta.encoder.layer",
+    transform="lm_head.dense",
+    transform_norm="lm_head.layer_norm",
+    output="lm_head.decoder",
+    bias="lm_head.bias",
+    pooler="roberta.pooler.dense",
+    classifier_pooler="classifier.dense",
+    next_sentence="",
+    classifier="classifier.out_proj",
+    positions=rows_after(2),
+)
+
+ROBERTA = Family(
+    model_type="roberta",
+    architectures={
+        "RobertaModel": "encoder",
+        "RobertaForMaskedLM": "masked",
+        "RobertaForSequenceClassification": "encoder_classifier",
+    },
+    constants=_CONSTANTS,
+    settings=(
+        Field("vocab_size", "vocab_size", 50_265),
+        _Positions(),
+        Field("type_vocab_size", "num_token_types", 2, least=1),
+        EnumField("hidden_act", "activation", "gelu", {"gelu": "gelu"}),
+        Field("layer_norm_eps", "norm_eps", 1e-12),
+        *_SETTINGS,
+    ),
+    weight_map=partial(_weight_map, _ROBERTA),
+    prefix=_ROBERTA.prefix,
+    head_prefixes=("lm_head.", "classifier."),
+    adapt=partial(_adapt, _ROBERTA),
+    ignored_tensors=r"\.embeddings\.position_ids$",
+    ignored_keys=_IGNORED_KEYS,
+    classifier_tensor="classifier.out_proj.weight",
+)
+"""Its token head always uses gelu, so `hidden_act` must be gelu too."""
 
 _DISTILBERT = _Names(
     prefix="distilbert.",

@@ -1,6 +1,10 @@
-"""Llama (Touvron et al. 2023): RMS norm, rotary positions, gated layers, shared key/value heads."""
+"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen2, Qwen3, Gemma.
+
+All have RMS norms, rotary positions, gated layers and shared key/value heads.
+"""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxformer.config import TransformerConfig
@@ -10,16 +14,39 @@ from jaxformer.pretrained.family import (
     EnumField,
     Family,
     Field,
+    Setting,
     as_text,
     parse_number,
     unsupported,
 )
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.weight_map import Entry, attention, dense, entry, linear, norm, zero_entry
+from jaxformer.pretrained.weight_map import (
+    SAME,
+    Entry,
+    Transform,
+    dense,
+    entry,
+    linear,
+    norm,
+    shifted,
+    zero_entry,
+)
+
+_LLAMA3 = (
+    Field("low_freq_factor", "rotary_low_freq_factor", 1.0),
+    Field("high_freq_factor", "rotary_high_freq_factor", 4.0),
+    Field("original_max_position_embeddings", "rotary_original_len", lambda x: x["max_len"]),
+)
+# The keys of each kind of scaling.
+_SCALINGS: dict[str, tuple[Field, ...]] = {
+    "default": (),
+    "linear": (Field("factor", "rotary_factor", 1.0),),
+    "llama3": (Field("factor", "rotary_factor", 1.0), *_LLAMA3),
+}
 
 
 class _Rotary(NamedTuple):
-    """The base of rotary positions, which newer versions store in an object."""
+    """The base and the scaling of rotary positions, which newer versions store in one object."""
 
     @property
     def keys(self) -> Sequence[str]:
@@ -27,49 +54,88 @@ class _Rotary(NamedTuple):
         return ("rope_theta", "rope_parameters", "rope_scaling")
 
     def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our field; `ConfigError` for scaled positions."""
-        base = hf.get("rope_theta")
+        """Our fields; `ConfigError` for another scaling."""
+        found: dict[str, Any] = {"rotary_base": hf.get("rope_theta")}
         for key in ("rope_parameters", "rope_scaling"):
             rope = hf.get(key) or {}
             if not isinstance(rope, dict):
                 raise ConfigError(f"{key}={as_text(rope)}, but it must be an object")
-            for name in ("rope_type", "type"):
-                if rope.get(name, "default") not in (None, "default"):
-                    raise unsupported(f"{key}.{name}", rope[name], "default")
-            for name in rope.keys() - {"rope_theta", "rope_type", "type"}:
+            kinds = {rope.get(name) or "default" for name in ("rope_type", "type")} - {"default"}
+            kind = kinds.pop() if kinds else "default"
+            if kinds or not isinstance(kind, str) or kind not in _SCALINGS:
+                raise unsupported(f"{key}.rope_type", kind, *_SCALINGS)
+            known = {"rope_theta", "rope_type", "type", *(x.hf for x in _SCALINGS[kind])}
+            for name in rope.keys() - known:
                 raise ConfigError(f"{key}.{name}={as_text(rope[name])} is not supported: remove it")
-            base = rope.get("rope_theta", base)
+            found["rotary_base"] = rope.get("rope_theta", found["rotary_base"])
+            if kind != "default":
+                found["rotary_scaling"] = kind
+            for setting in _SCALINGS[kind]:
+                found |= setting.read(rope, fields)
+        base = found["rotary_base"]
         base = 10_000.0 if base is None else base
-        return {"rotary_base": parse_number("rope_theta", base, float)}
+        return found | {"rotary_base": parse_number("rope_theta", base, float)}
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
         """The keys and their values."""
-        base = config.rotary_base
-        return {
-            "rope_theta": base,
-            "rope_parameters": {"rope_theta": base, "rope_type": "default"},
-        }
+        kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
+        rope: dict[str, Any] = {"rope_theta": config.rotary_base, "rope_type": kind}
+        for setting in _SCALINGS[kind]:
+            rope |= setting.write(config)
+        return {"rope_theta": config.rotary_base, "rope_parameters": rope}
 
 
 class _Biases(NamedTuple):
     """Biases of attention and feed-forward layers; with one kind ours has both, the other zero."""
 
-    @property
-    def keys(self) -> Sequence[str]:
-        """The keys."""
-        return ("attention_bias", "mlp_bias")
+    keys: Sequence[str]
 
     def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
         """Our field."""
         return {"use_bias": any([parse_number(key, hf.get(key, False), bool) for key in self.keys])}
 
     def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Both keys with the same value."""
+        """All keys with the same value."""
         return dict.fromkeys(self.keys, config.use_bias)
 
 
-def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
-    """The entries of a Llama with its output layer or a classifier."""
+class _Window(NamedTuple):
+    """How many tokens a token of Mistral attends to; null means all."""
+
+    keys: Sequence[str] = ("sliding_window",)
+
+    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Our field."""
+        value = hf.get("sliding_window", 4096)
+        value = None if value is None else parse_number("sliding_window", value, int, 1)
+        return {"attention_window": value}
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """The key and its value."""
+        return {"sliding_window": config.attention_window}
+
+
+class _FullAttention(NamedTuple):
+    """Layers of Qwen that may have a window; only those without one are supported."""
+
+    keys: Sequence[str] = ("layer_types", "use_sliding_window")
+
+    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        """No field; `ConfigError` for a layer with a window."""
+        kinds = hf.get("layer_types") or []
+        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+            raise unsupported("layer_types", kinds, ["full_attention"])
+        if hf.get("use_sliding_window"):
+            raise unsupported("use_sliding_window", hf["use_sliding_window"], False)
+        return {}
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """The key that decides for all layers."""
+        return {"use_sliding_window": False}
+
+
+def _weight_map(scale: Transform, spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
+    """The entries of a decoder with its output layer or a classifier; `scale` is that of norms."""
     body, config = spec.body, spec.config
     embedding, output = "model.embed_tokens.weight", "lm_head.weight"
     if spec.kind == "decoder_classifier":
@@ -83,65 +149,161 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
     else:
         entries = [Entry((f"{body}embedding/table",), (embedding, output))]
     for i in range(config.num_decoder_layers):
-        entries += _block(f"{body}decoder/blocks_{i}", f"model.layers.{i}", hf, config.use_bias)
-    return [*entries, *norm(f"{body}decoder/final_norm", "model.norm", bias=False)]
+        jax, name = f"{body}decoder/blocks_{i}", f"model.layers.{i}"
+        entries += _layers(jax, name, config, hf)
+        entries += norm(f"{jax}/attention_norm", f"{name}.input_layernorm", False, scale=scale)
+        after = f"{name}.post_attention_layernorm"
+        entries += norm(f"{jax}/feed_forward_norm", after, False, scale=scale)
+    return [*entries, *norm(f"{body}decoder/final_norm", "model.norm", False, scale=scale)]
 
 
-def _block(jax: str, hf: str, config_json: Mapping[str, Any], use_bias: bool) -> list[Entry]:
-    names = ("q_proj", "k_proj", "v_proj", "o_proj")
-    has = {key: bool(config_json.get(key)) for key in ("attention_bias", "mlp_bias")}
-    entries = [
-        *norm(f"{jax}/attention_norm", f"{hf}.input_layernorm", bias=False),
-        *attention(f"{jax}/attention", f"{hf}.self_attn", names, has["attention_bias"]),
-        *norm(f"{jax}/feed_forward_norm", f"{hf}.post_attention_layernorm", bias=False),
-    ]
+def _layers(
+    jax: str, hf: str, config: TransformerConfig, config_json: Mapping[str, Any]
+) -> list[Entry]:
+    """The entries of the dense layers of a block, and of the norms of queries and keys."""
+    attention, feed_forward = (bool(config_json.get(x)) for x in ("attention_bias", "mlp_bias"))
+    qkv = attention if config.qkv_bias is None else config.qkv_bias
+    biases = dict.fromkeys(("query", "key", "value"), qkv) | {"out": attention}
+    entries = []
+    for name, has_bias in biases.items():
+        kernel = linear(inputs=2) if name == "out" else linear()
+        path, tensor = f"{jax}/attention/{name}", f"{hf}.self_attn.{name[0]}_proj"
+        entries += dense(path, tensor, has_bias, kernel=kernel)
+        ours = config.use_bias if name == "out" else config.has_qkv_bias
+        entries += [zero_entry(f"{path}/bias")] if ours and not has_bias else []
     for name in ("gate", "up", "down"):
-        bias = has["mlp_bias"]
-        entries += dense(f"{jax}/feed_forward/{name}", f"{hf}.mlp.{name}_proj", bias)
-    if use_bias and not has["attention_bias"]:
-        entries += [
-            zero_entry(f"{jax}/attention/{x}/bias") for x in ("query", "key", "value", "out")
-        ]
-    if use_bias and not has["mlp_bias"]:
-        entries += [zero_entry(f"{jax}/feed_forward/{x}/bias") for x in ("gate", "up", "down")]
+        path = f"{jax}/feed_forward/{name}"
+        entries += dense(path, f"{hf}.mlp.{name}_proj", feed_forward)
+        entries += [zero_entry(f"{path}/bias")] if config.use_bias and not feed_forward else []
+    for name in ("query", "key") if config.query_key_norm else ():
+        path, tensor = f"{jax}/attention/{name}_norm", f"{hf}.self_attn.{name[0]}_norm"
+        entries += norm(path, tensor, bias=False)
     return entries
 
 
-LLAMA = Family(
-    model_type="llama",
-    architectures={
-        "LlamaForCausalLM": "decoder",
-        "LlamaModel": "bare_decoder",
-        "LlamaForSequenceClassification": "decoder_classifier",
-    },
-    constants={
-        "positions": "rotary",
-        "norm": "rms",
-        "norm_placement": "pre",
-        "gated": True,
-        "scale_embeddings": False,
-        "initializer": "normal",
-    },
-    settings=(
-        Field("vocab_size", "vocab_size", 32_000),
-        Field("max_position_embeddings", "max_len", 2048),
-        Field("hidden_size", "d_model", 4096),
-        Field("num_hidden_layers", "num_decoder_layers", 32),
-        Field("num_attention_heads", "num_heads", 32),
-        Field("num_key_value_heads", "num_kv_heads", None),
-        Field("head_dim", "head_dim", None),
-        Field("intermediate_size", "d_ff", 11_008),
-        EnumField("hidden_act", "activation", "silu", ACTIVATIONS),
-        EnumField("tie_word_embeddings", "tied_embeddings", False, {True: "output", False: "none"}),
-        Field("rms_norm_eps", "norm_eps", 1e-6),
-        Field("attention_dropout", "attention_dropout_rate", 0.0),
-        _Rotary(),
-        _Biases(),
-    ),
-    weight_map=weight_map,
-    prefix="model.",
-    head_prefixes=("lm_head.", "score."),
-    ignored_tensors=r"\.rotary_emb\.inv_freq$",
-    ignored_keys=frozenset({"pretraining_tp"}),
-    classifier_tensor="score.weight",
+def _family(
+    name: str,
+    *settings: Setting,
+    vocab_size: int,
+    max_len: int,
+    sizes: tuple[int, int, int, int, int | None] = (4096, 22_016, 32, 32, 32),
+    tied: bool = False,
+    activations: Mapping[str, str] = ACTIVATIONS,
+    scale: Transform = SAME,
+    ignored_keys: str = "",
+    **constants: Any,
+) -> Family:
+    """A family of classes `name`; the sizes are those of a config.json without them.
+
+    `sizes` are those of the model and its feed-forward network, and the numbers of layers, heads
+    and key/value heads.
+    """
+    d_model, d_ff, layers, heads, kv_heads = sizes
+    return Family(
+        model_type=name.lower(),
+        architectures={
+            f"{name}ForCausalLM": "decoder",
+            f"{name}Model": "bare_decoder",
+            f"{name}ForSequenceClassification": "decoder_classifier",
+        },
+        constants={
+            "positions": "rotary",
+            "norm": "rms",
+            "norm_placement": "pre",
+            "gated": True,
+            "scale_embeddings": False,
+            "initializer": "normal",
+            **constants,
+        },
+        settings=(
+            Field("vocab_size", "vocab_size", vocab_size),
+            Field("max_position_embeddings", "max_len", max_len),
+            Field("hidden_size", "d_model", d_model),
+            Field("num_hidden_layers", "num_decoder_layers", layers),
+            Field("num_attention_heads", "num_heads", heads),
+            Field("num_key_value_heads", "num_kv_heads", kv_heads, written="kv_heads"),
+            Field("intermediate_size", "d_ff", d_ff),
+            EnumField("hidden_act", "activation", next(iter(activations)), activations),
+            EnumField(
+                "tie_word_embeddings", "tied_embeddings", tied, {True: "output", False: "none"}
+            ),
+            Field("rms_norm_eps", "norm_eps", 1e-6),
+            Field("attention_dropout", "attention_dropout_rate", 0.0),
+            _Rotary(),
+            *settings,
+        ),
+        weight_map=partial(_weight_map, scale),
+        prefix="model.",
+        head_prefixes=("lm_head.", "score."),
+        ignored_tensors=r"\.rotary_emb\.inv_freq$",
+        ignored_keys=frozenset(ignored_keys.split()),
+        classifier_tensor="score.weight",
+    )
+
+
+def _head_dim(default: int | None) -> Field:
+    return Field("head_dim", "head_dim", default, written="key_size")
+
+
+_SILU = {"silu": "silu", **ACTIVATIONS}
+# The released config.json says "gelu", and means the approximation by tanh.
+_TANH = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS, "gelu": "gelu_tanh"}
+
+LLAMA = _family(
+    "Llama",
+    _head_dim(None),
+    _Biases(("attention_bias", "mlp_bias")),
+    vocab_size=32_000,
+    max_len=2048,
+    sizes=(4096, 11_008, 32, 32, None),
+    activations=_SILU,
+    ignored_keys="pretraining_tp",
 )
+MISTRAL = _family(
+    "Mistral",
+    _head_dim(None),
+    _Window(),
+    vocab_size=32_000,
+    max_len=131_072,
+    sizes=(4096, 14_336, 32, 32, 8),
+    activations=_SILU,
+    use_bias=False,
+)
+"""Jiang et al. 2023: a window over the last tokens."""
+QWEN2 = _family(
+    "Qwen2",
+    _FullAttention(),
+    vocab_size=151_936,
+    max_len=32_768,
+    activations=_SILU,
+    ignored_keys="sliding_window max_window_layers",
+    use_bias=False,
+    qkv_bias=True,
+)
+"""Yang et al. 2024: biases of queries, keys and values."""
+QWEN3 = _family(
+    "Qwen3",
+    _head_dim(128),
+    _Biases(("attention_bias",)),
+    _FullAttention(),
+    vocab_size=151_936,
+    max_len=32_768,
+    activations=_SILU,
+    ignored_keys="sliding_window max_window_layers",
+    query_key_norm=True,
+)
+"""Yang et al. 2025: norms of queries and keys."""
+GEMMA = _family(
+    "Gemma",
+    _head_dim(256),
+    _Biases(("attention_bias",)),
+    vocab_size=256_000,
+    max_len=8192,
+    sizes=(3072, 24_576, 28, 16, 16),
+    tied=True,
+    activations=_TANH,
+    scale=shifted(SAME, 1.0),
+    ignored_keys="hidden_activation",
+    scale_embeddings=True,
+)
+"""Gemma Team 2024: norms store their scale less one; embeddings are scaled."""

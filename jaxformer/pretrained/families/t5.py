@@ -70,20 +70,6 @@ def _feed_forward(config: TransformerConfig, jax: str, hf: str) -> list[Entry]:
     return [row for a, b in pairs for row in dense(f"{jax}/{a}", f"{hf}.{b}", False)]
 
 
-class _HeadSize(NamedTuple):
-    """The size of a head, which may be None here."""
-
-    keys: Sequence[str] = ("d_kv",)
-
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our field."""
-        return {"head_dim": parse_number("d_kv", hf.get("d_kv", 64), int)}
-
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The key."""
-        return {"d_kv": config.key_size}
-
-
 class _Projection(NamedTuple):
     """The activation, and whether it is gated; two older keys repeat both."""
 
@@ -177,7 +163,7 @@ T5 = Family(
         Field("vocab_size", "vocab_size", 32_128),
         Field("n_positions", "max_len", 512),
         Field("d_model", "d_model", 512),
-        _HeadSize(),
+        Field("d_kv", "head_dim", 64, written="key_size"),
         Field("d_ff", "d_ff", 2048),
         Field("num_layers", "num_encoder_layers", 6),
         Field(

@@ -1,4 +1,4 @@
-"""Marian (Junczys-Dowmunt et al. 2018): the Transformer of 2017 with a bias on its logits."""
+"""BART (Lewis et al. 2020) and Marian (Junczys-Dowmunt et al. 2018): encoders with decoders."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,16 @@ from jaxformer.pretrained.family import (
     parse_number,
 )
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.weight_map import Entry, Transform, attention, dense, entry, linear, norm
+from jaxformer.pretrained.weight_map import (
+    Entry,
+    Transform,
+    attention,
+    dense,
+    entry,
+    linear,
+    norm,
+    rows_after,
+)
 
 _OUTPUT = "lm_head.weight"
 _SHARED = "model.shared.weight"
@@ -30,7 +39,7 @@ _ONE_ROW = Transform(
 
 
 def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
-    """The entries of a Marian translation model."""
+    """The entries of an encoder-decoder; BART adds learned positions and norms of embeddings."""
     config = spec.config
     entries = [entry("output/bias", "final_logits_bias", _ONE_ROW)]
     if config.tied_embeddings == "all":
@@ -44,6 +53,11 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
         ("encoder", config.num_encoder_layers),
         ("decoder", config.num_decoder_layers),
     ):
+        if config.positions == "learned":
+            table = f"model.{stack}.embed_positions.weight"
+            entries += [entry(f"{stack}/positions/table", table, rows_after(2))]
+        if config.embedding_norm:
+            entries += norm(f"{stack}/embedding_norm", f"model.{stack}.layernorm_embedding")
         for i in range(layers):
             entries += _block(
                 f"{stack}/blocks_{i}", f"model.{stack}.layers.{i}", stack == "decoder"
@@ -126,6 +140,26 @@ class _Vocabularies(NamedTuple):
         return dict(zip(self.keys, values, strict=True))
 
 
+_SETTINGS = (
+    Field("max_position_embeddings", "max_len", 1024),
+    Field("d_model", "d_model", 1024),
+    Field("encoder_layers", "num_encoder_layers", 12),
+    Field("decoder_layers", "num_decoder_layers", 12),
+    _Both("attention_heads", "num_heads", 16),
+    _Both("ffn_dim", "d_ff", 4096),
+    EnumField("activation_function", "activation", "gelu", ACTIVATIONS),
+    Field("scale_embedding", "scale_embeddings", False),
+    Field("dropout", "dropout_rate", 0.1),
+    Field("attention_dropout", "attention_dropout_rate", 0.0),
+    Field("activation_dropout", "activation_dropout_rate", 0.0),
+    ConstField("is_decoder", False),
+)
+
+_IGNORED_KEYS = frozenset(
+    """is_encoder_decoder init_std num_hidden_layers encoder_layerdrop decoder_layerdrop
+    classif_dropout classifier_dropout extra_pos_embeddings _num_labels""".split()
+)
+
 MARIAN = Family(
     model_type="marian",
     architectures={"MarianMTModel": "encoder_decoder"},
@@ -138,28 +172,38 @@ MARIAN = Family(
     },
     settings=(
         _Vocabularies(),
-        Field("max_position_embeddings", "max_len", 1024),
-        Field("d_model", "d_model", 1024),
-        Field("encoder_layers", "num_encoder_layers", 12),
-        Field("decoder_layers", "num_decoder_layers", 12),
-        _Both("attention_heads", "num_heads", 16),
-        _Both("ffn_dim", "d_ff", 4096),
-        EnumField("activation_function", "activation", "gelu", ACTIVATIONS),
-        Field("scale_embedding", "scale_embeddings", False),
-        Field("dropout", "dropout_rate", 0.1),
-        Field("attention_dropout", "attention_dropout_rate", 0.0),
-        Field("activation_dropout", "activation_dropout_rate", 0.0),
+        *_SETTINGS,
         ConstField("static_position_embeddings", True),
-        ConstField("is_decoder", False),
     ),
     weight_map=weight_map,
     prefix="model.",
     head_prefixes=("lm_head.", "final_logits_bias"),
     # The table of sines, which early versions stored.
     ignored_tensors=r"^model\.(en|de)coder\.embed_positions\.weight$",
-    ignored_keys=frozenset(
-        """is_encoder_decoder init_std num_hidden_layers encoder_layerdrop decoder_layerdrop
-        classif_dropout classifier_dropout extra_pos_embeddings _num_labels""".split()
-    ),
+    ignored_keys=_IGNORED_KEYS,
 )
 """Positions end at `max_position_embeddings` there; sinusoidal positions here do not end."""
+
+BART = Family(
+    model_type="bart",
+    architectures={"BartForConditionalGeneration": "encoder_decoder"},
+    constants={
+        "positions": "learned",
+        "norm_placement": "post",
+        "norm_eps": 1e-5,
+        "embedding_norm": True,
+        "output_bias": True,
+        "tied_embeddings": "all",
+        "initializer": "normal",
+    },
+    settings=(
+        Field("vocab_size", "vocab_size", 50_265),
+        *_SETTINGS,
+        ConstField("tie_word_embeddings", True),
+        ConstField("normalize_embedding", True),
+    ),
+    weight_map=weight_map,
+    prefix="model.",
+    head_prefixes=("lm_head.", "final_logits_bias"),
+    ignored_keys=_IGNORED_KEYS,
+)
