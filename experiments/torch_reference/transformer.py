@@ -31,6 +31,9 @@ _FIXED = {
     "num_kv_heads": None,
     "head_dim": None,
     "value_head_dim": None,
+    "attention_window": None,
+    "query_key_norm": False,
+    "qkv_bias": None,
 }
 
 

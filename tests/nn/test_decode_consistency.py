@@ -47,6 +47,9 @@ CHOICES = {
     "sizes": [{}, {"head_dim": 10, "value_head_dim": 7}],
     "scale_embeddings": [True, False],
     "embedding_norm": [False, True],
+    "attention_window": [None, 3],
+    "query_key_norm": [False, True],
+    "qkv_bias": [None, True, False],
 }
 
 

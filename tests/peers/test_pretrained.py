@@ -46,6 +46,10 @@ BIASED, UP = {"attention_bias": True}, {"mlp_bias": True}
 TIED, RELU = {"tie_word_embeddings": True}, {"hidden_act": "relu"}
 EPS, SHALLOW = {"rms_norm_eps": 1e-2}, {"num_hidden_layers": 1}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
+LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 77.0, "factor": 3.0}}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 0.5}
+LLAMA3 |= {"high_freq_factor": 2.0, "original_max_position_embeddings": 9}
+LLAMA3 = {"rope_parameters": LLAMA3}
 
 # Of the switches of a family, any two stand together in each of their four positions.
 CASES = [
@@ -83,8 +87,25 @@ CASES = [
     ("LlamaForCausalLM", {**GROUPED, **WIDE, **BIASED, **RELU, **ROPE}),
     ("LlamaModel", {"num_key_value_heads": 1}),
     ("LlamaForSequenceClassification", {"num_labels": 3, "attention_bias": True}),
+    ("LlamaForCausalLM", {**LLAMA3, "head_dim": 8}),
+    ("LlamaForCausalLM", {**LINEAR, **GROUPED}),
+    ("MistralForCausalLM", {"sliding_window": 3}),
+    ("MistralForCausalLM", {"sliding_window": 5, **GROUPED, **WIDE, **TIED, **LLAMA3}),
+    ("MistralModel", {"sliding_window": 2}),
+    ("Qwen2ForCausalLM", {}),
+    ("Qwen2ForCausalLM", {**GROUPED, **TIED, **ROPE}),
+    ("Qwen2ForSequenceClassification", {"num_labels": 3}),
+    ("Qwen3ForCausalLM", WIDE),
+    ("Qwen3ForCausalLM", {"head_dim": 4, **GROUPED, **BIASED, **EPS, **TIED}),
+    ("GemmaForCausalLM", WIDE),
+    ("GemmaForCausalLM", {"head_dim": 4, **GROUPED, **BIASED, **RELU, "hidden_act": "gelu"}),
+    ("GemmaModel", {"head_dim": 4, **RELU, **EPS}),
+    ("RobertaModel", {"type_vocab_size": 1}),
+    ("RobertaForMaskedLM", {"layer_norm_eps": 1e-2}),
+    ("RobertaForSequenceClassification", {"num_labels": 3}),
 ]
-SIZES = {"gpt2": GPT2, "bert": BERT, "distilbert": DISTILBERT, "llama": LLAMA}
+SIZES = {"gpt2": GPT2, "bert": BERT, "distilbert": DISTILBERT, "roberta": BERT}
+SIZES |= dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), LLAMA)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +139,9 @@ def make(torch, transformers):
 def inputs_of(torch, model):
     """What their model is called with, and what ours."""
     name, ids = type(model).__name__, IDS
+    if name.startswith("Roberta"):
+        ids = np.maximum(IDS, 2)  # 1 is padding, at which its vectors are others
+        return {"input_ids": torch.tensor(ids)}, (ids, np.ones_like(PRESENT))
     if name.endswith("SequenceClassification"):
         ids = np.where(PRESENT, IDS, 0)  # by which a GPT finds the end of a text
     theirs = {"input_ids": torch.tensor(ids)}
@@ -140,7 +164,8 @@ def outputs(found):
 
 
 def method_of(model):
-    return "hidden" if type(model).__name__ in ("GPT2Model", "LlamaModel") else None
+    bare = ("GPT2Model", "LlamaModel", "MistralModel", "GemmaModel")
+    return "hidden" if type(model).__name__ in bare else None
 
 
 class Pair(NamedTuple):
@@ -209,7 +234,8 @@ def test_the_gradient_is_theirs(pair, assert_equal):
     family = FAMILIES[config["model_type"]]
     rows = [row for row in family.weight_map(spec_of(pair.ours.model), config) if row.hf]
     leaves = {path: np.asarray(leaf) for path, leaf in flatten_dict(pair.grads, sep="/").items()}
-    given = to_hf(rows, leaves)
+    zeros = to_hf(rows, {path: np.zeros_like(leaf) for path, leaf in leaves.items()})
+    given = {name: x - zeros[name] for name, x in to_hf(rows, leaves).items()}
     wanted = {name: x.grad for name, x in pair.theirs.named_parameters() if x.grad is not None}
     for name, gradient in wanted.items():
         known = name if name in given else family.prefix + name
@@ -226,7 +252,7 @@ def test_transformers_loads_what_we_save(pair, torch, tmp_path, assert_equal):
         ours.model,
         ours.params,
         family=theirs.config.model_type,
-        token_ids={"pad_token_id": 0},
+        token_ids={"pad_token_id": theirs.config.pad_token_id},
     )
     back, said = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not said["missing_keys"] and not said["mismatched_keys"]
@@ -256,9 +282,9 @@ def test_half_precision_is_read_as_float32(torch, make, tmp_path, dtype):
 
 
 def test_a_switch_that_we_lack_is_refused_before_its_weights_mislead(make, tmp_path):
-    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+    rope = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10_000.0}
     make("LlamaForCausalLM", rope_parameters=rope).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="rope_parameters.rope_type=.*linear.*is not supported"):
+    with pytest.raises(ConfigError, match='rope_type="yarn" is not supported: only "default", "li'):
         load_pretrained(tmp_path)
 
 

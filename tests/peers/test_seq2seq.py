@@ -58,7 +58,10 @@ MARIAN = {
     "eos_token_id": 0,
     "dropout": 0.0,
 }
+BART = {key: value for key, value in MARIAN.items() if key != "scale_embedding"}
 CASES = {
+    "bart": ("Bart", {"activation_function": "gelu"}),
+    "bart, relu": ("Bart", {"activation_function": "relu", "scale_embedding": True}),
     "t5": ("T5", {}),
     "t5, one layer more, of other widths": (
         "T5",
@@ -112,11 +115,12 @@ def valid():
 def randomized(torch: Any, model: Any) -> Any:
     """`model` with every number random, biases and scales too."""
     generator = torch.Generator().manual_seed(0)
+    fixed = {name for name, leaf in model.named_parameters() if not leaf.requires_grad}
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
-            if "embed_positions" not in name:
-                dropout_rng = 0.2 * torch.randn(tensor.shape, generator=generator)
-                tensor.copy_(dropout_rng + (1.0 if "norm" in name and "weight" in name else 0.0))
+            if name not in fixed:
+                noise = 0.2 * torch.randn(tensor.shape, generator=generator)
+                tensor.copy_(noise + (1.0 if "norm" in name and "weight" in name else 0.0))
     return model.eval()
 
 
@@ -127,6 +131,9 @@ def build(torch: Any, transformers: Any, name: str) -> Any:
         model = transformers.T5ForConditionalGeneration(config)
         if not config.scale_decoder_outputs:  # today's versions tie whatever the config says
             model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+    elif kind == "Bart":
+        config = transformers.BartConfig(**(BART | changes))
+        model = transformers.BartForConditionalGeneration(config)
     else:
         model = transformers.MarianMTModel(transformers.MarianConfig(**(MARIAN | changes)))
     model.set_attn_implementation("eager")
@@ -238,7 +245,7 @@ def test_gradients_are_theirs(pair, torch, source, target, valid, assert_equal):
     grads = {
         name: np.zeros(leaf.shape, np.float32) if leaf.grad is None else leaf.grad.numpy()
         for name, leaf in named.items()
-        if "embed_positions" not in name
+        if leaf.requires_grad
     }
     if config.output_bias:  # a buffer there, which has no gradient
         slope = (torch.tensor(weights) * (1 - torch.tanh(logits) ** 2)).sum((0, 1))[None]

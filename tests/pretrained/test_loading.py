@@ -5,6 +5,7 @@ import shutil
 import sys
 import types
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,11 @@ DISTILBERT = replace(
 )
 BERT = replace(DISTILBERT, num_token_types=3, pooler=True, norm_eps=1e-3)
 
+ROBERTA = replace(DISTILBERT, num_token_types=1, norm_eps=1e-3, activation="gelu", pooler=True)
+LLAMA3 = {"rotary_factor": 8.0, "rotary_low_freq_factor": 0.5, "rotary_original_len": 9}
+QWEN2 = replace(LLAMA, head_dim=None, d_model=12, qkv_bias=True)
+SCALED = {"scale_embeddings": True, "tied_embeddings": "output"}
+
 MODELS = {
     "gpt2": ("gpt2", DecoderOnly(GPT2)),
     "gpt2, an output of its own": ("gpt2", DecoderOnly(replace(GPT2, tied_embeddings="none"))),
@@ -72,6 +78,12 @@ MODELS = {
     "llama, biases": ("llama", DecoderOnly(replace(LLAMA, use_bias=True, num_kv_heads=None))),
     "llama, tied": ("llama", DecoderOnly(replace(LLAMA, tied_embeddings="output"))),
     "llama, classes": ("llama", Classifier(DecoderOnly(LLAMA), 3)),
+    "llama 3.1": ("llama", DecoderOnly(replace(LLAMA, rotary_scaling="llama3", **LLAMA3))),
+    "llama, long": ("llama", DecoderOnly(replace(LLAMA, rotary_scaling="linear", rotary_factor=3))),
+    "mistral": ("mistral", DecoderOnly(replace(LLAMA, attention_window=3))),
+    "qwen2": ("qwen2", DecoderOnly(QWEN2)),
+    "qwen3": ("qwen3", DecoderOnly(replace(LLAMA, query_key_norm=True))),
+    "gemma": ("gemma", DecoderOnly(replace(LLAMA, **SCALED, activation="gelu_tanh"))),
     "distilbert": ("distilbert", EncoderOnly(DISTILBERT)),
     "distilbert, masked": ("distilbert", MaskedLanguageModel(DISTILBERT)),
     "bert": ("bert", EncoderOnly(BERT)),
@@ -79,6 +91,9 @@ MODELS = {
     "bert, masked": ("bert", MaskedLanguageModel(replace(BERT, pooler=False))),
     "bert, masked and next": ("bert", MaskedLanguageModel(BERT)),
     "bert, classes": ("bert", Classifier(EncoderOnly(BERT), 3)),
+    "roberta": ("roberta", EncoderOnly(ROBERTA)),
+    "roberta, masked": ("roberta", MaskedLanguageModel(replace(ROBERTA, pooler=False))),
+    "roberta, classes": ("roberta", Classifier(EncoderOnly(ROBERTA), 3)),
 }
 TOKENS = np.array([[1, 5, 7, 2, 22], [3, 9, 4, 0, 0]])
 
@@ -132,10 +147,11 @@ def rewrite(folder, edit):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_saved_is_loaded_again_to_the_bit(filled, tmp_path, name):
+def test_what_is_saved_is_loaded_again(filled, tmp_path, name):
     family, model = MODELS[name]
     _, params = filled(name)
-    save_pretrained(tmp_path / "new", model, params)
+    named = family if family == "roberta" else None  # what can be a RoBERTa can be a BERT
+    save_pretrained(tmp_path / "new", model, params, family=named)
     loaded = load_pretrained(tmp_path / "new")
     assert json.loads((tmp_path / "new" / "config.json").read_text())["model_type"] == family
     assert type(loaded.model) is type(model)
@@ -144,7 +160,9 @@ def test_what_is_saved_is_loaded_again_to_the_bit(filled, tmp_path, name):
     assert (after.kind, after.classes) == (before.kind, before.classes)
     assert loaded.tokenizer is None
     assert jax.tree.structure(loaded.params) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+    rounding = 1e-6 if family == "gemma" else 0  # norms store their scale less one
+    same = partial(np.testing.assert_allclose, rtol=0, atol=rounding)
+    jax.tree.map(same, loaded.params, params)
     assert {leaf.dtype for leaf in jax.tree.leaves(loaded.params)} == {np.dtype(np.float32)}
 
 
@@ -157,6 +175,21 @@ def test_a_table_names_each_parameter_once(name):
     theirs = [name for row in table for name in row.hf]
     assert sorted(ours) == sorted(shapes)
     assert len(set(theirs)) == len(theirs)
+
+
+def test_a_gemma_stores_the_scale_of_a_norm_less_one(filled, folder):
+    tensors = load_file(folder("gemma") / "model.safetensors")
+    scale = filled("gemma")[1]["decoder"]["final_norm"]["scale"]
+    np.testing.assert_allclose(tensors["model.norm.weight"], scale - 1, atol=1e-6)
+
+
+def test_positions_of_a_roberta_follow_two_unused_rows(filled, folder):
+    path = folder("roberta")
+    stored = load_file(path / "model.safetensors")["roberta.embeddings.position_embeddings.weight"]
+    assert json.loads((path / "config.json").read_text())["max_position_embeddings"] == 13
+    assert stored.shape == (13, 10) and not stored[:2].any()
+    table = filled("roberta")[1]["encoder"]["positions"]["table"]
+    np.testing.assert_array_equal(stored[2:], table)
 
 
 def test_three_matrices_are_columns_of_one(filled, folder):
@@ -236,7 +269,7 @@ REFUSED = [
     ("bert", "tie_word_embeddings", False),
     ("bert", "type_vocab_size", 0),
     ("distilbert", "tie_word_embeddings", False),
-    ("llama", "rope_scaling", {"type": "linear", "factor": 2.0}),
+    ("llama", "rope_scaling", {"type": "dynamic", "factor": 2.0}),
     ("llama", "rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}),
     ("llama", "rope_parameters", [1]),
     ("llama", "mlp_bias", "yes"),
@@ -271,11 +304,22 @@ def test_what_is_switched_off_or_changes_nothing_is_passed_over(folder, key, val
 
 def test_scaled_rotary_positions_are_refused_by_their_type(folder):
     path = folder("llama")
-    scaling = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0}
-    more = {"original_max_position_embeddings": 8192, "rope_type": "llama3"}
-    change(path, rope_scaling=scaling | more)
-    with pytest.raises(ConfigError, match='rope_scaling.rope_type="llama3" is not supported: only'):
+    change(path, rope_scaling={"factor": 8.0, "beta_fast": 32.0, "rope_type": "yarn"})
+    with pytest.raises(ConfigError, match='rope_scaling.rope_type="yarn" is not supported: only'):
         load_pretrained(path)
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_rotary_scaling_is_read_from_both_its_places(folder, key):
+    path = folder("llama")
+    scaling = {"factor": 8.0, "high_freq_factor": 5.0, "low_freq_factor": 0.5}
+    more = {"original_max_position_embeddings": 7, "rope_type": "llama3"}
+    change(path, rope_parameters=None, rope_theta=5000.0)
+    change(path, **{key: scaling | more})
+    config = load_pretrained(path).model.config
+    assert (config.rotary_scaling, config.rotary_factor) == ("llama3", 8.0)
+    assert (config.rotary_low_freq_factor, config.rotary_high_freq_factor) == (0.5, 5.0)
+    assert (config.rotary_original_len, config.rotary_base) == (7, 5000.0)
 
 
 def test_a_long_value_is_shortened_between_words(folder):

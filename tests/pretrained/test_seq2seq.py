@@ -47,12 +47,16 @@ MARIAN = TransformerConfig(
     activation="silu",
     output_bias=True,
 )
+BART = replace(
+    MARIAN, positions="learned", activation="gelu", embedding_norm=True, scale_embeddings=False
+)
 GATED = {"gated": True, "activation": "gelu_tanh"}
 MODELS = {
     "t5": ("t5", EncoderDecoder(T5)),
     "t5 1.1": ("t5", EncoderDecoder(replace(T5, tied_embeddings="inputs", **GATED))),
     "t5, heads as wide as the model": ("t5", EncoderDecoder(replace(T5, num_heads=4, **GATED))),
     "t5's encoder": ("t5", EncoderOnly(replace(T5, activation="silu"))),
+    "bart": ("bart", EncoderDecoder(BART)),
     "marian": ("marian", EncoderDecoder(MARIAN)),
     "marian, two vocabularies": (
         "marian",

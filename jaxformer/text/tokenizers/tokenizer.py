@@ -46,8 +46,8 @@ class SpecialTokens(NamedTuple):
 # The names of each role in our vocabularies, BERT's, GPT-2's and SentencePiece's, in this order.
 ROLE_NAMES: dict[str, tuple[str, ...]] = {
     "pad": ("<pad>", "[PAD]"),
-    "bos": ("<bos>", "[CLS]", "<|endoftext|>", "<s>"),
-    "eos": ("<eos>", "[SEP]", "<|endoftext|>", "</s>"),
+    "bos": ("<bos>", "[CLS]", "<|endoftext|>", "<s>", "<|begin_of_text|>"),
+    "eos": ("<eos>", "[SEP]", "<|endoftext|>", "</s>", "<|end_of_text|>"),
     "unk": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
