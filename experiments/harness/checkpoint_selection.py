@@ -1,5 +1,6 @@
 """Which checkpoints become a run's final weights: the mean of the last ones, or the best one."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,28 @@ def _final(folder: Path, checkpoints: Checkpoints, newest: int) -> list[int]:
     chosen = said["steps"] if said else []
     # A run that is continued after its end may have deleted the checkpoints chosen then.
     return chosen if chosen and set(chosen) <= set(checkpoints.steps()) else [newest]
+
+
+class TrainResult(NamedTuple):
+    """What a training leaves in its `folder`."""
+
+    folder: Path
+    steps: list[int]
+    """The steps whose mean are the final weights."""
+    validation: dict[str, float]
+    """The scores of the validation text by which they were chosen."""
+    scores: dict[str, Any]
+    """The content of scores.json: the scores of the test text, or of the validation text."""
+
+
+def read_result(folder: Path) -> TrainResult:
+    """The result of the finished training in `folder`; `ConfigError` where there is none."""
+    try:
+        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} has no scores.json: finish its training first") from error
+    chosen = json_records.read(folder / _NOTE, {"steps": list}) or {"steps": []}
+    return TrainResult(folder, chosen.pop("steps"), chosen, scores)
 
 
 def in_int8(loaded: _Loaded) -> _Loaded:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from experiments.harness import build, checkpoint_selection, cli, distributed, run_folder
+from experiments.harness.checkpoint_selection import TrainResult, read_result
 from experiments.harness.early_stopping import EarlyStopping, due, restore_newest
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import peak_of, rows_and_length, seq2seq_flops
@@ -40,11 +41,12 @@ def main(config: TranslationConfig) -> None:
     train(config)
 
 
-def train(config: TranslationConfig, **values: Callable) -> None:
+def train(config: TranslationConfig, **values: Callable) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test set.
 
     `values` may be a `block`, an `attention_fn`, a `loss` and a `schedule` of your own, in place of
-    those that `config` names; the run records their names (see `build.with_values`).
+    those that `config` names; the run records their names (see `build.with_values`). Returns the
+    run's folder and scores; a script may train several runs, one after the other.
     """
     config = build.with_values(config, **values)
     build.check(config)
@@ -62,6 +64,7 @@ def train(config: TranslationConfig, **values: Callable) -> None:
             run_steps(config, prepared, model, devices, checkpoints, run)
             finish(config, prepared, model, checkpoints, run.folder)
         run.close()
+    return read_result(run.folder)
 
 
 def run_steps(

@@ -1,0 +1,63 @@
+"""A script trains runs by calling `train`, and gets their folders and scores."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from experiments.harness.checkpoint_selection import TrainResult, read_result
+from experiments.language_modelling.presets import PRESETS, LanguageConfig
+from experiments.language_modelling.train import train
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import ConfigError
+
+WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> LanguageConfig:
+    folder = tmp_path_factory.mktemp("script")
+    lines = (f"{a} {b} {c}\n" for a in WORDS for b in WORDS for c in WORDS[:3])
+    (folder / "a.txt").write_text("".join(lines))
+    preset = PRESETS["python_stdlib"]
+    sizes = {"vocab_size": 283, "d_model": 16, "d_ff": 22, "num_heads": 2, "max_len": 23}
+    return replace(
+        preset,
+        runs=str(folder / "runs"),
+        model=replace(preset.model, num_decoder_layers=1, **sizes),
+        data=replace(preset.data, train=(str(folder / "a.txt"),), seq_len=19, batch_size=3),
+        optimizer=replace(preset.optimizer, name="adam", warmup_steps=1, total_steps=4),
+        training=replace(preset.training, save_every=2, evaluate_every=2),
+        prompts=(),
+    )
+
+
+def with_seed(config: LanguageConfig, seed: int, name: str) -> LanguageConfig:
+    return replace(config, name=name, training=replace(config.training, seed=seed))
+
+
+def test_several_runs_in_one_process_return_their_folders_and_scores(config):
+    first, second, third = (
+        train(with_seed(config, seed, name))
+        for seed, name in ((1, "first"), (2, "second"), (1, "third"))
+    )
+    for result in (first, second, third):
+        stored = json.loads((result.folder / "scores.json").read_text())
+        assert result.scores == stored and stored["text"] == "validation"
+        assert result.validation["validation_loss"] == pytest.approx(stored["loss"])
+        assert set(result.steps) <= set(Checkpoints(result.folder / "checkpoints").steps())
+    assert [result.folder.name for result in (first, second, third)] == ["first", "second", "third"]
+    assert first.scores == third.scores and first.scores != second.scores
+
+
+def test_a_finished_run_gives_its_result_again(config):
+    before = train(with_seed(config, 1, "again"))
+    newest = Checkpoints(before.folder / "checkpoints").newest_step()
+    assert train(with_seed(config, 1, "again")) == before == read_result(before.folder)
+    assert newest == Checkpoints(before.folder / "checkpoints").newest_step() == 4
+    assert isinstance(before, TrainResult)
+
+
+def test_a_training_without_scores_has_no_result(tmp_path):
+    with pytest.raises(ConfigError, match="has no scores.json: finish its training first"):
+        read_result(tmp_path)
