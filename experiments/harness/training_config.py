@@ -42,7 +42,7 @@ class TrainingConfig:
     average_checkpoints: int = 5
     """The result is the mean of this many last checkpoints, or the best one if it is better."""
     attention_fn: str = "reference"
-    """reference, xla, blockwise, cudnn, tpu_splash, auto (by shape), or package.module:name."""
+    """reference, xla, blockwise, cudnn, gpu_flash, tpu_splash, auto, or package.module:name."""
     block: str = ""
     """Your own block of the model as package.module:name; empty: the library's."""
     loss: str = ""

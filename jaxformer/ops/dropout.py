@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int, UInt32
+from jaxtyping import Bool, Float, Int, UInt32
 
 
 class DropoutRng(NamedTuple):
@@ -41,14 +41,38 @@ class DropoutRng(NamedTuple):
         zeros): the result is that slice of a larger array's mask. `name` is the place in the model.
         """
         start = (0,) * (len(shape) - 1) if start is None else start
+        words = self.row_words(name, shape[:-1], start[:-1])
+        return keep_columns(words[0], words[1], shape[-1], start[-1], rate)
+
+    def row_words(
+        self, name: str, shape: tuple[int, ...], start: tuple[Array | int, ...] | None = None
+    ) -> UInt32[Array, "2 B ..."]:
+        """Two words of each row of a mask, from which `keep_columns` computes its elements.
+
+        `shape` is that of the mask without its last axis, and `start` is as in `keep_mask`.
+        """
+        start = (0,) * (len(shape) - 1) if start is None else start
         name_word = np.uint32(zlib.crc32(name.encode()))
         key = _mix(_mix(self.key_data[0] ^ name_word) + self.example_ids.astype(jnp.uint32) * _ODD)
-        for size, first in zip(shape[1:-1], start[:-1], strict=True):
+        for size, first in zip(shape[1:], start, strict=True):
             key = _mix(_numbered(key, size, first))
         # Two rounds with two keys: one alone leaves masks of neighbouring keys correlated.
-        second = _mix(key ^ self.key_data[1])
-        hashed = _mix(_mix(_numbered(key, shape[-1], start[-1])) ^ second[..., None])
-        return hashed < np.uint32(min((1.0 - rate) * 2.0**32, 2.0**32 - 1))
+        return jnp.stack([key, _mix(key ^ self.key_data[1])])
+
+
+def keep_columns(
+    key: UInt32[Array, "*R"],
+    second: UInt32[Array, "*R"],
+    size: int,
+    first: Array | int,
+    rate: float,
+) -> Bool[Array, "*R size"]:
+    """The elements `first` .. `first` + `size` of the rows of a mask whose words these are.
+
+    Pallas kernels compute their block of a mask with it.
+    """
+    hashed = _mix(_mix(_numbered(key, size, first)) ^ second[..., None])
+    return hashed < np.uint32(min((1.0 - rate) * 2.0**32, 2.0**32 - 1))
 
 
 class Dropout(NamedTuple):

@@ -8,54 +8,13 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxformer import AttentionMask, AutoAttention, DecoderOnly, OptimizerConfig, TransformerConfig
+from jaxformer import AttentionMask
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import tpu_splash
-from jaxformer.text.data import StreamBatch
-from jaxformer.training import causal_loss, init_train_state, make_optimizer
-from tests.compilers.conftest import counts
+from tests.compilers.conftest import CONFIG, compiled_step, counts
 
 pytestmark = pytest.mark.compiler
-
-CONFIG = TransformerConfig(
-    vocab_size=1024,
-    d_model=256,
-    d_ff=512,
-    num_heads=4,
-    num_decoder_layers=2,
-    max_len=512,
-    positions="learned",
-    norm_placement="pre",
-    tied_embeddings="output",
-    dtype="bfloat16",
-)
-
-
-def compiled_step(strategy, rows, sharding, *, block=REMAT["none"], config=CONFIG, parts=1):
-    """The train step of a GPT on packed documents, and the attention functions it uses."""
-    attention = AutoAttention()
-    model = DecoderOnly(config, attention, block)
-    optimizer = make_optimizer(OptimizerConfig())
-
-    def make_state():
-        params = model.init(jax.random.key(0), jnp.zeros((2, 128), jnp.int32))["params"]
-        return init_train_state(params, optimizer, jax.random.key(1))
-
-    def leaf(dtype, *shape):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-    length = config.max_len
-    batch = StreamBatch(
-        tokens=leaf(jnp.int32, rows, length + 1),
-        loss_mask=leaf(jnp.bool_, rows, length),
-        example_ids=leaf(jnp.int32, rows),
-        segments=leaf(jnp.int32, rows, length + 1),
-        positions=leaf(jnp.int32, rows, length + 1),
-    )
-    step = strategy.step(causal_loss(model), optimizer, grad_accumulation=parts)
-    program = step.lower(strategy.abstract(make_state), batch).compile()
-    return program, {each.name for each in attention.selections if each.spec.queries == length}
 
 
 @pytest.mark.parametrize("topology", ["v5e:4x4", "v6e:4x4"])
@@ -66,7 +25,7 @@ def test_a_sharded_step_compiles_with_flash_attention_in_each_layer(tpu_devices,
     program, used = compiled_step(sharded(mesh), 16, rows)
     assert used == {"tpu_splash"}
     # forward, and backward for the queries and for keys and values
-    assert counts(program)["kernels"] == 3 * CONFIG.num_decoder_layers
+    assert counts(program)["mosaic"] == 3 * CONFIG.num_decoder_layers
 
 
 @pytest.mark.parametrize("remat", ["none", "attention", "matmuls", "blocks"])
@@ -76,7 +35,7 @@ def test_flash_attention_is_kept_under_every_remat_policy(tpu_devices, remat):
     program, used = compiled_step(strategy, 2, sharding, block=REMAT[remat])
     assert used == {"tpu_splash"}
     kernels = 3 if remat == "none" else 4  # the forward kernel runs a second time
-    assert counts(program)["kernels"] == kernels * CONFIG.num_decoder_layers
+    assert counts(program)["mosaic"] == kernels * CONFIG.num_decoder_layers
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
@@ -93,4 +52,4 @@ def test_attention_compiles_for_each_chip(tpu_devices, topology, queries, keys, 
 
     with jax.set_mesh(mesh):
         program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k).compile()
-    assert counts(program)["kernels"] == 3
+    assert counts(program)["mosaic"] == 3

@@ -6,20 +6,23 @@
 Head n attends with key/value head n * K // N. `bias` [1 or B, N, T, S] is added to the scaled
 logits. `dropout` acts on the weights. A query that may attend to no key gets zeros. An attention
 function raises a `ConfigError` for what it does not support; none is replaced by another unless
-`AutoAttention` is asked to select, which says what it selected. The plain twin of all is
-`reference`.
+`AutoAttention` is asked to select, which says what it selected, or unless the keys are those of a
+cache: `cudnn` and `tpu_splash` leave such calls to `reference`, so that a model trained with one of
+them can decode. The plain twin of all is `reference`.
 
 | attention function | devices | does not support |
 |---|---|---|
 | `reference` | all | |
 | `blockwise` | all, memory linear in T + S | |
 | `xla` | all | dropout, values of another size |
-| `cudnn` | NVIDIA | float32, dropout, segments, explicit masks, an offset, padding with `causal` |
-| `tpu_splash` | TPU | bias, dropout, explicit masks, traced offsets, lengths not divisible by 128 |
+| `cudnn` | NVIDIA | float32, dropout, segments, an offset, padding with `causal` |
+| `gpu_flash` | NVIDIA | bias, heads of more than 128 |
+| `tpu_splash` | TPU | bias, dropout, lengths not divisible by 128 |
 """
 
 from jaxformer.ops.attention.blockwise import blockwise
 from jaxformer.ops.attention.cudnn import cudnn
+from jaxformer.ops.attention.gpu_flash import gpu_flash
 from jaxformer.ops.attention.reference import attention_weights, reference
 from jaxformer.ops.attention.selection import (
     ATTENTION_FNS,
@@ -48,6 +51,7 @@ __all__ = [
     "cudnn",
     "explain",
     "get",
+    "gpu_flash",
     "reference",
     "select",
     "tpu_splash",

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
+from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.spec import (
     AttentionSpec,
     DeviceInfo,
@@ -35,11 +36,14 @@ def cudnn(
     """Attention by `jax.nn.dot_product_attention(implementation="cudnn")`.
 
     cuDNN gets the attributes of the mask, never a matrix, which it would add as a bias [T, S]. A
-    `bias` is rounded to the dtype of `q`. Raises `ConfigError` for what cuDNN or JAX's function
-    does not support; `cudnn_unsupported_reasons` lists it. Segments are among it because JAX's
-    function has no argument for them, and ignoring them gives wrong results silently.
+    `bias` is rounded to the dtype of `q`. Keys of a cache are attended to by `reference`. Raises
+    `ConfigError` for what else cuDNN or JAX's function does not support;
+    `cudnn_unsupported_reasons` lists it. Segments are among it because JAX's function has no
+    argument for them, and ignoring them gives wrong results silently.
     """
     spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
+    if spec.cached:
+        return reference(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
     raise_unsupported("cudnn", cudnn_unsupported_reasons(spec, DeviceInfo.current()))
     arguments = cudnn_arguments(k, v, mask)
     out = jax.nn.dot_product_attention(

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention.blockwise import blockwise
 from jaxformer.ops.attention.cudnn import cudnn, cudnn_unsupported_reasons
+from jaxformer.ops.attention.gpu_flash import gpu_flash, gpu_flash_unsupported_reasons
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.spec import AttentionSpec, DeviceInfo
 from jaxformer.ops.attention.tpu_splash import tpu_splash, tpu_splash_unsupported_reasons
@@ -40,15 +41,18 @@ ATTENTION_FNS: dict[str, AttentionFn] = {
     "xla": xla,
     "blockwise": blockwise,
     "cudnn": cudnn,
+    "gpu_flash": gpu_flash,
     "tpu_splash": tpu_splash,
 }
 
 _UNSUPPORTED_REASONS = {
     "xla": xla_unsupported_reasons,
     "cudnn": cudnn_unsupported_reasons,
+    "gpu_flash": gpu_flash_unsupported_reasons,
     "tpu_splash": tpu_splash_unsupported_reasons,
 }
 
+_FEW_QUERIES = 16  # as in decoding, where the weights of all queries are few
 _MANY_WEIGHTS = 2**28  # 1 GiB in float32, which each layer keeps for its backward pass
 _MANY_ON_CPU = 2**26
 
@@ -98,12 +102,13 @@ class Selection:
 def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
     """The fastest attention function that supports `spec` on `device` (None: the current one).
 
-    cuDNN on an NVIDIA GPU and splash attention on a TPU come before `reference` and `blockwise`,
-    which support every call. Of these two, `blockwise` is selected from 2^28 weights B N T S on,
-    because of its memory; on a CPU from 2^26 on, where it is about as fast. `xla` is never
-    selected. Milliseconds of a forward and a backward pass of 2 examples with 4 heads of 64 in
-    float32 (two cores shared with other work, least of at least 5; JAX 0.10.2 with the options of
-    `runtime`):
+    On an NVIDIA GPU cuDNN comes first, and `gpu_flash` where cuDNN does not support a call of at
+    least 16 queries; on a TPU splash attention comes first. After them come `reference` and
+    `blockwise`, which support every call. Of these two, `blockwise` is selected from 2^28 weights
+    B N T S on, because of its memory; on a CPU from 2^26 on, where it is about as fast. `xla` is
+    never selected. Milliseconds of a forward and a backward pass of 2 examples with 4 heads of 64
+    in float32 (two cores shared with other work, least of at least 5; JAX 0.10.2 with the options
+    of `runtime`):
 
         causal, T = S =     64    256    512   1024   2048   4096   2048, not causal
         reference         1.18   13.7   28.1    119    333   1162                288
@@ -115,12 +120,15 @@ def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
     device = DeviceInfo.current() if device is None else device
     reasons = {name: find(spec, device) for name, find in _UNSUPPORTED_REASONS.items()}
     others = {name: "; it ".join(found) for name, found in reasons.items() if found}
-    supported = [name for name in ("cudnn", "tpu_splash") if name not in others]
+    if "gpu_flash" not in others and spec.queries < _FEW_QUERIES:
+        others["gpu_flash"] = f"supports this call, but saves nothing below {_FEW_QUERIES} queries"
+    supported = [name for name in ("cudnn", "gpu_flash", "tpu_splash") if name not in others]
     if supported:
         name = supported[0]
         reason = f"made for {device.platform}s, and it supports this call"
-        slower = f"supports this call, but {name} is made for this device"
-        others |= dict.fromkeys(("reference", "blockwise"), slower)
+        later = f"supports this call, but {name} is made for this device"
+        others |= dict.fromkeys(("reference", "blockwise"), later)
+        others |= dict.fromkeys(supported[1:], f"supports this call, but {name} comes first")
     else:
         name, other, reason = _select_by_memory(spec, device)
         others[other] = f"supports this call, but {name} is preferred: {reason}"

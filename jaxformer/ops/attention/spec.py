@@ -1,11 +1,12 @@
 """What decides which attention functions can compute a call: shapes, mask attributes, device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array
+from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
 from jaxformer.errors import ConfigError
@@ -28,8 +29,7 @@ class DeviceInfo(NamedTuple):
     def current(cls) -> "DeviceInfo":
         """The devices of the mesh set with `jax.set_mesh`, else JAX's default device.
 
-        The compute capability is that of a device of the same kind in this process; where there is
-        none, it is unknown.
+        The mesh may be of devices that are only compiled for.
         """
         device = jax.sharding.get_abstract_mesh().abstract_device or _default_device()
         return cls(device.platform, device.device_kind, _capability(device))
@@ -47,16 +47,37 @@ def _default_device() -> Any:
     return jax.local_devices(backend=chosen)[0]
 
 
+# NVIDIA's compute capability of devices that are only compiled for, by a word of their names.
+_CAPABILITIES = {
+    "V100": (7, 0),
+    "T4": (7, 5),
+    "A100": (8, 0),
+    "A30": (8, 0),
+    "A10": (8, 6),
+    "A40": (8, 6),
+    "L4": (8, 9),
+    "L40": (8, 9),
+    "L40S": (8, 9),
+    "H100": (9, 0),
+    "H200": (9, 0),
+    "GH200": (9, 0),
+    "B200": (10, 0),
+    "GB200": (10, 0),
+}
+
+
 def _capability(device: Any) -> tuple[int, int] | None:
-    """NVIDIA's compute capability; a mesh's abstract device does not have it, a real one does."""
+    """NVIDIA's compute capability: as a device of this process says, else by the name."""
     if device.platform != "gpu":
         return None
-    for real in jax.devices():
+    for real in [device, *jax.devices()]:
         if real.device_kind == device.device_kind and hasattr(real, "compute_capability"):
             numbers = str(real.compute_capability).split(".")
             if len(numbers) == 2 and all(number.isdigit() for number in numbers):
                 return int(numbers[0]), int(numbers[1])
-    return None
+    words = device.device_kind.replace("-", " ").split()
+    known = [_CAPABILITIES[word] for word in words if word in _CAPABILITIES]
+    return known[0] if "NVIDIA" in words and known else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +143,11 @@ class AttentionSpec:
         """The number of weights, B N T S."""
         return self.batch * self.heads * self.queries * self.keys
 
+    @property
+    def cached(self) -> bool:
+        """Whether the keys are those of a cache, as the offset or the mask of beams tells."""
+        return self.offset is None or self.explicit
+
     def __str__(self) -> str:
         words = [
             f"B={self.batch} T={self.queries} S={self.keys} N={self.heads} K={self.kv_heads}",
@@ -135,6 +161,29 @@ class AttentionSpec:
         words += [name for name in flags if getattr(self, name)]
         words += [f"dropout={self.dropout}"] if self.dropout else []
         return " ".join(words)
+
+
+def on_mesh(
+    attend: Callable[..., Array], spec: AttentionSpec, heads: Sequence[int | None], out: int
+) -> Callable[..., Array]:
+    """`attend` on the devices of the mesh that is set: XLA does not partition a Pallas call.
+
+    Where the axis "tensor" divides the heads, each device computes its own. `heads` is the axis of
+    the heads in each argument (None: the argument has none), `out` that in the result.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or "tensor" not in mesh.axis_names:
+        return attend
+    parts = mesh.shape["tensor"]
+    divided = spec.heads % parts == 0 and spec.kv_heads % parts == 0
+
+    def part(axis: int | None) -> PartitionSpec:
+        if axis is None or not divided:
+            return PartitionSpec()
+        return PartitionSpec(*[None] * axis, "tensor")
+
+    specs = tuple(map(part, heads))
+    return jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=part(out), check_vma=False)
 
 
 def raise_unsupported(name: str, reasons: Sequence[str]) -> None:

@@ -1,19 +1,19 @@
 """Splash attention on TPUs, the Pallas implementation that comes with JAX."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
+from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.spec import (
     AttentionSpec,
     DeviceInfo,
     dropout_reasons,
     explicit_mask_reasons,
+    on_mesh,
     raise_unsupported,
 )
 from jaxformer.ops.attention.xla import zeros_without_keys
@@ -39,15 +39,14 @@ def tpu_splash(
     Causal masks and windows skip the blocks in which no query sees a key. Padding becomes a segment
     to which no query belongs, so no segment may have the number -2^31. On a mesh whose axis
     "tensor" divides the heads, each device computes its own heads, through `jax.shard_map`.
-    `interpret` computes it on any device, slowly, for tests.
-
-    There is no Pallas function for GPUs here: of those that come with JAX, the one for Triton does
-    not support grouped heads and is slower than cuDNN, and the one for Mosaic has no causal
-    backward pass.
+    Keys of a cache, and fewer queries than 128 (a block), are left to `reference`. `interpret`
+    computes it on any device, slowly, for tests.
 
     Raises `ConfigError` for what it does not support; `tpu_splash_unsupported_reasons` lists it.
     """
     spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
+    if spec.cached or spec.queries < _LANES:
+        return reference(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
     device = DeviceInfo("tpu") if interpret else DeviceInfo.current()
     raise_unsupported("tpu_splash", tpu_splash_unsupported_reasons(spec, device))
     # The scale goes into the queries, in float32: splash attention has no argument for it.
@@ -59,24 +58,12 @@ def tpu_splash(
             q, k, v, segments
         )
 
-    attend = _on_mesh(attend, spec)
+    attend = on_mesh(attend, spec, (1, 1, 1, None), 1)
     out = jnp.swapaxes(attend(q, k, v, _segments(mask, spec)), 1, 2)
     if _each_query_has_a_key(mask, spec):
         return out
     allowed = mask.materialize(spec.queries, spec.keys)
     return out if allowed is None else zeros_without_keys(out, allowed)
-
-
-def _on_mesh(attend: Callable[..., Array], spec: AttentionSpec) -> Callable[..., Array]:
-    """`attend` on the devices of the mesh that is set: XLA does not partition a Pallas call."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1 or "tensor" not in mesh.axis_names:
-        return attend
-    parts = mesh.shape["tensor"]
-    divided = spec.heads % parts == 0 and spec.kv_heads % parts == 0
-    heads = PartitionSpec(None, "tensor" if divided else None, None, None)
-    specs = heads, heads, heads, PartitionSpec()
-    return jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
 
 
 def _each_query_has_a_key(mask: AttentionMask, spec: AttentionSpec) -> bool:

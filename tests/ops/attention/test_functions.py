@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
+from jaxformer.nn.models import DecoderOnly
 from jaxformer.nn.positions import alibi_bias
 from jaxformer.ops import attention
 from jaxformer.ops.attention.grouped import query_key_products, weighted_values
@@ -257,3 +259,39 @@ def test_the_grouped_products_agree_with_their_plain_twins(dtype, rng, assert_eq
     for given, expected in zip(outcome(grouped), outcome(plain), strict=True):
         assert given.dtype == expected.dtype
         assert_equal(given, expected, 1e-6 if dtype == "float32" else 0.02)
+
+
+DECODERS = {
+    "cudnn": attention.cudnn,
+    "gpu_flash": partial(attention.gpu_flash, interpret=True),
+    "tpu_splash": attention.tpu_splash,
+}
+
+
+@pytest.mark.parametrize("attention_fn", DECODERS.values(), ids=DECODERS)
+def test_a_model_built_with_flash_attention_decodes_with_a_cache(
+    attention_fn, rng, random_params, assert_equal
+):
+    config = TransformerConfig(
+        vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_decoder_layers=2, positions="rotary"
+    )
+    prompt, parents = rng.integers(0, 23, (2, 1, 5)), np.array([[0, 0, 0], [0, 0, 0]])
+    tokens = rng.integers(0, 23, (2, 3, 1))
+    params = random_params(DecoderOnly(config), prompt[:, 0])
+
+    def decoded(attention_fn):
+        model = DecoderOnly(config, attention_fn)
+
+        @jax.jit
+        def run(params):
+            run = partial(model.apply, {"params": params})
+            cache = run(2, max_length=11, method="init_cache")
+            first, cache = run(prompt, cache, method="decode_step")
+            cache = cache.reorder_beams(parents)
+            second, cache = run(tokens, cache, method="decode_step")
+            return first, second
+
+        return run(params)
+
+    for given, expected in zip(decoded(attention_fn), decoded(attention.reference), strict=True):
+        assert_equal(given, expected)

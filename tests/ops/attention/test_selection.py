@@ -24,6 +24,7 @@ from jaxformer.ops.attention.cudnn import (
     cudnn_unsupported_reasons,
     zeros_for_empty,
 )
+from jaxformer.ops.attention.gpu_flash import gpu_flash_unsupported_reasons
 from jaxformer.ops.attention.tpu_splash import tpu_splash_unsupported_reasons
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
@@ -77,6 +78,14 @@ NOT_IN_CUDNN = {
     ),
 }
 
+NOT_IN_GPU_FLASH = {
+    "platform": (SPEC, CPU, "needs an NVIDIA GPU of the Ampere generation or later, not cpu: use"),
+    "Volta": (SPEC, DeviceInfo("gpu", "NVIDIA V100", (7, 0)), r"not gpu \(NVIDIA V100\): use"),
+    "bias": (replace(SPEC, bias=True), HOPPER, "does not support a bias on the logits: use"),
+    "values": (replace(SPEC, value_size=160), HOPPER, "head_dim=64 and value_head_dim=160 were"),
+    "float64": (replace(SPEC, dtype="float64"), HOPPER, "but float64 was given: use"),
+}
+
 NOT_IN_SPLASH = {
     "platform": (SPEC, HOPPER, r"needs a TPU, not gpu \(NVIDIA H100\): use"),
     "bias": (replace(SPEC, bias=True), TPU, "does not support a bias on the logits: use"),
@@ -96,7 +105,15 @@ def only(reasons: list[str]) -> str:
 @pytest.mark.parametrize(("spec", "device", "words"), NOT_IN_CUDNN.values(), ids=NOT_IN_CUDNN)
 def test_cudnn_says_what_it_cannot_do_and_what_can(spec, device, words, assert_says):
     assert_says(only(cudnn_unsupported_reasons(spec, device)), words)
-    assert select(spec, device).name in ("reference", "blockwise")
+    assert select(spec, device).name != "cudnn"
+
+
+@pytest.mark.parametrize(
+    ("spec", "device", "words"), NOT_IN_GPU_FLASH.values(), ids=NOT_IN_GPU_FLASH
+)
+def test_gpu_flash_says_what_it_cannot_do_and_what_can(spec, device, words, assert_says):
+    assert_says(only(gpu_flash_unsupported_reasons(spec, device)), words)
+    assert select(spec, device).name != "gpu_flash"
 
 
 @pytest.mark.parametrize(("spec", "device", "words"), NOT_IN_SPLASH.values(), ids=NOT_IN_SPLASH)
@@ -123,7 +140,7 @@ def test_all_reasons_are_given():
         attention.spec.raise_unsupported("cudnn", cudnn_unsupported_reasons(spec, HOPPER))
 
 
-@pytest.mark.parametrize("name", ["cudnn", "tpu_splash"])
+@pytest.mark.parametrize("name", ["cudnn", "gpu_flash", "tpu_splash"])
 def test_a_named_attention_function_is_not_replaced_by_another(name):
     q = jnp.zeros((1, 128, 1, 8), jnp.bfloat16)
     with pytest.raises(
@@ -183,8 +200,12 @@ def test_the_arguments_of_cudnn_mean_the_mask(mask, rng, assert_equal):
         (replace(SPEC, queries=1024, keys=1024), CPU, "reference"),
         (replace(SPEC, queries=2048, keys=2048), CPU, "blockwise"),
         (replace(SPEC, queries=1, keys=4096), CPU, "reference"),
-        (replace(SPEC, segments=True, queries=2048, keys=2048), HOPPER, "reference"),
-        (replace(SPEC, segments=True, queries=8192, keys=8192), HOPPER, "blockwise"),
+        (replace(SPEC, segments=True), HOPPER, "gpu_flash"),
+        (replace(SPEC, dropout=0.1, padding_mask=True, dtype="float32"), AMPERE, "gpu_flash"),
+        (replace(SPEC, offset=None, keys=2048, value_size=32), HOPPER, "gpu_flash"),
+        (replace(SPEC, offset=None, explicit=True, queries=4), HOPPER, "reference"),
+        (replace(SPEC, segments=True, bias=True, queries=2048, keys=2048), HOPPER, "reference"),
+        (replace(SPEC, segments=True, bias=True, queries=8192, keys=8192), HOPPER, "blockwise"),
         (replace(SPEC, bias=True, queries=8192, keys=8192), TPU, "blockwise"),
     ],
 )
@@ -195,14 +216,15 @@ def test_a_function_made_for_the_device_comes_before_the_general_ones(spec, devi
 
 
 def test_the_explanation_names_every_attention_function_once():
-    lines = explain(replace(SPEC, window=5, offset=None, dropout=0.1), HOPPER).splitlines()
+    spec = replace(SPEC, window=5, offset=None, bias=True, dropout=0.1)
+    lines = explain(spec, HOPPER).splitlines()
     assert lines[0] == (
         "attention B=2 T=256 S=256 N=12 K=6 H=64 Hv=64 bfloat16 causal window=5 offset=traced "
-        "dropout=0.1 on gpu (NVIDIA H100)"
+        "bias dropout=0.1 on gpu (NVIDIA H100)"
     )
     assert lines[1].startswith("  selected: reference: B x N x T x S is 1,572,864, below")
     named = [line.split(":")[0] for line in lines[2:]]
-    assert named == ["  not xla", "  not blockwise", "  not cudnn", "  not tpu_splash"]
+    assert named == [f"  not {name}" for name in attention.ATTENTION_FNS if name != "reference"]
     assert "it does not support dropout on attention weights" in explain(
         replace(SPEC, dropout=0.1), HOPPER
     )
@@ -273,6 +295,23 @@ def test_the_devices_of_the_mesh_that_is_set_decide_also_while_tracing():
         jax.make_jaxpr(attend)(x)
     jax.eval_shape(attend, x)
     assert [selection.name for selection in auto.selections] == ["tpu_splash", "reference"]
+
+
+@pytest.mark.parametrize(
+    "kind, capability",
+    [
+        ("NVIDIA H100 80GB HBM3", (9, 0)),
+        ("NVIDIA A100-SXM4-80GB", (8, 0)),
+        ("NVIDIA L40S", (8, 9)),
+        ("NVIDIA H1000", None),
+        ("AMD H100", None),
+    ],
+)
+def test_the_capability_of_a_gpu_that_is_only_compiled_for_is_known_by_its_name(kind, capability):
+    mesh = jax.sharding.Mesh(np.array([jax.devices()[0]]), "data").abstract_mesh
+    gpu = mesh.update(abstract_device=jax.sharding.AbstractDevice(kind, 1, "gpu"))
+    with jax.sharding.use_abstract_mesh(gpu):
+        assert DeviceInfo.current() == DeviceInfo("gpu", kind, capability)
 
 
 def test_without_a_mesh_the_default_device_decides(monkeypatch):

@@ -1,0 +1,212 @@
+"""Flash attention for NVIDIA GPUs, written in Pallas and compiled by Triton.
+
+It exists beside `cudnn` for what cuDNN's function in JAX does not support: packed documents,
+dropout, and calls that attend to a cache.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental import pallas as pl
+from jaxtyping import Bool, Float, Int32
+
+from jaxformer.ops.attention.gpu_flash_kernels import (
+    Inputs,
+    MaskArrays,
+    Plan,
+    forward,
+    key_value_gradient,
+    like,
+    query_gradient,
+    run,
+)
+from jaxformer.ops.attention.spec import (
+    AttentionSpec,
+    DeviceInfo,
+    on_mesh,
+    raise_unsupported,
+)
+from jaxformer.ops.dropout import Dropout
+from jaxformer.ops.masks import AttentionMask
+
+_AMPERE = (8, 0)
+_SMALLEST = 16  # the least rows and columns of a product on tensor cores
+_PADDING = np.iinfo(np.int32).min  # the segment of padding keys, to which no query belongs
+
+
+def gpu_flash(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
+    mask: AttentionMask,
+    *,
+    scale: float,
+    bias: Float[Array, "#B N T S"] | None = None,
+    dropout: Dropout | None = None,
+    interpret: bool = False,
+) -> Float[Array, "B T N Hv"]:
+    """Attention by three kernels: forward, the gradient of `q`, the gradients of `k` and `v`.
+
+    The algorithm is that of Dao 2023 (FlashAttention-2). The weights [T, S] are never stored. The
+    kernels visit only blocks in which a query may see a key: what `causal`, `window`, `offset`,
+    padding and segments exclude costs nothing, so that packed documents take the time of their own
+    lengths. Dropout is the mask of `DropoutRng.keep_mask`, computed again in each kernel. Padding
+    becomes a segment to which no query belongs, so no segment may have the number -2^31.
+    Products of float32 have the precision of `jax.default_matmul_precision`: TF32 unless set.
+    `interpret` computes it on any device, slowly, for tests.
+
+    Raises `ConfigError` for what it does not support; `gpu_flash_unsupported_reasons` lists it.
+    """
+    spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
+    device = DeviceInfo("gpu", "", _AMPERE) if interpret else DeviceInfo.current()
+    raise_unsupported("gpu_flash", gpu_flash_unsupported_reasons(spec, device))
+    plan = make_plan(spec, scale, interpret)
+    attend = on_mesh(partial(_attend, plan), spec, (2, 2, 2, None, 2), 2)
+    words = None
+    if spec.dropout and dropout is not None and dropout.dropout_rng is not None:
+        rows = q.shape[0], q.shape[2], q.shape[1]
+        words = dropout.dropout_rng.row_words(dropout.name, rows)
+        words = _pad(words, 3, plan.queries)
+    q, k, v = (_pad(x, 3, _power_of_two(x.shape[3])) for x in (q, k, v))
+    q, k, v = _pad(q, 1, plan.queries), _pad(k, 1, plan.keys), _pad(v, 1, plan.keys)
+    out = attend(q, k, v, make_mask_arrays(plan, mask, spec), words)
+    return out[:, : spec.queries, :, : spec.value_size]
+
+
+def gpu_flash_unsupported_reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
+    """Why `gpu_flash` cannot compute `spec` on `device`; empty where it can."""
+    if device.platform != "gpu" or device.capability is None or device.capability < _AMPERE:
+        return [f"needs an NVIDIA GPU of the Ampere generation or later, not {device}"]
+    reasons = []
+    if spec.bias:
+        reasons.append("does not support a bias on the logits")
+    if spec.dtype not in ("bfloat16", "float16", "float32"):
+        reasons.append(f"supports bfloat16, float16 and float32, but {spec.dtype} was given")
+    if max(spec.key_size, spec.value_size) > 128:
+        reasons.append(
+            f"supports a head_dim of at most 128, but head_dim={spec.key_size} and "
+            f"value_head_dim={spec.value_size} were given"
+        )
+    return reasons
+
+
+def make_plan(spec: AttentionSpec, scale: float, interpret: bool) -> Plan:
+    """The plan of a call, with the lengths padded to whole blocks."""
+    lengths = spec.queries, spec.keys
+    # Blocks of FlashAttention-2's Triton tutorial, not measured here.
+    longest, shortest = (64, 32) if spec.dtype == "float32" else (128, 32)
+    long = tuple(min(longest, _power_of_two(length)) for length in lengths)
+    short = tuple(min(shortest, _power_of_two(length)) for length in lengths)
+    padded = (-(-length // size) * size for length, size in zip(lengths, long, strict=True))
+    return Plan(
+        *padded,
+        group=spec.heads // spec.kv_heads,
+        scale=scale,
+        causal=spec.causal,
+        window=spec.window,
+        rate=spec.dropout,
+        long=(long[0], long[1]),
+        short=(short[0], short[1]),
+        interpret=interpret,
+    )
+
+
+def make_mask_arrays(plan: Plan, mask: AttentionMask, spec: AttentionSpec) -> MaskArrays:
+    """The arrays of `mask`; padding keys get a segment of their own."""
+    offset = jnp.asarray(mask.offset, jnp.int32).reshape(1)
+    explicit = None
+    if mask.explicit is not None:
+        explicit = jnp.broadcast_to(mask.explicit, (spec.batch, spec.queries, spec.keys))
+        explicit = _pad(_pad(explicit.astype(jnp.int8), 1, plan.queries), 2, plan.keys)
+    query, key = mask.query_segments, mask.key_segments
+    if query is None and mask.padding_mask is None and plan.keys == spec.keys:
+        return MaskArrays(offset, None, None, explicit)
+    if query is None or key is None:
+        query = jnp.zeros((spec.batch, spec.queries), jnp.int32)
+        key = jnp.zeros((spec.batch, spec.keys), jnp.int32)
+    query = jnp.broadcast_to(jnp.asarray(query, jnp.int32), (spec.batch, spec.queries))
+    key = jnp.broadcast_to(jnp.asarray(key, jnp.int32), (spec.batch, spec.keys))
+    if mask.padding_mask is not None:
+        key = jnp.where(mask.padding_mask, key, _PADDING)
+    # Padding queries get the last segment, so that they add no block of keys to visit.
+    rest = plan.queries - spec.queries
+    query = jnp.pad(query, ((0, 0), (0, rest)), mode="edge")
+    rest = plan.keys - spec.keys
+    key = jnp.pad(key, ((0, 0), (0, rest)), constant_values=_PADDING)
+    return MaskArrays(offset, query, key, explicit)
+
+
+def _visible(plan: Plan, arrays: MaskArrays, sizes: tuple[int, int]) -> Bool[Array, "#B Q K"]:
+    """In which pairs of blocks of `sizes` a query may see a key; some others may be among them."""
+    queries, keys = sizes
+    first_query = arrays.offset[0] + jnp.arange(0, plan.queries, queries)[:, None]
+    first_key = jnp.arange(0, plan.keys, keys)[None, :]
+    seen = jnp.ones((first_query.size, first_key.size), bool)
+    if plan.causal:
+        seen &= first_key < first_query + queries
+    if plan.window is not None:
+        seen &= first_key + keys > first_query - plan.window + 1
+    if arrays.query_segments is None or arrays.key_segments is None:
+        return seen[None]
+    query = arrays.query_segments.reshape(-1, first_query.size, queries, 1)
+    key = arrays.key_segments.reshape(-1, 1, first_key.size, keys)
+    lowest_key = jnp.where(key == _PADDING, np.iinfo(np.int32).max, key).min(3)
+    return seen[None] & (query.min(2) <= key.max(3)) & (lowest_key <= query.max(2))
+
+
+def _bounds(visible: Bool[Array, "#B Q K"], batch: int) -> Int32[Array, "B Q 2"]:
+    """The first block to visit for each of Q blocks, and the one after the last."""
+    first = jnp.argmax(visible, 2)
+    end = jnp.where(visible.any(2), visible.shape[2] - jnp.argmax(visible[:, :, ::-1], 2), 0)
+    bounds = jnp.stack([jnp.minimum(first, end), end], 2).astype(jnp.int32)
+    return jnp.broadcast_to(bounds, (batch, *bounds.shape[1:]))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(plan: Plan, q: Array, k: Array, v: Array, arrays: MaskArrays, words: Any) -> Array:
+    return _forward(plan, q, k, v, arrays, words)[0]
+
+
+def _forward(plan: Plan, q: Array, k: Array, v: Array, arrays: MaskArrays, words: Any):
+    """Attention, and what the backward pass needs."""
+    batch, queries, heads, _ = q.shape
+    visible = _visible(plan, arrays, (plan.long[0], plan.short[1]))
+    inputs = Inputs(_bounds(visible, batch), q, k, v, arrays, words)
+    out = jax.ShapeDtypeStruct((batch, queries, heads, v.shape[3]), v.dtype)
+    log_sum = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
+    of_block = pl.BlockSpec((None, None, plan.long[0]), lambda i, b, n: (b, n, i))
+    outputs = [like(out, plan.long[0]), (log_sum, of_block)]
+    out, log_sum = run(plan, forward, inputs, 1, outputs)
+    return out, (q, k, v, arrays, words, out, log_sum)
+
+
+def _backward(plan: Plan, saved: Any, d_out: Array):
+    """The gradients of q, k and v from the gradient `d_out` [B, T, N, Hv] of the result."""
+    q, k, v, arrays, words, out, log_sum = saved
+    inner = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), 3).swapaxes(1, 2)
+    batch, (long_q, long_k), (short_q, short_k) = q.shape[0], plan.long, plan.short
+    bounds = _bounds(_visible(plan, arrays, (long_q, short_k)), batch)
+    inputs = Inputs(bounds, q, k, v, arrays, words, d_out.astype(v.dtype), log_sum, inner)
+    (dq,) = run(plan, query_gradient, inputs, 1, [like(q, long_q)])
+    bounds = _bounds(_visible(plan, arrays, (short_q, long_k)).swapaxes(1, 2), batch)
+    inputs, outputs = inputs._replace(bounds=bounds), [like(k, long_k), like(v, long_k)]
+    dk, dv = run(plan, key_value_gradient, inputs, plan.group, outputs)
+    return dq, dk, dv, None, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _pad(x: Array, axis: int, size: int) -> Array:
+    """`x` with zeros at the end of `axis` until it has `size`."""
+    widths = [(0, size - x.shape[axis] if i == axis else 0) for i in range(x.ndim)]
+    return jnp.pad(x, widths)
+
+
+def _power_of_two(size: int) -> int:
+    """The least power of two that is at least `size`, and at least 16."""
+    return max(_SMALLEST, 1 << (size - 1).bit_length())

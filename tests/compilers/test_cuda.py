@@ -1,0 +1,84 @@
+"""Programs compiled for GPUs that are not here. Compiling is not running: no speed, no results.
+
+Run with `pytest -m compiler` on Python 3.12 with the extra `cuda`.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxformer import AttentionMask
+from jaxformer.distributed import make_mesh, sharded, single
+from jaxformer.nn.blocks import REMAT
+from jaxformer.ops.attention import gpu_flash
+from jaxformer.ops.dropout import Dropout, DropoutRng
+from tests.compilers.conftest import CONFIG, compiled_step, counts
+
+pytestmark = pytest.mark.compiler
+
+DROPOUT = replace(CONFIG, dropout_rate=0.1, attention_dropout_rate=0.1)
+
+
+@pytest.mark.parametrize("config", [CONFIG, DROPOUT], ids=["no dropout", "dropout"])
+@pytest.mark.parametrize("remat", ["none", "blocks"])
+def test_a_step_on_packed_documents_has_flash_attention_in_each_layer(h100s, config, remat):
+    strategy = single(h100s(1)[0])
+    sharding = NamedSharding(strategy.mesh, PartitionSpec())
+    program, used = compiled_step(strategy, 2, sharding, config=config, block=REMAT[remat])
+    assert used == {"gpu_flash"}
+    # forward, and backward for the queries and for keys and values; forward again with remat
+    assert counts(program)["triton"] == (3 + (remat == "blocks")) * config.num_decoder_layers
+
+
+@pytest.mark.parametrize("axes", ["data=2,fsdp=2,tensor=2", "fsdp=8"])
+def test_a_sharded_step_compiles_with_flash_attention_in_each_layer(h100s, axes):
+    mesh = make_mesh(axes, h100s(8))
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    program, used = compiled_step(sharded(mesh), 8, rows, config=DROPOUT)
+    assert used == {"gpu_flash"}
+    assert counts(program)["triton"] == 3 * CONFIG.num_decoder_layers
+
+
+CALLS = {
+    # T, S, heads, sizes of keys and values, dtype
+    "bfloat16": (1024, 1024, (12, 12), (64, 64), jnp.bfloat16),
+    "float16": (640, 640, (6, 2), (128, 128), jnp.float16),
+    "float32": (384, 384, (4, 4), (64, 32), jnp.float32),
+    "odd": (37, 1000, (6, 3), (40, 24), jnp.bfloat16),
+    "decoding": (1, 512, (4, 1), (64, 64), jnp.bfloat16),
+}
+
+
+@pytest.mark.parametrize("queries, keys, heads, sizes, dtype", CALLS.values(), ids=CALLS)
+def test_every_mask_and_dropout_compile_in_one_call(h100s, queries, keys, heads, sizes, dtype):
+    mesh = Mesh([h100s(1)[0]], ("data",))
+    where = NamedSharding(mesh, PartitionSpec())
+
+    def leaf(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+    def loss(inputs, mask, dropout_rng):
+        dropout = Dropout(dropout_rng, "weights", 0.1)
+        return jnp.sum(gpu_flash(*inputs, mask, scale=0.125, dropout=dropout).astype(jnp.float32))
+
+    inputs = (
+        leaf(dtype, 2, queries, heads[0], sizes[0]),
+        leaf(dtype, 2, keys, heads[1], sizes[0]),
+        leaf(dtype, 2, keys, heads[1], sizes[1]),
+    )
+    mask = AttentionMask(
+        causal=True,
+        window=200,
+        offset=leaf(jnp.int32),
+        padding_mask=leaf(jnp.bool_, 2, keys),
+        query_segments=leaf(jnp.int32, 2, queries),
+        key_segments=leaf(jnp.int32, 2, keys),
+        explicit=leaf(jnp.bool_, 2, queries, keys),
+    )
+    dropout_rng = DropoutRng(leaf(jnp.uint32, 2), leaf(jnp.int32, 2))
+    with jax.set_mesh(mesh):
+        program = jax.jit(jax.grad(loss)).lower(inputs, mask, dropout_rng).compile()
+    assert counts(program)["triton"] == 3
