@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         EncoderOnly,
         MaskedLanguageModel,
         MultiHeadAttention,
+        PositionScheme,
         Stack,
     )
     from jaxformer.ops.attention import AutoAttention
@@ -94,6 +95,7 @@ __all__ = [
     "MultiHeadAttention",
     "OptimizerConfig",
     "PairBatch",
+    "PositionScheme",
     "SamplingConfig",
     "Stack",
     "Stream",
@@ -144,6 +146,7 @@ _MODULES = {
         "EncoderOnly",
         "MaskedLanguageModel",
         "MultiHeadAttention",
+        "PositionScheme",
         "Stack",
     ),
     "ops.attention": ("AutoAttention",),

@@ -17,9 +17,9 @@ from experiments.harness import cli
 from jaxformer.config import TransformerConfig, check_at_least
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.blocks import Block
 from jaxformer.nn.layers import FeedForward, Norm
 from jaxformer.nn.models import DecoderOnly
+from jaxformer.nn.positions import PositionScheme, Rotation
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -60,47 +60,19 @@ def cosine_attention(sharpness: float) -> AttentionFn:
     return attend
 
 
-class DistanceBlock(Block):
-    """A block with a learned attention bias for each head and distance, up to `max_distance`.
-
-    With `config.positions` "none" this bias is the model's only information about order.
-    """
+class DistanceBias(PositionScheme):
+    """A learned attention bias for each head and distance, up to `max_distance`."""
 
     max_distance: int = 8
 
     def setup(self):
-        super().setup()
         shape = (self.config.num_heads, self.max_distance + 1)
-        self.distance_bias = self.param("distance_bias", nn.initializers.zeros, shape)
+        self.table = self.param("table", nn.initializers.zeros, shape)
 
-    def __call__(
-        self,
-        x: jax.Array,
-        mask: AttentionMask,
-        *,
-        positions: jax.Array,
-        bias: jax.Array | None = None,
-        encoder_kv: KeyValue | None = None,
-        encoder_mask: AttentionMask | None = None,
-        layer_cache: LayerCache | None = None,
-        dropout_rng: DropoutRng | None = None,
-    ) -> tuple[jax.Array, LayerCache | None]:
-        """As `Block`, with the worth of distances in the place of `bias`."""
-        keys = x.shape[1] if layer_cache is None else layer_cache.max_length
-        queries = mask.offset + jnp.arange(x.shape[1])
-        distance = jnp.abs(queries[:, None] - jnp.arange(keys)[None, :])
-        clipped = jnp.minimum(distance, self.max_distance)
-        bias = jnp.take(self.distance_bias, clipped, axis=1)[None]  # [1, N, T, S]
-        return super().__call__(
-            x,
-            mask,
-            positions=positions,
-            bias=bias,
-            encoder_kv=encoder_kv,
-            encoder_mask=encoder_mask,
-            layer_cache=layer_cache,
-            dropout_rng=dropout_rng,
-        )
+    def bias(self, queries: jax.Array, keys: jax.Array, causal: bool) -> jax.Array:
+        """The bias [1, N, T, S] of the distances between `queries` and `keys`."""
+        distance = jnp.abs(queries[:, None] - keys[None, :])
+        return jnp.take(self.table, jnp.minimum(distance, self.max_distance), axis=1)[None]
 
 
 class ParallelBlock(nn.Module):
@@ -125,7 +97,7 @@ class ParallelBlock(nn.Module):
         x: jax.Array,
         mask: AttentionMask,
         *,
-        positions: jax.Array,
+        rotation: Rotation | None = None,
         bias: jax.Array | None = None,
         encoder_kv: KeyValue | None = None,
         encoder_mask: AttentionMask | None = None,
@@ -134,11 +106,11 @@ class ParallelBlock(nn.Module):
     ) -> tuple[jax.Array, LayerCache | None]:
         """As `Block`, without cross-attention."""
         h = self.norm(x)
-        kv = self.attention.keys_values(h, positions)
+        kv = self.attention.keys_values(h, rotation)
         if layer_cache is not None:
             layer_cache = write(layer_cache, kv, mask.offset)
             kv = read(layer_cache)
-        y = self.attention(h, kv, mask, positions=positions, bias=bias, dropout_rng=dropout_rng)
+        y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         y = y + self.feed_forward(h, dropout_rng)
         dropout = Dropout(dropout_rng, "/".join(self.path), self.config.dropout_rate)
         return x + dropout(y), layer_cache
@@ -149,7 +121,7 @@ def models() -> dict[str, DecoderOnly]:
     return {
         "standard": DecoderOnly(SIZES),
         "custom attention": DecoderOnly(SIZES, cosine_attention(8.0)),
-        "custom positions": DecoderOnly(SIZES, block=DistanceBlock),
+        "custom positions": DecoderOnly(SIZES, position_scheme=DistanceBias),
         "custom block": DecoderOnly(SIZES, block=ParallelBlock),
     }
 

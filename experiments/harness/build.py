@@ -1,4 +1,4 @@
-"""What a run is built of: attention function, block, loss and schedule, each found by its name.
+"""What a run is built of: attention function, block, position scheme, loss, schedule, by name.
 
 Everything that needs a run's model calls `build_model`, so that a run is validated, scored,
 sampled, planned, fine-tuned and exported with what it was trained with.
@@ -21,6 +21,7 @@ from experiments.harness.training_config import OptimizerConfig, TrainingConfig
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, MakeBlock
+from jaxformer.nn.positions import MakePositionScheme
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection
 from jaxformer.training import optimizer
 from jaxformer.training.losses import Loss
@@ -82,6 +83,7 @@ def with_values(
     *,
     block: MakeBlock | None = None,
     attention_fn: AttentionFn | None = None,
+    position_scheme: MakePositionScheme | None = None,
     loss: Callable[..., Loss] | None = None,
     schedule: Callable[[OptimizerConfig], optax.Schedule] | None = None,
 ) -> C:
@@ -91,6 +93,7 @@ def with_values(
     """
     run: Any = config  # the configs of the experiments share these fields, but no class
     given = {"block": block, "attention_fn": attention_fn, "loss": loss}
+    given |= {"position_scheme": position_scheme}
     names = {kind: name_of(value, kind) for kind, value in given.items() if value is not None}
     changes: dict[str, Any] = {"training": replace(run.training, **names)}
     if schedule is not None:
@@ -100,9 +103,12 @@ def with_values(
 
 
 def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:
-    """The model of the class `kind` with the attention function and the block of `training`."""
+    """The model of the class `kind` with attention function, block and positions of `training`."""
     block = resolve(training.block, "block") if training.block else REMAT[training.remat]
-    return kind(sizes, build_attention(training), block)
+    if not training.position_scheme:
+        return kind(sizes, build_attention(training), block)
+    scheme = resolve(training.position_scheme, "position_scheme")
+    return kind(replace(sizes, positions="none"), build_attention(training), block, scheme)
 
 
 def build_attention(training: TrainingConfig) -> AttentionFn:
@@ -177,6 +183,7 @@ def check(config: Any) -> None:
     """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
     training = config.training
     given = {"block": training.block, "loss": training.loss}
+    given |= {"position_scheme": training.position_scheme}
     built_in = {"attention_fn": training.attention_fn, "schedule": config.optimizer.schedule}
     given |= {kind: name for kind, name in built_in.items() if is_own(name)}
     for kind, name in given.items():

@@ -45,6 +45,8 @@ class TrainingConfig:
     """reference, xla, blockwise, cudnn, gpu_flash, tpu_splash, auto, or package.module:name."""
     block: str = ""
     """Your own block of the model as package.module:name; empty: the library's."""
+    position_scheme: str = ""
+    """Your own position scheme as package.module:name; it replaces that of --model.positions."""
     loss: str = ""
     """Your own loss to train with as package.module:name; empty: the experiment's own."""
     remat: Remat = "none"

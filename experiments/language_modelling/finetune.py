@@ -252,7 +252,8 @@ def make_task(options: FinetuneOptions, loaded: LoadedRun, train: Labelled, test
 def find_backbone(model: nn.Module, params: Any) -> tuple[nn.Module, Any]:
     """A run's model without its pretraining heads, and its parameters."""
     if isinstance(model, MaskedLanguageModel):
-        return EncoderOnly(model.config, model.attention_fn, model.block), params["encoder"]
+        parts = model.attention_fn, model.block, model.position_scheme
+        return EncoderOnly(model.config, *parts), params["encoder"]
     return model, params
 
 

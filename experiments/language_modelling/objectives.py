@@ -45,7 +45,7 @@ def objective(config: LanguageConfig) -> Objective:
 
 
 def build_model(config: LanguageConfig, sizes: TransformerConfig) -> nn.Module:
-    """The model of `sizes` with the attention function and the block that `config` names."""
+    """The model of `sizes` with the values that `config.training` names (`build.build_model`)."""
     return build.build_model(objective(config).model, sizes, config.training)
 
 

@@ -34,7 +34,7 @@ class LoadedRun(NamedTuple):
 
 
 def build_model(config: TranslationConfig, sizes: TransformerConfig) -> EncoderDecoder:
-    """The model of `sizes` with the attention function and the block that `config` names."""
+    """The model of `sizes` with the values that `config.training` names (`build.build_model`)."""
     return build.build_model(EncoderDecoder, sizes, config.training)
 
 

@@ -44,9 +44,10 @@ def main(config: TranslationConfig) -> None:
 def train(config: TranslationConfig, **values: Callable) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test set.
 
-    `values` may be a `block`, an `attention_fn`, a `loss` and a `schedule` of your own, in place of
-    those that `config` names; the run records their names (see `build.with_values`). Returns the
-    run's folder and scores; a script may train several runs, one after the other.
+    `values` may be a `block`, an `attention_fn`, a `position_scheme`, a `loss` and a `schedule` of
+    your own, in place of those that `config` names; the run records their names (see
+    `build.with_values`). Returns the run's folder and scores; a script may train several runs, one
+    after the other.
     """
     config = build.with_values(config, **values)
     build.check(config)

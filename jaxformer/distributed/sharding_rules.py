@@ -44,7 +44,7 @@ RULES = (
     Rule(r"(^|/)(source_)?embedding/table$", _P("tensor", None), fsdp=True, uneven="replicate"),
     Rule(r"(^|/)output/kernel$", _P(None, "tensor"), fsdp=True, uneven="replicate"),  # [D, V]
     Rule(r"(^|/)output/bias$", _P("tensor"), uneven="replicate"),  # [V]
-    Rule(r"(^|/)relative_bias/table$", _P(None, "tensor")),  # [buckets, N]
+    Rule(r"(^|/)positions/relative_bias$", _P(None, "tensor")),  # [buckets, N]
     Rule(r"", _P(), fsdp=True),  # everything else; vectors are replicated
 )
 """The first rule whose pattern matches a path decides.

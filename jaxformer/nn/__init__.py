@@ -5,12 +5,12 @@ from jaxformer.nn.blocks import REMAT, Block, MakeBlock, Stack
 from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, MaskedLMOutput
 from jaxformer.nn.int8 import Int8, quantize
-from jaxformer.nn.layers import AddPositions, Embedding, FeedForward, LMHead, Norm, RelativeBias
+from jaxformer.nn.layers import Embedding, FeedForward, LMHead, Norm
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, EncoderOutput
+from jaxformer.nn.positions import MakePositionScheme, PositionScheme, Rotation
 
 __all__ = [
     "REMAT",
-    "AddPositions",
     "Block",
     "Cache",
     "Classifier",
@@ -23,11 +23,13 @@ __all__ = [
     "Int8",
     "LMHead",
     "MakeBlock",
+    "MakePositionScheme",
     "MaskedLMOutput",
     "MaskedLanguageModel",
     "MultiHeadAttention",
     "Norm",
-    "RelativeBias",
+    "PositionScheme",
+    "Rotation",
     "Stack",
     "init_cache",
     "quantize",

@@ -2,13 +2,12 @@
 
 import math
 
-import jax
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxformer.config import TransformerConfig
 from jaxformer.nn.layers import Norm, dense_init, residual_init
-from jaxformer.nn.positions import rotary, rotary_rates
+from jaxformer.nn.positions import Rotation, rotate
 from jaxformer.ops import beam_cache
 from jaxformer.ops.attention import (
     AttentionFn,
@@ -60,19 +59,11 @@ class MultiHeadAttention(nn.Module):
             dot_general=dense_dot_general,
         )
 
-    def keys_values(
-        self,
-        x: Float[Array, "B S D"],
-        positions: Int[Array, " S"] | Int[Array, "B S"] | None = None,
-    ) -> KeyValue:
-        """Keys [B, S, K, H] and values [B, S, K, Hv] of `x`.
-
-        With rotary positions the keys are rotated by `positions`; None leaves them, as in
-        cross-attention.
-        """
+    def keys_values(self, x: Float[Array, "B S D"], rotation: Rotation | None = None) -> KeyValue:
+        """Keys [B, S, K, H], rotated by `rotation`, and values [B, S, K, Hv] of `x`."""
         k = self.key(x)
         k = self.key_norm(k) if self.config.query_key_norm else k
-        return KeyValue(self._rotate(k, positions), self.value(x))
+        return KeyValue(rotate(k, rotation), self.value(x))
 
     def __call__(
         self,
@@ -80,21 +71,20 @@ class MultiHeadAttention(nn.Module):
         kv: KeyValue | None = None,
         mask: AttentionMask | None = None,
         *,
-        positions: Int[Array, " T"] | Int[Array, "R T"] | None = None,
+        rotation: Rotation | None = None,
         bias: Float[Array, "1 N T S"] | None = None,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "R T D"]:
         """What the queries of `x` take from `kv` [B, S, ...]; R is B or B times the beams.
 
         `kv` defaults to the keys and values of `x` (self-attention), `mask` to one that allows
-        everything. `bias` is added to the scaled logits.
+        everything. The queries are rotated by `rotation`, and `bias` is added to the scaled logits.
         """
-        kv = self.keys_values(x, positions) if kv is None else kv
+        kv = self.keys_values(x, rotation) if kv is None else kv
         mask = AttentionMask() if mask is None else mask
         check_mask(mask)
         q = self.query(x)
-        q = self.query_norm(q) if self.config.query_key_norm else q
-        q = self._rotate(q, positions)
+        q = rotate(self.query_norm(q) if self.config.query_key_norm else q, rotation)
         name = "/".join((*self.path, "weights"))
         heads = beam_cache.attend(
             self._attention,
@@ -113,8 +103,3 @@ class MultiHeadAttention(nn.Module):
             weights = attention_weights(q, k, mask, scale=scale, bias=bias)
             self.sow("intermediates", "attention_weights", weights)
         return self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
-
-    def _rotate(self, x: jax.Array, positions: jax.Array | None) -> jax.Array:
-        if positions is None or self.config.positions != "rotary":
-            return x
-        return rotary(x, positions, rotary_rates(self.config))

@@ -13,8 +13,8 @@ from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.cache import Cache
-from jaxformer.nn.layers import AddPositions, FeedForward, Norm, RelativeBias
-from jaxformer.nn.positions import alibi_bias
+from jaxformer.nn.layers import FeedForward, Norm
+from jaxformer.nn.positions import POSITION_SCHEMES, MakePositionScheme, PositionScheme, Rotation
 from jaxformer.ops.attention import AttentionFn, check_attention_fn, reference
 from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -50,7 +50,7 @@ class Block(nn.Module):
         x: Float[Array, "R T D"],
         mask: AttentionMask,
         *,
-        positions: Int[Array, " T"] | Int[Array, "R T"],
+        rotation: Rotation | None = None,
         bias: Float[Array, "1 N T S"] | None = None,
         encoder_kv: KeyValue | None = None,
         encoder_mask: AttentionMask | None = None,
@@ -60,15 +60,16 @@ class Block(nn.Module):
         """`x` after the block, and `layer_cache` with the keys and values of `x` added.
 
         Without `layer_cache` the tokens of `x` attend to each other; with it, to all tokens in it,
-        and the first token of `x` has the position `mask.offset`. `encoder_kv` [B, S, K, H] and
-        `encoder_mask` are for the cross-attention. R is B, or B times the number of beams.
+        and the first token of `x` has the position `mask.offset`. `rotation` and `bias` are those
+        of the position scheme, for self-attention. `encoder_kv` [B, S, K, H] and `encoder_mask` are
+        for the cross-attention. R is B, or B times the number of beams.
         """
         h = self._before(self.attention_norm, x)
-        kv = self.attention.keys_values(h, positions)
+        kv = self.attention.keys_values(h, rotation)
         if layer_cache is not None:
             layer_cache = write(layer_cache, kv, mask.offset)
             kv = read(layer_cache)
-        y = self.attention(h, kv, mask, positions=positions, bias=bias, dropout_rng=dropout_rng)
+        y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         x = self._after(self.attention_norm, x, y, dropout_rng)
         if self.cross:
             h = self._before(self.cross_attention_norm, x)
@@ -132,6 +133,8 @@ class Stack(nn.Module):
     """Positions, then `num_layers` blocks, then a norm if the blocks are pre-norm.
 
     `block` makes each block; it is one of `REMAT` or your own, which is called as `Block` is.
+    `position_scheme` makes your own scheme, with `config.positions` "none"; None means the scheme
+    that `config.positions` names.
     """
 
     config: TransformerConfig
@@ -139,6 +142,7 @@ class Stack(nn.Module):
     cross: bool = False
     attention_fn: AttentionFn = reference
     block: MakeBlock = Block
+    position_scheme: MakePositionScheme | None = None
 
     def setup(self) -> None:
         config = self.config
@@ -148,9 +152,13 @@ class Stack(nn.Module):
                 f"the {self.name} has num_{self.name}_layers={self.num_layers}, but this model "
                 "needs at least 1: give more, or build a model without it"
             )
-        self.positions: AddPositions = AddPositions(config)
-        if config.positions == "relative":
-            self.relative_bias: RelativeBias = RelativeBias(config)
+        if self.position_scheme is not None and config.positions != "none":
+            raise ConfigError(
+                f"a position_scheme and positions={config.positions!r} were given, but a model has "
+                "one scheme: give positions='none', or no position_scheme"
+            )
+        make_scheme = self.position_scheme or POSITION_SCHEMES[config.positions]
+        self.positions: PositionScheme = make_scheme(config)
         make = partial(self.block, config, self.cross, self.attention_fn)
         self.blocks: list[nn.Module] = [make() for _ in range(self.num_layers)]
         if config.embedding_norm:
@@ -186,8 +194,9 @@ class Stack(nn.Module):
         length = x.shape[1] if cache is None else cache.max_length
         queries = mask.offset + jnp.arange(x.shape[1])
         positions = queries if positions is None else jnp.asarray(positions)
-        bias = self._bias(queries, jnp.arange(length), mask.causal)
-        x = self.positions(x, positions, length)
+        rotation = self.positions.rotation(positions)
+        bias = self.positions.bias(queries, jnp.arange(length), mask.causal)
+        x = self.positions.add(x, positions, length)
         if self.config.embedding_norm:
             x = self.embedding_norm(x)
         x = Dropout(dropout_rng, "/".join((*self.path, "input")), self.config.dropout_rate)(x)
@@ -196,7 +205,7 @@ class Stack(nn.Module):
             x, layer_cache = block(
                 x,
                 mask,
-                positions=positions,
+                rotation=rotation,
                 bias=bias,
                 encoder_kv=encoder_kv[i] if self.cross else None,
                 encoder_mask=encoder_mask,
@@ -213,14 +222,6 @@ class Stack(nn.Module):
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
         """Each block's cross-attention keys and values of the encoder's output `x`."""
         return tuple(block.cross_attention.keys_values(x) for block in self.blocks)
-
-    def _bias(self, queries: jax.Array, keys: jax.Array, causal: bool) -> jax.Array | None:
-        """The bias [1, N, T, S] that positions add to the logits of every self-attention."""
-        if self.config.positions == "alibi":
-            return alibi_bias(self.config.num_heads, queries, keys)
-        if self.config.positions == "relative":
-            return self.relative_bias(queries, keys, causal)
-        return None
 
     def _check_rngs(self) -> None:
         config = self.config

@@ -6,12 +6,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.config import TransformerConfig
-from jaxformer.nn.blocks import Block, MakeBlock
 from jaxformer.nn.layers import Norm, as_row, dense_init
-from jaxformer.nn.models import EncoderOnly, EncoderOutput
+from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model
 from jaxformer.ops.activations import ACTIVATIONS
-from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dense import flat_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray
@@ -26,20 +23,18 @@ class MaskedLMOutput(NamedTuple):
     """Of whether the second sentence follows the first; None without `config.pooler`."""
 
 
-class MaskedLanguageModel(nn.Module):
+class MaskedLanguageModel(Model):
     """An encoder with the heads that BERT is pretrained with (Devlin et al. 2019, section 3.1).
 
     The token head is a dense layer, the activation, a norm, and the embedding's transpose with a
     bias. With `config.pooler` a second head tells whether sentence B follows sentence A.
     """
 
-    config: TransformerConfig
-    attention_fn: AttentionFn = reference
-    block: MakeBlock = Block
-
     def setup(self) -> None:
         config = self.config
-        self.encoder: EncoderOnly = EncoderOnly(config, self.attention_fn, self.block)
+        self.encoder: EncoderOnly = EncoderOnly(
+            config, self.attention_fn, self.block, self.position_scheme
+        )
         init = dense_init(config)
         self.transform: nn.Dense = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init)
         self.transform_norm: Norm = Norm(config)

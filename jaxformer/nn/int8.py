@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.layers import Embedding, LMHead
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.models import DecodingModel, EncoderDecoder
 from jaxformer.ops.int8 import (
     QuantizedMatrix,
     int8_matmul,
@@ -22,10 +22,8 @@ from jaxformer.ops.int8 import (
     take_rows,
 )
 
-Model = EncoderDecoder | DecoderOnly
 
-
-def quantize(model: Model, params: Any) -> Any:
+def quantize(model: DecodingModel, params: Any) -> Any:
     """`params` with the weights of dense layers, embeddings and the LM head as 8-bit integers.
 
     The result is for `Int8(model)`. Which weights these are is decided by the type of the module,
@@ -47,7 +45,7 @@ class Int8:
     `config.dtype`. Raises `ConfigError` for a model that does not decode.
     """
 
-    model: Model
+    model: DecodingModel
 
     def __post_init__(self) -> None:
         _check_model(self.model)
@@ -69,14 +67,14 @@ class Int8:
 
 
 def _check_model(model: Any) -> None:
-    if not isinstance(model, Model):
+    if not isinstance(model, DecodingModel):
         raise ConfigError(
             f"8 bits are for models that decode, but a {type(model).__name__} was given: give an "
             "EncoderDecoder or a DecoderOnly"
         )
 
 
-def _rules(model: Model, params: Any) -> dict[tuple[str, ...], Callable[[jax.Array], Any]]:
+def _rules(model: DecodingModel, params: Any) -> dict[tuple[str, ...], Callable[[jax.Array], Any]]:
     """How to quantize the parameters at these paths, by the modules that a call of `model` uses."""
     _check_model(model)
     rules: dict[tuple[str, ...], Callable[[jax.Array], Any]] = {}

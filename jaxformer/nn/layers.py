@@ -10,7 +10,6 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.positions import relative_buckets, sinusoidal_positions
 from jaxformer.ops.activations import ACTIVATIONS
 from jaxformer.ops.dense import dense_dot_general, flat_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -33,14 +32,15 @@ def residual_init(config: TransformerConfig) -> nn.initializers.Initializer:
     return dense_init(config)
 
 
+def table_init(config: TransformerConfig) -> nn.initializers.Initializer:
+    """The initializer of tables with a row for each id or bucket."""
+    deviation = config.d_model**-0.5 if config.initializer == "xavier" else 0.02
+    return nn.initializers.normal(deviation)
+
+
 def as_row(vector: Float[Array, " D"], ndim: int) -> Float[Array, "*ones D"]:
     """`vector` with `ndim` axes, to be added to vectors [..., D]."""
     return jnp.expand_dims(vector, tuple(range(ndim - 1)))
-
-
-def _table_init(config: TransformerConfig) -> nn.initializers.Initializer:
-    deviation = config.d_model**-0.5 if config.initializer == "xavier" else 0.02
-    return nn.initializers.normal(deviation)
 
 
 class Embedding(nn.Module):
@@ -56,7 +56,7 @@ class Embedding(nn.Module):
                 'model.apply({"params": params}, ...) with params = model.init(...)["params"]'
             )
         shape = (self.size, self.config.d_model)
-        self.table: Array = self.param("table", _table_init(self.config), shape)
+        self.table: Array = self.param("table", table_init(self.config), shape)
 
     def __call__(self, ids: Int[AnyArray, "*shape"]) -> Float[Array, "*shape D"]:
         """The vectors of `ids`, times sqrt(D) if `config.scale_embeddings` (section 3.4).
@@ -105,63 +105,6 @@ class LMHead(nn.Module):
         if self.config.output_bias:
             logits = logits + as_row(self.bias, logits.ndim).astype(logits.dtype)
         return logits
-
-
-class AddPositions(nn.Module):
-    """Adds the absolute positions of the config, sinusoidal or learned, if it has them."""
-
-    config: TransformerConfig
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        positions: Int[Array, " T"] | Int[Array, "B T"],
-        length: int,
-    ) -> Float[Array, "B T D"]:
-        """`x` plus the vectors of `positions`, which are below `length`.
-
-        Raises `ValueError` when learned positions end before `length`.
-        """
-        config = self.config
-        if config.positions == "learned":
-            if length > config.max_len:
-                raise ValueError(
-                    f"a sequence of {length} tokens was given, but the learned positions end at "
-                    f"max_len={config.max_len}: shorten it"
-                )
-            shape = (config.max_len, config.d_model)
-            table = self.param("table", nn.initializers.normal(0.02), shape)
-        elif config.positions == "sinusoidal":
-            layout = config.sinusoidal_layout
-            table = jnp.asarray(sinusoidal_positions(length, config.d_model, layout))
-        else:
-            return x
-        rows = jnp.take(table, positions, axis=0).reshape(-1, *x.shape[1:])
-        return x + rows.astype(x.dtype)
-
-
-class RelativeBias(nn.Module):
-    """A learned number per head for each bucket of distances (Raffel et al. 2020, section 2.1)."""
-
-    config: TransformerConfig
-
-    @nn.compact
-    def __call__(
-        self, query: Int[Array, " T"], key: Int[Array, " S"], causal: bool
-    ) -> Float[Array, "1 N T S"]:
-        """The bias on the attention logits of the positions `query` and `key`."""
-        config = self.config
-        shape = config.relative_buckets, config.num_heads
-        table = self.param("table", _table_init(config), shape)
-        found = relative_buckets(
-            query,
-            key,
-            buckets=config.relative_buckets,
-            max_distance=config.relative_max_distance,
-            causal=causal,
-        )
-        return jnp.moveaxis(jnp.take(table, found, axis=0), -1, 0)[None]
 
 
 class Norm(nn.Module):

@@ -13,32 +13,77 @@ from jaxformer.config import TransformerConfig
 from jaxformer.nn.blocks import Block, MakeBlock, Stack
 from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.layers import Embedding, LMHead, dense_init
+from jaxformer.nn.positions import MakePositionScheme
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import read, store
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask
 
 
-class EncoderDecoder(nn.Module):
+class Model(nn.Module):
+    """The base of all models: the config, and what is passed to each `Stack`."""
+
+    config: TransformerConfig
+    attention_fn: AttentionFn = reference
+    block: MakeBlock = Block
+    position_scheme: MakePositionScheme | None = None
+
+    def stack(self, num_layers: int, cross: bool = False) -> Stack:
+        """A stack of `num_layers` blocks, made of the values that the model was given."""
+        parts = self.attention_fn, self.block, self.position_scheme
+        return Stack(self.config, num_layers, cross, *parts)
+
+
+class DecodingModel(Model):
+    """The base of the models that decode."""
+
+    _cross = False  # whether the decoder attends to an encoder
+
+    def setup(self) -> None:
+        config = self.config
+        self.embedding: Embedding = Embedding(config.vocab_size, config)
+        self.decoder: Stack = self.stack(config.num_decoder_layers, self._cross)
+        self.output: LMHead = LMHead(config)
+
+    def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """The logits of `hidden` vectors."""
+        return self.output(hidden, self.embedding)
+
+    def decode_step(
+        self, tokens: Int[AnyArray, "B W T"], cache: Cache
+    ) -> tuple[Float[Array, "B W T V"], Cache]:
+        """The logits of the token after each of `tokens`, and the cache with `tokens` added.
+
+        Raises `ValueError` if they do not fit into the cache. While tracing, only T itself can be
+        compared with `cache.max_length`: the caller counts the tokens.
+        """
+        x, cache = self.decoder(
+            self.embedding(tokens.reshape(-1, tokens.shape[-1])),
+            cache.mask(),
+            positions=cache.positions(tokens.shape[-1]),
+            cache=cache,
+            encoder_kv=tuple(map(read, cache.encoder_kv)),
+            encoder_mask=AttentionMask(padding_mask=cache.padding_mask),
+        )
+        return self.lm_head(x).reshape(*tokens.shape, -1), cache
+
+
+class EncoderDecoder(DecodingModel):
     """The Transformer of Vaswani et al. 2017: an encoder, and a decoder that attends to it.
 
     `model.apply({"params": params}, source, target)` gives the logits for training;
     `method="init_cache"` and `method="decode_step"` are for decoding with a cache.
     """
 
-    config: TransformerConfig
-    attention_fn: AttentionFn = reference
-    block: MakeBlock = Block
+    _cross = True
 
     def setup(self) -> None:
-        config, parts = self.config, (self.attention_fn, self.block)
-        self.embedding: Embedding = Embedding(config.vocab_size, config)
+        super().setup()
+        config = self.config
         if not config.ties_inputs:
             size = config.source_vocab_size or config.vocab_size
             self.source_embedding: Embedding = Embedding(size, config)
-        self.output: LMHead = LMHead(config)
-        self.encoder: Stack = Stack(config, config.num_encoder_layers, False, *parts)
-        self.decoder: Stack = Stack(config, config.num_decoder_layers, True, *parts)
+        self.encoder: Stack = self.stack(config.num_encoder_layers)
 
     def __call__(
         self,
@@ -74,10 +119,6 @@ class EncoderDecoder(nn.Module):
         )
         return x
 
-    def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """The logits of `hidden` vectors."""
-        return self.output(hidden, self.embedding)
-
     def encode(
         self,
         source: Int[AnyArray, "B S"],
@@ -107,36 +148,9 @@ class EncoderDecoder(nn.Module):
         cache = init_cache(self.config, source.shape[0], num_beams, max_length)
         return cache.replace(encoder_kv=tuple(map(store, encoder_kv)), padding_mask=padding_mask)
 
-    def decode_step(
-        self, tokens: Int[AnyArray, "B W T"], cache: Cache
-    ) -> tuple[Float[Array, "B W T V"], Cache]:
-        """The logits of the token after each of `tokens`, and the cache with `tokens` added.
 
-        Raises `ValueError` if they do not fit into the cache. While tracing, only T itself can be
-        compared with `cache.max_length`: the caller counts the tokens.
-        """
-        x, cache = self.decoder(
-            self.embedding(tokens.reshape(-1, tokens.shape[-1])),
-            AttentionMask(causal=True, offset=cache.length),
-            cache=cache,
-            encoder_kv=tuple(map(read, cache.encoder_kv)),
-            encoder_mask=AttentionMask(padding_mask=cache.padding_mask),
-        )
-        return self.lm_head(x).reshape(*tokens.shape, -1), cache
-
-
-class DecoderOnly(nn.Module):
+class DecoderOnly(DecodingModel):
     """A causal language model (GPT)."""
-
-    config: TransformerConfig
-    attention_fn: AttentionFn = reference
-    block: MakeBlock = Block
-
-    def setup(self) -> None:
-        config, parts = self.config, (self.attention_fn, self.block)
-        self.embedding: Embedding = Embedding(config.vocab_size, config)
-        self.output: LMHead = LMHead(config)
-        self.decoder: Stack = Stack(config, config.num_decoder_layers, False, *parts)
 
     def __call__(
         self,
@@ -168,10 +182,6 @@ class DecoderOnly(nn.Module):
         )
         return x
 
-    def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
-        """The logits of `hidden` vectors."""
-        return self.output(hidden, self.embedding)
-
     def pooled(
         self,
         tokens: Int[AnyArray, "B T"],
@@ -200,19 +210,6 @@ class DecoderOnly(nn.Module):
         cache = init_cache(self.config, batch_size, num_beams, max_length)
         return cache.replace(left_padding=left_padding)
 
-    def decode_step(
-        self, tokens: Int[AnyArray, "B W T"], cache: Cache
-    ) -> tuple[Float[Array, "B W T V"], Cache]:
-        """The logits of the token after each of `tokens`, and the cache with `tokens` added.
-
-        Raises `ValueError` if they do not fit into the cache. While tracing, only T itself can be
-        compared with `cache.max_length`: the caller counts the tokens.
-        """
-        positions = cache.positions(tokens.shape[-1])
-        x = self.embedding(tokens.reshape(-1, tokens.shape[-1]))
-        x, cache = self.decoder(x, cache.mask(), positions=positions, cache=cache)
-        return self.lm_head(x).reshape(*tokens.shape, -1), cache
-
 
 class EncoderOutput(NamedTuple):
     """The output of an encoder."""
@@ -223,19 +220,15 @@ class EncoderOutput(NamedTuple):
     """tanh of a dense layer on the first token's vector; None without `config.pooler`."""
 
 
-class EncoderOnly(nn.Module):
+class EncoderOnly(Model):
     """A bidirectional encoder (BERT)."""
 
-    config: TransformerConfig
-    attention_fn: AttentionFn = reference
-    block: MakeBlock = Block
-
     def setup(self) -> None:
-        config, parts = self.config, (self.attention_fn, self.block)
+        config = self.config
         self.embedding: Embedding = Embedding(config.vocab_size, config)
         if config.num_token_types:
             self.type_embedding: Embedding = Embedding(config.num_token_types, config)
-        self.encoder: Stack = Stack(config, config.num_encoder_layers, False, *parts)
+        self.encoder: Stack = self.stack(config.num_encoder_layers)
         if config.pooler:
             self.pooler: nn.Dense = nn.Dense(
                 config.d_model, dtype=config.dtype, kernel_init=dense_init(config)

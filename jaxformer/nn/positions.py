@@ -1,11 +1,16 @@
-"""Position schemes: the sinusoidal table, rotary positions, ALiBi, relative buckets."""
+"""Position schemes: how a stack of blocks knows the order of its tokens."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config import SinusoidalLayout, TransformerConfig
+from jaxformer.config import Positions, SinusoidalLayout, TransformerConfig
+from jaxformer.nn.layers import table_init
 
 
 def sinusoidal_positions(
@@ -45,19 +50,31 @@ def rotary_rates(config: TransformerConfig) -> Float[np.ndarray, " half"]:
     return (rates * (kept + (1 - kept) / config.rotary_factor)).astype(np.float32)
 
 
+class Rotation(NamedTuple):
+    """By which angles queries and keys are rotated; the leading axis is 1 or B."""
+
+    sin: Float[Array, "#B T 1 half"]
+    cos: Float[Array, "#B T 1 half"]
+
+
 def rotary(
-    x: Float[Array, "B T N H"],
-    positions: Int[Array, " T"] | Int[Array, "B T"],
-    rates: Float[np.ndarray, " half"],
-) -> Float[Array, "B T N H"]:
-    """`x` with each pair (x[i], x[i + H/2]) rotated by the angle position * rates[i].
+    positions: Int[Array, " T"] | Int[Array, "B T"], rates: Float[np.ndarray, " half"]
+) -> Rotation:
+    """The rotation of pair i by the angle position * rates[i]."""
+    angle = jnp.outer(positions, jnp.asarray(rates))
+    angle = angle.reshape(-1, positions.shape[-1], 1, len(rates))
+    return Rotation(jnp.sin(angle), jnp.cos(angle))
+
+
+def rotate(x: Float[Array, "B T N H"], rotation: Rotation | None) -> Float[Array, "B T N H"]:
+    """`x` with each pair (x[i], x[i + H/2]) rotated; `x` itself without a rotation.
 
     The product of a rotated query and a rotated key depends only on their distance (Su et al.
     2021, equation 16; here x[i] is paired with x[i + H/2] instead of its neighbour).
     """
-    half = x.shape[-1] // 2
-    angle = jnp.outer(positions, jnp.asarray(rates)).reshape(-1, positions.shape[-1], 1, half)
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
+    if rotation is None:
+        return x
+    sin, cos = rotation
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)
@@ -115,3 +132,123 @@ def _bucket_of(distance: jax.Array, buckets: int, max_distance: int) -> jax.Arra
     far = np.minimum(single + grown.astype(np.int32), buckets - 1)
     table = np.where(np.arange(max_distance + 1) < single, np.arange(max_distance + 1), far)
     return jnp.take(table.astype(np.int32), distance, mode="clip")
+
+
+class PositionScheme(nn.Module):
+    """The base class, which gives no positions; it is the scheme "none".
+
+    A scheme acts at one or more of three places: on the stack's input, on queries and keys, and on
+    the logits of self-attention. Your own scheme is a subclass that defines the methods it needs.
+    """
+
+    config: TransformerConfig
+
+    def add(
+        self, x: Float[Array, "B T D"], positions: Int[Array, " T"] | Int[Array, "B T"], length: int
+    ) -> Float[Array, "B T D"]:
+        """The stack's input: `x`, with something of its `positions`, which are below `length`."""
+        return x
+
+    def rotation(self, positions: Int[Array, " T"] | Int[Array, "B T"]) -> Rotation | None:
+        """How the queries and keys of all blocks are rotated."""
+        return None
+
+    def bias(
+        self, queries: Int[Array, " T"], keys: Int[Array, " S"], causal: bool
+    ) -> Float[Array, "1 N T S"] | None:
+        """What is added to the logits of all blocks, given the positions of queries and keys.
+
+        If `causal`, keys after the query are masked.
+        """
+        return None
+
+
+MakePositionScheme = Callable[[TransformerConfig], PositionScheme]
+"""scheme(config) -> a `PositionScheme`, such as its subclasses."""
+
+
+class SinusoidalPositions(PositionScheme):
+    """Adds the table of sines and cosines (Vaswani et al. 2017, section 3.5)."""
+
+    def add(
+        self, x: Float[Array, "B T D"], positions: Int[Array, " T"] | Int[Array, "B T"], length: int
+    ) -> Float[Array, "B T D"]:
+        """`x` plus the rows `positions` of the table."""
+        config = self.config
+        table = sinusoidal_positions(length, config.d_model, config.sinusoidal_layout)
+        return _add_rows(x, jnp.asarray(table), positions)
+
+
+class LearnedPositions(PositionScheme):
+    """Adds a learned `table` [max_len, D]."""
+
+    def setup(self) -> None:
+        shape = self.config.max_len, self.config.d_model
+        self.table: Array = self.param("table", nn.initializers.normal(0.02), shape)
+
+    def add(
+        self, x: Float[Array, "B T D"], positions: Int[Array, " T"] | Int[Array, "B T"], length: int
+    ) -> Float[Array, "B T D"]:
+        """`x` plus the rows `positions` of the table; `ValueError` if it ends before `length`."""
+        if length > self.config.max_len:
+            raise ValueError(
+                f"a sequence of {length} tokens was given, but the learned positions end at "
+                f"max_len={self.config.max_len}: shorten it"
+            )
+        return _add_rows(x, self.table, positions)
+
+
+class RotaryPositions(PositionScheme):
+    """Rotates queries and keys (Su et al. 2021)."""
+
+    def rotation(self, positions: Int[Array, " T"] | Int[Array, "B T"]) -> Rotation:
+        """The rotation by `positions` times the rates of the config."""
+        return rotary(positions, rotary_rates(self.config))
+
+
+class AlibiPositions(PositionScheme):
+    """Subtracts from the logits in proportion to the distance (Press et al. 2022)."""
+
+    def bias(
+        self, queries: Int[Array, " T"], keys: Int[Array, " S"], causal: bool
+    ) -> Float[Array, "1 N T S"]:
+        """`alibi_bias` of the positions."""
+        return alibi_bias(self.config.num_heads, queries, keys)
+
+
+class RelativePositions(PositionScheme):
+    """Adds a learned number per head and bucket of distances (Raffel et al. 2020, section 2.1)."""
+
+    def setup(self) -> None:
+        shape = self.config.relative_buckets, self.config.num_heads
+        self.relative_bias: Array = self.param("relative_bias", table_init(self.config), shape)
+
+    def bias(
+        self, queries: Int[Array, " T"], keys: Int[Array, " S"], causal: bool
+    ) -> Float[Array, "1 N T S"]:
+        """The numbers of the buckets of the distances from `queries` to `keys`."""
+        config = self.config
+        found = relative_buckets(
+            queries,
+            keys,
+            buckets=config.relative_buckets,
+            max_distance=config.relative_max_distance,
+            causal=causal,
+        )
+        return jnp.moveaxis(jnp.take(self.relative_bias, found, axis=0), -1, 0)[None]
+
+
+POSITION_SCHEMES: dict[Positions, MakePositionScheme] = {
+    "none": PositionScheme,
+    "sinusoidal": SinusoidalPositions,
+    "learned": LearnedPositions,
+    "rotary": RotaryPositions,
+    "alibi": AlibiPositions,
+    "relative": RelativePositions,
+}
+"""The schemes that `config.positions` names."""
+
+
+def _add_rows(x: jax.Array, table: jax.Array, positions: jax.Array) -> jax.Array:
+    rows = jnp.take(table, positions, axis=0).reshape(-1, *x.shape[1:])
+    return x + rows.astype(x.dtype)

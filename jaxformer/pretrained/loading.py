@@ -16,7 +16,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder, Model
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, reference
 from jaxformer.pretrained import families
 from jaxformer.pretrained.family import Family, canonical_names, parse_number, read_config
@@ -164,9 +164,9 @@ def load(
     """The model in `folder`: a run of `experiments`, or what `load_pretrained` reads.
 
     Of a run, these are the weights chosen at its end or, before its end, the newest ones, with the
-    block and the attention function that it was trained with. A run's config.json may name Python
-    modules, which are imported: load only runs that you trust. `attention_fn` and `dtype` replace
-    those of the run; None means `reference` and "float32" for other folders.
+    block, attention function and position scheme that it was trained with. A run's config.json may
+    name Python modules, which are imported: load only runs that you trust. `attention_fn` and
+    `dtype` replace those of the run; None means `reference` and "float32" for other folders.
 
     Raises `ConfigError` for a folder of neither kind, `CheckpointError` for a run without a
     complete checkpoint or with weights that do not fit, and what `load_pretrained` raises.
@@ -203,12 +203,14 @@ def _load_run(
     attend = attention_fn or _attention_fn(training.get("attention_fn", "reference"))
     named = training.get("block")
     block = _import_named(named, "block") if named else Block
+    named, scheme = training.get("position_scheme"), None
+    if named:
+        sizes, scheme = replace(sizes, positions="none"), _import_named(named, "position_scheme")
     if sizes.num_encoder_layers and sizes.num_decoder_layers:
-        model: nn.Module = EncoderDecoder(sizes, attend, block)
-    elif sizes.num_decoder_layers:
-        model = DecoderOnly(sizes, attend, block)
+        kind: type[Model] = EncoderDecoder
     else:
-        model = MaskedLanguageModel(sizes, attend, block)
+        kind = DecoderOnly if sizes.num_decoder_layers else MaskedLanguageModel
+    model = kind(sizes, attend, block, scheme)
     try:
         check_params(model, params)
     except ConfigError as error:

@@ -61,7 +61,7 @@ def test_rules_divide_the_relative_table_by_heads_and_the_output_bias_by_tokens(
     placed = specs(EncoderDecoder(config), jnp.ones((2, 3), int), jnp.ones((2, 3), int))
     assert placed["output/bias"] == P("tensor")  # [22]
     for stack in ("encoder", "decoder"):
-        assert placed[f"{stack}/relative_bias/table"] == P(None, "tensor")  # [32, 2]
+        assert placed[f"{stack}/positions/relative_bias"] == P(None, "tensor")  # [32, 2]
 
 
 def test_rules_place_the_parameters_of_a_masked_language_model():

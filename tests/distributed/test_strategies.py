@@ -293,12 +293,10 @@ class OneBlock(nn.Module):
         block = Block(TransformerConfig(**BASE), self.cross, name="block")
         scales = [self.param(name, nn.initializers.ones, (1, 1, 10)) for name in ("x", "memory")]
         encoder_kv = block.cross_attention.keys_values(x * scales[1]) if self.cross else None
-        positions = jnp.arange(x.shape[1])
         x = x * scales[0]
         return block(
             x,
             AttentionMask(),
-            positions=positions,
             encoder_kv=encoder_kv,
             encoder_mask=AttentionMask(),
         )[0]

@@ -1,9 +1,11 @@
-"""A block, an attention function, a loss and a schedule of a user's own, to be given by name."""
+"""A block, attention function, position scheme, loss and schedule of a user, given by name."""
 
 import jax.numpy as jnp
 import optax
+from flax import linen as nn
 
-from experiments.examples.custom_modules import DistanceBlock
+from experiments.examples.custom_modules import DistanceBias
+from jaxformer.nn.blocks import Block
 from jaxformer.ops.attention import reference
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import causal_loss, seq2seq_loss
@@ -11,10 +13,23 @@ from jaxformer.training.losses import causal_loss, seq2seq_loss
 NOT_CALLABLE = 3
 
 
-class OwnBlock(DistanceBlock):
+class OwnBlock(Block):
     """Has a parameter that the library's block has not."""
 
-    furthest: int = 5
+    def setup(self):
+        super().setup()
+        shape = 1, 1, self.config.d_model
+        self.gain = self.param("gain", nn.initializers.constant(1.5), shape)
+
+    def __call__(self, x, mask, **options):
+        x, layer_cache = super().__call__(x, mask, **options)
+        return x * self.gain, layer_cache
+
+
+class OwnPositions(DistanceBias):
+    """Has a parameter that none of the library's schemes has."""
+
+    max_distance: int = 5
 
 
 def cosine_attention(q, k, v, mask, *, scale, bias=None, dropout=None):

@@ -20,7 +20,6 @@ from experiments.examples.plain_attention import dependencies, random_weights, s
 from jaxformer.distributed import RULES, partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.training.train_step import init_train_state, make_train_step
@@ -148,32 +147,20 @@ def test_cosine_attention_does_not_care_how_long_queries_are(rng, assert_equal):
     assert np.abs(sharper - found).max() > 1e-2
 
 
-def test_a_distance_block_that_has_learned_nothing_is_a_block(rng, random_params, assert_equal):
-    x = rng.normal(size=(2, 5, 16)).astype(np.float32)
-    block, mask, places = (
-        custom_modules.DistanceBlock(custom_modules.SIZES),
-        AttentionMask(causal=True),
-        np.arange(5),
-    )
-    params = random_params(block, x, mask, places, method=at_places)
-    plain = {name: tree for name, tree in params.items() if name != "distance_bias"}
+def test_distances_that_have_learned_nothing_are_no_positions(random_params, assert_equal):
+    tokens = custom_modules.repeating(0, rows=2, length=5).tokens
+    model, plain = MODELS["custom positions"], MODELS["standard"]
+    params = random_params(model, tokens)
+    table = {"decoder": params["decoder"] | {"positions": {"table": np.zeros((2, 9), np.float32)}}}
 
     @jax.jit
     def run():
-        fresh = block.init(jax.random.key(0), x, mask, positions=places)["params"]
-        trees = plain | {"distance_bias": fresh["distance_bias"]}, params
-        found = [block.apply({"params": tree}, x, mask, positions=places)[0] for tree in trees]
-        ours = Block(custom_modules.SIZES).apply({"params": plain}, x, mask, positions=places)[0]
-        return *found, ours
+        flat, learned = (model.apply({"params": p}, tokens) for p in (params | table, params))
+        return flat, learned, plain.apply({"params": params}, tokens)
 
-    flat, learned, ours = run()
-    assert_equal(flat, ours)
+    flat, learned, expected = run()
+    assert_equal(flat, expected)
     assert np.abs(learned - flat).max() > 1e-2
-
-
-def at_places(block, x, mask, positions):
-    """A block with its keyword as a place, for `random_params`."""
-    return block(x, mask, positions=positions)
 
 
 def test_a_parallel_block_refuses_to_read_a_source():

@@ -1,4 +1,4 @@
-"""A block, an attention function, a loss and a schedule of one's own, in every command.
+"""A block, attention function, position scheme, loss and schedule of a user, in every command.
 
 What a run was trained with is what every later command uses: to the bit the logits of the model
 that was trained, applied to the same parameters.
@@ -37,10 +37,11 @@ from jaxformer.training.losses import causal_loss, seq2seq_loss
 from tests.experiments import own_parts
 
 HERE = "tests.experiments.own_parts"
-OWN = f"--training.block {HERE}:OwnBlock --training.attention_fn {HERE}:cosine_attention"
+OWN = f"""--training.block {HERE}:OwnBlock --training.attention_fn {HERE}:cosine_attention
+    --training.position_scheme {HERE}:OwnPositions"""
 SIZES = """
     --name own --model.d_model 14 --model.d_ff 22 --model.num_heads 2
-    --model.num_decoder_layers 1 --model.positions none --optimizer.name adam
+    --model.num_decoder_layers 1 --optimizer.name adam
     --optimizer.schedule constant --optimizer.learning_rate 0.1 --optimizer.warmup_steps 1
     --optimizer.total_steps 7 --training.save_every 5 --training.evaluate_every 5
 """
@@ -52,6 +53,7 @@ TRANSLATION = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 31
     --model.num_encoder_layers 1 --data.batch_tokens 128 --data.buckets 1
     --training.average_checkpoints 1
 """
+PARTS = own_parts.cosine_attention, own_parts.OwnBlock, own_parts.OwnPositions
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 
 
@@ -88,7 +90,7 @@ def language(text, tmp_path_factory):
     config = cli.parse(LANGUAGE_PRESETS, words)
     called(lambda: language_train.main(config), words)
     loaded = language_run.load_run(runs / "language_modelling" / "own")
-    model = DecoderOnly(loaded.model.config, own_parts.cosine_attention, own_parts.OwnBlock)
+    model = DecoderOnly(loaded.model.config, *PARTS)
     folder = runs / "language_modelling" / "own"
     return SimpleNamespace(folder=folder, words=words, config=config, loaded=loaded, model=model)
 
@@ -107,7 +109,7 @@ def translation(text, tmp_path_factory):
     called(lambda: translation_train.main(config), words)
     folder = runs / "translation" / "own"
     loaded = translation_run.load_run(folder)
-    model = EncoderDecoder(loaded.model.config, own_parts.cosine_attention, own_parts.OwnBlock)
+    model = EncoderDecoder(loaded.model.config, *PARTS)
     return SimpleNamespace(folder=folder, words=words, config=config, loaded=loaded, model=model)
 
 
@@ -136,6 +138,7 @@ def test_the_record_names_what_a_run_was_built_with(language, translation):
         training = json.loads((run.folder / "config.json").read_text())["training"]
         assert training["block"] == f"{HERE}:OwnBlock"
         assert training["attention_fn"] == f"{HERE}:cosine_attention"
+        assert training["position_scheme"] == f"{HERE}:OwnPositions"
 
 
 def test_a_loaded_model_has_the_logits_of_the_trained_one(language, translation, rng):
@@ -319,8 +322,10 @@ def test_a_translation_is_validated_by_the_loss_of_ones_own_too(translation, tex
 
 def test_values_given_from_python_are_recorded_by_name(language, tmp_path):
     config = replace(language.config, runs=str(tmp_path))
-    plain = replace(config, training=replace(config.training, block="", attention_fn="reference"))
-    language_train.train(plain, block=own_parts.OwnBlock, attention_fn=own_parts.cosine_attention)
+    training = replace(config.training, block="", attention_fn="reference", position_scheme="")
+    plain = replace(config, training=training)
+    attention_fn, block, scheme = PARTS
+    language_train.train(plain, block=block, attention_fn=attention_fn, position_scheme=scheme)
     folder = tmp_path / "language_modelling" / "own"
     name = "config.json"
     found, expected = (json.loads((x / name).read_text()) for x in (folder, language.folder))
@@ -339,6 +344,7 @@ def test_values_given_from_python_are_recorded_by_name(language, tmp_path):
         ("--training.attention_fn flash", "give one of reference, xla"),
         ("--training.attention_fn no.where:x", "there is no module 'no'"),
         (f"--training.block {HERE}:Absent", f"the module '{HERE}' has no 'Absent'"),
+        (f"--training.position_scheme {HERE}:Absent", f"the module '{HERE}' has no 'Absent'"),
         (f"--training.loss {HERE}:NOT_CALLABLE", "is not callable"),
         ("--training.block OwnBlock", "block='OwnBlock' is not a name of the form package.module"),
         ("--optimizer.schedule linear", "give one of inverse_square_root, cosine, constant"),

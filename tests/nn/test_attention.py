@@ -9,6 +9,7 @@ import pytest
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.positions import rotary, rotary_rates
 from jaxformer.ops import attention
 from jaxformer.ops.masks import AttentionMask
 
@@ -120,8 +121,9 @@ def test_attention_does_what_the_function_given_does(case, assert_equal):
 
 def test_rotary_attention_depends_on_distances_alone(case, assert_equal):
     def attend_at(module, x, query, key):
+        query, key = (rotary(at, rotary_rates(CONFIG)) for at in (query, key))
         kv = module.keys_values(x, key)
-        return module(x, kv, AttentionMask(causal=True), positions=query)
+        return module(x, kv, AttentionMask(causal=True), rotation=query)
 
     run = jax.jit(
         lambda *given: case.module.apply({"params": case.params}, *given, method=attend_at)

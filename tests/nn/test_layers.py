@@ -8,15 +8,7 @@ import pytest
 from flax import linen as nn
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.layers import (
-    AddPositions,
-    Embedding,
-    FeedForward,
-    LMHead,
-    Norm,
-    RelativeBias,
-)
-from jaxformer.nn.positions import relative_buckets, sinusoidal_positions
+from jaxformer.nn.layers import Embedding, FeedForward, LMHead, Norm
 from jaxformer.ops.dropout import DropoutRng
 
 pytestmark = pytest.mark.usefixtures("optimized")
@@ -77,17 +69,6 @@ def test_an_output_is_a_matrix_of_its_own_or_the_embeddings_with_a_bias_if_asked
     assert_equal(apply(module, params, x), x @ matrix + output.get("bias", 0.0))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_relative_bias_is_its_buckets_number_for_each_head(causal, rng):
-    module = RelativeBias(replace(CONFIG, relative_buckets=8, relative_max_distance=11))
-    table = rng.standard_normal((8, 3), np.float32)
-    queries, keys = np.arange(5, 9), np.arange(11)
-    buckets = relative_buckets(queries, keys, buckets=8, max_distance=11, causal=causal)
-    bias = apply(module, {"table": table}, queries, keys, causal)
-    assert bias.shape == (1, 3, 4, 11)
-    assert np.array_equal(bias[0], np.moveaxis(table[np.asarray(buckets)], -1, 0))
-
-
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_a_norm_is_its_formula(norm, use_bias, x, rng, assert_equal, leaf_shapes):
@@ -136,28 +117,3 @@ def test_activation_dropout_acts_between_the_two_maps(x, random_params, assert_e
     hidden = hidden * np.asarray(dropout_rng.keep_mask("hidden", hidden.shape, 0.25)) / 0.75
     expected = hidden @ params["down"]["kernel"] + params["down"]["bias"]
     assert_equal(apply(module, params, x, dropout_rng), expected)
-
-
-def test_learned_positions_that_end_too_early_are_refused(x):
-    module = AddPositions(replace(CONFIG, positions="learned", max_len=4))
-    with pytest.raises(ValueError, match="5 tokens was given, but .* max_len=4: shorten it"):
-        module.init(jax.random.key(0), x, np.arange(5), 5)
-
-
-def test_each_row_may_have_positions_of_its_own(x, rng, assert_equal):
-    module = AddPositions(replace(CONFIG, positions="learned"))
-    table = rng.standard_normal((7, 12), np.float32)
-    positions = np.array([[0, 1, 2, 0, 1], [6, 5, 4, 3, 2]])
-    assert_equal(apply(module, {"table": table}, x, positions, 7), x + table[positions])
-
-
-def test_the_layout_of_the_sinusoidal_table_is_the_configs(x):
-    module = AddPositions(replace(CONFIG, sinusoidal_layout="halves"))
-    expected = x + sinusoidal_positions(5, 12, "halves")
-    assert np.array_equal(module.apply({}, x, np.arange(5), 5), expected)
-
-
-@pytest.mark.parametrize("positions", ["rotary", "alibi", "relative", "none"])
-def test_relative_positions_add_nothing_to_the_embeddings(positions, x):
-    module = AddPositions(replace(CONFIG, positions=positions))
-    assert np.array_equal(module.apply({}, x, np.arange(5), 5), x)

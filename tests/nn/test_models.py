@@ -152,8 +152,8 @@ def test_relative_positions_have_one_table_a_stack_and_none_for_the_memory(leaf_
     shapes = leaf_shapes(parameters(EncoderDecoder(config), 2))
     tables = {name: shape for name, shape in shapes.items() if "relative" in name}
     assert tables == {
-        "encoder/relative_bias/table": (32, 3),
-        "decoder/relative_bias/table": (32, 3),
+        "encoder/positions/relative_bias": (32, 3),
+        "decoder/positions/relative_bias": (32, 3),
     }
 
 
@@ -165,10 +165,10 @@ def test_an_encoder_tells_what_comes_before_from_what_comes_after(rng, random_pa
 
     def felt(model, stack):
         params = random_params(model, tokens)
-        table = params[stack]["relative_bias"]["table"]
+        table = params[stack]["positions"]["relative_bias"]
 
         def total(table):
-            changed = params | {stack: params[stack] | {"relative_bias": {"table": table}}}
+            changed = params | {stack: params[stack] | {"positions": {"relative_bias": table}}}
             out = model.apply({"params": changed}, tokens)
             return jnp.sum(jnp.cos(jax.tree.leaves(out)[0]))
 

@@ -1,18 +1,27 @@
 import math
+from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import DecoderOnly
 from jaxformer.nn.positions import (
+    POSITION_SCHEMES,
+    PositionScheme,
     alibi_bias,
     alibi_slopes,
     relative_buckets,
     rotary,
     rotary_rates,
+    rotate,
     sinusoidal_positions,
 )
+
+CONFIG = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3, max_len=7)
 
 
 def test_the_table_of_three_columns_is_the_one_printed_in_textbooks():
@@ -52,12 +61,16 @@ def rates(size, base, scaling="none", **fields):
     )
 
 
+def turned(x, positions, base):
+    return rotate(x, rotary(positions, rates(x.shape[-1], base)))
+
+
 def test_rotary_turns_a_pair_by_its_position():
     x = np.zeros((1, 3, 1, 4), np.float32)
     x[..., 0] = 1.0
-    turned = np.asarray(rotary(x, np.arange(3), rates(4, 10_000.0)))[0, :, 0]
+    found = np.asarray(turned(x, np.arange(3), 10_000.0))[0, :, 0]
     expected = [[math.cos(t), 0.0, math.sin(t), 0.0] for t in range(3)]
-    assert np.allclose(turned, expected, atol=1e-6)
+    assert np.allclose(found, expected, atol=1e-6)
 
 
 @pytest.fixture
@@ -68,7 +81,7 @@ def queries_and_keys(rng):
 def test_rotary_products_depend_on_distance_alone(queries_and_keys, assert_equal):
     @jax.jit
     def products(positions):
-        q, k = (rotary(x, positions, rates(6, 100.0)) for x in queries_and_keys)
+        q, k = (turned(x, positions, 100.0) for x in queries_and_keys)
         return jax.numpy.einsum("BTNH,BSNH->BNTS", q, k)
 
     near, far = products(np.arange(5)), products(np.arange(5) + 31)
@@ -79,17 +92,16 @@ def test_rotary_products_depend_on_distance_alone(queries_and_keys, assert_equal
 def test_rotary_keeps_lengths_and_takes_positions_for_each_row(queries_and_keys, assert_equal):
     x = queries_and_keys[0]
     positions = np.array([[0, 1, 2, 0, 1], [3, 1, 4, 1, 5]])
-    turned = jax.jit(rotary)(x, positions, rates(6, 100.0))
-    assert_equal(np.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1))
+    found = jax.jit(turned, static_argnums=2)(x, positions, 100.0)
+    assert_equal(np.linalg.norm(found, axis=-1), np.linalg.norm(x, axis=-1))
     for row in range(2):
-        alone = rotary(x[row : row + 1], positions[row], rates(6, 100.0))
-        assert_equal(turned[row], alone[0], 1e-6)
+        alone = turned(x[row : row + 1], positions[row], 100.0)
+        assert_equal(found[row], alone[0], 1e-6)
 
 
 def test_two_rotary_bases_give_two_results(queries_and_keys):
     x = queries_and_keys[0]
-    near, far = (rotary(x, np.arange(5), rates(6, base)) for base in (100.0, 10_000.0))
-    assert np.abs(near - far).max() > 0.1
+    assert np.abs(turned(x, np.arange(5), 100.0) - turned(x, np.arange(5), 10_000.0)).max() > 0.1
 
 
 def test_linear_scaling_divides_every_rate():
@@ -134,3 +146,105 @@ def test_an_encoders_buckets_tell_before_from_after():
     """Of eight buckets four a side: 0, 1, 2 and 3, 4 and farther for a maximum of 8 or so."""
     found = relative_buckets(np.array([5]), np.arange(12), buckets=8, max_distance=8, causal=False)
     assert found[0].tolist() == [3, 3, 2, 2, 1, 0, 5, 6, 6, 7, 7, 7]
+
+
+def scheme_of(**changes):
+    config = replace(CONFIG, **changes)
+    return POSITION_SCHEMES[config.positions](config)
+
+
+@pytest.fixture
+def x(rng):
+    return rng.standard_normal((2, 5, 12), np.float32)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_relative_bias_is_its_buckets_number_for_each_head(causal, rng):
+    module = scheme_of(positions="relative", relative_buckets=8, relative_max_distance=11)
+    table = rng.standard_normal((8, 3), np.float32)
+    queries, keys = np.arange(5, 9), np.arange(11)
+    buckets = relative_buckets(queries, keys, buckets=8, max_distance=11, causal=causal)
+    variables = {"params": {"relative_bias": table}}
+    bias = module.apply(variables, queries, keys, causal, method="bias")
+    assert bias.shape == (1, 3, 4, 11)
+    assert np.array_equal(bias[0], np.moveaxis(table[np.asarray(buckets)], -1, 0))
+
+
+def test_learned_positions_that_end_too_early_are_refused(x):
+    module = scheme_of(positions="learned", max_len=4)
+    with pytest.raises(ValueError, match="5 tokens was given, but .* max_len=4: shorten it"):
+        module.init(jax.random.key(0), x, np.arange(5), 5, method="add")
+
+
+def test_each_row_may_have_positions_of_its_own(x, rng, assert_equal):
+    table = rng.standard_normal((7, 12), np.float32)
+    positions = np.array([[0, 1, 2, 0, 1], [6, 5, 4, 3, 2]])
+    variables = {"params": {"table": table}}
+    found = scheme_of(positions="learned").apply(variables, x, positions, 7, method="add")
+    assert_equal(found, x + table[positions])
+
+
+def test_the_layout_of_the_sinusoidal_table_is_the_configs(x):
+    found = scheme_of(sinusoidal_layout="halves").apply({}, x, np.arange(5), 5, method="add")
+    assert np.array_equal(found, x + sinusoidal_positions(5, 12, "halves"))
+
+
+@pytest.mark.parametrize("positions", ["rotary", "alibi", "relative", "none"])
+def test_relative_positions_add_nothing_to_the_embeddings(positions, x):
+    found = scheme_of(positions=positions).init_with_output(
+        jax.random.key(0), x, np.arange(5), 5, method="add"
+    )
+    assert np.array_equal(found[0], x)
+
+
+class HalfSpeed(PositionScheme):
+    """Acts at all three places: each position counts as half of one."""
+
+    def add(self, x, positions, length):
+        return x + jnp.sin(positions / 2).reshape(-1, x.shape[1], 1)
+
+    def rotation(self, positions):
+        return rotary(positions / 2, rates(self.config.key_size, 100.0))
+
+    def bias(self, queries, keys, causal):
+        return alibi_bias(self.config.num_heads, queries / 2, keys / 2)
+
+
+def test_a_scheme_of_a_user_acts_at_input_on_queries_and_keys_and_on_logits(rng, random_params):
+    config = replace(CONFIG, num_decoder_layers=2, positions="none")
+    tokens = rng.integers(0, 17, (2, 6))
+    params = random_params(DecoderOnly(config), tokens)
+
+    def logits(scheme):
+        model = DecoderOnly(config, position_scheme=scheme)
+        return np.asarray(jax.jit(model.apply)({"params": params}, tokens))
+
+    every = logits(HalfSpeed)
+    for method in ("add", "rotation", "bias"):
+        without = type("Without", (HalfSpeed,), {method: getattr(PositionScheme, method)})
+        assert np.abs(logits(without) - every).max() > 1e-2, method
+
+
+def test_a_scheme_of_a_user_decodes_as_it_trains(rng, random_params, assert_equal):
+    config = replace(CONFIG, num_decoder_layers=2, positions="none")
+    tokens = rng.integers(0, 17, (2, 6))
+    model = DecoderOnly(config, position_scheme=HalfSpeed)
+    variables = {"params": random_params(model, tokens)}
+
+    @jax.jit
+    def run(variables):
+        cache, found = model.init_cache(2, max_length=6), []
+        for column in tokens.T:
+            logits, cache = model.apply(
+                variables, column[:, None, None], cache, method="decode_step"
+            )
+            found.append(logits[:, 0, 0])
+        return jnp.stack(found, 1), model.apply(variables, tokens)
+
+    assert_equal(*run(variables))
+
+
+def test_two_schemes_are_refused():
+    model = DecoderOnly(replace(CONFIG, num_decoder_layers=1), position_scheme=HalfSpeed)
+    with pytest.raises(ConfigError, match="positions='sinusoidal' were given.*give positions='no"):
+        jax.eval_shape(model.init, jax.random.key(0), np.ones((2, 3), int))

@@ -13,6 +13,7 @@ from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.positions import PositionScheme
 from jaxformer.ops.attention import reference, xla
 from jaxformer.pretrained import load, save_pretrained
 from jaxformer.text.tokenizers import train_characters, train_words
@@ -24,6 +25,10 @@ TOKENS = np.array([[4, 5, 6, 2, 0], [5, 4, 2, 0, 0]])
 
 class NamedBlock(Block):
     """A block with a name of its own."""
+
+
+class NamedPositions(PositionScheme):
+    """A position scheme with a name of its own."""
 
 
 def named_attention(*args, **kwargs):
@@ -112,11 +117,13 @@ def test_a_run_of_a_masked_model_has_its_head(make_run):
     same(found.params, params)
 
 
-def test_a_run_keeps_the_block_and_the_attention_that_it_was_trained_with(make_run):
+def test_a_run_keeps_the_parts_that_it_was_trained_with(make_run):
     config = replace(GPT, vocab_size=7)
     training = {"block": f"{__name__}:NamedBlock", "attention_fn": f"{__name__}:named_attention"}
+    training |= {"position_scheme": f"{__name__}:NamedPositions"}
     folder, _ = make_run(DecoderOnly(config), config, {}, training=training)
-    assert load(folder).model == DecoderOnly(config, named_attention, NamedBlock)
+    config = replace(config, positions="none")
+    assert load(folder).model == DecoderOnly(config, named_attention, NamedBlock, NamedPositions)
 
 
 @pytest.mark.parametrize(

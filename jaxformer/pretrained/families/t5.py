@@ -37,7 +37,7 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
 
 def _stack(config: TransformerConfig, stack: str, layers: int) -> list[Entry]:
     bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    entries = [entry(f"{stack}/relative_bias/table", bias)]
+    entries = [entry(f"{stack}/positions/relative_bias", bias)]
     parts = {"attention": "SelfAttention", "feed_forward": "DenseReluDense"}
     if stack == "decoder":
         parts = {
