@@ -41,7 +41,7 @@ OWN = f"""--training.block {HERE}:OwnBlock --training.attention_fn {HERE}:cosine
     --training.position_scheme {HERE}:OwnPositions"""
 SIZES = """
     --name own --model.d_model 14 --model.d_ff 22 --model.num_heads 2
-    --model.num_decoder_layers 1 --optimizer.name adam
+    --model.num_decoder_layers 1 --model.positions alibi --optimizer.name adam
     --optimizer.schedule constant --optimizer.learning_rate 0.1 --optimizer.warmup_steps 1
     --optimizer.total_steps 7 --training.save_every 5 --training.evaluate_every 5
 """
