@@ -1,26 +1,55 @@
 """How training is going: the numbers of each step, logged and shown."""
 
-import datetime
 import math
-import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple, TextIO
 
-from experiments.harness import cli
+import jax
+
+from experiments.harness import display, training_view
 from experiments.harness.run_folder import Run
-from jaxformer import optional_dependencies
+from experiments.harness.training_view import Sample, View
 from jaxformer.training.train_step import raise_if_diverged
+
+_RECENT = 100
+"""Steps whose mean time the estimate is made of."""
+
+
+class _Step(NamedTuple):
+    """What `add` takes, and whether the step was compiled first."""
+
+    number: int
+    metrics: Mapping[str, Any]
+    positions: int
+    flops: float
+    compiled: bool
+
+
+class _Counted(NamedTuple):
+    """Tokens, FLOPs and seconds of the steps so far that were not compiled first."""
+
+    tokens: float = 0.0
+    flops: float = 0.0
+    seconds: float = 0.0
 
 
 class Progress:
     """Logs every `log_every`-th step of `total` (0: only the last), and shows how far training is.
 
-    On a terminal it is a bar, elsewhere a line every `every` seconds. A step is fetched from the
-    device when the next one has been dispatched: the next batch is built and sent while the device
-    computes this one. What is logged of a step depends on this step alone, except for the speed: a
-    resumed run logs the same. `peak` is the FLOP/s that the devices can do together; with it `mfu`
-    is logged, the share of it that the steps' FLOPs made since the last logged step.
+    On a terminal it is a live area, with a line above it for each logged step; elsewhere a line
+    every `every` seconds. A step is fetched from the device when the next one has been dispatched:
+    the next batch is built and sent while the device computes this one. What is logged of a step
+    depends on this step alone, except for the speed: a resumed run logs the same. `peak` is the
+    FLOP/s that the devices can do together; with it `mfu` is logged, the share of it that the
+    steps' FLOPs made since the last logged step.
+
+    The speed is that of the steps alone: the first step of each shape of batch, which compiles,
+    and what is done within `pause` are left out. The estimate of the time left counts the pauses
+    to come, one every `pause_every` steps and two at the end, each as long as the last one.
     """
 
     def __init__(
@@ -29,6 +58,7 @@ class Progress:
         run: Run,
         *,
         log_every: int,
+        pause_every: int = 0,
         peak: float | None = None,
         every: float = 30.0,
         stream: TextIO | None = None,
@@ -37,17 +67,53 @@ class Progress:
         self._total = total
         self._run = run
         self._log_every = log_every
+        self._pause_every = pause_every
         self._peak = peak
         self._every = every
-        self._stream = stream or sys.stdout
+        self._stream = stream
         self._clock = clock
-        self._pending: tuple[int, Mapping[str, Any], int, float] | None = None
-        self._first: tuple[int, float] | None = None
-        self._window = (0.0, 0.0, 0.0)  # tokens, FLOPs and seconds at the last logged step
-        self._tokens = self._flops = 0.0
+        self._stack = ExitStack()
+        self._pending: _Step | None = None
+        self._shapes: set[tuple[tuple[int, ...], ...]] = set()
+        self._compiles = True  # whether the step to be added was compiled first
+        self._since: float | None = None  # when the last step, compilation or pause ended
+        self._counted = self._logged = _Counted()
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._pause: float | None = None
         self._printed = -float("inf")
-        self._line = ""
-        self._bar = _bar(self._stream, total)
+        self._unprinted = ""
+        self._losses = training_view.Thinned()
+        self._view = View(0, total, "", None, self._losses)
+
+    def announce(self, step: Callable[..., Any], programs: int) -> Callable[..., Any]:
+        """`step`, a function of (state, batch), which says when it compiles.
+
+        It does for the first batch of each of `programs` shapes, and waits for the result.
+        """
+
+        def announced(state: Any, batch: Any) -> Any:
+            shape = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+            if shape in self._shapes:
+                return step(state, batch)
+            self.settle()
+            self._shapes.add(shape)
+            self._compiles = True
+            with display.phase(f"compiling shape {len(self._shapes)} of {programs}"):
+                result = jax.block_until_ready(step(state, batch))
+            self._since = self._clock()
+            return result
+
+        return announced
+
+    @contextmanager
+    def pause(self, name: str) -> Iterator[None]:
+        """Within it something else is done than steps, which the screen calls `name`."""
+        self.settle()
+        before = self._clock()
+        with display.phase(name):
+            yield
+        self._since = self._clock()
+        self._pause = self._since - before
 
     def add(
         self, step: int, metrics: Mapping[str, Any], positions: int, flops: float = 0.0
@@ -58,7 +124,8 @@ class Progress:
         positions of the batch, padding included; `flops` the FLOPs of the step.
         """
         self.settle()
-        self._pending = step, metrics, positions, flops
+        self._pending = _Step(step, metrics, positions, flops, self._compiles)
+        self._compiles = False
 
     def settle(self) -> None:
         """Waits for the last added step and logs it; before saving, so that no line is missing.
@@ -68,7 +135,7 @@ class Progress:
         """
         if self._pending is None:
             return
-        step, metrics, positions, flops = self._pending
+        step, metrics, positions, flops, compiled = self._pending
         self._pending = None
         raise_if_diverged(step, metrics)
         numbers = {name: float(value) for name, value in metrics.items()}
@@ -79,85 +146,93 @@ class Progress:
         for name in numbers.keys() - {"grad_norm", "skipped"}:  # the loss and its auxiliary sums
             numbers[name] /= max(tokens, 1.0)
         numbers["padding"] = 1.0 - tokens / positions
-        now = self._clock()
-        if self._first is None:  # compilation ends with the first step
-            self._first, self._window = (step, now), (0.0, 0.0, now)
-        else:
-            self._tokens += tokens
-            self._flops += flops
-        speeds = self._speeds(now)
-        self._show(step, now, numbers, speeds)
-        due = self._log_every > 0 and step % self._log_every == 0
-        if due or step == self._total:
+        self._count(tokens, flops, compiled)
+        speeds = self._speeds()
+        due = self._log_every > 0 and step % self._log_every == 0 or step == self._total
+        self._show(step, numbers, speeds, due)
+        if due:
             finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
             self._run.log(step, **finite, **speeds)
-            self._window = (self._tokens, self._flops, now)
+            self._logged = self._counted
 
-    def _speeds(self, now: float) -> dict[str, float]:
+    def show_scores(self, line: str, best: str, samples: Sequence[Sample] = ()) -> None:
+        """Prints the scores of an evaluation, and shows the best one and `samples`."""
+        display.say(line)
+        self._view = self._view._replace(best=best, samples=samples)
+        if not training_view.has_room(*self._screen.size):
+            display.say("\n".join(training_view.sample_lines(samples)))
+        self._refresh()
+
+    def _count(self, tokens: float, flops: float, compiled: bool) -> None:
+        """Counts the step that has just ended, unless it was compiled."""
+        now = self._clock()
+        if compiled:
+            self._since = now if self._since is None else self._since
+            return
+        assert self._since is not None  # the first step is one that compiles
+        seconds, sums = now - self._since, self._counted
+        self._since = now
+        self._recent.append(seconds)
+        self._counted = _Counted(sums.tokens + tokens, sums.flops + flops, sums.seconds + seconds)
+
+    def _speeds(self) -> dict[str, float]:
         """What is known of the time since the last logged step."""
-        tokens, flops, since = self._window
-        if now <= since:
+        tokens, flops, seconds = (
+            now - before for now, before in zip(self._counted, self._logged, strict=True)
+        )
+        if seconds <= 0.0:
             return {}
-        speeds = {"tokens_per_second": (self._tokens - tokens) / (now - since)}
+        speeds = {"tokens_per_second": tokens / seconds}
         if self._peak is not None:
-            speeds["mfu"] = (self._flops - flops) / (now - since) / self._peak
+            speeds["mfu"] = flops / seconds / self._peak
         return speeds
 
-    def _show(self, step: int, now: float, numbers: dict, speeds: dict[str, float]) -> None:
-        assert self._first is not None  # `add` sets it first
-        first_step, since = self._first
-        left = _ratio((self._total - step) * (now - since), step - first_step)
+    def _left(self, step: int) -> float | None:
+        """The seconds to the end, as far as they can be known after `step`."""
+        if not self._recent:
+            return None
+        left = (self._total - step) * sum(self._recent) / len(self._recent)
+        if self._pause is not None:
+            every = self._pause_every
+            left += self._pause * (self._total // every - step // every + 2)
+        return left
+
+    def _show(
+        self, step: int, numbers: dict[str, float], speeds: dict[str, float], logged: bool
+    ) -> None:
         speed = speeds.get("tokens_per_second")
-        self._line = (
-            f"step {step}/{self._total}  loss {numbers['loss']:.4f}  "
-            f"tokens/s {'-' if speed is None else format(speed, ',.0f')}  "
-            f"{format(speeds['mfu'], '.1%') + ' mfu  ' if 'mfu' in speeds else ''}"
-            f"padding {numbers['padding']:.1%}  "
-            f"left {'-' if left is None else datetime.timedelta(seconds=round(left))}"
-        )
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=step, description=self._line)
-        elif now - self._printed >= self._every:
+        said = [
+            f"loss {numbers['loss']:.4f}",
+            f"tokens/s {'-' if speed is None else format(speed, ',.0f')}",
+            *([f"{speeds['mfu']:.1%} mfu"] if "mfu" in speeds else []),
+            f"padding {numbers['padding']:.1%}",
+        ]
+        self._view = self._view._replace(step=step, numbers="  ".join(said), left=self._left(step))
+        self._losses.add(numbers["loss"])
+        self._refresh()
+        now = self._clock()
+        self._unprinted = self._view.line
+        if logged if self._screen.live else now - self._printed >= self._every:
             self._printed = now
             self._print()
 
     def _print(self) -> None:
-        cli.say(self._line, self._stream)
-        self._line = ""
+        display.say(self._unprinted)
+        self._unprinted = ""
+
+    def _refresh(self) -> None:
+        self._screen.view = partial(training_view.render, self._view)
 
     def __enter__(self) -> "Progress":
-        if self._bar is not None:
-            self._bar.start()
+        self._screen = self._stack.enter_context(display.opened(self._stream))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None or issubclass(kind, KeyboardInterrupt | SystemExit):
                 self.settle()
-        finally:
-            if self._bar is not None:
-                self._bar.stop()
-            elif self._line:
+            if self._unprinted:
                 self._print()
-
-
-def _ratio(amount: float, per: float) -> float | None:
-    return amount / per if per > 0 else None
-
-
-def _bar(stream: TextIO, total: int) -> Any:
-    """A rich progress bar where `stream` is a terminal and rich is installed, else None."""
-    if not stream.isatty():
-        return None
-    try:
-        progress, console = (
-            optional_dependencies.load("rich.progress"),
-            optional_dependencies.load("rich.console"),
-        )
-    except optional_dependencies.MissingExtra:
-        return None
-    # The bar takes what the numbers leave of the line.
-    columns = progress.TextColumn("{task.description}"), progress.BarColumn(bar_width=None)
-    bar = progress.Progress(*columns, console=console.Console(file=stream), expand=True)
-    bar.add_task("", total=total)
-    return bar
+        finally:
+            self._screen.view = None
+            self._stack.close()

@@ -1,14 +1,17 @@
 """Stopping a training run between two steps when the system or the user asks for it."""
 
+import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-from experiments.harness import cli, distributed
+from experiments.harness import cli, display, distributed
 
 
 def asked_to_stop() -> AbstractContextManager[Callable[[], bool]]:
@@ -22,25 +25,76 @@ def asked_to_stop() -> AbstractContextManager[Callable[[], bool]]:
     return _asked_together() if distributed.is_several() else _asked_alone()
 
 
+_SIGNALS = signal.SIGTERM, signal.SIGINT
+
+
 @contextmanager
 def _asked_alone() -> Iterator[Callable[[], bool]]:
     asked: list[int] = []
 
     def note(number: int, frame: object) -> None:
-        if asked:
-            raise SystemExit(128 + number)
         asked.append(number)
+        if len(asked) > 1:
+            raise SystemExit(128 + number)
         name = signal.Signals(number).name
-        cli.say(f"{name}: saving after this step; once more to stop at once", sys.stderr)
+        if not watch.answered.is_set():
+            cli.say(f"{name}: saving after this step; once more to stop at once", sys.stderr)
 
-    previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    watch = _Watch(asked)
+    previous = {number: signal.signal(number, note) for number in _SIGNALS}
     try:
-        yield lambda: bool(asked)
+        with watch:
+            yield lambda: bool(asked)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
     if asked:
         raise SystemExit(128 + asked[0])
+
+
+class _Watch:
+    """Answers the signals that the main thread cannot, as while XLA compiles.
+
+    Python calls handlers in the main thread, between two of its instructions. Its file descriptor
+    for wake-ups gets the number of a signal at once. A thread reads it, and answers unless the
+    main thread has noted it in `asked` a moment later.
+    """
+
+    def __init__(self, asked: list[int], patience: float = 0.5):
+        self.answered = threading.Event()
+        self._asked = asked
+        self._patience = patience
+        self._seen = 0
+        self._closed = threading.Event()
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+
+    def __enter__(self) -> None:
+        self._previous = signal.set_wakeup_fd(self._writer.fileno())
+        threading.Thread(target=self._run, name="signals", daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        signal.set_wakeup_fd(self._previous)
+        self._writer.close()
+
+    def _run(self) -> None:
+        while number := self._reader.recv(1):
+            if number[0] in _SIGNALS:
+                self._seen += 1
+                handled = self._closed.wait(self._patience) or len(self._asked) >= self._seen
+                if not handled:
+                    self._answer(signal.Signals(number[0]))
+        self._reader.close()
+
+    def _answer(self, number: signal.Signals) -> None:
+        """Says that the wish is known, or ends the process at the second one."""
+        if self._seen > 1:
+            display.show_cursor()
+            os._exit(128 + number)
+        self.answered.set()
+        what = "saving when this step is compiled and made; once more to stop at once"
+        cli.say(f"{number.name}: {what}", sys.stderr)
 
 
 @contextmanager

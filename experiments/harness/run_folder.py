@@ -120,6 +120,12 @@ class Run:
         with self.surviving("tensorboard"):
             self._write_events(int(step), numbers)
 
+    def add_environment(self, **facts: str) -> None:
+        """Adds `facts` to what env.json says of this start."""
+        path = self.folder / "env.json"
+        with self.surviving("env.json"):
+            _write_json(path, _read_json(path) | facts)
+
     def resume(self, step: int) -> None:
         """Removes the metrics after `step`, from which training goes on, and damaged lines.
 
@@ -195,6 +201,9 @@ class Follower(Run):
     """The folder of a run whose log another process writes."""
 
     def log(self, step: int, **values: float) -> None:
+        """Nothing."""
+
+    def add_environment(self, **facts: str) -> None:
         """Nothing."""
 
     def resume(self, step: int) -> None:

@@ -20,6 +20,19 @@ def write_lines(path: Path, lines: list[str]) -> None:
     path.write_bytes("".join(one_line(line) + "\n" for line in lines).encode())
 
 
+def write_table(path: Path, columns: dict[str, list[str]]) -> None:
+    """Writes `columns`, equally long, to `path`: tab-separated, with their names first."""
+    rows = [list(columns), *zip(*columns.values(), strict=True)]
+    write_lines(path, ["\t".join(cell.replace("\t", " ") for cell in row) for row in rows])
+
+
+def read_table(path: Path) -> dict[str, list[str]]:
+    """The columns that `write_table` wrote."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    names, *rows = (line.split("\t") for line in lines)
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
 def one_line(text: str) -> str:
     """`text` without line feeds, which a model that writes bytes might write."""
     return text.replace("\n", " ").replace("\r", " ")

@@ -8,13 +8,14 @@ from typing import Any, ClassVar, Literal, get_args
 
 import jax
 
-from experiments.harness import distributed
+from experiments.harness import display, distributed
 from experiments.harness.config_files import is_own
+from experiments.harness.run_folder import Run
 from jaxformer.config import check_at_least, check_choices, check_fraction
 from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS
-from jaxformer.runtime.setup import setup_process
+from jaxformer.runtime.setup import ProcessSetup, setup_process
 from jaxformer.training import optimizer
 
 StrategyName = Literal["single", "replicated", "sharded"]
@@ -90,6 +91,8 @@ class RunConfig:
     """The folder that holds the folders of all experiments."""
     compilation_cache_dir: str = "programs"
     """Folder in `runs` that keeps compiled programs for the next start; empty: none is kept."""
+    verbose: bool = False
+    """Prints compiler options, the formula of mfu and signatures; env.json always has them."""
     profile: bool = False
     """Writes a trace of a few steps into the run's folder, for TensorBoard or Perfetto."""
     strategy: StrategyName = "single"
@@ -118,13 +121,18 @@ class RunConfig:
         return [*names, "optimizer.total_steps"] if endless else names
 
 
-def start_process(config: RunConfig) -> Strategy:
-    """Sets the process up for speed, prints how, and chooses the devices of `config`."""
+def start_process(config: RunConfig) -> tuple[Strategy, ProcessSetup]:
+    """Sets the process up for speed; returns the devices of `config` and what was set."""
     cache = config.compilation_cache_dir
     setup = setup_process((Path(config.runs) / cache).absolute() if cache else None)
-    if distributed.is_first():
-        print(setup, flush=True)
-    return choose_devices(config.strategy, config.mesh, setup.compiler_options)
+    return choose_devices(config.strategy, config.mesh, setup.compiler_options), setup
+
+
+def record_environment(run: Run, config: RunConfig, **facts: object) -> None:
+    """Adds `facts` to the run's env.json, and prints them with `verbose`."""
+    run.add_environment(**{name: str(fact) for name, fact in facts.items()})
+    if config.verbose:
+        display.say("\n".join(map(str, facts.values())))
 
 
 def choose_devices(

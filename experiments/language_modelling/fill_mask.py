@@ -1,13 +1,14 @@
 """Fill in: `python -m experiments.language_modelling.fill_mask --run RUN --text "He <mask> it ."`.
 
-Each text is printed, and below it the best tokens for each of its masks.
+Each text is printed, and below it the best tokens for each of its masks. On a terminal, without a
+text, it asks for one.
 """
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.harness import cli
+from experiments.harness import cli, prompting
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.text_io import read_texts
 from experiments.language_modelling.evaluation import filled_texts
@@ -36,8 +37,15 @@ class FillMaskOptions(RunOptions):
 def main(options: FillMaskOptions) -> None:
     """Prints the texts and what fills them."""
     loaded = load_objective(Path(options.run), "masked", "sample", options)
-    texts = read_texts(options.text, options.input)
-    print("\n".join(filled_texts(loaded, texts, count=options.count)))
+
+    def fill(texts: tuple[str, ...]) -> None:
+        print("\n".join(filled_texts(loaded, texts, count=options.count)))
+
+    if options.text or options.input or not prompting.is_interactive():
+        fill(read_texts(options.text, options.input))
+    else:
+        mask = loaded.tokenizer.token(loaded.tokenizer.special.mask)
+        prompting.answer_lines(f"a text with {mask} in it", lambda line: fill((line,)))
 
 
 if __name__ == "__main__":

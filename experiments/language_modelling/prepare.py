@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.harness import cli, datasets, distributed, json_records, run_folder
+from experiments.harness import cli, datasets, display, distributed, json_records, run_folder
 from experiments.language_modelling import corpus
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
@@ -141,7 +141,8 @@ def _prepare(config: LanguageConfig, folder: Path, parts: Corpus) -> None:
         for note in (folder / "data").glob("*.json"):
             note.unlink()  # the other parts were encoded by another tokenizer
         (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
-        _make_tokenizer(config, parts.train).save(folder / _TOKENIZER)
+        with display.phase("making the tokenizer"):
+            _make_tokenizer(config, parts.train).save(folder / _TOKENIZER)
         _write(config, folder, "train", parts.train)
     for name, part in (("validation", parts.validation), ("test", parts.test)):
         if part and not _is_current(config, folder, name, part):
@@ -154,8 +155,9 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part) -> None:
     path = folder / "data" / f"{name}.json"
     path.unlink(missing_ok=True)  # written again when everything else is
     tokenizer = load_tokenizer(folder)
-    encoded = corpus.metadata_of(part)
-    _ids(config, part, tokenizer, path.with_suffix(".tokens"))
+    with display.phase(f"encoding the {name} text"):
+        encoded = corpus.metadata_of(part)
+        _ids(config, part, tokenizer, path.with_suffix(".tokens"))
     note = {
         "files": _files(part),
         "how": _how(config, name, part),

@@ -1,7 +1,7 @@
 """Continue text: `python -m experiments.language_modelling.sample --run RUN --prompt "def "`.
 
 The first text is printed while it is made; the others follow it, with a rule between them. Equal
-seeds give equal texts.
+seeds give equal texts. On a terminal, without a prompt, it asks for one.
 """
 
 import argparse
@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from experiments.harness import checkpoint_selection, cli, run_folder
+from experiments.harness import checkpoint_selection, cli, prompting, run_folder
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.text_io import RULE, read_text
-from experiments.language_modelling.load_run import load_objective
+from experiments.language_modelling.load_run import LoadedRun, load_objective
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
 from jaxformer.config import check_at_least
@@ -31,7 +31,7 @@ class SampleOptions(SamplingConfig, RunOptions):
     run: str = _RUN
     """The folder of a causal run, or of pretrained weights."""
     prompt: tuple[str, ...] = ()
-    """The texts to continue; without them and `input`, the run's own prompts."""
+    """The texts to continue; without them and `input`, asks on a terminal, or uses the run's."""
     input: str = ""
     """A file whose whole text is one prompt; "-" is standard input."""
     count: int = 1
@@ -63,10 +63,19 @@ def main(options: SampleOptions) -> None:
     """Prints each prompt and what follows it."""
     loaded = load_objective(Path(options.run), "causal", "fill_mask", options)
     loaded = checkpoint_selection.in_int8(loaded) if options.int8 else loaded
-    given = (read_text(options.input),) if options.input else options.prompt
-    prompts = [p for p in given or loaded.config.prompts or ("",) for _ in range(options.count)]
     if options.eos is None and is_pretrained(Path(options.run)):
         options = replace(options, eos=load_eos(options.run))
+    given = (read_text(options.input),) if options.input else options.prompt
+    if given or not prompting.is_interactive():
+        _continue(loaded, options, given or loaded.config.prompts or ("",))
+    else:
+        prompting.answer_lines(
+            "a text to continue", lambda line: _continue(loaded, options, (line,))
+        )
+
+
+def _continue(loaded: LoadedRun, options: SampleOptions, given: tuple[str, ...]) -> None:
+    prompts = [prompt for prompt in given for _ in range(options.count)]
     texts = pipelines.stream(loaded.model, loaded.params, prompts, loaded.tokenizer, options)
     _print(prompts, texts)
 

@@ -13,14 +13,22 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from experiments.harness import build, checkpoint_selection, cli, distributed, run_folder
+from experiments.harness import (
+    build,
+    checkpoint_selection,
+    cli,
+    display,
+    distributed,
+    run_folder,
+)
 from experiments.harness.checkpoint_selection import TrainResult, read_result
+from experiments.harness.closing import closing
 from experiments.harness.early_stopping import EarlyStopping, due, restore_newest
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import peak_of
 from experiments.harness.preemption import asked_to_stop
 from experiments.harness.profiling import profiled
-from experiments.harness.training_config import start_process
+from experiments.harness.training_config import record_environment, start_process
 from experiments.language_modelling.evaluation import (
     custom_metrics,
     describe_scores,
@@ -56,14 +64,15 @@ def train(config: LanguageConfig, **values: Callable) -> TrainResult:
     """
     config = build.with_values(config, **values)
     build.check(config)
-    with distributed.joined(config):
-        devices = start_process(config)
+    with distributed.joined(config), display.opened():
+        devices, setup = start_process(config)
         config = with_pretrained_sizes(config)
         run = run_folder.open_run(
             config.runs, "language_modelling", config.name, config, may_differ=config.free_fields()
         )
+        record_environment(run, config, setup=setup)
         prepared = prepare(config, run.folder)
-        print(describe(prepared))
+        display.say(describe(prepared))
         model = build_model(config, prepared.model)
         keep = config.training.average_checkpoints + 1  # one may have been saved on preemption
         with Checkpoints(run.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
@@ -86,7 +95,8 @@ def run_steps(
     flops = objective(config).flops
     step: Callable[..., Any]
     make_state, step = assemble(config, model, batches.batch(0), devices)
-    state = with_pretrained_params(config, devices.init(make_state), devices)
+    with display.phase("creating the model"):
+        state = with_pretrained_params(config, devices.init(make_state), devices)
     if config.profile and distributed.is_first():
         step = profiled(step, run.folder / "profile")
     state, stopping = restore_newest(checkpoints, state, batches.fingerprint)
@@ -94,9 +104,12 @@ def run_steps(
     number = int(state.step)
     run.resume(number)
     peak = peak_of(devices, model.config.dtype)
-    print(f"{run_folder.count(state.params):,} parameters; from step {number} to {total}\n{peak}")
+    record_environment(run, config, utilization=peak)
+    display.say(f"{run_folder.count(state.params):,} parameters; from step {number} to {total}")
     with ExitStack() as stack:
-        progress = Progress(total, run, log_every=training.log_every, peak=peak.total)
+        every = training.log_every, training.evaluate_every
+        progress = Progress(total, run, log_every=every[0], pause_every=every[1], peak=peak.total)
+        step = progress.announce(step, programs=1)
         preempted = stack.enter_context(asked_to_stop())
         stack.enter_context(progress)
         while number < total and not stopping.should_stop(training.patience):
@@ -108,7 +121,7 @@ def run_steps(
                 params = state.params if state.ema is None else state.ema
                 params = distributed.local(devices, params)
                 loaded = LoadedRun(config, model, params, prepared.tokenizer)
-                stopping = validate(loaded, prepared, number, stopping, run)
+                stopping = validate(loaded, prepared, number, stopping, run, progress)
             last = number == total or stopping.should_stop(training.patience)
             regular = last or due(number, training.save_every)
             stop = preempted()
@@ -151,17 +164,21 @@ def validate(
     step: int,
     stopping: EarlyStopping,
     run: run_folder.Run,
+    progress: Progress,
 ) -> EarlyStopping:
-    """Logs the likelihood of the validation text after `step`."""
-    found = measure(loaded, prepared.validation)
+    """Logs and shows the likelihood of the validation text after `step`."""
+    with progress.pause("measuring the validation text"):
+        found = measure(loaded, prepared.validation)
+        own = custom_metrics(loaded, prepared.validation)
     numbers = {"validation_loss": found.loss}
     if loaded.config.objective == "causal":
         numbers["validation_bits_per_byte"] = found.bits_per_byte
-    numbers |= custom_metrics(loaded, prepared.validation)
+    numbers |= own
     run.log(step, **numbers)
     stopping = stopping.update(distributed.agreed(found.loss), step)
     said = "  ".join(f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers.items())
-    cli.say(f"step {step}  {said}  (best loss {stopping.best:.4f})")
+    best = f"(best loss {stopping.best:.4f})"
+    progress.show_scores(f"step {step}  {said}  {best}", f"{said}  {best}")
     return stopping
 
 
@@ -176,26 +193,33 @@ def finish(
 
     def metric(params: Any, steps: list[int]) -> float:
         loaded = LoadedRun(config, model, params, prepared.tokenizer)
-        found = measure(loaded, prepared.validation)
-        print(f"steps {', '.join(map(str, steps))}: validation loss {found.loss:.4f}")
+        with display.phase(f"validating the weights of step {', '.join(map(str, steps))}"):
+            found = measure(loaded, prepared.validation)
+        display.say(f"  validation loss {found.loss:.4f}")
         return found.loss
 
     chosen = checkpoint_selection.choose(checkpoints, config.training, metric)
     if distributed.is_first():
         checkpoint_selection.note(folder, chosen.steps, validation_loss=chosen.metric)
     loaded = LoadedRun(config, model, chosen.params, prepared.tokenizer)
-    text = prompt_texts(loaded)
+    with display.phase("continuing the prompts"):
+        text = prompt_texts(loaded)
     if text and distributed.is_first():
         (folder / "samples").mkdir(exist_ok=True)
         (folder / "samples" / "prompts.txt").write_text(text, encoding="utf-8")
-        print(text)
+        display.say(text)
     name = "validation" if prepared.test is None else "test"
-    found = measure(loaded, prepared.test or prepared.validation)
+    with display.phase(f"measuring the {name} text"):
+        found = measure(loaded, prepared.test or prepared.validation)
     record = {"text": name, "stride": config.data.seq_len, **scores_of(config, found)}
     if distributed.is_first():
         text = json.dumps(record, indent=2) + "\n"
         (folder / "scores.json").write_text(text, encoding="utf-8")
-    print(describe_scores(name, config, found))
+    display.say(describe_scores(name, config, found))
+    files = {"samples/prompts.txt": "the prompts and what the model makes of them"}
+    show = "fill_mask" if config.objective == "masked" else "sample"
+    commands = [(f"language_modelling.{name}",) for name in (show, "evaluate")]
+    display.say("\n" + closing(folder, files, commands))
 
 
 if __name__ == "__main__":

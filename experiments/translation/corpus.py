@@ -3,7 +3,7 @@
 import hashlib
 from typing import NamedTuple
 
-from experiments.harness import datasets
+from experiments.harness import datasets, display
 from experiments.translation.grammar import make_corpus
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.errors import ConfigError, DataError
@@ -83,7 +83,8 @@ def _from_files(config: DataConfig) -> Corpus:
 
 
 def _grammar() -> Corpus:
-    parts = make_corpus(train=60_000, validation=1_000, test=1_000, seed=0)
+    with display.phase("making 60,000 pairs of sentences"):
+        parts = make_corpus(train=60_000, validation=1_000, test=1_000, seed=0)
     names = ("train", "validation", "test")
     return Corpus(*(Text(*map(list, zip(*parts[name], strict=True))) for name in names))
 

@@ -1,9 +1,12 @@
 """How good a translation model is: scores of a text, and lines that are too long for it."""
 
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from experiments.harness import build
+from experiments.harness.text_io import write_table
+from experiments.harness.training_view import Sample
 from experiments.translation.corpus import Text
 from experiments.translation.load_run import LoadedRun, Translator
 from experiments.translation.presets import TranslationConfig
@@ -107,6 +110,22 @@ def check_extras(config: TranslationConfig) -> None:
     """Raises `MissingExtra` for a package that scoring needs at the end of the run."""
     for name in ["sacrebleu"] + ["sacremoses"] * (config.data.corpus == "multi30k"):
         optional_dependencies.load(name)
+
+
+def chosen_samples(text: Text, hypotheses: list[str]) -> list[Sample]:
+    """Three sentences with their translations: a short, a middle and a long one, always the same.
+
+    Fewer where `text` has fewer.
+    """
+    by_length = sorted(range(len(text.source)), key=lambda i: len(text.source[i]))
+    chosen = dict.fromkeys(by_length[len(by_length) * k // 4] for k in (1, 2, 3) if by_length)
+    return [Sample(text.source[i], hypotheses[i], text.target[i]) for i in chosen]
+
+
+def write_samples(folder: Path, name: str, text: Text, hypotheses: list[str]) -> None:
+    """Writes samples/NAME.tsv in the run's `folder`."""
+    columns = {"source": text.source, "model": hypotheses, "reference": text.target}
+    write_table(folder / "samples" / f"{name}.tsv", columns)
 
 
 def describe_scores(name: str, scores: dict) -> str:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.harness import cli, distributed, json_records, run_folder
+from experiments.harness import cli, display, distributed, json_records, run_folder
+from experiments.translation import known_words
 from experiments.translation.corpus import Text, fingerprint, load_corpus
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
@@ -133,14 +134,17 @@ def _write(config: TranslationConfig, text: Text, folder: Path) -> None:
     model = config.model
     kind = config.data.tokenizer
     (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
-    if model.source_vocab_size is None:
-        target = source = _train(kind, [*text.source, *text.target], model.vocab_size)
-    else:
-        source = _train(kind, text.source, model.source_vocab_size)
-        target = _train(kind, text.target, model.vocab_size)
-        source.save(folder / "tokenizer" / "source.json")
-    target.save(folder / "tokenizer" / "target.json")
-    encode_pairs(text.source, text.target, source, folder / "data", target_tokenizer=target)
+    with display.phase("training the tokenizer"):
+        if model.source_vocab_size is None:
+            target = source = _train(kind, [*text.source, *text.target], model.vocab_size)
+        else:
+            source = _train(kind, text.source, model.source_vocab_size)
+            target = _train(kind, text.target, model.vocab_size)
+            source.save(folder / "tokenizer" / "source.json")
+        target.save(folder / "tokenizer" / "target.json")
+    with display.phase(f"encoding {len(text.source):,} pairs"):
+        encode_pairs(text.source, text.target, source, folder / "data", target_tokenizer=target)
+        known_words.write(folder, text.source)
 
 
 def _train(kind: str, lines: list[str], size: int) -> Tokenizer:

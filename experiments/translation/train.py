@@ -8,21 +8,34 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from experiments.harness import build, checkpoint_selection, cli, distributed, run_folder
+from experiments.harness import (
+    build,
+    checkpoint_selection,
+    cli,
+    display,
+    distributed,
+    run_folder,
+)
 from experiments.harness.checkpoint_selection import TrainResult, read_result
 from experiments.harness.early_stopping import EarlyStopping, due, restore_newest
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import peak_of, rows_and_length, seq2seq_flops
 from experiments.harness.preemption import asked_to_stop
 from experiments.harness.profiling import profiled
-from experiments.harness.text_io import write_lines
-from experiments.harness.training_config import start_process
-from experiments.translation.evaluation import check_extras, describe_scores, evaluate, losses
+from experiments.harness.training_config import record_environment, start_process
+from experiments.harness.training_view import sample_lines
+from experiments.translation.closing import describe_run
+from experiments.translation.evaluation import (
+    check_extras,
+    chosen_samples,
+    evaluate,
+    losses,
+    write_samples,
+)
 from experiments.translation.load_run import LoadedRun, build_model
 from experiments.translation.prepare import Prepared, describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
@@ -52,18 +65,19 @@ def train(config: TranslationConfig, **values: Callable) -> TrainResult:
     config = build.with_values(config, **values)
     build.check(config)
     check_extras(config)
-    with distributed.joined(config):
-        devices = start_process(config)
+    with distributed.joined(config), display.opened():
+        devices, setup = start_process(config)
         run = run_folder.open_run(
             config.runs, "translation", config.name, config, may_differ=config.free_fields()
         )
+        record_environment(run, config, setup=setup)
         prepared = prepare(config, run.folder)
-        print(describe(prepared))
+        display.say(describe(prepared))
         model = build_model(config, prepared.model)
         keep = config.training.average_checkpoints + 1  # one may have been saved on preemption
         with Checkpoints(run.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
             run_steps(config, prepared, model, devices, checkpoints, run)
-            finish(config, prepared, model, checkpoints, run.folder)
+            finish(config, prepared, model, checkpoints, run)
         run.close()
     return read_result(run.folder)
 
@@ -79,16 +93,20 @@ def run_steps(
     """The training loop, from the newest checkpoint, or from the start, to the last step."""
     training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
     make_state, compiled = assemble(config, model, batches.batch(0), devices)
-    state = devices.init(make_state)
+    with display.phase("creating the model"):
+        state = devices.init(make_state)
     traced = config.profile and distributed.is_first()
     step = profiled(compiled, run.folder / "profile") if traced else compiled
     state, stopping = restore_newest(checkpoints, state, batches.fingerprint)
     number = int(state.step)
     run.resume(number)
     peak = peak_of(devices, model.config.dtype)
-    print(f"{run_folder.count(state.params):,} parameters; from step {number} to {total}\n{peak}")
+    record_environment(run, config, utilization=peak)
+    display.say(f"{run_folder.count(state.params):,} parameters; from step {number} to {total}")
     with ExitStack() as stack:
-        progress = Progress(total, run, log_every=training.log_every, peak=peak.total)
+        every = training.log_every, training.evaluate_every
+        progress = Progress(total, run, log_every=every[0], pause_every=every[1], peak=peak.total)
+        step = progress.announce(step, programs=len(batches.buckets))
         preempted = stack.enter_context(asked_to_stop())
         stack.enter_context(progress)
         while number < total and not stopping.should_stop(training.patience):
@@ -100,7 +118,7 @@ def run_steps(
             if due(number, training.evaluate_every):
                 params = state.params if state.ema is None else state.ema
                 loaded = with_params(config, prepared, model, distributed.local(devices, params))
-                stopping = validate(loaded, prepared, number, stopping, run)
+                stopping = validate(loaded, prepared, number, stopping, run, progress)
             last = number == total or stopping.should_stop(training.patience)
             regular = last or due(number, training.save_every)
             stop = preempted()
@@ -113,7 +131,6 @@ def run_steps(
             if stop:
                 break
         checkpoints.wait()
-    print(f"{compiled.num_compiled} programs compiled for {len(batches.buckets)} shapes of batch")
 
 
 def assemble(
@@ -145,22 +162,27 @@ def validate(
     step: int,
     stopping: EarlyStopping,
     run: run_folder.Run,
+    progress: Progress,
 ) -> EarlyStopping:
-    """Logs the scores of the validation text after `step`, and writes its translations."""
+    """Logs and shows the translations of the validation text after `step`, and their scores."""
     training, search = loaded.config.training, loaded.config.search
     search = replace(search, beam_size=training.eval_beam_size)
-    scores, hypotheses = evaluate(loaded, prepared.validation, search, lowercased=False)
-    numbers = losses(loaded, prepared.validation)
+    text = prepared.validation
+    with progress.pause(f"translating {len(text.source):,} sentences"):
+        scores, hypotheses = evaluate(loaded, text, search, lowercased=False)
+        numbers = losses(loaded, text)
     run.log(step, **numbers, validation_bleu=scores["bleu"], validation_chrf=scores["chrf"])
     stopping = stopping.update(distributed.agreed(-scores["bleu"]), step)
-    said = "  ".join(f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers.items())
-    cli.say(
-        f"step {step}  {said}  BLEU {scores['bleu']:.2f} (best {-(stopping.best or 0.0):.2f})  "
-        f"chrF {scores['chrf']:.2f}  {scores['exact']:.1%} exact  {scores['bleu_signature']}"
+    told = [f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers.items()]
+    told.append(f"BLEU {scores['bleu']:.2f} (best {-(stopping.best or 0.0):.2f})")
+    progress.show_scores(
+        f"step {step}  {'  '.join(told)}  chrF {scores['chrf']:.2f}  {scores['exact']:.1%} exact",
+        told[-1],
+        chosen_samples(text, hypotheses),
     )
     if distributed.is_first():
         with run.surviving("samples"):
-            write_lines(run.folder / "samples" / f"validation-{step}.txt", hypotheses)
+            write_samples(run.folder, f"validation-{step}", text, hypotheses)
     return stopping
 
 
@@ -169,31 +191,35 @@ def finish(
     prepared: Prepared,
     model: EncoderDecoder,
     checkpoints: Checkpoints,
-    folder: Path,
+    run: run_folder.Run,
 ) -> None:
     """Chooses the final weights, scores them on the test text and writes scores.json."""
 
     def metric(params: Any, steps: list[int]) -> float:
         loaded = with_params(config, prepared, model, params)
-        bleu = evaluate(loaded, prepared.validation, config.search, lowercased=False).scores["bleu"]
-        print(f"steps {', '.join(map(str, steps))}: validation BLEU {bleu:.2f}")
-        return -bleu
+        name = f"validating the weights of step {', '.join(map(str, steps))}"
+        with display.phase(name):
+            result = evaluate(loaded, prepared.validation, config.search, lowercased=False)
+        display.say(f"  validation BLEU {result.scores['bleu']:.2f}")
+        return -result.scores["bleu"]
 
     chosen = checkpoint_selection.choose(checkpoints, config.training, metric)
     name = "test" if prepared.test.source else "validation"
     text = prepared.test if prepared.test.source else prepared.validation
     loaded = with_params(config, prepared, model, chosen.params)
     if distributed.is_first():
-        checkpoint_selection.note(folder, chosen.steps, validation_bleu=-chosen.metric)
+        checkpoint_selection.note(run.folder, chosen.steps, validation_bleu=-chosen.metric)
     lowercased = config.data.corpus == "multi30k"
-    scores, hypotheses = evaluate(loaded, text, config.search, lowercased=lowercased)
+    with display.phase(f"translating the {name} text"):
+        scores, hypotheses = evaluate(loaded, text, config.search, lowercased=lowercased)
     record = {"text": name, "search": asdict(config.search), **scores}
     if distributed.is_first():
-        write_lines(folder / "samples" / f"{name}.txt", hypotheses)
-        (folder / "scores.json").write_text(json.dumps(record, indent=2) + "\n")
-    for i in range(0, len(text.source), max(len(text.source) // 5, 1)):
-        print(f"  {text.source[i]}\n    = {hypotheses[i]}\n    ~ {text.target[i]}")
-    print(describe_scores(name, scores))
+        write_samples(run.folder, name, text, hypotheses)
+        (run.folder / "scores.json").write_text(json.dumps(record, indent=2) + "\n")
+    signatures = {key: value for key, value in scores.items() if key.endswith("_signature")}
+    record_environment(run, config, **signatures)
+    display.say("\n".join(sample_lines(chosen_samples(text, hypotheses))))
+    display.say("\n" + describe_run(run.folder, name, text, scores))
 
 
 def with_params(

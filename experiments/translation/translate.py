@@ -2,7 +2,7 @@
 
 Each line gives one line, in order; a blank one gives an empty one. A line with more tokens than the
 model's max_len gives an empty line, a message on stderr, and exit code 65. At a line that is not
-UTF-8 the command ends with code 65 after writing those before it.
+UTF-8 the command ends with code 65 after writing those before it. On a terminal it is a prompt.
 """
 
 import sys
@@ -10,11 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.harness import checkpoint_selection, cli
+from experiments.harness import checkpoint_selection, cli, prompting
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.text_io import one_line, open_binary, read_chunks, source_name
+from experiments.translation import known_words
 from experiments.translation.evaluation import describe_too_long, without_too_long
-from experiments.translation.load_run import load_translator
+from experiments.translation.load_run import Translator, load_translator
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pipelines import Translation
@@ -47,6 +48,9 @@ def main(options: TranslateOptions) -> None:
     _check(options)
     translator = load_translator(Path(options.run), options.beam_size, options.n_best, options)
     translator = checkpoint_selection.in_int8(translator) if options.int8 else translator
+    if options.input == options.output == "-" and prompting.is_interactive():
+        _converse(translator, options)
+        return
     name = source_name(options.input)
     too_long: list[int] = []
     problems: list[str] = []
@@ -65,6 +69,22 @@ def main(options: TranslateOptions) -> None:
         problems.append(f"{name}: {describe_too_long(translator.model, too_long)}")
     if problems:
         raise DataError("; ".join(problems))
+
+
+def _converse(translator: Translator, options: TranslateOptions) -> None:
+    """Translates what is typed, and says which words the training text does not have."""
+    known = known_words.load(Path(options.run))
+
+    def answer(line: str) -> None:
+        (line,), too_long = without_too_long(translator, [line], translator.search)
+        if too_long:
+            raise DataError(describe_too_long(translator.model, too_long))
+        print(_format(1, translator([line])[0], options), end="")
+        unknown = known_words.unknown(known, line)
+        if unknown:
+            print(f"  (not in the training text: {', '.join(unknown)})", file=sys.stderr)
+
+    prompting.answer_lines("a sentence", answer)
 
 
 def _check(options: TranslateOptions) -> None:

@@ -257,8 +257,9 @@ def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
     assert len(logged) >= 8
     for line in logged:  # of the 76 positions of a batch not all count as tokens
         assert 0.999 * each <= line["mfu"] * 60e12 / line["tokens_per_second"] < 1.5 * each
-    assert run.out.count("mfu = 3 x FLOPs of the forward pass") == 1
-    assert "(1 x 60 TFLOP/s, cpu, float32)" in run.out
+    environment = json.loads((run.folder / "env.json").read_text())
+    assert environment["utilization"].startswith("mfu = 3 x FLOPs of the forward pass")
+    assert "(1 x 60 TFLOP/s, cpu, float32)" in environment["utilization"]
 
 
 def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_to_the_bit(run, text, tmp_path):

@@ -164,7 +164,7 @@ def test_a_batch_of_padding_alone_has_no_loss_and_no_error(run, clock):
     assert (run.metrics()[0]["loss"], run.metrics()[0]["padding"]) == (0.0, 1.0)
 
 
-def test_a_terminal_gets_a_bar(run, clock):
+def test_a_terminal_gets_a_live_area_and_the_last_line(run, clock):
     stream = Terminal()
     train(Progress(97, run, log_every=50, stream=stream, clock=clock), clock, [5])
     assert "\x1b[" in stream.getvalue()
@@ -175,7 +175,7 @@ def test_a_terminal_without_rich_gets_lines(run, clock, monkeypatch):
     def absent(name):
         raise optional_dependencies.MissingExtra(name)
 
-    monkeypatch.setattr("experiments.harness.metric_logger.optional_dependencies.load", absent)
+    monkeypatch.setattr("experiments.harness.display.optional_dependencies.load", absent)
     stream = Terminal()
     train(Progress(97, run, log_every=50, stream=stream, clock=clock), clock, [5])
     assert stream.getvalue() == "step 5/97  loss 5.0000  tokens/s -  padding 12.5%  left -\n"
@@ -209,3 +209,43 @@ def test_without_a_peak_there_is_no_share_of_it(run, clock):
         set(),
         {"tokens_per_second"},
     ]
+
+
+def test_the_first_step_of_each_shape_is_no_part_of_speed_and_estimate(run, clock):
+    seconds = {(2, 3): 10.0, (2, 5): 20.0}
+    stream = io.StringIO()
+
+    def step(state, batch):
+        clock.seconds += seconds[batch.shape] + 500.0 * (batch.shape not in seen)
+        seen.add(batch.shape)
+        return state + 1, metrics()
+
+    seen = set()
+    shown = Progress(11, run, log_every=7, every=0.0, stream=stream, clock=clock)
+    with shown as progress:
+        announced, state = progress.announce(step, programs=2), 0
+        for shape in ((2, 3), (2, 3), (2, 5), (2, 5), (2, 3), (2, 5), (2, 3)):
+            state, found = announced(state, jnp.zeros(shape))
+            progress.add(state, found, positions=80)
+    said = stream.getvalue().splitlines()
+    compiled = [line.partition(": ")[0] for line in said if "compiling" in line]
+    assert compiled == ["compiling shape 1 of 2", "compiling shape 2 of 2"]
+    # steps 2, 4, 5, 6 and 7 take 10, 20, 10, 20 and 10 seconds, and 4 steps of 14 are left
+    assert run.metrics()[0]["tokens_per_second"] == 5 * 70 / 70.0
+    assert said[-1].endswith("left 0:00:56")
+
+
+def test_the_estimate_counts_the_pauses_to_come_and_the_speed_does_not(run, clock):
+    stream = io.StringIO()
+    options = {"log_every": 5, "pause_every": 5, "every": 0.0}
+    with Progress(13, run, **options, stream=stream, clock=clock) as progress:
+        for step in range(1, 7):
+            progress.add(step, metrics(), positions=80)
+            clock.seconds += 10.0
+            if step == 5:
+                with progress.pause("translating 3 sentences"):
+                    clock.seconds += 100.0
+    # 7 steps of 10 seconds, one more pause, and two at the end
+    assert stream.getvalue().splitlines()[-1].endswith("left 0:06:10")
+    assert run.metrics()[0]["tokens_per_second"] == 7.0
+    assert "translating 3 sentences: " in stream.getvalue()

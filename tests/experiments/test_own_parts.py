@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from experiments.harness import cli
+from experiments.harness.text_io import read_table
 from experiments.language_modelling import evaluate, finetune, sample
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import plan as language_plan
@@ -219,9 +220,9 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
         return [best[0].text for best in found]
 
     checkpoints = Checkpoints(translation.folder / "checkpoints")
-    samples = translation.folder / "samples" / "validation-5.txt"
+    samples = read_table(translation.folder / "samples" / "validation-5.tsv")
     greedy = replace(loaded.config.search, beam_size=1)
-    assert samples.read_text().splitlines() == expected(checkpoints.restore_params(5), greedy)
+    assert samples["model"] == expected(checkpoints.restore_params(5), greedy)
     best = expected(loaded.params, loaded.config.search)
     options = {"run": str(translation.folder), "output": str(tmp_path / "out.txt")}
     source, target = (str(text / f"validation.{side}") for side in ("en", "de"))

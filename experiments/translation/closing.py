@@ -1,0 +1,36 @@
+"""What a finished translation run tells: its scores, what the model can, and what is next."""
+
+from pathlib import Path
+
+from experiments.harness.closing import closing
+from experiments.translation import known_words
+from experiments.translation.corpus import Text
+
+
+def describe_run(folder: Path, name: str, text: Text, scores: dict) -> str:
+    """The last lines of a training whose `scores` are those of `text`, called `name`."""
+    told = [
+        f"{name}: {scores['sentences']:,} sentences, {scores['exact']:.1%} exactly right",
+        f"BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}",
+    ]
+    if "lowercased" in scores:
+        told.append(f"lower-cased and tokenised BLEU {scores['lowercased']['bleu']:.2f}")
+    files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}
+    sentence = min(text.source, key=lambda line: abs(len(line) - 40))
+    commands = [
+        ("translation.translate",),
+        ("translation.attend", "--text", sentence),
+        ("translation.score",),
+    ]
+    abilities = _abilities(known_words.load(folder))
+    return "\n\n".join([", ".join(told), abilities, closing(folder, files, commands)])
+
+
+def _abilities(words: list[str]) -> str:
+    longer = [word for word in words if len(word) > 3]
+    some = ", ".join(longer[10 : 10 + 40 * 6 : 40])
+    return (
+        "The model translates sentences like those of its training text, such as the three above.\n"
+        f"It knows the {len(words):,} words of that text ({some}, ...). A sentence with other\n"
+        "words, or built in another way, comes out as nonsense."
+    )

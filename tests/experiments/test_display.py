@@ -1,0 +1,169 @@
+"""What a person sees while a command works: phases, lines, the panel, answers to Ctrl-C."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments.harness import display, training_view
+from experiments.harness.terminal_drawing import curve, heat_map
+from experiments.harness.training_view import Sample, Thinned, View
+
+ROOT = Path(__file__).parents[2]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Stopped(Terminal):
+    """A terminal that takes nothing, as after Ctrl-S."""
+
+    def write(self, text):
+        time.sleep(60.0)
+        return len(text)
+
+
+def test_a_phase_is_one_line_with_its_time_in_a_log():
+    stream = io.StringIO()
+    with display.opened(stream), display.phase("making 7 pairs"):
+        assert stream.getvalue() == ""
+    assert stream.getvalue() == "making 7 pairs: 0.0 s\n"
+
+
+def test_a_phase_that_lasts_tells_so_in_a_log(monkeypatch):
+    monkeypatch.setattr(display.Screen, "interval", 0.05)
+    stream = io.StringIO()
+    with display.opened(stream), display.phase("making 7 pairs"):
+        time.sleep(0.3)
+    assert stream.getvalue().splitlines()[:2] == ["making 7 pairs: 0 s so far"] * 2
+
+
+def test_a_phase_that_fails_is_not_told_as_done():
+    stream = io.StringIO()
+    with pytest.raises(KeyError), display.opened(stream), display.phase("making 7 pairs"):
+        raise KeyError
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_shows_the_phase_while_it_lasts_and_lines_above_it(monkeypatch):
+    monkeypatch.setattr(display.Terminal, "interval", 0.05)
+    stream = Terminal()
+    said = "[bold] is no markup, and a line that is longer than the terminal is not wrapped " * 2
+    with display.opened(stream):
+        with display.phase("compiling"):
+            time.sleep(0.3)
+            assert "compiling ... 0 s" in stream.getvalue()
+        display.say(said)
+    assert "compiling: 0." in stream.getvalue()
+    assert said in stream.getvalue()
+
+
+def test_a_stopped_terminal_does_not_hold_up_the_work(monkeypatch):
+    monkeypatch.setattr(display.Terminal, "interval", 0.05)
+    screen = display.Terminal(Stopped())
+    screen._thread.start()  # without the live area, whose start writes
+    start = time.monotonic()
+    for _ in range(1_000):
+        screen.say("line")
+    assert time.monotonic() - start < 0.5
+
+
+def view(**changes):
+    losses = Thinned()
+    for loss in (5.0, 3.0, 2.0, 1.5):
+        losses.add(loss)
+    sample = Sample("The dog sleeps.", "Der Hund schlief.", "Der Hund schläft.")
+    given = View(500, 1_000, "loss 1.5000  tokens/s 7", 65.0, losses, "BLEU 9", [sample])
+    return given._replace(**changes)
+
+
+def shown(given, width, height=40, **options):
+    console = Console(file=io.StringIO(), width=width, height=height, **options)
+    console.print(training_view.render(given, width, height))
+    return console.file.getvalue()
+
+
+def test_a_wide_terminal_shows_bar_curve_scores_and_samples():
+    lines = shown(view(), 120).splitlines()
+    assert all(len(line) == 120 for line in lines)
+    text = "\n".join(lines)
+    for said in ("step 500 of 1,000", "50%  left 0:01:05", "loss 1.5000  tokens/s 7  BLEU 9"):
+        assert said in text
+    for said in ("  model   Der Hund schlief.", "  right   Der Hund schläft."):
+        assert said in text
+    assert any(0x2800 < ord(character) < 0x2900 for character in text)
+
+
+@pytest.mark.parametrize("width, height", [(80, 40), (99, 40), (120, 23)])
+def test_a_small_terminal_shows_one_line(width, height):
+    said = shown(view(), width, height)
+    assert said == "step 500/1000  loss 1.5000  tokens/s 7  left 0:01:05\n"
+
+
+def test_a_line_longer_than_the_panel_is_cut():
+    long = Sample("word " * 50, "Wort " * 50, "Wort " * 50)
+    assert all(len(line) == 100 for line in shown(view(samples=[long]), 100).splitlines())
+
+
+def test_no_color_is_respected(monkeypatch):
+    colored = shown(view(), 120, force_terminal=True, color_system="standard")
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = shown(view(), 120, force_terminal=True, color_system="standard")
+    assert "\x1b[36m" in colored and "\x1b[36m" not in plain
+
+
+def test_thinned_numbers_are_means_of_equally_many():
+    thinned = Thinned(most=4)
+    for number in [*range(9), float("nan")]:
+        thinned.add(number)
+    assert thinned.values == [1.5, 5.5]  # of 0 to 3 and 4 to 7; 8 waits
+
+
+def test_a_curve_falls_from_the_upper_left_to_the_lower_right():
+    lines = curve([3.0, 2.0, 1.0, float("nan")], width=11, height=3)
+    assert [line[0] for line in lines] == ["3", " ", "1"]
+    filled = [[i for i, character in enumerate(line[2:]) if character != "⠀"] for line in lines]
+    assert min(filled[0]) == 0 and max(filled[2]) == 8
+    assert max(filled[0]) < min(filled[2])
+
+
+def test_a_heat_map_is_darkest_where_the_weight_is_largest():
+    weights = np.array([[0.0, 1.0, 0.0], [0.3, 0.3, 0.4]])
+    lines = heat_map(weights, ["der", "Hund"], ["the", "dog", "<eos>"])
+    assert lines[1] == " der    ██   " and lines[2] == "Hund ░░ ░░ ▒▒"
+    assert lines[3] == "1 the  2 dog  3 <eos>"
+
+
+BLOCKED = """
+import hashlib
+from experiments.harness.preemption import asked_to_stop
+with asked_to_stop():
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2**31 - 1)  # no signal handler runs meanwhile
+"""
+
+
+def test_control_c_is_answered_while_the_main_thread_cannot_and_twice_ends_it():
+    child = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with child:
+        try:
+            assert child.stdout.readline() == b"ready\n"
+            time.sleep(0.3)
+            os.kill(child.pid, signal.SIGINT)
+            said = child.stderr.readline()
+            assert said.startswith(b"SIGINT: saving when this step is compiled"), said
+            os.kill(child.pid, signal.SIGINT)
+            assert child.wait(timeout=20) == 130
+        finally:
+            child.kill()
