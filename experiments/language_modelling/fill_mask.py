@@ -44,8 +44,9 @@ def main(options: FillMaskOptions) -> None:
     if options.text or options.input or not prompting.is_interactive():
         fill(read_texts(options.text, options.input))
     else:
-        mask = loaded.tokenizer.token(loaded.tokenizer.special.mask)
-        prompting.answer_lines(f"a text with {mask} in it", lambda line: fill((line,)))
+        mask = loaded.tokenizer.special.mask
+        name = "<mask>" if mask is None else loaded.tokenizer.token(mask)
+        prompting.answer_lines(f"a text with {name} in it", lambda line: fill((line,)))
 
 
 if __name__ == "__main__":
