@@ -3,7 +3,6 @@
 A RUN is the folder of a run, or a .json or .toml file. Prints a line for each setting.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,5 +41,4 @@ def differences(first: str, second: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    options = {"default": DiffOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__, positional="runs"))))
+    cli.start(main, {"default": DiffOptions()}, __doc__, positional="runs")

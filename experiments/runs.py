@@ -4,7 +4,6 @@ Prints a line for each run: its newest step, scores, first start, parent (--init
 """
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,5 +97,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    options = {"default": RunsOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__, positional="folders"))))
+    cli.start(main, {"default": RunsOptions()}, __doc__, positional="folders")

@@ -4,7 +4,6 @@ Causal attention, forward and backward, at several lengths. Prints a table for e
 writes RUNS/benchmarks/NAME.json.
 """
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -149,5 +148,4 @@ def torch_attention(shape: Shape) -> Case:
 
 
 if __name__ == "__main__":
-    options = {"default": AttentionOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": AttentionOptions()}, __doc__)

@@ -5,7 +5,6 @@ bias on the logits forbids EOS and padding, so that every text has the full leng
 same work. Prints a table and writes RUNS/benchmarks/NAME.json.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -279,5 +278,4 @@ def _convert(work: DecodeWork, folder: Path, path: str) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": DecodeOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": DecodeOptions()}, __doc__)

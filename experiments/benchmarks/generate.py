@@ -5,7 +5,6 @@ the PyTorch reference model. Both have the same weights. Prints a table for each
 writes RUNS/benchmarks/NAME.json.
 """
 
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -259,5 +258,4 @@ class CachedGPT:
 
 
 if __name__ == "__main__":
-    options = {"default": GenerateOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": GenerateOptions()}, __doc__)

@@ -6,7 +6,6 @@ RUNS/benchmarks/NAME.json.
 """
 
 import os
-import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -231,5 +230,4 @@ def _small(model: TransformerConfig) -> TransformerConfig:
 
 
 if __name__ == "__main__":
-    options = {"default": GpuOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": GpuOptions()}, __doc__)

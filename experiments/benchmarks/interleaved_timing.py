@@ -21,11 +21,11 @@ class TimingConfig:
     repetitions: int = 1
     """Repetitions of each case in a round."""
     round_seconds: float = 0.0
-    """Repeats a short case more often, so that a round takes this many seconds."""
+    """Repeats a short case until a round takes this many seconds; 0: --repetitions times."""
     warm_up: int = 1
     """Repetitions of each case before the first round; they are not measured."""
     case_seconds: float = 900.0
-    """Seconds after which a case that is not ready, or not measured, is given up."""
+    """Seconds after which a case that is not measured yet is given up."""
     interleaved: bool = True
     """Measures the cases of a table in turn; otherwise one after the other, each alone."""
     runs: str = "runs"

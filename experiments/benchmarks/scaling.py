@@ -5,7 +5,6 @@ length. Prints a table for each and writes RUNS/benchmarks/NAME.json.
 """
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -186,5 +185,4 @@ _METADATA = ("compiled in, s", "from the cache, s", "instructions", "FLOPs a tok
 COLUMNS = report.TIMES | {name: report.value(name) for name in _METADATA}
 
 if __name__ == "__main__":
-    options = {"default": ScalingOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": ScalingOptions()}, __doc__)

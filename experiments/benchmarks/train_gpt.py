@@ -4,7 +4,6 @@ The peers are the PyTorch reference model and, with `--nanogpt FOLDER`, nanoGPT'
 checkout, eager and compiled. Prints a table and writes RUNS/benchmarks/NAME.json.
 """
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,4 +64,4 @@ def cases(options: TrainOptions) -> dict[str, MakeCase]:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))
+    cli.start(main, PRESETS, __doc__)

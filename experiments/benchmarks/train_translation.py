@@ -4,7 +4,6 @@ The model of the preset `multi30k_tiny` on random words. The peers are the PyTor
 and `torch.nn.Transformer`. Prints a table and writes RUNS/benchmarks/NAME.json.
 """
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,5 +47,4 @@ def cases(work: TranslationWork) -> dict[str, MakeCase]:
 
 
 if __name__ == "__main__":
-    options = {"default": TranslationOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": TranslationOptions()}, __doc__)

@@ -3,7 +3,6 @@
 An attention function, a position scheme and a block, each given to the model as an argument.
 """
 
-import sys
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -173,5 +172,4 @@ def _unit(x: jax.Array) -> jax.Array:
 
 
 if __name__ == "__main__":
-    options = {"default": CustomModulesOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": CustomModulesOptions()}, __doc__)

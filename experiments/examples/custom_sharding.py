@@ -3,7 +3,6 @@
 Rules map parameter paths to mesh axes. Custom rules come first and the package's rules follow.
 """
 
-import sys
 from dataclasses import dataclass
 
 import jax
@@ -77,5 +76,4 @@ def main(options: CustomShardingOptions) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": CustomShardingOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": CustomShardingOptions()}, __doc__)

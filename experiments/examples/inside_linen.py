@@ -3,7 +3,6 @@
 The model classifies time series, without tokens, embedding or vocabulary.
 """
 
-import sys
 from dataclasses import dataclass
 
 import jax
@@ -61,5 +60,4 @@ def main(options: SeriesOptions) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": SeriesOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": SeriesOptions()}, __doc__)

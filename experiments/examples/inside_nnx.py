@@ -3,8 +3,6 @@
 The model of `inside_linen`, with NNX's layers around the same encoder.
 """
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -64,5 +62,4 @@ def main(options: SeriesOptions) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": SeriesOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": SeriesOptions()}, __doc__)

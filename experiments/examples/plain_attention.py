@@ -3,7 +3,6 @@
 No module and no state. The derivative of the function shows which token depends on which.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,5 +79,4 @@ def main(options: AttentionOptions) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": AttentionOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": AttentionOptions()}, __doc__)

@@ -170,11 +170,19 @@ def _about_presets(presets: Mapping[str, Any], chosen: str | None, experiment: s
     if len(presets) > 1:
         text += f"\n\n--preset NAME chooses the defaults: {', '.join(presets)}. Without it NAME is "
         text += f"{default}. The defaults shown here are those of {chosen or default}."
-    text += "\n\n--config PATH takes settings from a .json or .toml file, or from a run's folder;"
-    text += " options on the command line come on top."
+    text += "\n\n--config PATH takes settings from a .json or .toml file"
+    text += ", or from a run's folder" if len(presets) > 1 else ""
+    text += "; options on the command line come on top."
     if experiment:
         text += "\n\n--resume RUN takes all settings of the run in the folder RUN."
     return text
+
+
+def start(
+    main: Callable[[T], None], presets: Mapping[str, T], description: str | None, **parsing: str
+) -> NoReturn:
+    """Ends the process after `main` of what `parse` returns, with the exit code of `run`."""
+    sys.exit(run(lambda: main(parse(presets, None, description, **parsing))))
 
 
 def run(main: Callable[[], None]) -> int:

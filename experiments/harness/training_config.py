@@ -31,19 +31,20 @@ class TrainingConfig:
     ema_decay: float = 0.0
     """Decay of the moving average of the parameters, which then becomes the result; 0: none."""
     seed: int = 0
-    """Seed of the first parameters, the order of the data and the dropout."""
+    """Seed of the initial parameters, the order of the data and dropout."""
     log_every: int = 100
     """Steps between two lines of metrics; 0 logs the last step only."""
     save_every: int = 1_000
-    """Steps between two checkpoints; the last step is always saved."""
+    """Steps between two checkpoints; 0 saves the last step only."""
     evaluate_every: int = 1_000
-    """Steps between two evaluations on the validation text."""
+    """Steps between two evaluations on the validation text; 0: none before the end."""
     patience: int = 0
     """Evaluations in a row without a better result after which training ends; 0: never."""
     average_checkpoints: int = 5
     """The result is the mean of this many last checkpoints, or the best one if it is better."""
     attention_fn: str = "reference"
-    """reference, xla, blockwise, cudnn, gpu_flash, tpu_splash, auto, or package.module:name."""
+    """Function of attention: reference, xla, blockwise, cudnn, gpu_flash, tpu_splash, auto (by
+    shape), or your own as package.module:name."""
     block: str = ""
     """Your own block of the model as package.module:name; empty: the library's."""
     position_scheme: str = ""
@@ -100,13 +101,13 @@ class RunConfig:
     mesh: str = ""
     """The mesh of --strategy sharded, such as data=2,fsdp=2,tensor=2; empty: all along data."""
     distributed: bool = False
-    """Reads from the cluster (SLURM, Cloud TPU, ...) which of how many processes this one is."""
+    """Joins the processes that the cluster (SLURM, Cloud TPU, ...) has started."""
     coordinator: str = ""
-    """HOST:PORT of process 0, where no cluster says it."""
+    """HOST:PORT of process 0, where no cluster provides it; empty: none."""
     num_processes: int | None = None
-    """How many processes there are, with `coordinator`."""
+    """Number of processes, given with --coordinator only."""
     process_id: int | None = None
-    """Which of them this one is, from 0, with `coordinator`."""
+    """Number of this process, from 0, given with --coordinator only."""
 
     def __post_init__(self):
         distributed.check(self)

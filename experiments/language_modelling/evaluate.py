@@ -5,7 +5,6 @@ of a masked run, loss and perplexity of hidden tokens. The last line is the same
 """
 
 import json
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +27,12 @@ class EvaluateOptions(RunOptions):
     run: str = "runs/language_modelling/python_stdlib"
     """The folder of the run."""
     files: tuple[str, ...] = ()
-    """Files to measure; without them a part of the run's own text."""
+    """Files to measure; none: a part of the run's own text."""
     part: Literal["test", "validation", "train"] = "test"
-    """Which part."""
+    """The part of the run's own text to measure, without --files."""
     stride: int = 0
-    """Tokens between the starts of two sequences; fewer give more context; 0: a whole sequence."""
+    """Tokens between the starts of two sequences; 0: a whole sequence. A smaller stride gives each
+    token more context and takes longer."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -62,5 +62,4 @@ def _text(options: EvaluateOptions, loaded: LoadedRun, folder: Path) -> Encoded:
 
 
 if __name__ == "__main__":
-    options = {"default": EvaluateOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": EvaluateOptions()}, __doc__)

@@ -7,7 +7,6 @@ Without files the task is: which of ten packages of the standard library is a sn
 
 import json
 import statistics
-import sys
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -45,7 +44,7 @@ class FinetuneOptions(RunOptions):
     train: str = ""
     """A file of lines label<TAB>text to learn from; empty: snippets of the standard library."""
     test: str = ""
-    """A file of such lines to test with."""
+    """A file of such lines to test with; empty: snippets of the standard library."""
     num_train: int = 200
     """Texts to learn from: each seed chooses others, as evenly over the labels as possible."""
     seeds: int = 5
@@ -55,13 +54,13 @@ class FinetuneOptions(RunOptions):
     start: Literal["both", "pretrained", "scratch"] = "both"
     """Starts from the pretrained weights, from random ones, or once from each."""
     seq_len: int = 128
-    """Ids of a text at most; at most the model's `max_len`."""
+    """Longest text in tokens; the rest of a longer one is cut off."""
     batch_size: int = 20
     """Texts of a batch."""
     output: str = ""
-    """A file for the test lines with the labels that the last classifier gave; empty: none."""
+    """A file that receives the test lines with the labels of the last classifier; empty: none."""
     runs: str = "runs"
-    """The folder of the folder `language_modelling/name`."""
+    """The folder that holds the folders of all experiments."""
     name: str = ""
     """Name of the folder for the result; empty: the run's own, or that of the weights' folder."""
     optimizer: OptimizerConfig = OptimizerConfig(
@@ -380,4 +379,4 @@ def _order(seed: int, number: int, size: int) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(lambda: main(cli.parse(PRESETS, description=__doc__))))
+    cli.start(main, PRESETS, __doc__)

@@ -1,6 +1,5 @@
 """Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -244,8 +243,4 @@ def main(config: LanguageConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        cli.run(
-            lambda: main(cli.parse(PRESETS, description=__doc__, experiment="language_modelling"))
-        )
-    )
+    cli.start(main, PRESETS, __doc__, experiment="language_modelling")

@@ -22,19 +22,19 @@ class DataConfig:
     """The text, how it is cut into documents and ids, and how these become batches."""
 
     corpus: Literal["python_stdlib", "shakespeare", "wikitext2", "files"] = "python_stdlib"
-    """The built-in text; "files" has none."""
+    """The built-in text; files: the ones that you give."""
     train: tuple[str, ...] = ()
     """Files to train on; they replace the whole built-in text."""
     validation: tuple[str, ...] = ()
     """Files to validate on; without them the end of the training files is set aside."""
     test: tuple[str, ...] = ()
-    """Files to measure at the end."""
+    """Files to measure at the end; none: the test part of the built-in text."""
     split: Literal["file", "line", "blank_line"] = "file"
     """A document is a file, a line, or the text between two blank lines."""
     isolate_documents: bool = True
     """A causal model sees no other document than its own."""
     tokenizer: str = "bpe"
-    """bpe, words, characters (learned from the text), gpt2, bert-base-uncased, or a path."""
+    """bpe, words or characters: learned from the text; else gpt2, bert-base-uncased or a path."""
     batch_size: int = 32
     """Sequences of a batch."""
     seq_len: int = 256
@@ -81,7 +81,7 @@ class LanguageConfig(RunConfig):
     prompts: tuple[str, ...] = ()
     """Texts that are continued, or filled in, when training ends."""
     init_from: str = ""
-    """Folder or hub name of pretrained weights to start from, with their sizes and tokenizer."""
+    """Folder or hub name of pretrained weights to start from, with their sizes; empty: none."""
 
     def __post_init__(self):
         check_choices(self)
@@ -130,6 +130,10 @@ def _check_batch(config: LanguageConfig) -> None:
         )
 
 
+_COSINE = OptimizerConfig(
+    schedule="cosine", b2=0.95, eps=1e-8, grad_clip_norm=1.0, weight_decay=0.1
+)
+
 python_stdlib = LanguageConfig(
     name="python_stdlib",
     model=TransformerConfig(
@@ -150,16 +154,11 @@ python_stdlib = LanguageConfig(
         initializer="scaled_normal",
     ),
     data=DataConfig(batch_size=16, seq_len=128),
-    optimizer=OptimizerConfig(
-        name="muon",
-        schedule="cosine",
+    optimizer=replace(
+        replace(_COSINE, name="muon", weight_decay=0.0, min_lr_ratio=0.02),
         learning_rate=4e-3,
         warmup_steps=50,
         total_steps=1_000,
-        min_lr_ratio=0.02,
-        b2=0.95,
-        eps=1e-8,
-        grad_clip_norm=1.0,
     ),
     training=TrainingConfig(log_every=20, save_every=500, evaluate_every=500),
     sampling=SamplingConfig(max_new_tokens=100, temperature=0.7, overflow="slide"),
@@ -168,40 +167,23 @@ python_stdlib = LanguageConfig(
 
 shakespeare_char_cpu = LanguageConfig(
     name="shakespeare_char_cpu",
-    model=TransformerConfig(
+    model=replace(
+        GPT2,
         vocab_size=65,
         d_model=128,
         d_ff=512,
         num_heads=4,
         num_decoder_layers=4,
         max_len=64,
-        positions="learned",
-        norm_placement="pre",
-        norm_eps=1e-5,
         activation="gelu",
         use_bias=False,
-        tied_embeddings="output",
-        scale_embeddings=False,
-        initializer="scaled_normal",
+        dropout_rate=0.0,
+        attention_dropout_rate=0.0,
     ),
     data=DataConfig(
-        corpus="shakespeare",
-        isolate_documents=False,
-        tokenizer="characters",
-        batch_size=12,
-        seq_len=64,
+        "shakespeare", isolate_documents=False, tokenizer="characters", batch_size=12, seq_len=64
     ),
-    optimizer=OptimizerConfig(
-        schedule="cosine",
-        learning_rate=1e-3,
-        warmup_steps=100,
-        total_steps=2_000,
-        min_lr_ratio=0.1,
-        b2=0.99,
-        eps=1e-8,
-        grad_clip_norm=1.0,
-        weight_decay=0.1,
-    ),
+    optimizer=replace(_COSINE, learning_rate=1e-3, warmup_steps=100, total_steps=2_000, b2=0.99),
     training=TrainingConfig(log_every=50, save_every=500, evaluate_every=500),
     sampling=SamplingConfig(max_new_tokens=500, temperature=0.8, overflow="slide"),
     prompts=("\n",),
@@ -241,17 +223,9 @@ wikitext2 = LanguageConfig(
         dropout_rate=0.2,
         attention_dropout_rate=0.1,
     ),
-    data=DataConfig(corpus="wikitext2", isolate_documents=False, batch_size=32, seq_len=256),
-    optimizer=OptimizerConfig(
-        schedule="cosine",
-        learning_rate=1e-3,
-        warmup_steps=200,
-        total_steps=6_000,
-        min_lr_ratio=0.05,
-        b2=0.95,
-        eps=1e-8,
-        grad_clip_norm=1.0,
-        weight_decay=0.1,
+    data=DataConfig("wikitext2", isolate_documents=False),
+    optimizer=replace(
+        _COSINE, learning_rate=1e-3, warmup_steps=200, total_steps=6_000, min_lr_ratio=0.05
     ),
     training=TrainingConfig(log_every=50, save_every=500, evaluate_every=500),
     sampling=SamplingConfig(max_new_tokens=150, temperature=0.8, overflow="slide"),
@@ -261,33 +235,18 @@ wikitext2 = LanguageConfig(
 gpt2_124m = LanguageConfig(
     name="gpt2_124m",
     model=replace(GPT2, dropout_rate=0.0, attention_dropout_rate=0.0, dtype="bfloat16"),
-    data=DataConfig(corpus="files", tokenizer="gpt2", batch_size=480, seq_len=1_024),
-    optimizer=OptimizerConfig(
-        schedule="cosine",
-        learning_rate=6e-4,
-        warmup_steps=2_000,
-        total_steps=600_000,
-        min_lr_ratio=0.1,
-        b2=0.95,
-        eps=1e-8,
-        grad_clip_norm=1.0,
-        weight_decay=0.1,
-    ),
+    data=DataConfig("files", tokenizer="gpt2", batch_size=480, seq_len=1_024),
+    optimizer=replace(_COSINE, learning_rate=6e-4, warmup_steps=2_000, total_steps=600_000),
     training=TrainingConfig(grad_accumulation=40, log_every=10),
     prompts=("Once upon a time", "The meaning of life is"),
 )
 """GPT-2's model, with the batch and the schedule of nanoGPT's `config/train_gpt2.py`."""
 
-_bert_optimizer = OptimizerConfig(
-    schedule="cosine",
+_bert_optimizer = replace(
+    replace(_COSINE, b2=0.999, eps=1e-6, weight_decay=0.01, min_lr_ratio=0.0),
     learning_rate=1e-4,
     warmup_steps=10_000,
     total_steps=1_000_000,
-    min_lr_ratio=0.0,
-    b2=0.999,
-    eps=1e-6,
-    grad_clip_norm=1.0,
-    weight_decay=0.01,
 )
 
 bert_base = LanguageConfig(
@@ -295,11 +254,7 @@ bert_base = LanguageConfig(
     model=replace(BERT_BASE, dtype="bfloat16"),
     objective="masked",
     data=DataConfig(
-        corpus="files",
-        tokenizer="bert-base-uncased",
-        batch_size=256,
-        seq_len=512,
-        next_sentence=True,
+        "files", tokenizer="bert-base-uncased", batch_size=256, seq_len=512, next_sentence=True
     ),
     optimizer=_bert_optimizer,
     training=TrainingConfig(grad_accumulation=8, log_every=10),
@@ -310,7 +265,7 @@ bert_base = LanguageConfig(
 bert_tiny = LanguageConfig(
     name="bert_tiny",
     model=replace(
-        bert_base.model,
+        BERT_BASE,
         vocab_size=4_000,
         d_model=128,
         d_ff=512,
@@ -321,10 +276,9 @@ bert_tiny = LanguageConfig(
         pooler=False,
         dropout_rate=0.0,
         attention_dropout_rate=0.0,
-        dtype="float32",
     ),
     objective="masked",
-    data=DataConfig(corpus="wikitext2", batch_size=32, seq_len=128),
+    data=DataConfig("wikitext2", seq_len=128),
     optimizer=replace(
         _bert_optimizer, learning_rate=2e-3, warmup_steps=500, total_steps=10_000, b2=0.98
     ),
@@ -333,15 +287,13 @@ bert_tiny = LanguageConfig(
 )
 """As many layers, heads and numbers as the smallest model of Turc et al. 2019."""
 
-PRESETS = {
-    preset.name: preset
-    for preset in (
-        python_stdlib,
-        shakespeare_char_cpu,
-        shakespeare_char,
-        wikitext2,
-        gpt2_124m,
-        bert_base,
-        bert_tiny,
-    )
-}
+_ALL = (
+    python_stdlib,
+    shakespeare_char_cpu,
+    shakespeare_char,
+    wikitext2,
+    gpt2_124m,
+    bert_base,
+    bert_tiny,
+)
+PRESETS = {preset.name: preset for preset in _ALL}

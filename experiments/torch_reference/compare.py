@@ -1,4 +1,4 @@
-"""Compares our Transformer with PyTorch's: `python -m experiments.torch_reference.compare`.
+"""Compares jaxformer's Transformer with PyTorch's: `python -m experiments.torch_reference.compare`.
 
 Both start from the same weights and get the same batches. Prints the differences of outputs,
 gradients and training, and the time of an update; writes runs/torch_reference/NAME.
@@ -6,7 +6,6 @@ gradients and training, and the time of an update; writes runs/torch_reference/N
 
 import json
 import os
-import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,4 +131,4 @@ def _without_dropout(prepared: Prepared) -> Prepared:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(lambda: main(cli.parse(presets(), description=__doc__))))
+    cli.start(main, presets(), __doc__)

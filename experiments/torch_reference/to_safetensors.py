@@ -5,7 +5,6 @@ Reads FOLDER/pytorch_model.bin, or its parts, and writes FOLDER/model.safetensor
 
 import os
 import pickle
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,5 +78,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    options = {"default": SafetensorsOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": SafetensorsOptions()}, __doc__)

@@ -3,7 +3,6 @@
 Presets, text and batches are those of `experiments.language_modelling`.
 """
 
-import sys
 import time
 from typing import Any
 
@@ -60,4 +59,4 @@ def _check(config: LanguageConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(lambda: main(cli.parse(_PRESETS, description=__doc__))))
+    cli.start(main, _PRESETS, __doc__)

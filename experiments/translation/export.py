@@ -4,7 +4,6 @@ The file holds one program with the weights. It needs JAX (with flatbuffers) but
 this folder's README for the lines that load it.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,5 +80,4 @@ def main(options: ExportOptions) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": ExportOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": ExportOptions()}, __doc__)

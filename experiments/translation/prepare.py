@@ -1,6 +1,5 @@
 """Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -165,6 +164,4 @@ def main(config: TranslationConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        cli.run(lambda: main(cli.parse(PRESETS, description=__doc__, experiment="translation")))
-    )
+    cli.start(main, PRESETS, __doc__, experiment="translation")

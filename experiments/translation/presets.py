@@ -21,9 +21,9 @@ class Files:
     """Your own parallel text (.gz too)."""
 
     source: str = ""
-    """A file of one text a line."""
+    """A file with one text on each line; empty: none."""
     target: str = ""
-    """A file whose line i translates line i of `source`."""
+    """A file whose line i translates line i of the source file; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class DataConfig:
     """The text, its tokenizer, and how pairs become batches."""
 
     corpus: Literal["grammar", "multi30k", "tatoeba", "files"] = "grammar"
-    """The built-in text; "files" has none."""
+    """The built-in text; files: the ones that you give."""
     train: Files = Files()
     """Files to train on; they replace the whole built-in text."""
     validation: Files = Files()
@@ -39,19 +39,19 @@ class DataConfig:
     test: Files = Files()
     """Files to score at the end."""
     source_language: str = "en"
-    """Language of the source side."""
+    """Language code of the source text, for the record."""
     target_language: str = "de"
-    """Language of the target side."""
+    """Language code of the target text; it chooses the tokenisation of lower-cased BLEU."""
     tokenizer: Literal["bpe", "words", "characters"] = "bpe"
-    """What learns the vocabulary; joint unless `model.source_vocab_size` is given."""
+    """Kind of vocabulary; source and target share one unless --model.source_vocab_size is given."""
     batch_tokens: int = 4_096
     """Target positions of a batch, padding included."""
     buckets: int = 6
-    """Shapes of batch at most; each is compiled once."""
+    """The most shapes of batch; XLA compiles one program for each."""
     pad_to_multiple: int = 4
     """Lengths are padded to a multiple of this."""
     batch_size_multiple: int = 8
-    """The pairs of each part of a batch are a multiple of this, so that devices can share them."""
+    """The number of pairs in a batch is a multiple of this, so that devices can share it."""
 
 
 @dataclass(frozen=True)
@@ -89,28 +89,32 @@ class TranslationConfig(RunConfig):
     """The search for translations after training."""
 
 
+_COSINE = OptimizerConfig(schedule="cosine", min_lr_ratio=0.02, grad_clip_norm=1.0)
+_TINY = TransformerConfig(
+    vocab_size=10_000,
+    d_model=128,
+    d_ff=256,
+    num_heads=4,
+    num_encoder_layers=4,
+    num_decoder_layers=4,
+    max_len=128,
+    norm_placement="pre",
+    dropout_rate=0.3,
+)
+
 grammar = TranslationConfig(
     name="grammar",
-    model=TransformerConfig(
+    model=replace(
+        _TINY,
         vocab_size=2_000,
-        d_model=128,
-        d_ff=256,
-        num_heads=4,
         num_encoder_layers=2,
         num_decoder_layers=2,
         max_len=64,
         positions="rotary",
-        norm_placement="pre",
+        dropout_rate=0.0,
     ),
-    data=DataConfig(corpus="grammar", batch_tokens=2_048, buckets=4, pad_to_multiple=2),
-    optimizer=OptimizerConfig(
-        schedule="cosine",
-        learning_rate=3e-3,
-        warmup_steps=100,
-        total_steps=1_800,
-        min_lr_ratio=0.02,
-        grad_clip_norm=1.0,
-    ),
+    data=DataConfig("grammar", batch_tokens=2_048, buckets=4, pad_to_multiple=2),
+    optimizer=replace(_COSINE, learning_rate=3e-3, warmup_steps=100, total_steps=1_800),
     training=TrainingConfig(
         label_smoothing=0.0, log_every=50, save_every=300, evaluate_every=600, average_checkpoints=1
     ),
@@ -118,26 +122,9 @@ grammar = TranslationConfig(
 
 multi30k_tiny = TranslationConfig(
     name="multi30k_tiny",
-    model=TransformerConfig(
-        vocab_size=10_000,
-        d_model=128,
-        d_ff=256,
-        num_heads=4,
-        num_encoder_layers=4,
-        num_decoder_layers=4,
-        max_len=128,
-        norm_placement="pre",
-        dropout_rate=0.3,
-    ),
-    data=DataConfig(corpus="multi30k"),
-    optimizer=OptimizerConfig(
-        schedule="cosine",
-        learning_rate=4e-3,
-        warmup_steps=400,
-        total_steps=4_000,
-        min_lr_ratio=0.02,
-        grad_clip_norm=1.0,
-    ),
+    model=_TINY,
+    data=DataConfig("multi30k"),
+    optimizer=replace(_COSINE, learning_rate=4e-3, warmup_steps=400, total_steps=4_000),
     training=TrainingConfig(save_every=100, evaluate_every=500, average_checkpoints=5),
     search=GenerationConfig(beam_size=5, length_penalty=1.0),
 )
@@ -155,14 +142,14 @@ tatoeba = replace(
     multi30k_tiny,
     name="tatoeba",
     model=replace(
-        multi30k_tiny.model,
+        _TINY,
         d_model=256,
         d_ff=1_024,
         num_encoder_layers=3,
         num_decoder_layers=3,
         dropout_rate=0.1,
     ),
-    data=DataConfig(corpus="tatoeba"),
+    data=DataConfig("tatoeba"),
     optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=1_000, total_steps=10_000),
     search=GenerationConfig(),
 )
@@ -170,7 +157,7 @@ tatoeba = replace(
 wmt14_base = TranslationConfig(
     name="wmt14_base",
     model=TRANSFORMER_BASE,
-    data=DataConfig(corpus="files", batch_tokens=25_000, buckets=8, pad_to_multiple=8),
+    data=DataConfig("files", batch_tokens=25_000, buckets=8, pad_to_multiple=8),
     optimizer=OptimizerConfig(
         learning_rate=noam_peak_learning_rate(512, 4_000), warmup_steps=4_000
     ),
@@ -186,7 +173,5 @@ wmt14_big = replace(
     training=TrainingConfig(average_checkpoints=20),
 )
 
-PRESETS = {
-    preset.name: preset
-    for preset in (grammar, multi30k_tiny, multi30k_base, tatoeba, wmt14_base, wmt14_big)
-}
+_ALL = (grammar, multi30k_tiny, multi30k_base, tatoeba, wmt14_base, wmt14_big)
+PRESETS = {preset.name: preset for preset in _ALL}

@@ -7,7 +7,6 @@ with a blank side an empty line.
 """
 
 import json
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,9 +29,9 @@ class ScoreOptions(RunOptions):
     run: str = "runs/translation/grammar"
     """The folder of the run."""
     source: str = ""
-    """A file of one text a line; empty: the run's own test text."""
+    """A file with one source text on each line; empty: the run's own test text."""
     target: str = ""
-    """A file of its translations."""
+    """A file with the translation of each line of --source."""
     beam_size: int = 0
     """Beam size; 0: the run's."""
     forced: bool = False
@@ -88,5 +87,4 @@ def _print_forced(loaded: LoadedRun, text: Text, options: ScoreOptions) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": ScoreOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": ScoreOptions()}, __doc__)

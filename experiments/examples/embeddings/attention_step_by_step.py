@@ -6,7 +6,6 @@ Each step is a special case of the next one. All are causal: row i of the result
 to i of `x` [T, D].
 """
 
-import sys
 from dataclasses import dataclass
 
 import jax
@@ -92,5 +91,4 @@ def main(options: StepOptions) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": StepOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": StepOptions()}, __doc__)

@@ -6,7 +6,6 @@ Both give the same vectors; the look-up reads rows instead of multiplying by one
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,5 +68,4 @@ def _milliseconds(function: Callable[..., jax.Array], args: tuple, rounds: int) 
 
 
 if __name__ == "__main__":
-    options = {"default": LookupOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": LookupOptions()}, __doc__)

@@ -3,7 +3,6 @@
 Row pos is added to the embedding of the token at position pos.
 """
 
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,5 +65,4 @@ def main(options: PositionOptions) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": PositionOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": PositionOptions()}, __doc__)

@@ -6,7 +6,6 @@ The learned embedding is the same in both texts, the contextual one is not. FOLD
 `transformers` with its tokenizer, such as DistilBERT.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -99,5 +98,4 @@ def main(options: WordSensesOptions) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": WordSensesOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": WordSensesOptions()}, __doc__)
