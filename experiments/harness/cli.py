@@ -233,8 +233,8 @@ def sentence(error: BaseException) -> str:
 
 def _is_out_of_memory(error: BaseException) -> bool:
     # a process that never computed on a device has not loaded this
-    memory = sys.modules.get("jaxformer.distributed.memory")
-    return memory is not None and memory.is_out_of_memory(error)
+    module = sys.modules.get("jaxformer.distributed.counted_jit")
+    return module is not None and module.is_out_of_memory(error)
 
 
 def _advice(error: BaseException) -> str:

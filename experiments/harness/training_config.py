@@ -20,6 +20,7 @@ from jaxformer.training import optimizer
 
 StrategyName = Literal["single", "replicated", "sharded"]
 Remat = Literal["none", "attention", "matmuls", "blocks"]
+GatherAt = Literal["step", "use"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class TrainingConfig:
     """Your own loss to train with as package.module:name; empty: the experiment's own."""
     remat: Remat = "none"
     """What the backward pass computes again to save memory; blocks saves the most."""
+    gather_at: GatherAt = "step"
+    """When parameters divided by fsdp are gathered: once a step, or at each use to save memory."""
     loss_chunk: int = 0
     """Tokens per logits chunk on each device; 0 disables chunking."""
 
@@ -115,7 +118,7 @@ class RunConfig:
     def free_fields(self: Any) -> list[str]:
         """Dotted names of the fields that may differ when the run is resumed."""
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
-        training += ["attention_fn", "remat", "loss_chunk"]
+        training += ["attention_fn", "remat", "loss_chunk", "gather_at"]
         names = ["name", *RunConfig.__dataclass_fields__, *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
         endless = self.optimizer.schedule in ("inverse_square_root", "constant")
@@ -142,15 +145,15 @@ def choose_devices(
     """Where a run's steps are computed: on one device, or on all that JAX sees.
 
     "replicated" keeps a copy of the state on each, "sharded" its parts on `mesh`, such as
-    "data=2,fsdp=2,tensor=2" (empty: all of them along data). The compiler gets `options`, except
-    for "replicated", where JAX takes none. Raises `ConfigError` for a mesh without "sharded", or
-    one with another number of devices.
+    "data=2,fsdp=2,tensor=2" (empty: all of them along data). The compiler gets `options`. Raises
+    `ConfigError` for a mesh without "sharded", or one with another number of devices.
     """
     if strategy == "sharded":
         return sharded(make_mesh(mesh or f"data={jax.device_count()}"), compiler_options=options)
     if mesh:
         raise ConfigError(f"mesh={mesh!r} needs --strategy sharded, got strategy={strategy!r}")
-    return replicated() if strategy == "replicated" else single(compiler_options=options)
+    create = replicated if strategy == "replicated" else single
+    return create(compiler_options=options)
 
 
 def _check_name(config: Any, field: str, known: tuple[str, ...]) -> None:

@@ -152,6 +152,8 @@ def assemble(
         optimizer,
         grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decay,
+        gather_at=training.gather_at,
+        gather_dtype=model.config.dtype,
     )
     return make_state, step
 

@@ -1,8 +1,8 @@
 """The same training step on one device or on many; the strategy is a value, chosen once.
 
     strategy = single()                                           # jit
-    strategy = replicated()                                       # pmap, data parallel
-    strategy = sharded(make_mesh("data=2,fsdp=2,tensor=2"))       # jit over a mesh
+    strategy = replicated()                                       # data parallel
+    strategy = sharded(make_mesh("data=2,fsdp=2,tensor=2"))       # the state divided over a mesh
 
     state = strategy.init(make_state)
     step = strategy.step(loss, optimizer, grad_accumulation=4)
@@ -17,9 +17,6 @@ from jaxformer.distributed.mesh import AXES, make_mesh, parse_mesh
 from jaxformer.distributed.processes import assert_processes_agree, initialize
 from jaxformer.distributed.sharding_rules import RULES, Rule, partition_specs
 from jaxformer.distributed.strategies import (
-    Replicated,
-    Sharded,
-    SingleDevice,
     Strategy,
     replicated,
     sharded,
@@ -30,10 +27,7 @@ __all__ = [
     "AXES",
     "RULES",
     "CountedJit",
-    "Replicated",
     "Rule",
-    "Sharded",
-    "SingleDevice",
     "Strategy",
     "assert_processes_agree",
     "initialize",

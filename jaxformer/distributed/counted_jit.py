@@ -1,13 +1,15 @@
 """A compiled function that counts its compilations and explains a lack of memory."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from jaxformer.distributed.memory import describe_memory, is_out_of_memory
+_SIGNS = ("RESOURCE_EXHAUSTED", "out of memory", "YNNPACK operation failed")
+"""XLA's messages: on every platform, on some platforms, and for a large product on a CPU."""
 
 
 class CountedJit:
@@ -21,9 +23,8 @@ class CountedJit:
         function: Callable[..., Any],
         jit: Callable[[Callable[..., Any]], Any],
         mesh: Mesh,
-        to_global: Callable[[Any], Any],
     ) -> None:
-        """`jit` compiles for the devices of `mesh`; `to_global` is applied to what is returned."""
+        """`jit` compiles for the devices of `mesh`."""
 
         @wraps(function)
         def counted(*args: Any) -> Any:
@@ -31,7 +32,7 @@ class CountedJit:
             return function(*args)
 
         self.num_compiled = 0
-        self._mesh, self._to_global = mesh, to_global
+        self._mesh = mesh
         self._compiled = jit(counted)
 
     def __call__(self, *args: Any) -> Any:
@@ -41,7 +42,7 @@ class CountedJit:
         """
         with jax.set_mesh(self._mesh):  # overrides a mesh that the caller has set
             try:
-                return self._to_global(self._compiled(*args))
+                return self._compiled(*args)
             except jax.errors.JaxRuntimeError as error:
                 if is_out_of_memory(error):
                     error.add_note(describe_memory(self, args))
@@ -51,3 +52,47 @@ class CountedJit:
         """The program for arguments of these shapes, before compilation."""
         with jax.set_mesh(self._mesh):
             return self._compiled.lower(*args)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` comes from JAX and says that memory was short."""
+    said = str(error).lower()
+    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    return is_of_jax and any(sign.lower() in said for sign in _SIGNS)
+
+
+def describe_memory(program: CountedJit, args: tuple[Any, ...]) -> str:
+    """How many bytes a device holds of each part of `args`, and needs for intermediate values.
+
+    The parts are those of a `TrainState`; any other argument is the batch. Donated arrays count
+    too. The intermediate values are left out if the program cannot be compiled once more.
+    """
+    shapes = jax.tree.map(_shape, args)
+    parts = ", ".join(f"{name} {size:,} bytes" for name, size in _parts(shapes) if size)
+    try:
+        memory: Any = program.lower(*shapes).compile().memory_analysis()
+        besides = memory.temp_size_in_bytes
+    except (jax.errors.JaxRuntimeError, AttributeError, ValueError, TypeError):
+        return f"a device holds {parts}"
+    return f"a device holds {parts}, and intermediate values need {besides:,} bytes"
+
+
+def _parts(args: tuple[Any, ...]) -> Iterator[tuple[str, int]]:
+    named = {"parameters": "params", "optimizer": "opt_state", "average": "ema"}
+    for arg in args:
+        if hasattr(arg, "opt_state"):
+            yield from ((name, _bytes_held(getattr(arg, part))) for name, part in named.items())
+        else:
+            yield "batch", _bytes_held(arg)
+
+
+def _bytes_held(tree: Any) -> int:
+    """Bytes of `tree` on the device that holds the most."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

@@ -1,6 +1,6 @@
 """Where a step runs: on one device, on copies of the state, or on a state divided over a mesh."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -14,39 +14,54 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jaxtyping import Int
 
 from jaxformer.distributed.counted_jit import CountedJit
-from jaxformer.distributed.mesh import Device, standardize
+from jaxformer.distributed.gathering import BATCH_AXES, GatherAt, Gathering, batch_spec
+from jaxformer.distributed.mesh import AXES, Device, standardize
 from jaxformer.distributed.sharding_rules import RULES, Rule, inherited_specs, partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import Params, flatten, map_with_path
 from jaxformer.training.train_step import (
     Batch,
-    LossSums,
+    GradientSums,
     Metrics,
     TrainState,
     checked_loss,
+    dropout_key,
     make_eval_step,
-    make_train_step,
+    make_update,
 )
-
-_BATCH_AXES = ("data", "fsdp")  # the mesh axes that divide the rows of a batch
 
 
 class Strategy:
-    """Base class of the three strategies; a state has the same global shapes under each.
+    """A mesh of devices, and how a state is divided over it.
+
+    `single`, `replicated` and `sharded` create one. A state has the same global shapes under each.
+    The mesh axes data and fsdp divide the rows of a batch, fsdp and tensor divide parameters.
 
     Attributes:
       mesh: the devices that programs are compiled for.
+      rules: how parameters are divided (see `partition_specs`).
+      compiler_options: passed to XLA (see `ProcessSetup.compiler_options`).
       num_shards: into how many parts the rows of a batch are divided.
       local_shards: the indices of the parts that devices of this process hold.
-      compiler_options: passed to XLA (see `ProcessSetup.compiler_options`).
     """
 
-    mesh: Mesh
-    num_shards: int
-    local_shards: tuple[int, ...]
-    compiler_options: Mapping[str, str] = MappingProxyType({})
-    _views = 1  # how many parts of a batch run separate programs, each of which sees its part
+    def __init__(
+        self,
+        mesh: Mesh,
+        rules: Sequence[Rule] = (),
+        *,
+        compiler_options: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.mesh: Mesh = standardize(mesh)
+        self.rules: tuple[Rule, ...] = tuple(rules)
+        self.compiler_options: Mapping[str, str] = compiler_options
+        self.num_shards: int = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        groups = self.mesh.devices.reshape(self.num_shards, -1)
+        here = jax.process_index()
+        self.local_shards: tuple[int, ...] = tuple(
+            i for i, group in enumerate(groups) if any(d.process_index == here for d in group)
+        )
 
     def init(self, make_state: Callable[[], Any]) -> Any:
         """The state that `make_state()` returns, each part created on the device that keeps it."""
@@ -98,6 +113,15 @@ class Strategy:
         """The whole `tree` as numpy arrays on every process; a PRNG key as its key data."""
         return jax.tree.map(_whole, tree)
 
+    def shardings(self, tree: Any) -> Any:
+        """The tree of `Sharding` for the leaves of a state, or of parameters alone.
+
+        Moments and averages are divided like their parameter.
+        """
+        params = getattr(tree, "params", tree)
+        specs = inherited_specs(tree, params, self._specs(params))
+        return map_with_path(lambda path, _: self._sharding(specs[path]), tree)
+
     def step(
         self,
         loss: Loss,
@@ -105,55 +129,115 @@ class Strategy:
         *,
         grad_accumulation: int = 1,
         ema_decay: float = 0.0,
+        gather_at: GatherAt = "step",
+        gather_dtype: Any = None,
     ) -> CountedJit:
         """The compiled `make_train_step`: (state, sharded batch) -> (state, metrics).
 
-        The memory of the given state is reused for the returned one. Raises `ConfigError` when
+        The memory of the given state is reused for the returned one. Parameters that fsdp divides
+        are gathered for the loss; a reduce-scatter adds their gradient up and divides it again.
+        `gather_at` says when:
+
+          "step": once a step, before and after gradient accumulation, which moves the least. In
+            between each device holds all parameters, and the whole gradient if it accumulates.
+          "use": in each module that reads the parameter, in each part of the batch, and again where
+            the backward pass rematerialises the module. A device holds few whole parameters at a
+            time. The loss must read parameters through Flax modules, or call `flax.linen.unbox`.
+
+        They are moved in `gather_dtype`: give the model's `dtype` (None: their own). A gradient is
+        added up in the parameter's own type. Raises `ConfigError` for another `gather_at`, and when
         `num_shards` x `grad_accumulation` does not divide the rows of a batch.
         """
+        if gather_at not in ("step", "use"):
+            raise ConfigError(f"gather_at={gather_at!r} is unknown: give 'step' or 'use'")
+        update = make_update(optimizer, ema_decay)
 
-        def reduce(sums: Any) -> Any:
-            grads, *rest = self._reduce(sums)
-            return self._constrain(grads), *rest
-
-        inner = make_train_step(
-            self._distribute(loss),
-            optimizer,
-            grad_accumulation=grad_accumulation,
-            ema_decay=ema_decay,
-            reduce=reduce,
-        )
+        def sums_of(specs: Any, params: Params, batch: Batch, rng: jax.Array) -> GradientSums:
+            gathering = Gathering(specs, self._axes, gather_at, gather_dtype)
+            parts = grad_accumulation
+            return gathering.gradient_sums(checked_loss(loss), params, batch, rng, parts)
 
         def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-            self._check_rows(batch, grad_accumulation, self._views)
-            state, metrics = inner(state, batch)
+            self._check_rows(batch, grad_accumulation)
+            specs = self._tree_of_specs(state.params)
+            out_specs = specs, *[PartitionSpec()] * 3
+            on_shards = self._on_shards(partial(sums_of, specs), specs, out_specs)
+            state, metrics = update(state, on_shards(state.params, batch, dropout_key(state)))
             return self._constrain(state), metrics
 
-        jit = partial(self._jit, donate_argnums=0)
-        return CountedJit(step, jit, self.mesh, self._to_global)
+        return CountedJit(step, partial(self._jit, donate_argnums=0), self.mesh)
 
     def evaluate(self, loss: Loss) -> CountedJit:
         """The compiled `make_eval_step`: (params, sharded batch) -> metrics, which are sums."""
-        eval_step = make_eval_step(self._distribute(loss))
+        eval_step = make_eval_step(loss)
 
-        def reduced(params: Params, batch: Batch) -> Metrics:
-            return self._reduce(eval_step(params, batch))
+        def sums_of(specs: Any, params: Params, batch: Batch) -> Metrics:
+            gathering = Gathering(specs, self._axes, "step", None)
+            return gathering.sum(eval_step(gathering.for_loss(params), batch))
 
-        return CountedJit(reduced, self._jit, self.mesh, self._to_global)
+        def evaluate(params: Params, batch: Batch) -> Metrics:
+            specs = self._tree_of_specs(params)
+            return self._on_shards(partial(sums_of, specs), specs, PartitionSpec())(params, batch)
 
-    def shardings(self, tree: Any) -> Any:
-        """The tree of `Sharding` for the leaves of a state, or of parameters alone."""
-        raise NotImplementedError
+        return CountedJit(evaluate, self._jit, self.mesh)
+
+    @property
+    def _axes(self) -> tuple[str, ...]:
+        """The mesh axes that divide the rows of a batch among more than one group of devices."""
+        return tuple(axis for axis in BATCH_AXES if self.mesh.shape[axis] > 1)
+
+    def _on_shards(
+        self, function: Callable[..., Any], specs: Any, out_specs: Any
+    ) -> Callable[..., Any]:
+        """`function(params, batch, ...)`, each device with its parts of the parameters and rows.
+
+        XLA partitions what is computed along the tensor axis.
+        """
+        if not self._axes:
+            return function
+
+        def mapped(params: Params, batch: Batch, *rest: Any) -> Any:
+            rows = jax.tree.map(_row_spec, batch)
+            return jax.shard_map(
+                function,
+                mesh=self.mesh,
+                in_specs=(jax.tree.map(batch_spec, specs), rows, *[PartitionSpec()] * len(rest)),
+                out_specs=jax.tree.map(batch_spec, out_specs),
+                axis_names={*(BATCH_AXES if self.mesh.shape["tensor"] > 1 else AXES)},
+                check_vma=False,
+            )(params, batch, *rest)
+
+        return mapped
+
+    def _specs(self, params: Params) -> dict[str, PartitionSpec]:
+        return partition_specs(params, self.rules, self.mesh.shape)
+
+    def _tree_of_specs(self, params: Params) -> Any:
+        specs = self._specs(params)
+        return map_with_path(lambda path, _: specs[path], params)
+
+    def _sharding(self, spec: PartitionSpec) -> Sharding:
+        if self.mesh.size == 1:
+            return SingleDeviceSharding(self.mesh.devices.item())
+        return NamedSharding(self.mesh, spec)
+
+    def _constrain(self, tree: Any) -> Any:
+        """`tree` with the shardings of a state."""
+        if self.mesh.size == 1:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self.shardings(tree))
+
+    def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        compiler_options = dict(self.compiler_options) or None
+        return jax.jit(function, compiler_options=compiler_options, **options)
 
     def _shard_leaf(self, leaf: Any) -> jax.Array:
-        """One leaf of a batch on the devices."""
-        raise NotImplementedError
-
-    def _from_local_rows(self, leaf: np.ndarray, sharding: Sharding) -> jax.Array:
-        """The global array whose rows on this process are `leaf`."""
+        """The global array of which this process has built the rows `leaf`."""
+        leaf = np.asarray(leaf)
         leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-        if leaf.ndim == 0:
-            return jax.make_array_from_callback((), sharding, lambda _: leaf)
+        sharding = self._sharding(_row_spec(leaf))
+        if leaf.ndim == 0 or self.num_shards == 1:
+            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
         size = len(leaf) // len(self.local_shards)
         shape = (size * self.num_shards, *leaf.shape[1:])
 
@@ -163,32 +247,10 @@ class Strategy:
 
         return jax.make_array_from_callback(shape, sharding, part)
 
-    def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        compiler_options = dict(self.compiler_options) or None
-        return jax.jit(function, compiler_options=compiler_options, **options)
-
-    def _to_global(self, tree: Any) -> Any:
-        """What a program returned, as arrays of all processes."""
-        return tree
-
-    # The next three act inside a program. On one device they do nothing.
-
-    def _distribute(self, loss: Loss) -> Loss:
-        """`loss` computed on all devices that one program sees."""
-        return loss
-
-    def _reduce(self, sums: Any) -> Any:
-        """The sums over all programs."""
-        return sums
-
-    def _constrain(self, tree: Any) -> Any:
-        """`tree` with the shardings of a state."""
-        return tree
-
-    def _check_rows(self, batch: Any, grad_accumulation: int, views: float = 1) -> None:
+    def _check_rows(self, batch: Any, grad_accumulation: int, share: float = 1) -> None:
         need = self.num_shards * grad_accumulation
         for path, leaf in flatten(batch).items():
-            rows = int(leaf.shape[0] * views) if jnp.ndim(leaf) else 0
+            rows = int(leaf.shape[0] * share) if jnp.ndim(leaf) else 0
             if rows % need:
                 raise ConfigError(
                     f"{path} has {rows} rows, but {self.num_shards} shards x grad_accumulation="
@@ -196,157 +258,28 @@ class Strategy:
                 )
 
 
-class SingleDevice(Strategy):
-    """One device, with `jax.jit`. Created by `single`."""
-
-    num_shards: int = 1
-    local_shards: tuple[int, ...] = (0,)
-
-    def __init__(self, device: Device, compiler_options: Mapping[str, str]) -> None:
-        self.compiler_options: Mapping[str, str] = compiler_options
-        self.mesh: Mesh = standardize(Mesh(np.array([device]), ("data",)))
-        self._sharding = SingleDeviceSharding(device)
-
-    def shardings(self, tree: Any) -> Any:
-        """The one device for every leaf."""
-        return jax.tree.map(lambda _: self._sharding, tree)
-
-    def _shard_leaf(self, leaf: Any) -> jax.Array:
-        return jax.device_put(leaf, self._sharding)
-
-
-class Replicated(Strategy):
-    """A copy of the state on each device, with `jax.pmap`. Created by `replicated`.
-
-    Each device computes on its rows. One `psum` per step adds gradients, losses and tokens, also
-    with gradient accumulation.
-    """
-
-    def __init__(self, devices: Sequence[Device]) -> None:
-        self._devices = list(devices)
-        self.num_shards: int = len(self._devices)
-        self._views = self.num_shards
-        self.local_shards: tuple[int, ...] = _of_this_process(self._devices)
-        self.mesh: Mesh = Mesh(np.array(self._devices), ("data",))
-        self._everywhere = NamedSharding(self.mesh, PartitionSpec())
-        self._rows = NamedSharding(self.mesh, PartitionSpec("data"))
-
-    def shardings(self, tree: Any) -> Any:
-        """Every device for every leaf."""
-        return jax.tree.map(lambda _: self._everywhere, tree)
-
-    def _shard_leaf(self, leaf: Any) -> jax.Array:
-        leaf, here = np.asarray(leaf), len(self.local_shards)
-        shape = (-1, *leaf.shape[1:]) if leaf.ndim else ()
-        leaf = np.broadcast_to(leaf, leaf.shape or (here,))
-        return self._from_local_rows(leaf.reshape(here, *shape), self._rows)
-
-    def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """`function` on every device, on the same state and different rows."""
-        axes: dict[str, Any] = {"in_axes": (None, 0), "out_axes": None}
-        return jax.pmap(function, "data", devices=self._devices, **axes, **options)
-
-    def _to_global(self, tree: Any) -> Any:
-        return tree if jax.process_count() == 1 else jax.tree.map(self._join_copies, tree)
-
-    def _join_copies(self, leaf: jax.Array) -> jax.Array:
-        """The copies of several processes, which `jax.pmap` keeps apart, as one array."""
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            data = self._join_copies(jax.random.key_data(leaf))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-        copies = [shard.data for shard in leaf.addressable_shards]
-        return jax.make_array_from_single_device_arrays(leaf.shape, self._everywhere, copies)
-
-    def _reduce(self, sums: Any) -> Any:
-        return jax.lax.psum(sums, "data")
-
-
-class Sharded(Strategy):
-    """One state divided over a mesh, with `jax.jit`. Created by `sharded`.
-
-    The mesh axes data and fsdp divide the rows of a batch. The axes fsdp and tensor divide
-    parameters, according to `rules`.
-    """
-
-    def __init__(
-        self, mesh: Mesh, rules: Sequence[Rule], compiler_options: Mapping[str, str]
-    ) -> None:
-        self.compiler_options: Mapping[str, str] = compiler_options
-        self.mesh: Mesh = standardize(mesh)
-        self.rules: tuple[Rule, ...] = tuple(rules)
-        self.num_shards: int = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        self.local_shards: tuple[int, ...] = _of_this_process(
-            *self.mesh.devices.reshape(self.num_shards, -1).T
-        )
-
-    def shardings(self, tree: Any) -> Any:
-        """By the rules for parameters; moments and averages like their parameter."""
-        params = getattr(tree, "params", tree)
-        specs = inherited_specs(tree, params, self._specs(params))
-        return map_with_path(lambda path, _: NamedSharding(self.mesh, specs[path]), tree)
-
-    def _shard_leaf(self, leaf: Any) -> jax.Array:
-        leaf = np.asarray(leaf)
-        spec = PartitionSpec(_BATCH_AXES) if leaf.ndim else PartitionSpec()
-        return self._from_local_rows(leaf, NamedSharding(self.mesh, spec))
-
-    def _distribute(self, loss: Loss) -> Loss:
-        """`loss` with a copy of the parameters for each group of devices that shares rows.
-
-        Without the copies XLA also divides activations along the axes of the parameters, and moves
-        far more data. The gradient is a sum over the copies: one reduction per parameter, however
-        often the model uses it.
-        """
-        if self.num_shards == 1:
-            return loss
-        loss = checked_loss(loss)
-
-        def summed(params: Params, batch: Batch, rng: jax.Array | None) -> LossSums:
-            specs = self._specs(params)
-            copies = map_with_path(lambda path, leaf: self._copy(leaf, specs[path]), params)
-            each = jax.vmap(
-                lambda params, rows: loss(params, rows, rng), spmd_axis_name=_BATCH_AXES
-            )
-            return jax.tree.map(jnp.sum, each(copies, jax.tree.map(self._group_rows, batch)))
-
-        return summed
-
-    def _constrain(self, tree: Any) -> Any:
-        return jax.lax.with_sharding_constraint(tree, self.shardings(tree))
-
-    def _specs(self, params: Params) -> dict[str, PartitionSpec]:
-        return partition_specs(params, self.rules, self.mesh.shape)
-
-    def _copy(self, leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
-        """A parameter [...] as [shards, ...]; only the tensor axis divides a copy."""
-        copies = jnp.broadcast_to(leaf[None], (self.num_shards, *leaf.shape))
-        return self._constrain_leaf(
-            copies, PartitionSpec(_BATCH_AXES, *map(_without_batch_axes, spec))
-        )
-
-    def _group_rows(self, leaf: jax.Array) -> jax.Array:
-        """A leaf [B, ...] of a batch as [shards, B / shards, ...]; a scalar as [shards]."""
-        if leaf.ndim == 0:
-            return jnp.broadcast_to(leaf, (self.num_shards,))
-        leaf = leaf.reshape(self.num_shards, -1, *leaf.shape[1:])
-        return self._constrain_leaf(leaf, PartitionSpec(_BATCH_AXES))
-
-    def _constrain_leaf(self, leaf: jax.Array, spec: PartitionSpec) -> jax.Array:
-        return jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, spec))
-
-
 def single(
     device: Device | None = None,
     *,
     compiler_options: Mapping[str, str] = MappingProxyType({}),
-) -> SingleDevice:
+) -> Strategy:
     """Everything on `device`, or on the first device of this process."""
-    return SingleDevice(jax.local_devices()[0] if device is None else device, compiler_options)
+    device = jax.local_devices()[0] if device is None else device
+    return Strategy(Mesh(np.array([device]), ("data",)), compiler_options=compiler_options)
 
 
-def replicated(devices: Sequence[Device] | None = None) -> Replicated:
-    """A copy of the state on each of `devices`, or on all devices of all processes."""
-    return Replicated(jax.devices() if devices is None else devices)
+def replicated(
+    devices: Sequence[Device] | None = None,
+    *,
+    compiler_options: Mapping[str, str] = MappingProxyType({}),
+) -> Strategy:
+    """A copy of the state on each of `devices`, or on all devices of all processes.
+
+    Each device computes on its rows. One sum per step adds gradients, losses and tokens up, also
+    with gradient accumulation.
+    """
+    devices = jax.devices() if devices is None else devices
+    return Strategy(Mesh(np.array(devices), ("data",)), compiler_options=compiler_options)
 
 
 def sharded(
@@ -354,20 +287,18 @@ def sharded(
     rules: Sequence[Rule] = RULES,
     *,
     compiler_options: Mapping[str, str] = MappingProxyType({}),
-) -> Sharded:
+) -> Strategy:
     """The state divided over `mesh`, whose axes are named data, fsdp and tensor.
 
     The first of `rules` whose pattern matches a parameter's path decides; `(Rule(...), *RULES)`
     changes one. Explicit axes are used as Auto axes.
     """
-    return Sharded(mesh, rules, compiler_options)
+    return Strategy(mesh, rules, compiler_options=compiler_options)
 
 
-def _of_this_process(*lists: Iterable[Device]) -> tuple[int, ...]:
-    """The indices at which one of the equally long `lists` has a device of this process."""
-    here = jax.process_index()
-    columns = enumerate(zip(*lists, strict=True))
-    return tuple(i for i, one in columns if any(device.process_index == here for device in one))
+def _row_spec(leaf: Any) -> PartitionSpec:
+    """How a leaf of a batch is divided: by its rows, or not at all if it is a scalar."""
+    return PartitionSpec(BATCH_AXES) if jnp.ndim(leaf) else PartitionSpec()
 
 
 def _whole(leaf: Any) -> np.ndarray:
@@ -376,9 +307,3 @@ def _whole(leaf: Any) -> np.ndarray:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)
-
-
-def _without_batch_axes(axis: Any) -> Any:
-    """An entry of a spec without the mesh axes that divide rows."""
-    names = axis if isinstance(axis, tuple) else (axis,)
-    return tuple(name for name in names if name not in (None, *_BATCH_AXES)) or None

@@ -145,6 +145,8 @@ def _method_and_sums(model: nn.Module, loss_chunk: int) -> tuple[str, _SumsOf]:
         )
 
     def sums_of(params, *args):
+        params = nn.unbox(params)  # sharded parameters are gathered here, not for each chunk
+
         def lm_head(hidden: jax.Array) -> Any:
             return model.apply(
                 {"params": params}, hidden, method=lambda m, hidden: m.lm_head(hidden)

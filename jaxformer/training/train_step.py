@@ -1,6 +1,7 @@
 """One training step as a pure function; it does not know on which devices it runs."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,9 @@ Scalar = Num[jax.Array, ""]
 Metrics = dict[str, Scalar]
 LossSums = tuple[Scalar, Scalar, Metrics]
 """The sum of the loss, the number of tokens, and named auxiliary sums."""
+
+CheckedLoss = Callable[[Params, Batch, jax.Array | None], LossSums]
+"""A loss that always returns auxiliary sums."""
 
 _METRICS = ("loss", "tokens", "grad_norm", "skipped", "consecutive_skips")
 
@@ -55,21 +59,41 @@ def init_train_state(
     return TrainState(step, params, opt_state, rng, average, skipped, consecutive_skips)
 
 
+GradientSums = tuple[Params, Scalar, Scalar, Metrics]
+"""The gradient of the summed loss, and `LossSums`: all of them sums over a batch."""
+
+
 def make_train_step(
     loss: Loss,
     optimizer: optax.GradientTransformation,
     *,
     grad_accumulation: int = 1,
     ema_decay: float = 0.0,
-    reduce: Callable[[Any], Any] = lambda sums: sums,
+    reduce: Callable[[GradientSums], GradientSums] = lambda sums: sums,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """step(state, batch) -> (state, metrics): one update by the mean gradient over all tokens.
 
     `loss(params, batch, rng)` returns (sum in nats, number of tokens), or a third value, a dict of
     named auxiliary sums such as {"correct": ...}. `grad_accumulation` splits the batch into parts
-    that are differentiated one after the other. `reduce` adds (gradient, loss, tokens, auxiliary
-    sums) over devices that each hold a part of the batch (`jax.lax.psum`). Neither changes the
-    gradient, because sums are divided once, at the end.
+    that are differentiated one after the other. `reduce` adds the sums over devices that each hold
+    a part of the batch, as in `jax.pmap(step, "data")` with `reduce=partial(jax.lax.psum,
+    axis_name="data")`. Neither changes the gradient, because sums are divided once, at the end.
+
+    Raises `TypeError` for a loss that returns anything else, and `ConfigError` as `make_update`.
+    """
+    update, loss = make_update(optimizer, ema_decay), checked_loss(loss)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        sums_of = partial(loss_and_gradient, loss, state.params, rng=dropout_key(state))
+        return update(state, reduce(accumulate(sums_of, state.params, batch, grad_accumulation)))
+
+    return step
+
+
+def make_update(
+    optimizer: optax.GradientTransformation, ema_decay: float = 0.0
+) -> Callable[[TrainState, GradientSums], tuple[TrainState, Metrics]]:
+    """update(state, sums) -> (state, metrics): one update by the sums over a whole batch.
 
     Metrics: "loss" and "tokens" (sums), "grad_norm", "skipped" and "consecutive_skips" (of the new
     state), and every auxiliary sum under its name. Divide an auxiliary sum by what it counts, for
@@ -79,17 +103,14 @@ def make_train_step(
     their bits and only the counters change. All devices decide alike, because they decide by
     reduced sums. `raise_if_diverged` ends a training that only skips.
 
-    Raises `TypeError` for a loss that returns anything else, and `ConfigError` when the state has
-    an average and `ema_decay` is 0, or the reverse.
+    Raises `ConfigError` when the state has an average and `ema_decay` is 0, or the reverse.
     """
     if not 0.0 <= ema_decay < 1.0:
         raise ConfigError(f"ema_decay={ema_decay}, but it lies in 0 <= ema_decay < 1")
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, sums: GradientSums) -> tuple[TrainState, Metrics]:
         _check_ema(state, ema_decay)
-        rng = jax.random.fold_in(state.rng, state.step)
-        sums = _gradient_sums(checked_loss(loss), state.params, batch, rng, grad_accumulation)
-        grads, total, tokens, auxiliary = reduce(sums)
+        grads, total, tokens, auxiliary = sums
         count = jnp.maximum(tokens, 1.0)
         grads = jax.tree.map(lambda g: g / count, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -109,7 +130,12 @@ def make_train_step(
         new = TrainState(state.step + 1, params, opt_state, state.rng, ema, skipped, consecutive)
         return new, metrics
 
-    return step
+    return update
+
+
+def dropout_key(state: TrainState) -> jax.Array:
+    """The key of the dropout of the next step."""
+    return jax.random.fold_in(state.rng, state.step)
 
 
 def raise_if_diverged(step: int, metrics: Mapping[str, Any], *, patience: int = 10) -> None:
@@ -142,7 +168,7 @@ def make_eval_step(loss: Loss) -> Callable[[Params, Batch], Metrics]:
     return step
 
 
-def checked_loss(loss: Loss) -> Callable[[Params, Batch, jax.Array | None], LossSums]:
+def checked_loss(loss: Loss) -> CheckedLoss:
     """`loss` with auxiliary sums, {} if it has none; `TypeError` if it returns anything else."""
 
     def sums(params: Params, batch: Batch, rng: jax.Array | None) -> LossSums:
@@ -200,21 +226,26 @@ def _select(condition: Scalar, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), yes, no)
 
 
-def _gradient_sums(
-    loss: Callable[..., LossSums], params: Params, batch: Batch, rng: jax.Array, parts: int
-) -> tuple[Params, Scalar, Scalar, Metrics]:
-    """The gradient of the summed loss, and the sums, over all parts of the batch."""
+def loss_and_gradient(
+    loss: CheckedLoss, params: Params, batch: Batch, rng: jax.Array | None
+) -> GradientSums:
+    """The gradient of the loss by `params`, and the sums of the loss."""
 
-    def with_rest(params: Params, part: Batch) -> tuple[Scalar, tuple[Scalar, Metrics]]:
-        total, tokens, auxiliary = loss(params, part, rng)
+    def with_rest(params: Params) -> tuple[Scalar, tuple[Scalar, Metrics]]:
+        total, tokens, auxiliary = loss(params, batch, rng)
         return total, (tokens, auxiliary)
 
-    differentiate = jax.value_and_grad(with_rest, has_aux=True)
+    (total, (tokens, auxiliary)), grads = jax.value_and_grad(with_rest, has_aux=True)(params)
+    return grads, total, tokens, auxiliary
 
-    def sums_of(part: Batch) -> tuple[Params, Scalar, Scalar, Metrics]:
-        (total, (tokens, auxiliary)), grads = differentiate(params, part)
-        return grads, total, tokens, auxiliary
 
+def accumulate(
+    sums_of: Callable[[Batch], GradientSums], params: Params, batch: Batch, parts: int
+) -> GradientSums:
+    """The sum of `sums_of(part)` over `parts` parts of the batch, one after the other.
+
+    The gradients have the shapes and types of `params`.
+    """
     if parts == 1:
         return sums_of(batch)
 
@@ -222,8 +253,9 @@ def _gradient_sums(
         *found, auxiliary = sums_of(part)
         return jax.tree.map(jnp.add, sums, tuple(found)), auxiliary
 
-    zeros = jax.tree.map(jnp.zeros_like, (params, jnp.zeros(()), jnp.zeros(())))
-    sums, auxiliary = jax.lax.scan(add, zeros, jax.tree.map(lambda x: _split(x, parts), batch))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
+    start = zeros, jnp.zeros(()), jnp.zeros(())
+    sums, auxiliary = jax.lax.scan(add, start, jax.tree.map(lambda x: _split(x, parts), batch))
     return *sums, jax.tree.map(lambda x: x.sum(axis=0), auxiliary)
 
 

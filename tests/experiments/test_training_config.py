@@ -16,7 +16,7 @@ from flax import linen as nn
 from experiments.harness.build import build_attention, build_model
 from experiments.harness.training_config import Remat, TrainingConfig, choose_devices
 from jaxformer.config import TransformerConfig
-from jaxformer.distributed import Replicated, Sharded, SingleDevice
+from jaxformer.distributed import RULES
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly
@@ -44,10 +44,11 @@ TRANSLATION = f"""
 
 
 def test_one_device_copies_or_parts_are_chosen_by_name():
-    assert isinstance(choose_devices("single", ""), SingleDevice)
-    assert isinstance(choose_devices("replicated", ""), Replicated)
-    for mesh in ("", "data=1", "tensor=1,fsdp=1"):
-        assert isinstance(choose_devices("sharded", mesh), Sharded)
+    for strategy, rules in (("single", ()), ("replicated", ()), ("sharded", RULES)):
+        chosen = choose_devices(strategy, "")
+        assert (chosen.rules, chosen.mesh.size) == (rules, jax.device_count())
+    for mesh in ("data=1", "tensor=1,fsdp=1"):
+        assert choose_devices("sharded", mesh).rules == RULES
 
 
 @pytest.mark.parametrize("strategy", ["single", "replicated"])

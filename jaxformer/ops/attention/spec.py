@@ -172,7 +172,7 @@ def on_mesh(
     the heads in each argument (None: the argument has none), `out` that in the result.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1 or "tensor" not in mesh.axis_names:
+    if "tensor" not in mesh.auto_axes or mesh.size == 1:
         return attend
     parts = mesh.shape["tensor"]
     divided = spec.heads % parts == 0 and spec.kv_heads % parts == 0
@@ -183,7 +183,10 @@ def on_mesh(
         return PartitionSpec(*[None] * axis, "tensor")
 
     specs = tuple(map(part, heads))
-    return jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=part(out), check_vma=False)
+    auto = {*mesh.auto_axes}  # the strategy maps over the others
+    return jax.shard_map(
+        attend, in_specs=specs, out_specs=part(out), axis_names=auto, check_vma=False
+    )
 
 
 def raise_unsupported(name: str, reasons: Sequence[str]) -> None:

@@ -1,0 +1,188 @@
+"""Parameters of which each device holds a part: gathered for a loss, their gradient divided again.
+
+All of it runs inside `jax.shard_map` over `BATCH_AXES`, where a device sees its own parts.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+from flax import linen as nn
+from flax import struct
+from jax.sharding import PartitionSpec
+
+from jaxformer.training.parameters import Params
+from jaxformer.training.train_step import (
+    Batch,
+    CheckedLoss,
+    GradientSums,
+    accumulate,
+    loss_and_gradient,
+)
+
+BATCH_AXES = ("data", "fsdp")
+"""The mesh axes that divide the rows of a batch."""
+
+GatherAt = Literal["step", "use"]
+
+
+class Gathering(NamedTuple):
+    """How parameters are divided and gathered.
+
+    `specs` is the tree of their `PartitionSpec`, `axes` are those of `BATCH_AXES` with more than
+    one device; `Strategy.step` describes `at` and `dtype`.
+    """
+
+    specs: Any
+    axes: tuple[str, ...]
+    at: GatherAt
+    dtype: Any
+
+    def for_loss(self, params: Params) -> Params:
+        """What a loss gets: whole parameters, or boxes from which Flax's modules take them."""
+        if self.at == "use":
+            return jax.tree.map(partial(_boxed, dtype=self.dtype), params, self.specs)
+        return _as_stored(self._gather(params), params)
+
+    def gradient_sums(
+        self, loss: CheckedLoss, params: Params, batch: Batch, rng: jax.Array, parts: int
+    ) -> GradientSums:
+        """The sums of `loss` over the rows of all devices, and this device's part of the gradient.
+
+        With "use", each of the `parts` of the batch adds a gradient up over the devices that divide
+        the parameter. All other sums over devices are taken once, after the last part.
+        """
+        if self.at == "use":
+
+            def sums_of(part: Batch) -> GradientSums:
+                # A gather that depends on the part is not moved out of the loop over parts.
+                here, part = jax.lax.optimization_barrier((params, part))
+                return loss_and_gradient(
+                    lambda params, *rest: loss(self.for_loss(params), *rest), here, part, rng
+                )
+
+            grads, *sums = accumulate(sums_of, params, batch, parts)
+        else:
+            whole = self._gather(params)
+
+            def sums_of(part: Batch) -> GradientSums:
+                return loss_and_gradient(loss, _as_stored(whole, params), part, rng)
+
+            like = jax.eval_shape(_as_stored, whole, params)
+            grads, *sums = accumulate(sums_of, like, batch, parts)
+            grads = jax.tree.map(_scatter, grads, self.specs)
+        return jax.tree.map(self._sum_over_copies, grads, self.specs), *self.sum(tuple(sums))
+
+    def sum(self, tree: Any) -> Any:
+        """`tree` added up over all devices that hold different rows."""
+        return jax.lax.psum(tree, self.axes) if self.axes else tree
+
+    def _gather(self, params: Params) -> Params:
+        return jax.tree.map(partial(_gather, dtype=self.dtype), params, self.specs)
+
+    def _sum_over_copies(self, gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
+        """`gradient` added up over the devices that hold the same part of the parameter."""
+        dividing = {axis for _, axes in _divided(spec) for axis in axes}
+        others = tuple(axis for axis in self.axes if axis not in dividing)
+        return jax.lax.psum(gradient, others) if others else gradient
+
+
+class GatheredAtUse(struct.PyTreeNode, nn.meta.AxisMetadata[jax.Array]):
+    """A part of a parameter in Flax's box for metadata: the module that reads it gathers it.
+
+    The gather is part of what that module computes. So rematerialisation frees its result, and
+    each layer of a scan gathers its own parameters.
+    """
+
+    part: jax.Array
+    spec: PartitionSpec = struct.field(pytree_node=False)
+    dtype: Any = struct.field(pytree_node=False)
+
+    def unbox(self) -> jax.Array:
+        """The whole parameter, rounded to `dtype`."""
+        return _gather_at_use(self.part, self.spec, self.dtype)
+
+    def replace_boxed(self, val: jax.Array) -> "GatheredAtUse":
+        """A box like this one with the part `val`."""
+        return self.replace(part=val)
+
+    def add_axis(self, index: int, params: dict[Any, Any]) -> "GatheredAtUse":
+        """A box like this one for parts that are stacked along axis `index`."""
+        entries = [*self.spec, *[None] * (index - len(self.spec))]
+        return self.replace(spec=PartitionSpec(*entries[:index], None, *entries[index:]))
+
+    def remove_axis(self, index: int, params: dict[Any, Any]) -> "GatheredAtUse":
+        """A box like this one for one of the parts that are stacked along axis `index`."""
+        return self.replace(spec=PartitionSpec(*self.spec[:index], *self.spec[index + 1 :]))
+
+
+def batch_spec(spec: PartitionSpec) -> PartitionSpec:
+    """`spec` with no other axes than `BATCH_AXES`."""
+    return PartitionSpec(*_select_axes(spec, lambda axis: axis in BATCH_AXES))
+
+
+def _boxed(part: jax.Array, spec: PartitionSpec, *, dtype: Any) -> Any:
+    return GatheredAtUse(part, spec, dtype) if _divided(spec) else part
+
+
+def _gather(part: jax.Array, spec: PartitionSpec, *, dtype: Any) -> jax.Array:
+    """The whole parameter that `spec` divides; one that is divided is moved in `dtype`."""
+    if not _divided(spec):
+        return part
+    whole = part if dtype is None else part.astype(dtype)
+    for dimension, axes in _divided(spec):
+        whole = jax.lax.all_gather(whole, axes, axis=dimension, tiled=True)
+    return _constrain(whole, spec)
+
+
+def _scatter(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """This device's part of the sum of `gradient` over the devices that divide the parameter."""
+    if not _divided(spec):
+        return gradient
+    gradient = _constrain(gradient, spec)
+    for dimension, axes in _divided(spec):
+        gradient = jax.lax.psum_scatter(gradient, axes, scatter_dimension=dimension, tiled=True)
+    return gradient
+
+
+def _as_stored(whole: Params, params: Params) -> Params:
+    """`whole` in the types of `params`, in which a gradient is added up.
+
+    XLA removes the conversion where a parameter is used in the type in which it was gathered.
+    """
+    return jax.tree.map(lambda x, part: x.astype(part.dtype), whole, params)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather_at_use(part: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
+    return _as_stored(_gather(part, spec, dtype=dtype), part)
+
+
+def _gather_at_use_forward(part, spec, dtype):
+    return _gather_at_use(part, spec, dtype), None
+
+
+def _gather_at_use_backward(spec, dtype, _, gradient):
+    return (_scatter(gradient, spec),)
+
+
+_gather_at_use.defvjp(_gather_at_use_forward, _gather_at_use_backward)
+
+
+def _constrain(whole: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """`whole` divided as `spec` says along the axes that XLA partitions."""
+    others = _select_axes(spec, lambda axis: axis not in BATCH_AXES)
+    return jax.lax.with_sharding_constraint(whole, PartitionSpec(*others)) if any(others) else whole
+
+
+def _divided(spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
+    """The dimensions that `BATCH_AXES` divide, each with the axes that divide it."""
+    dividing = enumerate(_select_axes(spec, lambda axis: axis in BATCH_AXES))
+    return [(dimension, axes) for dimension, axes in dividing if axes]
+
+
+def _select_axes(spec: PartitionSpec, is_wanted: Callable[[str], bool]) -> list[tuple[str, ...]]:
+    """The wanted mesh axes of each dimension."""
+    groups = (axes if isinstance(axes, tuple) else (axes,) for axes in spec)
+    return [tuple(axis for axis in group if axis and is_wanted(axis)) for group in groups]
