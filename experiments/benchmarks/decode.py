@@ -169,7 +169,7 @@ def jax_search(
     """
     numbers = "float32" if dtype == "int8" else dtype
     model: Any
-    model, params, _ = load_pretrained(folder, dtype=numbers)
+    model, params, *_ = load_pretrained(folder, dtype=numbers)
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, numbers), params)
     if dtype == "int8":
         model, params = Int8(model), quantize(model, params)

@@ -13,7 +13,7 @@ from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.pretrained import Pretrained, load_pretrained
+from jaxformer.pretrained import Loaded, load_pretrained
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.training.train_step import TrainState
@@ -26,7 +26,7 @@ _OBJECTIVES: dict[type, Literal["causal", "masked"]] = {
 }
 
 
-def read(folder: str | Path) -> tuple[LanguageConfig, Pretrained]:
+def read(folder: str | Path) -> tuple[LanguageConfig, Loaded]:
     """The model, weights and tokenizer in the folder, and a configuration that describes them.
 
     Raises `ConfigError` for a model that is not a language model, and for one without a tokenizer.

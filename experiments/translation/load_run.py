@@ -18,7 +18,6 @@ from jaxformer.pretrained import (
     is_pretrained,
     load_generation_config,
     load_pretrained,
-    load_target_tokenizer,
 )
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -87,16 +86,15 @@ def load_translator(
         search = _at_least(loaded.config.search, beam_size, least)
         return Translator(*loaded[1:], search)
     options.check_pretrained()
-    model, params, tokenizer = load_pretrained(folder)
+    model, params, tokenizer, target = load_pretrained(folder)
     if not isinstance(model, EncoderDecoder):
         raise ConfigError(f"{folder} holds a {type(model).__name__}, which does not translate")
-    if tokenizer is None:
+    if tokenizer is None or target is None:
         raise ConfigError(
             f"{folder} has no tokenizer.json: write one there, such as with the save_pretrained of "
             "a fast tokenizer of transformers"
         )
     search = _at_least(load_generation_config(folder), beam_size, least)
-    target = load_target_tokenizer(folder) or tokenizer
     return Translator(model, params, tokenizer, target, search)
 
 

@@ -187,10 +187,9 @@ class Stack(nn.Module):
             cache.check_room(x.shape[1])
         elif dropout_rng is None:
             self._check_rngs()
-        if mask.causal and self.config.attention_window is not None:
-            mask &= AttentionMask(
-                causal=True, offset=mask.offset, window=self.config.attention_window
-            )
+        window = self.config.attention_window
+        if window is not None and mask.causal:
+            mask &= AttentionMask(causal=True, offset=mask.offset, window=window)
         length = x.shape[1] if cache is None else cache.max_length
         queries = mask.offset + jnp.arange(x.shape[1])
         positions = queries if positions is None else jnp.asarray(positions)

@@ -27,13 +27,13 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def check_lengths(texts: Sequence[Sequence[int]], max_len: int) -> None:
-    """Raises `DataError`, naming the text, for one of more than `max_len` tokens."""
-    for number, ids in enumerate(texts, 1):
-        if len(ids) > max_len:
-            raise DataError(
-                f"text {number} of {len(texts)} has {len(ids)} tokens, but max_len={max_len}: "
-                "split it"
-            )
+    """Raises `DataError`, naming the first one, for texts of more than `max_len` tokens."""
+    long = [i for i, ids in enumerate(texts) if len(ids) > max_len]
+    if long:
+        raise DataError(
+            f"{len(long)} of {len(texts)} texts are longer than max_len={max_len} tokens, the "
+            f"first is text {long[0] + 1} with {len(texts[long[0]])}: split them"
+        )
 
 
 def group_by_length(

@@ -10,11 +10,11 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config import TransformerConfig
 from jaxformer.decoding import GenerationConfig, Hypotheses, beam_search
-from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines.batching import (
     BATCH_SIZE,
+    check_lengths,
     check_tokenizer,
     group_by_length,
     make_step_fn,
@@ -110,7 +110,7 @@ def find_too_long(
     config: GenerationConfig = GenerationConfig(),
 ) -> list[int]:
     """The indices of the lines of more than `max_len` tokens, which `translate` refuses."""
-    lengths = map(len, _encode(lines, tokenizer, config))
+    lengths = map(len, _encode_sources(lines, tokenizer, config))
     return [i for i, length in enumerate(lengths) if length > model.config.max_len]
 
 
@@ -122,11 +122,14 @@ def encode_sources(
 ) -> list[list[int]]:
     """Each line's ids and EOS; nothing for a blank line.
 
+    For models that were not trained here, BOS comes first where the vocabulary has one (BART).
     Raises as `translate` does, and `DataError` if `config` has the special ids of the models
     trained here and `tokenizer` has others.
     """
     check_tokenizer(tokenizer, model.config.source_vocab_size or model.config.vocab_size)
-    return _check_lengths(_encode(lines, tokenizer, config), model.config.max_len)
+    sources = _encode_sources(lines, tokenizer, config)
+    check_lengths(sources, model.config.max_len)
+    return sources
 
 
 def score_pairs(
@@ -147,8 +150,8 @@ def score_pairs(
     config, max_len = GenerationConfig(), model.config.max_len
     check_tokenizer(target_tokenizer, model.config.vocab_size)
     sources = encode_sources(model, [pair[0] for pair in pairs], source_tokenizer)
-    encoded = _encode([pair[1] for pair in pairs], target_tokenizer, config)
-    targets = _check_lengths(encoded, max_len)
+    targets = _encode([pair[1] for pair in pairs], target_tokenizer, config)
+    check_lengths(targets, max_len)
     results: list[list[float]] = [[] for _ in pairs]
     sides = zip(sources, targets, strict=True)
     lengths = [max(len(a), len(b)) if a and b else 0 for a, b in sides]
@@ -169,25 +172,27 @@ def _log_probs(
     return token_log_probs(logits, target[:, 1:])
 
 
+def _encode_sources(
+    lines: Sequence[str], tokenizer: Tokenizer, config: GenerationConfig
+) -> list[list[int]]:
+    bos = None if _has_our_ids(config) else tokenizer.special.bos
+    first = [] if bos is None else [bos]
+    return [first + ids if ids else [] for ids in _encode(lines, tokenizer, config)]
+
+
+def _has_our_ids(config: GenerationConfig) -> bool:
+    """Whether the special ids are those of the models trained here."""
+    return (config.bos, config.eos, config.pad) == (BOS, (EOS,), PAD)
+
+
 def _encode(
     lines: Sequence[str], tokenizer: Tokenizer, config: GenerationConfig
 ) -> list[list[int]]:
-    if (config.bos, config.eos, config.pad) == (BOS, (EOS,), PAD):
+    if _has_our_ids(config):
         require_standard_ids(tokenizer)
     ids = tokenizer.encode_batch(lines)
     eos = config.eos[0]
     return [x + [eos] if line.strip() else [] for x, line in zip(ids, lines, strict=True)]
-
-
-def _check_lengths(sentences: list[list[int]], max_len: int) -> list[list[int]]:
-    """`sentences` themselves; `DataError` for those of more than `max_len` tokens."""
-    long = [i for i, sentence in enumerate(sentences) if len(sentence) > max_len]
-    if long:
-        raise DataError(
-            f"{len(long)} of {len(sentences)} lines are longer than max_len={max_len} tokens, the "
-            f"first is line {long[0] + 1} with {len(sentences[long[0]])}: split them"
-        )
-    return sentences
 
 
 class _Batch(NamedTuple):

@@ -7,22 +7,18 @@ settings for its config.json; both are used in both directions, on numpy arrays.
 from jaxformer.pretrained.generation_settings import load_eos, load_generation_config
 from jaxformer.pretrained.loading import (
     Loaded,
-    Pretrained,
     is_pretrained,
     load,
     load_pretrained,
-    load_target_tokenizer,
 )
 from jaxformer.pretrained.saving import save_pretrained
 
 __all__ = [
     "Loaded",
-    "Pretrained",
     "is_pretrained",
     "load",
     "load_eos",
     "load_generation_config",
     "load_pretrained",
-    "load_target_tokenizer",
     "save_pretrained",
 ]

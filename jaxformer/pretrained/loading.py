@@ -34,14 +34,16 @@ _TOKENIZER = Path("tokenizer", "tokenizer.json")
 _SOURCE, _TARGET = Path("tokenizer", "source.json"), Path("tokenizer", "target.json")
 
 
-class Pretrained(NamedTuple):
-    """A model with its weights and tokenizer."""
+class Loaded(NamedTuple):
+    """A trained model, ready for use."""
 
     model: nn.Module
     params: dict[str, Any]
     """Float32 numpy arrays in nested dicts."""
     tokenizer: Tokenizer | None
-    """None where the folder has no tokenizer."""
+    """The tokenizer of the (source) text; None where the folder has none."""
+    target_tokenizer: Tokenizer | None
+    """The tokenizer of the target text; the same object where there is one vocabulary."""
 
 
 def load_pretrained(
@@ -49,8 +51,8 @@ def load_pretrained(
     *,
     attention_fn: AttentionFn = reference,
     dtype: Literal["float32", "bfloat16"] = "float32",
-) -> Pretrained:
-    """The model, parameters and tokenizer in `folder`, as `transformers` writes them.
+) -> Loaded:
+    """The model, parameters and tokenizers in `folder`, as `transformers` writes them.
 
     Reads config.json, model.safetensors (also in several files with an index) and the tokenizer's
     files (those of SentencePiece need the extra `subwords`). `architectures` in config.json decides
@@ -75,11 +77,13 @@ def load_pretrained(
         raise ConfigError(f"{source.path / 'config.json'}: {error}") from error
     except DataError as error:
         raise DataError(f"{source.path}: {error}") from error
-    tokenizer = tokenizers.load(source.path) if _has_tokenizer(source) else None
-    if tokenizer is not None:
-        size = spec.config.source_vocab_size or spec.config.vocab_size
-        check_tokenizer(source.path, tokenizer, size)
-    return Pretrained(model, params, tokenizer)
+    if not _has_tokenizer(source):
+        return Loaded(model, params, None, None)
+    tokenizer, target = tokenizers.load_pair(source.path)
+    config = spec.config
+    check_tokenizer(source.path, tokenizer, config.source_vocab_size or config.vocab_size)
+    check_tokenizer(source.path, target, config.vocab_size)
+    return Loaded(model, params, tokenizer, target)
 
 
 def is_pretrained(folder: str | os.PathLike[str]) -> bool:
@@ -88,15 +92,6 @@ def is_pretrained(folder: str | os.PathLike[str]) -> bool:
         return "model_type" in HFFolder(folder).json("config.json")
     except (ConfigError, DataError):
         return False
-
-
-def load_target_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer | None:
-    """The tokenizer of the target in `folder`, None where the folder has no tokenizer.
-
-    It differs from that of `load_pretrained` in Marian's folders with two SentencePiece models.
-    """
-    source = HFFolder(locate(folder))
-    return tokenizers.load_target(source.path) if _has_tokenizer(source) else None
 
 
 def check_tokenizer(folder: str | os.PathLike[str], tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -143,18 +138,6 @@ def _read_params(
     return unflatten_dict(leaves, sep="/")
 
 
-class Loaded(NamedTuple):
-    """A trained model, ready for use."""
-
-    model: nn.Module
-    params: dict[str, Any]
-    """Numpy arrays in nested dicts."""
-    tokenizer: Tokenizer | None
-    """The tokenizer of the (source) text; None where the folder has none."""
-    target_tokenizer: Tokenizer | None
-    """The tokenizer of the target text; the same object where there is one vocabulary."""
-
-
 def load(
     folder: str | os.PathLike[str],
     *,
@@ -174,11 +157,9 @@ def load(
     source = HFFolder(locate(folder))
     config = source.json("config.json")
     if "model_type" in config:
-        found = load_pretrained(
+        return load_pretrained(
             folder, attention_fn=attention_fn or reference, dtype=dtype or "float32"
         )
-        target = load_target_tokenizer(folder) if isinstance(found.model, EncoderDecoder) else None
-        return Loaded(*found, target or found.tokenizer)
     if not isinstance(config.get("model"), dict):
         raise ConfigError(
             f"{source.path} is neither a run nor a folder of transformers: its config.json has "

@@ -84,7 +84,7 @@ def test_lines_are_translated_with_the_ids_and_the_search_that_the_folder_asks_f
         if line:
             ids = [*tokenizer.encode(line), 1]
             source[row, : len(ids)] = ids
-    model, params, _ = load_pretrained(folder)
+    model, params, *_ = load_pretrained(folder)
     max_lengths = np.array([54, 1, 52, 55])
     found = translate_ids(model, params, source, max_lengths, translator.search, max_length=62)
     for number in (0, 2, 3):

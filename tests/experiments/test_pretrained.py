@@ -85,7 +85,7 @@ def test_a_folder_of_theirs_continues_a_prompt(folder, capsys):
     path = folder("gpt")
     options = sample.parse(["--run", str(path), "--prompt", "sun moon", "--max_new_tokens", "3"])
     sample.main(options)
-    model, params, tokenizer = load_pretrained(path)
+    model, params, tokenizer, _ = load_pretrained(path)
     ((found),) = pipelines.complete(model, params, ["sun moon"], tokenizer, options)
     assert capsys.readouterr().out == f"sun moon{found.text}\n"
 
@@ -95,7 +95,7 @@ def test_a_text_ends_at_any_of_the_ends_that_the_folder_states(folder, capsys, t
     options = sample.SampleOptions(
         run=str(tmp_path / "gpt"), prompt=("sun moon",), max_new_tokens=4, temperature=0.0
     )
-    model, params, tokenizer = load_pretrained(tmp_path / "gpt")
+    model, params, tokenizer, _ = load_pretrained(tmp_path / "gpt")
     complete = partial(pipelines.complete, model, params, ["sun moon"], tokenizer)
     (free,) = complete(replace(options, eos=()))
     assert len(free.ids) == 4 and not free.ended

@@ -11,11 +11,13 @@ import pytest
 
 from jaxformer import beam_search, load_pretrained
 from jaxformer.decoding import GenerationConfig
-from jaxformer.pipelines import make_step_fn, translate_ids
+from jaxformer.pipelines import make_step_fn, translate, translate_ids
 from jaxformer.pretrained import load_generation_config
+from jaxformer.text.tokenizers import train_bpe
 
 pytestmark = pytest.mark.peer
 B, S, V, LONGEST = 5, 6, 13, 9
+LINES = ["a cat sat", "the dog and the cat", "dogs", "a mat on which the cat sat"]
 QUICK = {"xla_backend_optimization_level": 0}
 T5 = {
     "vocab_size": V,
@@ -163,7 +165,7 @@ def test_a_translation_has_their_tokens_and_their_score(
             return_dict_in_generate=True,
             output_scores=True,
         )
-        model, params, _ = load_pretrained(folder)
+        model, params, *_ = load_pretrained(folder)
         run = partial(
             translate_ids,
             model,
@@ -192,6 +194,30 @@ def filled(tokens: np.ndarray, ends: int | tuple[int, ...], pad: int) -> np.ndar
     return np.where(before > 0, pad, tokens)
 
 
+def test_bart_reads_and_writes_texts_as_theirs(torch, transformers, tmp_path):
+    names = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    train_bpe(LINES, 290, prefix="", special_tokens=names).save(tmp_path / "tokenizer.json")
+    said = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(said["vocab"]))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in said["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{x}\n" for x in merges))
+    (tmp_path / "tokenizer.json").unlink()
+    tokenizer = transformers.BartTokenizer.from_pretrained(tmp_path)
+    sizes = {key: value for key, value in MARIAN.items() if not key.endswith("token_id")}
+    config = transformers.BartConfig(**sizes | {"vocab_size": 290, "max_position_embeddings": 40})
+    theirs = randomize(torch, transformers.BartForConditionalGeneration(config), 3, 2)
+    settings = {"num_beams": 3, "max_length": 12, "forced_bos_token_id": 0, "min_length": 4}
+    theirs.generation_config.update(**settings)
+    theirs.save_pretrained(tmp_path)
+    inputs = tokenizer(LINES, padding=True, return_tensors="pt")
+    written = theirs.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"])
+    expected = tokenizer.batch_decode(written, skip_special_tokens=True)
+    loaded, search = load_pretrained(tmp_path), load_generation_config(tmp_path)
+    found = translate(*loaded[:2], LINES, loaded.tokenizer, loaded.target_tokenizer, search)
+    assert [best[0].text for best in found] == expected
+    assert len(set(expected)) == len(LINES)
+
+
 @pytest.mark.parametrize("width", [1, 4])
 def test_gpt2_goes_on_as_theirs_does(width, torch, transformers, tmp_path, assert_equal):
     config = transformers.GPT2Config(
@@ -200,7 +226,7 @@ def test_gpt2_goes_on_as_theirs_does(width, torch, transformers, tmp_path, asser
     for seed in range(3):
         theirs = randomize(torch, transformers.GPT2LMHeadModel(config), seed, 1)
         theirs.save_pretrained(tmp_path / str(seed))
-        model, params, _ = load_pretrained(tmp_path / str(seed))
+        model, params, *_ = load_pretrained(tmp_path / str(seed))
         prompts = np.random.default_rng(seed).integers(2, V, (B, 4))
         said = theirs.generate(
             torch.tensor(prompts),

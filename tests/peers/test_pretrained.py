@@ -20,7 +20,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.blocks import Block, Stack
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.pretrained import Pretrained, load_pretrained, save_pretrained
+from jaxformer.pretrained import Loaded, load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.model_specs import spec_of
 from jaxformer.pretrained.weight_map import to_hf
@@ -172,7 +172,7 @@ class Pair(NamedTuple):
     """A model of theirs and the same of ours, and what both said of the same text."""
 
     theirs: Any
-    ours: Pretrained
+    ours: Loaded
     folder: Path
     inputs: dict  # theirs
     expected: Any  # their outputs

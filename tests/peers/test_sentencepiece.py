@@ -107,7 +107,7 @@ def test_marians_model_files_read_and_write_as_theirs(
     (tmp_path / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
     files = (str(tmp_path / name) for name in ("source.spm", "target.spm", "vocab.json"))
     theirs = transformers.MarianTokenizer(*files)
-    source, target = tokenizers.load(tmp_path), tokenizers.load_target(tmp_path)
+    source, target = tokenizers.load_pair(tmp_path)
     assert (source.special.eos, source.special.unk) == (0, 1)
     assert source.special.pad == len(names) - 1 == source.vocab_size - 1
 

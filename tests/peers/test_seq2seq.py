@@ -145,7 +145,7 @@ def pair(request, torch, transformers, tmp_path_factory):
     theirs = build(torch, transformers, request.param)
     folder = tmp_path_factory.mktemp("theirs")
     theirs.save_pretrained(folder)
-    model, params, tokenizer = load_pretrained(folder, attention_fn=attention.get("reference"))
+    model, params, tokenizer, _ = load_pretrained(folder, attention_fn=attention.get("reference"))
     assert isinstance(model, EncoderDecoder) and tokenizer is None
     return Pair(theirs, folder, model, params)
 
@@ -288,7 +288,7 @@ def test_the_encoder_of_t5_says_the_same_alone(
 ):
     theirs = randomized(torch, transformers.T5EncoderModel(transformers.T5Config(**T5)))
     theirs.save_pretrained(tmp_path / "theirs")
-    model, params, _ = load_pretrained(tmp_path / "theirs")
+    model, params, *_ = load_pretrained(tmp_path / "theirs")
     assert isinstance(model, EncoderOnly)
     run = partial(jax.jit, compiler_options=QUICK)
     ours = run(lambda: model.apply({"params": params}, source, valid).hidden)()
@@ -336,7 +336,7 @@ def test_the_tiny_t5_of_the_hub_says_the_same_here(
     torch, transformers, tiny, source, target, assert_equal
 ):
     folder = tiny
-    model, params, tokenizer = load_pretrained(folder)
+    model, params, tokenizer, _ = load_pretrained(folder)
     assert tokenizer.decode(tokenizer.encode("a tiny model")) == "a tiny model"
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
     with torch.no_grad():

@@ -51,6 +51,15 @@ def system(random_params):
     return model, params, tokenizer, tokenizer
 
 
+def test_sources_of_foreign_models_begin_with_a_bos_where_there_is_one(system):
+    model, _, tokenizer, _ = system
+    a, b = tokenizer.encode("ab")
+    foreign = GenerationConfig(bos=EOS, eos=(EOS,), pad=PAD)
+    assert encode_sources(model, ["ab", " "], tokenizer, foreign) == [[BOS, a, b, EOS], []]
+    assert encode_sources(model, ["ab", " "], tokenizer) == [[a, b, EOS], []]
+    assert find_too_long(model, ["a" * 36, "a" * 35], tokenizer, foreign) == [0]
+
+
 def run(system, lines, search=SEARCH):
     return translate(*system[:2], lines, *system[2:], search)
 
@@ -164,7 +173,7 @@ def test_the_probabilities_of_all_short_targets_add_up_to_less_than_one(system):
 def test_a_line_of_max_len_ids_is_taken_and_a_longer_one_is_refused_with_its_number(system):
     lines = ["a" * 36, "", "b" * 37, "c" * 41]
     assert len(encode_sources(system[0], lines[:1], system[2])[0]) == 37
-    message = r"2 of 4 lines are longer than max_len=37 tokens, the first is line 3 with 38: split"
+    message = r"2 of 4 texts are longer than max_len=37 tokens, the first is text 3 with 38: split"
     with pytest.raises(DataError, match=message):
         run(system, lines)
     with pytest.raises(DataError, match="the first is line 2 with 42"):

@@ -112,7 +112,7 @@ def marian(request, tmp_path):
 
 
 def test_marians_sides_share_their_ids_and_each_has_pieces_of_its_own(marian):
-    source, target = tokenizers.load(marian), tokenizers.load_target(marian)
+    source, target = tokenizers.load_pair(marian)
     assert source.special == target.special == SpecialTokens(pad=11, eos=0, unk=1)
     assert target.encode("a é") == [3, 8]
     assert source.encode("a é b") == [3, 2, 7, 2, 4]  # the unknown "é" is the target's
@@ -124,21 +124,21 @@ def test_marians_sides_share_their_ids_and_each_has_pieces_of_its_own(marian):
 def test_a_target_with_ids_of_its_own_is_read_by_them(marian):
     names = ["<pad>", "<unk>", "é", "▁é", "</s>", "▁a", "▁", "a"]
     (marian / "target_vocab.json").write_text(json.dumps({x: i for i, x in enumerate(names)}))
-    assert tokenizers.load_target(marian).encode("é") == [8]
+    assert tokenizers.load_pair(marian)[1].encode("é") == [8]
     (marian / "tokenizer_config.json").write_text('{"separate_vocabs": true}')
-    assert tokenizers.load_target(marian).encode("é") == [3]
+    assert tokenizers.load_pair(marian)[1].encode("é") == [3]
     assert tokenizers.load(marian).encode("ab") == [6]
 
 
 def test_one_tokenizer_is_that_of_the_target_too(llama, marian):
     source, single = tokenizers.load(marian), llama(model())
-    assert single.fingerprint == source.fingerprint != tokenizers.load_target(marian).fingerprint
+    assert single.fingerprint == source.fingerprint != tokenizers.load_pair(marian)[1].fingerprint
     source.save(marian / "tokenizer.json")
-    assert tokenizers.load_target(marian).fingerprint == source.fingerprint
+    assert tokenizers.load_pair(marian)[1].fingerprint == source.fingerprint
     for name in ("tokenizer.json", "source.spm", "target.spm"):
         (marian / name).unlink()
     single = tokenizers.load(marian)
-    assert tokenizers.load_target(marian).fingerprint == single.fingerprint
+    assert tokenizers.load_pair(marian)[1].fingerprint == single.fingerprint
 
 
 def test_a_vocabulary_without_the_unknown_is_refused(marian):

@@ -88,7 +88,7 @@ def main(options: WordSensesOptions) -> None:
     """Prints the vectors and their cosine similarities."""
     if not options.model:
         raise ConfigError("no model was given: give --model FOLDER, such as that of a DistilBERT")
-    model, params, tokenizer = load_pretrained(options.model)
+    model, params, tokenizer, _ = load_pretrained(options.model)
     if tokenizer is None:
         raise ConfigError(f"{options.model} has no tokenizer: give a folder with one")
     for number, text in enumerate(options.texts, start=1):

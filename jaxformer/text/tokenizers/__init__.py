@@ -9,8 +9,8 @@ token is ordinary text.
 from jaxformer.text.tokenizers.load_tokenizer import (
     TOKENIZER_FILES,
     load,
+    load_pair,
     load_standard,
-    load_target,
 )
 from jaxformer.text.tokenizers.tokenizer import (
     BOS,
@@ -37,7 +37,7 @@ __all__ = [
     "Tokenizer",
     "load",
     "load_standard",
-    "load_target",
+    "load_pair",
     "require_standard_ids",
     "train_bpe",
     "train_characters",

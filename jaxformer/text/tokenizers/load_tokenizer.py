@@ -34,7 +34,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     A folder has the files of one of `TOKENIZER_FILES`: `tokenizer.json`, or two SentencePiece
     models and `vocab.json` (Marian), byte-level BPE (GPT-2), WordPiece (BERT), or a SentencePiece
     model (T5, Llama). `tokenizer_config.json` says whether BERT's is lower-cased. For Marian this
-    is the tokenizer of the source; `load_target` gives that of the target. Raises `DataError` for
+    is the tokenizer of the source; `load_pair` gives that of the target too. Raises `DataError` for
     files that are absent, damaged or do not fit together, and `MissingExtra` for SentencePiece
     models without `sentencepiece`.
     """
@@ -50,13 +50,13 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     )
 
 
-def load_target(path: str | os.PathLike[str]) -> Tokenizer:
-    """Like `load`, but for Marian the tokenizer of the target."""
-    path = Path(path)
+def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizers of source and target; one object except in Marian's folders. See `load`."""
+    path, source = Path(path), load(path)
     marian = (path / name for name in _MARIAN)
     if (path / "tokenizer.json").exists() or not all(file.exists() for file in marian):
-        return load(path)
-    return Tokenizer(_read_marian(path, "target"))
+        return source, source
+    return source, Tokenizer(_read_marian(path, "target"))
 
 
 def load_standard(path: str | os.PathLike[str]) -> Tokenizer:
