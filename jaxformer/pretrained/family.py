@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.pretrained.model_specs import Kind, ModelSpec
-from jaxformer.pretrained.weight_map import WeightMap
+from jaxformer.pretrained.weight_map import Entry, WeightMap, entry, linear, zero_entry
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -224,6 +224,17 @@ class Family(NamedTuple):
     """Keys of config.json that do not change what the model computes."""
     classifier_tensor: str = ""
     """The tensor whose first axis is that of a classifier's classes."""
+
+
+def token_layers(spec: ModelSpec, embedding: str) -> list[Entry]:
+    """The entries of a decoder's embedding, and of its output layer or its classifier."""
+    table = f"{spec.body}embedding/table"
+    if spec.kind == "decoder_classifier":
+        head = [entry("head/kernel", "score.weight", linear()), zero_entry("head/bias")]
+        return [entry(table, embedding), *head]
+    if spec.config.ties_output:
+        return [Entry((table,), (embedding, "lm_head.weight"))]
+    return [entry(table, embedding), entry("output/kernel", "lm_head.weight", linear())]
 
 
 def read_config(family: Family, hf: Mapping[str, Any]) -> TransformerConfig:

@@ -165,11 +165,6 @@ def count_text(blocks: Iterable[str]) -> TextSize:
     return TextSize(words, size)
 
 
-def count_words(text: str) -> int:
-    """The number of words in `text`, counted as in `count_text`."""
-    return count_text([text]).words
-
-
 def perplexity(nats: float, tokens: float) -> float:
     """exp(nats / tokens): `nats` is the sum of the negative log-likelihoods of `tokens` tokens.
 

@@ -176,7 +176,7 @@ def test_a_line_of_max_len_ids_is_taken_and_a_longer_one_is_refused_with_its_num
     message = r"2 of 4 texts are longer than max_len=37 tokens, the first is text 3 with 38: split"
     with pytest.raises(DataError, match=message):
         run(system, lines)
-    with pytest.raises(DataError, match="the first is line 2 with 42"):
+    with pytest.raises(DataError, match="the first is text 2 with 42"):
         score_pairs(*system[:2], [("a", "b"), ("a", lines[3])], *system[2:])
     assert find_too_long(system[0], lines, system[2]) == [2, 3]
     assert find_too_long(system[0], [" " * 99], system[2]) == [], "a blank line is never too long"

@@ -147,9 +147,12 @@ def test_nothing_has_no_measure(measure, message):
 
 
 def test_words_stand_between_white_space_and_a_line_feed_is_one_more():
-    assert metrics.count_words("") == 0
-    assert metrics.count_words("the cat") == 2
-    assert metrics.count_words(" the  cat sat .\n\n \tOn it .\n") == 4 + 1 + 1 + 3 + 1
+    for text, words in (
+        ("", 0),
+        ("the cat", 2),
+        (" the  cat sat .\n\n \tOn it .\n", 4 + 1 + 1 + 3 + 1),
+    ):
+        assert metrics.count_text([text]).words == words
     assert metrics.count_text(["grün \n", "€"]) == TextSize(words=3, bytes=10)
 
 

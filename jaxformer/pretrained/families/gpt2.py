@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformer.pretrained.family import ACTIVATIONS, ConstField, EnumField, Family, Field
+from jaxformer.pretrained.family import (
+    ACTIVATIONS,
+    ConstField,
+    EnumField,
+    Family,
+    Field,
+    token_layers,
+)
 from jaxformer.pretrained.model_specs import ModelSpec
 from jaxformer.pretrained.weight_map import (
     FLAT,
@@ -11,27 +18,15 @@ from jaxformer.pretrained.weight_map import (
     conv1d,
     dense,
     entry,
-    linear,
     norm,
-    zero_entry,
 )
 
 
 def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
     """The entries of a GPT-2 with its output layer or a classifier."""
     body, config = spec.body, spec.config
-    embedding, output = "transformer.wte.weight", "lm_head.weight"
-    entries = [entry(f"{body}decoder/positions/table", "transformer.wpe.weight")]
-    if spec.kind == "decoder_classifier":
-        entries += [entry(f"{body}embedding/table", embedding)]
-        entries += [entry("head/kernel", "score.weight", linear()), zero_entry("head/bias")]
-    elif not config.ties_output:
-        entries += [
-            entry(f"{body}embedding/table", embedding),
-            entry("output/kernel", output, linear()),
-        ]
-    else:
-        entries += [Entry((f"{body}embedding/table",), (embedding, output))]
+    entries = token_layers(spec, "transformer.wte.weight")
+    entries += [entry(f"{body}decoder/positions/table", "transformer.wpe.weight")]
     for i in range(config.num_decoder_layers):
         entries += _block(f"{body}decoder/blocks_{i}", f"transformer.h.{i}")
     return [*entries, *norm(f"{body}decoder/final_norm", "transformer.ln_f")]

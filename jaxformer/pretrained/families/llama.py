@@ -17,6 +17,7 @@ from jaxformer.pretrained.family import (
     Setting,
     as_text,
     parse_number,
+    token_layers,
     unsupported,
 )
 from jaxformer.pretrained.model_specs import ModelSpec
@@ -25,7 +26,6 @@ from jaxformer.pretrained.weight_map import (
     Entry,
     Transform,
     dense,
-    entry,
     linear,
     norm,
     shifted,
@@ -137,17 +137,7 @@ class _FullAttention(NamedTuple):
 def _weight_map(scale: Transform, spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
     """The entries of a decoder with its output layer or a classifier; `scale` is that of norms."""
     body, config = spec.body, spec.config
-    embedding, output = "model.embed_tokens.weight", "lm_head.weight"
-    if spec.kind == "decoder_classifier":
-        entries = [entry(f"{body}embedding/table", embedding)]
-        entries += [entry("head/kernel", "score.weight", linear()), zero_entry("head/bias")]
-    elif not config.ties_output:
-        entries = [
-            entry(f"{body}embedding/table", embedding),
-            entry("output/kernel", output, linear()),
-        ]
-    else:
-        entries = [Entry((f"{body}embedding/table",), (embedding, output))]
+    entries = token_layers(spec, "model.embed_tokens.weight")
     for i in range(config.num_decoder_layers):
         jax, name = f"{body}decoder/blocks_{i}", f"model.layers.{i}"
         entries += _layers(jax, name, config, hf)
