@@ -6,7 +6,7 @@
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, DataError, shorten
@@ -43,106 +43,74 @@ _IGNORED_KEYS = frozenset(
 """Keys of all families that do not change what the model computes."""
 
 
-class Setting(Protocol):
+class Setting(NamedTuple):
     """One or more keys of config.json that define something of the model."""
 
-    @property
-    def keys(self) -> Sequence[str]:
-        """The keys."""
-        ...
-
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our fields for the config.json `hf`; `fields` are those of the settings before."""
-        ...
-
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The keys and values of config.json for `config`."""
-        ...
+    keys: tuple[str, ...]
+    read: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+    """(config.json, our fields of the settings before) -> our fields. Raises `ConfigError` for
+    values that are not supported."""
+    write: Callable[[TransformerConfig], dict[str, Any]]
+    """Our config -> keys and values of config.json. Raises `ConfigError` for what it cannot say."""
 
 
-class Field(NamedTuple):
-    """A number or a truth value with one key and one field."""
+def field(
+    hf: str,
+    jax: str,
+    default: int | float | bool | None | Callable[[Mapping[str, Any]], int],
+    *,
+    least: int = 0,
+    written: str = "",
+) -> Setting:
+    """A number of at least `least`, or a truth value, with one key and one field.
 
-    hf: str
-    jax: str
-    default: int | float | bool | None | Callable[[Mapping[str, Any]], int]
-    """The meaning of an absent key: a value, or a function of our fields read before."""
-    least: int = 0
-    """The smallest number allowed."""
-    written: str = ""
-    """The attribute of our config to write, where it is not the field: what a None stands for."""
+    `default` is the meaning of an absent key: a value, or a function of our fields read before.
+    `written` is the attribute of our config to write where a field may be None.
+    """
 
-    @property
-    def keys(self) -> Sequence[str]:
-        """The key."""
-        return (self.hf,)
+    def read(config_json: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        absent = default(fields) if callable(default) else default
+        value = config_json.get(hf)
+        if value is None or value == absent:
+            return {jax: absent}
+        kind = int if absent is None else type(absent)
+        return {jax: parse_number(hf, value, kind, least)}
 
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our field; `ConfigError` for a value of another type or out of range."""
-        default = self.default(fields) if callable(self.default) else self.default
-        value = hf.get(self.hf)
-        if value is None or value == default:
-            return {self.jax: default}
-        kind = int if default is None else type(default)
-        return {self.jax: parse_number(self.hf, value, kind, self.least)}
-
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The key and its value."""
-        return {self.hf: getattr(config, self.written or self.jax)}
+    return Setting((hf,), read, lambda config: {hf: getattr(config, written or jax)})
 
 
-class EnumField(NamedTuple):
-    """A choice among named values."""
+def enum_field(hf: str, jax: str, default: str | bool, names: Mapping[Any, Any]) -> Setting:
+    """A choice among `names`, which maps values in config.json to ours.
 
-    hf: str
-    jax: str
-    default: str | bool
-    """The meaning of an absent key."""
-    names: Mapping[Any, Any]
-    """Values in config.json -> our values."""
+    `default` is the meaning of an absent key; of several names for one value the first is written.
+    """
 
-    @property
-    def keys(self) -> Sequence[str]:
-        """The key."""
-        return (self.hf,)
+    def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+        value = config_json.get(hf, default)
+        if not isinstance(value, str | bool) or value not in names:
+            raise unsupported(hf, value, *names)
+        return {jax: names[value]}
 
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our field; `ConfigError` for another value than those of `names`."""
-        value = hf.get(self.hf, self.default)
-        if not isinstance(value, str | bool) or value not in self.names:
-            raise unsupported(self.hf, value, *self.names)
-        return {self.jax: self.names[value]}
-
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The key and its value; `ConfigError` for a value of ours that has no name."""
-        value = getattr(config, self.jax)
-        for name, found in self.names.items():
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        value = getattr(config, jax)
+        for name, found in names.items():
             if found == value:
-                return {self.hf: name}
-        raise ConfigError(f"{self.jax}={value!r} has no {self.hf}")
+                return {hf: name}
+        raise ConfigError(f"{jax}={value!r} has no {hf}")
+
+    return Setting((hf,), read, write)
 
 
-class ConstField(NamedTuple):
+def const_field(hf: str, only: Any) -> Setting:
     """A key of which only one value is supported; an absent key means this value too."""
 
-    hf: str
-    value: Any
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """The key."""
-        return (self.hf,)
-
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """No field; `ConfigError` for another value."""
-        value = hf.get(self.hf, self.value)
-        if type(value) is not type(self.value) or value != self.value:
-            raise unsupported(self.hf, value, self.value)
+    def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+        value = config_json.get(hf, only)
+        if type(value) is not type(only) or value != only:
+            raise unsupported(hf, value, only)
         return {}
 
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The key and its value."""
-        return {self.hf: self.value}
+    return Setting((hf,), read, lambda _: {hf: only})
 
 
 def unsupported(key: str, value: Any, *allowed: Any) -> ConfigError:

@@ -1,16 +1,17 @@
 """BART (Lewis et al. 2020) and Marian (Junczys-Dowmunt et al. 2018): encoders with decoders."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
-    ConstField,
-    EnumField,
     Family,
-    Field,
+    Setting,
+    const_field,
+    enum_field,
+    field,
     parse_number,
 )
 from jaxformer.pretrained.model_specs import ModelSpec
@@ -79,80 +80,68 @@ def _block(jax: str, hf: str, cross: bool) -> list[Entry]:
     ]
 
 
-class _Both(NamedTuple):
+def _both(hf: str, jax: str, default: int) -> Setting:
     """A number that encoder and decoder have each, and that must be the same here."""
+    keys = (f"encoder_{hf}", f"decoder_{hf}")
 
-    hf: str
-    jax: str
-    default: int
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """The keys of encoder and decoder."""
-        return tuple(f"{stack}_{self.hf}" for stack in ("encoder", "decoder"))
-
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our field; `ConfigError` if the two differ."""
-        one, other = (parse_number(key, hf.get(key, self.default), int) for key in self.keys)
+    def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+        one, other = (parse_number(key, config_json.get(key, default), int) for key in keys)
         if one != other:
             raise ConfigError(
-                f"{self.keys[0]}={one} and {self.keys[1]}={other} are not supported: encoder "
-                f"and decoder must have the same {self.jax}"
+                f"{keys[0]}={one} and {keys[1]}={other} are not supported: encoder and decoder "
+                f"must have the same {jax}"
             )
-        return {self.jax: one}
+        return {jax: one}
 
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """Both keys."""
-        return dict.fromkeys(self.keys, getattr(config, self.jax))
+    return Setting(keys, read, lambda config: dict.fromkeys(keys, getattr(config, jax)))
 
 
-class _Vocabularies(NamedTuple):
-    """One vocabulary with one embedding for all, or two with the output tied or not."""
+def _read_vocabularies(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Our fields; `ConfigError` for shared embeddings of two vocabularies."""
+    source = parse_number("vocab_size", hf.get("vocab_size", 58_101), int)
+    target = parse_number("decoder_vocab_size", hf.get("decoder_vocab_size") or source, int)
+    shared, tied = (parse_number(key, hf.get(key, True), bool) for key in _VOCABULARIES.keys[2:])
+    if not shared:
+        sizes = {"vocab_size": target, "source_vocab_size": source}
+        return sizes | {"tied_embeddings": "output" if tied else "none"}
+    if source != target or not tied:
+        raise ConfigError(
+            f"share_encoder_decoder_embeddings=true with vocab_size={source}, "
+            f"decoder_vocab_size={target} and tie_word_embeddings={str(tied).lower()} are not "
+            "supported: shared embeddings need one vocabulary and a tied output"
+        )
+    return {"vocab_size": source, "tied_embeddings": "all"}
 
-    keys: Sequence[str] = (
-        "vocab_size",
-        "decoder_vocab_size",
-        "share_encoder_decoder_embeddings",
-        "tie_word_embeddings",
-    )
 
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our fields; `ConfigError` for shared embeddings of two vocabularies."""
-        source = parse_number("vocab_size", hf.get("vocab_size", 58_101), int)
-        target = parse_number("decoder_vocab_size", hf.get("decoder_vocab_size") or source, int)
-        shared, tied = (parse_number(key, hf.get(key, True), bool) for key in self.keys[2:])
-        if not shared:
-            sizes = {"vocab_size": target, "source_vocab_size": source}
-            return sizes | {"tied_embeddings": "output" if tied else "none"}
-        if source != target or not tied:
-            raise ConfigError(
-                f"share_encoder_decoder_embeddings=true with vocab_size={source}, "
-                f"decoder_vocab_size={target} and tie_word_embeddings={str(tied).lower()} are not "
-                "supported: shared embeddings need one vocabulary and a tied output"
-            )
-        return {"vocab_size": source, "tied_embeddings": "all"}
+def _write_vocabularies(config: TransformerConfig) -> dict[str, Any]:
+    """The keys."""
+    source = config.source_vocab_size or config.vocab_size
+    shared = config.ties_inputs
+    values = source, config.vocab_size, shared, config.ties_output
+    return dict(zip(_VOCABULARIES.keys, values, strict=True))
 
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The keys."""
-        source = config.source_vocab_size or config.vocab_size
-        shared = config.ties_inputs
-        values = source, config.vocab_size, shared, config.ties_output
-        return dict(zip(self.keys, values, strict=True))
+
+_VOCABULARIES = Setting(
+    ("vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings"),
+    _read_vocabularies,
+    _write_vocabularies,
+)
+"""One vocabulary with one embedding for all, or two with the output tied or not."""
 
 
 _SETTINGS = (
-    Field("max_position_embeddings", "max_len", 1024),
-    Field("d_model", "d_model", 1024),
-    Field("encoder_layers", "num_encoder_layers", 12),
-    Field("decoder_layers", "num_decoder_layers", 12),
-    _Both("attention_heads", "num_heads", 16),
-    _Both("ffn_dim", "d_ff", 4096),
-    EnumField("activation_function", "activation", "gelu", ACTIVATIONS),
-    Field("scale_embedding", "scale_embeddings", False),
-    Field("dropout", "dropout_rate", 0.1),
-    Field("attention_dropout", "attention_dropout_rate", 0.0),
-    Field("activation_dropout", "activation_dropout_rate", 0.0),
-    ConstField("is_decoder", False),
+    field("max_position_embeddings", "max_len", 1024),
+    field("d_model", "d_model", 1024),
+    field("encoder_layers", "num_encoder_layers", 12),
+    field("decoder_layers", "num_decoder_layers", 12),
+    _both("attention_heads", "num_heads", 16),
+    _both("ffn_dim", "d_ff", 4096),
+    enum_field("activation_function", "activation", "gelu", ACTIVATIONS),
+    field("scale_embedding", "scale_embeddings", False),
+    field("dropout", "dropout_rate", 0.1),
+    field("attention_dropout", "attention_dropout_rate", 0.0),
+    field("activation_dropout", "activation_dropout_rate", 0.0),
+    const_field("is_decoder", False),
 )
 
 _IGNORED_KEYS = frozenset(
@@ -171,9 +160,9 @@ MARIAN = Family(
         "output_bias": True,
     },
     settings=(
-        _Vocabularies(),
+        _VOCABULARIES,
         *_SETTINGS,
-        ConstField("static_position_embeddings", True),
+        const_field("static_position_embeddings", True),
     ),
     weight_map=weight_map,
     prefix="model.",
@@ -197,10 +186,10 @@ BART = Family(
         "initializer": "normal",
     },
     settings=(
-        Field("vocab_size", "vocab_size", 50_265),
+        field("vocab_size", "vocab_size", 50_265),
         *_SETTINGS,
-        ConstField("tie_word_embeddings", True),
-        ConstField("normalize_embedding", True),
+        const_field("tie_word_embeddings", True),
+        const_field("normalize_embedding", True),
     ),
     weight_map=weight_map,
     prefix="model.",

@@ -1,17 +1,17 @@
 """BERT (Devlin et al. 2019) and its relatives: RoBERTa (Liu et al. 2019), DistilBERT."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxformer.config import TransformerConfig
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
-    ConstField,
-    EnumField,
     Family,
-    Field,
+    Setting,
+    const_field,
+    enum_field,
+    field,
     parse_number,
     unsupported,
 )
@@ -124,16 +124,16 @@ _CONSTANTS = {
 }
 
 _SETTINGS = (
-    Field("hidden_size", "d_model", 768),
-    Field("num_hidden_layers", "num_encoder_layers", 12),
-    Field("num_attention_heads", "num_heads", 12),
-    Field("intermediate_size", "d_ff", 3072),
-    Field("hidden_dropout_prob", "dropout_rate", 0.1),
-    Field("attention_probs_dropout_prob", "attention_dropout_rate", 0.1),
-    ConstField("position_embedding_type", "absolute"),
-    ConstField("is_decoder", False),
-    ConstField("add_cross_attention", False),
-    ConstField("tie_word_embeddings", True),
+    field("hidden_size", "d_model", 768),
+    field("num_hidden_layers", "num_encoder_layers", 12),
+    field("num_attention_heads", "num_heads", 12),
+    field("intermediate_size", "d_ff", 3072),
+    field("hidden_dropout_prob", "dropout_rate", 0.1),
+    field("attention_probs_dropout_prob", "attention_dropout_rate", 0.1),
+    const_field("position_embedding_type", "absolute"),
+    const_field("is_decoder", False),
+    const_field("add_cross_attention", False),
+    const_field("tie_word_embeddings", True),
 )
 
 _IGNORED_KEYS = frozenset(
@@ -172,11 +172,11 @@ BERT = Family(
     },
     constants=_CONSTANTS,
     settings=(
-        Field("vocab_size", "vocab_size", 30_522),
-        Field("max_position_embeddings", "max_len", 512),
-        Field("type_vocab_size", "num_token_types", 2, least=1),
-        EnumField("hidden_act", "activation", "gelu", ACTIVATIONS),
-        Field("layer_norm_eps", "norm_eps", 1e-12),
+        field("vocab_size", "vocab_size", 30_522),
+        field("max_position_embeddings", "max_len", 512),
+        field("type_vocab_size", "num_token_types", 2, least=1),
+        enum_field("hidden_act", "activation", "gelu", ACTIVATIONS),
+        field("layer_norm_eps", "norm_eps", 1e-12),
         *_SETTINGS,
     ),
     weight_map=partial(_weight_map, _BERT),
@@ -191,21 +191,20 @@ BERT = Family(
 """The dropout of a classifier (`classifier_dropout`) is `dropout_rate` here."""
 
 
-class _Positions(NamedTuple):
-    """The longest text and the padding id, which is 1: RoBERTa counts positions from id 1 + 1."""
+def _read_positions(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Our field; `ConfigError` for another padding id."""
+    if hf.get("pad_token_id", 1) != 1:
+        raise unsupported("pad_token_id", hf["pad_token_id"], 1)
+    rows = parse_number("max_position_embeddings", hf.get(_POSITIONS.keys[0], 512), int, 3)
+    return {"max_len": rows - 2}
 
-    keys: Sequence[str] = ("max_position_embeddings", "pad_token_id")
 
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our field; `ConfigError` for another padding id."""
-        if hf.get("pad_token_id", 1) != 1:
-            raise unsupported("pad_token_id", hf["pad_token_id"], 1)
-        rows = parse_number("max_position_embeddings", hf.get(self.keys[0], 512), int, 3)
-        return {"max_len": rows - 2}
-
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The keys."""
-        return {"max_position_embeddings": config.max_len + 2, "pad_token_id": 1}
+_POSITIONS = Setting(
+    ("max_position_embeddings", "pad_token_id"),
+    _read_positions,
+    lambda config: {"max_position_embeddings": config.max_len + 2, "pad_token_id": 1},
+)
+"""The longest text and the padding id, which is 1: RoBERTa counts positions from id 1 + 1."""
 
 
 _ROBERTA = _BERT._replace(
@@ -231,11 +230,11 @@ ROBERTA = Family(
     },
     constants=_CONSTANTS,
     settings=(
-        Field("vocab_size", "vocab_size", 50_265),
-        _Positions(),
-        Field("type_vocab_size", "num_token_types", 2, least=1),
-        EnumField("hidden_act", "activation", "gelu", {"gelu": "gelu"}),
-        Field("layer_norm_eps", "norm_eps", 1e-12),
+        field("vocab_size", "vocab_size", 50_265),
+        _POSITIONS,
+        field("type_vocab_size", "num_token_types", 2, least=1),
+        enum_field("hidden_act", "activation", "gelu", {"gelu": "gelu"}),
+        field("layer_norm_eps", "norm_eps", 1e-12),
         *_SETTINGS,
     ),
     weight_map=partial(_weight_map, _ROBERTA),
@@ -269,16 +268,16 @@ DISTILBERT = Family(
     architectures={"DistilBertModel": "encoder", "DistilBertForMaskedLM": "masked"},
     constants={**_CONSTANTS, "norm_eps": 1e-12},
     settings=(
-        Field("vocab_size", "vocab_size", 30_522),
-        Field("max_position_embeddings", "max_len", 512),
-        Field("dim", "d_model", 768),
-        Field("n_layers", "num_encoder_layers", 6),
-        Field("n_heads", "num_heads", 12),
-        Field("hidden_dim", "d_ff", 3072),
-        EnumField("activation", "activation", "gelu", ACTIVATIONS),
-        Field("dropout", "dropout_rate", 0.1),
-        Field("attention_dropout", "attention_dropout_rate", 0.1),
-        ConstField("tie_word_embeddings", True),
+        field("vocab_size", "vocab_size", 30_522),
+        field("max_position_embeddings", "max_len", 512),
+        field("dim", "d_model", 768),
+        field("n_layers", "num_encoder_layers", 6),
+        field("n_heads", "num_heads", 12),
+        field("hidden_dim", "d_ff", 3072),
+        enum_field("activation", "activation", "gelu", ACTIVATIONS),
+        field("dropout", "dropout_rate", 0.1),
+        field("attention_dropout", "attention_dropout_rate", 0.1),
+        const_field("tie_word_embeddings", True),
     ),
     weight_map=partial(_weight_map, _DISTILBERT),
     prefix=_DISTILBERT.prefix,

@@ -3,19 +3,19 @@
 All have RMS norms, rotary positions, gated layers and shared key/value heads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
-    EnumField,
     Family,
-    Field,
     Setting,
     as_text,
+    enum_field,
+    field,
     parse_number,
     token_layers,
     unsupported,
@@ -33,105 +33,92 @@ from jaxformer.pretrained.weight_map import (
 )
 
 _LLAMA3 = (
-    Field("low_freq_factor", "rotary_low_freq_factor", 1.0),
-    Field("high_freq_factor", "rotary_high_freq_factor", 4.0),
-    Field("original_max_position_embeddings", "rotary_original_len", lambda x: x["max_len"]),
+    field("low_freq_factor", "rotary_low_freq_factor", 1.0),
+    field("high_freq_factor", "rotary_high_freq_factor", 4.0),
+    field("original_max_position_embeddings", "rotary_original_len", lambda x: x["max_len"]),
 )
 # The keys of each kind of scaling.
-_SCALINGS: dict[str, tuple[Field, ...]] = {
+_SCALINGS: dict[str, tuple[Setting, ...]] = {
     "default": (),
-    "linear": (Field("factor", "rotary_factor", 1.0),),
-    "llama3": (Field("factor", "rotary_factor", 1.0), *_LLAMA3),
+    "linear": (field("factor", "rotary_factor", 1.0),),
+    "llama3": (field("factor", "rotary_factor", 1.0), *_LLAMA3),
 }
 
 
-class _Rotary(NamedTuple):
-    """The base and the scaling of rotary positions, which newer versions store in one object."""
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """The keys."""
-        return ("rope_theta", "rope_parameters", "rope_scaling")
-
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our fields; `ConfigError` for another scaling."""
-        found: dict[str, Any] = {"rotary_base": hf.get("rope_theta")}
-        for key in ("rope_parameters", "rope_scaling"):
-            rope = hf.get(key) or {}
-            if not isinstance(rope, dict):
-                raise ConfigError(f"{key}={as_text(rope)}, but it must be an object")
-            kinds = {rope.get(name) or "default" for name in ("rope_type", "type")} - {"default"}
-            kind = kinds.pop() if kinds else "default"
-            if kinds or not isinstance(kind, str) or kind not in _SCALINGS:
-                raise unsupported(f"{key}.rope_type", kind, *_SCALINGS)
-            known = {"rope_theta", "rope_type", "type", *(x.hf for x in _SCALINGS[kind])}
-            for name in rope.keys() - known:
-                raise ConfigError(f"{key}.{name}={as_text(rope[name])} is not supported: remove it")
-            found["rotary_base"] = rope.get("rope_theta", found["rotary_base"])
-            if kind != "default":
-                found["rotary_scaling"] = kind
-            for setting in _SCALINGS[kind]:
-                found |= setting.read(rope, fields)
-        base = found["rotary_base"]
-        base = 10_000.0 if base is None else base
-        return found | {"rotary_base": parse_number("rope_theta", base, float)}
-
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The keys and their values."""
-        kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
-        rope: dict[str, Any] = {"rope_theta": config.rotary_base, "rope_type": kind}
+def _read_rotary(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Our fields; `ConfigError` for another scaling."""
+    found: dict[str, Any] = {"rotary_base": hf.get("rope_theta")}
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = hf.get(key) or {}
+        if not isinstance(rope, dict):
+            raise ConfigError(f"{key}={as_text(rope)}, but it must be an object")
+        kinds = [rope[x] for x in ("rope_type", "type") if rope.get(x) not in (None, "default")]
+        kind = kinds[0] if kinds else "default"
+        if not isinstance(kind, str) or kind not in _SCALINGS or kinds[1:] not in ([], [kind]):
+            raise unsupported(f"{key}.rope_type", kind, *_SCALINGS)
+        known = {key for setting in _SCALINGS[kind] for key in setting.keys}
+        for name in rope.keys() - known - {"rope_theta", "rope_type", "type"}:
+            raise ConfigError(f"{key}.{name}={as_text(rope[name])} is not supported: remove it")
+        found["rotary_base"] = rope.get("rope_theta", found["rotary_base"])
+        if kind != "default":
+            found["rotary_scaling"] = kind
         for setting in _SCALINGS[kind]:
-            rope |= setting.write(config)
-        return {"rope_theta": config.rotary_base, "rope_parameters": rope}
+            found |= setting.read(rope, fields)
+    base = found["rotary_base"]
+    base = 10_000.0 if base is None else base
+    return found | {"rotary_base": parse_number("rope_theta", base, float)}
 
 
-class _Biases(NamedTuple):
+def _write_rotary(config: TransformerConfig) -> dict[str, Any]:
+    """The keys and their values."""
+    kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
+    rope: dict[str, Any] = {"rope_theta": config.rotary_base, "rope_type": kind}
+    for setting in _SCALINGS[kind]:
+        rope |= setting.write(config)
+    return {"rope_theta": config.rotary_base, "rope_parameters": rope}
+
+
+_ROTARY = Setting(("rope_theta", "rope_parameters", "rope_scaling"), _read_rotary, _write_rotary)
+"""The base and the scaling of rotary positions, which newer versions store in one object."""
+
+
+def _biases(*keys: str) -> Setting:
     """Biases of attention and feed-forward layers; with one kind ours has both, the other zero."""
 
-    keys: Sequence[str]
+    def read(hf: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"use_bias": any([parse_number(key, hf.get(key, False), bool) for key in keys])}
 
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our field."""
-        return {"use_bias": any([parse_number(key, hf.get(key, False), bool) for key in self.keys])}
-
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """All keys with the same value."""
-        return dict.fromkeys(self.keys, config.use_bias)
+    return Setting(keys, read, lambda config: dict.fromkeys(keys, config.use_bias))
 
 
-class _Window(NamedTuple):
-    """How many tokens a token of Mistral attends to; null means all."""
-
-    keys: Sequence[str] = ("sliding_window",)
-
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our field."""
-        value = hf.get("sliding_window", 4096)
-        value = None if value is None else parse_number("sliding_window", value, int, 1)
-        return {"attention_window": value}
-
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The key and its value."""
-        return {"sliding_window": config.attention_window}
+def _read_window(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    value = hf.get("sliding_window", 4096)
+    value = None if value is None else parse_number("sliding_window", value, int, 1)
+    return {"attention_window": value}
 
 
-class _FullAttention(NamedTuple):
-    """Layers of Qwen that may have a window; only those without one are supported."""
+_WINDOW = Setting(
+    ("sliding_window",), _read_window, lambda config: {"sliding_window": config.attention_window}
+)
+"""How many tokens a token of Mistral attends to; null means all."""
 
-    keys: Sequence[str] = ("layer_types", "use_sliding_window")
 
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """No field; `ConfigError` for a layer with a window."""
-        kinds = hf.get("layer_types") or []
-        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-            raise unsupported("layer_types", kinds, ["full_attention"])
-        if hf.get("use_sliding_window"):
-            raise unsupported("use_sliding_window", hf["use_sliding_window"], False)
-        return {}
+def _read_full_attention(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """No field; `ConfigError` for a layer with a window."""
+    kinds = hf.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise unsupported("layer_types", kinds, ["full_attention"])
+    if hf.get("use_sliding_window"):
+        raise unsupported("use_sliding_window", hf["use_sliding_window"], False)
+    return {}
 
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The key that decides for all layers."""
-        return {"use_sliding_window": False}
+
+_FULL_ATTENTION = Setting(
+    ("layer_types", "use_sliding_window"),
+    _read_full_attention,
+    lambda _: {"use_sliding_window": False},
+)
+"""Layers of Qwen that may have a window; only those without one are supported."""
 
 
 def _weight_map(scale: Transform, spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
@@ -206,20 +193,20 @@ def _family(
             **constants,
         },
         settings=(
-            Field("vocab_size", "vocab_size", vocab_size),
-            Field("max_position_embeddings", "max_len", max_len),
-            Field("hidden_size", "d_model", d_model),
-            Field("num_hidden_layers", "num_decoder_layers", layers),
-            Field("num_attention_heads", "num_heads", heads),
-            Field("num_key_value_heads", "num_kv_heads", kv_heads, written="kv_heads"),
-            Field("intermediate_size", "d_ff", d_ff),
-            EnumField("hidden_act", "activation", next(iter(activations)), activations),
-            EnumField(
+            field("vocab_size", "vocab_size", vocab_size),
+            field("max_position_embeddings", "max_len", max_len),
+            field("hidden_size", "d_model", d_model),
+            field("num_hidden_layers", "num_decoder_layers", layers),
+            field("num_attention_heads", "num_heads", heads),
+            field("num_key_value_heads", "num_kv_heads", kv_heads, written="kv_heads"),
+            field("intermediate_size", "d_ff", d_ff),
+            enum_field("hidden_act", "activation", next(iter(activations)), activations),
+            enum_field(
                 "tie_word_embeddings", "tied_embeddings", tied, {True: "output", False: "none"}
             ),
-            Field("rms_norm_eps", "norm_eps", 1e-6),
-            Field("attention_dropout", "attention_dropout_rate", 0.0),
-            _Rotary(),
+            field("rms_norm_eps", "norm_eps", 1e-6),
+            field("attention_dropout", "attention_dropout_rate", 0.0),
+            _ROTARY,
             *settings,
         ),
         weight_map=partial(_weight_map, scale),
@@ -231,8 +218,8 @@ def _family(
     )
 
 
-def _head_dim(default: int | None) -> Field:
-    return Field("head_dim", "head_dim", default, written="key_size")
+def _head_dim(default: int | None) -> Setting:
+    return field("head_dim", "head_dim", default, written="key_size")
 
 
 _SILU = {"silu": "silu", **ACTIVATIONS}
@@ -242,7 +229,7 @@ _TANH = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS, "gelu": "gelu_tanh"}
 LLAMA = _family(
     "Llama",
     _head_dim(None),
-    _Biases(("attention_bias", "mlp_bias")),
+    _biases("attention_bias", "mlp_bias"),
     vocab_size=32_000,
     max_len=2048,
     sizes=(4096, 11_008, 32, 32, None),
@@ -252,7 +239,7 @@ LLAMA = _family(
 MISTRAL = _family(
     "Mistral",
     _head_dim(None),
-    _Window(),
+    _WINDOW,
     vocab_size=32_000,
     max_len=131_072,
     sizes=(4096, 14_336, 32, 32, 8),
@@ -262,7 +249,7 @@ MISTRAL = _family(
 """Jiang et al. 2023: a window over the last tokens."""
 QWEN2 = _family(
     "Qwen2",
-    _FullAttention(),
+    _FULL_ATTENTION,
     vocab_size=151_936,
     max_len=32_768,
     activations=_SILU,
@@ -274,8 +261,8 @@ QWEN2 = _family(
 QWEN3 = _family(
     "Qwen3",
     _head_dim(128),
-    _Biases(("attention_bias",)),
-    _FullAttention(),
+    _biases("attention_bias"),
+    _FULL_ATTENTION,
     vocab_size=151_936,
     max_len=32_768,
     activations=_SILU,
@@ -286,7 +273,7 @@ QWEN3 = _family(
 GEMMA = _family(
     "Gemma",
     _head_dim(256),
-    _Biases(("attention_bias",)),
+    _biases("attention_bias"),
     vocab_size=256_000,
     max_len=8192,
     sizes=(3072, 24_576, 28, 16, 16),

@@ -1,13 +1,20 @@
 """T5 (Raffel et al. 2020) and T5 1.1: pre-norm, RMSNorm, relative positions, no biases."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.family import ACTIVATIONS, ConstField, Family, Field, parse_number
+from jaxformer.pretrained.family import (
+    ACTIVATIONS,
+    Family,
+    Setting,
+    const_field,
+    field,
+    parse_number,
+)
 from jaxformer.pretrained.model_specs import ModelSpec
 from jaxformer.pretrained.weight_map import SAME, Entry, dense, entry, linear, norm, scaled
 
@@ -70,66 +77,57 @@ def _feed_forward(config: TransformerConfig, jax: str, hf: str) -> list[Entry]:
     return [row for a, b in pairs for row in dense(f"{jax}/{a}", f"{hf}.{b}", False)]
 
 
-class _Projection(NamedTuple):
-    """The activation, and whether it is gated; two older keys repeat both."""
-
-    keys: Sequence[str] = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
-
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our fields; `ConfigError` for an unknown activation or keys that disagree."""
-        given = hf.get("feed_forward_proj", "relu")
-        gate, _, name = given.rpartition("-") if isinstance(given, str) else ("", "", "")
-        # gelu in T5 1.1 is the approximation by tanh.
-        name = "gelu_new" if given == "gated-gelu" else name
-        old = hf.get("dense_act_fn", name), hf.get("is_gated_act", gate == "gated")
-        if name not in ACTIVATIONS or gate not in ("", "gated") or old != (name, gate == "gated"):
-            raise ConfigError(
-                f"feed_forward_proj={given!r} with dense_act_fn={old[0]!r} and is_gated_act="
-                f"{old[1]!r} is not supported: use one of {', '.join(ACTIVATIONS)}, or "
-                "gated-NAME, and make the three agree"
-            )
-        return {"activation": ACTIVATIONS[name], "gated": bool(gate)}
-
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The first key."""
-        if config.gated and config.activation == "gelu_tanh":
-            return {"feed_forward_proj": "gated-gelu"}
-        if config.gated and config.activation == "gelu":
-            raise ConfigError(
-                "gated layers with activation='gelu' are not supported: use 'gelu_tanh'"
-            )
-        name = next(name for name, jax in ACTIVATIONS.items() if jax == config.activation)
-        return {"feed_forward_proj": f"gated-{name}" if config.gated else name}
+def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Our fields; `ConfigError` for an unknown activation or keys that disagree."""
+    given = hf.get("feed_forward_proj", "relu")
+    gate, _, name = given.rpartition("-") if isinstance(given, str) else ("", "", "")
+    # gelu in T5 1.1 is the approximation by tanh.
+    name = "gelu_new" if given == "gated-gelu" else name
+    old = hf.get("dense_act_fn", name), hf.get("is_gated_act", gate == "gated")
+    if name not in ACTIVATIONS or gate not in ("", "gated") or old != (name, gate == "gated"):
+        raise ConfigError(
+            f"feed_forward_proj={given!r} with dense_act_fn={old[0]!r} and is_gated_act="
+            f"{old[1]!r} is not supported: use one of {', '.join(ACTIVATIONS)}, or "
+            "gated-NAME, and make the three agree"
+        )
+    return {"activation": ACTIVATIONS[name], "gated": bool(gate)}
 
 
-class _Dropout(NamedTuple):
-    """One rate for all kinds of dropout."""
-
-    keys: Sequence[str] = ("dropout_rate",)
-
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The three fields."""
-        rate = parse_number("dropout_rate", hf.get("dropout_rate", 0.1), float)
-        names = ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
-        return dict.fromkeys(names, rate)
-
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The key; its value is `dropout_rate`."""
-        return {"dropout_rate": config.dropout_rate}
+def _write_projection(config: TransformerConfig) -> dict[str, Any]:
+    """The first key."""
+    if config.gated and config.activation == "gelu_tanh":
+        return {"feed_forward_proj": "gated-gelu"}
+    if config.gated and config.activation == "gelu":
+        raise ConfigError("gated layers with activation='gelu' are not supported: use 'gelu_tanh'")
+    name = next(name for name, jax in ACTIVATIONS.items() if jax == config.activation)
+    return {"feed_forward_proj": f"gated-{name}" if config.gated else name}
 
 
-class _Tying(NamedTuple):
-    """Whether the output is the transpose of the embedding: in T5, but not in T5 1.1."""
+_PROJECTION = Setting(
+    ("feed_forward_proj", "dense_act_fn", "is_gated_act"), _read_projection, _write_projection
+)
+"""The activation, and whether it is gated; two older keys repeat both."""
 
-    keys: Sequence[str] = ("tie_word_embeddings", "scale_decoder_outputs")
 
-    def read(self, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Our field; source and target always share an embedding."""
-        return {"tied_embeddings": "all" if _is_scaled(hf) else "inputs"}
+def _read_dropout(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The three fields."""
+    rate = parse_number("dropout_rate", hf.get("dropout_rate", 0.1), float)
+    names = ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
+    return dict.fromkeys(names, rate)
 
-    def write(self, config: TransformerConfig) -> dict[str, Any]:
-        """The key that all versions read."""
-        return {"tie_word_embeddings": config.ties_output}
+
+_DROPOUT = Setting(
+    ("dropout_rate",), _read_dropout, lambda config: {"dropout_rate": config.dropout_rate}
+)
+"""One rate for all kinds of dropout."""
+
+
+_TYING = Setting(
+    ("tie_word_embeddings", "scale_decoder_outputs"),
+    lambda hf, _: {"tied_embeddings": "all" if _is_scaled(hf) else "inputs"},
+    lambda config: {"tie_word_embeddings": config.ties_output},
+)
+"""Whether the output is the transpose of the embedding: in T5, but not in T5 1.1."""
 
 
 def _is_scaled(hf: Mapping[str, Any]) -> bool:
@@ -160,23 +158,23 @@ T5 = Family(
         "scale_embeddings": False,
     },
     settings=(
-        Field("vocab_size", "vocab_size", 32_128),
-        Field("n_positions", "max_len", 512),
-        Field("d_model", "d_model", 512),
-        Field("d_kv", "head_dim", 64, written="key_size"),
-        Field("d_ff", "d_ff", 2048),
-        Field("num_layers", "num_encoder_layers", 6),
-        Field(
+        field("vocab_size", "vocab_size", 32_128),
+        field("n_positions", "max_len", 512),
+        field("d_model", "d_model", 512),
+        field("d_kv", "head_dim", 64, written="key_size"),
+        field("d_ff", "d_ff", 2048),
+        field("num_layers", "num_encoder_layers", 6),
+        field(
             "num_decoder_layers", "num_decoder_layers", lambda fields: fields["num_encoder_layers"]
         ),
-        Field("num_heads", "num_heads", 8),
-        Field("relative_attention_num_buckets", "relative_buckets", 32),
-        Field("relative_attention_max_distance", "relative_max_distance", 128),
-        Field("layer_norm_epsilon", "norm_eps", 1e-6),
-        _Projection(),
-        _Dropout(),
-        _Tying(),
-        ConstField("is_decoder", False),
+        field("num_heads", "num_heads", 8),
+        field("relative_attention_num_buckets", "relative_buckets", 32),
+        field("relative_attention_max_distance", "relative_max_distance", 128),
+        field("layer_norm_epsilon", "norm_eps", 1e-6),
+        _PROJECTION,
+        _DROPOUT,
+        _TYING,
+        const_field("is_decoder", False),
     ),
     weight_map=weight_map,
     prefix="",
