@@ -14,7 +14,7 @@ import pytest
 
 import jaxformer as jf
 from experiments.harness import cli
-from experiments.harness.planning import with_machine
+from experiments.harness.planning import with_options
 from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.torch_reference.compare import presets as compare_presets
@@ -39,10 +39,10 @@ def options_of(command: str) -> dict:
     presets = {
         "translation.prepare": PRESETS,
         "translation.train": PRESETS,
-        "translation.plan": with_machine(PRESETS, TranslationPlan),
+        "translation.plan": with_options(PRESETS, TranslationPlan),
         "language_modelling.prepare": LANGUAGE_PRESETS,
         "language_modelling.train": LANGUAGE_PRESETS,
-        "language_modelling.plan": with_machine(LANGUAGE_PRESETS, LanguagePlan),
+        "language_modelling.plan": with_options(LANGUAGE_PRESETS, LanguagePlan),
         "torch_reference.train_gpt": LANGUAGE_PRESETS,
         "torch_reference.compare": compare_presets(),
     }

@@ -1,6 +1,6 @@
 """The options that all experiments share: where a run is made, how it trains, its optimizer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from experiments.harness.config_files import is_own
 from experiments.harness.run_folder import Run
 from jaxformer.config import check_at_least, check_choices, check_fraction
 from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
+from jaxformer.distributed.mesh import Device
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS
 from jaxformer.runtime.setup import ProcessSetup, setup_process
@@ -140,20 +141,25 @@ def record_environment(run: Run, config: RunConfig, **facts: object) -> None:
 
 
 def choose_devices(
-    strategy: StrategyName, mesh: str, options: Mapping[str, str] = MappingProxyType({})
+    strategy: StrategyName,
+    mesh: str,
+    options: Mapping[str, str] = MappingProxyType({}),
+    devices: Sequence[Device] | None = None,
 ) -> Strategy:
-    """Where a run's steps are computed: on one device, or on all that JAX sees.
+    """Where a run's steps are computed: on one of `devices`, or on all; None: those that JAX sees.
 
     "replicated" keeps a copy of the state on each, "sharded" its parts on `mesh`, such as
     "data=2,fsdp=2,tensor=2" (empty: all of them along data). The compiler gets `options`. Raises
     `ConfigError` for a mesh without "sharded", or one with another number of devices.
     """
     if strategy == "sharded":
-        return sharded(make_mesh(mesh or f"data={jax.device_count()}"), compiler_options=options)
+        count = jax.device_count() if devices is None else len(devices)
+        return sharded(make_mesh(mesh or f"data={count}", devices), compiler_options=options)
     if mesh:
         raise ConfigError(f"mesh={mesh!r} needs --strategy sharded, got strategy={strategy!r}")
-    create = replicated if strategy == "replicated" else single
-    return create(compiler_options=options)
+    if strategy == "replicated":
+        return replicated(devices, compiler_options=options)
+    return single(devices[0] if devices else None, compiler_options=options)
 
 
 def _check_name(config: Any, field: str, known: tuple[str, ...]) -> None:

@@ -1,7 +1,7 @@
 """Memory and time of a step: `python -m experiments.language_modelling.plan --preset NAME`.
 
-Compiles the step without text or weights, on as many virtual devices as the mesh has. The options
-are those of `train`, and `--machine.accelerator h100 --machine.devices 8`.
+Compiles the step without text, weights or devices. The options are those of `train`, and --target
+h100x8 or v5e:4x4. --compiler cpu estimates; tpu and cuda are the targets' own compilers.
 """
 
 import sys
@@ -10,23 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.harness import cli, planning
-from experiments.harness.planning import Assembled, Machine, PlannedTraining, with_machine
+from experiments.harness.planning import PlannedTraining, PlanOptions, with_options
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
 from experiments.language_modelling.objectives import build_model, objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.language_modelling.train import assemble
-from jaxformer.distributed import Strategy
 from jaxformer.text.data import MaskedBatch, StreamBatch
 
 
 @dataclass(frozen=True)
-class LanguagePlan(LanguageConfig):
-    """A run, and the machine that it would be trained on."""
-
-    machine: Machine = Machine()
-    """The machine."""
-    alternatives: bool = False
-    """Compiles once more for each option that lowers the memory of a step."""
+class LanguagePlan(PlanOptions, LanguageConfig):
+    """A run, and the devices that it is planned for."""
 
 
 def main(config: LanguagePlan) -> None:
@@ -72,14 +66,14 @@ def _predicted(config: LanguageConfig) -> int:
     return max(1, round(config.data.mask_prob * config.data.seq_len))
 
 
-def _assemble(
-    config: LanguageConfig, batch: StreamBatch | MaskedBatch, devices: Strategy
-) -> Assembled:
-    return assemble(config, build_model(config, config.model), batch, devices)
-
-
-TRAINING = PlannedTraining(batch_of, _assemble, flops_of, tokens_of)
+TRAINING = PlannedTraining(
+    batch=batch_of,
+    build_model=lambda config: build_model(config, config.model),
+    assemble=assemble,
+    flops=flops_of,
+    tokens=tokens_of,
+)
 
 if __name__ == "__main__":
-    presets = with_machine(PRESETS, LanguagePlan)
+    presets = with_options(PRESETS, LanguagePlan)
     sys.exit(cli.run(lambda: main(cli.parse(presets, description=__doc__))))

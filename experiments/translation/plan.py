@@ -1,7 +1,7 @@
 """Memory and time of a step: `python -m experiments.translation.plan --preset NAME`.
 
-Compiles the step without text or weights, on as many virtual devices as the mesh has. The options
-are those of `train`, and `--machine.accelerator h100 --machine.devices 8`.
+Compiles the step without text, weights or devices. The options are those of `train`, and --target
+h100x8 or v5e:4x4. --compiler cpu estimates; tpu and cuda are the targets' own compilers.
 """
 
 import sys
@@ -10,22 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.harness import cli, planning
-from experiments.harness.planning import Assembled, Machine, PlannedTraining, with_machine
+from experiments.harness.planning import PlannedTraining, PlanOptions, with_options
 from experiments.translation import train
 from experiments.translation.load_run import build_model
 from experiments.translation.presets import PRESETS, TranslationConfig
-from jaxformer.distributed import Strategy
 from jaxformer.text.data import Bucket, PairBatch
 
 
 @dataclass(frozen=True)
-class TranslationPlan(TranslationConfig):
-    """A run, and the machine that it would be trained on."""
-
-    machine: Machine = Machine()
-    """The machine."""
-    alternatives: bool = False
-    """Compiles once more for each option that lowers the memory of a step."""
+class TranslationPlan(PlanOptions, TranslationConfig):
+    """A run, and the devices that it is planned for."""
 
 
 def main(config: TranslationPlan) -> None:
@@ -62,12 +56,14 @@ def tokens_of(config: TranslationConfig) -> int:
     return bucket.batch_size * bucket.target_length
 
 
-def _assemble(config: TranslationConfig, batch: PairBatch, devices: Strategy) -> Assembled:
-    return train.assemble(config, build_model(config, config.model), batch, devices)
-
-
-TRAINING = PlannedTraining(batch_of, _assemble, flops_of, tokens_of)
+TRAINING = PlannedTraining(
+    batch=batch_of,
+    build_model=lambda config: build_model(config, config.model),
+    assemble=train.assemble,
+    flops=flops_of,
+    tokens=tokens_of,
+)
 
 if __name__ == "__main__":
-    presets = with_machine(PRESETS, TranslationPlan)
+    presets = with_options(PRESETS, TranslationPlan)
     sys.exit(cli.run(lambda: main(cli.parse(presets, description=__doc__))))

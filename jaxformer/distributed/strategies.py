@@ -109,6 +109,20 @@ class Strategy:
         self._check_rows(batch, 1, self.num_shards / len(self.local_shards))
         return jax.tree.map(self._shard_leaf, batch)
 
+    def abstract_batch(self, batch: Batch) -> Batch:
+        """What `shard_batch` returns for a whole batch, as `jax.ShapeDtypeStruct` with shardings.
+
+        `batch` holds all rows. Raises `ConfigError` when `num_shards` does not divide them.
+        """
+        self._check_rows(batch, 1)
+
+        def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            sharding = self._sharding(_row_spec(leaf))
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
+
+        return jax.tree.map(abstract, jax.tree.map(np.asarray, batch))
+
     def gather(self, tree: Any) -> Any:
         """The whole `tree` as numpy arrays on every process; a PRNG key as its key data."""
         return jax.tree.map(_whole, tree)

@@ -202,7 +202,7 @@ def test_a_plan_counts_the_parameters_of_the_block_given(language, translation, 
         (language, language_plan, LANGUAGE_PRESETS, language_plan.LanguagePlan),
         (translation, translation_plan, TRANSLATION_PRESETS, translation_plan.TranslationPlan),
     ):
-        config = cli.parse(plan.with_machine(presets, kind), run.words)
+        config = cli.parse(plan.with_options(presets, kind), run.words)
         called(lambda config=config, plan=plan: plan.main(config))
         config = run.config
         count = sum(leaf.size for leaf in jax.tree.leaves(run.loaded.params))

@@ -1,14 +1,9 @@
 """Accelerators and their data-sheet figures, and virtual devices on the CPU."""
 
-import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 
-from experiments.harness.training_config import StrategyName
-from jaxformer.config import check_at_least, check_choices
-from jaxformer.distributed import parse_mesh
 from jaxformer.errors import ConfigError
 
 
@@ -50,33 +45,70 @@ ACCELERATORS = {
 }
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The machine that a plan is for."""
+class TpuCore(NamedTuple):
+    """What the time of a TPU's step is computed from.
 
-    accelerator: Literal["h100", "h200", "a100", "l4", "v5e", "v5p", "v6e", "cpu"] = "h100"
-    """The kind of device."""
-    devices: int = 0
-    """Number of devices. 0: as many as the mesh has, or one without a mesh."""
-    utilization: float = 0.4
-    """Share of the peak FLOP/s that a step reaches where arithmetic limits it."""
+    `clock` is in cycles per second: the peak FLOP/s / the FLOPs a cycle of the matrix units, which
+    have `lanes` x `lanes` multipliers each. `link` is in bytes per second: what a chip sends along
+    one axis of its torus, in both directions together.
+    """
 
-    def __post_init__(self):
-        check_choices(self)
-        check_at_least(self, 0, "devices")
-        if not 0.0 < self.utilization <= 1.0:
-            raise ConfigError(
-                f"utilization={self.utilization}, but a share of peak lies in 0 < share <= 1"
-            )
+    clock: float
+    lanes: int
+    link: float
+    host: str  # a topology to compile for one chip, whose first device is used
 
-    def count(self, strategy: StrategyName, mesh: str) -> int:
-        """Returns the number of devices; raises `ConfigError` for several without --strategy."""
-        if strategy == "single" and self.devices > 1:
-            raise ConfigError(
-                f"devices={self.devices}, but strategy='single' uses one of them: give --strategy "
-                "replicated or sharded"
-            )
-        return self.devices or math.prod(parse_mesh(mesh).values())
+
+TPUS = {
+    # 4 matrix units; links: jax-ml.github.io/scaling-book, "TPU specs".
+    "v5e": TpuCore(1.5e9, 128, 0.9e11, "1x1"),
+    # 8 matrix units in two cores, which JAX sees as one device.
+    "v5p": TpuCore(1.75e9, 128, 1.8e11, "2x2x1"),
+    "v6e": TpuCore(1.75e9, 256, 1.8e11, "1x1"),
+}
+
+
+class GpuSpec(NamedTuple):
+    """A GPU as XLA's compiler needs to know it; `fields` are those of its GpuDeviceInfoProto."""
+
+    name: str
+    fields: dict[str, int | float]
+
+
+# NVIDIA's Hopper architecture whitepaper and CUDA's table of technical specifications for compute
+# capability 9.0.
+_HOPPER: dict[str, int | float] = {
+    "threads_per_block_limit": 1024,
+    "threads_per_warp": 32,
+    "shared_memory_per_block": 49_152,
+    "shared_memory_per_block_optin": 232_448,
+    "shared_memory_per_core": 233_472,
+    "threads_per_core_limit": 2048,
+    "core_count": 132,
+    "fpus_per_core": 128,
+    "block_dim_limit_x": 2**31 - 1,
+    "block_dim_limit_y": 65_535,
+    "block_dim_limit_z": 65_535,
+    "thread_dim_limit_x": 1024,
+    "thread_dim_limit_y": 1024,
+    "thread_dim_limit_z": 64,
+    "registers_per_core_limit": 65_536,
+    "registers_per_block_limit": 65_536,
+    "l2_cache_size": 52_428_800,
+    "clock_rate_ghz": 1.98,
+    "device_address_bits": 64,
+}
+
+GPUS = {
+    "h100": GpuSpec(
+        "NVIDIA H100 80GB HBM3",
+        _HOPPER | {"memory_bandwidth": 3_352_320_000_000, "device_memory_size": 84_942_979_072},
+    ),
+    "h200": GpuSpec(
+        "NVIDIA H200",
+        _HOPPER | {"memory_bandwidth": 4_800_000_000_000, "device_memory_size": 151_397_597_184},
+    ),
+}
 
 
 def start_devices(count: int) -> None:

@@ -1,9 +1,10 @@
-"""Describes a compiled step: predicted time, whether it fits, what to change."""
+"""Describes a step that the CPU's compiler has compiled: a quick estimate for any accelerator."""
 
 from typing import NamedTuple
 
-from experiments.harness.planning.accelerators import ACCELERATORS, Accelerator, Machine
-from experiments.harness.planning.compiling import Compiled
+from experiments.harness.planning import counting
+from experiments.harness.planning.accelerators import ACCELERATORS, Accelerator
+from experiments.harness.planning.compiling import CompiledStep, StepMemory
 
 
 class Prediction(NamedTuple):
@@ -23,15 +24,21 @@ class Prediction(NamedTuple):
 
 
 def predict(
-    flops: float, traffic: float, machine: Machine, *, devices: int, dtype: str
+    flops: float,
+    traffic: float,
+    accelerator: Accelerator,
+    *,
+    utilization: float,
+    devices: int,
+    dtype: str,
 ) -> Prediction:
     """Predicts a step of `flops` on all `devices` together, with `traffic` bytes on each.
 
-    Communication between devices is not counted.
+    Arithmetic reaches `utilization`, a share of the peak. Communication between devices is not
+    counted.
     """
-    accelerator = ACCELERATORS[machine.accelerator]
     peak = devices * (accelerator.bfloat16 if dtype == "bfloat16" else accelerator.float32)
-    arithmetic = flops / (peak * machine.utilization)
+    arithmetic = flops / (peak * utilization)
     moving = traffic / accelerator.bandwidth
     return Prediction(arithmetic, moving, flops / (peak * max(arithmetic, moving)))
 
@@ -41,16 +48,16 @@ def usable_memory(accelerator: Accelerator) -> float:
     return accelerator.memory * accelerator.share
 
 
-def advice(compiled: Compiled, machine: Machine, changes: tuple[str, ...]) -> list[str]:
+def advice(memory: StepMemory, accelerator: str, changes: tuple[str, ...]) -> list[str]:
     """Returns what to change if a step does not fit; empty if it fits.
 
     `changes` are options that reduce the temporary memory.
     """
-    free = usable_memory(ACCELERATORS[machine.accelerator])
-    if compiled.memory <= free:
+    free = usable_memory(ACCELERATORS[accelerator])
+    if memory.total <= free:
         return []
     found = []
-    kept = compiled.arguments + compiled.results
+    kept = memory.arguments + memory.results
     if kept > free / 2:
         parts = 2
         while kept / parts > free / 2:
@@ -59,58 +66,64 @@ def advice(compiled: Compiled, machine: Machine, changes: tuple[str, ...]) -> li
             f"parameters and optimizer take {gigabytes(kept)} per device: shard them, with "
             f"--strategy sharded and an fsdp axis {parts} times as long"
         )
-    if compiled.temporary > free / 2:
+    if memory.temporary > free / 2:
         found += [
-            f"temporary memory is {gigabytes(compiled.temporary)}: try {change}"
-            for change in changes
+            f"temporary memory is {gigabytes(memory.temporary)}: try {change}" for change in changes
         ]
     return found
 
 
 def describe(
-    compiled: Compiled,
+    step: CompiledStep,
     prediction: Prediction,
-    machine: Machine,
+    accelerator: str,
     *,
+    utilization: float,
     flops: float,
     tokens: int,
     devices: int,
 ) -> str:
     """Returns the plan of a step of `tokens` tokens as text."""
-    free = usable_memory(ACCELERATORS[machine.accelerator])
-    fits = "fits" if compiled.memory <= free else "DOES NOT FIT"
-    counted = compiled.all_flops * devices
     limit = "arithmetic" if prediction.arithmetic >= prediction.traffic else "memory traffic"
+    moved = gigabytes(counting.traffic(step.program))
     lines = [
-        f"parameters          {compiled.parameters:,}",
-        f"  bytes             {gigabytes(compiled.parameter_bytes)}, the same for the gradient, "
-        f"{gigabytes(compiled.optimizer_bytes)} for the optimizer",
-        f"memory per device   {gigabytes(compiled.memory)} of {gigabytes(free)} that JAX may use "
-        f"on {machine.accelerator}: {fits}",
-        f"  state and batch   {gigabytes(compiled.arguments)} (state: {gigabytes(compiled.held)})",
-        f"  temporary         {gigabytes(compiled.temporary)}, new results "
-        f"{gigabytes(compiled.results)}",
+        *memory_lines(step.memory, accelerator),
+        f"work per step       {flops:.3e} FLOPs by the equations",
+        f"time per step       {prediction.seconds:.3g} s, limited by {limit}",
+        f"  arithmetic        {prediction.arithmetic:.3g} s at {utilization:.0%} of peak",
+        f"  memory traffic    {prediction.traffic:.3g} s for {moved} per device",
+        f"speed               {tokens / prediction.seconds:,.0f} tokens per second, MFU "
+        f"{prediction.mfu:.1%}",
+        f"compiled in         {step.seconds:.1f} s, without machine code",
+    ]
+    return "\n".join(lines)
+
+
+def memory_lines(memory: StepMemory, accelerator: str) -> list[str]:
+    """The lines about parameters and memory."""
+    free = usable_memory(ACCELERATORS[accelerator])
+    fits = "fits" if memory.total <= free else "DOES NOT FIT"
+    return [
+        f"parameters          {memory.parameters:,}",
+        f"  bytes             {gigabytes(memory.parameter_bytes)}, the optimizer's "
+        f"{gigabytes(memory.optimizer_bytes)}",
+        f"memory per device   {gigabytes(memory.total)} of {gigabytes(free)} that JAX may use "
+        f"on {accelerator}: {fits}",
+        f"  state and batch   {gigabytes(memory.arguments)} (state: {gigabytes(memory.held)})",
+        f"  temporary         {gigabytes(memory.temporary)}, new results "
+        f"{gigabytes(memory.results)}",
         "  largest arrays    (size of one, number, where)",
         *(
             f"    {gigabytes(buffer.size):>9}  {buffer.count:>5} x {buffer.shape}  {buffer.origin}"
-            for buffer in compiled.buffers
+            for buffer in memory.buffers
         ),
-        f"work per step       {flops:.3e} FLOPs by the equations, {counted:.3e} by XLA's count",
-        f"time per step       {prediction.seconds:.3g} s, limited by {limit}",
-        f"  arithmetic        {prediction.arithmetic:.3g} s at {machine.utilization:.0%} of peak",
-        f"  memory traffic    {prediction.traffic:.3g} s for {gigabytes(compiled.all_traffic)} per "
-        "device",
-        f"speed               {tokens / prediction.seconds:,.0f} tokens per second, MFU "
-        f"{prediction.mfu:.1%}",
-        f"compiled in         {compiled.seconds:.1f} s, without machine code",
     ]
-    return "\n".join(lines)
 
 
 ASSUMPTIONS = """\
 Memory and traffic are an estimate by XLA's CPU compiler. It fuses less than the compilers for GPUs
 and TPUs and computes bfloat16 in float32, so both are rather too high. The time does not include
-communication between devices."""
+communication between devices. --compiler tpu and --compiler cuda ask the target's own compiler."""
 
 
 def gigabytes(size: float) -> str:

@@ -1,0 +1,159 @@
+"""Devices that are not here, which XLA's compilers for TPUs and GPUs compile for.
+
+Compiling needs the compiler, not the device: `libtpu` for a TPU (extra `compilers`), JAX's CUDA
+plugin for an NVIDIA GPU (extra `cuda`). Nothing can be run on these devices.
+"""
+
+import contextlib
+import math
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Literal, NamedTuple
+
+import jax
+
+from experiments.harness.planning.accelerators import ACCELERATORS, GPUS, TPUS
+from jaxformer.distributed.mesh import Device
+from jaxformer.errors import ConfigError, MissingExtra
+
+Compiler = Literal["cpu", "tpu", "cuda"]
+
+# libtpu reads them when it is loaded. They stop it from asking for a machine in Google's cloud, and
+# let several processes load it.
+_LIBTPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+class Target(NamedTuple):
+    """Devices by name: `h100`, `h100x8`, `v5e`, `v5e:4x4`.
+
+    `count` is the number of devices, 0 where the name does not say one. `topology` is a TPU's, such
+    as "4x4", else "".
+    """
+
+    accelerator: str
+    count: int
+    topology: str
+
+    def devices_of(self, mesh_size: int, strategy: str) -> int:
+        """The number of devices for a mesh of `mesh_size`.
+
+        Raises `ConfigError` for several devices with the strategy "single".
+        """
+        if strategy == "single" and self.count > 1:
+            raise ConfigError(
+                f"the target has {self.count} devices, but strategy='single' uses one of them: "
+                "give --strategy replicated or sharded"
+            )
+        return self.count or mesh_size
+
+
+def parse_target(name: str) -> Target:
+    """The target that `name` says; `ConfigError` for an unknown one."""
+    found = re.fullmatch(r"([a-z]\w*?)(?:x(\d+)|:(\d+(?:x\d+)+))?", name)
+    accelerator = found[1] if found else name
+    known = accelerator in ACCELERATORS
+    is_tpu = accelerator in TPUS
+    if found is None or not known or (is_tpu and found[2]) or (not is_tpu and found[3]):
+        raise ConfigError(
+            f"target={name!r} is unknown: give one of {', '.join(ACCELERATORS)}; several GPUs as "
+            "h100x8, several chips of a TPU as v5e:4x4"
+        )
+    topology = found[3] or ""
+    count = math.prod(map(int, topology.split("x"))) if topology else int(found[2] or 0)
+    if count == 0 and (topology or found[2]):
+        raise ConfigError(f"target={name!r} has no devices: give at least one")
+    return Target(accelerator, count, topology)
+
+
+def check_compiler(compiler: Compiler, target: Target) -> None:
+    """Raises `ConfigError` where `compiler` cannot compile for `target`."""
+    allowed = {"cpu": tuple(ACCELERATORS), "tpu": tuple(TPUS), "cuda": tuple(GPUS)}
+    if target.accelerator not in allowed[compiler]:
+        raise ConfigError(
+            f"--compiler {compiler} compiles for {', '.join(allowed[compiler])}, but the target is "
+            f"{target.accelerator}: choose another of the two; --compiler cpu estimates any target"
+        )
+
+
+def devices(target: Target, count: int) -> Sequence[Device]:
+    """The `count` devices of a target to compile for with its own compiler.
+
+    JAX itself runs on the CPU. Raises `MissingExtra` without that compiler, and `ConfigError` for a
+    topology that there is not.
+    """
+    with contextlib.suppress(RuntimeError):  # JAX has started
+        jax.config.update("jax_platforms", "cpu")
+    if target.accelerator in TPUS:
+        return _tpu_devices(target, count)
+    return _gpu_devices(target, count)
+
+
+def _tpu_devices(target: Target, count: int) -> Sequence[Device]:
+    from jax.experimental import topologies
+
+    if find_spec("libtpu") is None:
+        here = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise MissingExtra(
+            "--compiler tpu needs libtpu, which is not installed: pip install "
+            f"'jaxformer[compilers]' with Python 3.12 or later (this is {here}); --compiler cpu "
+            "needs no other compiler"
+        )
+    for name, value in _LIBTPU.items():
+        os.environ.setdefault(name, value)
+    topology = target.topology or TPUS[target.accelerator].host
+    if count > 1 and not target.topology:
+        raise ConfigError(
+            f"a mesh of {count} devices needs as many chips, but the target {target.accelerator} "
+            f"is one: say their topology, such as {target.accelerator}:4x4"
+        )
+    name = f"{target.accelerator}:{topology}"
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(
+            f"libtpu knows no topology {name!r} ({said[:200]}): give one such as v5e:4x4, v5p:2x2x2"
+        ) from error
+    return found[:count]
+
+
+def _gpu_devices(target: Target, count: int) -> Sequence[Device]:
+    from jax.experimental import topologies
+
+    plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+    if not any(find_spec(name) for name in plugins):
+        raise MissingExtra(
+            "--compiler cuda needs JAX's CUDA plugin, which is not installed: pip install "
+            "'jaxformer[cuda]'; no GPU is needed. --compiler cpu needs no other compiler"
+        )
+    return topologies.get_topology_desc(
+        platform="cuda",
+        topology_name="",
+        target_config=_gpu_config(target.accelerator),
+        topology=f"1x1x{count}",
+    ).devices
+
+
+def _gpu_config(name: str) -> str:
+    """XLA's GpuTargetConfigProto of a Hopper GPU, as text."""
+    spec = GPUS[name]
+    fields = "\n".join(f"  {key}: {value}" for key, value in spec.fields.items())
+    return f"""gpu_device_info {{
+{fields}
+  cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
+  device_vendor: "NVIDIA Corporation"
+  name: "{spec.name}"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+device_description_str: "{spec.name}"
+"""

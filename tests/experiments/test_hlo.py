@@ -1,0 +1,204 @@
+"""Programs read from their text: how often instructions run, what they compute, move and send."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.harness.planning import counting
+from experiments.harness.planning.hlo import Program, Shape, group_size, origin
+from experiments.harness.planning.step_time import step_time, visited_pairs
+from jaxformer.ops.attention import AttentionSpec
+
+# As a TPU's compiler writes it: the loop says no trip count, one collective is spread over two
+# kernels, a batched product is a convolution with dilation, a custom call goes over several lines.
+TPU = """\
+HloModule jit_step, is_scheduled=true, num_partitions=16
+
+%add.1 (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[]{:T(128)} parameter(0)
+  %y = f32[]{:T(128)} parameter(1)
+  ROOT %sum = f32[]{:T(128)} add(%x, %y)
+}
+
+%fused.start (p0: bf16[6,128]) -> (bf16[24,128], u32[]) {
+  %p0 = bf16[6,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %gather.1 = bf16[24,128]{1,0:T(8,128)(2,1)} all-gather(%p0), channel_id=7, replica_groups=[4,4]<=[16], dimensions={0}
+  ROOT %steps.1 = (bf16[24,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) custom-call(%gather.1), custom_call_target="Steps"
+}
+
+%fused.product (p0: bf16[6,128], p1: bf16[3,5,7], p2: bf16[3,11,7]) -> bf16[3,5,11] {
+  %p0 = bf16[6,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %p1 = bf16[3,5,7]{2,1,0:T(8,128)(2,1)} parameter(1)
+  %p2 = bf16[3,11,7]{2,1,0:T(8,128)(2,1)} parameter(2)
+  %gather.2 = bf16[24,128]{1,0:T(8,128)(2,1)} all-gather(%p0), channel_id=7, replica_groups=[4,4]<=[16], dimensions={0}
+  ROOT %product = bf16[3,5,11]{2,1,0:T(8,128)(2,1)} convolution(%p1, %p2), window={size=3 stride=2 pad=0_0 lhs_dilate=3}, dim_labels=0bf_0oi->0bf, metadata={op_name="jit(step)/while/body/jvp(Net)/blocks_3/up/dot_general"}
+}
+
+%fused.part (p0: f32[40,1000,128], p1: s32[]) -> f32[1000,128] {
+  %p0 = f32[40,1000,128]{2,1,0:T(8,128)} parameter(0)
+  %p1 = s32[]{:T(128)} parameter(1)
+  %part = f32[1,1000,128]{2,1,0:T(8,128)} dynamic-slice(%p0, %p1), dynamic_slice_sizes={1,1000,128}
+  ROOT %view = f32[1000,128]{1,0:T(8,128)} bitcast(%part)
+}
+
+%body.1 (t: (s32[], bf16[6,128])) -> (s32[], bf16[6,128]) {
+  %t = (s32[]{:T(128)}, bf16[6,128]{1,0:T(8,128)(2,1)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%t), index=0
+  %w = bf16[6,128]{1,0:T(8,128)(2,1)} get-tuple-element(%t), index=1
+  %q = bf16[3,5,7]{2,1,0:T(8,128)(2,1)} custom-call(), custom_call_target="AllocateBuffer"
+  %k = bf16[3,11,7]{2,1,0:T(8,128)(2,1)S(1)} copy-done(%w)
+  %start = (bf16[24,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) fusion(%w), kind=kCustom, calls=%fused.start, backend_config={"estimated_cycles":"100"}
+  %up = bf16[3,5,11]{2,1,0:T(8,128)(2,1)} fusion(%w, %q, %k), kind=kOutput, calls=%fused.product, metadata={op_name="jit(step)/while/body/jvp(Net)/blocks_3/up/dot_general"}, backend_config={"estimated_cycles":"1000"}
+  %turned = bf16[3,5,11]{1,2,0:T(8,128)(2,1)} copy(%up)
+  %same = bf16[3,5,11]{1,2,0:T(8,128)(2,1)} copy(%turned)
+  %sums = (f32[5]{0:T(128)}, bf16[11]{0:T(256)}) all-reduce(%f, %b), channel_id=9, replica_groups=mesh['data'=2,'fsdp'=4,'tensor'=2] {'data','tensor'}, to_apply=%add.1
+  ROOT %next = (s32[]{:T(128)}, bf16[6,128]{1,0:T(8,128)(2,1)}) tuple(%i, %w)
+}
+
+%condition.1 (t: (s32[], bf16[6,128])) -> pred[] {
+  %bound = s32[]{:T(128)} constant(40)
+  %t.1 = (s32[]{:T(128)}, bf16[6,128]{1,0:T(8,128)(2,1)}) parameter(0)
+  %i.1 = s32[]{:T(128)} get-tuple-element(%t.1), index=0
+  ROOT %less = pred[]{:T(512)} compare(%i.1, %bound), direction=LT
+}
+
+ENTRY %main (a: f32[40,1000,128]) -> f32[1000,128] {
+  %a = f32[40,1000,128]{2,1,0:T(8,128)} parameter(0)
+  %zero = s32[]{:T(128)} constant(0)
+  %first = f32[1000,128]{1,0:T(8,128)} fusion(%a, %zero), kind=kLoop, calls=%fused.part
+  %flash = bf16[3,4,1024,64]{3,2,1,0:T(8,128)(2,1)} custom-call(%q1, %k1, %v1), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"block_q": 512
+}}, metadata={op_name="jit(step)/jvp(Net)/splash_mha_fwd_residuals/pallas_call"}
+  %q1 = bf16[3,4,1024,64]{3,2,1,0:T(8,128)(2,1)} bitcast(%a)
+  %k1 = bf16[3,4,1024,64]{3,2,1,0:T(8,128)(2,1)} bitcast(%a)
+  %v1 = bf16[3,4,1024,64]{3,2,1,0:T(8,128)(2,1)} bitcast(%a)
+  %loop = (s32[]{:T(128)}, bf16[6,128]{1,0:T(8,128)(2,1)}) while(%init), condition=%condition.1, body=%body.1
+  %scatter = (f32[8]{0:T(128)}, f32[2]{0:T(128)}) reduce-scatter-start(%zero), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add.1
+  ROOT %out = f32[1000,128]{1,0:T(8,128)} reduce-scatter-done(%scatter)
+}
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def tpu():
+    return Program(TPU)
+
+
+def test_a_loop_runs_as_often_as_its_condition_says(tpu):
+    times = {run.instruction.name: run.times for run in tpu.executed}
+    assert (times["first"], times["up"], times["scatter"]) == (1, 40, 1)
+    assert tpu.devices == 16 and not tpu.unknown_loops
+
+
+def test_a_loop_without_a_bound_is_named(tpu):
+    unbounded = Program(TPU.replace("constant(40)", "parameter(1)"))
+    assert unbounded.unknown_loops == {"body.1"}
+
+
+def test_a_batched_product_counts_no_dilation(tpu):
+    (product,) = counting.products(tpu)
+    assert (product.flops, product.times) == (2 * 3 * 5 * 7 * 11, 40)
+    assert product.dtypes == "bf16 x bf16 -> bf16"
+    assert product.origin == "blocks_*/up"
+    assert counting.float32_products([product]) == []
+
+
+def test_a_collective_spread_over_kernels_is_one(tpu):
+    found = {each.kind: each for each in counting.collectives(tpu)}
+    gather, reduce, scatter = (found[k] for k in ("all-gather", "all-reduce", "reduce-scatter"))
+    assert counting.count_collectives(tpu) == {
+        "all-gather": 40,
+        "all-reduce": 40,
+        "reduce-scatter": 1,
+    }
+    assert (gather.bytes, gather.devices, gather.asynchronous) == (24 * 128 * 2, 4, True)
+    assert (reduce.devices, reduce.asynchronous, reduce.in_loop) == (4, False, True)
+    assert reduce.bytes == 5 * 4 + 11 * 2
+    assert (scatter.devices, scatter.asynchronous, scatter.in_loop) == (4, True, False)
+    assert gather.sent == 40 * gather.bytes * 3 / 4
+    assert reduce.sent == 2 * 40 * reduce.bytes * 3 / 4
+
+
+def test_kernels_are_what_computes(tpu):
+    # first, flash; in the loop start, up, turned, same
+    assert counting.kernels(tpu) == 2 + 40 * 4
+    assert counting.custom_calls(tpu) == {"tpu_custom_call": 1}
+
+
+def test_only_copies_into_another_layout_count(tpu):
+    (copy,) = counting.copies(tpu)
+    assert (str(copy.shape), copy.times) == ("bf16[3,5,11]", 40)
+    assert copy.bytes == 3 * 128 * 16 * 2
+
+
+def test_a_kernel_that_reads_a_slice_moves_the_slice(tpu):
+    moved = counting.traffic(tpu)
+    text = TPU.replace("dynamic-slice(%p0, %p1), dynamic_slice_sizes={1,1000,128}", "reduce(%p0)")
+    assert counting.traffic(Program(text)) - moved == 39 * 1000 * 128 * 4
+
+
+def test_tiles_are_padded_and_memory_on_the_chip_is_known():
+    shape = Shape("bf16", (12, 1024, 65), "1,2,0:T(8,128)(2,1)S(1)")
+    assert shape.padded_bytes == 12 * 1024 * 72 * 2 and shape.on_chip
+    assert Shape("f32", (700,), "0:T(1024)").padded_bytes == 4096
+    assert Shape("pred", (3, 5)).padded_bytes == 15
+    assert Shape("s4", (3, 6)).bytes == 9
+
+
+def test_padding_is_found_where_it_is_largest(tpu):
+    (shape, waste), *_ = counting.padding(tpu)
+    assert (str(shape), waste) == ("bf16[3,4,1024,64]", 3 * 4 * 1024 * 64 * 2)
+
+
+def test_cycles_are_counted_by_module(tpu):
+    assert counting.cycles(tpu) == {"blocks_*/up": 40_000, "": 4_000}
+
+
+def test_an_origin_is_the_module():
+    assert origin("jit(s)/jvp(Net)/Net.go/decoder/blocks_3/up/add") == "decoder/blocks_*/up"
+    assert origin("jit(s)/jvp()/lt") == "loss"
+    assert origin("jit(s)/mul") == "update"
+    assert origin("") == ""
+
+
+def test_groups_are_read_in_each_notation():
+    assert group_size("replica_groups=[2,8]<=[16]") == 8
+    assert group_size("replica_groups={{0,1,2},{3,4,5}}") == 3
+    assert group_size("replica_groups=mesh['x'=5,'y'=3] {'x'}") == 5
+    assert group_size("replica_groups={}") == 0
+
+
+SPEC = AttentionSpec(
+    batch=3, queries=1024, keys=1024, heads=4, kv_heads=4, key_size=64, value_size=64,
+    dtype="bfloat16", causal=True,
+)  # fmt: skip
+
+
+def test_flash_attention_takes_the_blocks_that_are_not_hidden():
+    assert visited_pairs(1024, 1024, 512, None) == 1024**2
+    assert visited_pairs(1024, 1024, 512, SPEC) == 3 * 512**2
+    assert visited_pairs(1024, 1024, 256, SPEC) == 10 * 256**2
+
+
+def test_the_time_of_a_step_adds_what_has_no_cycles(tpu):
+    time = step_time(tpu, "v5e", [SPEC])
+    assert time.kernels == pytest.approx(44_000 / 1.5e9)
+    # 2 products of 12 heads, the head size padded to 128, at half of the peak
+    assert time.attention == pytest.approx(2 * 2 * 12 * 3 * 512**2 * 128 / (197e12 / 2))
+    assert time.collectives == pytest.approx(2 * 40 * 42 * 3 / 4 / 0.9e11)
+    assert time.total == pytest.approx(time.kernels + time.attention + time.collectives)
+
+
+def test_a_program_of_this_machine_is_read():
+    def steps(x, weights):
+        return jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, weights)[0]
+
+    shapes = jax.ShapeDtypeStruct((2, 13), "float32"), jax.ShapeDtypeStruct((5, 13, 13), "float32")
+    options = {"xla_backend_optimization_level": 0}
+    program = Program(jax.jit(steps).lower(*shapes).compile(options).as_text())
+    products = counting.products(program)
+    assert sum(each.flops * each.times for each in products) == 5 * 2 * 2 * 13 * 13
+    assert len(counting.float32_products(products)) == 1
+    assert math.isclose(counting.traffic(program), 5 * 13 * 13 * 4, rel_tol=0.8)
