@@ -35,10 +35,11 @@ ACCELERATORS = {
     "a100": Accelerator(312e12, 156e12, 80e9, 2.039e12, _GPU),
     # NVIDIA L4 datasheet: 242 and 120 TFLOPS with sparsity, half without.
     "l4": Accelerator(121e12, 60e12, 24e9, 300e9, _GPU),
-    # Google Cloud documentation, "TPU v5e", "TPU v5p" and "TPU v6e": a chip.
-    "v5e": Accelerator(197e12, 197e12, 16e9, 800e9, _TPU),
+    # Google Cloud documentation, "TPU v5e", "TPU v5p" and "TPU v6e": a chip. The memory of v5e and
+    # v6e is what libtpu 0.0.52 leaves to programs: 15.75 and 31.24 GiB.
+    "v5e": Accelerator(197e12, 197e12, 15.75 * 2**30, 800e9, _TPU),
     "v5p": Accelerator(459e12, 459e12, 95e9, 2_765e9, _TPU),
-    "v6e": Accelerator(918e12, 918e12, 32e9, 1_600e9, _TPU),
+    "v6e": Accelerator(918e12, 918e12, 31.24 * 2**30, 1_600e9, _TPU),
     # No product: 2 cores at 2.6 GHz, each 2 AVX2 multiply-adds of 8 float32 a cycle (16 x 2 FLOP),
     # one channel of DDR4-3200 (JEDEC: 25.6 GB/s), 16 GB; bfloat16 is computed as float32.
     "cpu": Accelerator(166e9, 166e9, 16e9, 25.6e9, 1.0),

@@ -72,7 +72,7 @@ def _work_lines(step: CompiledStep, flops: float, devices: int) -> list[str]:
     named = ", ".join(f"{count:,} {name}" for name, count in calls.most_common(3))
     lines = [
         f"work per step       {flops:.3e} FLOPs by the equations",
-        f"  matrix products   {counted:.3e} FLOPs, those in custom calls not counted",
+        f"  matrix products   {counted:.3e} FLOPs, without those of custom calls",
         f"                    {number:,} products per device, of them with a float32 operand: "
         f"{sum(each.times for each in precise):,}",
     ]

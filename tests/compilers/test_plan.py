@@ -1,0 +1,57 @@
+"""The command `plan` with a TPU's own compiler, and the program that it writes."""
+
+import pickle
+import re
+
+import pytest
+from jax.experimental import serialize_executable
+
+from experiments.harness import cli, planning
+from experiments.language_modelling import plan
+
+pytestmark = pytest.mark.compiler
+
+TINY = """
+    --name tiny --compiler tpu --target {target} --model.vocab_size 512 --model.d_model 128
+    --model.d_ff 256 --model.num_heads 2 --model.num_decoder_layers 2 --model.max_len 256
+    --model.dtype bfloat16 --training.grad_accumulation 3 --training.attention_fn auto
+    --data.batch_size {rows} --data.seq_len 256
+"""
+
+
+def report(capsys, target, rows, words=""):
+    presets = planning.with_options(plan.PRESETS, plan.LanguagePlan)
+    arguments = f"{TINY.format(target=target, rows=rows)} {words}".split()
+    code = cli.run(lambda: plan.main(cli.parse(presets, arguments)))
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    lines = (line for line in said.out.splitlines()[1:] if not line.startswith("program "))
+    assert max(map(len, lines)) <= 80
+    return said.out
+
+
+def test_a_chip_is_planned_with_flash_attention(tpu_devices, capsys, tmp_path):
+    path = tmp_path / "step.bin"
+    text = report(capsys, "v5e", 6, f"--program {path}")
+    assert "compiled is not run" in text
+    assert "that JAX may use on v5e: fits" in text
+    assert "attention           tpu_splash" in text
+    assert f"{3 * 2 * 3} tpu_custom_call" in text  # 3 kernels, 2 layers, 3 parts
+    assert "collectives         none" in text
+    (mfu,) = re.findall(r"MFU (\d+\.\d)%", text)
+    assert 0.0 < float(mfu) < 100.0
+    payload, *_ = pickle.loads(path.read_bytes())
+    assert len(payload) > 10_000 and callable(serialize_executable.deserialize_and_load)
+
+
+def test_the_collectives_of_a_mesh_are_in_the_report(tpu_devices, capsys):
+    text = report(capsys, "v5e:2x2", 12, "--strategy sharded --mesh data=2,fsdp=2")
+    assert "on 4 x v5e, data=2,fsdp=2" in text
+    assert re.search(r"all-gather bf16", text)
+    assert re.search(r"(all-reduce|reduce-scatter) .*(in a loop|once)", text)
+
+
+def test_what_does_not_fit_is_said(tpu_devices, capsys):
+    words = "--training.attention_fn reference --training.grad_accumulation 1"
+    text = report(capsys, "v5e", 60_000, words)
+    assert re.search(r"memory per device   [\d.]+\w of 15.75G on v5e: DOES NOT FIT", text)
