@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.experimental import serialize_executable
-from jaxformer.distributed.memory import is_out_of_memory
 
 from experiments.harness.planning import counting, targets
 from experiments.harness.planning.accelerators import ACCELERATORS, start_devices
@@ -23,6 +22,7 @@ from experiments.harness.planning.targets import Compiler, Target, parse_target
 from experiments.harness.training_config import choose_devices
 from jaxformer.config import check_choices
 from jaxformer.distributed import CountedJit, Strategy, parse_mesh
+from jaxformer.distributed.counted_jit import is_out_of_memory
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import AttentionFn, AttentionSpec, AutoAttention, Selection, select
