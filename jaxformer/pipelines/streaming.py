@@ -83,9 +83,9 @@ def _call(number: Any, tokens: Any) -> np.ndarray:
     return _CALLBACKS[int(number)](np.asarray(tokens))
 
 
-# What a decoder makes of bytes that are no character, and so of the first bytes of one.
+# Tokenizers decode bytes that are no character to this, such as the first bytes of a character.
 _NO_CHARACTER = "\ufffd"
-# So many tokens before the first new one show how it joins what stands before it.
+# How many tokens before the first new one are decoded with it: they decide about its space.
 _BEFORE = 8
 
 
@@ -93,8 +93,8 @@ class PartialText:
     """The continuation of a prompt: up to `max_new_tokens` ids, an id of `eos` or a `stop` string.
 
     `ids` are those so far, with their `log_probs`; `text` is the text that no later id changes,
-    without the stop string. `ended`: whether EOS or a stop string has come. `done`: whether it has
-    ended or is as long as it may be.
+    without the stop string. `ended`: whether EOS or a stop string is reached. `done`: whether it
+    has ended or is as long as it may be.
     """
 
     def __init__(

@@ -51,7 +51,8 @@ class Setting(NamedTuple):
     """(config.json, our fields of the settings before) -> our fields. Raises `ConfigError` for
     values that are not supported."""
     write: Callable[[TransformerConfig], dict[str, Any]]
-    """Our config -> keys and values of config.json. Raises `ConfigError` for what it cannot say."""
+    """Our config -> keys and values of config.json. Raises `ConfigError` for a value
+    that the family does not have."""
 
 
 def field(

@@ -43,7 +43,7 @@ def load_generation_config(folder: str | os.PathLike[str]) -> GenerationConfig:
 
 
 def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """The ids that end a text of the decoder in `folder`, None where it states none.
+    """The ids that end a text of the decoder in `folder`; None where the folder does not name any.
 
     Raises `ConfigError` for ids outside the vocabulary.
     """

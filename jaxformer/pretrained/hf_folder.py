@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, MissingExtra, shorten
@@ -136,7 +137,7 @@ class Tensors:
         else:
             raise DataError(f"{folder.path} has neither {_WHOLE} nor {_INDEX}")
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> Float32[np.ndarray, "*shape"]:
         """The tensor `name` in float32.
 
         Raises `DataError` for another type than F16, BF16 and F32, and for numbers that are not

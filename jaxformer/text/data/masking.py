@@ -49,14 +49,8 @@ class MaskedStream:
         mask_prob: float = 0.15,
         next_sentence: bool = False,
     ) -> None:
-        self._masker = _Masker(
-            tokens,
-            shape=(batch_size, seq_len),
-            seed=seed,
-            special=special,
-            vocab_size=vocab_size,
-            mask_prob=mask_prob,
-        )
+        shape = batch_size, seq_len
+        self._masker = _Masker(tokens, shape, seed, special, vocab_size, mask_prob)
         space = _space(tokens, seq_len, next_sentence)
         check_context(tokens, space, f"seq_len {seq_len} less the special tokens")
         self.tokens = tokens
@@ -99,14 +93,8 @@ def iterate_masked_once(
     `next_sentence` there is a row for each window, of text around the window's middle. Raises what
     `MaskedStream` raises, except for a corpus shorter than one context.
     """
-    masker = _Masker(
-        tokens,
-        shape=(batch_size, seq_len),
-        seed=seed,
-        special=special,
-        vocab_size=vocab_size,
-        mask_prob=mask_prob,
-    )
+    shape = batch_size, seq_len
+    masker = _Masker(tokens, shape, seed, special, vocab_size, mask_prob)
     space = _space(tokens, seq_len, next_sentence)
     check_context(tokens, 1, "a token to predict")
     row = all_rows(batch_size)
@@ -140,7 +128,6 @@ class _Masker:
     def __init__(
         self,
         tokens: Tokens,
-        *,
         shape: tuple[int, int],
         seed: int,
         special: SpecialTokens,

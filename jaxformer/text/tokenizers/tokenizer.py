@@ -88,7 +88,7 @@ class Tokenizer:
         self.special: SpecialTokens = find_special_tokens(tokenizer)
         self.vocab_size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
         self._alphabet = _limited_alphabet(tokenizer)
-        self._leaking = _special_ids_from_text(tokenizer, self.special.unk)
+        self._special_from_text = _special_ids_from_text(tokenizer, self.special.unk)
         self._vocabulary_only = _vocabulary_only_pieces(tokenizer)
 
     @property
@@ -120,7 +120,7 @@ class Tokenizer:
         lines = list(lines)
         try:
             rows = self._ids(lines)
-            if self._leaking:
+            if self._special_from_text:
                 rows = [[i for index in row for i in self._spell_out(index)] for row in rows]
         except TypeError as error:
             number, line = next((i, x) for i, x in enumerate(lines, 1) if not is_text(x))
@@ -177,7 +177,7 @@ class Tokenizer:
 
     def _spell_out(self, index: int) -> list[int]:
         """The id itself, or for a special token the ids of the characters of its name."""
-        if index not in self._leaking:
+        if index not in self._special_from_text:
             return [index]
         model = self._tokenizer.model
         return [piece.id for x in self.token(index) for piece in model.tokenize(x)]
