@@ -1,9 +1,10 @@
 """Figures as functions of arrays (matplotlib, extra `experiments`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from jaxformer import optional_dependencies
 
@@ -11,19 +12,52 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Steps and values."""
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+"""Okabe and Ito's colours, which people with colour blindness can tell apart."""
+DASHES = ("-", "--", "-.", ":")
+
+
+def learning_curves(groups: Mapping[str, Mapping[str, Sequence[Curve]]]) -> "Figure":
+    """One panel for each metric; `groups[metric][name]` are the curves of runs that differ in seed.
+
+    A group is the mean of its curves at the steps that all have, with a band from the least to the
+    largest value.
+    """
+    figure = _figure(6.4 * min(len(groups), 2), 3.6 * ((len(groups) + 1) // 2))
+    panels = figure.subplots((len(groups) + 1) // 2, min(len(groups), 2), squeeze=False).flat
+    for axes, (metric, lines) in zip(panels, groups.items(), strict=False):
+        for number, (name, curves) in enumerate(lines.items()):
+            steps, values = _aligned(curves)
+            color, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
+            told = f"{name} ({len(curves)} seeds)" if len(curves) > 1 else name
+            axes.plot(steps, values.mean(axis=0), dash, color=color, label=told)
+            if len(curves) > 1:
+                band = values.min(axis=0), values.max(axis=0)
+                axes.fill_between(steps, *band, color=color, alpha=0.2, linewidth=0)
+        axes.set(title=metric.replace("_", " "), xlabel="step")
+        axes.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)
+    for axes in list(panels)[len(groups) :]:
+        axes.remove()
+    return figure
+
 
 def attention_grid(
-    weights: np.ndarray, query_tokens: Sequence[str], key_tokens: Sequence[str]
+    weights: Float[np.ndarray, "layers heads T S"],
+    query_tokens: Sequence[str],
+    key_tokens: Sequence[str],
 ) -> "Figure":
-    """Heat maps of attention weights [layers, heads, T, S], one panel for each head.
+    """Heat maps of attention weights, one panel for each head.
 
     Queries are rows, keys are columns. A row of a panel sums to 1: dark means near 1.
     """
     layers, heads = weights.shape[:2]
-    figure_module = optional_dependencies.load("matplotlib.figure")
     width = max(2.4, 0.28 * len(key_tokens)) * heads + 1.2
     height = max(1.8, 0.26 * len(query_tokens)) * layers + 1.2
-    figure = figure_module.Figure(figsize=(width, height), layout="constrained")
+    figure = _figure(width, height)
     panels = figure.subplots(layers, heads, squeeze=False, sharex=True, sharey=True)
     for layer in range(layers):
         for head in range(heads):
@@ -35,9 +69,63 @@ def attention_grid(
 
 
 def attention_map(
-    axes: "Axes", weights: np.ndarray, query_tokens: Sequence[str], key_tokens: Sequence[str]
+    axes: "Axes",
+    weights: Float[np.ndarray, "T S"],
+    query_tokens: Sequence[str],
+    key_tokens: Sequence[str],
 ) -> None:
-    """Draws the weights [T, S] of one head on `axes`, with its tokens."""
+    """Draws the weights of one head on `axes`, with its tokens."""
     axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
     axes.set_xticks(range(len(key_tokens)), key_tokens, rotation=60, ha="right", fontsize=8)
     axes.set_yticks(range(len(query_tokens)), query_tokens, fontsize=8)
+
+
+def attention_entropy(entropies: Float[np.ndarray, "layers heads"]) -> "Figure":
+    """The entropy of each head's weights in bits, a column of dots for each layer, and its mean."""
+    figure = _figure(5.0, 3.2)
+    axes = figure.subplots()
+    for head, values in enumerate(entropies.T):
+        axes.plot(range(len(values)), values, "o", color=COLORS[0], alpha=0.6)
+        axes.annotate(str(head), (0, values[0]), (-12, -3), textcoords="offset points", fontsize=7)
+    axes.plot(range(len(entropies)), entropies.mean(axis=1), color=COLORS[1], label="mean")
+    axes.set(xlabel="layer", ylabel="entropy of attention (bits)", xticks=range(len(entropies)))
+    axes.legend(fontsize=8)
+    return figure
+
+
+def position_table(table: Float[np.ndarray, "T D"]) -> "Figure":
+    """The vectors of the positions as rows of a heat map, and beside it their cosines."""
+    figure = _figure(10.0, 4.2)
+    left, right = figure.subplots(1, 2)
+    shown = left.imshow(table, cmap="RdBu", aspect="auto", vmin=-1.0, vmax=1.0)
+    left.set(title="positional encodings", xlabel="dimension", ylabel="position")
+    figure.colorbar(shown, ax=left)
+    unit = table / np.linalg.norm(table, axis=-1, keepdims=True)
+    shown = right.imshow(unit @ unit.T, cmap="viridis", vmin=-1.0, vmax=1.0)
+    right.set(title="their cosine similarity", xlabel="position", ylabel="position")
+    figure.colorbar(shown, ax=right)
+    return figure
+
+
+def mask_matrix(mask: Bool[np.ndarray, "T S"]) -> "Figure":
+    """The pairs that may attend, dark, with queries as rows and keys as columns."""
+    figure = _figure(3.6, 3.6)
+    axes = figure.subplots()
+    axes.imshow(mask, cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="key", ylabel="query")
+    axes.set_xticks(np.arange(-0.5, mask.shape[1]), minor=True)
+    axes.set_yticks(np.arange(-0.5, mask.shape[0]), minor=True)
+    axes.grid(which="minor", color="white", linewidth=0.5)
+    return figure
+
+
+def _aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that all `curves` have, and their values there, a row for each curve."""
+    tables = [dict(zip(*curve, strict=True)) for curve in curves]
+    steps = sorted(set(tables[0]).intersection(*tables[1:]))
+    return np.array(steps), np.array([[table[step] for step in steps] for table in tables])
+
+
+def _figure(width: float, height: float) -> "Figure":
+    module = optional_dependencies.load("matplotlib.figure")
+    return module.Figure(figsize=(width, height), layout="constrained")

@@ -1,21 +1,26 @@
-"""Draw cross-attention: `python -m experiments.translation.attend --run RUN --text "..."`.
+"""Draw attention: `python -m experiments.translation.attend --run RUN --text "..."`.
 
-The text is translated, and the attention weights of the translation are drawn, one panel for each
-layer and head: rows are the tokens being written, columns the source tokens they attend to.
+The text is translated, and the attention weights are drawn, one panel for each layer and head. Rows
+are the tokens that attend, columns the tokens they attend to. On a terminal the mean over the drawn
+heads is shown as well.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from experiments.harness import cli, plots
+from experiments.harness import attention_views, cli, plots
+from experiments.harness.attention_views import AttentionView, label, stacked
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.translation.load_run import Translator, load_translator
 from jaxformer.errors import ConfigError
-from jaxformer.text.tokenizers import BOS, EOS, PAD, Tokenizer
+from jaxformer.text.tokenizers import BOS, EOS, PAD
+
+Kind = Literal["cross", "encoder", "decoder"]
 
 
 @dataclass(frozen=True)
@@ -28,65 +33,54 @@ class AttendOptions(RunOptions):
     """Sentence to translate."""
     output: str = "attention.svg"
     """File of the picture; its ending chooses the format (.svg, .png, .pdf)."""
+    kind: Kind = "cross"
+    """Attention of the translation to the source, or within the encoder or the decoder."""
     layer: int | None = None
-    """Draw only this decoder layer (from 0); all layers by default."""
+    """Draw only this layer (from 0); all layers by default."""
     head: int | None = None
     """Draw only this head (from 0); all heads by default."""
 
 
 def main(options: AttendOptions) -> None:
-    """Translates the text and writes the picture."""
+    """Translates the text, writes the picture, and shows the mean of the drawn heads."""
     translator = load_translator(Path(options.run), options=options)
-    weights, target_tokens, source_tokens = cross_attention(translator, options.text)
-    weights = chosen(weights, options.layer, options.head)
-    figure = plots.attention_grid(weights, target_tokens, source_tokens)
-    figure.savefig(options.output)
-    print(f"{options.text} = {translator([options.text])[0][0].text}\nsee {options.output}")
+    translation, views = attend(translator, options.text)
+    view = attention_views.chosen(views[options.kind], options.layer, options.head)
+    plots.attention_grid(view.weights, view.query_tokens, view.key_tokens).savefig(options.output)
+    print(f"{options.text} = {translation}")
+    print(attention_views.as_text(view))
+    print(f"see {options.output}")
 
 
-def cross_attention(translator: Translator, text: str) -> tuple[np.ndarray, list[str], list[str]]:
-    """The weights [layers, heads, T, S] of the best translation; its tokens; the source tokens."""
+def attend(translator: Translator, text: str) -> tuple[str, dict[Kind, AttentionView]]:
+    """The best translation of `text`, and its attention of each kind."""
     if not text.strip():
         raise ConfigError("--text is blank: give a sentence")
     source = [*translator.source_tokenizer.encode(text), EOS]
-    target = translator([text])[0][0].ids
+    best = translator([text])[0][0]
     state: Any
     _, state = translator.model.apply(
         {"params": translator.params},
         np.array([source]),
-        np.array([[BOS, *target[:-1]]]),
+        np.array([[BOS, *best.ids[:-1]]]),
         np.array([source]) != PAD,
         mutable=["intermediates"],
     )
-    blocks = state["intermediates"]["decoder"]
-    layers = translator.model.config.num_decoder_layers
-    weights = [
-        blocks[f"blocks_{i}"]["cross_attention"]["attention_weights"][0][0] for i in range(layers)
-    ]
-    return (
-        np.stack(weights),
-        [label(translator.target_tokenizer, i) for i in target],
-        [label(translator.source_tokenizer, i) for i in source],
-    )
-
-
-def label(tokenizer: Tokenizer, index: int) -> str:
-    """The text of a token, or its name where it has none."""
-    return tokenizer.decode([index]).strip() or tokenizer.token(index)
-
-
-def chosen(weights: np.ndarray, layer: int | None, head: int | None) -> np.ndarray:
-    """Those of `weights` [layers, heads, T, S] that the options name."""
-    for axis, (name, number) in enumerate((("layer", layer), ("head", head))):
-        if number is None:
-            continue
-        if not 0 <= number < weights.shape[axis]:
-            raise ConfigError(
-                f"--{name} {number} does not exist: the model has {weights.shape[axis]}, "
-                f"numbered 0 to {weights.shape[axis] - 1}"
-            )
-        weights = weights.take([number], axis=axis)
-    return weights
+    encoder, decoder = (state["intermediates"][part] for part in ("encoder", "decoder"))
+    read: Sequence[str] = [label(translator.source_tokenizer, i) for i in source]
+    given = [label(translator.target_tokenizer, i) for i in (BOS, *best.ids[:-1])]
+    written = [label(translator.target_tokenizer, i) for i in best.ids]
+    return best.text, {
+        "cross": AttentionView(
+            "cross-attention", written, read, stacked(decoder, "cross_attention")
+        ),
+        "encoder": AttentionView(
+            "encoder self-attention", read, read, stacked(encoder, "attention")
+        ),
+        "decoder": AttentionView(
+            "decoder self-attention", given, given, stacked(decoder, "attention")
+        ),
+    }
 
 
 if __name__ == "__main__":
