@@ -23,16 +23,24 @@ class AttentionView(NamedTuple):
 def stacked(part: Mapping[str, Any], name: str) -> Float[np.ndarray, "layers heads T S"]:
     """The weights of the first row of a batch in each block of `part`.
 
-    `part` is the encoder or the decoder among the intermediates of `model.apply`; `name` is
+    `part` holds the blocks of one stack among the intermediates of `model.apply`; `name` is
     "attention" or "cross_attention".
     """
-    blocks = sorted((key for key in part if key.startswith("blocks_")), key=lambda x: int(x[7:]))
+    blocks = _blocks(part)
     if not blocks:
         raise ConfigError(
             "the model's blocks are not named blocks_0, blocks_1, ..., or record no attention "
             "weights: attention can be drawn for the library's own block only"
         )
-    return np.stack([np.asarray(part[key][name]["attention_weights"][0][0]) for key in blocks])
+    numbers = sorted(blocks, key=lambda block: int(block.removeprefix("blocks_")))
+    return np.stack([np.asarray(blocks[i][name]["attention_weights"][0][0]) for i in numbers])
+
+
+def _blocks(part: Mapping[str, Any]) -> dict[str, Any]:
+    """The blocks in `part`, or in the first of its parts that has some."""
+    found = {key: value for key, value in part.items() if key.startswith("blocks_")}
+    inner = (_blocks(value) for value in part.values() if isinstance(value, Mapping))
+    return found or next(filter(None, inner), {})
 
 
 def label(tokenizer: Tokenizer, index: int) -> str:

@@ -5,7 +5,6 @@ the largest value.
 """
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,4 +70,4 @@ def _settings(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(lambda: main(cli.parse({"default": PlotOptions()}, description=__doc__))))
+    cli.start(main, {"default": PlotOptions()}, __doc__)

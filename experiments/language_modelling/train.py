@@ -220,7 +220,7 @@ def finish(
     display.say(describe_scores(name, config, found))
     files = {"samples/prompts.txt": "the prompts and what the model makes of them"}
     show = "fill_mask" if config.objective == "masked" else "sample"
-    commands = [(f"language_modelling.{name}",) for name in (show, "evaluate")]
+    commands = [(f"language_modelling.{name}",) for name in (show, "evaluate", "report")]
     display.say("\n" + closing(folder, files, commands))
 
 

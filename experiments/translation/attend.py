@@ -5,7 +5,6 @@ are the tokens that attend, columns the tokens they attend to. On a terminal the
 heads is shown as well.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,4 +83,4 @@ def attend(translator: Translator, text: str) -> tuple[str, dict[Kind, Attention
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(lambda: main(cli.parse({"default": AttendOptions()}, description=__doc__))))
+    cli.start(main, {"default": AttendOptions()}, __doc__)

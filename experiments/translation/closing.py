@@ -20,7 +20,7 @@ def describe_run(folder: Path, name: str, text: Text, scores: dict) -> str:
     commands = [
         ("translation.translate",),
         ("translation.attend", "--text", sentence),
-        ("translation.score",),
+        ("translation.report",),
     ]
     abilities = _abilities(known_words.load(folder))
     return "\n\n".join([", ".join(told), abilities, closing(folder, files, commands)])

@@ -1,0 +1,58 @@
+"""One page of a run: `python -m experiments.translation.report --run RUN --output report.html`.
+
+The page is one file that needs no network: scores, curves, samples, an attention view, settings.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.harness import cli
+from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness.report import Sentence, page
+from experiments.harness.text_io import read_table
+from experiments.translation.attend import attend
+from experiments.translation.load_run import load_translator
+from jaxformer.text.metrics import bleu_interval
+
+
+@dataclass(frozen=True)
+class ReportOptions(RunOptions):
+    """Which run, and where the page goes."""
+
+    run: str = "runs/translation/grammar"
+    """Folder of a translation run."""
+    output: str = ""
+    """File of the page; empty: report.html in the run's folder."""
+    text: tuple[str, ...] = ()
+    """Sentences whose attention is shown; without them the first samples."""
+    sentences: int = 5
+    """How many samples are shown with their attention."""
+
+
+def main(options: ReportOptions) -> None:
+    """Writes the page."""
+    folder = Path(options.run)
+    translator = load_translator(folder, options=options)
+    samples, intervals = _samples(folder), {}
+    if samples:
+        intervals["bleu"] = bleu_interval(samples["model"], samples["reference"])
+    texts = options.text or tuple(samples.get("source", ()))[: options.sentences]
+    found = [(text, *attend(translator, text)) for text in texts if text.strip()]
+    sentences = [Sentence(f"{text} = {best}", list(views.values())) for text, best, views in found]
+    shown = {name: column[:12] for name, column in samples.items()}
+    output = Path(options.output or folder / "report.html")
+    output.write_text(page(folder, sentences, shown, intervals), encoding="utf-8")
+    print(f"see {output} ({output.stat().st_size:,} bytes)")
+
+
+def _samples(folder: Path) -> dict[str, list[str]]:
+    """Source, model and reference of the text that the run was scored on; {} where it was not."""
+    for name in ("test", "validation"):
+        path = folder / "samples" / f"{name}.tsv"
+        if path.is_file():
+            return read_table(path)
+    return {}
+
+
+if __name__ == "__main__":
+    cli.start(main, {"default": ReportOptions()}, __doc__)
