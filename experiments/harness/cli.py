@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from experiments.harness import config_files
+from experiments.harness.option_hints import did_you_mean, suggestion
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
@@ -36,59 +37,6 @@ _CODES = (
     ("builtins", "OSError", 74),
     ("builtins", "KeyboardInterrupt", 130),
 )
-
-_OTHER_NAMES = {
-    "accum": ("grad_accumulation",),
-    "batch": ("batch_size", "batch_tokens"),
-    "batch_size": ("batch_tokens",),
-    "beam": ("beam_size", "eval_beam_size"),
-    "beams": ("beam_size", "eval_beam_size"),
-    "bf16": ("dtype",),
-    "block_size": ("seq_len",),
-    "checkpoint": ("run", "init_from"),
-    "clip": ("grad_clip_norm",),
-    "clip_norm": ("grad_clip_norm",),
-    "dropout": ("dropout_rate",),
-    "epochs": ("total_steps",),
-    "eval_interval": ("evaluate_every",),
-    "eval_steps": ("evaluate_every",),
-    "fp16": ("dtype",),
-    "gradient_accumulation_steps": ("grad_accumulation",),
-    "heads": ("num_heads",),
-    "hidden_size": ("d_model",),
-    "iters": ("total_steps",),
-    "layers": ("num_encoder_layers", "num_decoder_layers"),
-    "log_interval": ("log_every",),
-    "logging_steps": ("log_every",),
-    "lr": ("learning_rate",),
-    "max_tokens": ("batch_tokens", "max_new_tokens"),
-    "max_grad_norm": ("grad_clip_norm",),
-    "max_iters": ("total_steps",),
-    "length": ("max_new_tokens", "seq_len"),
-    "max_length": ("max_len", "seq_len", "max_new_tokens"),
-    "max_lr": ("learning_rate",),
-    "max_steps": ("total_steps",),
-    "min_lr": ("min_lr_ratio",),
-    "model": ("run",),
-    "model_name_or_path": ("run", "init_from"),
-    "n_embd": ("d_model",),
-    "n_head": ("num_heads",),
-    "n_layer": ("num_encoder_layers", "num_decoder_layers"),
-    "out_dir": ("runs", "output"),
-    "output_dir": ("runs", "output"),
-    "save_steps": ("save_every",),
-    "seq_length": ("seq_len",),
-    "steps": ("total_steps",),
-    "warmup": ("warmup_steps",),
-    "wd": ("weight_decay",),
-}
-"""Other programs' name of an option -> the last words of the options here."""
-_NOT_OPTIONS = {
-    "device": "JAX chooses the device; set JAX_PLATFORMS=cpu, cuda or tpu in the environment",
-    "gpu": "JAX uses the GPUs that it sees; set CUDA_VISIBLE_DEVICES to hide some",
-    "resume": "train has it; a training also resumes when its command is given again",
-}
-"""Options of other programs that do not exist here -> what to do."""
 
 
 def parse(
@@ -146,21 +94,25 @@ def _with_files(presets: Mapping[str, T], given: dict[str, str | None], experime
         raise ConfigError("--resume takes all settings of the run: leave out --config and --preset")
     path = given.get("resume") or given["config"]
     fields = config_files.read_object(Path(path)) if path else {}
-    default = fields.pop("preset", next(iter(presets)))
-    name = given["preset"] or default
+    named = fields.pop("preset", None)
+    name = given["preset"] or named or next(iter(presets))
     if name not in presets:
-        hint = _hint(difflib.get_close_matches(str(name), presets))
+        hint = did_you_mean(difflib.get_close_matches(str(name), presets))
         raise ConfigError(f"there is no preset {name!r}: {hint}choose one of {', '.join(presets)}")
-    preset = config_files.with_fields(presets[name], fields, Path(path)) if path else presets[name]
+    if not path:
+        return presets[name]
+    of_run = Path(path).is_dir() or Path(path).name == "config.json"
+    complete = of_run and not (given["preset"] or named)
+    preset = config_files.with_fields(presets[name], fields, Path(path), complete=complete)
     if not given.get("resume"):
         return preset
-    folder = Path(os.path.abspath(path or ""))
+    folder = Path(os.path.abspath(path))
     if folder.parent.name != experiment:
         raise ConfigError(
             f"{path} is not a run of {experiment}: it is not in a folder {experiment}/"
         )
     root = folder.parent.parent
-    runs = str(root) if os.path.isabs(path or "") else os.path.relpath(root)
+    runs = str(root) if os.path.isabs(path) else os.path.relpath(root)
     run: Any = preset
     return dataclasses.replace(run, name=folder.name, runs=runs)
 
@@ -266,10 +218,6 @@ def _refuse(reason: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def _hint(near: list[str]) -> str:
-    return f"did you mean {' or '.join(near)}? " if near else ""
-
-
 def _wrapped(text: str) -> str:
     """The paragraphs of `text` in the width of the terminal."""
     width = min(shutil.get_terminal_size().columns, 100)
@@ -296,7 +244,7 @@ def _refuse_unknown_options(args: list[str], known: list[str]) -> None:
     for arg in args:
         name = arg.partition("=")[0]
         if name.startswith("--") and _canonical(name) not in (*known, "--help", "--"):
-            _refuse(f"there is no option {name}: {_suggestion(_canonical(name), known)}")
+            _refuse(f"there is no option {name}: {suggestion(_canonical(name), known)}")
 
 
 def _refuse_values_of_flags(args: list[str], options: Mapping[str, str]) -> None:
@@ -309,28 +257,6 @@ def _refuse_values_of_flags(args: list[str], options: Mapping[str, str]) -> None
 
 def _canonical(name: str) -> str:
     return "--" + name.removeprefix("--").replace("-", "_")
-
-
-def _suggestion(name: str, known: list[str]) -> str:
-    """What to write instead of the unknown option `name`."""
-    word = _last_word(name)
-    if word in _NOT_OPTIONS:
-        return _NOT_OPTIONS[word]
-    group = [option for option in known if option.startswith(f"{name}.")]
-    if group:
-        return f"it is a group of options, such as {group[0]}; --help lists them all"
-    own = _OTHER_NAMES.get(word.removeprefix("num_"), ())
-    same = [option for option in known if _last_word(option) in (word, *own)][:3]
-    if same:
-        return f"use {' or '.join(same)}"
-    words = [_last_word(option) for option in known]
-    near = difflib.get_close_matches(word, dict.fromkeys(words))
-    options = [option for found in near for option in known if _last_word(option) == found][:3]
-    return f"{_hint(options)}--help lists them all"
-
-
-def _last_word(option: str) -> str:
-    return option.removeprefix("--").rpartition(".")[2]
 
 
 @contextmanager

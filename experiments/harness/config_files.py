@@ -79,13 +79,15 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def with_fields(config: T, fields: dict[str, Any], path: Path) -> T:
+def with_fields(config: T, fields: dict[str, Any], path: Path, *, complete: bool) -> T:
     """The dataclass `config` with `fields`, nested as in its JSON, in place of its own.
 
-    Raises `ConfigError`, which names `path`, for a field that is unknown or of another type.
+    If `fields` are `complete`, an absent one has the default of its class, as in a run that is
+    older than the field. Raises `ConfigError`, which names `path`, for a field that is unknown or
+    of another type.
     """
     try:
-        return build(type(config), _merged(plain(config), fields))
+        return build(type(config), fields if complete else _merged(plain(config), fields))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 

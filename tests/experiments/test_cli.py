@@ -71,8 +71,15 @@ def test_a_file_changes_the_preset_and_options_change_the_file(tmp_path):
     expected = Train(Model(32, 4), steps=7, rate=1.0)
     assert cli.parse(PRESETS, ["--steps", "7", "--config", str(path)]) == expected
     assert cli.parse(PRESETS, ["--config", str(path), "--preset", "tiny"]).steps == 100
+
+
+def test_a_field_that_a_run_does_not_know_yet_has_the_default_of_its_class(tmp_path):
     (tmp_path / "config.json").write_text('{"betas": [0.5, 0.25]}')
-    assert cli.parse(PRESETS, ["--config", str(tmp_path)]) == Train(betas=(0.5, 0.25))
+    presets = {"first": Train(steps=5), "second": Train(steps=6)}
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert cli.parse(presets, ["--config", str(path)]) == Train(betas=(0.5, 0.25))
+    asked = ["--config", str(tmp_path), "--preset", "second"]
+    assert cli.parse(presets, asked) == Train(steps=6, betas=(0.5, 0.25))
 
 
 @pytest.mark.parametrize(
