@@ -253,7 +253,7 @@ def test_the_command_learns_prints_and_keeps_what_it_found(
     lines = [f"{label}\t{text}" for label, text in zip(*LABELLED, strict=True)]
     train = write_labelled(tmp_path / "train.tsv", *lines)
     made = []
-    monkeypatch.setattr(finetune, "load_run", lambda folder: (folder, causal))
+    monkeypatch.setattr(finetune, "load_run", lambda folder, options: (folder, causal))
     monkeypatch.setattr(finetune, "make_task", lambda *inputs: made.append(inputs) or task)
     options = replace(
         OPTIONS,
@@ -286,7 +286,7 @@ def test_other_peoples_folder_is_left_as_it_is(task, causal, tmp_path, monkeypat
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     lines = [f"{label}\t{text}" for label, text in zip(*LABELLED, strict=True)]
     train = write_labelled(tmp_path / "train.tsv", *lines)
-    monkeypatch.setattr(finetune, "load_run", lambda folder: causal)
+    monkeypatch.setattr(finetune, "load_run", lambda folder, options: causal)
     monkeypatch.setattr(finetune, "make_task", lambda *inputs: task)
     options = replace(
         OPTIONS,
