@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -24,6 +24,7 @@ class RunOptions:
 
     run: str = ""
     """The folder of the run."""
+    _: KW_ONLY
     checkpoint: Literal["final", "best", "last", "average", "ema"] = "final"
     """Weights of the run. final: chosen when training ended (before: the newest); best: of the best
     validation; last: of the newest step; average: mean of the last steps; ema: moving average."""
