@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.nn.layers import Norm, as_row, dense_init
 from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model
 from jaxformer.ops.activations import ACTIVATIONS
-from jaxformer.ops.dense import flat_matmul
+from jaxformer.ops.dense import logits_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray
 
@@ -76,7 +76,7 @@ class MaskedLanguageModel(Model):
         """The logits of `hidden` vectors."""
         x = ACTIVATIONS[self.config.activation](self.transform(hidden))
         x = self.transform_norm(x)
-        logits = flat_matmul(x, self.encoder.embedding.table.T.astype(x.dtype))
+        logits = logits_matmul(x, self.encoder.embedding.table.T)
         return logits + as_row(self.bias, logits.ndim).astype(logits.dtype)
 
     def next_sentence_head(self, pooled: Float[Array, "B D"] | None) -> Float[Array, "B 2"] | None:

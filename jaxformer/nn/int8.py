@@ -138,7 +138,7 @@ def _lm_head(head: LMHead, hidden: jax.Array, embedding: Embedding) -> jax.Array
     logits = int8_matmul(hidden.reshape(-1, hidden.shape[-1]), matrix)
     if head.config.output_bias:
         logits = logits + head.bias[None]
-    return logits.reshape(*hidden.shape[:-1], -1).astype(hidden.dtype)
+    return logits.reshape(*hidden.shape[:-1], -1)
 
 
 def _dense(module: Any, x: jax.Array) -> jax.Array:

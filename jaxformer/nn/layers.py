@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config import TransformerConfig
 from jaxformer.ops.activations import ACTIVATIONS
-from jaxformer.ops.dense import dense_dot_general, flat_matmul
+from jaxformer.ops.dense import dense_dot_general, logits_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray
 from jaxformer.ops.normalization import normalize
@@ -101,7 +101,7 @@ class LMHead(nn.Module):
     ) -> Float[Array, "*shape V"]:
         """The logits of `hidden`; `embedding` is used where the config ties the two."""
         matrix = embedding.table.T if self.config.ties_output else self.kernel
-        logits = flat_matmul(hidden, matrix.astype(hidden.dtype))
+        logits = logits_matmul(hidden, matrix)
         if self.config.output_bias:
             logits = logits + as_row(self.bias, logits.ndim).astype(logits.dtype)
         return logits

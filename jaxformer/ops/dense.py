@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Num
+from jaxtyping import Float, Float32, Num
 
 Axes = tuple[Sequence[int], Sequence[int]]
 
@@ -49,10 +49,41 @@ def dense_dot_general(
     return out.reshape(*x.shape[: x.ndim - count], *kernel.shape[count:])
 
 
-def flat_matmul(x: Num[Array, "... I"], matrix: Num[Array, "I O"]) -> Num[Array, "... O"]:
-    """`x` times `matrix`, as a product of two matrices; the plain twin is `x @ matrix`."""
+def logits_matmul(x: Float[Array, "... D"], matrix: Float[Array, "D V"]) -> Float32[Array, "... V"]:
+    """`x` times `matrix` in float32; the plain twin is `x @ matrix` of float32 arrays.
+
+    Operands of 16 bits are multiplied as they are: `matrix` is rounded to the dtype of `x` once,
+    and so is the gradient of the logits in the backward pass. The sums are not rounded: logits in
+    bfloat16 would make several of the likeliest tokens equal.
+    """
     # As in `dense_dot_general`, but never in parts: those of a transposed table would be copies.
-    return (x.reshape(-1, matrix.shape[0]) @ matrix).reshape(*x.shape[:-1], matrix.shape[1])
+    rows = x.reshape(-1, matrix.shape[0])
+    is_low = x.dtype in (jnp.bfloat16, jnp.float16)
+    out = _low_matmul(rows, matrix) if is_low else rows @ matrix.astype(x.dtype)
+    return out.reshape(*x.shape[:-1], matrix.shape[1])
+
+
+@jax.custom_vjp
+def _low_matmul(x: Array, matrix: Array) -> Array:
+    return _low_matmul_forward(x, matrix)[0]
+
+
+def _low_matmul_forward(x: Array, matrix: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+    # Without the barrier XLA converts the matrix again in each product that reads it.
+    low = jax.lax.optimization_barrier(matrix.astype(x.dtype))
+    out = jnp.matmul(x, low, preferred_element_type=jnp.float32)
+    return out, (x, low, jnp.zeros((), matrix.dtype))
+
+
+def _low_matmul_backward(saved: tuple[Array, Array, Array], d_out: Array) -> tuple[Array, Array]:
+    x, low, like_matrix = saved
+    d_out = d_out.astype(x.dtype)
+    dx = jnp.matmul(d_out, low.T, preferred_element_type=jnp.float32)
+    d_matrix = jnp.matmul(x.T, d_out, preferred_element_type=jnp.float32)
+    return dx.astype(x.dtype), d_matrix.astype(like_matrix.dtype)
+
+
+_low_matmul.defvjp(_low_matmul_forward, _low_matmul_backward)
 
 
 def _multiply_in_parts(

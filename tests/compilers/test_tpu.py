@@ -3,12 +3,15 @@
 Run with `pytest -m compiler` on Python 3.12 with the extra `compilers`.
 """
 
+import re
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxformer import AttentionMask
+from jaxformer import AttentionMask, DecoderOnly, beam_search, make_step_fn
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import tpu_splash
@@ -53,3 +56,24 @@ def test_attention_compiles_for_each_chip(tpu_devices, topology, queries, keys, 
     with jax.set_mesh(mesh):
         program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k).compile()
     assert counts(program)["mosaic"] == 3
+
+
+def test_a_step_of_beam_search_sorts_no_vocabulary(tpu_devices):
+    where = SingleDeviceSharding(tpu_devices("v5e:2x2")[0])
+    model = DecoderOnly(replace(CONFIG, vocab_size=5003))
+    prompt = jnp.zeros((2, 3), jnp.int32)
+
+    def leaf(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+    def decode(params, bos, max_lengths):
+        cache = model.apply({"params": params}, 16, max_length=64, num_beams=4, method="init_cache")
+        return beam_search(make_step_fn(model, params), cache, bos, max_lengths, max_length=64)
+
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), prompt)["params"])
+    numbers = leaf(jax.ShapeDtypeStruct((16,), jnp.int32))
+    program = jax.jit(decode).lower(jax.tree.map(leaf, params), numbers, numbers).compile()
+    text = program.as_text() or ""
+    sorted_sizes = re.findall(r"= \(?\w+\[([\d,]+)\]\S* .*?sort\(", text)
+    assert sorted_sizes and all(int(sizes.split(",")[-1]) < 100 for sizes in sorted_sizes)
+    assert text.count('custom_call_target="TopK"') == 1

@@ -1,13 +1,18 @@
 """`dense_dot_general` agrees with its plain twin `jax.lax.dot_general`."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.dense import dense_dot_general, flat_matmul
+from jaxformer.config import TransformerConfig
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.ops.attention import blockwise, reference
+from jaxformer.ops.cross_entropy import cross_entropy
+from jaxformer.ops.dense import dense_dot_general, logits_matmul
 
 ONE = (((2,), (0,)), ((), ()))
 TWO = (((2, 3), (0, 1)), ((), ()))
@@ -75,6 +80,50 @@ def test_other_axes_are_refused(axes):
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5)])
-def test_a_product_of_flat_rows_is_the_product(rng, assert_equal, shape):
-    x, matrix = (rng.standard_normal(size, np.float32) for size in (shape, (5, 7)))
-    assert_equal(jax.jit(flat_matmul)(x, matrix), x @ matrix, 1e-6)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_and_their_gradients_are_those_of_float32_products(rng, assert_equal, shape, dtype):
+    x, matrix = jnp.asarray(rng.standard_normal(shape), dtype), rng.standard_normal((5, 7))
+    matrix = jnp.asarray(matrix, jnp.float32)
+    direction = jnp.asarray(rng.standard_normal((*shape[:-1], 7)), jnp.float32)
+    found, pull = jax.vjp(logits_matmul, x, matrix)
+    assert found.dtype == jnp.float32
+    exact = np.float64(x), np.float64(matrix.astype(dtype)), np.float64(direction.astype(dtype))
+    assert_equal(found, exact[0] @ exact[1], 1e-6)
+    dx, d_matrix = pull(direction)
+    assert (dx.dtype, d_matrix.dtype) == (dtype, jnp.float32)
+    assert_equal(dx, exact[2] @ exact[1].T, 1e-6 if dtype == "float32" else 0.01)
+    rows = exact[0].reshape(-1, 5), exact[2].reshape(-1, 7)
+    assert_equal(d_matrix, rows[0].T @ rows[1], 1e-6)
+
+
+def test_logits_that_are_equal_in_bfloat16_keep_their_order():
+    x = jnp.asarray([[16.0, 1.0, 0.5], [8.0, 0.25, 0.25]], "bfloat16")
+    matrix = jnp.asarray([[1.0, 1.0, 1.0], [0.0, 1.0 / 64, 1.0 / 128], [0.0, 0.0, 1.0 / 256]])
+    logits = logits_matmul(x, matrix)
+    assert jnp.unique(logits.astype("bfloat16"), axis=1).shape == (2, 1)
+    assert logits.argmax(1).tolist() == [1, 1] and logits.argmin(1).tolist() == [0, 0]
+
+
+def products_with_float32(attention_fn, length=9):
+    """The products with an operand in float32 in the gradient of a bfloat16 GPT's loss."""
+    config = TransformerConfig(
+        vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_decoder_layers=3, dtype="bfloat16"
+    )
+    model, tokens = DecoderOnly(config, attention_fn), jnp.zeros((2, length), jnp.int32)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens)["params"])
+
+    def total(params):
+        logits = model.apply({"params": params}, tokens)
+        assert logits.dtype == jnp.float32
+        return cross_entropy(logits, tokens, tokens == 0)[0]
+
+    text = jax.jit(jax.grad(total)).lower(params).as_text()
+    operands = re.findall(r"dot_general.*: \((\S+), (\S+)\) ->", text)
+    assert len(operands) > 3 * config.num_decoder_layers
+    return sum(any(x.endswith("xf32>") for x in pair) for pair in operands)
+
+
+def test_a_bfloat16_model_multiplies_nothing_in_float32_but_the_gradient_of_the_plain_scores():
+    assert products_with_float32(partial(blockwise, block=16)) == 0
+    # `reference` differentiates scores that are summed in float32: to the queries and to the keys.
+    assert products_with_float32(reference) == 2 * 3

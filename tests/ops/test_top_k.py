@@ -20,6 +20,18 @@ def test_it_agrees_with_the_plain_twin_on_equal_numbers_too(size, count, rng):
 
 
 def test_a_few_of_a_vocabulary_are_found_without_sorting_all_of_it():
-    text = jax.jit(top_k, static_argnums=1).lower(jnp.zeros((2, 32_000)), 4).as_text()
+    text = lowered_for("cpu")
     searched = [line for line in text.splitlines() if "top_k" in line]
-    assert searched and not any("2x32000" in line for line in searched)
+    assert searched and not any("32000" in line for line in searched)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_on_accelerators_it_is_one_top_k_of_a_matrix(platform):
+    text = lowered_for(platform)
+    assert text.count("chlo.top_k") == 1 and "tensor<6x32000xf32>" in text
+    assert "sort" not in text and "gather" not in text
+
+
+def lowered_for(platform):
+    traced = jax.jit(top_k, static_argnums=1).trace(jnp.zeros((2, 3, 32_000)), 4)
+    return traced.lower(lowering_platforms=(platform,)).as_text()

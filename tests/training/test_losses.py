@@ -141,13 +141,13 @@ def test_a_bfloat16_gradient_keeps_no_float32_copy_of_what_its_logits_became():
 
 
 @pytest.mark.parametrize("family", [DecoderOnly, EncoderDecoder, MaskedLanguageModel])
-def test_the_logits_of_a_model_stay_in_its_dtype(family):
+def test_the_logits_of_a_bfloat16_model_are_in_float32(family):
     model = family(replace(SMALL, dtype="bfloat16"))
     ids = [jax.ShapeDtypeStruct((2, 3), jnp.int32)] * (2 if family is EncoderDecoder else 1)
     params = jax.eval_shape(model.init, jax.random.key(0), *ids)["params"]
     said = jax.eval_shape(lambda params, *ids: model.apply({"params": params}, *ids), params, *ids)
     logits = said.logits if family is MaskedLanguageModel else said
-    assert logits.dtype == jnp.bfloat16 and logits.shape == (2, 3, SMALL.vocab_size)
+    assert logits.dtype == jnp.float32 and logits.shape == (2, 3, SMALL.vocab_size)
 
 
 def test_token_log_probs_are_the_labels_share_of_the_softmax():
