@@ -176,7 +176,7 @@ class _Search(NamedTuple):
         """The processed logits, and what to subtract from them to get log-probabilities."""
         on_logits, on_log_probs = _processors(self.config, self.logits_processors)
         logits = _apply(on_logits, logits, beams)
-        norms = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        norms = jax.nn.logsumexp(_rows(logits), axis=1).reshape(*logits.shape[:2], 1)
         if not on_log_probs:
             return logits, norms
         return _apply(on_log_probs, logits - norms, beams), jnp.zeros_like(norms)
@@ -187,11 +187,11 @@ class _Search(NamedTuple):
         """`logits` after `config.at_max_length`, for sentences at their last token."""
         if self.config.at_max_length == "cut":
             return logits
-        at_end = at_end[:, None, None]
+        rows, at_end = _rows(logits), jnp.repeat(at_end, logits.shape[1])[:, None]
         if self.config.at_max_length == "force_eos_at_no_cost":
-            logits = jnp.where(at_end, norms, logits)
+            rows = jnp.where(at_end, _rows(norms), rows)
         is_eos = is_among(jnp.arange(logits.shape[-1]), self.config.eos)
-        return jnp.where(at_end & ~is_eos[None, None, :], -jnp.inf, logits)
+        return jnp.where(at_end & ~is_eos[None], -jnp.inf, rows).reshape(logits.shape)
 
     def can_stop(self, beams: _Beams, best: Float[Array, " B"]) -> Bool[Array, " B"]:
         """Whether each search stops; `best` is its best unfinished log-probability."""
@@ -224,6 +224,11 @@ def _processors(
         constrain.append(force_token_at(config.forced_bos))
     constrain += [*given, *([renormalize] if config.renormalize_logits else [])]
     return (penalize, constrain) if config.beam_size == 1 else ([], penalize + constrain)
+
+
+def _rows(x: Float[Array, "B W F"]) -> Float[Array, "R F"]:
+    """`x` as a matrix: a TPU would copy logits with three axes into another layout for top-k."""
+    return x.reshape(-1, x.shape[-1])
 
 
 def _apply(
