@@ -87,7 +87,7 @@ def describe(
     limit = "arithmetic" if prediction.arithmetic >= prediction.traffic else "memory traffic"
     moved = gigabytes(counting.traffic(step.program))
     lines = [
-        *memory_lines(step.memory, accelerator),
+        *memory_lines(step.memory, accelerator, "MAY NOT FIT"),
         f"work per step       {flops:.3e} FLOPs by the equations",
         f"time per step       {prediction.seconds:.3g} s, limited by {limit}",
         f"  arithmetic        {prediction.arithmetic:.3g} s at {utilization:.0%} of peak",
@@ -99,10 +99,12 @@ def describe(
     return "\n".join(lines)
 
 
-def memory_lines(memory: StepMemory, accelerator: str) -> list[str]:
-    """The lines about parameters and memory."""
+def memory_lines(
+    memory: StepMemory, accelerator: str, too_large: str = "DOES NOT FIT"
+) -> list[str]:
+    """The lines about parameters and memory; `too_large` says what more than there is means."""
     free = usable_memory(ACCELERATORS[accelerator])
-    fits = "fits" if memory.total <= free else "DOES NOT FIT"
+    fits = "fits" if memory.total <= free else too_large
     return [
         f"parameters          {memory.parameters:,}",
         f"  bytes             {gigabytes(memory.parameter_bytes)}, the optimizer's "
@@ -121,9 +123,10 @@ def memory_lines(memory: StepMemory, accelerator: str) -> list[str]:
 
 
 ASSUMPTIONS = """\
-Memory and traffic are an estimate by XLA's CPU compiler. It fuses less than the compilers for GPUs
-and TPUs and computes bfloat16 in float32, so both are rather too high. The time does not include
-communication between devices. --compiler tpu and --compiler cuda ask the target's own compiler."""
+Memory and traffic are upper bounds by XLA's CPU compiler, which fuses less than the compilers for
+GPUs and TPUs and computes bfloat16 in float32. Of 8 programs that libtpu compiled for v5e chips, 7
+need 38 to 47 % of this memory; one small enough for the memory on the chip needs 10 %. The time
+does not include communication. --compiler tpu and --compiler cuda ask the target's own compiler."""
 
 
 def gigabytes(size: float) -> str:
