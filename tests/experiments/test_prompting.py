@@ -1,0 +1,82 @@
+"""Prompts on a terminal, and what a finished run says of itself."""
+
+import shlex
+
+import pytest
+
+from experiments.harness import prompting
+from experiments.harness.text_io import read_table, write_table
+from experiments.translation import known_words
+from experiments.translation.closing import describe_run
+from experiments.translation.corpus import Text
+from experiments.translation.evaluation import chosen_samples
+from jaxformer.errors import DataError
+
+
+@pytest.fixture
+def type_lines(monkeypatch):
+    def give(*lines):
+        waiting = iter(lines)
+
+        def read(prompt):
+            try:
+                return next(waiting)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr("builtins.input", read)
+
+    return give
+
+
+def test_each_typed_line_is_answered_and_a_refused_one_does_not_end_it(type_lines, capsys):
+    type_lines("a dog", "  ", "too long", "a bird")
+
+    def answer(line):
+        if line == "too long":
+            raise DataError("the line is too long")
+        print(line.upper())
+
+    prompting.answer_lines("a sentence", answer)
+    said = capsys.readouterr()
+    assert said.out == "Type a sentence; Ctrl-D ends.\nA DOG\nA BIRD\n\n"
+    assert said.err == "error: the line is too long\n"
+
+
+def test_words_that_the_training_text_lacks_are_named_once_in_lower_case(tmp_path):
+    (tmp_path / "data").mkdir()
+    known_words.write(tmp_path, ["The dog's dog sleeps.", "A dog, 17 birds"])
+    known = known_words.load(tmp_path)
+    assert known[0] == "dog" and set(known) == {"the", "dog's", "dog", "sleeps", "a", "birds"}
+    assert known_words.unknown(known, "Hello dog, HELLO the World 3") == ["hello", "world"]
+
+
+def test_a_folder_without_its_words_names_none(tmp_path):
+    assert known_words.unknown(known_words.load(tmp_path), "Hello") == []
+
+
+def test_three_samples_are_shown_of_different_length_and_fewer_of_a_small_text():
+    lines = [letter * length for length, letter in ((9, "a"), (2, "b"), (5, "c"), (7, "d"))]
+    found = chosen_samples(Text(lines, lines[::-1]), [line.upper() for line in lines])
+    assert [sample.source for sample in found] == [lines[2], lines[3], lines[0]]
+    assert found[2].model == "A" * 9 and found[2].reference == "d" * 7
+    assert len(chosen_samples(Text(["x"], ["y"]), ["z"])) == 1
+
+
+def test_a_table_of_samples_is_read_as_it_was_written_but_for_tabs_and_line_feeds(tmp_path):
+    write_table(tmp_path / "a.tsv", {"source": ["a\tb", ""], "model": ["c\nd", "ü"]})
+    assert read_table(tmp_path / "a.tsv") == {"source": ["a b", ""], "model": ["c d", "ü"]}
+
+
+def test_a_finished_run_names_its_words_its_files_and_commands_with_real_arguments(tmp_path):
+    folder = tmp_path / "my runs"
+    (folder / "data").mkdir(parents=True)
+    words = [first + second + "ing" for first in "abcdefg" for second in "klmnopq"]
+    known_words.write(folder, words)
+    scores = {"sentences": 1_234, "exact": 0.5, "bleu": 12.345, "chrf": 6.7}
+    told = describe_run(folder, "test", Text(["It's a dog.", "x"], ["y", "z"]), scores)
+    assert "test: 1,234 sentences, 50.0% exactly right, BLEU 12.35, chrF 6.70" in told
+    assert "It knows the 49 words of that text" in told and "samples/test.tsv" in told
+    commands = [shlex.split(line) for line in told.splitlines() if line.startswith("  python")]
+    assert [command[3:5] for command in commands] == [["--run", str(folder)]] * 3
+    assert commands[1][-1] == "It's a dog."
