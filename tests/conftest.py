@@ -3,16 +3,20 @@
 import io
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+import tests.shapes  # before the package is imported
 from jaxformer.training.parameters import flatten
 
 # The longest first: of the files that are left at the end none makes one process wait for long.
 _FIRST = ("translation", "language_modelling", "strategies", "processes", "models", "plan")
+# Where the shapes in the package's signatures are checked at every call.
+_SHAPES = ("ops", "nn", "text", "decoding", "training")
 # On a CPU a program with XLA's newer loops takes up to twice as long to compile.
 _OLDER_LOOPS = "--xla_cpu_use_fusion_emitters=false"
 
@@ -21,6 +25,7 @@ def be_strict():
     """On a CPU unless told otherwise, no shape is stretched in silence, products are exact."""
     if "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")
+        os.environ["JAX_PLATFORMS"] = "cpu"  # children too look for no other device
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -50,6 +55,16 @@ def optimized() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+def pytest_runtest_setup(item: pytest.Item):
+    layer = item.path.relative_to(Path(__file__).parent).parts[0]
+    tests.shapes.enabled = layer in _SHAPES and "misuse" not in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture
+def misuse() -> None:
+    """Arrays of other shapes than a signature's reach the function, which has to refuse them."""
 
 
 @pytest.fixture

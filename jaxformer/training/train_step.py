@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
-from jaxtyping import Num
+from jaxtyping import Bool, Num
 
 from jaxformer.errors import ConfigError, Diverged
 from jaxformer.training.losses import Loss
@@ -221,7 +221,7 @@ def _check_ema(state: TrainState, ema_decay: float) -> None:
         )
 
 
-def _select(condition: Scalar, yes: Any, no: Any) -> Any:
+def _select(condition: Bool[jax.Array, ""], yes: Any, no: Any) -> Any:
     """The bits of one of two trees. A factor of 0 would not do, because 0 times NaN is NaN."""
     return jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), yes, no)
 

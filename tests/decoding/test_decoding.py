@@ -628,6 +628,7 @@ FIRST, LIMITS = jnp.array([0, 1]), jnp.array([3, 3])
         (FIRST, LIMITS, {"config": GenerationConfig(eos=(2, 5))}, r"eos=\(2, 5\), but .* 0 to 4"),
     ],
 )
+@pytest.mark.usefixtures("misuse")
 def test_a_search_refuses_sizes_that_do_not_fit(bos, max_lengths, changes, message):
     step = partial(markov_step, jnp.zeros((5, 5)))
     with pytest.raises(ValueError, match=message):
@@ -645,6 +646,7 @@ def test_the_result_has_room_for_the_longest_text_unless_a_length_is_given():
         jax.jit(lambda limits: beam_search(step, NoMemory(), FIRST, limits))(limits)
 
 
+@pytest.mark.usefixtures("misuse")
 def test_search_and_sampling_refuse_logits_and_prompts_of_another_shape():
     def step(tokens, cache):
         return jnp.zeros((*tokens.shape, 1, 5)), cache

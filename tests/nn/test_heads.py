@@ -151,7 +151,7 @@ def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_tokens(bert, masked,
 
 def test_rows_of_padding_add_nothing_to_the_next_sentence_loss(bert, masked, assert_equal):
     model, params = bert
-    empty = jax.tree.map(lambda leaf: np.concatenate([leaf, 0 * leaf[:2]]), masked)
+    empty = jax.tree.map(lambda leaf: np.concatenate([leaf, np.zeros_like(leaf[:2])]), masked)
     loss = jax.jit(masked_and_next_sentence_loss(model))
     assert_equal(loss(params, empty, None), loss(params, masked, None))
 

@@ -100,6 +100,7 @@ def test_a_bucket_setting_below_one_is_refused(name):
         data.plan_buckets(np.array([3]), np.array([5]), **values)
 
 
+@pytest.mark.usefixtures("misuse")
 def test_buckets_of_no_pairs_are_refused():
     with pytest.raises(DataError, match="buckets need pairs: got 2 and 1 lengths"):
         data.plan_buckets(np.array([3, 4]), np.array([5]), batch_tokens=64, buckets=2)

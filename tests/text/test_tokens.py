@@ -207,6 +207,7 @@ def test_a_file_for_a_larger_vocabulary_than_the_models_is_refused_when_it_is_op
 
 
 @pytest.mark.parametrize("ids", [[3, -1, 5], [0.5, 2.0]])
+@pytest.mark.usefixtures("misuse")
 def test_tokens_of_an_array_with_other_than_ids_are_refused(ids):
     with pytest.raises(DataError, match="ids must be integers from 0, got (int64, -1|float64)"):
         Tokens(np.array(ids), np.array([0, len(ids)]))

@@ -205,6 +205,7 @@ def test_xla_refuses_dropout(rng):
         attention.xla(x.q, x.k, x.v, AttentionMask(), scale=0.5, dropout=dropout)
 
 
+@pytest.mark.usefixtures("misuse")
 def test_xla_refuses_values_of_another_size(rng):
     x = Inputs(rng, value_size=3)
     with pytest.raises(ValueError, match="head_dim=4 and value_head_dim=3 were given: use 'ref"):
