@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jaxformer.config import Positions, SinusoidalLayout, TransformerConfig
 from jaxformer.nn.layers import table_init
@@ -58,9 +58,9 @@ class Rotation(NamedTuple):
 
 
 def rotary(
-    positions: Int[Array, " T"] | Int[Array, "B T"], rates: Float[np.ndarray, " half"]
+    positions: Num[Array, " T"] | Num[Array, "B T"], rates: Float[np.ndarray, " half"]
 ) -> Rotation:
-    """The rotation of pair i by the angle position * rates[i]."""
+    """The rotation of pair i by the angle position * rates[i]; positions may be fractions."""
     angle = jnp.outer(positions, jnp.asarray(rates))
     angle = angle.reshape(-1, positions.shape[-1], 1, len(rates))
     return Rotation(jnp.sin(angle), jnp.cos(angle))
@@ -93,7 +93,7 @@ def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
 
 
 def alibi_bias(
-    num_heads: int, query: Int[Array, " T"], key: Int[Array, " S"]
+    num_heads: int, query: Num[Array, " T"], key: Num[Array, " S"]
 ) -> Float[Array, "1 N T S"]:
     """-slope * |query position - key position|, to be added to the attention logits."""
     distance = jnp.abs(query[:, None] - key[None, :]).astype(jnp.float32)
