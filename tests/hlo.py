@@ -1,19 +1,16 @@
-"""What devices send each other in a compiled program, read from XLA's text of it."""
+"""The arrays that devices send each other in a compiled program."""
 
-import re
 from collections import Counter
-from math import prod
 from typing import NamedTuple
 
 import jax
 
-_KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
-_COLLECTIVE = re.compile(rf"%?([\w.-]+) = (.*?) ({_KINDS})(-start)?\((.*?)\)")
-_CALLS = re.compile(r"\b(body|condition|calls|to_apply)=%?([\w.-]+)")
+from experiments.harness.planning.counting import COLLECTIVES
+from experiments.harness.planning.hlo import Program
 
 
-class Collective(NamedTuple):
-    """One instruction: its kind, the type and number of elements of its results, and its place."""
+class Sent(NamedTuple):
+    """The kind of a collective, type and number of elements of its result, whether it is looped."""
 
     kind: str
     dtype: str
@@ -21,39 +18,25 @@ class Collective(NamedTuple):
     in_loop: bool
 
 
-def collectives(compiled: jax.stages.Compiled) -> list[Collective]:
-    """The collectives of more than scalars, one for each array; a loop's body counts once."""
-    found, calls, loops, here = [], {}, set(), ""
-    for line in (compiled.as_text() or "").splitlines():
-        head = re.match(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$", line)
-        here = head[1] if head else here
-        for how, called in _CALLS.findall(line):
-            calls.setdefault(here, set()).add(called)
-            loops.update({called} if how == "body" else ())
-        match = _COLLECTIVE.search(line)
-        if match:
-            arrays = re.findall(r"([a-z]+\d+)\[([\d,]*)\]", match[2])
-            if match[3] == "all-gather" and match[4]:  # (operands, results)
-                arrays = arrays[len(arrays) // 2 :]
-            found += [(here, match[3], kind, shape) for kind, shape in arrays if shape]
-    inside = _reachable(loops, calls)
-    return [
-        Collective(kind, dtype, prod(map(int, shape.split(","))), where in inside)
-        for where, kind, dtype, shape in found
-    ]
+def collectives(compiled: jax.stages.Compiled) -> list[Sent]:
+    """Every array that is not a scalar; a loop's body counts once."""
+    program, found = Program(compiled.as_text() or ""), []
+    for _, loops, _, outer in program.executed:
+        inside = (
+            (each for _, each in program.fused(outer)) if outer.opcode == "fusion" else (outer,)
+        )
+        for each in inside:
+            kind = each.opcode.removesuffix("-start")
+            shapes = each.shapes if kind in COLLECTIVES else ()
+            if each.opcode == "all-gather-start":  # operands, then results
+                shapes = shapes[len(shapes) // 2 :]
+            found += [Sent(kind, x.dtype, x.elements, bool(loops)) for x in shapes if x.sizes]
+    return found
 
 
-def elements(found: list[Collective]) -> Counter[tuple[str, bool]]:
-    """The number of elements of all collectives by kind and by whether they are in a loop."""
-    sums: Counter[tuple[str, bool]] = Counter()
+def elements(found: list[Sent]) -> Counter[tuple[str, str, bool]]:
+    """The number of elements by kind, type, and whether they are sent in a loop."""
+    sums: Counter[tuple[str, str, bool]] = Counter()
     for each in found:
-        sums[each.kind, each.in_loop] += each.size
+        sums[each.kind, each.dtype, each.in_loop] += each.size
     return sums
-
-
-def _reachable(start: set[str], calls: dict[str, set[str]]) -> set[str]:
-    seen, new = set(start), set(start)
-    while new:
-        new = set().union(*(calls.get(name, set()) for name in new)) - seen
-        seen |= new
-    return seen

@@ -56,11 +56,13 @@ class Gathering(NamedTuple):
         if self.at == "use":
 
             def sums_of(part: Batch) -> GradientSums:
-                # A gather that depends on the part is not moved out of the loop over parts.
+                # Between barriers XLA moves no gather and no reduce-scatter out of the loop over
+                # parts: what it gathers, and whole sums of gradients, would be kept in the loop.
                 here, part = jax.lax.optimization_barrier((params, part))
-                return loss_and_gradient(
+                found = loss_and_gradient(
                     lambda params, *rest: loss(self.for_loss(params), *rest), here, part, rng
                 )
+                return jax.lax.optimization_barrier(found)
 
             grads, *sums = accumulate(sums_of, params, batch, parts)
         else:

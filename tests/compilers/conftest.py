@@ -75,8 +75,13 @@ CONFIG = TransformerConfig(
 )
 
 
-def compiled_step(strategy, rows, sharding, *, block=REMAT["none"], config=CONFIG, parts=1):
-    """The train step of a GPT on packed documents, and the attention functions it uses."""
+def compiled_step(
+    strategy, rows, sharding, *, block=REMAT["none"], config=CONFIG, parts=1, **options
+):
+    """The train step of a GPT on packed documents, and the attention functions it uses.
+
+    `options` are those of `Strategy.step`.
+    """
     attention = AutoAttention()
     model = DecoderOnly(config, attention, block)
     optimizer = make_optimizer(OptimizerConfig())
@@ -96,6 +101,6 @@ def compiled_step(strategy, rows, sharding, *, block=REMAT["none"], config=CONFI
         segments=leaf(jnp.int32, rows, length + 1),
         positions=leaf(jnp.int32, rows, length + 1),
     )
-    step = strategy.step(causal_loss(model), optimizer, grad_accumulation=parts)
+    step = strategy.step(causal_loss(model), optimizer, grad_accumulation=parts, **options)
     program = step.lower(strategy.abstract(make_state), batch).compile()
     return program, {each.name for each in attention.selections if each.spec.queries == length}

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import (
+    Rule,
     make_mesh,
     parse_mesh,
     replicated,
@@ -283,6 +284,46 @@ def step_collectives() -> dict[str, Any]:
     return {"collectives": json.dumps(found)}
 
 
+class Layers(nn.Module):
+    """Three layers in one scan, a user's own: [3, 10, 14] and [3, 14, 10]."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def layer(module: nn.Module, x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            w_in = module.param("w_in", nn.initializers.normal(0.3), (10, 14))
+            w_out = module.param("w_out", nn.initializers.normal(0.3), (14, 10))
+            return x + jnp.tanh(x @ w_in) @ w_out, None
+
+        scan = nn.scan(layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        return scan(self, x, None)[0]
+
+
+def scanned() -> dict[str, Any]:
+    """A step of `Layers` whose parameters are gathered at use, and on one device."""
+    x, optimizer, few = np.random.default_rng(0).normal(size=(8, 10)), optax.sgd(1.0), 4
+    rules = (Rule("w_in", P(None, None, "fsdp")), Rule("w_out", P(None, "fsdp")))
+    spread = sharded(make_mesh("data=2,fsdp=2", jax.devices()[:few]), rules)
+
+    def loss(params: Any, batch: Any, rng: Any) -> Any:
+        y = Layers().apply({"params": params}, batch["x"])
+        return jnp.sum(y**2), jnp.float32(y.shape[0])
+
+    def make_state() -> Any:
+        params = Layers().init(jax.random.key(0), x[:2])["params"]
+        return init_train_state(params, optimizer, jax.random.key(0))
+
+    out = {}
+    for name, devices, gather_at in (("one", single(), "step"), ("use", spread, "use")):
+        step, state = devices.step(loss, optimizer, gather_at=gather_at), devices.init(make_state)
+        batch = devices.shard_batch({"x": x})
+        program = step.lower(state, batch).compile()
+        found = sorted((c.kind, c.in_loop, c.size) for c in collectives(program))
+        out[f"scanned/{name}/collectives"] = json.dumps(found)
+        after = devices.gather(step(state, batch)[0].params)
+        out |= {f"scanned/{name}/params/{path}": leaf for path, leaf in flatten(after).items()}
+    return out
+
+
 class OneBlock(nn.Module):
     """A block between learned scales, so that gradients leave it as in the middle of a model."""
 
@@ -330,7 +371,7 @@ def compute(path: str, cases: str, steps: str) -> None:
             out |= train(case, name, int(steps))
     if int(steps) < 60:
         with Checkpoints(Path(path).parent / "checkpoints") as checkpoints:
-            out |= toy_runs() | moves(checkpoints) | step_collectives()
+            out |= toy_runs() | moves(checkpoints) | step_collectives() | scanned()
     np.savez(path, **out)
 
 
@@ -466,6 +507,18 @@ def test_a_sharded_step_gathers_parameters_and_scatters_their_gradient(
         ["reduce-scatter", in_loop, KERNEL // 2],
         ["reduce-scatter", in_loop, TABLE // 2],
     ]
+
+
+def test_a_scan_over_layers_gathers_one_layer_at_a_time(computed):
+    given, expected = (part(computed, f"scanned/{name}/params/") for name in ("use", "one"))
+    assert relative(given, expected) < 1e-6
+    layer, layers = 10 * 14, 3 * 10 * 14
+    found = json.loads(str(computed["scanned/use/collectives"]))
+    assert {tuple(each) for each in found} == {
+        ("all-gather", True, layer),
+        ("reduce-scatter", True, layer // 2),
+        ("all-reduce", False, layers // 2),
+    }
 
 
 @pytest.mark.parametrize(("block", "times"), [("encoder", 2), ("decoder", 3)])
