@@ -124,7 +124,7 @@ def memory_lines(
 
 ASSUMPTIONS = """\
 Memory and traffic are upper bounds by XLA's CPU compiler, which fuses less than the compilers for
-GPUs and TPUs and computes bfloat16 in float32. Of 8 programs that libtpu compiled for v5e chips, 7
+GPUs and TPUs and computes bfloat16 in float32. Of 10 programs that libtpu compiled for v5e chips, 9
 need 38 to 47 % of this memory; one small enough for the memory on the chip needs 10 %. The time
 does not include communication. --compiler tpu and --compiler cuda ask the target's own compiler."""
 
