@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxformer.config import (
         BERT_BASE,
         GPT2,
+        LLAMA3_8B,
         TRANSFORMER_BASE,
         TRANSFORMER_BIG,
         TransformerConfig,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
         MultiHeadAttention,
         PositionScheme,
         Stack,
+        stack_blocks,
+        unstack_blocks,
     )
     from jaxformer.ops.attention import AutoAttention
     from jaxformer.ops.cross_entropy import cross_entropy
@@ -70,6 +73,7 @@ __all__ = [
     "BOS",
     "EOS",
     "GPT2",
+    "LLAMA3_8B",
     "PAD",
     "TRANSFORMER_BASE",
     "TRANSFORMER_BIG",
@@ -126,14 +130,23 @@ __all__ = [
     "seq2seq_loss",
     "sharded",
     "single",
+    "stack_blocks",
     "train_bpe",
     "translate",
+    "unstack_blocks",
 ]
 
 # The module of each public name, as in the imports above (a test holds the two equal).
 _MODULES = {
     "checkpoint": ("Checkpoints",),
-    "config": ("BERT_BASE", "GPT2", "TRANSFORMER_BASE", "TRANSFORMER_BIG", "TransformerConfig"),
+    "config": (
+        "BERT_BASE",
+        "GPT2",
+        "LLAMA3_8B",
+        "TRANSFORMER_BASE",
+        "TRANSFORMER_BIG",
+        "TransformerConfig",
+    ),
     "decoding": ("GenerationConfig", "SamplingConfig", "beam_search", "sample"),
     "distributed": ("replicated", "sharded", "single"),
     "errors": ("CheckpointError", "ConfigError", "DataError", "Diverged", "MissingExtra"),
@@ -148,6 +161,8 @@ _MODULES = {
         "MultiHeadAttention",
         "PositionScheme",
         "Stack",
+        "stack_blocks",
+        "unstack_blocks",
     ),
     "ops.attention": ("AutoAttention",),
     "ops.cross_entropy": ("cross_entropy",),

@@ -157,6 +157,9 @@ class TransformerConfig:
     initializer: Literal["xavier", "normal", "scaled_normal"] = "xavier"
     """Matrices start Glorot-uniform, normal with deviation 0.02, or normal with the projections
     into the residual divided by the square root of their number (GPT-2)."""
+    scan_layers: bool = False
+    """The parameters of a stack's blocks are stacked, and one loop applies them: a deep model
+    compiles as fast as a shallow one. The function is the same."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The type of activations; parameters, norms and softmax stay float32."""
 
@@ -297,3 +300,27 @@ BERT_BASE = TransformerConfig(
     initializer="normal",
 )
 """Devlin et al. 2019, the base model: 109,482,240 parameters with its pooler."""
+
+LLAMA3_8B = TransformerConfig(
+    vocab_size=128_256,
+    d_model=4096,
+    d_ff=14_336,
+    num_heads=32,
+    num_kv_heads=8,
+    num_decoder_layers=32,
+    max_len=8192,
+    positions="rotary",
+    rotary_base=500_000.0,
+    norm="rms",
+    norm_placement="pre",
+    norm_eps=1e-5,
+    activation="silu",
+    gated=True,
+    use_bias=False,
+    tied_embeddings="none",
+    scale_embeddings=False,
+    initializer="normal",
+    scan_layers=True,
+    dtype="bfloat16",
+)
+"""Llama Team 2024, Table 3, the model of 8 billion: 8,030,261,248 parameters."""

@@ -13,6 +13,7 @@ from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.nn.stacking import stack_blocks
 from jaxformer.pretrained import Loaded, load_pretrained
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
@@ -81,6 +82,7 @@ def with_pretrained_params(
     def fresh() -> Any:  # a copy, because a step donates its state's buffers
         return devices.shard_state(jax.tree.map(jnp.array, params))
 
-    params = load_pretrained(config.init_from).params
+    params: Any = load_pretrained(config.init_from).params
+    params = stack_blocks(params) if config.model.scan_layers else params
     average = None if state.ema is None else fresh()
     return state.replace(params=fresh(), ema=average)

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 from jax.sharding import PartitionSpec
 
 from jaxformer.errors import ConfigError
-from jaxformer.training.parameters import Params, flatten
+from jaxformer.nn.stacking import is_stacked
+from jaxformer.training.parameters import Params, flatten, layer_shape
 
 
 class Rule(NamedTuple):
@@ -61,9 +62,15 @@ def partition_specs(
     """{"path/of/leaf": its `PartitionSpec`} on a mesh with axes of `sizes`.
 
     A parameter that no rule matches is replicated. Raises `ConfigError`, with the parameter and
-    the numbers, where a rule does not fit.
+    the numbers, where a rule does not fit. The layer axis of stacked blocks is not divided, and
+    does not count in a rule's dimensions.
     """
-    return {path: _spec(path, x.shape, rules, sizes) for path, x in flatten(params).items()}
+
+    def spec(path: str, leaf: Any) -> PartitionSpec:
+        of_layer = _spec(path, layer_shape(path, leaf), rules, sizes)
+        return PartitionSpec(None, *of_layer) if is_stacked(path) and of_layer else of_layer
+
+    return {path: spec(path, leaf) for path, leaf in flatten(params).items()}
 
 
 def inherited_specs(

@@ -8,6 +8,7 @@ from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.layers import Embedding, FeedForward, LMHead, Norm
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, EncoderOutput
 from jaxformer.nn.positions import MakePositionScheme, PositionScheme, Rotation
+from jaxformer.nn.stacking import stack_blocks, unstack_blocks
 
 __all__ = [
     "REMAT",
@@ -33,4 +34,6 @@ __all__ = [
     "Stack",
     "init_cache",
     "quantize",
+    "stack_blocks",
+    "unstack_blocks",
 ]

@@ -15,6 +15,7 @@ from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.cache import Cache
 from jaxformer.nn.layers import FeedForward, Norm
 from jaxformer.nn.positions import POSITION_SCHEMES, MakePositionScheme, PositionScheme, Rotation
+from jaxformer.nn.stacking import STACKED
 from jaxformer.ops.attention import AttentionFn, check_attention_fn, reference
 from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -115,11 +116,20 @@ def _is_matmul_with_weights(primitive: Any, *_: Any, **params: Any) -> bool:
     return len(batch) <= 1
 
 
+def _remat(policy: Callable[..., bool] | None = None) -> MakeBlock:
+    def make(config: TransformerConfig, cross: bool, attention_fn: AttentionFn) -> nn.Module:
+        # In a loop XLA cannot merge the two computations, so nothing has to prevent it.
+        block = nn.remat(Block, policy=policy, prevent_cse=not config.scan_layers)
+        return block(config, cross, attention_fn)
+
+    return make
+
+
 REMAT: dict[str, MakeBlock] = {
     "none": Block,
     "attention": _recompute_attention,
-    "matmuls": nn.remat(Block, policy=_is_matmul_with_weights),
-    "blocks": nn.remat(Block),
+    "matmuls": _remat(_is_matmul_with_weights),
+    "blocks": _remat(),
 }
 """Blocks by what the backward pass recomputes (Chen et al. 2016); the gradient is the same.
 
@@ -127,6 +137,17 @@ REMAT: dict[str, MakeBlock] = {
 only the products with weights (JAX's `dots_with_no_batch_dims_saveable`), "blocks" only each
 block's input (`nothing_saveable`).
 """
+
+
+_LAYER_AXIS: dict[str, Any] = {
+    "variable_axes": {"params": 0, "intermediates": 0},
+    "split_rngs": {"params": True},
+}
+
+
+def _nth(values: tuple[Any, ...], index: int) -> Any:
+    """One of `values`, or None where there are none."""
+    return values[index] if values else None
 
 
 class Stack(nn.Module):
@@ -160,7 +181,10 @@ class Stack(nn.Module):
         make_scheme = self.position_scheme or POSITION_SCHEMES[config.positions]
         self.positions: PositionScheme = make_scheme(config)
         make = partial(self.block, config, self.cross, self.attention_fn)
-        self.blocks: list[nn.Module] = [make() for _ in range(self.num_layers)]
+        if config.scan_layers:
+            self.stacked_blocks: nn.Module = make()
+        else:
+            self.blocks: list[nn.Module] = [make() for _ in range(self.num_layers)]
         if config.embedding_norm:
             self.embedding_norm: Norm = Norm(config)
         if config.norm_placement == "pre":
@@ -173,7 +197,7 @@ class Stack(nn.Module):
         *,
         positions: Int[AnyArray, " T"] | Int[AnyArray, "R T"] | None = None,
         cache: Cache | None = None,
-        encoder_kv: tuple[KeyValue, ...] = (),
+        encoder_kv: tuple[KeyValue | LayerCache, ...] = (),
         encoder_mask: AttentionMask | None = None,
         dropout_rng: DropoutRng | None = None,
     ) -> tuple[Float[Array, "R T D"], Cache | Any]:
@@ -199,28 +223,78 @@ class Stack(nn.Module):
         if self.config.embedding_norm:
             x = self.embedding_norm(x)
         x = Dropout(dropout_rng, "/".join((*self.path, "input")), self.config.dropout_rate)(x)
-        layers = []
-        for i, block in enumerate(self.blocks):
+
+        def apply_block(
+            block: nn.Module, x: Array, inputs: tuple[LayerCache | None, Any, DropoutRng | None]
+        ) -> tuple[Array, LayerCache | None]:
+            layer_cache, kv, dropout_rng = inputs
+            if cache is not None and layer_cache is not None:
+                layer_cache = cache.with_beams(layer_cache)
             x, layer_cache = block(
                 x,
                 mask,
                 rotation=rotation,
                 bias=bias,
-                encoder_kv=encoder_kv[i] if self.cross else None,
+                encoder_kv=read(kv) if isinstance(kv, LayerCache) else kv,
                 encoder_mask=encoder_mask,
-                layer_cache=None if cache is None else cache.layer_cache(i),
+                layer_cache=layer_cache,
                 dropout_rng=dropout_rng,
             )
-            layers.append(layer_cache)
+            return x, None if layer_cache is None else layer_cache.replace(beam_ancestors=None)
+
+        x, layers = self._apply_blocks(
+            apply_block, x, () if cache is None else cache.layers, encoder_kv, dropout_rng
+        )
         if self.config.norm_placement == "pre":
             x = self.final_norm(x)
-        if cache is not None:
-            cache = cache.advance(tuple(layers), x.shape[1])
-        return x, cache
+        return x, None if cache is None else cache.advance(layers, x.shape[1])
 
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
-        """Each block's cross-attention keys and values of the encoder's output `x`."""
-        return tuple(block.cross_attention.keys_values(x) for block in self.blocks)
+        """Each block's cross-attention keys and values of the encoder's output `x`.
+
+        With `config.scan_layers` they are one `KeyValue` with a leading layer axis.
+        """
+
+        def project(block: Any) -> KeyValue:
+            return block.cross_attention.keys_values(x)
+
+        if not self.config.scan_layers:
+            return tuple(map(project, self.blocks))
+        over_layers = nn.vmap(project, **_LAYER_AXIS, axis_size=self.num_layers)
+        return (over_layers(self.stacked_blocks),)
+
+    def _apply_blocks(
+        self,
+        apply_block: Callable[..., tuple[Array, LayerCache | None]],
+        x: Array,
+        layers: tuple[LayerCache, ...],
+        encoder_kv: tuple[KeyValue | LayerCache, ...],
+        dropout_rng: DropoutRng | None,
+    ) -> tuple[Array, tuple[Any, ...]]:
+        """`x` after all blocks, and the new `layers`.
+
+        With `config.scan_layers` the inputs of all blocks have a leading layer axis, and the blocks
+        are applied by one `jax.lax.scan`.
+        """
+        if not self.config.scan_layers:
+            found = []
+            for i, block in enumerate(self.blocks):
+                inputs = _nth(layers, i), _nth(encoder_kv, i), dropout_rng
+                x, layer = apply_block(block, x, inputs)
+                found.append(layer)
+            return x, tuple(found)
+        paths = tuple("/".join((*self.path, f"blocks_{i}")) for i in range(self.num_layers))
+        place = "/".join((*self.path, STACKED))
+
+        def apply_numbered(block: nn.Module, x: Array, inputs: Any) -> Any:
+            layer, kv, number = inputs
+            rng = None if dropout_rng is None else dropout_rng.in_scan(place, paths, number)
+            return apply_block(block, x, (layer, kv, rng))
+
+        scan = nn.scan(apply_numbered, **_LAYER_AXIS, length=self.num_layers)
+        inputs = _nth(layers, 0), _nth(encoder_kv, 0), jnp.arange(self.num_layers)
+        x, layer = scan(self.stacked_blocks, x, inputs)
+        return x, (layer,)
 
     def _check_rngs(self) -> None:
         config = self.config

@@ -15,7 +15,9 @@ from jaxformer.ops.masks import AnyArray, AttentionMask
 class Cache(struct.PyTreeNode):
     """The state of decoding B sentences with W beams each; a decoding step returns a new one.
 
-    `layers`: the keys and values of each decoder layer, with room for L tokens of each beam.
+    `layers`: the keys and values of each decoder layer, with room for L tokens of each beam. With
+    `config.scan_layers` it has one element, whose arrays have a leading layer axis; so has
+    `encoder_kv`.
     `length`: the number of tokens in the cache, the same for all beams.
     `encoder_kv`: each layer's keys and values of the encoded source, held once per sentence (empty
     without an encoder). `padding_mask` [B, S]: True at the source's real tokens.
@@ -33,7 +35,7 @@ class Cache(struct.PyTreeNode):
     @property
     def max_length(self) -> int:
         """L, the number of tokens that fit."""
-        return self.layer_cache(0).max_length
+        return self.with_beams(self.layers[0]).max_length
 
     @property
     def num_beams(self) -> int:
@@ -58,13 +60,12 @@ class Cache(struct.PyTreeNode):
         positions = jnp.maximum(positions[None] - self.left_padding[:, None], 0)
         return positions.repeat(self.num_beams, axis=0)
 
-    def layer_cache(self, layer: int) -> LayerCache:
-        """What block number `layer` reads and writes."""
-        return self.layers[layer].replace(beam_ancestors=self.beam_ancestors)
+    def with_beams(self, layer: LayerCache) -> LayerCache:
+        """One of `layers` with the cache's `beam_ancestors`: what a block reads and writes."""
+        return layer.replace(beam_ancestors=self.beam_ancestors)
 
     def advance(self, layers: tuple[LayerCache, ...], count: int) -> "Cache":
         """The cache with the blocks' `layers`, after `count` more tokens."""
-        layers = tuple(layer.replace(beam_ancestors=None) for layer in layers)
         return self.replace(layers=layers, length=self.length + count)
 
     def reorder_beams(self, parents: Int[Array, "B W2"]) -> "Cache":
@@ -105,7 +106,11 @@ def init_cache(
     shape = batch_size, max_length * num_beams, config.kv_heads
     sizes = config.key_size, config.value_size
     layer = beam_cache.store(KeyValue(*(jnp.zeros((*shape, n), config.dtype) for n in sizes)))
-    layers = tuple(jax.tree.map(jnp.copy, layer) for _ in range(config.num_decoder_layers))
+    count = config.num_decoder_layers
+    if config.scan_layers:
+        layers = (jax.tree.map(lambda leaf: jnp.stack([leaf] * count), layer),)
+    else:
+        layers = tuple(jax.tree.map(jnp.copy, layer) for _ in range(count))
     ancestors = None
     if num_beams > 1:
         own = beam_cache.own_slots(num_beams)

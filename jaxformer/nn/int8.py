@@ -14,6 +14,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.layers import Embedding, LMHead
 from jaxformer.nn.models import DecodingModel, EncoderDecoder
+from jaxformer.nn.stacking import STACKED
 from jaxformer.ops.int8 import (
     QuantizedMatrix,
     int8_matmul,
@@ -32,7 +33,10 @@ def quantize(model: DecodingModel, params: Any) -> Any:
     """
     leaves: dict[tuple[str, ...], Any] = flatten_dict(params)
     rules = _rules(model, params)
-    return unflatten_dict({path: rules.get(path, _keep)(leaf) for path, leaf in leaves.items()})
+    for path in rules.keys() & leaves.keys():
+        rule = rules[path]
+        leaves[path] = (jax.vmap(rule) if STACKED in path else rule)(leaves[path])
+    return unflatten_dict(leaves)
 
 
 @dataclass(frozen=True)
@@ -94,10 +98,6 @@ def _rules(model: DecodingModel, params: Any) -> dict[tuple[str, ...], Callable[
     with nn.intercept_methods(record):
         jax.eval_shape(lambda params, *ids: model.apply({"params": params}, *ids), params, *ids)
     return rules
-
-
-def _keep(leaf: jax.Array) -> jax.Array:
-    return leaf
 
 
 def _quantize_kernel(kernel: jax.Array, input_axes: int) -> QuantizedMatrix:

@@ -5,6 +5,7 @@ Arguments that are masks are True where attention is allowed. `dropout_rng` None
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
@@ -15,7 +16,7 @@ from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.layers import Embedding, LMHead, dense_init
 from jaxformer.nn.positions import MakePositionScheme
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.beam_cache import read, store
+from jaxformer.ops.beam_cache import store
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask
 
@@ -62,7 +63,7 @@ class DecodingModel(Model):
             cache.mask(),
             positions=cache.positions(tokens.shape[-1]),
             cache=cache,
-            encoder_kv=tuple(map(read, cache.encoder_kv)),
+            encoder_kv=cache.encoder_kv,
             encoder_mask=AttentionMask(padding_mask=cache.padding_mask),
         )
         return self.lm_head(x).reshape(*tokens.shape, -1), cache
@@ -146,7 +147,8 @@ class EncoderDecoder(DecodingModel):
         """
         encoder_kv = self.decoder.encoder_keys_values(self.encode(source, padding_mask))
         cache = init_cache(self.config, source.shape[0], num_beams, max_length)
-        return cache.replace(encoder_kv=tuple(map(store, encoder_kv)), padding_mask=padding_mask)
+        keep = jax.vmap(store) if self.config.scan_layers else store
+        return cache.replace(encoder_kv=tuple(map(keep, encoder_kv)), padding_mask=padding_mask)
 
 
 class DecoderOnly(DecodingModel):

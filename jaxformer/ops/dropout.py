@@ -6,8 +6,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
+
+
+class ScannedPlace(struct.PyTreeNode):
+    """Which step of a scan over blocks this is, and the paths of all its blocks without a scan."""
+
+    index: Array
+    path: str = struct.field(pytree_node=False)
+    paths: tuple[str, ...] = struct.field(pytree_node=False)
 
 
 class DropoutRng(NamedTuple):
@@ -20,12 +29,28 @@ class DropoutRng(NamedTuple):
 
     key_data: Array  # [2] uint32
     example_ids: Array  # [B] int32
+    scanned: ScannedPlace | None = None
 
     @classmethod
     def create(cls, rng: Array, example_ids: Int[Array, " B"]) -> "DropoutRng":
         """The randomness of a step whose typed key is `rng`, for these examples."""
         words = jax.random.key_data(rng).astype(jnp.uint32)
         return cls(words.reshape(-1)[:2], example_ids)
+
+    def in_scan(self, path: str, paths: tuple[str, ...], index: Array) -> "DropoutRng":
+        """The randomness in step `index` of a scan: `path` in a name stands for `paths[index]`.
+
+        So the masks are those of the same modules without a scan.
+        """
+        return self._replace(scanned=ScannedPlace(index, path, paths))
+
+    def name_word(self, name: str) -> UInt32[Array, ""] | np.uint32:
+        """The hash of the name of a place in the model."""
+        if self.scanned is None:
+            return np.uint32(zlib.crc32(name.encode()))
+        index, path, paths = self.scanned.index, self.scanned.path, self.scanned.paths
+        words = [zlib.crc32(name.replace(path, one, 1).encode()) for one in paths]
+        return jnp.asarray(np.array(words, np.uint32))[index]
 
     def keep_mask(
         self,
@@ -52,7 +77,7 @@ class DropoutRng(NamedTuple):
         `shape` is that of the mask without its last axis, and `start` is as in `keep_mask`.
         """
         start = (0,) * (len(shape) - 1) if start is None else start
-        name_word = np.uint32(zlib.crc32(name.encode()))
+        name_word = self.name_word(name)
         key = _mix(_mix(self.key_data[0] ^ name_word) + self.example_ids.astype(jnp.uint32) * _ODD)
         for size, first in zip(shape[1:], start, strict=True):
             key = _mix(_numbered(key, size, first))

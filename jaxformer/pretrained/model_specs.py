@@ -54,6 +54,7 @@ TRAINING_ONLY = (
     "attention_dropout_rate",
     "activation_dropout_rate",
     "initializer",
+    "scan_layers",
     "dtype",
 )
 """Fields of the config that do not change what trained weights compute."""

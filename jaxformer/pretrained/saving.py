@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
+from jaxformer.nn.stacking import unstack_blocks
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, read_config, write_config
 from jaxformer.pretrained.model_specs import ModelSpec, check_params, spec_of
@@ -46,7 +47,7 @@ def save_pretrained(
         raise ConfigError(f"{path} is there already: give the name of a new folder")
     spec = spec_of(model)
     check_params(model, params)
-    flat = flatten_dict(dict(params), sep="/")
+    flat = flatten_dict(unstack_blocks(params), sep="/")
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flat.items()}
     chosen, hf = _choose(family, spec)
     tensors = to_hf(chosen.weight_map(spec, hf), leaves)

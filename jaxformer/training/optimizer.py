@@ -11,7 +11,8 @@ import optax
 
 from jaxformer.config import check_at_least, check_choices, check_fraction
 from jaxformer.errors import ConfigError
-from jaxformer.training.parameters import Params, flatten, map_with_path, matrix_mask
+from jaxformer.nn.stacking import is_stacked
+from jaxformer.training.parameters import Params, flatten, layer_shape, map_with_path, matrix_mask
 
 ScheduleName = Literal["inverse_square_root", "cosine", "constant"]
 
@@ -154,7 +155,7 @@ def _adafactor(config: OptimizerConfig) -> optax.GradientTransformation:
         updates: Params, state: optax.OptState, params: Params = None
     ) -> tuple[Params, optax.OptState]:
         matrices, state = rule.update(_as_matrices(updates), state, _as_matrices(params))
-        return jax.tree.map(lambda new, old: new.reshape(old.shape), matrices, updates), state
+        return jax.tree.map(_in_shape, updates, matrices), state
 
     return optax.GradientTransformation(init, update)
 
@@ -163,10 +164,10 @@ _RULES = {"adam": _adam, "muon": _muon, "lion": _lion, "adafactor": _adafactor}
 
 
 def muon_labels(params: Params) -> Params:
-    """ "muon" at each matrix inside a block (a module named `blocks_...`), "adam" elsewhere."""
+    """ "muon" at each matrix inside a block (`blocks_...` or stacked), "adam" elsewhere."""
 
     def label(path: str, is_matrix: bool) -> str:
-        in_block = any(name.startswith("blocks_") for name in path.split("/"))
+        in_block = is_stacked(path) or any(x.startswith("blocks_") for x in path.split("/"))
         return "muon" if is_matrix and in_block else "adam"
 
     return map_with_path(label, matrix_mask(params))
@@ -176,10 +177,11 @@ def _matrix_axes(path: str, leaf: jax.Array) -> tuple[tuple[int, ...], tuple[int
     """The input axes and the output axes of a matrix.
 
     The first axis is the input, as in a query's kernel [D, N, H]. The output projection of
-    attention, a module named `out` with a kernel [N, H, D], has one output axis, the last.
+    attention, a module named `out` with a kernel [N, H, D], has one output axis, the last. The
+    layer axis of stacked blocks is neither.
     """
-    inputs = leaf.ndim - 1 if path.split("/")[-2:-1] == ["out"] else 1
-    axes = tuple(range(leaf.ndim))
+    axes = tuple(range(1 if is_stacked(path) else 0, leaf.ndim))
+    inputs = len(axes) - 1 if path.split("/")[-2:-1] == ["out"] else 1
     return axes[:inputs], axes[inputs:]
 
 
@@ -197,10 +199,21 @@ def _scale_like_adam(updates: Params, params: Params | None = None) -> Params:
 
 
 def _as_matrices(tree: Params) -> Params:
-    """`tree` with its matrices in two dimensions, [inputs, outputs]."""
+    """`tree` with its matrices in two dimensions, [inputs, outputs].
+
+    A leaf of stacked blocks becomes the list of its layers.
+    """
     is_matrix = flatten(matrix_mask(tree))
 
-    def reshape(path: str, leaf: jax.Array) -> jax.Array:
-        return leaf.reshape(_matrix_shape(path, leaf)) if is_matrix[path] else leaf
+    def reshape(path: str, leaf: jax.Array) -> jax.Array | list[jax.Array]:
+        shape = _matrix_shape(path, leaf) if is_matrix[path] else layer_shape(path, leaf)
+        if is_stacked(path):
+            return [layer.reshape(shape) for layer in leaf]
+        return leaf.reshape(shape)
 
     return map_with_path(reshape, tree)
+
+
+def _in_shape(old: jax.Array, new: jax.Array | list[jax.Array]) -> jax.Array:
+    """`new`, a leaf of `_as_matrices` or the list of its layers, in the shape of `old`."""
+    return (jnp.stack(new) if isinstance(new, list) else new).reshape(old.shape)

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 from flax import traverse_util
 
+from jaxformer.nn.stacking import is_stacked
+
 Params = Any
 """Nested dicts of arrays: what a Flax module's `init` returns under "params"."""
 
@@ -31,19 +33,25 @@ def map_with_path(function: Callable[[str, Any], Any], tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, x: function(path_name(path), x), tree)
 
 
+def layer_shape(path: str, leaf: Any) -> tuple[int, ...]:
+    """The shape of the leaf at "path/of/leaf", without the layer axis of stacked blocks."""
+    return leaf.shape[1:] if is_stacked(path) else leaf.shape
+
+
 def matrix_mask(params: Params) -> Params:
     """True at each matrix or table of `params`, False at biases, scales and other vectors.
 
     Shapes decide, not names: a matrix has at least two dimensions and is not a bias. A bias has
     the trailing dimensions of a larger leaf of the same module, as a query's bias [N, H] has
-    beside its kernel [D, N, H].
+    beside its kernel [D, N, H]. The layer axis of stacked blocks does not count.
     """
     shapes = defaultdict(list)
     for path, leaf in flatten(params).items():
-        shapes[path.rpartition("/")[0]].append(leaf.shape)
+        shapes[path.rpartition("/")[0]].append(layer_shape(path, leaf))
 
     def is_matrix(path: str, leaf: Any) -> bool:
-        size, larger = leaf.ndim, (s for s in shapes[path.rpartition("/")[0]] if len(s) > leaf.ndim)
-        return size >= 2 and all(shape[-size:] != leaf.shape for shape in larger)
+        own = layer_shape(path, leaf)
+        larger = (s for s in shapes[path.rpartition("/")[0]] if len(s) > len(own))
+        return len(own) >= 2 and all(shape[-len(own) :] != own for shape in larger)
 
     return map_with_path(is_matrix, params)

@@ -4,6 +4,7 @@ Run with `pytest -m compiler` on Python 3.12 with the extra `compilers`.
 """
 
 import re
+import time
 from dataclasses import replace
 
 import jax
@@ -77,3 +78,18 @@ def test_a_step_of_beam_search_sorts_no_vocabulary(tpu_devices):
     sorted_sizes = re.findall(r"= \(?\w+\[([\d,]+)\]\S* .*?sort\(", text)
     assert sorted_sizes and all(int(sizes.split(",")[-1]) < 100 for sizes in sorted_sizes)
     assert text.count('custom_call_target="TopK"') == 1
+
+
+def test_a_scanned_step_of_32_layers_compiles_as_fast_as_one_of_4(tpu_devices):
+    strategy = single(tpu_devices("v5e:2x2")[0])
+    sharding = NamedSharding(strategy.mesh, PartitionSpec())
+    seconds = {}
+    for layers in (4, 4, 32):  # the first compilation also starts the compiler
+        config = replace(CONFIG, num_decoder_layers=layers, scan_layers=True)
+        start = time.process_time()
+        program, used = compiled_step(strategy, 2, sharding, config=config, block=REMAT["blocks"])
+        seconds[layers] = time.process_time() - start
+        assert used == {"tpu_splash"}
+        assert counts(program)["mosaic"] == 4, "of one layer: forward, again, and backward twice"
+    assert seconds[32] <= 1.5 * seconds[4], seconds
+    print(seconds)
