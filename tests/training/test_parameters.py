@@ -71,7 +71,7 @@ def package_models() -> list[Any]:
 
 def is_named_as_a_matrix(path: str) -> bool:
     """The rule by names that shapes have replaced."""
-    return path.rpartition("/")[2] in ("kernel", "table")
+    return path.rpartition("/")[2] in ("kernel", "table", "relative_bias")
 
 
 def is_named_for_muon(path: str) -> bool:
@@ -88,7 +88,8 @@ def test_in_the_packages_models_shapes_decide_as_names_did(package_models):
             assert is_matrix == is_named_as_a_matrix(path), path
             assert (labels[path] == "muon") == is_named_for_muon(path), path
             kinds.add((path.rpartition("/")[2], is_matrix))
-    assert kinds == {("kernel", True), ("table", True), ("bias", False), ("scale", False)}
+    matrices = {("kernel", True), ("table", True), ("relative_bias", True)}
+    assert kinds == matrices | {("bias", False), ("scale", False)}
 
 
 class OwnBlock(nn.Module):
