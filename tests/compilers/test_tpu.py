@@ -92,4 +92,3 @@ def test_a_scanned_step_of_32_layers_compiles_as_fast_as_one_of_4(tpu_devices):
         assert used == {"tpu_splash"}
         assert counts(program)["mosaic"] == 4, "of one layer: forward, again, and backward twice"
     assert seconds[32] <= 1.5 * seconds[4], seconds
-    print(seconds)
