@@ -12,7 +12,7 @@ from flax import linen as nn
 from experiments.examples import series
 from experiments.harness import cli
 from jaxformer.config import TransformerConfig, check_at_least
-from jaxformer.nn.blocks import Stack
+from jaxformer.nn.stack import Stack
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.training.train_step import init_train_state, make_train_step
 

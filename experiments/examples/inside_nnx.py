@@ -13,7 +13,7 @@ from experiments.examples.inside_linen import SeriesOptions
 from experiments.examples.series import SeriesBatch
 from experiments.harness import cli
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.blocks import Stack
+from jaxformer.nn.stack import Stack
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.ops.masks import AttentionMask
 

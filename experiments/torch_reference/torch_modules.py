@@ -26,8 +26,8 @@ from experiments.torch_reference.weight_map import (
 )
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Stack
 from jaxformer.nn.layers import Norm
+from jaxformer.nn.stack import Stack
 from jaxformer.ops.masks import AttentionMask
 
 _PARTS = ("query", "key", "value")

@@ -24,6 +24,7 @@ from jaxformer.decoding.hypotheses import (
 from jaxformer.decoding.logits_processors import (
     DecodeHistory,
     LogitsProcessor,
+    apply_all,
     force_token_at,
     min_length,
     no_repeat_ngram,
@@ -124,14 +125,14 @@ def _search(
     max_lengths: Int[AnyArray, " B"],
 ) -> Hypotheses:
     config, max_length, processors, length_penalty_fn = settings
-    limits = jnp.minimum(jnp.asarray(max_lengths), max_length)
+    max_lengths = jnp.minimum(jnp.asarray(max_lengths), max_length)
     none = empty_hypotheses(bos.shape[0], config.beam_size, max_length)
     last = jnp.broadcast_to(bos.astype(jnp.int32)[:, None], (bos.shape[0], config.beam_size))
     live = none._replace(scores=none.scores.at[:, 0].set(0.0))
-    beams = _Beams(jnp.zeros((), jnp.int32), limits < 1, last, live, none, cache)
+    beams = _Beams(jnp.zeros((), jnp.int32), max_lengths < 1, last, live, none, cache)
     if length_penalty_fn is None:
         length_penalty_fn = _LENGTH_PENALTIES[config.length_penalty_kind](config.length_penalty)
-    search = _Search(step, limits, config, processors, length_penalty_fn)
+    search = _Search(step, max_lengths, config, processors, length_penalty_fn)
 
     def unfinished(beams):
         return (beams.length < max_length) & ~beams.stopped.all()
@@ -243,10 +244,7 @@ def _apply(
     counts = jnp.zeros(logits.shape, jnp.int32).at[sentences, hypotheses, tokens].add(written)
 
     def process(logits, counts, tokens):
-        history = DecodeHistory(counts, tokens, beams.length)
-        for processor in processors:
-            logits = processor(logits, history)
-        return logits
+        return apply_all(processors, logits, DecodeHistory(counts, tokens, beams.length))
 
     return jax.vmap(jax.vmap(process))(logits, counts, tokens)
 
@@ -256,7 +254,7 @@ def _extend(
 ) -> tuple[Hypotheses, Int[Array, "B C"], Int[Array, "B C"]]:
     """The `count` best one-token extensions, best first, their parents and their last tokens."""
     batch, _, vocab = logits.shape
-    # Each hypothesis' own best first: two small searches are faster than one over W x V.
+    # First the best tokens of each hypothesis: two small searches are faster than one over W x V.
     best, tokens = top_k(logits, min(count, vocab))
     added, tokens = (best - norms).reshape(batch, -1), tokens.reshape(batch, -1)
     totals = jnp.repeat(beams.live.scores, best.shape[-1], axis=1) + added
@@ -271,13 +269,13 @@ def _finish(
     beams: _Beams, extended: Hypotheses, ended: Bool[Array, "B C"], length_penalty_fn: LengthPenalty
 ) -> _Beams:
     """`beams` one step later, with those of the W best of `extended` that `ended`."""
-    width = beams.last.shape[1]
-    newly = jax.tree.map(lambda leaf: leaf[:, :width], extended)
+    beam_size = beams.last.shape[1]
+    newly = jax.tree.map(lambda leaf: leaf[:, :beam_size], extended)
     # A stopped sentence finishes nothing more, however long the others take.
-    ending = ended[:, :width] & ~beams.stopped[:, None]
+    ending = ended[:, :beam_size] & ~beams.stopped[:, None]
     scores = length_penalty_fn(newly.scores, (beams.length + 1).astype(jnp.float32))
     newly = newly._replace(scores=jnp.where(ending, scores, -jnp.inf))
-    return beams._replace(length=beams.length + 1, finished=_better_half(beams.finished, newly))
+    return beams._replace(length=beams.length + 1, finished=_best_half(beams.finished, newly))
 
 
 def _best_live(
@@ -291,8 +289,8 @@ def _best_live(
     return gather_beams(live, kept), parents, tokens
 
 
-def _better_half(some: Hypotheses, others: Hypotheses) -> Hypotheses:
-    """The better half of `some` and `others`, best first; of equal ones the earlier."""
+def _best_half(some: Hypotheses, others: Hypotheses) -> Hypotheses:
+    """The best half of `some` and `others`, best first; of equal scores the earlier one."""
     both = jax.tree.map(lambda *halves: jnp.concatenate(halves, axis=1), some, others)
     _, chosen = jax.lax.top_k(both.scores, some.scores.shape[1])
     return gather_beams(both, chosen)

@@ -24,6 +24,15 @@ LogitsProcessor = Callable[[Float[Array, " V"], DecodeHistory], Float[Array, " V
 """processor(logits [V], history) -> logits [V], for one text."""
 
 
+def apply_all(
+    processors: Sequence[LogitsProcessor], logits: Float[Array, " V"], history: DecodeHistory
+) -> Float[Array, " V"]:
+    """`logits` after each of `processors` in turn."""
+    for processor in processors:
+        logits = processor(logits, history)
+    return logits
+
+
 def repetition_penalty(penalty: float, before: Sequence[int] = ()) -> LogitsProcessor:
     """Makes every token that the text holds less likely (Keskar et al. 2019, section 4.1).
 

@@ -22,6 +22,7 @@ from jaxformer.decoding.hypotheses import (
 from jaxformer.decoding.logits_processors import (
     DecodeHistory,
     LogitsProcessor,
+    apply_all,
     repetition_penalty,
 )
 from jaxformer.decoding.samplers import Sampler, make_sampler
@@ -117,8 +118,8 @@ def _sample(
         logits, cache = step(last[:, None], cache)
         check_logits(logits, last[:, None], eos)
         logits = logits[:, 0].astype(jnp.float32)
-        now = jax.vmap(jax.random.fold_in, (0, None))(keys, prompts.step_offset + index)
-        drawn = jax.vmap(sampler)(_apply(processors, logits, texts), now)
+        step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, prompts.step_offset + index)
+        drawn = jax.vmap(sampler)(_apply(processors, logits, texts), step_keys)
         token = jnp.where(stopped, 0, drawn)
         added = jnp.where(stopped, 0.0, token_log_probs(logits, token))
         written = append_tokens(written, token[:, None], added[:, None], index)
@@ -131,14 +132,14 @@ def _sample(
             counts = counts.at[jnp.arange(len(token)), token].add(1)
         return _Texts(index + 1, stopped, token, written, counts, cache)
 
-    counts = _first_counts(step, cache, prompts) if processors else None
+    counts = _initial_counts(step, cache, prompts) if processors else None
     length, last = jnp.zeros((), jnp.int32), jnp.asarray(prompts.last_tokens, jnp.int32)
     stopped = jnp.asarray(prompts.max_lengths) < 1
     texts = _Texts(length, stopped, last, written, counts, cache)
     return jax.lax.while_loop(unfinished, advance, texts).written
 
 
-def _first_counts(step: Step, cache: Any, prompts: Prompts) -> Int[Array, "B V"]:
+def _initial_counts(step: Step, cache: Any, prompts: Prompts) -> Int[Array, "B V"]:
     """`prompts.token_counts`, or zeros."""
     logits, _ = jax.eval_shape(step, prompts.last_tokens[:, None], cache)
     shape, counts = (logits.shape[0], logits.shape[-1]), prompts.token_counts
@@ -157,9 +158,6 @@ def _apply(
         return logits
 
     def process(logits, counts, tokens):
-        history = DecodeHistory(counts, tokens, texts.length)
-        for processor in processors:
-            logits = processor(logits, history)
-        return logits
+        return apply_all(processors, logits, DecodeHistory(counts, tokens, texts.length))
 
     return jax.vmap(process)(logits, texts.token_counts, texts.written.tokens[:, 0])

@@ -1,13 +1,14 @@
 """The modules of a Transformer, as the papers write them."""
 
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.blocks import REMAT, Block, MakeBlock, Stack
+from jaxformer.nn.blocks import REMAT, Block, MakeBlock
 from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, MaskedLMOutput
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.layers import Embedding, FeedForward, LMHead, Norm
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, EncoderOutput
 from jaxformer.nn.positions import MakePositionScheme, PositionScheme, Rotation
+from jaxformer.nn.stack import Stack
 from jaxformer.nn.stacking import stack_blocks, unstack_blocks
 
 __all__ = [

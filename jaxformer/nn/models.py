@@ -11,10 +11,11 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.blocks import Block, MakeBlock, Stack
+from jaxformer.nn.blocks import Block, MakeBlock
 from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.layers import Embedding, LMHead, dense_init
 from jaxformer.nn.positions import MakePositionScheme
+from jaxformer.nn.stack import Stack
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import store
 from jaxformer.ops.dropout import DropoutRng

@@ -18,8 +18,9 @@ from safetensors.numpy import load_file
 from experiments.torch_reference import to_safetensors
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.nn.blocks import Block, Stack
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import EncoderOnly
+from jaxformer.nn.stack import Stack
 from jaxformer.pretrained import Loaded, load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.model_specs import spec_of

@@ -14,9 +14,10 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 from jaxformer import load_pretrained, save_pretrained
-from jaxformer.nn.blocks import Block, Stack
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import EncoderDecoder, EncoderOnly
 from jaxformer.nn.positions import relative_buckets
+from jaxformer.nn.stack import Stack
 from jaxformer.ops import attention
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.model_specs import param_shapes, spec_of
