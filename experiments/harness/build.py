@@ -12,8 +12,11 @@ from functools import partial
 from typing import Any, TypeVar, get_args
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
+from jaxtyping import Float
 
 from experiments.harness import distributed
 from experiments.harness.config_files import is_own
@@ -174,9 +177,18 @@ def custom_metrics(
 
 def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """The optimizer, with the schedule that `config` names."""
+    return optimizer.make_optimizer(config, _build_schedule(config))
+
+
+def learning_rates(config: OptimizerConfig) -> Float[np.ndarray, " updates"]:
+    """The learning rate of each of the `total_steps` updates."""
+    return np.asarray(jax.vmap(_build_schedule(config))(jnp.arange(config.total_steps)))
+
+
+def _build_schedule(config: OptimizerConfig) -> optax.Schedule:
     if config.schedule in get_args(optimizer.ScheduleName):
-        return optimizer.make_optimizer(config)
-    return optimizer.make_optimizer(config, resolve(config.schedule, "schedule")(config))
+        return optimizer.make_schedule(config)
+    return resolve(config.schedule, "schedule")(config)
 
 
 def check(config: Any) -> None:

@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any, NamedTuple, TextIO
 
 import jax
+import numpy as np
+from jaxtyping import Float
 
 from experiments.harness import display, training_view
 from experiments.harness.run_folder import Run
@@ -43,9 +45,10 @@ class Progress:
     On a terminal it is a live area, with a line above it for each logged step; elsewhere a line
     every `every` seconds. A step is fetched from the device when the next one has been dispatched:
     the next batch is built and sent while the device computes this one. What is logged of a step
-    depends on this step alone, except for the speed: a resumed run logs the same. `peak` is the
-    FLOP/s that the devices can do together; with it `mfu` is logged, the share of it that the
-    steps' FLOPs made since the last logged step.
+    depends on this step alone, except for the speed: a resumed run logs the same.
+    `learning_rates` are those of all updates. `peak` is the FLOP/s that the devices can do
+    together; with it `mfu` is logged, the share of it that the steps' FLOPs made since the last
+    logged step.
 
     The speed is that of the steps alone: the first step of each shape of batch, which compiles,
     and what is done within `pause` are left out. The estimate of the time left counts the pauses
@@ -59,6 +62,7 @@ class Progress:
         *,
         log_every: int,
         pause_every: int = 0,
+        learning_rates: Float[np.ndarray, " updates"] | None = None,
         peak: float | None = None,
         every: float = 30.0,
         stream: TextIO | None = None,
@@ -68,6 +72,7 @@ class Progress:
         self._run = run
         self._log_every = log_every
         self._pause_every = pause_every
+        self._learning_rates = learning_rates
         self._peak = peak
         self._every = every
         self._stream = stream
@@ -141,10 +146,13 @@ class Progress:
         numbers = {name: float(value) for name, value in metrics.items()}
         tokens = numbers.pop("tokens")
         numbers.pop("consecutive_skips")
-        if not numbers["skipped"]:
+        skipped = int(numbers["skipped"])
+        if not skipped:
             del numbers["skipped"]
         for name in numbers.keys() - {"grad_norm", "skipped"}:  # the loss and its auxiliary sums
             numbers[name] /= max(tokens, 1.0)
+        if self._learning_rates is not None:  # a skipped step is no update
+            numbers["learning_rate"] = float(self._learning_rates[max(step - 1 - skipped, 0)])
         numbers["padding"] = 1.0 - tokens / positions
         self._count(tokens, flops, compiled)
         speeds = self._speeds()

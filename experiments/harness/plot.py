@@ -16,7 +16,14 @@ from experiments.harness.run_folder import Run
 from jaxformer.errors import ConfigError
 
 _FREE = ("name", "runs", "training.seed")
-_METRICS = ("loss", "validation_loss", "validation_bleu", "grad_norm", "tokens_per_second")
+_METRICS = (
+    "loss",
+    "validation_loss",
+    "validation_bleu",
+    "learning_rate",
+    "grad_norm",
+    "tokens_per_second",
+)
 
 
 @dataclass(frozen=True)

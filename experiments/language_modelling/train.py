@@ -107,8 +107,14 @@ def run_steps(
     record_environment(run, config, utilization=peak)
     display.say(f"{run_folder.count(state.params):,} parameters; from step {number} to {total}")
     with ExitStack() as stack:
-        every = training.log_every, training.evaluate_every
-        progress = Progress(total, run, log_every=every[0], pause_every=every[1], peak=peak.total)
+        progress = Progress(
+            total,
+            run,
+            log_every=training.log_every,
+            pause_every=training.evaluate_every,
+            learning_rates=build.learning_rates(config.optimizer),
+            peak=peak.total,
+        )
         step = progress.announce(step, programs=1)
         preempted = stack.enter_context(asked_to_stop())
         stack.enter_context(progress)

@@ -36,6 +36,7 @@ from jaxformer.distributed import CountedJit, Strategy
 from jaxformer.nn.int8 import Int8
 from jaxformer.text import tokenizers
 from jaxformer.text.data import Stream, open_tokens, write_tokens
+from jaxformer.training.optimizer import make_schedule
 
 KINDS = ("learned", "contextual")
 SPEEDS = ("tokens_per_second", "mfu")
@@ -239,6 +240,13 @@ def test_the_metrics_hold_the_loss_and_the_validation_loss_in_nats_and_bits_per_
     for line in judged:
         bits = line["validation_loss"] * tokens / (size * math.log(2))
         assert math.isclose(line["validation_bits_per_byte"], bits, rel_tol=1e-6)
+
+
+def test_the_metrics_hold_the_learning_rate_of_the_schedule(run):
+    schedule = make_schedule(load_run.load_run(run.folder).config.optimizer)
+    rates = {x["step"]: x["learning_rate"] for x in metrics_of(run.folder) if "loss" in x}
+    assert rates == pytest.approx({step: float(schedule(step - 1)) for step in rates}, rel=1e-6)
+    assert rates[2] < rates[4], "the warm-up has three updates"
 
 
 def test_a_batch_is_built_and_sent_while_the_step_before_it_is_computed(run):

@@ -1,6 +1,7 @@
 import io
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from experiments.harness.metric_logger import Progress
@@ -72,6 +73,16 @@ def test_the_logged_numbers_are_those_of_the_step(run, clock):
         }
         for step, speed in expected
     ]
+
+
+def test_the_learning_rate_is_that_of_the_update_and_a_skipped_step_is_none(run, clock):
+    rates = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
+    stream = io.StringIO()
+    progress = Progress(5, run, log_every=1, learning_rates=rates, stream=stream, clock=clock)
+    with progress:
+        for step, skipped in enumerate((0, 0, 1, 1, 1), start=1):
+            progress.add(step, metrics() | {"skipped": jnp.int32(skipped)}, positions=80)
+    assert [line["learning_rate"] for line in run.metrics()] == [0.0, 1.0, 1.0, 2.0, 3.0]
 
 
 def test_auxiliary_sums_are_logged_per_token_as_the_loss_is(run, clock):

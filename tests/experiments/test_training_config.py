@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from experiments.harness.build import build_attention, build_model
 from experiments.harness.training_config import Remat, TrainingConfig, choose_devices
@@ -20,7 +19,7 @@ from jaxformer.distributed import RULES
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.ops.attention import reference, xla
+from jaxformer.ops.attention import ATTENTION_FNS, reference, xla
 from jaxformer.ops.masks import AttentionMask
 
 SIZES = TransformerConfig(vocab_size=11, d_model=6, d_ff=7, num_heads=2, num_decoder_layers=1)
@@ -66,7 +65,7 @@ def test_attention_function_and_block_are_chosen_by_name():
     other = TrainingConfig(attention_fn="xla", remat="blocks")
     plain, other = (build_model(DecoderOnly, SIZES, x) for x in (TrainingConfig(), other))
     assert (plain.attention_fn, other.attention_fn) == (reference, xla)
-    assert plain.block is Block and issubclass(other.block, nn.Module) and other.block is not Block
+    assert (plain.block, other.block) == (Block, REMAT["blocks"])
     with pytest.raises(ConfigError, match="attention_fn='flash' is unknown: give one of reference"):
         TrainingConfig(attention_fn="flash")
     with pytest.raises(ConfigError, match="loss_chunk=-1, but it must be at least 0"):
@@ -88,7 +87,9 @@ def test_an_attention_function_may_be_chosen_for_each_shape_and_says_so(capsys):
         jax.eval_shape(lambda x, mask=mask: auto(x, x, x, mask, scale=0.5), x)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("attention B=1 T=7 S=7 N=2 K=2 H=4 Hv=4 float32 on cpu")
-    assert lines[1].startswith("  selected: reference: ") and len(lines) == 6
+    assert lines[1].startswith("  selected: reference: ")
+    others = {line.split()[1].removesuffix(":") for line in lines[2:]}
+    assert others == set(ATTENTION_FNS) - {"reference"} and len(lines) == 1 + len(ATTENTION_FNS)
 
 
 def trained(folder: Path, words: str, runs: str, *more: str) -> list[dict]:

@@ -28,6 +28,7 @@ from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.nn.int8 import Int8
 from jaxformer.text.tokenizers import EOS, PAD
+from jaxformer.training.optimizer import make_schedule
 
 ROOT = Path(__file__).parents[2]
 NOUNS = {"dog": "Hund", "bird": "Vogel", "tree": "Baum", "king": "Prinz", "ship": "Kahn"}
@@ -153,6 +154,12 @@ def snapshot(folder):
 
 
 # Training
+
+
+def test_the_metrics_hold_the_learning_rate_of_the_schedule(run):
+    schedule = make_schedule(run.config.optimizer)
+    rates = {x["step"]: x["learning_rate"] for x in metrics_of(run.folder) if "loss" in x}
+    assert rates == pytest.approx({step: float(schedule(step - 1)) for step in rates}, rel=1e-6)
 
 
 def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
