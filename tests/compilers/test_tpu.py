@@ -90,5 +90,7 @@ def test_a_scanned_step_of_32_layers_compiles_as_fast_as_one_of_4(tpu_devices):
         program, used = compiled_step(strategy, 2, sharding, config=config, block=REMAT["blocks"])
         seconds[layers] = time.process_time() - start
         assert used == {"tpu_splash"}
-        assert counts(program)["mosaic"] == 4, "of one layer: forward, again, and backward twice"
+        kernels = (program.as_text() or "").count('custom_call_target="tpu_custom_call"')
+        assert kernels == 4, "of one layer: forward, again, and backward twice"
+        assert counts(program)["mosaic"] == 4 * layers
     assert seconds[32] <= 1.5 * seconds[4], seconds

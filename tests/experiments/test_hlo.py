@@ -12,7 +12,8 @@ from experiments.harness.planning.step_time import step_time, visited_pairs
 from jaxformer.ops.attention import AttentionSpec
 
 # As a TPU's compiler writes it: the loop says no trip count, one collective is spread over two
-# kernels, a batched product is a convolution with dilation, a custom call goes over several lines.
+# kernels, all gathers have one channel, a fusion without a name of its own sums and slices, a
+# batched product is a convolution with dilation, a custom call goes over several lines.
 TPU = """\
 HloModule jit_step, is_scheduled=true, num_partitions=16
 
@@ -24,7 +25,7 @@ HloModule jit_step, is_scheduled=true, num_partitions=16
 
 %fused.start (p0: bf16[6,128]) -> (bf16[24,128], u32[]) {
   %p0 = bf16[6,128]{1,0:T(8,128)(2,1)} parameter(0)
-  %gather.1 = bf16[24,128]{1,0:T(8,128)(2,1)} all-gather(%p0), channel_id=7, replica_groups=[4,4]<=[16], dimensions={0}
+  %gather.1 = bf16[24,128]{1,0:T(8,128)(2,1)} all-gather(%p0), channel_id=1, replica_groups=[4,4]<=[16], dimensions={0}, frontend_attributes={chain_id="0"}
   ROOT %steps.1 = (bf16[24,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) custom-call(%gather.1), custom_call_target="Steps"
 }
 
@@ -32,7 +33,7 @@ HloModule jit_step, is_scheduled=true, num_partitions=16
   %p0 = bf16[6,128]{1,0:T(8,128)(2,1)} parameter(0)
   %p1 = bf16[3,5,7]{2,1,0:T(8,128)(2,1)} parameter(1)
   %p2 = bf16[3,11,7]{2,1,0:T(8,128)(2,1)} parameter(2)
-  %gather.2 = bf16[24,128]{1,0:T(8,128)(2,1)} all-gather(%p0), channel_id=7, replica_groups=[4,4]<=[16], dimensions={0}
+  %gather.2 = bf16[24,128]{1,0:T(8,128)(2,1)} all-gather(%p0), channel_id=1, replica_groups=[4,4]<=[16], dimensions={0}, frontend_attributes={chain_id="0"}
   ROOT %product = bf16[3,5,11]{2,1,0:T(8,128)(2,1)} convolution(%p1, %p2), window={size=3 stride=2 pad=0_0 lhs_dilate=3}, dim_labels=0bf_0oi->0bf, metadata={op_name="jit(step)/while/body/jvp(Net)/blocks_3/up/dot_general"}
 }
 
@@ -43,6 +44,19 @@ HloModule jit_step, is_scheduled=true, num_partitions=16
   ROOT %view = f32[1000,128]{1,0:T(8,128)} bitcast(%part)
 }
 
+%fused.other (p0: bf16[6,128]) -> (bf16[24,128], u32[]) {
+  %p0 = bf16[6,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %gather.3 = bf16[24,128]{1,0:T(8,128)(2,1)} all-gather(%p0), channel_id=1, replica_groups=[4,4]<=[16], dimensions={0}, frontend_attributes={chain_id="1"}
+  ROOT %steps.2 = (bf16[24,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) custom-call(%gather.3), custom_call_target="Steps"
+}
+
+%all-reduce-scatter.3.clone (p0: f32[28,11]) -> f32[7,11] {
+  %p0 = f32[28,11]{1,0:T(8,128)} parameter(0)
+  %whole = f32[28,11]{1,0:T(8,128)} all-reduce(%p0), channel_id=5, replica_groups=[4,4]<=[16], to_apply=%add.1
+  %zero.1 = s32[]{:T(128)} constant(0)
+  ROOT %own = f32[7,11]{1,0:T(8,128)} dynamic-slice(%whole, %zero.1, %zero.1), dynamic_slice_sizes={7,11}
+}
+
 %body.1 (t: (s32[], bf16[6,128])) -> (s32[], bf16[6,128]) {
   %t = (s32[]{:T(128)}, bf16[6,128]{1,0:T(8,128)(2,1)}) parameter(0)
   %i = s32[]{:T(128)} get-tuple-element(%t), index=0
@@ -51,6 +65,8 @@ HloModule jit_step, is_scheduled=true, num_partitions=16
   %k = bf16[3,11,7]{2,1,0:T(8,128)(2,1)S(1)} copy-done(%w)
   %start = (bf16[24,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) fusion(%w), kind=kCustom, calls=%fused.start, backend_config={"estimated_cycles":"100"}
   %up = bf16[3,5,11]{2,1,0:T(8,128)(2,1)} fusion(%w, %q, %k), kind=kOutput, calls=%fused.product, metadata={op_name="jit(step)/while/body/jvp(Net)/blocks_3/up/dot_general"}, backend_config={"estimated_cycles":"1000"}
+  %start.1 = (bf16[24,128]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) fusion(%w), kind=kCustom, calls=%fused.other
+  %fusion.9 = f32[7,11]{1,0:T(8,128)} fusion(%g), kind=kCustom, calls=%all-reduce-scatter.3.clone
   %turned = bf16[3,5,11]{1,2,0:T(8,128)(2,1)} copy(%up)
   %same = bf16[3,5,11]{1,2,0:T(8,128)(2,1)} copy(%turned)
   %sums = (f32[5]{0:T(128)}, bf16[11]{0:T(256)}) all-reduce(%f, %b), channel_id=9, replica_groups=mesh['data'=2,'fsdp'=4,'tensor'=2] {'data','tensor'}, to_apply=%add.1
@@ -105,25 +121,31 @@ def test_a_batched_product_counts_no_dilation(tpu):
     assert counting.float32_products([product]) == []
 
 
-def test_a_collective_spread_over_kernels_is_one(tpu):
-    found = {each.kind: each for each in counting.collectives(tpu)}
-    gather, reduce, scatter = (found[k] for k in ("all-gather", "all-reduce", "reduce-scatter"))
+def test_a_collective_spread_over_kernels_is_one_and_another_of_its_channel_is_not(tpu):
     assert counting.count_collectives(tpu) == {
-        "all-gather": 40,
+        "all-gather": 2 * 40,
         "all-reduce": 40,
-        "reduce-scatter": 1,
+        "reduce-scatter": 40 + 1,
     }
+    found = {each.kind: each for each in counting.collectives(tpu) if each.dtype != "f32"}
+    gather, reduce = found["all-gather"], found["all-reduce"]
     assert (gather.bytes, gather.devices, gather.asynchronous) == (24 * 128 * 2, 4, True)
     assert (reduce.devices, reduce.asynchronous, reduce.in_loop) == (4, False, True)
     assert reduce.bytes == 5 * 4 + 11 * 2
-    assert (scatter.devices, scatter.asynchronous, scatter.in_loop) == (4, True, False)
     assert gather.sent == 40 * gather.bytes * 3 / 4
     assert reduce.sent == 2 * 40 * reduce.bytes * 3 / 4
 
 
+def test_a_sum_of_which_a_fusion_keeps_a_slice_is_a_reduce_scatter(tpu):
+    fused, scatter = (x for x in counting.collectives(tpu) if x.kind == "reduce-scatter")
+    assert (fused.bytes, fused.devices, fused.asynchronous) == (28 * 11 * 4, 4, False)
+    assert fused.sent == 40 * fused.bytes * 3 / 4
+    assert (scatter.devices, scatter.asynchronous, scatter.in_loop) == (4, True, False)
+
+
 def test_kernels_are_what_computes(tpu):
-    # first, flash; in the loop start, up, turned, same
-    assert counting.kernels(tpu) == 2 + 40 * 4
+    # first, flash; in the loop start, up, start.1, fusion.9, turned, same
+    assert counting.kernels(tpu) == 2 + 40 * 6
     assert counting.custom_calls(tpu) == {"tpu_custom_call": 1}
 
 
@@ -167,6 +189,7 @@ def test_groups_are_read_in_each_notation():
     assert group_size("replica_groups=[2,8]<=[16]") == 8
     assert group_size("replica_groups={{0,1,2},{3,4,5}}") == 3
     assert group_size("replica_groups=mesh['x'=5,'y'=3] {'x'}") == 5
+    assert group_size("replica_groups=mesh['x'=5,'y'=3,'z'=7] {'x','y'}") == 5 * 3
     assert group_size("replica_groups={}") == 0
 
 
@@ -187,7 +210,7 @@ def test_the_time_of_a_step_adds_what_has_no_cycles(tpu):
     assert time.kernels == pytest.approx(44_000 / 1.5e9)
     # 2 products of 12 heads, the head size padded to 128, at half of the peak
     assert time.attention == pytest.approx(2 * 2 * 12 * 3 * 512**2 * 128 / (197e12 / 2))
-    assert time.collectives == pytest.approx(2 * 40 * 42 * 3 / 4 / 0.9e11)
+    assert time.collectives == pytest.approx(40 * (2 * 42 + 28 * 11 * 4) * 3 / 4 / 0.9e11)
     assert time.total == pytest.approx(time.kernels + time.attention + time.collectives)
 
 

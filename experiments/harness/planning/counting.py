@@ -98,10 +98,9 @@ def collectives(program: Program) -> list[Collective]:
     """The collectives of a step, the ones that move most first."""
     found: dict[Any, Collective] = {}
     for run in program.executed:
-        for number, each in _collectives_of(program, run):
-            # A TPU's kernels that share the steps of one collective name its channel each.
-            key = (run.loops, number) if number else len(found)
-            found[key] = each._replace(asynchronous=True) if key in found else each
+        for chain, each in _collectives_of(program, run):
+            # A TPU's kernels that share the steps of one collective have one chain_id.
+            found.setdefault((run.loops, chain) if chain else len(found), each)
     return sorted(found.values(), key=lambda each: -each.bytes * each.times)
 
 
@@ -202,7 +201,7 @@ def _is_kernel(instruction: Instruction) -> bool:
 
 
 def _collectives_of(program: Program, run: Executed) -> Iterator[tuple[str, Collective]]:
-    """(channel of a fused one, collective); an end is left out, its start has named it."""
+    """(chain_id of a fused one or "", collective); an end is left out, its start has named it."""
     times, loops, computation, outer = run
     inside = [(computation, outer)]
     if outer.opcode in ("fusion", "async-start"):
@@ -215,18 +214,18 @@ def _collectives_of(program: Program, run: Executed) -> Iterator[tuple[str, Coll
         size, given = (sum(shape.bytes for shape in part) for part in (taken, each.shapes))
         if each.opcode in ("all-gather-start", "collective-permute-start"):
             given -= size  # the start returns its operands too
-        if kind == "all-reduce" and "all-reduce-scatter" in outer.name:
-            kind = "reduce-scatter"
-        channel = re.search(r"channel_id=(\d+)", each.text) if outer.opcode == "fusion" else None
+        if kind == "all-reduce" and where.startswith("all-reduce-scatter"):
+            kind = "reduce-scatter"  # each device keeps a slice of the sum
+        chain = re.search(r'chain_id="(\d+)"', each.text) if outer.opcode == "fusion" else None
         yield (
-            channel[1] if channel else "",
+            chain[1] if chain else "",
             Collective(
                 kind=kind,
                 dtype=" and ".join(sorted({shape.dtype for shape in taken})),
                 bytes=max(size, given),
                 times=times,
                 devices=group_size(each.text) or program.devices,
-                asynchronous=outer.opcode.endswith("-start"),
+                asynchronous=chain is not None or outer.opcode.endswith("-start"),
                 in_loop=bool(loops),
                 origin=origin(each.op_name or outer.op_name),
             ),
