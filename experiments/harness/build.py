@@ -25,7 +25,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, MakeBlock
 from jaxformer.nn.positions import MakePositionScheme
-from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection
+from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.training import optimizer
 from jaxformer.training.losses import Loss
 from jaxformer.training.train_step import Metrics, make_eval_step
@@ -120,6 +120,13 @@ def build_attention(training: TrainingConfig) -> AttentionFn:
     if name == "auto":
         return AutoAttention(on_select=_print_selection)
     return ATTENTION_FNS[name] if name in ATTENTION_FNS else resolve(name, "attention_fn")
+
+
+def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
+    """The first parameters of `model`; attention that is selected is selected for the step only."""
+    if isinstance(getattr(model, "attention_fn", None), AutoAttention):
+        model = model.clone(attention_fn=reference)
+    return model.init(rng, *inputs)["params"]
 
 
 def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:

@@ -152,7 +152,7 @@ def assemble(
     inputs = [leaf[:2] for leaf in task.inputs(batch)]
 
     def make_state() -> TrainState:
-        params = model.init(init_rng, *inputs)["params"]
+        params = build.init_params(model, init_rng, *inputs)
         return init_train_state(params, optimizer, rng, ema=training.ema_decay > 0)
 
     step = devices.step(

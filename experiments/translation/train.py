@@ -147,7 +147,7 @@ def assemble(
     init_rng, rng = jax.random.split(jax.random.key(training.seed))
 
     def make_state() -> TrainState:
-        params = model.init(init_rng, batch.source[:2], batch.target[:2, :-1])["params"]
+        params = build.init_params(model, init_rng, batch.source[:2], batch.target[:2, :-1])
         return init_train_state(params, optimizer, rng, ema=training.ema_decay > 0)
 
     make_loss = build.build_loss(training, seq2seq_loss)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.harness.build import build_attention, build_model
+from experiments.harness.build import build_attention, build_model, init_params
 from experiments.harness.training_config import Remat, TrainingConfig, choose_devices
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import RULES
@@ -90,6 +90,19 @@ def test_an_attention_function_may_be_chosen_for_each_shape_and_says_so(capsys):
     assert lines[1].startswith("  selected: reference: ")
     others = {line.split()[1].removesuffix(":") for line in lines[2:]}
     assert others == set(ATTENTION_FNS) - {"reference"} and len(lines) == 1 + len(ATTENTION_FNS)
+
+
+def test_attention_is_selected_for_the_step_and_not_for_initialization(capsys, assert_equal):
+    tokens = jnp.ones((2, 7), jnp.int32)
+    auto, plain = (
+        build_model(DecoderOnly, SIZES, TrainingConfig(attention_fn=name))
+        for name in ("auto", "reference")
+    )
+    params, other = (init_params(x, jax.random.key(5), tokens) for x in (auto, plain))
+    jax.tree.map(assert_equal, params, other)
+    assert capsys.readouterr().out == "" and not auto.attention_fn.selections
+    auto.apply({"params": params}, tokens)
+    assert "selected: reference" in capsys.readouterr().out
 
 
 def trained(folder: Path, words: str, runs: str, *more: str) -> list[dict]:
