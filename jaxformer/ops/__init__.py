@@ -1,1 +1,1 @@
-"""What makes a Transformer fast: each operation has a plain twin and a test that both agree."""
+"""The operations that make a Transformer fast; a test compares each with its plain twin."""

@@ -1,4 +1,4 @@
-"""The activations by name; plain twins: `jax.nn.relu`, `jax.nn.gelu`, `jax.nn.silu`."""
+"""Activations by name. Their plain twins are `jax.nn.relu`, `jax.nn.gelu` and `jax.nn.silu`."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """x times the normal distribution function of x (Hendrycks & Gimpel 2016), by erf.
+    """x times the cumulative normal distribution of x (Hendrycks & Gimpel 2016), by erf.
 
     The error is below 1e-7 of x. `jax.nn.gelu` uses erfc, which is exact for large negative x and
     takes twice the time on a CPU.
@@ -23,4 +23,4 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
 }
-"""Functions by the names of `TransformerConfig.activation`."""
+"""The functions that `TransformerConfig.activation` names."""

@@ -1,4 +1,4 @@
-"""Keys and values of several beams that stay where they were written.
+"""A cache of keys and values for several beams, in which nothing is moved.
 
 A step of beam search makes each beam continue one of the last step's beams. Instead of moving keys
 and values, the cache keeps a table `beam_ancestors` [B, W, L]: token l of beam w was written by
@@ -31,9 +31,9 @@ class KeyValue(struct.PyTreeNode):
 class LayerCache(struct.PyTreeNode):
     """The keys and values of one layer, in the layout that attention multiplies.
 
-    Keys [B, K, H, S] and values [B, K, S, Hv]. Axes B and K of size 1 are left out; `groups` are
-    their sizes. XLA drops such axes from a product, and a loop that kept an array with them would
-    copy it at each step.
+    Keys [B, K, H, S] and values [B, K, S, Hv]. `groups` are the sizes of B and K. Of these, axes of
+    size 1 are left out of the arrays: XLA drops them from a product, and a loop would copy an array
+    that has them at each step.
     """
 
     key: jax.Array
@@ -86,7 +86,7 @@ def reorder(
     parents: Int[Array, "B W2"],
     length: Int[Array, ""],
 ) -> tuple[tuple[LayerCache, ...], Int[Array, "B W2 L"] | None]:
-    """`layers` and `beam_ancestors` after beam w continues what beam `parents[b, w]` was.
+    """`layers` and `beam_ancestors` in which beam w continues beam `parents[b, w]`.
 
     `length` tokens of each beam are written. Where there are more beams than slots, slots are
     added; otherwise `layers` are the same arrays.

@@ -45,7 +45,7 @@ def chunked_cross_entropy(
     split = partial(_split, count=count, size=-(-labels.size // count))
     flat = hidden.reshape(labels.size, -1), labels.reshape(-1), loss_mask.reshape(-1)
     chunks = [split(leaf) for leaf in flat]
-    # The function must not be hashed by what it is: `lm_head` may be equal to that of other arrays.
+    # A new function each time: JAX compares functions, and `lm_head` may equal one of other arrays.
     head, params = jax.closure_convert(lambda hidden: lm_head(hidden), chunks[0][0])
     nats: jax.Array = _chunked(head, label_smoothing, params, *chunks)
     return nats, jnp.sum(loss_mask, dtype=jnp.float32)
@@ -65,8 +65,8 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float)
 
 @_cross_entropy.defjvp
 def _cross_entropy_jvp(label_smoothing, primals, tangents):
-    # The automatic derivative scatters into a second [..., V]. exp(logits - maximum) is computed
-    # again from the logits: shared with the forward pass, it would be kept, in float32.
+    # The automatic derivative scatters into a second array [..., V]. exp(logits - maximum) is
+    # computed again: if the forward pass shared it, it would be kept in memory, in float32.
     logits, labels = primals
     nats, normalizer = _nats(logits, labels, label_smoothing)
     slope = _slope(logits, labels, normalizer, label_smoothing)

@@ -11,8 +11,9 @@ from jaxtyping import Float, Float32, Num
 
 Axes = tuple[Sequence[int], Sequence[int]]
 
-# On a CPU, XLA multiplies one vector with a matrix on one thread, but a batch of vectors with a
-# batch of matrices on several: with 2 cores JAX 0.10 does from 2 parts on, JAX 0.12 from 4.
+# The number of parts of a product of one vector with a matrix. On a CPU, XLA computes the whole
+# product on one thread and a batch of parts on several: with 2 cores, JAX 0.10 does so from 2 parts
+# on and JAX 0.12 from 4.
 _PARTS = 4
 
 
@@ -37,7 +38,7 @@ def dense_dot_general(
             f"{tuple(map(tuple, batch))}, but it multiplies only the last axes of x with the first "
             "axes of the kernel, without batch axes: use jax.lax.dot_general"
         )
-    # As matrices: with more axes, XLA on a CPU copies the gradient of the result to transpose it.
+    # Both become matrices: with more axes, XLA on a CPU copies the gradient to transpose it.
     size = math.prod(kernel.shape[:count])
     vectors, matrix = x.reshape(-1, size), kernel.reshape(size, -1)
     multiply = partial(jnp.matmul, precision=precision)
@@ -52,11 +53,11 @@ def dense_dot_general(
 def logits_matmul(x: Float[Array, "... D"], matrix: Float[Array, "D V"]) -> Float32[Array, "... V"]:
     """`x` times `matrix` in float32; the plain twin is `x @ matrix` of float32 arrays.
 
-    Operands of 16 bits are multiplied as they are: `matrix` is rounded to the dtype of `x` once,
-    and so is the gradient of the logits in the backward pass. The sums are not rounded: logits in
-    bfloat16 would make several of the likeliest tokens equal.
+    If `x` has 16 bits, `matrix` is rounded to the dtype of `x` once, and so is the gradient of the
+    logits in the backward pass. The sums are not rounded: in bfloat16 several of the likeliest
+    tokens would have equal logits.
     """
-    # As in `dense_dot_general`, but never in parts: those of a transposed table would be copies.
+    # Unlike `dense_dot_general`, never in parts: parts of a transposed table would be copies.
     rows = x.reshape(-1, matrix.shape[0])
     is_low = x.dtype in (jnp.bfloat16, jnp.float16)
     out = _low_matmul(rows, matrix) if is_low else rows @ matrix.astype(x.dtype)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, UInt32
 
 
 class ScannedPlace(struct.PyTreeNode):
-    """Which step of a scan over blocks this is, and the paths of all its blocks without a scan."""
+    """The step `index` of a scan over blocks, and the paths of these blocks without a scan."""
 
     index: Array
     path: str = struct.field(pytree_node=False)
@@ -22,9 +22,9 @@ class ScannedPlace(struct.PyTreeNode):
 class DropoutRng(NamedTuple):
     """The randomness of one step: two words of its key, and the global ids of the examples.
 
-    None in its place switches dropout off. The mask is a hash of (key, name, example id, position,
-    feature). So it is the same on one device, with gradient accumulation, on any mesh and on any
-    number of hosts. On a CPU it costs about 1 ns an element (threefry: 27).
+    None in its place switches dropout off. A mask is a hash of (key, name, example id, position,
+    feature). It is therefore the same on one device, with gradient accumulation, on any mesh and on
+    any number of hosts. On a CPU it takes about 1 ns per element (threefry: 27).
     """
 
     key_data: Array  # [2] uint32
@@ -40,7 +40,7 @@ class DropoutRng(NamedTuple):
     def in_scan(self, path: str, paths: tuple[str, ...], index: Array) -> "DropoutRng":
         """The randomness in step `index` of a scan: `path` in a name stands for `paths[index]`.
 
-        So the masks are those of the same modules without a scan.
+        The masks are then those of the same modules without a scan.
         """
         return self._replace(scanned=ScannedPlace(index, path, paths))
 
@@ -81,7 +81,7 @@ class DropoutRng(NamedTuple):
         key = _mix(_mix(self.key_data[0] ^ name_word) + self.example_ids.astype(jnp.uint32) * _ODD)
         for size, first in zip(shape[1:], start, strict=True):
             key = _mix(_numbered(key, size, first))
-        # Two rounds with two keys: one alone leaves masks of neighbouring keys correlated.
+        # Two rounds with two keys: after one round, masks of neighbouring keys are correlated.
         return jnp.stack([key, _mix(key ^ self.key_data[1])])
 
 
@@ -92,7 +92,7 @@ def keep_columns(
     first: Array | int,
     rate: float,
 ) -> Bool[Array, "*R size"]:
-    """The elements `first` .. `first` + `size` of the rows of a mask whose words these are.
+    """The `size` columns from `first` on of a mask, given the two words of each of its rows.
 
     Pallas kernels compute their block of a mask with it.
     """
@@ -115,7 +115,7 @@ class Dropout(NamedTuple):
         return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - self.rate), x.dtype), 0)
 
 
-_ODD = np.uint32(0x9E3779B9)
+_ODD = np.uint32(0x9E3779B9)  # 2^32 divided by the golden ratio
 
 
 def _numbered(

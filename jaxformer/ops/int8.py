@@ -15,9 +15,10 @@ _LARGEST = 127
 
 @struct.dataclass
 class QuantizedMatrix:
-    """`values` [O, I] or [I, O] int8 with the inputs on axis `inputs`, times `scale` [O] float32.
+    """A matrix of 8-bit integers with one scale for each of O outputs.
 
-    The largest value of each output is 127 or -127.
+    `values` [O, I] or [I, O] int8 has the I inputs on axis `inputs`; `scale` [O] is float32. The
+    largest value of each output is 127 or -127.
     """
 
     values: jax.Array
@@ -54,7 +55,7 @@ def int8_matmul(x: Float[Array, "R I"], matrix: QuantizedMatrix) -> Float[Array,
 def _quantize(
     x: Float[Array, "rows columns"], axis: int
 ) -> tuple[Int8[Array, "rows columns"], Float[Array, "..."]]:
-    """int8 values and, with `axis` of size 1, the scale that makes `x` of them."""
+    """int8 values and a scale, whose product is about `x`; the scale has size 1 on `axis`."""
     x = x.astype(jnp.float32)
     scale = jnp.abs(x).max(axis, keepdims=True) / _LARGEST
     scale = jnp.where(scale > 0, scale, 1.0)

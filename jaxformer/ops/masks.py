@@ -1,4 +1,4 @@
-"""Which keys each query may attend to: attributes, and a matrix only on demand."""
+"""`AttentionMask`: which keys each query may attend to, stored as attributes."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +12,12 @@ from jaxtyping import Bool
 from jaxformer.errors import ConfigError
 
 AnyArray = Array | np.ndarray
+
+MASKED_LOGIT = -1e30
+"""The logit of a key that a query may not attend to.
+
+It is finite, so that a query without keys stays finite in the forward and the backward pass.
+"""
 
 _ARRAYS = ("padding_mask", "query_segments", "key_segments", "explicit")
 

@@ -1,4 +1,4 @@
-"""Normalisation with its derivative written out."""
+"""The normalisation of LayerNorm and RMSNorm, with its derivative."""
 
 from functools import partial
 
@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 def normalize(x: Float[Array, "*shape D"], eps: float, centered: bool) -> Float[Array, "*shape D"]:
     """(x - mean) / sqrt(variance + eps) over the last axis; without the mean if not `centered`.
 
-    The derivative is written out because XLA on a CPU recomputes the residual sums of all later
-    layers in each weight gradient of the automatic one: the cost is quadratic in depth.
+    The derivative is written out. With the automatic one, XLA on a CPU recomputes the residual sums
+    of all later layers in each weight gradient, which costs time quadratic in depth.
     """
     return _normalize(x, eps, centered)[0]
 

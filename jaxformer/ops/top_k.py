@@ -1,4 +1,4 @@
-"""`jax.lax.top_k` for a few of a vocabulary."""
+"""The largest numbers of each row, such as the likeliest tokens of a vocabulary."""
 
 from functools import partial
 
@@ -13,10 +13,10 @@ _CHUNK = 128
 def top_k(x: Real[Array, "*R V"], count: int) -> tuple[Real[Array, "*R k"], Int32[Array, "*R k"]]:
     """The `count` largest numbers of each row, largest first, and their indices.
 
-    The plain twin is `jax.lax.top_k`: both give the same result, of equal numbers those that come
-    first. On a CPU this one takes about a quarter of the time for a few numbers of a vocabulary.
-    Elsewhere it is `jax.lax.top_k` of a matrix, which compilers do without a sort: a TPU's does so
-    only for two axes.
+    The plain twin is `jax.lax.top_k`. Both give the same result: of equal numbers the first ones.
+    On a CPU this function takes about a quarter of the time for a few numbers of a vocabulary. On
+    other platforms it calls `jax.lax.top_k` with a matrix, which a TPU's compiler computes without
+    a sort; with more axes it sorts.
     """
     size = x.shape[-1]
     rows = x.reshape(-1, size)
@@ -43,7 +43,7 @@ def _top_k_in_chunks(
     padding = ((0, 0), (0, chunks * _CHUNK - x.shape[1]))
     x = jnp.pad(x, padding, constant_values=lowest).reshape(-1, chunks, _CHUNK)
     _, chosen = jax.lax.top_k(x.max(axis=2), count)
-    chosen = jnp.sort(chosen, axis=1)  # so that of equal numbers the first one wins
+    chosen = jnp.sort(chosen, axis=1)  # among equal numbers the first one is chosen
     candidates = jnp.take_along_axis(x, chosen[:, :, None], axis=1)
     values, found = jax.lax.top_k(candidates.reshape(-1, count * _CHUNK), count)
     chunk = jnp.take_along_axis(chosen, found // _CHUNK, axis=1)

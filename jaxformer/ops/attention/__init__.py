@@ -4,11 +4,12 @@
                  dropout=None) -> [B, T, N, Hv]
 
 Head n attends with key/value head n * K // N. `bias` [1 or B, N, T, S] is added to the scaled
-logits. `dropout` acts on the weights. A query that may attend to no key gets zeros. An attention
-function raises a `ConfigError` for what it does not support; none is replaced by another unless
-`AutoAttention` is asked to select, which says what it selected, or unless the keys are those of a
-cache: `cudnn` and `tpu_splash` leave such calls to `reference`, so that a model trained with one of
-them can decode. The plain twin of all is `reference`.
+logits. `dropout` acts on the weights. A query that may attend to no key gets zeros. The plain twin
+of all is `reference`.
+
+An attention function raises a `ConfigError` for a call that it does not support. There is one
+exception: `cudnn` and `tpu_splash` leave calls with a cache to `reference`, so that a model trained
+with one of them can decode. `AutoAttention` selects a function for each call and records which.
 
 | attention function | devices | does not support |
 |---|---|---|

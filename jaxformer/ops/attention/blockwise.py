@@ -12,10 +12,7 @@ from jaxtyping import Float
 
 from jaxformer.errors import ConfigError
 from jaxformer.ops.dropout import Dropout, DropoutRng
-from jaxformer.ops.masks import AnyArray, AttentionMask, check_mask
-
-# Finite, so that a row without any key stays finite in the forward and the backward pass.
-_NEGATIVE = -1e30
+from jaxformer.ops.masks import MASKED_LOGIT, AnyArray, AttentionMask, check_mask
 
 
 def blockwise(
@@ -35,10 +32,10 @@ def blockwise(
 
     The forward pass updates a softmax with each block of keys (Milakov & Gimelshein 2018; Rabe &
     Staats 2021). The backward pass computes each block again from the logarithm of the row's sum
-    (Dao et al. 2022, algorithms 1 and 4). So the memory grows with T + S in both; only a `bias` is
-    as large as its caller made it. Blocks in which no query sees a key are skipped, as far as
-    `causal`, `window` and an `offset` that is a number tell. Sums are in float32. On two CPU cores
-    blocks of 256 are faster than blocks of 128 and 512. Raises `ConfigError` for a block below 1.
+    (Dao et al. 2022, algorithms 1 and 4). Both need memory that grows with T + S; a `bias` keeps
+    its own size. With `causal` and an `offset` that is a number, blocks in which no query sees a
+    key are skipped. Sums are in float32. On two CPU cores blocks of 256 are faster than blocks of
+    128 and 512. Raises `ConfigError` for a block below 1.
     """
     check_mask(mask)
     if block < 1:
@@ -233,14 +230,14 @@ def _forward(plan: _Plan, q, k, v, bias, arrays: _MaskArrays):
     """Attention, and what the backward pass needs: inputs, result, logarithm of each row's sum."""
     blocks = _cut(plan, q, k, v, bias, arrays)
     rows = blocks.q.shape[:-1]
-    highest = jnp.full(rows, _NEGATIVE, jnp.float32)
+    highest = jnp.full(rows, MASKED_LOGIT, jnp.float32)
     out = jnp.zeros((*rows, v.shape[-1]), jnp.float32)
 
     def visit(carry, pair):
         highest, total, out = carry
         i, j = pair
         logits, allowed = _logits(plan, blocks, i, j)
-        logits = jnp.where(allowed, logits, _NEGATIVE)
+        logits = jnp.where(allowed, logits, MASKED_LOGIT)
         before = _at(highest, i)
         now = jnp.maximum(before, logits.max(-1))
         weights = jnp.where(allowed, jnp.exp(logits - now[..., None]), 0.0)

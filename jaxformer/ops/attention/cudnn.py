@@ -11,6 +11,7 @@ from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.spec import (
     AttentionSpec,
     DeviceInfo,
+    ampere_reasons,
     dropout_reasons,
     explicit_mask_reasons,
     raise_unsupported,
@@ -20,7 +21,6 @@ from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import AnyArray, AttentionMask
 
 _HOPPER = (9, 0)
-_AMPERE = (8, 0)
 
 
 def cudnn(
@@ -35,11 +35,12 @@ def cudnn(
 ) -> Float[Array, "B T N H"]:
     """Attention by `jax.nn.dot_product_attention(implementation="cudnn")`.
 
-    cuDNN gets the attributes of the mask, never a matrix, which it would add as a bias [T, S]. A
-    `bias` is rounded to the dtype of `q`. Keys of a cache are attended to by `reference`. Raises
-    `ConfigError` for what else cuDNN or JAX's function does not support;
-    `cudnn_unsupported_reasons` lists it. Segments are among it because JAX's function has no
-    argument for them, and ignoring them gives wrong results silently.
+    cuDNN gets the attributes of the mask. It never gets a matrix, which it would add as a bias
+    [T, S]. A `bias` is rounded to the dtype of `q`. `reference` computes calls with a cache.
+
+    Raises `ConfigError` for what cuDNN or JAX's function does not support;
+    `cudnn_unsupported_reasons` lists it. Segments are not supported because JAX's function has no
+    argument for them.
     """
     spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
     if spec.cached:
@@ -98,8 +99,9 @@ def zeros_for_empty(
 
 def cudnn_unsupported_reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
     """Why `cudnn` cannot compute `spec` on `device`; empty where it can."""
-    if device.platform != "gpu" or device.capability is None or device.capability < _AMPERE:
-        return [f"needs an NVIDIA GPU of the Ampere generation or later, not {device}"]
+    reasons = ampere_reasons(device)
+    if reasons or device.capability is None:
+        return reasons
     reasons = dropout_reasons(spec) + value_size_reasons(spec)
     if spec.dtype not in ("bfloat16", "float16"):
         reasons.append(

@@ -1,7 +1,8 @@
 """Flash attention for NVIDIA GPUs, written in Pallas and compiled by Triton.
 
 It exists beside `cudnn` for what cuDNN's function in JAX does not support: packed documents,
-dropout, and calls that attend to a cache.
+dropout, and calls that attend to a cache. JAX 0.12 warns that a later version will remove Pallas'
+Triton backend.
 """
 
 from functools import partial
@@ -18,22 +19,23 @@ from jaxformer.ops.attention.gpu_flash_kernels import (
     Inputs,
     MaskArrays,
     Plan,
+    call_kernel,
     forward,
     key_value_gradient,
-    like,
+    output_like,
     query_gradient,
-    run,
 )
 from jaxformer.ops.attention.spec import (
+    AMPERE,
     AttentionSpec,
     DeviceInfo,
+    ampere_reasons,
     on_mesh,
     raise_unsupported,
 )
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import AttentionMask
 
-_AMPERE = (8, 0)
 _SMALLEST = 16  # the least rows and columns of a product on tensor cores
 _PADDING = np.iinfo(np.int32).min  # the segment of padding keys, to which no query belongs
 
@@ -51,18 +53,18 @@ def gpu_flash(
 ) -> Float[Array, "B T N Hv"]:
     """Attention by three kernels: forward, the gradient of `q`, the gradients of `k` and `v`.
 
-    The algorithm is that of Dao 2023 (FlashAttention-2). The weights [T, S] are never stored. The
-    kernels visit only blocks in which a query may see a key: what `causal`, `window`, `offset`,
-    padding and segments exclude costs nothing, so that packed documents take the time of their own
-    lengths. Dropout is the mask of `DropoutRng.keep_mask`, computed again in each kernel. Padding
-    becomes a segment to which no query belongs, so no segment may have the number -2^31.
-    Products of float32 have the precision of `jax.default_matmul_precision`: TF32 unless set.
-    `interpret` computes it on any device, slowly, for tests.
+    The algorithm is that of Dao 2023 (FlashAttention-2). The weights [T, S] are never stored. For
+    each long block the kernels visit the range of short blocks that `causal`, `window`, `offset`,
+    padding and segments allow, so that packed documents take the time of their own lengths. Each
+    kernel computes the mask of `DropoutRng.keep_mask` again. Padding becomes a segment to
+    which no query belongs, so no segment may have the number -2^31. Products of float32 have the
+    precision of `jax.default_matmul_precision`: TF32 unless set. `interpret` runs the kernels on
+    any device, slowly, for tests.
 
     Raises `ConfigError` for what it does not support; `gpu_flash_unsupported_reasons` lists it.
     """
     spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
-    device = DeviceInfo("gpu", "", _AMPERE) if interpret else DeviceInfo.current()
+    device = DeviceInfo("gpu", "", AMPERE) if interpret else DeviceInfo.current()
     raise_unsupported("gpu_flash", gpu_flash_unsupported_reasons(spec, device))
     plan = make_plan(spec, scale, interpret)
     attend = on_mesh(partial(_attend, plan), spec, (2, 2, 2, None, 2), 2)
@@ -79,8 +81,8 @@ def gpu_flash(
 
 def gpu_flash_unsupported_reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
     """Why `gpu_flash` cannot compute `spec` on `device`; empty where it can."""
-    if device.platform != "gpu" or device.capability is None or device.capability < _AMPERE:
-        return [f"needs an NVIDIA GPU of the Ampere generation or later, not {device}"]
+    if ampere_reasons(device):
+        return ampere_reasons(device)
     reasons = []
     if spec.bias:
         reasons.append("does not support a bias on the logits")
@@ -132,7 +134,7 @@ def make_mask_arrays(plan: Plan, mask: AttentionMask, spec: AttentionSpec) -> Ma
     key = jnp.broadcast_to(jnp.asarray(key, jnp.int32), (spec.batch, spec.keys))
     if mask.padding_mask is not None:
         key = jnp.where(mask.padding_mask, key, _PADDING)
-    # Padding queries get the last segment, so that they add no block of keys to visit.
+    # Padding queries get the last query's segment, which adds no block of keys to visit.
     rest = plan.queries - spec.queries
     query = jnp.pad(query, ((0, 0), (0, rest)), mode="edge")
     rest = plan.keys - spec.keys
@@ -141,7 +143,7 @@ def make_mask_arrays(plan: Plan, mask: AttentionMask, spec: AttentionSpec) -> Ma
 
 
 def _visible(plan: Plan, arrays: MaskArrays, sizes: tuple[int, int]) -> Bool[Array, "#B Q K"]:
-    """In which pairs of blocks of `sizes` a query may see a key; some others may be among them."""
+    """The pairs of blocks to visit: all in which a query sees a key, and perhaps some others."""
     queries, keys = sizes
     first_query = arrays.offset[0] + jnp.arange(0, plan.queries, queries)[:, None]
     first_key = jnp.arange(0, plan.keys, keys)[None, :]
@@ -179,8 +181,8 @@ def _forward(plan: Plan, q: Array, k: Array, v: Array, arrays: MaskArrays, words
     out = jax.ShapeDtypeStruct((batch, queries, heads, v.shape[3]), v.dtype)
     log_sum = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
     of_block = pl.BlockSpec((None, None, plan.long[0]), lambda i, b, n: (b, n, i))
-    outputs = [like(out, plan.long[0]), (log_sum, of_block)]
-    out, log_sum = run(plan, forward, inputs, 1, outputs)
+    outputs = [output_like(out, plan.long[0]), (log_sum, of_block)]
+    out, log_sum = call_kernel(plan, forward, inputs, 1, outputs)
     return out, (q, k, v, arrays, words, out, log_sum)
 
 
@@ -191,10 +193,10 @@ def _backward(plan: Plan, saved: Any, d_out: Array):
     batch, (long_q, long_k), (short_q, short_k) = q.shape[0], plan.long, plan.short
     bounds = _bounds(_visible(plan, arrays, (long_q, short_k)), batch)
     inputs = Inputs(bounds, q, k, v, arrays, words, d_out.astype(v.dtype), log_sum, inner)
-    (dq,) = run(plan, query_gradient, inputs, 1, [like(q, long_q)])
+    (dq,) = call_kernel(plan, query_gradient, inputs, 1, [output_like(q, long_q)])
     bounds = _bounds(_visible(plan, arrays, (short_q, long_k)).swapaxes(1, 2), batch)
-    inputs, outputs = inputs._replace(bounds=bounds), [like(k, long_k), like(v, long_k)]
-    dk, dv = run(plan, key_value_gradient, inputs, plan.group, outputs)
+    inputs, outputs = inputs._replace(bounds=bounds), [output_like(x, long_k) for x in (k, v)]
+    dk, dv = call_kernel(plan, key_value_gradient, inputs, plan.group, outputs)
     return dq, dk, dv, None, None
 
 

@@ -1,7 +1,7 @@
 """The kernels of `gpu_flash`, written in Pallas for Triton: blocks of one head of one example.
 
-A kernel takes one long block, of queries or of keys, and visits short blocks of the other. All of
-them compute the weights of a pair of blocks; none stores them.
+A kernel takes one long block of queries and visits short blocks of keys, or the reverse. It
+computes the weights of each pair of blocks and does not store them.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from jaxformer.ops.dropout import keep_columns
+from jaxformer.ops.masks import MASKED_LOGIT
 
 _WARPS = 8  # of 32 threads each, for one block
-_NEGATIVE = -1e30  # finite, so that a row without any key stays finite
 _LOG2_E = 1.4426950408889634
 
 
@@ -65,7 +65,7 @@ class Inputs(NamedTuple):
     inner: Any = None  # [B, N, T], [G, T]: the inner products of the result and its gradient
 
     def specs(self, plan: Plan, heads: int) -> "Inputs":
-        """What a kernel gets at the grid position (block, example, head / G); G is `heads`."""
+        """The part of each input at grid position (block, example, head / G); G is `heads`."""
 
         def kv_head(head: Any) -> Any:
             return head if heads == plan.group else jax.lax.div(head, np.int32(plan.group))
@@ -141,6 +141,7 @@ def _logits(plan: Plan, arrays: MaskArrays, q: Array, k: Array, rows: Span, colu
 
 
 def _where(allowed: Array | None, x: Array, other: float) -> Array:
+    """`x` where it is allowed (None: everywhere), `other` elsewhere."""
     return x if allowed is None else jnp.where(allowed, x, other)
 
 
@@ -162,7 +163,7 @@ def forward(plan: Plan, refs: Inputs, out_ref: Any, log_sum_ref: Any) -> None:
         columns = Span(j * plan.short[1], plan.short[1])
         k, v = refs.k[columns.slice, :], refs.v[columns.slice, :]
         logits, allowed = _logits(plan, refs.arrays, q, k, rows, columns)
-        logits = _where(allowed, logits, _NEGATIVE)
+        logits = _where(allowed, logits, MASKED_LOGIT)
         now = jnp.maximum(highest, logits.max(1))
         weights = _where(allowed, jnp.exp2(logits - now[:, None]), 0.0)
         shrink = jnp.exp2(highest - now)
@@ -171,7 +172,7 @@ def forward(plan: Plan, refs: Inputs, out_ref: Any, log_sum_ref: Any) -> None:
         out = out * shrink[:, None] + _dot(weights.astype(v.dtype), v, (1, 0))
         return now, total, out
 
-    highest = jnp.full((rows.size,), _NEGATIVE, jnp.float32)
+    highest = jnp.full((rows.size,), MASKED_LOGIT, jnp.float32)
     out = jnp.zeros((rows.size, refs.v.shape[-1]), jnp.float32)
     carry = highest, jnp.zeros_like(highest), out
     highest, total, out = jax.lax.fori_loop(refs.bounds[0], refs.bounds[1], visit, carry)
@@ -180,10 +181,10 @@ def forward(plan: Plan, refs: Inputs, out_ref: Any, log_sum_ref: Any) -> None:
     log_sum_ref[...] = highest + jnp.log2(total)
 
 
-def _weights_and_slope(
+def _weights_and_gradient(
     plan: Plan, refs: Inputs, head: Any, q: Array, k: Array, v: Array, d_out: Array, rows, columns
 ):
-    """Of a pair of blocks: the weights [t, s] after dropout, and the gradient of the logits."""
+    """The weights [t, s] of a pair of blocks after dropout, and the gradient of their logits."""
     logits, allowed = _logits(plan, refs.arrays, q, k, rows, columns)
     log_sum, inner = refs.log_sum[head, rows.slice], refs.inner[head, rows.slice]
     weights = _where(allowed, jnp.exp2(logits - log_sum[:, None]), 0.0)
@@ -201,7 +202,7 @@ def query_gradient(plan: Plan, refs: Inputs, dq_ref: Any) -> None:
     def visit(j, dq):
         columns = Span(j * plan.short[1], plan.short[1])
         k, v = refs.k[columns.slice, :], refs.v[columns.slice, :]
-        _, slope = _weights_and_slope(plan, refs, 0, q, k, v, d_out, rows, columns)
+        _, slope = _weights_and_gradient(plan, refs, 0, q, k, v, d_out, rows, columns)
         return dq + _dot(slope.astype(k.dtype), k, (1, 0))
 
     dq = jnp.zeros((rows.size, q.shape[1]), jnp.float32)
@@ -218,7 +219,7 @@ def key_value_gradient(plan: Plan, refs: Inputs, dk_ref: Any, dv_ref: Any) -> No
         dk, dv = carry
         rows = Span(i * plan.short[0], plan.short[0])
         q, d_out = refs.q[rows.slice, head, :], refs.d_out[rows.slice, head, :]
-        weights, slope = _weights_and_slope(plan, refs, head, q, k, v, d_out, rows, columns)
+        weights, slope = _weights_and_gradient(plan, refs, head, q, k, v, d_out, rows, columns)
         dk = dk + _dot(slope.astype(q.dtype), q, (0, 0))
         return dk, dv + _dot(weights.astype(d_out.dtype), d_out, (0, 0))
 
@@ -231,10 +232,12 @@ def key_value_gradient(plan: Plan, refs: Inputs, dk_ref: Any, dv_ref: Any) -> No
     dk_ref[...], dv_ref[...] = dk.astype(dk_ref.dtype), dv.astype(dv_ref.dtype)
 
 
-def run(plan: Plan, kernel: Any, inputs: Inputs, heads: int, outputs: list[tuple[Any, Any]]):
-    """`kernel` for each long block of each example, for `heads` query heads at a time.
+def call_kernel(
+    plan: Plan, kernel: Any, inputs: Inputs, heads: int, outputs: list[tuple[Any, Any]]
+) -> Any:
+    """The results of `kernel` for each long block of each example, `heads` query heads at a time.
 
-    `outputs` are the shape of an array and its blocks, a `BlockSpec`.
+    `outputs` has for each result its shape and its blocks, a `BlockSpec`.
     """
     blocks, batch, all_heads = inputs.bounds.shape[1], *inputs.q.shape[::2][:2]
     shapes, specs = zip(*outputs, strict=True)
@@ -250,7 +253,7 @@ def run(plan: Plan, kernel: Any, inputs: Inputs, heads: int, outputs: list[tuple
     )(inputs)
 
 
-def like(x: Any, size: int) -> tuple[jax.ShapeDtypeStruct, pl.BlockSpec]:
+def output_like(x: Any, size: int) -> tuple[jax.ShapeDtypeStruct, pl.BlockSpec]:
     """An output with the shape of `x` [B, L, heads, F], in blocks of `size` positions."""
     block = pl.BlockSpec((None, size, None, x.shape[3]), lambda i, b, n: (b, i, n, 0))
     return jax.ShapeDtypeStruct(x.shape, x.dtype), block

@@ -5,12 +5,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Float32
 
-from jaxformer.ops.attention.grouped import query_key_products, weighted_values
 from jaxformer.ops.dropout import Dropout
-from jaxformer.ops.masks import AttentionMask, check_mask
-
-# Finite, so that a row without any key stays finite in the forward and the backward pass.
-_NEGATIVE = -1e30
+from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask, check_mask
 
 
 def reference(
@@ -23,7 +19,7 @@ def reference(
     bias: Float[Array, "#B N T S"] | None = None,
     dropout: Dropout | None = None,
 ) -> Float[Array, "B T N Hv"]:
-    """Attention with the weights [B, N, T, S] written out in full."""
+    """Attention that stores all weights [B, N, T, S]."""
     weights = attention_weights(q, k, mask, scale=scale, bias=bias)
     if dropout is not None:
         weights = dropout(weights)
@@ -49,5 +45,34 @@ def attention_weights(
     allowed = mask.materialize(q.shape[1], k.shape[1])
     if allowed is None:
         return jax.nn.softmax(logits, axis=-1)
-    weights = jax.nn.softmax(jnp.where(allowed, logits, _NEGATIVE), axis=-1)
+    weights = jax.nn.softmax(jnp.where(allowed, logits, MASKED_LOGIT), axis=-1)
     return jnp.where(allowed, weights, 0.0)
+
+
+def query_key_products(
+    q: Float[Array, "B T N H"], k: Float[Array, "B S K H"]
+) -> Float32[Array, "B N T S"]:
+    """q k^T of each head, summed in float32.
+
+    The plain twin is einsum("BTKGH,BSKH->BKGTS", q.reshape(B, T, K, N // K, H), k). Here the G
+    heads and T queries of a group are one axis Q of a batched matrix product, the fastest form for
+    XLA. The transposes are those in which a cache stores keys and values, so that XLA removes them.
+    """
+    batch, queries, heads, size = q.shape
+    keys, groups = k.shape[1:3]
+    q, k = jnp.swapaxes(q, 1, 2).reshape(batch, groups, -1, size), k.transpose(0, 2, 3, 1)
+    logits = jnp.einsum("BKQH,BKHS->BKQS", q, k, preferred_element_type=jnp.float32)
+    return logits.reshape(batch, heads, queries, keys)
+
+
+def weighted_values(
+    weights: Float[Array, "B N T S"], v: Float[Array, "B S K Hv"]
+) -> Float[Array, "B T N Hv"]:
+    """The sum of the values, weighted for each head and query, in the dtype of `v`.
+
+    The plain twin is einsum("BKGTS,BSKH->BTKGH", weights.reshape(B, K, N // K, T, S), v).
+    """
+    batch, heads, queries, keys = weights.shape
+    weights = weights.astype(v.dtype).reshape(batch, v.shape[2], -1, keys)
+    out = jnp.einsum("BKQS,BKSH->BKQH", weights, jnp.swapaxes(v, 1, 2))
+    return jnp.swapaxes(out.reshape(batch, heads, queries, -1), 1, 2)

@@ -52,7 +52,7 @@ _UNSUPPORTED_REASONS = {
     "tpu_splash": tpu_splash_unsupported_reasons,
 }
 
-_FEW_QUERIES = 16  # as in decoding, where the weights of all queries are few
+_FEW_QUERIES = 16  # decoding has fewer, and therefore few weights
 _MANY_WEIGHTS = 2**28  # 1 GiB in float32, which each layer keeps for its backward pass
 _MANY_ON_CPU = 2**26
 
@@ -138,10 +138,10 @@ def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
 
 
 def _select_by_memory(spec: AttentionSpec, device: DeviceInfo) -> tuple[str, str, str]:
-    """Of the two functions that support every call: the selected one, the other, the reason."""
+    """The selected one of `reference` and `blockwise`, the other one, and the reason."""
     bound = _MANY_ON_CPU if device.platform == "cpu" else _MANY_WEIGHTS
-    counted = f"B x N x T x S is {spec.weights:,}"
-    if spec.weights < bound:
+    counted = f"B x N x T x S is {spec.num_weights:,}"
+    if spec.num_weights < bound:
         return "reference", "blockwise", f"{counted}, below {bound:,}"
     return "blockwise", "reference", f"{counted}, at least {bound:,}"
 
@@ -154,8 +154,8 @@ def explain(spec: AttentionSpec, device: DeviceInfo | None = None) -> str:
 class AutoAttention:
     """An attention function that computes each call with the one that `select` selects.
 
-    It selects while it is traced, for the devices of the mesh that is set. `selections` holds what
-    it selected so far. `on_select` is called with a selection whose name is new.
+    It selects while it is traced, for the devices of the current mesh. `selections` holds what it
+    selected so far. `on_select` is called when it selects a function for the first time.
 
         model = DecoderOnly(config, AutoAttention(on_select=print))
     """

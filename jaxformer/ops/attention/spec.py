@@ -13,6 +13,9 @@ from jaxformer.errors import ConfigError
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import AttentionMask, check_mask
 
+AMPERE = (8, 0)
+"""The compute capability of NVIDIA's Ampere generation."""
+
 
 class DeviceInfo(NamedTuple):
     """The kind of device that computes attention.
@@ -40,14 +43,14 @@ class DeviceInfo(NamedTuple):
 
 
 def _default_device() -> Any:
-    # None, a device, or the name of a platform.
+    # The option holds None, a device, or the name of a platform.
     chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
     if isinstance(chosen, jax.Device):
         return chosen
     return jax.local_devices(backend=chosen)[0]
 
 
-# NVIDIA's compute capability of devices that are only compiled for, by a word of their names.
+# NVIDIA's compute capability by a word of a device's name, for devices that are compiled for only.
 _CAPABILITIES = {
     "V100": (7, 0),
     "T4": (7, 5),
@@ -67,7 +70,7 @@ _CAPABILITIES = {
 
 
 def _capability(device: Any) -> tuple[int, int] | None:
-    """NVIDIA's compute capability: as a device of this process says, else by the name."""
+    """NVIDIA's compute capability, from an equal device of this process, else from the name."""
     if device.platform != "gpu":
         return None
     for real in [device, *jax.devices()]:
@@ -139,13 +142,13 @@ class AttentionSpec:
         )
 
     @property
-    def weights(self) -> int:
-        """The number of weights, B N T S."""
+    def num_weights(self) -> int:
+        """The number of attention weights, B N T S."""
         return self.batch * self.heads * self.queries * self.keys
 
     @property
     def cached(self) -> bool:
-        """Whether the keys are those of a cache, as the offset or the mask of beams tells."""
+        """Whether the keys are those of a cache: a traced offset or an explicit mask means so."""
         return self.offset is None or self.explicit
 
     def __str__(self) -> str:
@@ -166,10 +169,11 @@ class AttentionSpec:
 def on_mesh(
     attend: Callable[..., Array], spec: AttentionSpec, heads: Sequence[int | None], out: int
 ) -> Callable[..., Array]:
-    """`attend` on the devices of the mesh that is set: XLA does not partition a Pallas call.
+    """`attend`, mapped over the devices of the current mesh.
 
-    Where the axis "tensor" divides the heads, each device computes its own. `heads` is the axis of
-    the heads in each argument (None: the argument has none), `out` that in the result.
+    XLA does not divide a Pallas call, so `jax.shard_map` does. If the mesh axis "tensor" divides
+    the number of heads, each device computes its own heads. `heads` is the axis of the heads in
+    each argument (None: it has none), `out` that in the result.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if "tensor" not in mesh.auto_axes or mesh.size == 1:
@@ -183,7 +187,7 @@ def on_mesh(
         return PartitionSpec(*[None] * axis, "tensor")
 
     specs = tuple(map(part, heads))
-    auto = {*mesh.auto_axes}  # the strategy maps over the others
+    auto = {*mesh.auto_axes}  # the strategy has already mapped over the other axes
     return jax.shard_map(
         attend, in_specs=specs, out_specs=part(out), axis_names=auto, check_vma=False
     )
@@ -194,6 +198,13 @@ def raise_unsupported(name: str, reasons: Sequence[str]) -> None:
     if reasons:
         listed = "; it ".join(reasons)
         raise ConfigError(f"the {name} attention function {listed}: use 'reference' or 'blockwise'")
+
+
+def ampere_reasons(device: DeviceInfo) -> list[str]:
+    """Why a function for NVIDIA GPUs of the Ampere generation or later cannot run on `device`."""
+    if device.platform == "gpu" and device.capability is not None and device.capability >= AMPERE:
+        return []
+    return [f"needs an NVIDIA GPU of the Ampere generation or later, not {device}"]
 
 
 def dropout_reasons(spec: AttentionSpec) -> list[str]:

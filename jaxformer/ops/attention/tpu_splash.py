@@ -39,8 +39,8 @@ def tpu_splash(
     Causal masks and windows skip the blocks in which no query sees a key. Padding becomes a segment
     to which no query belongs, so no segment may have the number -2^31. On a mesh whose axis
     "tensor" divides the heads, each device computes its own heads, through `jax.shard_map`.
-    Keys of a cache, and fewer queries than 128 (a block), are left to `reference`. `interpret`
-    computes it on any device, slowly, for tests.
+    `reference` computes calls with a cache or with fewer than 128 queries (a block). `interpret`
+    runs the kernel on any device, slowly, for tests.
 
     Raises `ConfigError` for what it does not support; `tpu_splash_unsupported_reasons` lists it.
     """
@@ -67,7 +67,7 @@ def tpu_splash(
 
 
 def _each_query_has_a_key(mask: AttentionMask, spec: AttentionSpec) -> bool:
-    """Whether that is known without looking at the mask's arrays."""
+    """Whether the attributes of the mask, without its arrays, give each query a key."""
     if spec.padding_mask or (spec.segments and mask.query_segments is not mask.key_segments):
         return False
     if not spec.causal:

@@ -1,4 +1,4 @@
-"""JAX's own `jax.nn.dot_product_attention`, compiled by XLA on every platform."""
+"""JAX's `jax.nn.dot_product_attention`, compiled by XLA on every platform."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def xla(
     """
     spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
     raise_unsupported("xla", xla_unsupported_reasons(spec, DeviceInfo.current()))
-    # Never is_causal: JAX anchors it at the top left, which is wrong with a cache.
+    # Without `is_causal`, which JAX counts from key 0: with a cache that is wrong.
     allowed = mask.materialize(q.shape[1], k.shape[1])
     out = jax.nn.dot_product_attention(
         q, k, v, bias=bias, mask=allowed, scale=scale, implementation="xla"

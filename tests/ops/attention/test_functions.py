@@ -12,7 +12,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.nn.positions import alibi_bias
 from jaxformer.ops import attention
-from jaxformer.ops.attention.grouped import query_key_products, weighted_values
+from jaxformer.ops.attention.reference import query_key_products, weighted_values
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
