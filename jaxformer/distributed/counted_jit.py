@@ -15,7 +15,7 @@ _SIGNS = ("RESOURCE_EXHAUSTED", "out of memory", "YNNPACK operation failed")
 class CountedJit:
     """A function compiled once for each combination of argument shapes.
 
-    Attributes: `num_compiled`, how many times it was traced and compiled so far.
+    `num_compiled` is how many times it was traced and compiled so far.
     """
 
     def __init__(
@@ -56,28 +56,29 @@ class CountedJit:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` comes from JAX and says that memory was short."""
-    said = str(error).lower()
+    message = str(error).lower()
     is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
-    return is_of_jax and any(sign.lower() in said for sign in _SIGNS)
+    return is_of_jax and any(sign.lower() in message for sign in _SIGNS)
 
 
 def describe_memory(program: CountedJit, args: tuple[Any, ...]) -> str:
-    """How many bytes a device holds of each part of `args`, and needs for intermediate values.
+    """A sentence with the bytes that a device holds of `args` and needs for intermediate values.
 
-    The parts are those of a `TrainState`; any other argument is the batch. Donated arrays count
+    A `TrainState` is listed by its parts; any other argument is the batch. Donated arrays count
     too. The intermediate values are left out if the program cannot be compiled once more.
     """
     shapes = jax.tree.map(_shape, args)
     parts = ", ".join(f"{name} {size:,} bytes" for name, size in _parts(shapes) if size)
     try:
         memory: Any = program.lower(*shapes).compile().memory_analysis()
-        besides = memory.temp_size_in_bytes
+        intermediate = memory.temp_size_in_bytes
     except (jax.errors.JaxRuntimeError, AttributeError, ValueError, TypeError):
         return f"a device holds {parts}"
-    return f"a device holds {parts}, and intermediate values need {besides:,} bytes"
+    return f"a device holds {parts}, and intermediate values need {intermediate:,} bytes"
 
 
 def _parts(args: tuple[Any, ...]) -> Iterator[tuple[str, int]]:
+    """The name and the bytes of each part of `args`."""
     named = {"parameters": "params", "optimizer": "opt_state", "average": "ema"}
     for arg in args:
         if hasattr(arg, "opt_state"):

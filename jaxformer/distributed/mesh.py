@@ -14,7 +14,11 @@ Device = Any
 """A `jax.Device`; JAX declares no type for it."""
 
 AXES = ("data", "fsdp", "tensor")
-"""data divides rows; fsdp divides rows and parameters; tensor divides heads, F and V."""
+"""The axes of a mesh.
+
+"data" divides the rows of a batch, "fsdp" divides rows and parameters, "tensor" divides heads, the
+feed-forward size F and the vocabulary V.
+"""
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -54,7 +58,7 @@ def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
     shape = tuple(sizes.values())
     try:
         return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
-    except NotImplementedError:  # the chips of a TPU's axis have to be shared by two of the mesh
+    except NotImplementedError:  # two mesh axes have to share a TPU's physical axis
         split = create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return Mesh(split, AXES, axis_types=types)
 

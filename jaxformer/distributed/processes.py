@@ -1,4 +1,4 @@
-"""Several processes that run one program: start them together, check that they agree."""
+"""Several processes that run one program: connects them, and checks that they agree."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ def initialize(
 
     Without arguments the cluster's environment is used (SLURM, a TPU pod, Open MPI, Kubernetes).
     Otherwise `coordinator` is "host:port" of process 0, and this is process `process_id` of
-    `num_processes`. Call it before anything uses a device. When a process sends no sign for
+    `num_processes`. Call it before anything uses a device. If a process sends no heartbeat for
     `heartbeat` seconds, the others end (exit status 134, with the reason on stderr). They also end
-    when not all processes have come after `timeout` seconds.
+    if not all processes are connected after `timeout` seconds.
 
-    Raises `ConfigError` for arguments that are incomplete or impossible, and without arguments
-    when no cluster is found; `RuntimeError` when it is called too late.
+    Raises `ConfigError` for incomplete or impossible arguments, and if no cluster is found without
+    arguments; raises `RuntimeError` if it is called too late.
     """
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     missing = [name for name, value in given.items() if value is None]
@@ -77,6 +77,7 @@ def assert_processes_agree(values: Mapping[str, Any]) -> None:
 
 
 def _check_process(coordinator: str, num_processes: int, process_id: int) -> None:
+    """Raises `ConfigError` for a malformed address or an impossible number."""
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"coordinator={coordinator!r} is not an address: give HOST:PORT")

@@ -1,4 +1,4 @@
-"""Where each parameter lives on a mesh: one table over parameter paths, outside the modules."""
+"""How each parameter is divided over a mesh: one table of rules about parameter paths."""
 
 import math
 import re
@@ -25,9 +25,9 @@ class Rule(NamedTuple):
     Applies to parameters of at least two dimensions.
     """
     uneven: Literal["refuse", "replicate"] = "refuse"
-    """What happens when the mesh does not divide a dimension that `spec` names.
+    """What happens if a mesh axis of `spec` does not divide its dimension.
 
-    Replicating only costs memory.
+    "refuse" raises an error. "replicate" does not divide the dimension, which only costs memory.
     """
 
 
@@ -94,6 +94,7 @@ def inherited_specs(
 def _spec(
     path: str, shape: tuple[int, ...], rules: Sequence[Rule], sizes: Mapping[str, int]
 ) -> PartitionSpec:
+    """The spec of the parameter at `path`, from the first rule that matches."""
     rule = next((rule for rule in rules if re.search(rule.pattern, path)), Rule("", _P()))
     if len(rule.spec) > len(shape):
         raise ConfigError(
@@ -105,7 +106,7 @@ def _spec(
         free = [i for i, axis in enumerate(axes) if axis is None and not shape[i] % sizes["fsdp"]]
         if free:
             axes[max(free, key=lambda i: shape[i])] = "fsdp"
-    while axes and axes[-1] is None:  # XLA's form; an equal spec does not compile again
+    while axes and axes[-1] is None:  # XLA's form: any other form would compile again
         axes.pop()
     return PartitionSpec(*axes)
 

@@ -1,4 +1,4 @@
-"""How many CPUs there are, and programs that run at the same time to use them."""
+"""The number of CPUs, and several programs at the same time to use them."""
 
 import os
 from collections import deque
@@ -24,8 +24,8 @@ def concurrency(params: Any) -> int:
     Many operations of a decoding step use one thread of a CPU while the other threads wait. Two
     programs with half the rows each produced 1.2 to 1.6 times as many tokens per second on two
     cores (2 to 64 rows of a GPT with 10.6 M parameters; similar for translation with a base-size
-    model). Parameters on several devices allow only one program: two would wait for each other,
-    possibly forever.
+    model). Parameters on several devices allow only one program, because two could wait for each
+    other forever.
     """
     arrays = [leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array)]
     devices = set().union(*(leaf.devices() for leaf in arrays)) or {jax.local_devices()[0]}
@@ -37,8 +37,8 @@ def concurrently(runs: Iterable[Callable[[], Result]], count: int) -> Iterator[R
     """The results of `runs`, in order; `count` of them run at the same time, in other threads.
 
     The next run is taken from `runs` in the caller's thread while others run, so code that depends
-    on JAX's thread-local settings belongs there. When it is closed, or after an error, it waits
-    for at most `count` more runs.
+    on JAX's thread-local settings belongs in that iterator. If the generator is closed, or a run
+    raises an error, it waits for at most `count` more runs.
     """
     begun: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(count) as pool:

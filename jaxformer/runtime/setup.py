@@ -1,4 +1,4 @@
-"""Settings of the allocator and of XLA for this process, made in one call that reports them."""
+"""Sets the allocator and XLA options of this process for speed, and reports what was set."""
 
 import contextlib
 import ctypes
@@ -11,17 +11,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# XLA's library for CPUs computes only matrix products: its reductions and elementwise loops, which
-# are small in a Transformer, take longer than those that XLA compiles itself. Sums are computed in
-# one pass: in windows they are more exact (the gradient of 2,400 rows of 64 tokens to 1.2e-6, not
-# 2.7e-6), but a step takes a tenth longer.
+# The first option leaves only matrix products to XLA's library for CPUs. The library's reductions
+# and elementwise loops, which are small in a Transformer, take longer than those that XLA compiles.
+# The second option computes sums in one pass. In windows they are more exact (the gradient of 2,400
+# rows of 64 tokens to 1.2e-6, not 2.7e-6), but a step takes a tenth longer.
 _CPU_OPTIONS = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT",
     "xla_disable_hlo_passes": "tree_reduction_rewriter",
 }
 
 # glibc: one heap. Otherwise each thread of XLA and of each save gets a heap of its own, in which
-# freed memory adds up. Heaps are never merged, so this comes before any thread starts.
+# freed memory adds up. Heaps are never merged, so this is set before any thread starts.
 _ONE_HEAP = ((-8, 1),)  # M_ARENA_MAX
 
 # glibc on a CPU: keep freed memory, and grow in large pieces. XLA allocates temporary memory in
@@ -79,6 +79,7 @@ def setup_process(compilation_cache_dir: Path | None = None) -> ProcessSetup:
 
 
 def _keep_programs(platform_name: str, cache_dir: Path | None) -> Path | None:
+    """The folder in which JAX keeps compiled programs from now on; None if it keeps none."""
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
     if cache_dir is None:
@@ -89,7 +90,7 @@ def _keep_programs(platform_name: str, cache_dir: Path | None) -> Path | None:
 
 
 def _cpu_kind() -> str:
-    """A name for this CPU's instructions: a program for others could crash the process."""
+    """A name for this CPU's instruction set: a program for another one could crash the process."""
     kind = platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -98,6 +99,7 @@ def _cpu_kind() -> str:
 
 
 def _compiles(options: dict[str, str]) -> bool:
+    """Whether XLA accepts `options`, tried with a small program."""
     try:
         jax.jit(jnp.sum, compiler_options=options).lower(jnp.zeros((2, 3))).compile()
     except jax.errors.JaxRuntimeError:
@@ -106,6 +108,7 @@ def _compiles(options: dict[str, str]) -> bool:
 
 
 def _set_glibc_options(options: tuple[tuple[int, int], ...]) -> bool:
+    """Sets (option, value) pairs of glibc's `mallopt`; whether all of them were accepted."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

@@ -1,8 +1,8 @@
 """Losses as sums with counts: both are added over batches and devices, then divided once.
 
-`loss_chunk` of the losses is the number of tokens whose logits exist at a time, on each device; 0
-computes all logits at once. Sums and gradients are the same. It needs a model with the methods
-`hidden`, called as `__call__` is, and `lm_head(hidden)`, which gives the logits.
+`loss_chunk` is the number of tokens per chunk of logits on each device; 0 computes all logits at
+once. Sums and gradients are the same. Chunks need a model with two methods: `hidden`, with the
+arguments of `__call__`, and `lm_head(hidden)`, which returns the logits.
 """
 
 from collections.abc import Callable
@@ -80,10 +80,11 @@ def masked_loss(model: nn.Module, *, loss_chunk: int = 0) -> Loss:
 
 
 def masked_and_next_sentence_loss(model: nn.Module, *, loss_chunk: int = 0) -> Loss:
-    """`masked_loss`, plus P times the loss of whether sentence B follows A, for each row.
+    """`masked_loss`, plus for each row P times the loss of predicting `next_sentence`.
 
-    Divided by the number of predicted tokens this is the sum of two means, the loss of Devlin
-    et al. 2019 (appendix A.2), where each row has P of them. `next_sentence` [B] is 1 or 0.
+    `next_sentence` [B] is 1 where sentence B follows sentence A, else 0. If each row has P
+    predicted tokens, the sum divided by their number is the sum of two means: the loss of Devlin
+    et al. 2019 (appendix A.2).
     """
     _, sums_of = _method_and_sums(model, loss_chunk)
 
@@ -109,7 +110,7 @@ def masked_and_next_sentence_loss(model: nn.Module, *, loss_chunk: int = 0) -> L
 def classification_loss(model: nn.Module) -> Loss:
     """The loss of a classifier on `tokens` [B, T] with one of the classes `labels` [B].
 
-    `padding_mask` [B, T] is False at padding; rows count where `loss_mask` [B] is true.
+    `padding_mask` [B, T] is False at padding. A row counts where `loss_mask` [B] is true.
     """
 
     def loss(params, batch, rng):
@@ -130,6 +131,7 @@ def _apply(
     *inputs: Any,
     method: Any = None,
 ) -> Any:
+    """What `method` of the model returns for `inputs`, with dropout where `rng` is given."""
     dropout_rng = None if rng is None else DropoutRng.create(rng, batch.example_ids)
     return model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
 

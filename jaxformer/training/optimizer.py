@@ -90,7 +90,7 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
         schedule = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, config.total_steps, final)
     else:
         schedule = optax.warmup_constant_schedule(0.0, peak, warmup)
-    # Updates are numbered from 1: the first one is not made at rate 0.
+    # The first update has number 1, so its rate is not 0.
     return lambda count: schedule(count + 1)
 
 
@@ -101,11 +101,16 @@ def make_optimizer(
 
     `schedule` takes the place of `make_schedule(config)`.
 
-    The update rules are Adam (Kingma & Ba 2015), Lion (Chen et al. 2023, algorithm 2), Adafactor
-    without momentum and with updates relative to each parameter's size (Shazeer & Stern 2018,
-    algorithm 5), and Muon (Jordan 2024) for the matrices of the blocks with Adam for all other
-    parameters. Muon's updates are scaled to the size of Adam's, a root mean square of 0.2 (Liu et
-    al. 2025, equation 4). Which parameters are matrices is decided by `matrix_mask`.
+    The update rules:
+
+    - "adam": Kingma & Ba 2015.
+    - "lion": Chen et al. 2023, algorithm 2.
+    - "adafactor": Shazeer & Stern 2018, algorithm 5, without momentum. Updates are relative to the
+      size of each parameter.
+    - "muon": Jordan 2024 for the matrices of the blocks, Adam for all other parameters. Muon's
+      updates have the size of Adam's, a root mean square of 0.2 (Liu et al. 2025, equation 4).
+
+    `matrix_mask` decides which parameters are matrices.
     """
     parts = []
     if config.grad_clip_norm > 0:
@@ -164,7 +169,7 @@ _RULES = {"adam": _adam, "muon": _muon, "lion": _lion, "adafactor": _adafactor}
 
 
 def muon_labels(params: Params) -> Params:
-    """ "muon" at each matrix inside a block (`blocks_...` or stacked), "adam" elsewhere."""
+    """The rule of each parameter: "muon" for matrices of the blocks, "adam" for all others."""
 
     def label(path: str, is_matrix: bool) -> str:
         in_block = is_stacked(path) or any(x.startswith("blocks_") for x in path.split("/"))
@@ -186,6 +191,7 @@ def _matrix_axes(path: str, leaf: jax.Array) -> tuple[tuple[int, ...], tuple[int
 
 
 def _matrix_shape(path: str, leaf: jax.Array) -> tuple[int, ...]:
+    """The number of inputs and the number of outputs of a matrix."""
     return tuple(math.prod(leaf.shape[i] for i in group) for group in _matrix_axes(path, leaf))
 
 

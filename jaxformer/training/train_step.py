@@ -33,8 +33,8 @@ class TrainState(struct.PyTreeNode):
     """Everything that a step changes.
 
     `ema` is a moving average of `params`, or None. `skipped` counts the steps that changed nothing
-    because their loss or gradient was not finite; `consecutive_skips` counts the last of them
-    since a step that was finite.
+    because their loss or gradient was not finite. `consecutive_skips` counts those since the last
+    finite step.
     """
 
     step: jax.Array
@@ -76,7 +76,7 @@ def make_train_step(
     `loss(params, batch, rng)` returns (sum in nats, number of tokens), or a third value, a dict of
     named auxiliary sums such as {"correct": ...}. `grad_accumulation` splits the batch into parts
     that are differentiated one after the other. `reduce` adds the sums over devices that each hold
-    a part of the batch, as in `jax.pmap(step, "data")` with `reduce=partial(jax.lax.psum,
+    a part of the batch; in a step mapped over an axis "data" it is `partial(jax.lax.psum,
     axis_name="data")`. Neither changes the gradient, because sums are divided once, at the end.
 
     Raises `TypeError` for a loss that returns anything else, and `ConfigError` as `make_update`.
@@ -96,12 +96,12 @@ def make_update(
     """update(state, sums) -> (state, metrics): one update by the sums over a whole batch.
 
     Metrics: "loss" and "tokens" (sums), "grad_norm", "skipped" and "consecutive_skips" (of the new
-    state), and every auxiliary sum under its name. Divide an auxiliary sum by what it counts, for
-    example by metrics["tokens"], after adding up the steps of interest.
+    state), and every auxiliary sum under its name. Add up the auxiliary sums of the steps of
+    interest, then divide them by what they count, for example by the sum of metrics["tokens"].
 
     If the loss or the gradient norm is not finite, parameters, optimizer state and average keep
-    their bits and only the counters change. All devices decide alike, because they decide by
-    reduced sums. `raise_if_diverged` ends a training that only skips.
+    their bits and only the counters change. All devices decide alike, because the sums are those of
+    all devices. `raise_if_diverged` ends a training that only skips.
 
     Raises `ConfigError` when the state has an average and `ema_decay` is 0, or the reverse.
     """
@@ -193,6 +193,7 @@ def checked_loss(loss: Loss) -> CheckedLoss:
 
 
 def _is_sums(found: Any) -> bool:
+    """Whether `found` has the form of `Sums`."""
     if not isinstance(found, tuple) or len(found) not in (2, 3):
         return False
     named = found[2] if len(found) == 3 else {}
@@ -222,7 +223,7 @@ def _check_ema(state: TrainState, ema_decay: float) -> None:
 
 
 def _select(condition: Bool[jax.Array, ""], yes: Any, no: Any) -> Any:
-    """The bits of one of two trees. A factor of 0 would not do, because 0 times NaN is NaN."""
+    """`yes` or `no`, bit for bit. It does not multiply by 0, because 0 times NaN is NaN."""
     return jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), yes, no)
 
 
@@ -268,5 +269,5 @@ def _split(leaf: jax.Array, parts: int) -> jax.Array:
             f"a batch of {leaf.shape[0]} rows does not divide into grad_accumulation={parts} equal "
             "parts: choose a divisor"
         )
-    # Every parts-th row: each part of a batch that is spread over devices is spread over them all.
+    # A part has every parts-th row, so it is spread over all devices if the batch is.
     return leaf.reshape(-1, parts, *leaf.shape[1:]).swapaxes(0, 1)
