@@ -8,11 +8,14 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import PartitionSpec
 
-from jaxformer.training.parameters import Params
+from jaxformer.errors import ConfigError
+from jaxformer.training.parameters import Params, flatten
 from jaxformer.training.train_step import (
     Batch,
     CheckedLoss,
@@ -42,7 +45,7 @@ class Gathering(NamedTuple):
     def for_loss(self, params: Params) -> Params:
         """What a loss gets: whole parameters, or boxes from which Flax's modules take them."""
         if self.at == "use":
-            return jax.tree.map(partial(_boxed, dtype=self.dtype), params, self.specs)
+            return self._boxes(params, GatheredAtUse)
         return _as_stored(self._gather(params), params)
 
     def gradient_sums(
@@ -59,6 +62,7 @@ class Gathering(NamedTuple):
                 # Between barriers XLA moves no gather and no reduce-scatter out of the loop over
                 # parts: what it gathers, and whole sums of gradients, would be kept in the loop.
                 here, part = jax.lax.optimization_barrier((params, part))
+                self._check_reads(loss, here, part, rng)
                 found = loss_and_gradient(
                     lambda params, *rest: loss(self.for_loss(params), *rest), here, part, rng
                 )
@@ -82,6 +86,35 @@ class Gathering(NamedTuple):
 
     def _gather(self, params: Params) -> Params:
         return jax.tree.map(partial(_gather, dtype=self.dtype), params, self.specs)
+
+    def _boxes(self, params: Params, box: "type[GatheredAtUse]") -> Params:
+        """`params` with each that is divided in a `box`."""
+        return jax.tree.map(
+            lambda part, spec: box(part, spec, self.dtype) if _divided(spec) else part,
+            params,
+            self.specs,
+        )
+
+    def _check_reads(
+        self, loss: CheckedLoss, params: Params, batch: Batch, rng: jax.Array | None
+    ) -> None:
+        """Raises `ConfigError` for a loss that depends on a part other than by gathering it.
+
+        Such a loss takes the part for the whole parameter.
+        """
+        traced = jax.make_jaxpr(lambda params, *rest: loss(self._boxes(params, _Unread), *rest))(
+            params, batch, rng
+        )
+        _, used = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+        specs = jax.tree.leaves(self.specs)
+        leaves = zip(flatten(params), specs, used[: len(specs)], strict=True)
+        read = [path for path, spec, is_used in leaves if is_used and _divided(spec)]
+        if read:
+            raise ConfigError(
+                f'gather_at="use", but the loss reads {", ".join(read)} without gathering: read '
+                "parameters through Flax modules, call flax.linen.unbox(params) first, or give "
+                'gather_at="step"'
+            )
 
     def _sum_over_copies(self, gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
         """`gradient` added up over the devices that hold the same part of the parameter."""
@@ -119,13 +152,18 @@ class GatheredAtUse(struct.PyTreeNode, nn.meta.AxisMetadata[jax.Array]):
         return self.replace(spec=PartitionSpec(*self.spec[:index], *self.spec[index + 1 :]))
 
 
+class _Unread(GatheredAtUse):
+    """A box that gives zeros for the whole parameter: only other reads depend on the part."""
+
+    def unbox(self) -> jax.Array:
+        """Zeros of the shape and type of the whole parameter."""
+        whole = jax.eval_shape(super().unbox)
+        return jnp.zeros(whole.shape, whole.dtype)
+
+
 def batch_spec(spec: PartitionSpec) -> PartitionSpec:
     """`spec` with no other axes than `BATCH_AXES`."""
     return PartitionSpec(*_select_axes(spec, lambda axis: axis in BATCH_AXES))
-
-
-def _boxed(part: jax.Array, spec: PartitionSpec, *, dtype: Any) -> Any:
-    return GatheredAtUse(part, spec, dtype) if _divided(spec) else part
 
 
 def _gather(part: jax.Array, spec: PartitionSpec, *, dtype: Any) -> jax.Array:

@@ -159,8 +159,9 @@ class Strategy:
             time. The loss must read parameters through Flax modules, or call `flax.linen.unbox`.
 
         They are moved in `gather_dtype`: give the model's `dtype` (None: their own). A gradient is
-        added up in the parameter's own type. Raises `ConfigError` for another `gather_at`, and when
-        `num_shards` x `grad_accumulation` does not divide the rows of a batch.
+        added up in the parameter's own type. Raises `ConfigError` for another `gather_at`, for a
+        loss that reads a parameter otherwise with "use", and when `num_shards` x
+        `grad_accumulation` does not divide the rows of a batch.
         """
         if gather_at not in ("step", "use"):
             raise ConfigError(f"gather_at={gather_at!r} is unknown: give 'step' or 'use'")
