@@ -28,6 +28,7 @@ def _normalize_jvp(eps, centered, primals, tangents):
 
 
 def _normalize(x: jax.Array, eps: float, centered: bool) -> tuple[jax.Array, jax.Array]:
+    """The normalised `x`, and the factor 1 / sqrt(variance + eps)."""
     if centered:
         x = x - jnp.mean(x, axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)

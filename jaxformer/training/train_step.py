@@ -210,6 +210,7 @@ def _describe(found: Any) -> str:
 
 
 def _check_ema(state: TrainState, ema_decay: float) -> None:
+    """Raises `ConfigError` unless both or neither of the state's average and a decay are given."""
     if state.ema is None and ema_decay > 0:
         raise ConfigError(
             f"ema_decay={ema_decay}, but the state has no average: make it by "

@@ -186,14 +186,17 @@ def _join_keys(plan: _Plan, x: Array) -> Array:
 
 
 def _at(x: Array, i: Array) -> Array:
+    """Block `i` of `x`."""
     return jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False)
 
 
 def _put(x: Array, part: Array, i: Array) -> Array:
+    """`x` with `part` as its block `i`."""
     return jax.lax.dynamic_update_index_in_dim(x, part, i, 0)
 
 
 def _add(x: Array, part: Array, i: Array) -> Array:
+    """`x` with `part` added to its block `i`."""
     return _put(x, _at(x, i) + part, i)
 
 
@@ -259,6 +262,7 @@ def _forward(plan: _Plan, q, k, v, bias, arrays: _MaskArrays):
 
 
 def _product(equation: str, *operands: Array) -> Array:
+    """`jnp.einsum` with sums in float32."""
     return jnp.einsum(equation, *operands, preferred_element_type=jnp.float32)
 
 

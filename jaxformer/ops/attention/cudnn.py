@@ -117,6 +117,7 @@ def cudnn_unsupported_reasons(spec: AttentionSpec, device: DeviceInfo) -> list[s
 
 
 def _mask_reasons(spec: AttentionSpec) -> list[str]:
+    """Why `cudnn` does not support the mask of `spec`."""
     reasons = explicit_mask_reasons(spec)
     if spec.segments:
         reasons.append("does not support segments: packed texts would see each other")
@@ -136,6 +137,7 @@ def _mask_reasons(spec: AttentionSpec) -> list[str]:
 
 
 def _bias_reasons(spec: AttentionSpec) -> list[str]:
+    """Why `cudnn` does not support the bias of `spec`."""
     reasons = []
     if spec.bias and (spec.queries % 2 or spec.keys % 2):
         reasons.append(

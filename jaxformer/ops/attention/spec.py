@@ -43,6 +43,7 @@ class DeviceInfo(NamedTuple):
 
 
 def _default_device() -> Any:
+    """JAX's default device."""
     # The option holds None, a device, or the name of a platform.
     chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
     if isinstance(chosen, jax.Device):
