@@ -1,6 +1,7 @@
 """A prompt at a terminal: one answer for each line."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,12 @@ from jaxformer.errors import ConfigError, DataError
 def is_interactive() -> bool:
     """Whether a person types the input and reads the output."""
     return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def mark(prompt: str) -> str:
+    """`prompt` in bold where standard output is a terminal, so that one sees where it ends."""
+    plain = not prompt or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
+    return prompt if plain else f"\x1b[1m{prompt}\x1b[0m"
 
 
 def answer_lines(what: str, answer: Callable[[str], None]) -> None:

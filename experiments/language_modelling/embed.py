@@ -20,6 +20,7 @@ from experiments.harness.text_io import read_texts
 from experiments.language_modelling.load_run import load_run
 from jaxformer import pipelines
 from jaxformer.pipelines import TextEmbeddings
+from jaxformer.text.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ def main(options: EmbedOptions) -> None:
     found = pipelines.embed(loaded.model, loaded.params, texts, loaded.tokenizer)
     for number, (text, one) in enumerate(zip(texts, found, strict=True), start=1):
         print(f"text {number}: {text} ({len(one.tokens)} tokens)")
-    print("\n".join([*compare_tokens(found), *compare_texts(found)]))
+    print("\n".join([*compare_tokens(found, loaded.tokenizer), *compare_texts(found)]))
     if options.output:
         write(Path(options.output), found)
 
 
-def compare_tokens(found: Sequence[TextEmbeddings]) -> list[str]:
+def compare_tokens(found: Sequence[TextEmbeddings], tokenizer: Tokenizer) -> list[str]:
     """A line for each two places of one token: cosines of its learned and contextual vectors."""
     places = defaultdict(list)
     for text, one in enumerate(found):
@@ -56,14 +57,24 @@ def compare_tokens(found: Sequence[TextEmbeddings]) -> list[str]:
             places[token].append((text, index))
     lines = []
     for token, where in places.items():
+        said = repr(_text_of(token, tokenizer))
         for (a, i), (b, j) in combinations(where, 2):
             learned = cosine(found[a].learned[i], found[b].learned[j])
             contextual = cosine(found[a].contextual[i], found[b].contextual[j])
             lines.append(
-                f"{token!r} in text {a + 1} (token {i + 1}) and text {b + 1} (token {j + 1}): "
+                f"{said} in text {a + 1} (token {i + 1}) and text {b + 1} (token {j + 1}): "
                 f"learned {learned:.3f}, contextual {contextual:.3f}"
             )
     return lines
+
+
+def _text_of(token: str, tokenizer: Tokenizer) -> str:
+    """The token's text, or its name where it is not text, such as a part of a character."""
+    index = tokenizer.id_of(token)
+    text = "" if index is None else tokenizer.decode([index])
+    if token[0] in "Ġ▁" and text != token:  # decoding drops the space before the first word
+        text = " " + text.removeprefix(" ")
+    return token if text == "" or "\ufffd" in text else text
 
 
 def compare_texts(found: Sequence[TextEmbeddings]) -> list[str]:

@@ -66,17 +66,31 @@ def describe_scores(name: str, config: LanguageConfig, found: Likelihood) -> str
     return "\n".join(lines)
 
 
-def prompt_texts(loaded: LoadedRun) -> str:
-    """The run's own prompts, continued or filled in, with a rule between them."""
+def answer_prompts(loaded: LoadedRun) -> list[str]:
+    """What follows each of the run's own prompts: its continuation, or what fills its masks."""
     config = loaded.config
     if config.objective == "masked":
         texts = filled_texts(loaded, config.prompts)
-    else:
-        found = pipelines.complete(
-            loaded.model, loaded.params, config.prompts, loaded.tokenizer, config.sampling
-        )
-        texts = [prompt + best.text for prompt, best in zip(config.prompts, found, strict=True)]
+        return [text[len(prompt) :] for prompt, text in zip(config.prompts, texts, strict=True)]
+    found = pipelines.complete(
+        loaded.model, loaded.params, config.prompts, loaded.tokenizer, config.sampling
+    )
+    return [best.text for best in found]
+
+
+def join_samples(prompts: Sequence[str], answers: Sequence[str]) -> str:
+    """Each prompt and what follows it, with a rule between them."""
+    texts = (prompt + answer for prompt, answer in zip(prompts, answers, strict=True))
     return f"\n{RULE}\n".join(texts)
+
+
+def split_samples(text: str, prompts: Sequence[str]) -> list[str] | None:
+    """The answers in a text of `join_samples`; None if it was made of other prompts."""
+    texts = text.split(f"\n{RULE}\n")
+    pairs = list(zip(prompts, texts, strict=False))
+    if len(texts) != len(prompts) or not all(text.startswith(prompt) for prompt, text in pairs):
+        return None
+    return [text[len(prompt) :] for prompt, text in pairs]
 
 
 def filled_texts(loaded: LoadedRun, texts: Sequence[str], *, count: int = 5) -> list[str]:

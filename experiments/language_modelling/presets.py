@@ -165,6 +165,16 @@ python_stdlib = LanguageConfig(
     prompts=("def __init__(self", "class", "import"),
 )
 
+python_stdlib_masked = replace(
+    python_stdlib,
+    name="python_stdlib_masked",
+    model=replace(python_stdlib.model, num_encoder_layers=4, num_decoder_layers=0),
+    objective="masked",
+    optimizer=replace(python_stdlib.optimizer, total_steps=1_300),
+    training=TrainingConfig(log_every=20, save_every=650, evaluate_every=650),
+    prompts=("for i in <mask>(10):", "    return self.<mask>", "import <mask>"),
+)
+
 shakespeare_char_cpu = LanguageConfig(
     name="shakespeare_char_cpu",
     model=replace(
@@ -289,6 +299,7 @@ bert_tiny = LanguageConfig(
 
 _ALL = (
     python_stdlib,
+    python_stdlib_masked,
     shakespeare_char_cpu,
     shakespeare_char,
     wikitext2,

@@ -3,6 +3,7 @@
 The page is one file that needs no network: scores, curves, samples, an attention view, settings.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from experiments.harness import cli
 from experiments.harness.attention_views import AttentionView, label, stacked
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.report import Sentence, page
-from experiments.harness.text_io import RULE
+from experiments.language_modelling.evaluation import split_samples
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from jaxformer.pipelines.batching import add_special_tokens
 from jaxformer.pipelines.fill_mask import encode_masked
@@ -39,10 +40,18 @@ def main(options: ReportOptions) -> None:
     sentences = [Sentence(text, [attend(loaded, text)]) for text in texts if text.strip()]
     path = folder / "samples" / "prompts.txt"
     told = path.read_text(encoding="utf-8") if path.is_file() else ""
-    samples = {"prompts and what follows": told.split(f"\n{RULE}\n")} if told else {}
+    samples = _samples(told, loaded.config.prompts) if told else {}
     output = Path(options.output or folder / "report.html")
     output.write_text(page(folder, sentences, samples, {}), encoding="utf-8")
     print(f"see {output} ({output.stat().st_size:,} bytes)")
+
+
+def _samples(text: str, prompts: Sequence[str]) -> dict[str, Sequence[str]]:
+    """The columns of the samples; one, if `text` was made of other prompts than the run's."""
+    answers = split_samples(text, prompts)
+    if answers is None:
+        return {"prompts and what follows": [text]}
+    return {"prompt": prompts, "what follows": answers}
 
 
 def attend(loaded: LoadedRun, text: str) -> AttentionView:

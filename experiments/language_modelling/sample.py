@@ -1,7 +1,7 @@
 """Continue text: `python -m experiments.language_modelling.sample --run RUN --prompt "def "`.
 
 The first text is printed while it is made; the others follow it, with a rule between them. Equal
-seeds give equal texts. On a terminal, without a prompt, it asks for one.
+seeds give equal texts. On a terminal the prompt is bold, and without one it asks for it.
 """
 
 import argparse
@@ -86,15 +86,15 @@ def _print(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:
     begun = False
     for number, piece in pieces:
         if not begun:  # what cannot be continued is refused before anything is printed
-            print(prompts[0], end="", flush=True)
+            print(prompting.mark(prompts[0]), end="", flush=True)
             begun = True
         if number == 0:
             print(piece, end="", flush=True)
         else:
             others[number] += piece
-    print("" if begun else prompts[0])
+    print("" if begun else prompting.mark(prompts[0]))
     for prompt, text in list(zip(prompts, others, strict=True))[1:]:
-        print(f"{RULE}\n{prompt}{text}")
+        print(f"{RULE}\n{prompting.mark(prompt)}{text}")
 
 
 if __name__ == "__main__":

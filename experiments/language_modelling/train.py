@@ -28,12 +28,14 @@ from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import peak_of
 from experiments.harness.preemption import asked_to_stop
 from experiments.harness.profiling import profiled
+from experiments.harness.prompting import mark
 from experiments.harness.training_config import record_environment, start_process
 from experiments.language_modelling.evaluation import (
+    answer_prompts,
     custom_metrics,
     describe_scores,
+    join_samples,
     measure,
-    prompt_texts,
     scores_of,
 )
 from experiments.language_modelling.init_from_pretrained import (
@@ -211,11 +213,12 @@ def finish(
         checkpoint_selection.note(folder, chosen.steps, validation_loss=chosen.metric)
     loaded = LoadedRun(config, model, chosen.params, prepared.tokenizer)
     with display.phase("continuing the prompts"):
-        text = prompt_texts(loaded)
-    if text and distributed.is_first():
+        answers = answer_prompts(loaded)
+    if answers and distributed.is_first():
         (folder / "samples").mkdir(exist_ok=True)
+        text = join_samples(config.prompts, answers)
         (folder / "samples" / "prompts.txt").write_text(text, encoding="utf-8")
-        display.say(text)
+        display.say(join_samples([mark(prompt) for prompt in config.prompts], answers))
     name = "validation" if prepared.test is None else "test"
     with display.phase(f"measuring the {name} text"):
         found = measure(loaded, prepared.test or prepared.validation)

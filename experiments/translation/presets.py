@@ -38,8 +38,6 @@ class DataConfig:
     """Files to validate on; without them a part of the training files is set aside."""
     test: Files = Files()
     """Files to score at the end."""
-    source_language: str = "en"
-    """Language code of the source text, for the record."""
     target_language: str = "de"
     """Language code of the target text; it chooses the tokenisation of lower-cased BLEU."""
     tokenizer: Literal["bpe", "words", "characters"] = "bpe"

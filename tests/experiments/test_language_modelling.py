@@ -22,6 +22,7 @@ from experiments.language_modelling import (
     corpus,
     embed,
     evaluate,
+    evaluation,
     fill_mask,
     load_run,
     prepare,
@@ -423,6 +424,14 @@ def test_the_first_text_is_printed_while_it_is_made(monkeypatch, capsys):
     assert capsys.readouterr().out == "\n" + "-" * 20 + "\ncd\n"
 
 
+def test_samples_are_split_as_they_were_joined_unless_the_prompts_are_others():
+    prompts, answers = ("a", "b\n", ""), [" dog", "  1: x", "y"]
+    text = evaluation.join_samples(prompts, answers)
+    assert evaluation.split_samples(text, prompts) == answers
+    assert evaluation.split_samples(text, ("a", "c\n", "")) is None
+    assert evaluation.split_samples(text, prompts[:2]) is None
+
+
 # Masked models
 
 
@@ -454,6 +463,7 @@ def test_a_token_in_two_texts_has_one_learned_and_two_contextual_vectors(masked,
         assert done.code == 0, done.err
         assert "moon' in text 1 (token" in done.out and ": learned 1.000, contextual " in done.out
         assert "text 1 and text 2: mean " in done.out
+        assert "' ' in text 1 (token" in done.out and "Ġ" not in done.out
         with np.load(output) as arrays:
             vectors = {name: [arrays[f"{name}_{i}"][-1] for i in range(2)] for name in KINDS}
             assert arrays["tokens_0"][-1] == arrays["tokens_1"][-1]
@@ -461,6 +471,14 @@ def test_a_token_in_two_texts_has_one_learned_and_two_contextual_vectors(masked,
             assert arrays["mean"].shape == (2, 16)
         np.testing.assert_array_equal(*vectors["learned"])
         assert np.abs(np.subtract(*vectors["contextual"])).max() > 1e-4
+
+
+def test_a_token_is_shown_as_text_and_a_part_of_a_character_by_its_name():
+    tokenizer = tokenizers.train_bpe(["sun moon"] * 7, 280)
+    names = [tokenizer.token(index) for index in tokenizer.encode("a moonü")]
+    assert names == ["Ġ", "a", "Ġmoon", "Ã", "¼"]
+    shown = [embed._text_of(name, tokenizer) for name in names]
+    assert shown == [" ", "a", " moon", "Ã", "¼"], "ü has two bytes"
 
 
 def test_a_run_of_the_other_objective_is_refused_with_the_command_to_use(run, masked):

@@ -34,6 +34,7 @@ TRANSLATION = {
 }
 LANGUAGE = {
     "python_stdlib": (5.73128, 5.49342, 5.47189),
+    "python_stdlib_masked": (4.92595, 5.47871, 5.96312),
     "shakespeare_char_cpu": (5.01836, 5.24078, 5.36122),
     "shakespeare_char": (5.51102, 5.62963, 5.60484),
     "wikitext2": (6.18561, 6.0272, 5.76511),

@@ -43,6 +43,15 @@ def test_each_typed_line_is_answered_and_a_refused_one_does_not_end_it(type_line
     assert said.err == "error: the line is too long\n"
 
 
+def test_a_prompt_is_bold_on_a_terminal_and_plain_elsewhere(monkeypatch):
+    assert prompting.mark("a dog") == "a dog", "pytest's standard output is no terminal"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert prompting.mark("a dog") == "\x1b[1ma dog\x1b[0m" and prompting.mark("") == ""
+    monkeypatch.setenv("TERM", "dumb")
+    assert prompting.mark("a dog") == "a dog"
+
+
 def test_words_that_the_training_text_lacks_are_named_once_in_lower_case(tmp_path):
     (tmp_path / "data").mkdir()
     known_words.write(tmp_path, ["The dog's dog sleeps.", "A dog, 17 birds"])
