@@ -39,7 +39,7 @@ class PlanOptions:
     target: str = "h100"
     """The devices: h100, h100x8, v5e (one chip), v5e:4x4; without a number as many as the mesh."""
     compiler: Compiler = "cpu"
-    """cpu estimates in seconds; tpu and cuda are the targets' own compilers and take minutes."""
+    """The compiler: cpu estimates in seconds; tpu and cuda, the targets' own, take minutes."""
     utilization: float = 0.4
     """Share of the peak FLOP/s that the cpu estimate assumes where arithmetic limits a step."""
     alternatives: bool = False
