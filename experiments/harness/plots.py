@@ -33,7 +33,8 @@ def learning_curves(groups: Mapping[str, Mapping[str, Sequence[Curve]]]) -> "Fig
             steps, values = _aligned(curves)
             color, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
             told = f"{name} ({len(curves)} seeds)" if len(curves) > 1 else name
-            axes.plot(steps, values.mean(axis=0), dash, color=color, label=told)
+            marker = "." if len(steps) < 20 else ""  # one point alone draws no line
+            axes.plot(steps, values.mean(axis=0), dash, color=color, label=told, marker=marker)
             if len(curves) > 1:
                 band = values.min(axis=0), values.max(axis=0)
                 axes.fill_between(steps, *band, color=color, alpha=0.2, linewidth=0)
@@ -81,12 +82,14 @@ def attention_map(
 
 
 def attention_entropy(entropies: Float[np.ndarray, "layers heads"]) -> "Figure":
-    """The entropy of each head's weights in bits, a column of dots for each layer, and its mean."""
+    """The entropy of each head's weights in bits: numbered dots for each layer, and their mean."""
     figure = _figure(5.0, 3.2)
     axes = figure.subplots()
     for head, values in enumerate(entropies.T):
         axes.plot(range(len(values)), values, "o", color=COLORS[0], alpha=0.6)
-        axes.annotate(str(head), (0, values[0]), (-12, -3), textcoords="offset points", fontsize=7)
+        for layer, value in enumerate(values):
+            place = {"xytext": (-12, -3), "textcoords": "offset points"}
+            axes.annotate(str(head), (layer, value), **place, fontsize=7)
     axes.plot(range(len(entropies)), entropies.mean(axis=1), color=COLORS[1], label="mean")
     axes.set(xlabel="layer", ylabel="entropy of attention (bits)", xticks=range(len(entropies)))
     axes.legend(fontsize=8)
@@ -116,6 +119,7 @@ def mask_matrix(mask: Bool[np.ndarray, "T S"]) -> "Figure":
     axes.set_xticks(np.arange(-0.5, mask.shape[1]), minor=True)
     axes.set_yticks(np.arange(-0.5, mask.shape[0]), minor=True)
     axes.grid(which="minor", color="white", linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
     return figure
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from experiments.harness import cli
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.text_io import read_texts
+from experiments.language_modelling.evaluation import token_text
 from experiments.language_modelling.load_run import load_run
 from jaxformer import pipelines
 from jaxformer.pipelines import TextEmbeddings
@@ -57,7 +58,7 @@ def compare_tokens(found: Sequence[TextEmbeddings], tokenizer: Tokenizer) -> lis
             places[token].append((text, index))
     lines = []
     for token, where in places.items():
-        said = repr(_text_of(token, tokenizer))
+        said = repr(token_text(token, tokenizer))
         for (a, i), (b, j) in combinations(where, 2):
             learned = cosine(found[a].learned[i], found[b].learned[j])
             contextual = cosine(found[a].contextual[i], found[b].contextual[j])
@@ -66,15 +67,6 @@ def compare_tokens(found: Sequence[TextEmbeddings], tokenizer: Tokenizer) -> lis
                 f"learned {learned:.3f}, contextual {contextual:.3f}"
             )
     return lines
-
-
-def _text_of(token: str, tokenizer: Tokenizer) -> str:
-    """The token's text, or its name where it is not text, such as a part of a character."""
-    index = tokenizer.id_of(token)
-    text = "" if index is None else tokenizer.decode([index])
-    if token[0] in "Ġ▁" and text != token:  # decoding drops the space before the first word
-        text = " " + text.removeprefix(" ")
-    return token if text == "" or "\ufffd" in text else text
 
 
 def compare_texts(found: Sequence[TextEmbeddings]) -> list[str]:

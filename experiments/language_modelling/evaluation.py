@@ -10,6 +10,7 @@ from experiments.language_modelling.prepare import Encoded
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
 from jaxformer.text.metrics import Likelihood
+from jaxformer.text.tokenizers import Tokenizer
 
 
 def measure(loaded: LoadedRun, text: Encoded, *, stride: int | None = None) -> Likelihood:
@@ -97,11 +98,23 @@ def filled_texts(loaded: LoadedRun, texts: Sequence[str], *, count: int = 5) -> 
     """Each text, and below it a line for each of its masks: the `count` best tokens in percent."""
     found = pipelines.fill_mask(loaded.model, loaded.params, texts, loaded.tokenizer, count=count)
     return [
-        "\n".join([text, *(_mask_line(i, best) for i, best in enumerate(masks, start=1))])
+        "\n".join([text, *(_mask_line(i, best, loaded) for i, best in enumerate(masks, start=1))])
         for text, masks in zip(texts, found, strict=True)
     ]
 
 
-def _mask_line(number: int, candidates: Sequence[pipelines.MaskPrediction]) -> str:
-    found = "  ".join(f"{c.text.strip() or c.token!r} {c.probability:.1%}" for c in candidates)
-    return f"  {number}: {found}"
+def _mask_line(
+    number: int, candidates: Sequence[pipelines.MaskPrediction], loaded: LoadedRun
+) -> str:
+    texts = (token_text(candidate.token, loaded.tokenizer) for candidate in candidates)
+    found = zip(texts, candidates, strict=True)
+    return f"  {number}: " + "  ".join(f"{text!r} {best.probability:.1%}" for text, best in found)
+
+
+def token_text(token: str, tokenizer: Tokenizer) -> str:
+    """The token's text, or its name where it is not text, such as a part of a character."""
+    index = tokenizer.id_of(token)
+    text = "" if index is None else tokenizer.decode([index])
+    if token[0] in "Ġ▁" and text != token:  # decoding drops the space before the first word
+        text = " " + text.removeprefix(" ")
+    return token if text == "" or "\ufffd" in text else text

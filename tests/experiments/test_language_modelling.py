@@ -478,7 +478,7 @@ def test_a_token_is_shown_as_text_and_a_part_of_a_character_by_its_name():
     tokenizer = tokenizers.train_bpe(["sun moon"] * 7, 280)
     names = [tokenizer.token(index) for index in tokenizer.encode("a moonü")]
     assert names == ["Ġ", "a", "Ġmoon", "Ã", "¼"]
-    shown = [embed._text_of(name, tokenizer) for name in names]
+    shown = [evaluation.token_text(name, tokenizer) for name in names]
     assert shown == [" ", "a", " moon", "Ã", "¼"], "ü has two bytes"
 
 

@@ -102,6 +102,11 @@ def test_runs_that_differ_in_seed_and_name_alone_are_one_group(tmp_path):
     assert {6.0, 12.0, 2.0, 4.0} <= set(band[:, 1])
 
 
+def test_a_metric_that_was_logged_once_is_drawn_as_a_point():
+    figure = plots.learning_curves({"x": {"a": [((5,), (2.0,))], "b": [(range(30), range(30))]}})
+    assert [line.get_marker() for line in figure.axes[0].lines] == [".", ""]
+
+
 def test_the_command_writes_the_picture_and_refuses_runs_without_the_metric(tmp_path):
     run = write_run(tmp_path / "a", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], name="a")
     output = tmp_path / "curves.svg"
@@ -134,6 +139,9 @@ def test_masks_and_entropies_are_drawn(rng):
     mask = np.tril(np.ones((5, 7), bool))
     np.testing.assert_array_equal(plots.mask_matrix(mask).axes[0].images[0].get_array(), mask)
     entropies = rng.random((3, 4))
-    lines = plots.attention_entropy(entropies).axes[0].lines
+    axes = plots.attention_entropy(entropies).axes[0]
+    places = {(text.get_text(), *text.xy) for text in axes.texts}
+    assert places == {(str(h), i, entropies[i, h]) for i in range(3) for h in range(4)}
+    lines = axes.lines
     np.testing.assert_array_equal(lines[2].get_ydata(), entropies[:, 2])
     np.testing.assert_allclose(lines[-1].get_ydata(), entropies.mean(axis=1))
