@@ -172,7 +172,7 @@ def test_encoder_layer_is_our_block(torch, assert_equal, placement, bias, name):
     future, padding = theirs_of(torch, mask)
     expected = module(torch.tensor(x), src_mask=future, src_key_padding_mask=padding)
     sizes = config(norm_placement=placement, use_bias=bias, activation="gelu" if bias else "relu")
-    found, _ = Block(sizes).apply({"params": params}, x, mask, positions=np.arange(7))
+    found, _ = Block(sizes).apply({"params": params}, x, mask)
     assert_equal(found, expected.detach())
 
 
@@ -196,8 +196,8 @@ def test_decoder_layer_is_our_block_with_cross_attention(torch, assert_equal, pl
 
     def run(block, x):
         kv = block.cross_attention.keys_values(memory)
-        facts = {"encoder_kv": kv, "encoder_mask": AttentionMask(padding_mask=VALID)}
-        return block(x, AttentionMask(causal=True), positions=np.arange(6), **facts)[0]
+        settings = {"encoder_kv": kv, "encoder_mask": AttentionMask(padding_mask=VALID)}
+        return block(x, AttentionMask(causal=True), **settings)[0]
 
     block = Block(config(norm_placement=placement), cross=True)
     assert_equal(block.apply({"params": params}, x, method=run), expected.detach())

@@ -286,9 +286,9 @@ def test_special_tokens_that_would_be_shown_are_not_our_own(bpe, bare, tmp_path)
         and tokenizers.require_standard_ids(bare) is bare
     )
     bpe.save(tmp_path / "shown.json")
-    facts = json.loads((tmp_path / "shown.json").read_text())
-    facts["added_tokens"][EOS]["special"] = False
-    (tmp_path / "shown.json").write_text(json.dumps(facts))
+    tokenizer = json.loads((tmp_path / "shown.json").read_text())
+    tokenizer["added_tokens"][EOS]["special"] = False
+    (tmp_path / "shown.json").write_text(json.dumps(tokenizer))
     with pytest.raises(DataError, match="ids 0 to 3 must be the special tokens"):
         tokenizers.load_standard(tmp_path / "shown.json")
 
