@@ -27,6 +27,7 @@ from experiments.benchmarks.subprocesses import Case, MakeCase
 from experiments.benchmarks.train_cases import GPTWork, TranslationWork, jax_step
 from experiments.harness import cli
 from experiments.harness.planning import peak_of
+from experiments.harness.training_config import Remat
 from jaxformer import optional_dependencies
 from jaxformer.config import TRANSFORMER_BASE, TRANSFORMER_BIG, TransformerConfig
 from jaxformer.distributed import single
@@ -136,9 +137,10 @@ def tables(small: bool, folder: Path) -> dict[str, dict[str, MakeCase]]:
     pairs = TranslationWork(
         model=TRANSFORMER_BASE, optimizer=ADAMW, batch_size=1_024, seq_len=32, attention_fn="auto"
     )
+    rematerialised: dict[Remat, tuple[int, ...]] = {"none": (24, 16, 8), "blocks": (64, 32, 16)}
     big = [
         replace(gpt, model=GPT_1_3B, grad_accumulation=1, remat=remat, batch_size=size)
-        for remat, sizes in (("none", (24, 16, 8)), ("blocks", (64, 32, 16)))
+        for remat, sizes in rematerialised.items()
         for size in sizes
     ]
     base, large = (
@@ -146,7 +148,7 @@ def tables(small: bool, folder: Path) -> dict[str, dict[str, MakeCase]]:
         for model in (TRANSFORMER_BASE, TRANSFORMER_BIG)
     )
     plain = replace(gpt, attention_fn="reference")
-    steps = {
+    steps: dict[str, dict[str, GPTWork | TranslationWork]] = {
         "gpt_124m": {"auto": gpt, "reference": plain},
         "gpt_1_3b": {f"{one.batch_size} sequences, remat {one.remat}": one for one in big},
         "translation": {"base": base, "big": large},

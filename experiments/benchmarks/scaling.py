@@ -30,8 +30,15 @@ from jaxformer.training.optimizer import OptimizerConfig
 
 
 def _small(model: TransformerConfig, d_model: int, num_heads: int) -> TransformerConfig:
-    sizes = {"d_model": d_model, "d_ff": 4 * d_model, "num_heads": num_heads, "vocab_size": 1_024}
-    return replace(model, **sizes, dropout_rate=0.0, attention_dropout_rate=0.0)
+    return replace(
+        model,
+        d_model=d_model,
+        d_ff=4 * d_model,
+        num_heads=num_heads,
+        vocab_size=1_024,
+        dropout_rate=0.0,
+        attention_dropout_rate=0.0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

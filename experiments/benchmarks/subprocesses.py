@@ -65,7 +65,9 @@ def compare(
     later raises `RuntimeError`.
     """
     groups = [makes] if timing.interleaved else [{name: make} for name, make in makes.items()]
-    costs, metadata, missing = {}, {}, {}
+    costs: dict[str, list[Cost]] = {}
+    metadata: dict[str, dict[str, Any]] = {}
+    missing: dict[str, str] = {}
     for group in groups:
         with contextlib.ExitStack() as stack:
             measures: dict[str, Measure] = {}

@@ -145,15 +145,17 @@ def assemble(
 ) -> tuple[Callable[[], TrainState], CountedJit, int]:
     """Returns what makes jaxformer's first state, its training step, and the step's FLOPs."""
     size, length = work.batch_size, work.seq_len
+    tokens = np.zeros((2, length), np.int32)
+    model: DecoderOnly | EncoderDecoder
     if isinstance(work, GPTWork):
-        model = build_model(DecoderOnly, work.model, work.training())
-        loss, flops = causal_loss(model), causal_flops(work.model, size, length)
-        inputs = (np.zeros((2, length), np.int32),)
+        model = decoder = build_model(DecoderOnly, work.model, work.training())
+        loss, flops = causal_loss(decoder), causal_flops(work.model, size, length)
+        inputs = [tokens]
     else:
-        model = build_model(EncoderDecoder, work.model, work.training())
-        loss = seq2seq_loss(model, pad=PAD, label_smoothing=work.label_smoothing)
+        model = translator = build_model(EncoderDecoder, work.model, work.training())
+        loss = seq2seq_loss(translator, pad=PAD, label_smoothing=work.label_smoothing)
         flops = seq2seq_flops(work.model, size, length, length)
-        inputs = (np.zeros((2, length), np.int32),) * 2
+        inputs = [tokens, tokens]
     optimizer = make_optimizer(work.optimizer)
 
     def make_state() -> TrainState:

@@ -88,8 +88,9 @@ def attention_entropy(entropies: Float[np.ndarray, "layers heads"]) -> "Figure":
     for head, values in enumerate(entropies.T):
         axes.plot(range(len(values)), values, "o", color=COLORS[0], alpha=0.6)
         for layer, value in enumerate(values):
-            place = {"xytext": (-12, -3), "textcoords": "offset points"}
-            axes.annotate(str(head), (layer, value), **place, fontsize=7)
+            axes.annotate(
+                str(head), (layer, value), xytext=(-12, -3), textcoords="offset points", fontsize=7
+            )
     axes.plot(range(len(entropies)), entropies.mean(axis=1), color=COLORS[1], label="mean")
     axes.set(xlabel="layer", ylabel="entropy of attention (bits)", xticks=range(len(entropies)))
     axes.legend(fontsize=8)

@@ -1,5 +1,6 @@
 """What a finished translation run tells: its scores, what the model can, and what is next."""
 
+import textwrap
 from pathlib import Path
 
 from experiments.harness.closing import closing
@@ -29,8 +30,9 @@ def describe_run(folder: Path, name: str, text: Text, scores: dict) -> str:
 def _abilities(words: list[str]) -> str:
     longer = [word for word in words if len(word) > 3]
     some = ", ".join(longer[10 : 10 + 40 * 6 : 40])
-    return (
-        "The model translates sentences like those of its training text, such as the three above.\n"
-        f"It knows the {len(words):,} words of that text ({some}, ...). A sentence with other\n"
-        "words, or built in another way, comes out as nonsense."
+    return textwrap.fill(
+        "The model translates sentences like those of its training text, such as the three above. "
+        f"It knows the {len(words):,} words of that text ({some}, ...). A sentence with other "
+        "words, or built in another way, comes out as nonsense.",
+        width=80,
     )

@@ -138,7 +138,7 @@ class GatheredAtUse(struct.PyTreeNode, nn.meta.AxisMetadata[jax.Array]):
         """The whole parameter, rounded to `dtype`."""
         return _gather_at_use(self.part, self.spec, self.dtype)
 
-    def replace_boxed(self, val: jax.Array) -> "GatheredAtUse":
+    def replace_boxed(self, val: Any) -> Any:
         """A box like this one with the part `val`."""
         return self.replace(part=val)
 

@@ -165,8 +165,9 @@ class Stack(nn.Module):
         if not self.config.scan_layers:
             found = []
             for i, block in enumerate(self.blocks):
-                inputs = _nth(layers, i), _nth(encoder_kv, i), dropout_rng
-                x, layer = apply_block(block, x, inputs)
+                x, layer = apply_block(
+                    block, x, (_nth(layers, i), _nth(encoder_kv, i), dropout_rng)
+                )
                 found.append(layer)
             return x, tuple(found)
         paths = tuple("/".join((*self.path, f"blocks_{i}")) for i in range(self.num_layers))

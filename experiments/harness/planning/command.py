@@ -118,8 +118,9 @@ def plan(config: Any, training: PlannedTraining) -> None:
     print(f"compiler            {_version(config.compiler)}", flush=True)
     if config.compiler == "cpu":
         start_devices(count)
-        step, _ = compile_config(config, training)
-        _print_estimate(config, training, step, target, count)
+        estimated, _ = compile_config(config, training)
+        _print_estimate(config, training, estimated, target, count)
+        step: CompiledStep | None = estimated
     else:
         step = _compile_for(config, training, target, count)
     if step is None:

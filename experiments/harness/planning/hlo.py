@@ -210,7 +210,8 @@ def group_size(text: str) -> int:
 
 def _computations(text: str) -> Iterator[tuple[str, bool, list[str]]]:
     """(name, whether it is the entry, lines); a line that goes on is joined to its beginning."""
-    name, is_entry, lines = "", False, []
+    name, is_entry = "", False
+    lines: list[str] = []
     for line in text.splitlines():
         head = _HEAD.match(line)
         if head:

@@ -60,8 +60,8 @@ def step_time(program: Program, accelerator: str, specs: Sequence[AttentionSpec]
             passes = math.log2(max(max(each.shapes[0].sizes, default=2), 2))
             sort += times * moved * passes / figures.bandwidth
     waits = {True: 0.0, False: 0.0}
-    for each in counting.collectives(program):
-        waits[each.asynchronous] += each.sent / core.link
+    for collective in counting.collectives(program):
+        waits[collective.asynchronous] += collective.sent / core.link
     kernels = sum(counting.cycles(program).values()) / core.clock
     return StepTime(kernels, attention, sort, waits[False], waits[True])
 

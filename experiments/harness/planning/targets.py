@@ -40,7 +40,7 @@ class Target(NamedTuple):
     """
 
     accelerator: str
-    count: int
+    count: int  # type: ignore[assignment]  # hides `tuple.count`
     topology: str
 
     def devices_of(self, mesh_size: int, strategy: str) -> int:

@@ -103,9 +103,10 @@ def make_plan(spec: AttentionSpec, scale: float, interpret: bool) -> Plan:
     longest, shortest = (64, 32) if spec.dtype == "float32" else (128, 32)
     long = tuple(min(longest, _power_of_two(length)) for length in lengths)
     short = tuple(min(shortest, _power_of_two(length)) for length in lengths)
-    padded = (-(-length // size) * size for length, size in zip(lengths, long, strict=True))
+    queries, keys = (-(-length // size) * size for length, size in zip(lengths, long, strict=True))
     return Plan(
-        *padded,
+        queries=queries,
+        keys=keys,
         group=spec.heads // spec.kv_heads,
         scale=scale,
         causal=spec.causal,

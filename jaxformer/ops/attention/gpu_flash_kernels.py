@@ -239,7 +239,7 @@ def call_kernel(
 
     `outputs` has for each result its shape and its blocks, a `BlockSpec`.
     """
-    blocks, batch, all_heads = inputs.bounds.shape[1], *inputs.q.shape[::2][:2]
+    blocks, (batch, _, all_heads, _) = inputs.bounds.shape[1], inputs.q.shape
     shapes, specs = zip(*outputs, strict=True)
     return pl.pallas_call(
         partial(kernel, plan),
