@@ -544,7 +544,8 @@ def test_preparing_again_with_other_settings_replaces_what_was_prepared(text, tm
     words = call(prepare, settings(text, tmp_path, more="--data.tokenizer words"))
     assert first.code == words.code == 0
     assert f"vocabulary {len(WORDS) * 2 + 4}, " in words.out
-    assert call(prepare, settings(text, tmp_path)).out == first.out
+    again = call(prepare, settings(text, tmp_path))
+    assert without_phases(again.out) == without_phases(first.out)
 
 
 def test_other_training_text_makes_another_tokenizer_for_all_parts(text, tmp_path):
@@ -553,7 +554,7 @@ def test_other_training_text_makes_another_tokenizer_for_all_parts(text, tmp_pat
     done = call(prepare, other)
     assert done.code == 0 and "train: 1 documents" in done.out
     alone = call(prepare, other | {"--name": "alone"}).out
-    assert alone.replace("alone", "tiny") == done.out
+    assert without_phases(alone).replace("alone", "tiny") == without_phases(done.out)
 
 
 @pytest.fixture
