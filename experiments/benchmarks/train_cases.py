@@ -17,7 +17,7 @@ import numpy as np
 from experiments.benchmarks.environment import load_torch, torch_metadata
 from experiments.benchmarks.subprocesses import Case
 from experiments.harness import run_folder
-from experiments.harness.build import build_model
+from experiments.harness.build import build_model, init_params
 from experiments.harness.planning import causal_flops, peak_of, seq2seq_flops
 from experiments.harness.training_config import Remat, TrainingConfig
 from experiments.language_modelling.presets import shakespeare_char_cpu
@@ -159,7 +159,7 @@ def assemble(
     optimizer = make_optimizer(work.optimizer)
 
     def make_state() -> TrainState:
-        params = model.init(jax.random.key(0), *inputs)["params"]
+        params = init_params(model, jax.random.key(0), *inputs)
         return init_train_state(params, optimizer, jax.random.key(1))
 
     step = devices.step(loss, optimizer, grad_accumulation=work.grad_accumulation)

@@ -4,7 +4,6 @@ Prints how similar the vectors of a token are in its different places, and how s
 are. `--output` keeps all vectors in a NumPy file.
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,5 +96,4 @@ def write(path: Path, found: Sequence[TextEmbeddings]) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": EmbedOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": EmbedOptions()}, __doc__)

@@ -4,7 +4,6 @@ Each text is printed, and below it the best tokens for each of its masks. On a t
 text, it asks for one.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,5 +49,4 @@ def main(options: FillMaskOptions) -> None:
 
 
 if __name__ == "__main__":
-    options = {"default": FillMaskOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": FillMaskOptions()}, __doc__)

@@ -4,7 +4,6 @@ The same command again resumes. Everything is kept in runs/language_modelling/NA
 """
 
 import json
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -234,8 +233,4 @@ def finish(
 
 
 if __name__ == "__main__":
-    sys.exit(
-        cli.run(
-            lambda: main(cli.parse(PRESETS, description=__doc__, experiment="language_modelling"))
-        )
-    )
+    cli.start(main, PRESETS, __doc__, experiment="language_modelling")

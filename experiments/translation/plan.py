@@ -4,7 +4,6 @@ Compiles the step without text, weights or devices. The options are those of `tr
 h100x8 or v5e:4x4. --compiler cpu estimates; tpu and cuda are the targets' own compilers.
 """
 
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,5 +64,4 @@ TRAINING = PlannedTraining(
 )
 
 if __name__ == "__main__":
-    presets = with_options(PRESETS, TranslationPlan)
-    sys.exit(cli.run(lambda: main(cli.parse(presets, description=__doc__))))
+    cli.start(main, with_options(PRESETS, TranslationPlan), __doc__)

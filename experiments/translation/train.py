@@ -4,7 +4,6 @@ The same command again resumes. Everything is kept in runs/translation/NAME.
 """
 
 import json
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -243,6 +242,4 @@ def flops_of(sizes: TransformerConfig, batch: PairBatch) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(
-        cli.run(lambda: main(cli.parse(PRESETS, description=__doc__, experiment="translation")))
-    )
+    cli.start(main, PRESETS, __doc__, experiment="translation")

@@ -108,5 +108,4 @@ def _format(number: int, hypotheses: list[Translation], options: TranslateOption
 
 
 if __name__ == "__main__":
-    options = {"default": TranslateOptions()}
-    sys.exit(cli.run(lambda: main(cli.parse(options, description=__doc__))))
+    cli.start(main, {"default": TranslateOptions()}, __doc__)
