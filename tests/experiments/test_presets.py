@@ -42,14 +42,7 @@ LANGUAGE = {
     "bert_base": (7.31702, 8.59928, 8.80733),
     "bert_tiny": (4.31182, 5.00578, 5.11659),
 }
-QUICK = (
-    "grammar",
-    "multi30k_tiny",
-    "wmt14_base",
-    "python_stdlib",
-    "shakespeare_char_cpu",
-    "bert_base",
-)
+QUICK = ("grammar", "python_stdlib", "shakespeare_char_cpu", "bert_base")
 
 
 def cases(presets):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 from jaxformer.config import TransformerConfig
@@ -21,6 +22,7 @@ CONFIG = TransformerConfig(
 )
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_trains_inside_nnx_with_the_same_logits(rng, assert_equal):
     source = rng.integers(1, 13, (3, 7))
     target = rng.integers(1, 13, (3, 5))

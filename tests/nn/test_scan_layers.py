@@ -90,10 +90,10 @@ def assert_close(given, expected):
     ("kind", "block"),
     [
         (EncoderDecoder, REMAT["blocks"]),
-        (MaskedLanguageModel, Block),
-        (DecoderOnly, Block),
-        (DecoderOnly, REMAT["matmuls"]),
         (DecoderOnly, OwnBlock),
+        pytest.param(MaskedLanguageModel, Block, marks=pytest.mark.slow),
+        pytest.param(DecoderOnly, Block, marks=pytest.mark.slow),
+        pytest.param(DecoderOnly, REMAT["matmuls"], marks=pytest.mark.slow),
     ],
 )
 def test_value_and_gradient_are_those_of_a_list_of_blocks_with_dropout(kind, block, random_params):
@@ -153,7 +153,7 @@ def searched(model, params):
     return found.tokens, found.scores
 
 
-@pytest.mark.parametrize("in_int8", [False, True])
+@pytest.mark.parametrize("in_int8", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_beam_search_finds_the_same_tokens(in_int8, random_params, assert_equal):
     found = []
     params = random_params(EncoderDecoder(LISTED), TOKENS, TOKENS)
@@ -179,7 +179,10 @@ def test_recorded_attention_weights_are_those_of_a_list_of_blocks(random_params,
     jax.tree.map(assert_equal, scanned, listed["intermediates"])
 
 
-@pytest.mark.parametrize("name", ["adam", "muon", "adafactor"])
+@pytest.mark.parametrize(
+    "name",
+    ["muon", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adam", "adafactor"))],
+)
 def test_an_optimizer_makes_the_same_updates(name, random_params):
     params = random_params(DecoderOnly(GPT), TOKENS)
     config = OptimizerConfig(

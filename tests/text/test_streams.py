@@ -289,7 +289,7 @@ print(opened[1] - before[1], most)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
-@pytest.mark.parametrize("separate", ["apart", "together"])
+@pytest.mark.parametrize("separate", [pytest.param("apart", marks=pytest.mark.slow), "together"])
 def test_two_gigabytes_of_ids_need_no_more_memory_than_two_megabytes(tmp_path, separate):
     most = []
     for total in (1_000_003, 1_000_000_007):
