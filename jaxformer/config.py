@@ -154,6 +154,8 @@ class TransformerConfig:
     """Dropout on the attention weights."""
     activation_dropout_rate: float = 0.0
     """Dropout on the hidden layer of the feed-forward network."""
+    word_dropout_rate: float = 0.0
+    """Dropout of the whole embeddings of source and target tokens (Sennrich et al. 2016, WMT16)."""
     initializer: Literal["xavier", "normal", "scaled_normal"] = "xavier"
     """Matrices start Glorot-uniform, normal with deviation 0.02, or normal with the projections
     into the residual divided by the square root of their number (GPT-2)."""
@@ -168,6 +170,7 @@ class TransformerConfig:
         check_choices(self)
         _check_sizes(self)
         check_fraction(self, "dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
+        check_fraction(self, "word_dropout_rate")
         if self.ties_inputs and self.source_vocab_size not in (None, self.vocab_size):
             raise ConfigError(
                 f"tied_embeddings={self.tied_embeddings!r} needs one vocabulary, but "

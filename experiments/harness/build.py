@@ -5,6 +5,7 @@ sampled, planned, fine-tuned and exported with what it was trained with.
 """
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -130,8 +131,21 @@ def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
 
 
 def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
-    """What makes the loss of a model: the function that `training` names, or `default`."""
-    return resolve(training.loss, "loss") if training.loss else default
+    """What makes the loss of a model: the function that `training` names, or `default`.
+
+    It gets `z_loss` and `r_drop` where they are not 0. Raises `ConfigError` where it takes none.
+    """
+    make_loss = resolve(training.loss, "loss") if training.loss else default
+    options = {name: getattr(training, name) for name in ("z_loss", "r_drop")}
+    options = {name: value for name, value in options.items() if value}
+    parameters = inspect.signature(make_loss).parameters
+    for name, value in options.items():
+        if name not in parameters:
+            raise ConfigError(
+                f"{name}={value} was given, but the loss {make_loss.__name__} has no argument "
+                f"{name}: leave out --training.{name}, or use another loss"
+            )
+    return partial(make_loss, **options) if options else make_loss
 
 
 def loss_sums(

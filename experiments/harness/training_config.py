@@ -53,6 +53,10 @@ class TrainingConfig:
     """Your own position scheme as package.module:name; it replaces that of --model.positions."""
     loss: str = ""
     """Your own loss to train with as package.module:name; empty: the experiment's own."""
+    z_loss: float = 0.0
+    """Weight of log(Z)^2 of each token's softmax in the loss (PaLM: 1e-4); 0 disables it."""
+    r_drop: float = 0.0
+    """Weight of R-Drop's divergence between two passes with dropout (1 to 5); 0: one pass."""
     remat: Remat = "none"
     """What the backward pass computes again to save memory; blocks saves the most."""
     gather_at: GatherAt = "step"
@@ -63,7 +67,7 @@ class TrainingConfig:
     def __post_init__(self):
         check_choices(self)
         check_at_least(self, 1, "grad_accumulation", "average_checkpoints")
-        check_at_least(self, 0, "loss_chunk")
+        check_at_least(self, 0, "loss_chunk", "z_loss", "r_drop")
         check_fraction(self, "ema_decay")
         _check_name(self, "attention_fn", (*ATTENTION_FNS, "auto"))
         if self.block and self.remat != "none":

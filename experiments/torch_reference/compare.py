@@ -125,7 +125,7 @@ def _relative(values: list[float], others: list[float]) -> list[float]:
 def _without_dropout(prepared: Prepared) -> Prepared:
     """Dropout draws different random numbers in the two libraries, so it is switched off."""
     rates: dict[str, Any] = {
-        f"{kind}dropout_rate": 0.0 for kind in ("", "attention_", "activation_")
+        f"{kind}dropout_rate": 0.0 for kind in ("", "attention_", "activation_", "word_")
     }
     return prepared._replace(model=replace(prepared.model, **rates))
 

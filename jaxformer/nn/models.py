@@ -18,7 +18,7 @@ from jaxformer.nn.positions import MakePositionScheme
 from jaxformer.nn.stack import Stack
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import store
-from jaxformer.ops.dropout import DropoutRng
+from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask
 
 
@@ -34,6 +34,17 @@ class Model(nn.Module):
         """A stack of `num_layers` blocks, made of the values that the model was given."""
         parts = self.attention_fn, self.block, self.position_scheme
         return Stack(self.config, num_layers, cross, *parts)
+
+    def embed(
+        self,
+        embedding: Embedding,
+        ids: Int[AnyArray, "B T"],
+        dropout_rng: DropoutRng | None,
+        side: str = "target",
+    ) -> Float[Array, "B T D"]:
+        """The vectors of `ids`, some of them zero with word dropout; `side` has its own masks."""
+        name = "/".join((*self.path, f"{side}_words"))
+        return Dropout(dropout_rng, name, self.config.word_dropout_rate).vectors(embedding(ids))
 
 
 class DecodingModel(Model):
@@ -113,7 +124,7 @@ class EncoderDecoder(DecodingModel):
         """The decoder's output, from which `lm_head` makes the logits of `__call__`."""
         encoded = self.encode(source, padding_mask, dropout_rng=dropout_rng)
         x, _ = self.decoder(
-            self.embedding(target),
+            self.embed(self.embedding, target, dropout_rng),
             AttentionMask(causal=True),
             encoder_kv=self.decoder.encoder_keys_values(encoded),
             encoder_mask=AttentionMask(padding_mask=padding_mask),
@@ -129,9 +140,10 @@ class EncoderDecoder(DecodingModel):
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B S D"]:
         """The encoder's output for `source`."""
-        embed = self.embedding if self.config.ties_inputs else self.source_embedding
+        embedding = self.embedding if self.config.ties_inputs else self.source_embedding
+        x = self.embed(embedding, source, dropout_rng, "source")
         mask = AttentionMask(padding_mask=padding_mask)
-        encoded, _ = self.encoder(embed(source), mask, dropout_rng=dropout_rng)
+        encoded, _ = self.encoder(x, mask, dropout_rng=dropout_rng)
         return encoded
 
     def init_cache(
@@ -180,9 +192,8 @@ class DecoderOnly(DecodingModel):
     ) -> Float[Array, "B T D"]:
         """The decoder's output, from which `lm_head` makes the logits of `__call__`."""
         mask = AttentionMask(causal=True, query_segments=segments, key_segments=segments)
-        x, _ = self.decoder(
-            self.embedding(tokens), mask, positions=positions, dropout_rng=dropout_rng
-        )
+        x = self.embed(self.embedding, tokens, dropout_rng)
+        x, _ = self.decoder(x, mask, positions=positions, dropout_rng=dropout_rng)
         return x
 
     def pooled(
@@ -249,7 +260,7 @@ class EncoderOnly(Model):
 
         `token_type_ids` (which of two sentences a token belongs to) default to 0.
         """
-        x = self.embedding(tokens)
+        x = self.embed(self.embedding, tokens, dropout_rng)
         if self.config.num_token_types:
             types = jnp.zeros_like(tokens) if token_type_ids is None else token_type_ids
             x = x + self.type_embedding(types)

@@ -186,7 +186,11 @@ class Stack(nn.Module):
     def _check_rngs(self) -> None:
         config = self.config
         rates = config.dropout_rate, config.attention_dropout_rate, config.activation_dropout_rate
-        if any(rates) and self.has_rng("dropout") and not self.is_initializing():
+        if (
+            any((*rates, config.word_dropout_rate))
+            and self.has_rng("dropout")
+            and not self.is_initializing()
+        ):
             raise ValueError(
                 'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
                 "give dropout_rng=DropoutRng.create(key, example_ids), or a config whose dropout "

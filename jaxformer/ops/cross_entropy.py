@@ -14,13 +14,16 @@ def cross_entropy(
     labels: Int[Array, "*shape"],
     loss_mask: Bool[Array, "*shape"],
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The sum of -sum_v q(v) log p(v) in nats where `loss_mask` is True, and the number of these.
 
     Both are float32. q gives 1 - `label_smoothing` to the label and spreads `label_smoothing`
-    evenly over all V (Szegedy et al. 2016; Vaswani et al. 2017, section 5.4).
+    evenly over all V (Szegedy et al. 2016; Vaswani et al. 2017, section 5.4). `z_loss` times
+    log(Z)^2 is added for each token, where Z is the sum of exp(logits) (Chowdhery et al. 2022,
+    section 5).
     """
-    nats = _cross_entropy(logits, labels, label_smoothing)
+    nats = _cross_entropy(logits, labels, label_smoothing, z_loss)
     return jnp.sum(jnp.where(loss_mask, nats, 0.0)), jnp.sum(loss_mask, dtype=jnp.float32)
 
 
@@ -30,6 +33,7 @@ def chunked_cross_entropy(
     labels: Int[Array, "*shape"],
     loss_mask: Bool[Array, "*shape"],
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
     *,
     chunk: int,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -47,7 +51,7 @@ def chunked_cross_entropy(
     chunks = [split(leaf) for leaf in flat]
     # A new function each time: JAX compares functions, and `lm_head` may equal one of other arrays.
     head, params = jax.closure_convert(lambda hidden: lm_head(hidden), chunks[0][0])
-    nats: jax.Array = _chunked(head, label_smoothing, params, *chunks)
+    nats: jax.Array = _chunked(head, (label_smoothing, z_loss), params, *chunks)
     return nats, jnp.sum(loss_mask, dtype=jnp.float32)
 
 
@@ -55,26 +59,42 @@ def token_log_probs(
     logits: Float[Array, "*shape V"], labels: Int[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
     """The log-probability in nats of each of `labels` under `logits`; float32."""
-    return -_cross_entropy(logits, labels, 0.0)
+    return -_cross_entropy(logits, labels, 0.0, 0.0)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float) -> jax.Array:
-    return _nats(logits, labels, label_smoothing)[0]
+def symmetric_kl(
+    logits: Float[Array, "*shape V"],
+    others: Float[Array, "*shape V"],
+    loss_mask: Bool[Array, "*shape"],
+) -> Float[Array, ""]:
+    """The sum of (KL(p || q) + KL(q || p)) / 2 in nats where `loss_mask` is True; float32.
+
+    p and q are the distributions of `logits` and of `others`.
+    """
+    p, q = (jax.nn.log_softmax(x.astype(jnp.float32)) for x in (logits, others))
+    nats = 0.5 * jnp.sum((jnp.exp(p) - jnp.exp(q)) * (p - q), axis=-1)
+    return jnp.sum(jnp.where(loss_mask, nats, 0.0))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _cross_entropy(
+    logits: jax.Array, labels: jax.Array, label_smoothing: float, z_loss: float
+) -> jax.Array:
+    return _nats(logits, labels, label_smoothing, z_loss)[0]
 
 
 @_cross_entropy.defjvp
-def _cross_entropy_jvp(label_smoothing, primals, tangents):
+def _cross_entropy_jvp(label_smoothing, z_loss, primals, tangents):
     # The automatic derivative scatters into a second array [..., V]. exp(logits - maximum) is
     # computed again: if the forward pass shared it, it would be kept in memory, in float32.
     logits, labels = primals
-    nats, normalizer = _nats(logits, labels, label_smoothing)
-    slope = _slope(logits, labels, normalizer, label_smoothing)
+    nats, normalizer = _nats(logits, labels, label_smoothing, z_loss)
+    slope = _slope(logits, labels, normalizer, label_smoothing, z_loss)
     return nats, jnp.sum(slope * tangents[0].astype(jnp.float32), axis=-1)
 
 
 def _nats(
-    logits: jax.Array, labels: jax.Array, label_smoothing: float
+    logits: jax.Array, labels: jax.Array, label_smoothing: float, z_loss: float
 ) -> tuple[jax.Array, jax.Array]:
     """The cross-entropy [...] of `logits` [..., V] in nats, and their logsumexp [...]; float32."""
     label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
@@ -83,15 +103,26 @@ def _nats(
     nats = normalizer - (1.0 - label_smoothing) * label.astype(jnp.float32)
     if label_smoothing:
         nats -= label_smoothing * jnp.mean(logits, axis=-1)
+    if z_loss:
+        nats += z_loss * jnp.square(normalizer)
     return nats, normalizer
 
 
 def _slope(
-    logits: jax.Array, labels: jax.Array, normalizer: jax.Array, label_smoothing: float
+    logits: jax.Array,
+    labels: jax.Array,
+    normalizer: jax.Array,
+    label_smoothing: float,
+    z_loss: float,
 ) -> jax.Array:
-    """The derivative p - q [..., V] of the cross-entropy by its logits; float32."""
+    """The derivative p - q [..., V] of the cross-entropy by its logits; float32.
+
+    With `z_loss` it is (1 + 2 z_loss log(Z)) p - q.
+    """
     size = logits.shape[-1]
     p = jnp.exp(logits.astype(jnp.float32) - normalizer[..., None])
+    if z_loss:
+        p = p * (1.0 + 2.0 * z_loss * normalizer[..., None])
     hit = labels[..., None] == jax.lax.broadcasted_iota(labels.dtype, p.shape, p.ndim - 1)
     return p - jnp.where(
         hit, 1.0 - label_smoothing + label_smoothing / size, label_smoothing / size
@@ -107,29 +138,32 @@ def _split(leaf: jax.Array, *, count: int, size: int) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _chunked(
     head: Callable[..., jax.Array],
-    label_smoothing: float,
+    terms: tuple[float, float],
     params: Any,
     hidden: jax.Array,
     labels: jax.Array,
     loss_mask: jax.Array,
 ) -> jax.Array:
-    """The sum of the cross-entropy over all chunks: the first axis of the last three arguments."""
+    """The sum of the cross-entropy over all chunks: the first axis of the last three arguments.
+
+    `terms` are label_smoothing and z_loss.
+    """
 
     def add(total, chunk):
         hidden, labels, loss_mask = chunk
         logits = head(hidden, *params)
-        return total + cross_entropy(logits, labels, loss_mask, label_smoothing)[0], None
+        return total + cross_entropy(logits, labels, loss_mask, *terms)[0], None
 
     return jax.lax.scan(add, jnp.zeros(()), (hidden, labels, loss_mask))[0]
 
 
-def _chunked_forward(head, label_smoothing, params, hidden, labels, loss_mask):
+def _chunked_forward(head, terms, params, hidden, labels, loss_mask):
     def add(sums, chunk):
         hidden, labels, loss_mask = chunk
 
         def total(params, hidden):
             logits = head(hidden, *params)
-            return cross_entropy(logits, labels, loss_mask, label_smoothing)[0]
+            return cross_entropy(logits, labels, loss_mask, *terms)[0]
 
         nats, (grads, slope) = jax.value_and_grad(total, argnums=(0, 1))(params, hidden)
         return jax.tree.map(jnp.add, sums, (nats, grads)), slope
@@ -139,7 +173,7 @@ def _chunked_forward(head, label_smoothing, params, hidden, labels, loss_mask):
     return nats, (grads, slope)
 
 
-def _chunked_backward(head, label_smoothing, slopes, cotangent):
+def _chunked_backward(head, terms, slopes, cotangent):
     scaled = jax.tree.map(lambda leaf: leaf * cotangent.astype(leaf.dtype), slopes)
     return *scaled, None, None
 

@@ -109,9 +109,17 @@ class Dropout(NamedTuple):
 
     def __call__(self, x: Float[Array, "B ... F"]) -> Float[Array, "B ... F"]:
         """`x` with a share `rate` of its elements set to zero and the rest times 1/(1 - rate)."""
+        return self._zero(x, x.shape)
+
+    def vectors(self, x: Float[Array, "B ... F"]) -> Float[Array, "B ... F"]:
+        """`x` with a share `rate` of its vectors set to zero and the rest times 1/(1 - rate)."""
+        return self._zero(x, (*x.shape[:-1], 1))
+
+    def _zero(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """`x` times a mask of `shape` and 1/(1 - rate)."""
         if self.dropout_rng is None or self.rate == 0.0:
             return x
-        keep = self.dropout_rng.keep_mask(self.name, x.shape, self.rate)
+        keep = self.dropout_rng.keep_mask(self.name, shape, self.rate)
         return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - self.rate), x.dtype), 0)
 
 

@@ -53,6 +53,7 @@ TRAINING_ONLY = (
     "dropout_rate",
     "attention_dropout_rate",
     "activation_dropout_rate",
+    "word_dropout_rate",
     "initializer",
     "scan_layers",
     "dtype",

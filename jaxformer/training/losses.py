@@ -3,17 +3,24 @@
 `loss_chunk` is the number of tokens per chunk of logits on each device; 0 computes all logits at
 once. Sums and gradients are the same. Chunks need a model with two methods: `hidden`, with the
 arguments of `__call__`, and `lm_head(hidden)`, which returns the logits.
+
+`z_loss` times log(Z)^2 is added for each token (see `cross_entropy`). `r_drop` is the weight of
+R-Drop (Liang et al. 2021): each example is computed twice, with two dropout masks, and the loss is
+half of equation 4: the mean cross-entropy of the two passes, plus `r_drop` / 2 times the symmetric
+Kullback-Leibler divergence between them, whose sum is the auxiliary sum "kl". Without an rng there
+is one pass and no divergence.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import take_positions
-from jaxformer.ops.cross_entropy import chunked_cross_entropy, cross_entropy
+from jaxformer.ops.cross_entropy import chunked_cross_entropy, cross_entropy, symmetric_kl
 from jaxformer.ops.dropout import DropoutRng
 
 Sums = tuple[jax.Array, jax.Array] | tuple[jax.Array, jax.Array, dict[str, jax.Array]]
@@ -28,65 +35,75 @@ Loss = Callable[[Any, Any, jax.Array | None], Sums]
 
 
 def seq2seq_loss(
-    model: nn.Module, *, pad: int, label_smoothing: float = 0.0, loss_chunk: int = 0
+    model: nn.Module,
+    *,
+    pad: int,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    r_drop: float = 0.0,
+    loss_chunk: int = 0,
 ) -> Loss:
     """The loss of an encoder-decoder on batches of `source` [B, S] and `target` [B, T + 1].
 
     `target` begins with the start token: position t is predicted from those before it. The id
     `pad` marks padding on both sides.
     """
-    method, sums_of = _method_and_sums(model, loss_chunk)
+    method, sums_of = _method_and_sums(model, loss_chunk, label_smoothing, z_loss)
 
-    def loss(params, batch, rng):
+    def outputs(params, batch, rng):
         inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
         inputs = batch.source, inputs, batch.source != pad
-        output = _apply(model, params, batch, rng, *inputs, method=method)
-        return sums_of(params, output, labels, labels != pad, label_smoothing)
+        return _apply(model, params, batch, rng, *inputs, method=method), labels, labels != pad
 
-    return loss
+    return _token_loss(outputs, sums_of, r_drop, loss_chunk)
 
 
-def causal_loss(model: nn.Module, *, loss_chunk: int = 0) -> Loss:
+def causal_loss(
+    model: nn.Module, *, z_loss: float = 0.0, r_drop: float = 0.0, loss_chunk: int = 0
+) -> Loss:
     """The loss of a causal language model on batches of `tokens` [B, T + 1].
 
     Label t is token t + 1, and counts where `loss_mask` [B, T] is true. `segments` and `positions`
     [B, T + 1] tell packed documents apart, or are None.
     """
-    method, sums_of = _method_and_sums(model, loss_chunk)
+    method, sums_of = _method_and_sums(model, loss_chunk, z_loss=z_loss)
 
-    def loss(params, batch, rng):
+    def outputs(params, batch, rng):
         leaves = batch.tokens, batch.segments, batch.positions
         inputs = (None if leaf is None else leaf[:, :-1] for leaf in leaves)
         output = _apply(model, params, batch, rng, *inputs, method=method)
-        return sums_of(params, output, batch.tokens[:, 1:], batch.loss_mask)
+        return output, batch.tokens[:, 1:], batch.loss_mask
 
-    return loss
+    return _token_loss(outputs, sums_of, r_drop, loss_chunk)
 
 
-def masked_loss(model: nn.Module, *, loss_chunk: int = 0) -> Loss:
+def masked_loss(
+    model: nn.Module, *, z_loss: float = 0.0, r_drop: float = 0.0, loss_chunk: int = 0
+) -> Loss:
     """The loss of a masked language model at `masked_positions` [B, P].
 
     The labels [B, P] count where `loss_mask` [B, P] is true (Devlin et al. 2019, task 1).
     """
-    method, sums_of = _method_and_sums(model, loss_chunk)
+    method, sums_of = _method_and_sums(model, loss_chunk, z_loss=z_loss)
 
-    def loss(params, batch, rng):
+    def outputs(params, batch, rng):
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids, batch.masked_positions
         output = _apply(model, params, batch, rng, *inputs, method=method)
-        output = output if loss_chunk else output.logits
-        return sums_of(params, output, batch.labels, batch.loss_mask)
+        return output if loss_chunk else output.logits, batch.labels, batch.loss_mask
 
-    return loss
+    return _token_loss(outputs, sums_of, r_drop, loss_chunk)
 
 
-def masked_and_next_sentence_loss(model: nn.Module, *, loss_chunk: int = 0) -> Loss:
+def masked_and_next_sentence_loss(
+    model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0
+) -> Loss:
     """`masked_loss`, plus for each row P times the loss of predicting `next_sentence`.
 
     `next_sentence` [B] is 1 where sentence B follows sentence A, else 0. If each row has P
     predicted tokens, the sum divided by their number is the sum of two means: the loss of Devlin
     et al. 2019 (appendix A.2).
     """
-    _, sums_of = _method_and_sums(model, loss_chunk)
+    _, sums_of = _method_and_sums(model, loss_chunk, z_loss=z_loss)
 
     def loss(params, batch, rng):
         def outputs(model, *inputs, dropout_rng):
@@ -123,6 +140,37 @@ def classification_loss(model: nn.Module) -> Loss:
 _SumsOf = Callable[..., tuple[jax.Array, jax.Array]]
 
 
+def _token_loss(
+    outputs: Callable[..., tuple[Any, jax.Array, jax.Array]],
+    sums_of: _SumsOf,
+    r_drop: float,
+    loss_chunk: int,
+) -> Loss:
+    """The loss of outputs(params, batch, rng), which are the model's, the labels and their mask."""
+    if r_drop and loss_chunk:
+        raise ConfigError(
+            f"r_drop={r_drop} compares all logits of two passes, but loss_chunk={loss_chunk} keeps "
+            "those of a chunk only: give loss_chunk=0"
+        )
+
+    def loss(params, batch, rng):
+        if not r_drop or rng is None:
+            return sums_of(params, *outputs(params, batch, rng))
+        logits, labels, loss_mask = outputs(params, _twice(batch), rng)
+        nats, tokens = sums_of(params, logits, labels, loss_mask)
+        first, second = jnp.split(logits, 2)
+        kl = symmetric_kl(first, second, jnp.split(loss_mask, 2)[0])
+        return (nats + r_drop * kl) / 2.0, tokens / 2.0, {"kl": kl}
+
+    return loss
+
+
+def _twice(batch: Any) -> Any:
+    """The rows of `batch`, and the same rows with other example ids: their dropout differs."""
+    rows = batch, batch._replace(example_ids=~batch.example_ids)
+    return jax.tree.map(lambda *x: jnp.concatenate(x) if jnp.ndim(x[0]) else x[0], *rows)
+
+
 def _apply(
     model: nn.Module,
     params: Any,
@@ -136,10 +184,13 @@ def _apply(
     return model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
 
 
-def _method_and_sums(model: nn.Module, loss_chunk: int) -> tuple[str, _SumsOf]:
-    """The model's method to call, and sums_of(params, its result, labels, mask, smoothing)."""
+def _method_and_sums(
+    model: nn.Module, loss_chunk: int, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> tuple[str, _SumsOf]:
+    """The model's method to call, and sums_of(params, its result, labels, mask)."""
+    terms = label_smoothing, z_loss
     if not loss_chunk:
-        return "__call__", lambda _, *args: cross_entropy(*args)
+        return "__call__", lambda _, *args: cross_entropy(*args, *terms)
     if not hasattr(model, "hidden"):
         raise ConfigError(
             f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
@@ -154,6 +205,6 @@ def _method_and_sums(model: nn.Module, loss_chunk: int) -> tuple[str, _SumsOf]:
                 {"params": params}, hidden, method=lambda m, hidden: m.lm_head(hidden)
             )
 
-        return chunked_cross_entropy(lm_head, *args, chunk=loss_chunk)
+        return chunked_cross_entropy(lm_head, *args, *terms, chunk=loss_chunk)
 
     return "hidden", sums_of
