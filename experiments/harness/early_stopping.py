@@ -1,11 +1,19 @@
 """The validation metric so far, kept with every checkpoint, and when it says to stop."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from experiments.harness.training_config import TrainingConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import assert_processes_agree
-from jaxformer.errors import CheckpointError
+from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.train_step import TrainState
+
+_MODES = {
+    "min": ("loss", "perplexity", "bits_per_byte", "kl"),
+    "max": ("bleu", "chrf", "exact", "accuracy"),
+}
+"""Whether less or more is better of a metric whose name ends so."""
 
 
 class EarlyStopping(NamedTuple):
@@ -32,6 +40,53 @@ class EarlyStopping(NamedTuple):
     def metric_at(self, step: int) -> float | None:
         """The metric of `step`, or None where it was not evaluated."""
         return self.metric if step == self.step else None
+
+
+class StoppingMetric(NamedTuple):
+    """The score that early stopping watches; `sign` is 1 where less is better, else -1."""
+
+    name: str
+    sign: float
+
+    def of(self, scores: Mapping[str, float]) -> float:
+        """The score of an evaluation, negated where more is better.
+
+        Raises `ConfigError` where the evaluation has no such score.
+        """
+        if self.name not in scores:
+            raise ConfigError(
+                f"early_stopping_metric={self.name!r}, but an evaluation of this run gives "
+                f"{', '.join(scores)}: give one of these"
+            )
+        return self.sign * scores[self.name]
+
+    def describe_best(self, stopping: EarlyStopping) -> str:
+        """The best score so far, such as "best loss 1.2345" or "best chrf 61.23"."""
+        name = self.name.removeprefix("validation_").replace("_", " ")
+        best = 0.0 if stopping.best is None else self.sign * stopping.best
+        return f"best {name} {best:.{4 if self.sign > 0 else 2}f}"
+
+
+def stopping_metric(training: TrainingConfig, known: Sequence[str]) -> StoppingMetric:
+    """The metric that `training` names, or the first of `known`, those of every evaluation.
+
+    Raises `ConfigError` for another name, unless your own loss may give it, and for one of which
+    neither its name nor `training.early_stopping_mode` tells whether less or more is better.
+    """
+    name, mode = training.early_stopping_metric or known[0], training.early_stopping_mode
+    if name not in known and not training.loss:
+        raise ConfigError(
+            f"early_stopping_metric={name!r} is unknown: give one of {', '.join(known)}"
+        )
+    if mode == "auto":
+        found = [mode for mode, ends in _MODES.items() if name.endswith(ends)]
+        if not found:
+            raise ConfigError(
+                f"early_stopping_metric={name!r}: its name does not tell whether less or more is "
+                "better: give --training.early_stopping_mode min or max"
+            )
+        mode = found[0]
+    return StoppingMetric(name, 1.0 if mode == "min" else -1.0)
 
 
 def restore_newest(

@@ -42,6 +42,10 @@ class TrainingConfig:
     """Steps between two evaluations on the validation text; 0: none before the end."""
     patience: int = 0
     """Evaluations in a row without a better result after which training ends; 0: never."""
+    early_stopping_metric: str = ""
+    """Validation score that patience and --checkpoint best go by; empty: BLEU, or the loss."""
+    early_stopping_mode: Literal["auto", "min", "max"] = "auto"
+    """Whether a smaller or a larger score is better; auto: known by its name, such as _loss."""
     average_checkpoints: int = 5
     """The result is the mean of this many last checkpoints, or the best one if it is better."""
     attention_fn: str = "reference"

@@ -22,7 +22,12 @@ from experiments.harness import (
 )
 from experiments.harness.checkpoint_selection import TrainResult, read_result
 from experiments.harness.closing import closing
-from experiments.harness.early_stopping import EarlyStopping, due, restore_newest
+from experiments.harness.early_stopping import (
+    EarlyStopping,
+    due,
+    restore_newest,
+    stopping_metric,
+)
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import peak_of
 from experiments.harness.preemption import asked_to_stop
@@ -65,6 +70,7 @@ def train(config: LanguageConfig, **values: Callable) -> TrainResult:
     """
     config = build.with_values(config, **values)
     build.check(config)
+    stopping_metric(config.training, known_scores(config))
     with distributed.joined(config), display.opened():
         devices, setup = start_process(config)
         config = with_pretrained_sizes(config)
@@ -81,6 +87,12 @@ def train(config: LanguageConfig, **values: Callable) -> TrainResult:
             finish(config, prepared, model, checkpoints, run.folder)
         run.close()
     return read_result(run.folder)
+
+
+def known_scores(config: LanguageConfig) -> tuple[str, ...]:
+    """The scores of each evaluation; early stopping uses the first unless another is named."""
+    bits = ("validation_bits_per_byte",) if config.objective == "causal" else ()
+    return ("validation_loss", *bits)
 
 
 def run_steps(
@@ -184,10 +196,11 @@ def validate(
         numbers["validation_bits_per_byte"] = found.bits_per_byte
     numbers |= own
     run.log(step, **numbers)
-    stopping = stopping.update(distributed.agreed(found.loss), step)
+    watched = stopping_metric(loaded.config.training, known_scores(loaded.config))
+    stopping = stopping.update(distributed.agreed(watched.of(numbers)), step)
     said = "  ".join(f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers.items())
-    best = f"(best loss {stopping.best:.4f})"
-    progress.show_scores(f"step {step}  {said}  {best}", f"{said}  {best}")
+    said += f"  ({watched.describe_best(stopping)})"
+    progress.show_scores(f"step {step}  {said}", said)
     return stopping
 
 

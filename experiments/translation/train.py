@@ -20,7 +20,12 @@ from experiments.harness import (
     run_folder,
 )
 from experiments.harness.checkpoint_selection import TrainResult, read_result
-from experiments.harness.early_stopping import EarlyStopping, due, restore_newest
+from experiments.harness.early_stopping import (
+    EarlyStopping,
+    due,
+    restore_newest,
+    stopping_metric,
+)
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import peak_of, rows_and_length, seq2seq_flops
 from experiments.harness.preemption import asked_to_stop
@@ -47,6 +52,9 @@ from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss
 from jaxformer.training.train_step import TrainState, init_train_state
 
+METRICS = ("validation_bleu", "validation_chrf", "validation_loss")
+"""The scores of each evaluation; early stopping uses the first unless another is named."""
+
 
 def main(config: TranslationConfig) -> None:
     """The command."""
@@ -63,6 +71,7 @@ def train(config: TranslationConfig, **values: Callable) -> TrainResult:
     """
     config = build.with_values(config, **values)
     build.check(config)
+    stopping_metric(config.training, METRICS)
     check_extras(config)
     with distributed.joined(config), display.opened():
         devices, setup = start_process(config)
@@ -178,10 +187,12 @@ def validate(
     with progress.pause(f"translating {len(text.source):,} sentences"):
         scores, hypotheses = evaluate(loaded, text, search, lowercased=False)
         numbers = losses(loaded, text)
-    run.log(step, **numbers, validation_bleu=scores["bleu"], validation_chrf=scores["chrf"])
-    stopping = stopping.update(distributed.agreed(-scores["bleu"]), step)
+    scored = {f"validation_{name}": scores[name] for name in ("bleu", "chrf")}
+    run.log(step, **numbers, **scored)
+    watched = stopping_metric(training, METRICS)
+    stopping = stopping.update(distributed.agreed(watched.of(numbers | scored)), step)
     told = [f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers.items()]
-    told.append(f"BLEU {scores['bleu']:.2f} (best {-(stopping.best or 0.0):.2f})")
+    told.append(f"BLEU {scores['bleu']:.2f} ({watched.describe_best(stopping)})")
     progress.show_scores(
         f"step {step}  {'  '.join(told)}  chrF {scores['chrf']:.2f}  {scores['exact']:.1%} exact",
         told[-1],

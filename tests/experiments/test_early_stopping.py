@@ -1,0 +1,60 @@
+"""Which score stops a training early, and in which direction."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.harness.early_stopping import EarlyStopping, StoppingMetric, stopping_metric
+from experiments.harness.training_config import TrainingConfig
+from jaxformer.errors import ConfigError
+
+KNOWN = ("validation_bleu", "validation_loss", "validation_other")
+SCORES = {"validation_bleu": 31.7, "validation_loss": 2.5, "validation_kl": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ("validation_bleu", -1.0)),
+        ({"early_stopping_metric": "validation_loss"}, ("validation_loss", 1.0)),
+        ({"early_stopping_mode": "min"}, ("validation_bleu", 1.0)),
+        (
+            {"early_stopping_metric": "validation_other", "early_stopping_mode": "max"},
+            ("validation_other", -1.0),
+        ),
+        ({"early_stopping_metric": "validation_kl", "loss": "a:b"}, ("validation_kl", 1.0)),
+    ],
+)
+def test_the_name_tells_whether_less_or_more_is_better_unless_it_is_given(changes, expected):
+    assert stopping_metric(replace(TrainingConfig(), **changes), KNOWN) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("validation_chrf", "is unknown: give one of validation_bleu, validation_loss"),
+        ("validation_other", "does not tell .* give --training.early_stopping_mode min or max"),
+    ],
+)
+def test_a_score_that_no_evaluation_gives_is_refused_before_training(name, said):
+    with pytest.raises(ConfigError, match=said):
+        stopping_metric(TrainingConfig(early_stopping_metric=name), KNOWN)
+
+
+def test_a_score_of_ones_own_loss_that_is_not_there_is_refused_at_the_evaluation():
+    metric = stopping_metric(TrainingConfig(early_stopping_metric="x_loss", loss="a:b"), KNOWN)
+    with pytest.raises(ConfigError, match="gives validation_bleu, validation_loss, validation_kl"):
+        metric.of(SCORES)
+
+
+def test_training_stops_when_the_score_has_not_improved_for_so_many_evaluations():
+    for metric, scores in (
+        (StoppingMetric("validation_bleu", -1.0), (17.0, 31.0, 30.5, 29.0)),
+        (StoppingMetric("validation_loss", 1.0), (3.0, 2.5, 2.75, 2.6)),
+    ):
+        stopping = EarlyStopping()
+        for step, score in enumerate(scores):
+            assert not stopping.should_stop(2)
+            stopping = stopping.update(metric.of({metric.name: score}), step)
+        assert stopping.should_stop(2) and stopping.best == metric.sign * scores[1]
+    assert metric.describe_best(stopping) == "best loss 2.5000"
