@@ -73,7 +73,8 @@ def stopping_metric(training: TrainingConfig, known: Sequence[str]) -> StoppingM
     Raises `ConfigError` for another name, unless your own loss may give it, and for one of which
     neither its name nor `training.early_stopping_mode` tells whether less or more is better.
     """
-    name, mode = training.early_stopping_metric or known[0], training.early_stopping_mode
+    name = training.early_stopping_metric or known[0]
+    mode: str = training.early_stopping_mode
     if name not in known and not training.loss:
         raise ConfigError(
             f"early_stopping_metric={name!r} is unknown: give one of {', '.join(known)}"
