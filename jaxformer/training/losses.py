@@ -188,16 +188,17 @@ def _method_and_sums(
     model: nn.Module, loss_chunk: int, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> tuple[str, _SumsOf]:
     """The model's method to call, and sums_of(params, its result, labels, mask)."""
-    terms = {"label_smoothing": label_smoothing, "z_loss": z_loss}
     if not loss_chunk:
-        return "__call__", lambda _, *args: cross_entropy(*args, **terms)
+        return "__call__", lambda _, logits, labels, loss_mask: cross_entropy(
+            logits, labels, loss_mask, label_smoothing, z_loss
+        )
     if not hasattr(model, "hidden"):
         raise ConfigError(
             f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
             f"{type(model).__name__} has no method hidden: add both, or give loss_chunk=0"
         )
 
-    def sums_of(params, *args):
+    def sums_of(params, hidden, labels, loss_mask):
         params = nn.unbox(params)  # sharded parameters are gathered here, not for each chunk
 
         def lm_head(hidden: jax.Array) -> Any:
@@ -205,6 +206,8 @@ def _method_and_sums(
                 {"params": params}, hidden, method=lambda m, hidden: m.lm_head(hidden)
             )
 
-        return chunked_cross_entropy(lm_head, *args, **terms, chunk=loss_chunk)
+        return chunked_cross_entropy(
+            lm_head, hidden, labels, loss_mask, label_smoothing, z_loss, chunk=loss_chunk
+        )
 
     return "hidden", sums_of
