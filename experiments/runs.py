@@ -4,12 +4,12 @@ Prints a line for each run: its newest step, scores, first start, parent (--init
 """
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
+from experiments.harness.comparison.groups import find_runs
 from experiments.harness.run_folder import Run
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import DataError
@@ -43,12 +43,6 @@ def main(options: RunsOptions) -> None:
     if not rows:
         raise DataError(f"there is no run in {', '.join(options.folders)}: train first")
     print("\n".join(table([Row(*Row._fields), *rows])))
-
-
-def find_runs(folders: Iterable[str]) -> Iterator[Path]:
-    """The folders below `folders` that hold a run."""
-    for folder in folders:
-        yield from sorted(path.parent for path in Path(folder).rglob("env.json"))
 
 
 def describe(folder: Path) -> Row:

@@ -1,6 +1,7 @@
 """Text files and standard input: whole texts, or one text a line."""
 
 import codecs
+import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -31,6 +32,15 @@ def read_table(path: Path) -> dict[str, list[str]]:
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     names, *rows = (line.split("\t") for line in lines)
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
+def lines_digest(*sides: list[str]) -> str:
+    """SHA-256 (hex) of all lines of parallel texts."""
+    digest = hashlib.sha256()
+    for side in sides:
+        digest.update(f"{len(side)}\n".encode())
+        digest.update("\n".join(side).encode())
+    return digest.hexdigest()
 
 
 def one_line(text: str) -> str:

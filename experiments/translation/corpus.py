@@ -4,6 +4,7 @@ import hashlib
 from typing import NamedTuple
 
 from experiments.harness import datasets, display
+from experiments.harness.text_io import lines_digest
 from experiments.translation.grammar import make_corpus
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.errors import ConfigError, DataError
@@ -46,11 +47,7 @@ def load_corpus(config: DataConfig) -> Corpus:
 
 def fingerprint(text: Text) -> str:
     """SHA-256 (hex) of all lines of both sides."""
-    digest = hashlib.sha256()
-    for side in text:
-        digest.update(f"{len(side)}\n".encode())
-        digest.update("\n".join(side).encode())
-    return digest.hexdigest()
+    return lines_digest(*text)
 
 
 def read_files(files: Files) -> Text | None:

@@ -93,11 +93,17 @@ def test_runs_that_differ_in_seed_and_name_alone_are_one_group(tmp_path):
         for name, seed, width, loss in (("a", 0, 7, 6.0), ("b", 1, 7, 12.0), ("c", 0, 8, 1.0))
     ]
     groups = plot.grouped(runs, ["loss", "absent"])
-    assert list(groups) == ["loss"] and list(groups["loss"]) == ["a", "c"]
-    assert groups["loss"]["a"] == [((1, 2, 3), (6.0, 3.0, 2.0)), ((1, 2, 3), (12.0, 6.0, 4.0))]
+    assert list(groups) == ["loss"] and list(groups["loss"]) == ["width=7", "width=8"]
+    assert groups["loss"]["width=7"] == [
+        ((1, 2, 3), (6.0, 3.0, 2.0)),
+        ((1, 2, 3), (12.0, 6.0, 4.0)),
+    ]
     axes = plots.learning_curves(groups).axes[0]
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [9.0, 4.5, 3.0])
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a (2 seeds)", "c"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "width=7 (2 seeds)",
+        "width=8",
+    ]
     band = axes.collections[0].get_paths()[0].vertices
     assert {6.0, 12.0, 2.0, 4.0} <= set(band[:, 1])
 

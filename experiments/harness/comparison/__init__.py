@@ -1,0 +1,1 @@
+"""Runs compared: groups of equal settings, their scores, intervals and tests, as tables."""

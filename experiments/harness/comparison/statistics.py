@@ -1,0 +1,114 @@
+"""Intervals and tests of scores that several runs reached on the same text.
+
+A score is a function of sums over the items of the text (sentences, or batches of windows), so that
+it can be computed of a resampled text: `sums` are [resamples, statistics]. With one run on each
+side, `bootstrap_p_value` and `randomization_p_value` are those of sacreBLEU's `--paired-bs` and
+`--paired-ar`. Koehn 2004; Riezler and Maxwell 2005; over several runs Clark et al. 2011.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import stdtrit
+
+Items = Float[np.ndarray, "runs items statistics"]
+Score = Callable[[Float[np.ndarray, "resamples statistics"]], Float[np.ndarray, " resamples"]]
+
+SEED = 12345
+"""The seed of sacreBLEU's tests."""
+RESAMPLES = 1_000
+TRIALS = 10_000
+
+
+def t_half_width(values: Float[np.ndarray, " runs"]) -> float:
+    """Half of the 95 % t-interval of the mean of `values`; NaN for fewer than two."""
+    if len(values) < 2:
+        return float("nan")
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    return float(stdtrit(len(values) - 1, 0.975) * error)
+
+
+def welch_half_width(a: Float[np.ndarray, " M"], b: Float[np.ndarray, " N"]) -> float:
+    """Half of the 95 % interval of the difference of two means; NaN for fewer than two values."""
+    if min(len(a), len(b)) < 2:
+        return float("nan")
+    errors = np.array([a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)])
+    if not errors.any():
+        return 0.0
+    freedom = errors.sum() ** 2 / (errors**2 / (np.array([len(a), len(b)]) - 1)).sum()
+    return float(stdtrit(freedom, 0.975) * np.sqrt(errors.sum()))
+
+
+def percentile_half_width(samples: Float[np.ndarray, " resamples"]) -> float:
+    """Half of the interval that holds 95 % of `samples`, as sacreBLEU gives it."""
+    cut = len(samples) // 40
+    ordered = np.sort(samples)
+    return float(ordered[-cut - 1] - ordered[cut]) / 2
+
+
+def item_half_width(items: Float[np.ndarray, "items statistics"], score: Score) -> float:
+    """Half of the 95 % bootstrap interval of the score of one run over other texts."""
+    return percentile_half_width(resampled_scores(items[None], score)[:, 0])
+
+
+def score_runs(items: Items, score: Score) -> Float[np.ndarray, " runs"]:
+    """The score of each run on the whole text."""
+    return score(items.sum(axis=1))
+
+
+def resampled_scores(
+    items: Items, score: Score, resamples: int = RESAMPLES
+) -> Float[np.ndarray, "resamples runs"]:
+    """The score of each run on texts made of randomly drawn items.
+
+    The same items are drawn for all runs, and for another call with as many items.
+    """
+    counts = _draw_counts(items.shape[1], resamples)
+    return np.stack([score(counts @ run) for run in items], axis=1)
+
+
+def over_runs(
+    scores: Float[np.ndarray, "resamples runs"], draw: int = 0
+) -> Float[np.ndarray, " resamples"]:
+    """The mean over randomly drawn runs in each resample; calls with one `draw` draw alike."""
+    resamples, runs = scores.shape
+    chosen = np.random.default_rng([SEED, draw]).choice(runs, size=(resamples, runs))
+    return np.take_along_axis(scores, chosen, axis=1).mean(axis=1)
+
+
+def bootstrap_p_value(
+    a: Float[np.ndarray, "resamples M"], b: Float[np.ndarray, "resamples N"], difference: float
+) -> float:
+    """How often resampled mean scores are further apart than on average by over `difference`."""
+    found = np.abs(a.mean(axis=1) - b.mean(axis=1))
+    return _p_value(found - found.mean(), abs(difference))
+
+
+def randomization_p_value(a: Items, b: Items, score: Score, trials: int = TRIALS) -> float:
+    """How often runs with randomly exchanged items differ by more than `a` and `b` do.
+
+    Run i of `a` exchanges items with run i of `b`.
+    """
+    runs, items = a.shape[:2]
+    kept = np.random.default_rng(SEED).integers(2, size=(trials, runs * items), dtype=bool)
+    kept = kept.reshape(trials, runs, items)
+    found = np.zeros(trials)
+    for run in range(runs):
+        chosen = kept[:, run].astype(float)
+        exchanged = chosen @ (a[run] - b[run])
+        found += score(b[run].sum(axis=0) + exchanged) - score(a[run].sum(axis=0) - exchanged)
+    difference = score_runs(a, score).mean() - score_runs(b, score).mean()
+    return _p_value(np.abs(found) / runs, abs(difference))
+
+
+def _draw_counts(items: int, resamples: int) -> Float[np.ndarray, "resamples items"]:
+    """How often each item is drawn in each resample."""
+    drawn = np.random.default_rng(SEED).choice(items, size=(resamples, items))
+    rows = np.arange(resamples)[:, None] * items
+    counts = np.bincount((drawn + rows).ravel(), minlength=resamples * items)
+    return counts.reshape(resamples, items).astype(float)
+
+
+def _p_value(found: Float[np.ndarray, " resamples"], difference: float) -> float:
+    return float(((found > difference).sum() + 1) / (len(found) + 1))
