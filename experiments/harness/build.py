@@ -7,7 +7,7 @@ sampled, planned, fine-tuned and exported with what it was trained with.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, get_args
@@ -155,18 +155,30 @@ def loss_sums(
     batches: Iterable[Any],
     **options: Any,
 ) -> dict[str, float]:
-    """The metrics of `make_eval_step`, added up over `batches`.
+    """What `batch_sums` gives, added up over `batches`."""
+    sums = {"loss": 0.0, "tokens": 0.0}
+    for metrics in batch_sums(make_loss, model, params, batches, **options):
+        for name, value in metrics.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def batch_sums(
+    make_loss: Callable[..., Loss],
+    model: nn.Module,
+    params: Any,
+    batches: Iterable[Any],
+    **options: Any,
+) -> Iterator[dict[str, float]]:
+    """The metrics of `make_eval_step` of each of `batches`.
 
     The loss is `make_loss(model, **options)`. It is compiled once for each shape of batch, also
     when this function is called again.
     """
-    sums = {"loss": 0.0, "tokens": 0.0}
     key = tuple(sorted(options.items()))
     for batch in batches:
         metrics = _eval_step(params, batch, make_loss=make_loss, model=model, options=key)
-        for name, value in metrics.items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-    return sums
+        yield {name: float(value) for name, value in metrics.items()}
 
 
 @partial(jax.jit, static_argnames=("make_loss", "model", "options"))

@@ -13,7 +13,13 @@ from typing import Literal
 from experiments.harness import cli
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.language_modelling.corpus import Part
-from experiments.language_modelling.evaluation import describe_scores, measure, scores_of
+from experiments.language_modelling.evaluation import (
+    batch_losses,
+    describe_scores,
+    loss_interval,
+    scores_of,
+    total,
+)
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.prepare import Encoded, encode_part, open_encoded
 from jaxformer.config import check_at_least
@@ -48,8 +54,9 @@ def main(options: EvaluateOptions) -> None:
     stride = options.stride or loaded.config.data.seq_len
     with tempfile.TemporaryDirectory() as folder:
         text = _text(options, loaded, Path(folder))
-        found = measure(loaded, text, stride=stride)
-    print(describe_scores(name, loaded.config, found))
+        losses = batch_losses(loaded, text, stride=stride)
+        found = total(losses, text)
+    print(describe_scores(name, loaded.config, found, loss_interval(losses)))
     metadata = {"run": options.run, "text": name, "stride": stride}
     print(json.dumps(metadata | scores_of(loaded.config, found)))
 

@@ -1,9 +1,15 @@
 """How good a language model is, and what it makes of texts."""
 
+import math
 from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
 
 from experiments.harness import build
-from experiments.harness.text_io import RULE
+from experiments.harness.comparison.scored_runs import ratio
+from experiments.harness.comparison.statistics import item_half_width
+from experiments.harness.text_io import RULE, write_table
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import Encoded
@@ -14,18 +20,49 @@ from jaxformer.text.tokenizers import Tokenizer
 
 
 def measure(loaded: LoadedRun, text: Encoded, *, stride: int | None = None) -> Likelihood:
-    """The likelihood of the whole of `text`, in rows `stride` (default: their length) apart.
+    """The likelihood of the whole of `text`: the sum of `batch_losses`."""
+    return total(batch_losses(loaded, text, stride=stride), text)
 
-    Of a causal model that is every token but the first of each document (of the whole text,
-    where documents are not separate); of a masked one the tokens hidden in a fixed way. Raises
-    `ConfigError` for a stride outside 1 to length.
+
+def batch_losses(
+    loaded: LoadedRun, text: Encoded, *, stride: int | None = None
+) -> list[dict[str, float]]:
+    """The "loss" in nats and the "tokens" of each batch of `text`, in rows `stride` apart.
+
+    The default stride is the length of a row. Of a causal model every token counts but the first
+    of each document (of the whole text, where documents are not separate); of a masked one those
+    that are hidden in a fixed way. Raises `ConfigError` for a stride outside 1 to length.
     """
     config, task = loaded.config, objective(loaded.config)
     chunk = config.training.loss_chunk
     stride = stride or config.data.seq_len
     batches = task.iterate_once(text.tokens, loaded.tokenizer, config, stride)
-    sums = build.loss_sums(task.measure, loaded.model, loaded.params, batches, loss_chunk=chunk)
-    return Likelihood(sums["loss"], int(sums["tokens"]), *text.amount)
+    return list(
+        build.batch_sums(task.measure, loaded.model, loaded.params, batches, loss_chunk=chunk)
+    )
+
+
+def total(losses: Sequence[dict[str, float]], text: Encoded) -> Likelihood:
+    """The likelihood of `text` from the `losses` of its batches."""
+    nats = tokens = 0.0
+    for batch in losses:
+        nats += batch["loss"]
+        tokens += batch["tokens"]
+    return Likelihood(nats, int(tokens), *text.amount)
+
+
+def loss_interval(losses: Sequence[dict[str, float]]) -> float:
+    """Half of the 95 % bootstrap interval of the loss over batches; NaN for fewer than ten."""
+    if len(losses) < 10:
+        return float("nan")
+    return item_half_width(np.array([(x["loss"], x["tokens"]) for x in losses]), ratio)
+
+
+def write_losses(folder: Path, name: str, losses: Sequence[dict[str, float]]) -> None:
+    """Writes samples/NAME-losses.tsv in the run's `folder`: nats and tokens of each batch."""
+    columns = {"nats": "loss", "tokens": "tokens"}
+    table = {title: [repr(batch[key]) for batch in losses] for title, key in columns.items()}
+    write_table(folder / "samples" / f"{name}-losses.tsv", table)
 
 
 def custom_metrics(loaded: LoadedRun, text: Encoded) -> dict[str, float]:
@@ -51,19 +88,29 @@ def scores_of(config: LanguageConfig, found: Likelihood) -> dict[str, float]:
     }
 
 
-def describe_scores(name: str, config: LanguageConfig, found: Likelihood) -> str:
-    """The scores, a line each, with what they are divided by."""
+def describe_scores(
+    name: str, config: LanguageConfig, found: Likelihood, interval: float = float("nan")
+) -> str:
+    """The scores, a line each, with what they are divided by.
+
+    `interval` is half of the 95 % interval of the loss; NaN where it is not known.
+    """
     what = "hidden tokens" if config.objective == "masked" else "tokens"
+    known = not math.isnan(interval)
+    half = f" ± {interval:.4f}" if known else ""
     lines = [
         f"{name}: {found.tokens:,} {what}",
-        f"  loss {found.loss:.4f} nats a token, perplexity {found.perplexity:.2f}",
+        f"  loss {found.loss:.4f}{half} nats a token, perplexity {found.perplexity:.2f}",
     ]
     if config.objective == "causal":
+        bits = f" ± {interval * found.bits_per_byte / found.loss:.4f}" if known else ""
         lines += [
             f"  word perplexity {found.word_perplexity:.2f} (nats / {found.words:,} words, the "
             "end of each line one of them)",
-            f"  bits per byte {found.bits_per_byte:.4f} ({found.bytes:,} bytes)",
+            f"  bits per byte {found.bits_per_byte:.4f}{bits} ({found.bytes:,} bytes)",
         ]
+    if known:
+        lines.append("  ±: 95 % over other text (bootstrap over batches)")
     return "\n".join(lines)
 
 

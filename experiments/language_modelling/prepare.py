@@ -113,6 +113,12 @@ def tokenizer_digest(folder: Path) -> str:
     return json_records.digest(folder / _TOKENIZER)
 
 
+def text_digest(folder: Path, name: str) -> str:
+    """SHA-256 (hex) of the part `name` of the text of the run in `folder`; "" where it has none."""
+    note = _note(folder, name)
+    return note["text"] if note else ""
+
+
 def describe(prepared: Prepared) -> str:
     """The sizes of the prepared text, in a few lines."""
     lines = [

@@ -36,11 +36,15 @@ from experiments.harness.prompting import mark
 from experiments.harness.training_config import record_environment, start_process
 from experiments.language_modelling.evaluation import (
     answer_prompts,
+    batch_losses,
     custom_metrics,
     describe_scores,
     join_samples,
+    loss_interval,
     measure,
     scores_of,
+    total,
+    write_losses,
 )
 from experiments.language_modelling.init_from_pretrained import (
     with_pretrained_params,
@@ -48,7 +52,13 @@ from experiments.language_modelling.init_from_pretrained import (
 )
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.objectives import build_model, objective
-from experiments.language_modelling.prepare import Prepared, describe, prepare, tokenizer_digest
+from experiments.language_modelling.prepare import (
+    Prepared,
+    describe,
+    prepare,
+    text_digest,
+    tokenizer_digest,
+)
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import CountedJit, Strategy
@@ -233,12 +243,16 @@ def finish(
         display.say(join_samples([mark(prompt) for prompt in config.prompts], answers))
     name = "validation" if prepared.test is None else "test"
     with display.phase(f"measuring the {name} text"):
-        found = measure(loaded, prepared.test or prepared.validation)
-    record = {"text": name, "stride": config.data.seq_len, **scores_of(config, found)}
+        text = prepared.test or prepared.validation
+        losses = batch_losses(loaded, text)
+    found = total(losses, text)
+    record = {"text": name, "text_sha256": text_digest(folder, name)}
+    record |= {"stride": config.data.seq_len, **scores_of(config, found)}
     if distributed.is_first():
-        text = json.dumps(record, indent=2) + "\n"
-        (folder / "scores.json").write_text(text, encoding="utf-8")
-    display.say(describe_scores(name, config, found))
+        write_losses(folder, name, losses)
+        written = json.dumps(record, indent=2) + "\n"
+        (folder / "scores.json").write_text(written, encoding="utf-8")
+    display.say(describe_scores(name, config, found, loss_interval(losses)))
     files = {"samples/prompts.txt": "the prompts and what the model makes of them"}
     show = "fill_mask" if config.objective == "masked" else "sample"
     commands = [(f"language_modelling.{name}",) for name in (show, "evaluate", "report")]

@@ -8,11 +8,18 @@ from experiments.translation import known_words
 from experiments.translation.corpus import Text
 
 
-def describe_run(folder: Path, name: str, text: Text, scores: dict) -> str:
-    """The last lines of a training whose `scores` are those of `text`, called `name`."""
+def describe_run(
+    folder: Path, name: str, text: Text, scores: dict, halves: dict[str, float]
+) -> str:
+    """The last lines of a training whose `scores` are those of `text`, called `name`.
+
+    `halves` are those of their 95 % intervals.
+    """
+    exact = f"{scores['exact']:.1%} ± {halves['exact']:.1%} exactly right"
     told = [
-        f"{name}: {scores['sentences']:,} sentences, {scores['exact']:.1%} exactly right",
-        f"BLEU {scores['bleu']:.2f}, chrF {scores['chrf']:.2f}",
+        f"{name}: {scores['sentences']:,} sentences, {exact}",
+        f"BLEU {scores['bleu']:.2f} ± {halves['bleu']:.2f}",
+        f"chrF {scores['chrf']:.2f} ± {halves['chrf']:.2f} (95 % over other sentences)",
     ]
     if "lowercased" in scores:
         told.append(f"lower-cased and tokenised BLEU {scores['lowercased']['bleu']:.2f}")
@@ -24,7 +31,9 @@ def describe_run(folder: Path, name: str, text: Text, scores: dict) -> str:
         ("translation.report",),
     ]
     abilities = _abilities(known_words.load(folder))
-    return "\n\n".join([", ".join(told), abilities, closing(folder, files, commands)])
+    return "\n\n".join(
+        [textwrap.fill(", ".join(told), width=80), abilities, closing(folder, files, commands)]
+    )
 
 
 def _abilities(words: list[str]) -> str:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.harness import build
+from experiments.harness.comparison.scored_runs import translation_items
+from experiments.harness.comparison.statistics import item_half_width
 from experiments.harness.text_io import write_table
 from experiments.harness.training_view import Sample
 from experiments.translation.corpus import Text
@@ -128,12 +130,21 @@ def write_samples(folder: Path, name: str, text: Text, hypotheses: list[str]) ->
     write_table(folder / "samples" / f"{name}.tsv", columns)
 
 
-def describe_scores(name: str, scores: dict) -> str:
-    """The scores with their signatures, a line each."""
+def half_widths(hypotheses: list[str], references: list[str]) -> dict[str, float]:
+    """Halves of the 95 % bootstrap intervals, over sentences, of BLEU, chrF and `exact`."""
+    names = ("bleu", "chrf", "exact")
+    found = {name: translation_items(name, hypotheses, references) for name in names}
+    return {name: item_half_width(*items) for name, items in found.items() if items}
+
+
+def describe_scores(name: str, scores: dict, halves: dict[str, float]) -> str:
+    """The scores with their intervals (see `half_widths`) and signatures, a line each."""
+    exact = f"{scores['exact']:.1%} ± {halves['exact']:.1%} exactly right"
     lines = [
-        f"{name}: {scores['sentences']} sentences, {scores['exact']:.1%} exactly right",
-        f"  BLEU {scores['bleu']:.2f}  {scores['bleu_signature']}",
-        f"  chrF {scores['chrf']:.2f}  {scores['chrf_signature']}",
+        f"{name}: {scores['sentences']} sentences, {exact}",
+        f"  BLEU {scores['bleu']:.2f} ± {halves['bleu']:.2f}  {scores['bleu_signature']}",
+        f"  chrF {scores['chrf']:.2f} ± {halves['chrf']:.2f}  {scores['chrf_signature']}",
+        "  ±: 95 % over other sentences (bootstrap)",
     ]
     if "lowercased" in scores:
         lower = scores["lowercased"]

@@ -58,7 +58,8 @@ def main(options: ScoreOptions) -> None:
     result = evaluation.evaluate(loaded, text, search, lowercased=options.lowercased)
     if options.output:
         write_lines(Path(options.output), result.hypotheses)
-    print(evaluation.describe_scores(options.source or "test", result.scores))
+    halves = evaluation.half_widths(result.hypotheses, text.target)
+    print(evaluation.describe_scores(options.source or "test", result.scores, halves))
     print(json.dumps({"run": options.run, "search": asdict(search), **result.scores}))
 
 

@@ -33,10 +33,12 @@ from experiments.harness.profiling import profiled
 from experiments.harness.training_config import record_environment, start_process
 from experiments.harness.training_view import sample_lines
 from experiments.translation.closing import describe_run
+from experiments.translation.corpus import fingerprint
 from experiments.translation.evaluation import (
     check_extras,
     chosen_samples,
     evaluate,
+    half_widths,
     losses,
     write_samples,
 )
@@ -230,14 +232,16 @@ def finish(
     lowercased = config.data.corpus == "multi30k"
     with display.phase(f"translating the {name} text"):
         scores, hypotheses = evaluate(loaded, text, config.search, lowercased=lowercased)
-    record = {"text": name, "search": asdict(config.search), **scores}
+    record = {"text": name, "text_sha256": fingerprint(text), "search": asdict(config.search)}
+    record |= scores
     if distributed.is_first():
         write_samples(run.folder, name, text, hypotheses)
         (run.folder / "scores.json").write_text(json.dumps(record, indent=2) + "\n")
     signatures = {key: value for key, value in scores.items() if key.endswith("_signature")}
     record_environment(run, config, **signatures)
     display.say("\n".join(sample_lines(chosen_samples(text, hypotheses))))
-    display.say("\n" + describe_run(run.folder, name, text, scores))
+    halves = half_widths(hypotheses, text.target)
+    display.say("\n" + describe_run(run.folder, name, text, scores, halves))
 
 
 def with_params(

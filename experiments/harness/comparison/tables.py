@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, get_args
 
@@ -163,7 +164,9 @@ _WRITERS: dict[str, Callable[[Table], str]] = {
     "csv": _csv,
 }
 _NOTES: dict[str, Callable[[list[str]], str]] = {
-    "terminal": "\n".join,
+    "terminal": lambda lines: "\n".join(
+        textwrap.fill(line, 80, subsequent_indent="  ", break_long_words=False) for line in lines
+    ),
     "markdown": lambda lines: "\n".join(f"- {line}" for line in lines),
     "latex": lambda lines: "\n".join(f"% {line}" for line in lines),
 }

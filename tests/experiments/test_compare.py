@@ -1,0 +1,302 @@
+"""Runs are compared as sacreBLEU compares systems, over seeds as Student did."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import CHRF
+from sacrebleu.significance import PairedTest
+from scipy import stats
+
+from experiments import compare
+from experiments.harness import cli
+from experiments.harness.comparison import statistics, tables
+from experiments.harness.comparison.comparing import compare as compare_runs
+from experiments.harness.text_io import lines_digest, write_table
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text.metrics import bleu_interval, score_translations
+
+WORDS = "ein Haus steht am alten Fluss und die Sonne scheint heute sehr hell".split()
+
+
+def sentences(count, seed):
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(4, 12))) for _ in range(count)]
+
+
+def worse(lines, share, seed):
+    """`lines` with about `share` of their words replaced."""
+    rng = np.random.default_rng(seed)
+    return [
+        " ".join(rng.choice(WORDS) if rng.random() < share else word for word in line.split())
+        for line in lines
+    ]
+
+
+def write_run(folder, hypotheses, references, *, seed=0, width=7, steps=(40,), **more):
+    """The files of a finished translation run."""
+    (folder / "samples").mkdir(parents=True)
+    config = {"name": folder.name, "model": {"width": width}, "training": {"seed": seed}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "env.json").write_text("{}")
+    columns = {"source": references[::-1], "model": hypotheses, "reference": references}
+    write_table(folder / "samples" / "test.tsv", columns)
+    scores = score_translations(hypotheses, references)._asdict()
+    scores |= {"text": "test", "text_sha256": lines_digest(references), **more}
+    (folder / "scores.json").write_text(json.dumps(scores))
+    (folder / "weights.json").write_text(json.dumps({"steps": steps, "validation_bleu": 31.5}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text():
+    return sentences(83, seed=1)
+
+
+@pytest.fixture(scope="module")
+def runs(text, tmp_path_factory):
+    """Two variants of two seeds."""
+    folder = tmp_path_factory.mktemp("runs") / "somewhere"
+    found = [
+        (seed, width, worse(text, share, seed=10 * width + seed))
+        for width, share in ((7, 0.30), (11, 0.42))
+        for seed in (0, 1)
+    ]
+    return [write_run(folder / f"w{w}-{s}", h, text, seed=s, width=w) for s, w, h in found]
+
+
+@pytest.fixture(scope="module")
+def compared(runs):
+    return compare_runs(runs)
+
+
+def hypotheses(run):
+    lines = (run / "samples" / "test.tsv").read_text().splitlines()[1:]
+    return [line.split("\t")[1] for line in lines]
+
+
+def sacrebleu(tmp_path, references, systems, option):
+    """What the command sacrebleu says of the BLEU of two systems."""
+    paths = []
+    for name, lines in (("reference", references), *systems.items()):
+        paths.append(tmp_path / name)
+        paths[-1].write_text("\n".join(lines) + "\n")
+    words = [sys.executable, "-m", "sacrebleu", paths[0], "-i", *paths[1:], "-f", "json"]
+    done = subprocess.run([*words, "-w", "12", option], capture_output=True, check=True)
+    return [row["BLEU"] for row in json.loads(done.stdout)]
+
+
+def test_two_runs_are_tested_to_the_digit_as_the_command_sacrebleu_does(runs, text, tmp_path):
+    pair = [runs[0], runs[2]]
+    found = compare_runs(pair)
+    systems = {run.name: hypotheses(run) for run in pair}
+    base, other = sacrebleu(tmp_path, text, systems, "--paired-bs")
+    assert other["p_value"] == found.differences[0].p_bootstrap
+    for row, group in zip((base, other), found.groups, strict=True):
+        assert row["score"] == pytest.approx(group.mean, abs=1e-9)
+        assert row["ci"] == pytest.approx(group.items, rel=1e-5)
+    _, other = sacrebleu(tmp_path, text, systems, "--paired-ar")
+    assert other["p_value"] == found.differences[0].p_randomization
+
+
+@pytest.mark.parametrize("share", [0.31, 0.34])
+def test_p_values_of_chrf_are_those_of_sacrebleu(runs, text, tmp_path, share):
+    other = write_run(tmp_path / "other", worse(text, share, seed=77), text, width=13)
+    (found,) = compare_runs([runs[0], other], "chrf").differences
+    systems = [(run.name, hypotheses(run)) for run in (runs[0], other)]
+    for kind, p_value in (("bs", found.p_bootstrap), ("ar", found.p_randomization)):
+        test = PairedTest(systems, {"chrF": CHRF(references=[text])}, None, kind)
+        assert test()[1]["chrF2"][1].p_value == p_value > 0.001
+
+
+def test_the_interval_of_one_run_is_that_of_sacrebleu(runs, text):
+    low, high = bleu_interval(hypotheses(runs[0]), text)
+    found = compare_runs(runs[:1])
+    assert found.groups[0].items == pytest.approx((high - low) / 2, rel=1e-5)
+    assert found.metric == "bleu" and not found.differences
+
+
+def test_runs_that_differ_in_the_seed_are_one_row_with_the_interval_of_student(
+    compared, runs, text
+):
+    found = compared
+    assert [group.name for group in found.groups] == ["width=7", "width=11"]
+    for group, folders in zip(found.groups, (runs[:2], runs[2:]), strict=True):
+        values = [score_translations(hypotheses(run), text).bleu for run in folders]
+        assert group.mean == pytest.approx(np.mean(values))
+        assert group.deviation == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
+        assert group.seeds == pytest.approx(12.7062047 * group.deviation / math.sqrt(2))
+        assert group.both > group.items > 0
+    assert found.differences[0].value == found.groups[1].mean - found.groups[0].mean
+
+
+def test_runs_of_the_same_seed_are_paired(compared, runs, tmp_path, text):
+    (found,) = compared.differences
+    values = [run.value for group in compared.groups for run in group.runs]
+    gaps = np.array(values[2:]) - values[:2]
+    assert found.paired
+    assert found.seeds == pytest.approx(12.7062047 * gaps.std(ddof=1) / math.sqrt(2))
+    third = write_run(tmp_path / "third", worse(text, 0.42, 5), text, seed=5, width=11)
+    (found,) = compare_runs([*runs[:2], runs[2], third]).differences
+    assert not found.paired and math.isnan(found.p_randomization)
+    assert found.p_bootstrap < 0.05
+
+
+def test_intervals_have_the_size_that_theory_gives():
+    a, b = np.array([3.0, 5.0, 10.0]), np.array([1.0, 2.0])
+    low, high = stats.ttest_1samp(a, 0.0).confidence_interval()
+    assert statistics.t_half_width(a) == pytest.approx((high - low) / 2)
+    low, high = stats.ttest_ind(a, b, equal_var=False).confidence_interval()
+    assert statistics.welch_half_width(a, b) == pytest.approx((high - low) / 2)
+    assert statistics.welch_half_width(b[:1].repeat(2), b[:1].repeat(3)) == 0.0
+    draws = np.random.default_rng(0).normal(7.0, 2.0, (1, 1009, 1))
+    items = np.concatenate([draws, np.ones_like(draws)], axis=-1)
+    half = statistics.item_half_width(items[0], lambda sums: sums[:, 0] / sums[:, 1])
+    assert half == pytest.approx(1.96 * 2.0 / math.sqrt(1009), rel=0.06)
+
+
+def test_the_tests_find_a_difference_that_is_there_and_none_that_is_not():
+    rng = np.random.default_rng(3)
+    hard = rng.normal(0.0, 5.0, 409)  # how hard an item is for all runs
+
+    def systems(gain):
+        values = hard + gain + rng.normal(0.0, 1.0, (3, 409))
+        return np.stack([values, np.ones_like(values)], axis=-1)
+
+    mean = lambda sums: sums[:, 0] / sums[:, 1]  # noqa: E731
+    base = systems(0.0)
+    for gain, found in ((0.0, False), (0.3, True)):
+        other = systems(gain)
+        p_value = statistics.randomization_p_value(other, base, mean)
+        difference = statistics.score_runs(other, mean).mean()
+        difference -= statistics.score_runs(base, mean).mean()
+        drawn = (statistics.resampled_scores(runs, mean) for runs in (other, base))
+        assert (p_value < 0.01) == found
+        assert (statistics.bootstrap_p_value(*drawn, difference) < 0.01) == found
+
+
+def write_language_run(folder, losses, tokens, *, seed=0, bytes=None, digest="d1"):
+    """The files of a finished run of a language model."""
+    (folder / "samples").mkdir(parents=True)
+    config = {"name": folder.name, "width": folder.name[0], "training": {"seed": seed}}
+    (folder / "config.json").write_text(json.dumps(config))
+    nats = np.array(losses) * tokens
+    columns = {"nats": list(map(repr, nats.tolist())), "tokens": list(map(repr, tokens))}
+    write_table(folder / "samples" / "test-losses.tsv", columns)
+    total, count = nats.sum(), sum(tokens)
+    size = bytes or 3 * count
+    scores = {"text": "test", "text_sha256": digest, "tokens": count, "loss": total / count}
+    scores |= {"bytes": size, "bits_per_byte": total / size / math.log(2)}
+    scores |= {"words": 97, "perplexity": math.exp(total / count)}
+    (folder / "scores.json").write_text(json.dumps(scores))
+    (folder / "weights.json").write_text(json.dumps({"steps": [7], "validation_loss": 1.5}))
+    lines = ({"step": s, "validation_loss": 3 - s, "validation_own": s} for s in (1, 2))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_language_models_are_paired_over_batches_of_windows(tmp_path):
+    rng = np.random.default_rng(2)
+    tokens, hard = [64] * 30 + [17], rng.normal(3.0, 0.5, 31)
+    a = write_language_run(tmp_path / "a", hard, tokens)
+    b = write_language_run(tmp_path / "b", hard - 0.05 + rng.normal(0, 0.02, 31), tokens)
+    found = compare_runs([a, b])
+    assert found.metric == "bits_per_byte" and found.differences[0].p_bootstrap == 1 / 1001
+    assert found.differences[0].items < found.groups[0].items / 5  # the hard ones are so for both
+    loss = compare_runs([a, b], "loss").differences[0]
+    ratio = 3 * math.log(2)
+    assert loss.value == pytest.approx(ratio * found.differences[0].value)
+    assert loss.items == pytest.approx(ratio * found.differences[0].items)
+    perplexity = compare_runs([a], "perplexity").groups[0]
+    assert perplexity.items == pytest.approx(
+        perplexity.mean * compare_runs([a], "loss").groups[0].items, rel=0.05
+    )
+
+
+def test_other_tokens_are_compared_by_bytes_only_and_not_paired(tmp_path):
+    a = write_language_run(tmp_path / "a", [3.0] * 12, [64] * 12, bytes=2_000)
+    b = write_language_run(tmp_path / "b", [3.1] * 11, [67] * 11, bytes=2_000)
+    found = compare_runs([a, b])
+    assert math.isnan(found.differences[0].p_bootstrap)
+    with pytest.raises(DataError, match="different tokens.*give --metric bits_per_byte"):
+        compare_runs([a, b], "loss")
+
+
+def test_a_number_of_the_validation_is_that_of_the_best_evaluation(tmp_path):
+    run = write_language_run(tmp_path / "a", [3.0] * 12, [64] * 12)
+    assert compare_runs([run], "validation_own").groups[0].mean == 2.0
+    assert compare_runs([run], "validation_loss").groups[0].mean == 1.5  # of the chosen weights
+    with pytest.raises(ConfigError, match="no metric 'bleu': it has .*loss.*validation_own"):
+        compare_runs([run], "bleu")
+
+
+def test_runs_that_cannot_be_compared_are_refused(runs, text, tmp_path):
+    other = sentences(83, seed=2)
+    with pytest.raises(DataError, match="was scored on the test text .*score all runs on one text"):
+        compare_runs([runs[0], write_run(tmp_path / "other", other, other, seed=3)])
+    edited = write_run(tmp_path / "edited", text, text, bleu=12.0)
+    with pytest.raises(DataError, match="gives bleu 100.0000, but scores.json says 12.0000"):
+        compare_runs([edited])
+    with pytest.raises(ConfigError, match="have the same settings and seed"):
+        compare_runs([runs[0], write_run(tmp_path / "again", text, text)])
+    with pytest.raises(ConfigError, match="baseline='x' is none of the runs"):
+        compare_runs(runs, baseline="x")
+    (runs_without := write_run(tmp_path / "w", text, text)).joinpath("weights.json").unlink()
+    with pytest.raises(ConfigError, match="no weights.json.*finish its training"):
+        compare_runs([runs_without])
+    with pytest.raises(ConfigError, match="no config.json, and there is no finished run below"):
+        compare_runs([tmp_path / "nothing"])
+
+
+def test_a_folder_stands_for_the_finished_runs_below_it(runs):
+    unfinished = runs[0].parent / "w13-0"
+    unfinished.mkdir()
+    for name in ("config.json", "env.json"):
+        (unfinished / name).write_text("{}")
+    found = compare_runs([runs[0].parent], baseline=str(runs[3]))
+    assert [group.name for group in found.groups] == ["width=11", "width=7"]
+    assert [len(group.runs) for group in found.groups] == [2, 2]
+
+
+def test_a_difference_within_the_noise_is_said_to_be(runs, text, tmp_path):
+    assert compare_runs([runs[0], runs[2]]).differences[0].warning.startswith("one seed: the noise")
+    noisy = [
+        write_run(tmp_path / f"n{seed}", worse(text, share, seed), text, seed=seed, width=13)
+        for seed, share in ((0, 0.2), (1, 0.4))
+    ]
+    found = compare_runs([*runs[:2], *noisy])
+    assert found.differences[0].warning == "lies within the noise of seeds"
+    assert "width=13: lies within the noise of seeds" in tables.render(found)
+
+
+@pytest.mark.parametrize("form", tables.FORMATS)
+def test_every_format_has_all_numbers(compared, form):
+    found = compared
+    text = tables.render(found, form, every_run=True)
+    numbers = [f"{group.mean:.2f}" for group in found.groups]
+    numbers += [f"{found.differences[0].value:.2f}", f"{found.differences[0].p_bootstrap:.4f}"]
+    numbers += [f"{run.value:.2f}" for group in found.groups for run in group.runs]
+    assert all(number in text for number in numbers)
+    assert form == "csv" or "tok:13a" in text.replace("\\", "")
+    narrow = tables.render(found).split("\n")
+    assert max(map(len, narrow)) <= 80
+
+
+def test_latex_escapes_what_it_would_take_for_its_own():
+    table = tables.Table(("a_b", "c"), [("50 % & more", "±0.50")])
+    assert r"50 \% \& more & $\pm 0.50$ \\" in tables._latex(table)
+
+
+def test_the_command_takes_runs_first_and_names_what_is_missing(runs, capsys):
+    options = cli.parse(
+        {"default": compare.CompareOptions()},
+        [*map(str, runs), "--format", "markdown"],
+        positional="runs",
+    )
+    compare.main(options)
+    assert capsys.readouterr().out.startswith("| bleu | n | mean | sd |")
+    with pytest.raises(ConfigError, match="no runs were given"):
+        compare.main(compare.CompareOptions())
