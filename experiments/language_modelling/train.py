@@ -243,11 +243,15 @@ def finish(
         display.say(join_samples([mark(prompt) for prompt in config.prompts], answers))
     name = "validation" if prepared.test is None else "test"
     with display.phase(f"measuring the {name} text"):
-        text = prepared.test or prepared.validation
-        losses = batch_losses(loaded, text)
-    found = total(losses, text)
-    record = {"text": name, "text_sha256": text_digest(folder, name)}
-    record |= {"stride": config.data.seq_len, **scores_of(config, found)}
+        measured = prepared.test or prepared.validation
+        losses = batch_losses(loaded, measured)
+    found = total(losses, measured)
+    record = {
+        "text": name,
+        "text_sha256": text_digest(folder, name),
+        "stride": config.data.seq_len,
+        **scores_of(config, found),
+    }
     if distributed.is_first():
         write_losses(folder, name, losses)
         written = json.dumps(record, indent=2) + "\n"
