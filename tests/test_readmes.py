@@ -126,7 +126,9 @@ def test_a_command_of_a_readme_parses(command, args):
     for option in ("--config", "--resume"):  # they name a run that a reader has made
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
-    positional = {"runs": "folders", "diff": "runs", "compare": "runs"}.get(command, "")
+    positional = {"runs": "folders", "diff": "runs", "compare": "runs", "results": "runs"}.get(
+        command, ""
+    )
     cli.parse(options_of(command), words, positional=positional)
 
 

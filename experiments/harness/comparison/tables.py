@@ -123,7 +123,7 @@ def _terminal(table: Table) -> str:
     )
 
 
-def _markdown(table: Table) -> str:
+def markdown(table: Table) -> str:
     rule = ["---", *["---:"] * (len(table.titles) - 1)]
     rows = [table.titles, rule, *table.rows]
     return "\n".join(
@@ -159,7 +159,7 @@ def _csv(table: Table) -> str:
 
 _WRITERS: dict[str, Callable[[Table], str]] = {
     "terminal": _terminal,
-    "markdown": _markdown,
+    "markdown": markdown,
     "latex": _latex,
     "csv": _csv,
 }

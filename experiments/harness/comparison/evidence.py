@@ -1,0 +1,190 @@
+"""Reported results: a line of results.jsonl for each number, and the tables made from them.
+
+A table of a page stands between `<!-- results: NAME -->` and `<!-- end -->`; NAME is the `table` of
+its lines, which are in the results.jsonl of the page's folder.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.harness import config_files
+from experiments.harness.comparison.comparing import GroupScore, compare
+from experiments.harness.comparison.groups import FREE, settings_of
+from experiments.harness.comparison.tables import Table, markdown
+from jaxformer.errors import ConfigError, DataError
+
+FILE = "results.jsonl"
+_MARKED = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_VERSIONS = ("python", "jax", "jaxlib", "flax", "optax", "numpy")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """A reported number and where it comes from; None is what is not known."""
+
+    table: str
+    """The table that shows it."""
+    system: str
+    """What was scored, in words."""
+    metric: str
+    score: float
+    """The mean over the seeds."""
+    interval: float | None = None
+    """Half of the 95 % bootstrap interval over test items."""
+    seeds: list[int] | None = None
+    scores: list[float] | None = None
+    """The score of each seed."""
+    deviation: float | None = None
+    """Of the scores of the seeds (n - 1)."""
+    text: str | None = None
+    """The part of the text that was scored."""
+    text_sha256: str | None = None
+    signature: str | None = None
+    """sacreBLEU's signature."""
+    command: str | None = None
+    config_sha256: str | None = None
+    """Of the settings without seed and name."""
+    commit: str | None = None
+    versions: dict[str, str] | None = None
+    device: str | None = None
+    seconds: float | None = None
+    """From the start of the training to its scores, of one seed."""
+    date: str | None = None
+
+
+def results_of(
+    paths: Iterable[str | Path], table: str, system: str = "", metrics: Iterable[str] = ()
+) -> list[Result]:
+    """A result for each group of the runs in `paths` and each of `metrics` (see `compare`)."""
+    paths, found = list(paths), []
+    for metric in list(metrics) or [""]:
+        compared = compare(paths, metric)
+        for group in compared.groups:
+            name = system if len(compared.groups) == 1 else f"{system} {group.name}"
+            found.append(_result(group, table, name.strip() or group.name, compared.metric))
+    return found
+
+
+def read(path: Path) -> list[Result]:
+    """The results in the file `path`; `DataError` names a line that is none."""
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            found.append(config_files.build(Result, json.loads(line)))
+        except (ValueError, ConfigError) as error:
+            raise DataError(f"{path}:{number}: {error}") from error
+    return found
+
+
+def append(path: Path, results: Iterable[Result]) -> None:
+    """Adds a line for each of `results`, in place of one of the same table, system and metric."""
+    key = lambda x: (x.table, x.system, x.metric)  # noqa: E731
+    lines = {key(result): result for result in (read(path) if path.is_file() else [])}
+    lines |= {key(result): result for result in results}
+    texts = (json.dumps(config_files.plain(result)) + "\n" for result in lines.values())
+    path.write_text("".join(texts), encoding="utf-8")
+
+
+def with_tables(page: Path) -> str:
+    """The text of `page` with its tables made from the results beside it.
+
+    Raises `DataError` for a table without results.
+    """
+    results = read(page.with_name(FILE)) if page.with_name(FILE).is_file() else []
+
+    def made(match: re.Match) -> str:
+        rows = [result for result in results if result.table == match[2]]
+        if not rows:
+            raise DataError(f"{page}: {FILE} has no line of the table {match[2]!r}")
+        return f"{match[1]}\n{markdown(table_of(rows))}\n\n{match[4]}"
+
+    return _MARKED.sub(made, page.read_text(encoding="utf-8"))
+
+
+def pages(root: Path) -> list[Path]:
+    """The pages in and below `root` that have such tables."""
+    found = sorted(root.rglob("*.md"))
+    return [path for path in found if _MARKED.search(path.read_text(encoding="utf-8"))]
+
+
+def table_of(results: Iterable[Result]) -> Table:
+    """A row for each result."""
+    rows = [
+        (
+            result.system,
+            result.metric,
+            "?" if result.seeds is None else str(len(result.seeds)),
+            _shown(result.score, result),
+            _shown(result.deviation, result),
+            _shown(result.interval, result),
+        )
+        for result in results
+    ]
+    return Table(("system", "metric", "seeds", "mean", "sd", "± 95 %"), rows)
+
+
+def _shown(value: float | None, result: Result) -> str:
+    """`value` with the decimals that the score has, at most two if it is 10 or more, else four."""
+    if value is None:
+        return "-"
+    most = 2 if abs(result.score) >= 10 else 4
+    known = len(repr(result.score).partition(".")[2])
+    return f"{value:,.{min(most, known)}f}"
+
+
+def _result(group: GroupScore, table: str, system: str, metric: str) -> Result:
+    first = group.runs[0]
+    environment = config_files.read_object(first.folder / "env.json")
+    devices = ", ".join(environment.get("devices", []))
+    return Result(
+        table=table,
+        system=system,
+        metric=metric,
+        score=group.mean,
+        interval=_known(group.items),
+        seeds=[run.seed for run in group.runs],
+        scores=[run.value for run in group.runs],
+        deviation=_known(group.deviation),
+        text=first.text,
+        text_sha256=first.digest or None,
+        signature=first.signature or None,
+        command=environment.get("command"),
+        config_sha256=_settings_digest(first.folder),
+        commit=_commit(environment),
+        versions={name: environment[name] for name in _VERSIONS if name in environment},
+        device=f"{devices}, {environment.get('cpus', '?')} CPU cores",
+        seconds=_seconds(first.folder, environment),
+        date=environment.get("time", "")[:10] or None,
+    )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _commit(environment: dict[str, Any]) -> str | None:
+    """The commit of the code; "changed" is added where the files were not those of the commit."""
+    commit = environment.get("git_commit")
+    return f"{commit}, changed" if commit and environment.get("git_changed") else commit
+
+
+def _seconds(folder: Path, environment: dict[str, Any]) -> float | None:
+    """The time of a training that was started once; None of one that was resumed."""
+    if environment.get("earlier") or "time" not in environment:
+        return None
+    started = datetime.fromisoformat(environment["time"]).timestamp()
+    return float(np.round((folder / "scores.json").stat().st_mtime - started))
+
+
+def _settings_digest(folder: Path) -> str:
+    settings = {k: v for k, v in settings_of(folder).items() if k not in FREE}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

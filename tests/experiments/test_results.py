@@ -1,0 +1,81 @@
+"""Every reported number in a table has a line that says where it comes from."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from experiments import results
+from experiments.harness.comparison import evidence
+from jaxformer.errors import DataError
+from tests.experiments.finished_runs import sentences, worse, write_run
+
+PAGES = evidence.pages(results.ROOT)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A copy of a page of ours with its results."""
+    folder = tmp_path_factory.mktemp("page")
+    for path in (PAGES[0], PAGES[0].with_name(evidence.FILE)):
+        shutil.copy(path, folder)
+    return folder / PAGES[0].name
+
+
+def test_the_tables_of_the_pages_are_those_that_their_results_make():
+    assert {path.parent.name for path in PAGES} >= {"translation", "language_modelling"}
+    results.main(results.ResultsOptions(check=True))
+
+
+def test_a_number_without_a_line_is_found(page):
+    text = page.read_text()
+    assert evidence.with_tables(page) == text
+    page.write_text(text.replace("1.447", "1.446"))
+    assert evidence.with_tables(page) == text != page.read_text()
+    page.write_text(text.replace("results: quality", "results: better"))
+    with pytest.raises(DataError, match="results.jsonl has no line of the table 'better'"):
+        evidence.with_tables(page)
+
+
+def test_a_line_names_every_field_and_a_wrong_one_is_named(tmp_path):
+    names = {field.name for field in dataclasses.fields(evidence.Result)}
+    for path in PAGES:
+        for line in path.with_name(evidence.FILE).read_text().splitlines():
+            assert json.loads(line).keys() == names
+    path = tmp_path / evidence.FILE
+    path.write_text('{"table": "a", "system": "b", "metric": "c", "score": "high"}\n')
+    with pytest.raises(DataError, match='results.jsonl:1: score is "high", but must be float'):
+        evidence.read(path)
+
+
+def test_a_recorded_run_has_all_that_is_known_of_it(tmp_path, monkeypatch, capsys):
+    text = sentences(29, seed=1)
+    environment = {"python": "3.11.7", "jax": "0.10.2", "command": "python -m x", "cpus": 2}
+    environment |= {"devices": ["cpu:cpu"], "git_commit": "ab12", "git_changed": True}
+    environment |= {"time": "2026-11-22T10:00:00+00:00", "earlier": []}
+    for seed in (0, 1):
+        run = write_run(
+            tmp_path / "translation" / f"s{seed}", worse(text, 0.3, seed), text, seed=seed
+        )
+        (run / "env.json").write_text(json.dumps(environment))
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    page = tmp_path / "translation" / "README.md"
+    page.write_text("before\n<!-- results: own -->\n<!-- end -->\nafter\n")
+    options = results.ResultsOptions(
+        runs=(str(tmp_path / "translation"),), table="own", system="toy", metrics=("bleu", "exact")
+    )
+    for _ in range(2):  # recorded again, a line takes the place of the old one
+        results.main(options)
+    bleu, exact = evidence.read(tmp_path / "translation" / evidence.FILE)
+    assert bleu.seeds == [0, 1] and bleu.score == sum(bleu.scores) / 2 and bleu.interval > 0
+    assert bleu.commit == "ab12, changed" and bleu.versions == {"python": "3.11.7", "jax": "0.10.2"}
+    assert bleu.device == "cpu:cpu, 2 CPU cores" and bleu.command == "python -m x"
+    assert bleu.seconds > 0 and bleu.date == "2026-11-22" and "tok:13a" in bleu.signature
+    assert len(bleu.config_sha256) == len(bleu.text_sha256) == 64 and exact.signature is None
+    row = f"| toy | bleu | 2 | {bleu.score:.2f} | {bleu.deviation:.2f} | {bleu.interval:.2f} |"
+    assert row in page.read_text() and page.read_text().endswith("after\n")
+    page.write_text(page.read_text().replace("toy", "another"))
+    with pytest.raises(DataError, match="has a table that its results do not make: run python -m"):
+        results.main(dataclasses.replace(options, check=True))
+    capsys.readouterr()
