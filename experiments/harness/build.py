@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from jaxformer.nn.positions import MakePositionScheme
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.training import optimizer
 from jaxformer.training.losses import Loss
-from jaxformer.training.train_step import Metrics, make_eval_step
+from jaxformer.training.train_step import Metrics, TrainState, init_train_state, make_eval_step
 
 M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C")
@@ -130,6 +130,21 @@ def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
     return model.init(rng, *inputs)["params"]
 
 
+def make_first_state(
+    model: nn.Module, training: TrainingConfig, rates: OptimizerConfig
+) -> Callable[..., TrainState]:
+    """f(init_rng, rng, learning_rate, *inputs of the model) -> the state before the first step."""
+
+    def first_state(
+        init_rng: jax.Array, rng: jax.Array, learning_rate: jax.Array, *inputs: jax.Array
+    ) -> TrainState:
+        params = init_params(model, init_rng, *inputs)
+        at_rate = build_optimizer(rates, learning_rate)
+        return init_train_state(params, at_rate, rng, ema=training.ema_decay > 0)
+
+    return first_state
+
+
 def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
     """What makes the loss of a model: the function that `training` names, or `default`.
 
@@ -208,20 +223,24 @@ def custom_metrics(
     return {f"validation_{name}": value / tokens for name, value in sums.items()}
 
 
-def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """The optimizer, with the schedule that `config` names."""
-    return optimizer.make_optimizer(config, _build_schedule(config))
+def build_optimizer(
+    config: OptimizerConfig, learning_rate: Float[jax.Array, ""] | None = None
+) -> optax.GradientTransformation:
+    """The optimizer, with the schedule that `config` names.
+
+    `learning_rate` takes the place of the peak in `config`, unless the schedule is your own.
+    """
+    return optimizer.make_optimizer(config, _custom_schedule(config), learning_rate)
 
 
 def learning_rates(config: OptimizerConfig) -> Float[np.ndarray, " updates"]:
     """The learning rate of each of the `total_steps` updates."""
-    return np.asarray(jax.vmap(_build_schedule(config))(jnp.arange(config.total_steps)))
+    schedule = _custom_schedule(config) or optimizer.make_schedule(config)
+    return np.asarray(jax.vmap(schedule)(jnp.arange(config.total_steps)))
 
 
-def _build_schedule(config: OptimizerConfig) -> optax.Schedule:
-    if config.schedule in get_args(optimizer.ScheduleName):
-        return optimizer.make_schedule(config)
-    return resolve(config.schedule, "schedule")(config)
+def _custom_schedule(config: OptimizerConfig) -> optax.Schedule | None:
+    return resolve(config.schedule, "schedule")(config) if is_own(config.schedule) else None
 
 
 def check(config: Any) -> None:

@@ -1,7 +1,7 @@
 """The options that all experiments share: where a run is made, how it trains, its optimizer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
@@ -80,6 +80,12 @@ class TrainingConfig:
                 "given: leave out --training.remat, and use flax.linen.remat in your module"
             )
 
+    def compiled(self) -> "TrainingConfig":
+        """The settings that a program depends on: seed, intervals and patience have defaults."""
+        names = ("seed", "log_every", "save_every", "evaluate_every", "patience")
+        defaults: dict[str, Any] = {x.name: x.default for x in fields(self) if x.name in names}
+        return replace(self, **defaults)
+
 
 @dataclass(frozen=True)
 class OptimizerConfig(optimizer.OptimizerConfig):
@@ -91,6 +97,10 @@ class OptimizerConfig(optimizer.OptimizerConfig):
     def __post_init__(self):
         super().__post_init__()
         _check_name(self, "schedule", get_args(optimizer.ScheduleName))
+
+    def compiled(self) -> "OptimizerConfig":
+        """The settings that a program depends on: the peak rate is data, or your schedule's."""
+        return self if is_own(self.schedule) else replace(self, learning_rate=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

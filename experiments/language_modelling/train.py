@@ -6,11 +6,13 @@ The same command again resumes. Everything is kept in runs/language_modelling/NA
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jax
 from flax import linen as nn
+from jax.tree_util import Partial
 
 from experiments.harness import (
     build,
@@ -33,7 +35,12 @@ from experiments.harness.planning import peak_of
 from experiments.harness.preemption import asked_to_stop
 from experiments.harness.profiling import profiled
 from experiments.harness.prompting import mark
-from experiments.harness.training_config import record_environment, start_process
+from experiments.harness.training_config import (
+    OptimizerConfig,
+    TrainingConfig,
+    record_environment,
+    start_process,
+)
 from experiments.language_modelling.evaluation import (
     answer_prompts,
     batch_losses,
@@ -62,7 +69,8 @@ from experiments.language_modelling.prepare import (
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import CountedJit, Strategy
-from jaxformer.training.train_step import TrainState, init_train_state
+from jaxformer.training.losses import Loss
+from jaxformer.training.train_step import TrainState
 
 
 def main(config: LanguageConfig) -> None:
@@ -169,24 +177,33 @@ def assemble(
     config: LanguageConfig, model: nn.Module, batch: Any, devices: Strategy
 ) -> tuple[Callable[[], TrainState], CountedJit]:
     """What makes the first state of `model`, and its compiled step on batches like `batch`."""
-    training, optimizer = config.training, build.build_optimizer(config.optimizer)
     task = objective(config)
-    init_rng, rng = jax.random.split(jax.random.key(training.seed))
-    inputs = [leaf[:2] for leaf in task.inputs(batch)]
+    init_rng, rng = jax.random.split(jax.random.key(config.training.seed))
+    first_state, step = programs(
+        model, devices, task.loss, config.training.compiled(), config.optimizer.compiled()
+    )
+    inputs = (leaf[:2] for leaf in task.inputs(batch))
+    return Partial(first_state, init_rng, rng, config.optimizer.learning_rate, *inputs), step
 
-    def make_state() -> TrainState:
-        params = build.init_params(model, init_rng, *inputs)
-        return init_train_state(params, optimizer, rng, ema=training.ema_decay > 0)
 
+@lru_cache(maxsize=8)
+def programs(
+    model: nn.Module,
+    devices: Strategy,
+    loss: Callable[..., Loss],
+    training: TrainingConfig,
+    rates: OptimizerConfig,
+) -> tuple[Callable[..., TrainState], CountedJit]:
+    """What makes a first state, and the compiled step, of runs whose seed and rate are data."""
     step = devices.step(
-        build.build_loss(training, task.loss)(model, loss_chunk=training.loss_chunk),
-        optimizer,
+        build.build_loss(training, loss)(model, loss_chunk=training.loss_chunk),
+        build.build_optimizer(rates),
         grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decay,
         gather_at=training.gather_at,
         gather_dtype=model.config.dtype,
     )
-    return make_state, step
+    return build.make_first_state(model, training, rates), step
 
 
 def validate(

@@ -7,9 +7,12 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any
 
 import jax
+from flax import linen as nn
+from jax.tree_util import Partial
 
 from experiments.harness import (
     build,
@@ -30,7 +33,7 @@ from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import peak_of, rows_and_length, seq2seq_flops
 from experiments.harness.preemption import asked_to_stop
 from experiments.harness.profiling import profiled
-from experiments.harness.training_config import record_environment, start_process
+from experiments.harness.training_config import OptimizerConfig, record_environment, start_process
 from experiments.harness.training_view import sample_lines
 from experiments.translation.closing import describe_run
 from experiments.translation.corpus import fingerprint
@@ -44,7 +47,7 @@ from experiments.translation.evaluation import (
 )
 from experiments.translation.load_run import LoadedRun, build_model
 from experiments.translation.prepare import Prepared, describe, prepare
-from experiments.translation.presets import PRESETS, TranslationConfig
+from experiments.translation.presets import PRESETS, TrainingConfig, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import CountedJit, Strategy
@@ -52,7 +55,7 @@ from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss
-from jaxformer.training.train_step import TrainState, init_train_state
+from jaxformer.training.train_step import TrainState
 
 METRICS = ("validation_bleu", "validation_chrf", "validation_loss")
 """The scores of each evaluation; early stopping uses the first unless another is named."""
@@ -150,28 +153,34 @@ def run_steps(
 
 
 def assemble(
-    config: TranslationConfig, model: EncoderDecoder, batch: PairBatch, devices: Strategy
+    config: TranslationConfig, model: nn.Module, batch: PairBatch, devices: Strategy
 ) -> tuple[Callable[[], TrainState], CountedJit]:
     """What makes the first state of `model`, and its compiled step on batches like `batch`."""
-    training, optimizer = config.training, build.build_optimizer(config.optimizer)
-    init_rng, rng = jax.random.split(jax.random.key(training.seed))
+    init_rng, rng = jax.random.split(jax.random.key(config.training.seed))
+    first_state, step = programs(
+        model, devices, config.training.compiled(), config.optimizer.compiled()
+    )
+    inputs = batch.source[:2], batch.target[:2, :-1]
+    return Partial(first_state, init_rng, rng, config.optimizer.learning_rate, *inputs), step
 
-    def make_state() -> TrainState:
-        params = build.init_params(model, init_rng, batch.source[:2], batch.target[:2, :-1])
-        return init_train_state(params, optimizer, rng, ema=training.ema_decay > 0)
 
+@lru_cache(maxsize=8)
+def programs(
+    model: nn.Module, devices: Strategy, training: TrainingConfig, rates: OptimizerConfig
+) -> tuple[Callable[..., TrainState], CountedJit]:
+    """What makes a first state, and the compiled step, of runs whose seed and rate are data."""
     make_loss = build.build_loss(training, seq2seq_loss)
     step = devices.step(
         make_loss(
             model, pad=PAD, label_smoothing=training.label_smoothing, loss_chunk=training.loss_chunk
         ),
-        optimizer,
+        build.build_optimizer(rates),
         grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decay,
         gather_at=training.gather_at,
         gather_dtype=model.config.dtype,
     )
-    return make_state, step
+    return build.make_first_state(model, training, rates), step
 
 
 def validate(

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.tree_util import Partial
 from jaxtyping import Int
 
 from jaxformer.distributed.counted_jit import CountedJit
@@ -63,11 +64,27 @@ class Strategy:
             i for i, group in enumerate(groups) if any(d.process_index == here for d in group)
         )
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both compile the same programs for the same devices."""
+        return isinstance(other, Strategy) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), self.mesh, self.rules, frozenset(self.compiler_options.items())
+
     def init(self, make_state: Callable[[], Any]) -> Any:
-        """The state that `make_state()` returns, each part created on the device that keeps it."""
+        """The state that `make_state()` returns, each part created on the device that keeps it.
+
+        The arguments of a `jax.tree_util.Partial` are data of the compiled program.
+        """
+        if not isinstance(make_state, Partial):
+            make_state = Partial(make_state)
         shardings = self.shardings(jax.eval_shape(make_state))
         with jax.set_mesh(self.mesh):
-            return jax.jit(make_state, out_shardings=shardings)()
+            return jax.jit(_call, out_shardings=shardings)(make_state)
 
     def abstract(self, make_state: Callable[[], Any]) -> Any:
         """What `init` returns as `jax.ShapeDtypeStruct` with shardings, for restoring onto."""
@@ -309,6 +326,10 @@ def sharded(
     changes one. Explicit axes are used as Auto axes.
     """
     return Strategy(mesh, rules, compiler_options=compiler_options)
+
+
+def _call(function: Callable[[], Any]) -> Any:
+    return function()
 
 
 def _row_spec(leaf: Any) -> PartitionSpec:

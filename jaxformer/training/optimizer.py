@@ -3,11 +3,12 @@
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Float
 
 from jaxformer.config import check_at_least, check_choices, check_fraction
 from jaxformer.errors import ConfigError
@@ -82,24 +83,35 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
     It rises linearly to `learning_rate` at update number `warmup_steps`. A cosine ends at update
     number `total_steps`.
     """
-    peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
+    relative = _relative_schedule(config)
+    return lambda count: config.learning_rate * relative(count)
+
+
+def _relative_schedule(config: OptimizerConfig) -> optax.Schedule:
+    """The learning rate divided by its peak, as a function of the number of updates done."""
+    warmup = max(config.warmup_steps, 1)
     if config.schedule == "inverse_square_root":
-        return inverse_square_root(peak, warmup)
+        return inverse_square_root(1.0, warmup)
     if config.schedule == "cosine":
-        final = peak * config.min_lr_ratio
-        schedule = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, config.total_steps, final)
+        schedule = optax.warmup_cosine_decay_schedule(
+            0.0, 1.0, warmup, config.total_steps, config.min_lr_ratio
+        )
     else:
-        schedule = optax.warmup_constant_schedule(0.0, peak, warmup)
+        schedule = optax.warmup_constant_schedule(0.0, 1.0, warmup)
     # The first update has number 1, so its rate is not 0.
     return lambda count: schedule(count + 1)
 
 
 def make_optimizer(
-    config: OptimizerConfig, schedule: optax.Schedule | None = None
+    config: OptimizerConfig,
+    schedule: optax.Schedule | None = None,
+    learning_rate: Float[jax.Array, ""] | None = None,
 ) -> optax.GradientTransformation:
     """An optimizer that clips by global norm, applies the rule, the weight decay and the rate.
 
-    `schedule` takes the place of `make_schedule(config)`.
+    `schedule` takes the place of `make_schedule(config)`. Without one, the peak learning rate is
+    data: `init` writes `learning_rate` (default: that of `config`), which may be traced, into the
+    state, and `update` reads it there, so that one compiled step serves all rates.
 
     The update rules:
 
@@ -118,8 +130,35 @@ def make_optimizer(
     parts.append(_RULES[config.name](config))
     if config.weight_decay > 0:
         parts.append(optax.add_decayed_weights(config.weight_decay, matrix_mask))
-    parts.append(optax.scale_by_learning_rate(schedule or make_schedule(config)))
+    if schedule is None:
+        peak = config.learning_rate if learning_rate is None else learning_rate
+        parts.append(_scale_by_peak(peak, _relative_schedule(config)))
+    else:
+        parts.append(optax.scale_by_learning_rate(schedule))
     return optax.chain(*parts)
+
+
+class RateState(NamedTuple):
+    """The peak learning rate, and the number of updates done."""
+
+    learning_rate: jax.Array
+    num_updates: jax.Array
+
+
+def _scale_by_peak(
+    peak: float | jax.Array, relative: optax.Schedule
+) -> optax.GradientTransformation:
+    """Scales updates by -learning_rate * relative(num_updates); both are kept in the state."""
+
+    def init(params: Params) -> RateState:
+        return RateState(jnp.asarray(peak, jnp.float32), jnp.zeros((), jnp.int32))
+
+    def update(updates: Params, state: Any, params: Params = None) -> tuple[Params, optax.OptState]:
+        rate = -state.learning_rate * relative(state.num_updates)
+        updates = jax.tree.map(lambda x: rate.astype(x.dtype) * x, updates)
+        return updates, state._replace(num_updates=optax.safe_increment(state.num_updates))
+
+    return optax.GradientTransformation(init, update)
 
 
 def _adam(config: OptimizerConfig) -> optax.GradientTransformation:

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.harness.checkpoint_selection import TrainResult, read_result
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
-from experiments.language_modelling.train import train
+from experiments.language_modelling.train import assemble, programs, train
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
 
@@ -48,6 +48,28 @@ def test_several_runs_in_one_process_return_their_folders_and_scores(config):
         assert set(result.steps) <= set(Checkpoints(result.folder / "checkpoints").steps())
     assert [result.folder.name for result in (first, second, third)] == ["first", "second", "third"]
     assert first.scores == third.scores and first.scores != second.scores
+
+
+def test_runs_that_differ_in_seed_and_learning_rate_share_one_compiled_step(config, monkeypatch):
+    steps = []
+
+    def counted(*args):
+        make_state, step = assemble(*args)
+        steps.append(step)
+        return make_state, step
+
+    programs.cache_clear()
+    monkeypatch.setattr("experiments.language_modelling.train.assemble", counted)
+    rates = {
+        f"rate{seed}": replace(config.optimizer, learning_rate=rate)
+        for seed, rate in enumerate((1e-2, 1e-3, 1e-4))
+    }
+    runs = [
+        train(replace(with_seed(config, seed, name), optimizer=rates[name]))
+        for seed, name in enumerate(rates)
+    ]
+    assert steps[0] is steps[1] is steps[2] and steps[0].num_compiled == 1
+    assert len({run.scores["loss"] for run in runs}) == 3
 
 
 def test_a_finished_run_gives_its_result_again(config):

@@ -68,6 +68,36 @@ def test_without_warm_up_the_first_update_is_made_at_the_full_rate(name):
     close(make_schedule(config)(0), 0.3)
 
 
+@pytest.mark.parametrize("name", ["inverse_square_root", "cosine", "constant"])
+def test_one_compiled_update_serves_all_learning_rates(name):
+    base = OptimizerConfig(name, warmup_steps=3, total_steps=11)
+    update = jax.jit(make_optimizer(base).update)
+    params = {"kernel": jnp.linspace(-1.0, 1.0, 35).reshape(7, 5)}
+    for peak in (0.3, 0.02, 1e-4):
+        config = replace(base, learning_rate=peak)
+        schedule, sign = make_schedule(config), jnp.sign(params["kernel"])
+        state = make_optimizer(config).init(params)
+        for count in range(5):
+            updates, state = update(params, state)
+            close(updates["kernel"], -schedule(count) * sign, rtol=1e-4)
+    assert update._cache_size() == 1
+
+
+def test_a_peak_rate_given_as_data_takes_the_place_of_the_configs():
+    config, params = OptimizerConfig(learning_rate=0.3), {"kernel": jnp.ones((5, 3))}
+    traced = jax.jit(lambda rate: make_optimizer(config, learning_rate=rate).init(params))
+    given, expected = traced(0.02), make_optimizer(replace(config, learning_rate=0.02)).init(params)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, given, expected))
+
+
+def test_a_schedule_of_ones_own_decides_the_rate_alone():
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=0.3), lambda count: 0.5 / (count + 1))
+    params = {"kernel": jnp.ones((5, 3))}
+    updates, state = optimizer.update(params, optimizer.init(params))
+    close(updates["kernel"], -0.5)
+    close(optimizer.update(params, state)[0]["kernel"], -0.25)
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
