@@ -1,14 +1,21 @@
 """The attention weights of a sentence, with the tokens at both sides."""
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from experiments.harness.terminal_drawing import heat_map
 from jaxformer.errors import ConfigError
+from jaxformer.nn.inspection import read_taps, tap_names, with_attention_weights
 from jaxformer.text.tokenizers import Tokenizer
+
+_PLACE = re.compile(r"(\w+)/blocks_(\d+)/(\w+)/weights$")
 
 
 class AttentionView(NamedTuple):
@@ -20,27 +27,36 @@ class AttentionView(NamedTuple):
     weights: Float[np.ndarray, "layers heads T S"]
 
 
-def stacked(part: Mapping[str, Any], name: str) -> Float[np.ndarray, "layers heads T S"]:
-    """The weights of the first row of a batch in each block of `part`.
+def read_weights(
+    model: Any, params: Any, *inputs: Int[np.ndarray, "B T"] | Bool[np.ndarray, "B T"]
+) -> dict[str, Float[np.ndarray, "layers heads T S"]]:
+    """The attention weights of the first row of a batch.
 
-    `part` holds the blocks of one stack among the intermediates of `model.apply`; `name` is
-    "attention" or "cross_attention".
+    They are named by stack and kind: "encoder/attention", "decoder/attention" and
+    "decoder/cross_attention".
     """
-    blocks = _blocks(part)
-    if not blocks:
+    model = with_attention_weights(model)
+    names = [name for name in tap_names(model) if _PLACE.search(name)]
+    if not names:
         raise ConfigError(
-            "the model's blocks are not named blocks_0, blocks_1, ..., or record no attention "
+            "the model's blocks are not named blocks_0, blocks_1, ..., or have no attention "
             "weights: attention can be drawn for the library's own block only"
         )
-    numbers = sorted(blocks, key=lambda block: int(block.removeprefix("blocks_")))
-    return np.stack([np.asarray(blocks[i][name]["attention_weights"][0][0]) for i in numbers])
+    _, values = jax.jit(partial(read_taps, model, names=names))(params, *inputs)
+    return stacked(values)
 
 
-def _blocks(part: Mapping[str, Any]) -> dict[str, Any]:
-    """The blocks in `part`, or in the first of its parts that has some."""
-    found = {key: value for key, value in part.items() if key.startswith("blocks_")}
-    inner = (_blocks(value) for value in part.values() if isinstance(value, Mapping))
-    return found or next(filter(None, inner), {})
+def stacked(values: Mapping[str, Any]) -> dict[str, Float[np.ndarray, "layers heads T S"]]:
+    """The weights of the first row of a batch among `values`, in the order of their layers."""
+    found: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
+    for name, value in values.items():
+        if place := _PLACE.search(name):
+            stack, layer, kind = place.groups()
+            found[f"{stack}/{kind}"][int(layer)] = np.asarray(value[0])
+    return {
+        name: np.stack([weights for _, weights in sorted(layers.items())])
+        for name, layers in found.items()
+    }
 
 
 def label(tokenizer: Tokenizer, index: int) -> str:

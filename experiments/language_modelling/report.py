@@ -6,12 +6,11 @@ The page is one file that needs no network: scores, curves, samples, an attentio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from experiments.harness import cli
-from experiments.harness.attention_views import AttentionView, label, stacked
+from experiments.harness.attention_views import AttentionView, label, read_weights
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.report import Sentence, page
 from experiments.language_modelling.evaluation import split_samples
@@ -59,14 +58,9 @@ def attend(loaded: LoadedRun, text: str) -> AttentionView:
     tokenizer, masked = loaded.tokenizer, loaded.config.objective == "masked"
     ids = _masked_ids(text, loaded) if masked else tokenizer.encode(text)
     ids = ids[: loaded.model.config.max_len]
-    state: Any
-    _, state = loaded.model.apply(
-        {"params": loaded.params}, np.array([ids]), mutable=["intermediates"]
-    )
+    (weights,) = read_weights(loaded.model, loaded.params, np.array([ids])).values()
     tokens = [label(tokenizer, index) for index in ids]
-    return AttentionView(
-        "self-attention", tokens, tokens, stacked(state["intermediates"], "attention")
-    )
+    return AttentionView("self-attention", tokens, tokens, weights)
 
 
 def _masked_ids(text: str, loaded: LoadedRun) -> list[int]:

@@ -8,12 +8,12 @@ heads is shown as well.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from experiments.harness import attention_views, cli, plots
-from experiments.harness.attention_views import AttentionView, label, stacked
+from experiments.harness.attention_views import AttentionView, label, read_weights
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.translation.load_run import Translator, load_translator
 from jaxformer.errors import ConfigError
@@ -57,27 +57,20 @@ def attend(translator: Translator, text: str) -> tuple[str, dict[Kind, Attention
         raise ConfigError("--text is blank: give a sentence")
     source = [*translator.source_tokenizer.encode(text), EOS]
     best = translator([text])[0][0]
-    state: Any
-    _, state = translator.model.apply(
-        {"params": translator.params},
-        np.array([source]),
-        np.array([[BOS, *best.ids[:-1]]]),
-        np.array([source]) != PAD,
-        mutable=["intermediates"],
-    )
-    encoder, decoder = (state["intermediates"][part] for part in ("encoder", "decoder"))
+    inputs = np.array([source]), np.array([[BOS, *best.ids[:-1]]]), np.array([source]) != PAD
+    weights = read_weights(translator.model, translator.params, *inputs)
     read: Sequence[str] = [label(translator.source_tokenizer, i) for i in source]
     given = [label(translator.target_tokenizer, i) for i in (BOS, *best.ids[:-1])]
     written = [label(translator.target_tokenizer, i) for i in best.ids]
     return best.text, {
         "cross": AttentionView(
-            "cross-attention", written, read, stacked(decoder, "cross_attention")
+            "cross-attention", written, read, weights["decoder/cross_attention"]
         ),
         "encoder": AttentionView(
-            "encoder self-attention", read, read, stacked(encoder, "attention")
+            "encoder self-attention", read, read, weights["encoder/attention"]
         ),
         "decoder": AttentionView(
-            "decoder self-attention", given, given, stacked(decoder, "attention")
+            "decoder self-attention", given, given, weights["decoder/attention"]
         ),
     }
 

@@ -4,12 +4,14 @@ from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import REMAT, Block, MakeBlock
 from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, MaskedLMOutput
+from jaxformer.nn.inspection import Patched, read_taps, tap_names, with_attention_weights
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.layers import Embedding, FeedForward, LMHead, Norm
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, EncoderOutput
 from jaxformer.nn.positions import MakePositionScheme, PositionScheme, Rotation
 from jaxformer.nn.stack import Stack
 from jaxformer.nn.stacking import stack_blocks, unstack_blocks
+from jaxformer.nn.taps import tap
 
 __all__ = [
     "REMAT",
@@ -30,11 +32,16 @@ __all__ = [
     "MaskedLanguageModel",
     "MultiHeadAttention",
     "Norm",
+    "Patched",
     "PositionScheme",
     "Rotation",
     "Stack",
     "init_cache",
     "quantize",
+    "read_taps",
     "stack_blocks",
+    "tap",
+    "tap_names",
     "unstack_blocks",
+    "with_attention_weights",
 ]

@@ -1,6 +1,7 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
 
 import math
+from functools import partial
 
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -8,13 +9,9 @@ from jaxtyping import Array, Float
 from jaxformer.config import TransformerConfig
 from jaxformer.nn.layers import Norm, dense_init, residual_init
 from jaxformer.nn.positions import Rotation, rotate
+from jaxformer.nn.taps import tap
 from jaxformer.ops import beam_cache
-from jaxformer.ops.attention import (
-    AttentionFn,
-    attention_weights,
-    check_attention_fn,
-    reference,
-)
+from jaxformer.ops.attention import AttentionFn, check_attention_fn, reference
 from jaxformer.ops.beam_cache import KeyValue
 from jaxformer.ops.dense import dense_dot_general
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -25,8 +22,9 @@ class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O.
 
     head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V). Self-attention, cross-attention and cached
-    decoding differ only in where keys and values come from. With `mutable=["intermediates"]` the
-    weights [B, N, T, S] are recorded as `attention_weights`.
+    decoding differ only in where keys and values come from. Values to read and replace: `queries`
+    [R, T, N, H], `keys` [B, S, K, H], `values` [B, S, K, Hv], `weights` [B, N, T, S] with
+    `reference` only, `heads` [R, T, N, Hv], `output` [R, T, D].
     """
 
     config: TransformerConfig
@@ -63,7 +61,8 @@ class MultiHeadAttention(nn.Module):
         """Keys [B, S, K, H], rotated by `rotation`, and values [B, S, K, Hv] of `x`."""
         k = self.key(x)
         k = self.key_norm(k) if self.config.query_key_norm else k
-        return KeyValue(rotate(k, rotation), self.value(x))
+        k, v = tap(self, "keys", rotate(k, rotation)), tap(self, "values", self.value(x))
+        return KeyValue(k, v)
 
     def __call__(
         self,
@@ -85,21 +84,17 @@ class MultiHeadAttention(nn.Module):
         check_mask(mask)
         q = self.query(x)
         q = rotate(self.query_norm(q) if self.config.query_key_norm else q, rotation)
+        attend = self.attention_fn
+        if attend is reference:
+            attend = partial(reference, on_weights=partial(tap, self, "weights"))
         name = "/".join((*self.path, "weights"))
         heads = beam_cache.attend(
-            self._attention,
-            q,
+            attend,
+            tap(self, "queries", q),
             kv,
             mask,
             scale=1.0 / math.sqrt(self.config.key_size),
             bias=bias,
             dropout=Dropout(dropout_rng, name, self.config.attention_dropout_rate),
         )
-        return self.out(heads)
-
-    def _attention(self, q, k, v, mask, *, scale, bias, dropout) -> Float[Array, "B T N Hv"]:
-        """`attention_fn`, and its weights recorded if they are asked for."""
-        if self.is_mutable_collection("intermediates"):
-            weights = attention_weights(q, k, mask, scale=scale, bias=bias)
-            self.sow("intermediates", "attention_weights", weights)
-        return self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+        return tap(self, "output", self.out(tap(self, "heads", heads)))

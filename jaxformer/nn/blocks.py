@@ -11,6 +11,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.layers import FeedForward, Norm
 from jaxformer.nn.positions import Rotation
+from jaxformer.nn.taps import tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -24,7 +25,8 @@ class Block(nn.Module):
     """Self-attention, cross-attention if `cross`, feed-forward; each with residual and norm.
 
     Post-norm (Vaswani et al. 2017, section 3.1): x = norm(x + dropout(f(x))). Pre-norm:
-    x = x + dropout(f(norm(x))).
+    x = x + dropout(f(norm(x))). Values to read and replace: x [R, T, D] after each of the three,
+    `after_attention`, `after_cross_attention` and `after_feed_forward`.
     """
 
     config: TransformerConfig
@@ -66,14 +68,16 @@ class Block(nn.Module):
             layer_cache = write(layer_cache, kv, mask.offset)
             kv = read(layer_cache)
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
-        x = self._after(self.attention_norm, x, y, dropout_rng)
+        x = tap(self, "after_attention", self._after(self.attention_norm, x, y, dropout_rng))
         if self.cross:
             h = self._before(self.cross_attention_norm, x)
             y = self.cross_attention(h, encoder_kv, encoder_mask, dropout_rng=dropout_rng)
             x = self._after(self.cross_attention_norm, x, y, dropout_rng)
+            x = tap(self, "after_cross_attention", x)
         h = self._before(self.feed_forward_norm, x)
         y = self.feed_forward(h, dropout_rng)
-        return self._after(self.feed_forward_norm, x, y, dropout_rng), layer_cache
+        x = tap(self, "after_feed_forward", self._after(self.feed_forward_norm, x, y, dropout_rng))
+        return x, layer_cache
 
     def _before(self, norm: Norm, x: jax.Array) -> jax.Array:
         return norm(x) if self.config.norm_placement == "pre" else x

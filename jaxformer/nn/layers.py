@@ -10,6 +10,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from jaxformer.config import TransformerConfig
+from jaxformer.nn.taps import tap
 from jaxformer.ops.activations import ACTIVATIONS
 from jaxformer.ops.dense import dense_dot_general, logits_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -127,7 +128,8 @@ class Norm(nn.Module):
 class FeedForward(nn.Module):
     """Two linear maps with an activation between, position by position (section 3.3).
 
-    Gated (Shazeer 2020): the activation of one projection multiplies another.
+    Gated (Shazeer 2020): the activation of one projection multiplies another. Values to read and
+    replace: `hidden` [B, T, F] and `output` [B, T, D].
     """
 
     config: TransformerConfig
@@ -149,5 +151,7 @@ class FeedForward(nn.Module):
         else:
             hidden = activation(dense(config.d_ff, kernel_init=init, name="up")(x))
         name = "/".join((*self.path, "hidden"))
+        hidden = tap(self, "hidden", hidden)
         hidden = Dropout(dropout_rng, name, config.activation_dropout_rate)(hidden)
-        return dense(config.d_model, kernel_init=residual_init(config), name="down")(hidden)
+        down = dense(config.d_model, kernel_init=residual_init(config), name="down")
+        return tap(self, "output", down(hidden))

@@ -16,6 +16,7 @@ from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.layers import Embedding, LMHead, dense_init
 from jaxformer.nn.positions import MakePositionScheme
 from jaxformer.nn.stack import Stack
+from jaxformer.nn.taps import tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import store
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -60,7 +61,7 @@ class DecodingModel(Model):
 
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
-        return self.output(hidden, self.embedding)
+        return tap(self, "logits", self.output(hidden, self.embedding))
 
     def decode_step(
         self, tokens: Int[AnyArray, "B W T"], cache: Cache

@@ -15,13 +15,14 @@ from jaxformer.nn.cache import Cache
 from jaxformer.nn.layers import Norm
 from jaxformer.nn.positions import POSITION_SCHEMES, MakePositionScheme, PositionScheme, Rotation
 from jaxformer.nn.stacking import STACKED
+from jaxformer.nn.taps import INTERMEDIATES, REPLACEMENTS, tap
 from jaxformer.ops.attention import AttentionFn, check_attention_fn, reference
 from jaxformer.ops.beam_cache import KeyValue, LayerCache, read
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask
 
 _LAYER_AXIS: dict[str, Any] = {
-    "variable_axes": {"params": 0, "intermediates": 0},
+    "variable_axes": {"params": 0, INTERMEDIATES: 0, REPLACEMENTS: 0},
     "split_rngs": {"params": True},
 }
 
@@ -36,7 +37,8 @@ class Stack(nn.Module):
 
     `block` makes each block; it is one of `REMAT` or your own, which is called as `Block` is.
     `position_scheme` makes your own scheme, with `config.positions` "none"; None means the scheme
-    that `config.positions` names.
+    that `config.positions` names. Values to read and replace: `input` [R, T, D], embeddings with
+    positions, and `output` [R, T, D].
     """
 
     config: TransformerConfig
@@ -97,6 +99,7 @@ class Stack(nn.Module):
             mask &= AttentionMask(causal=True, offset=mask.offset, window=window)
         length = x.shape[1] if cache is None else cache.max_length
         x, rotation, bias = self._with_positions(x, mask, positions, length)
+        x = tap(self, "input", x)
         x = Dropout(dropout_rng, "/".join((*self.path, "input")), self.config.dropout_rate)(x)
 
         def apply_block(
@@ -122,6 +125,7 @@ class Stack(nn.Module):
         )
         if self.config.norm_placement == "pre":
             x = self.final_norm(x)
+        x = tap(self, "output", x)
         return x, None if cache is None else cache.advance(layers, x.shape[1])
 
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:

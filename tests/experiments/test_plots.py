@@ -67,11 +67,9 @@ def test_uniform_weights_have_the_most_entropy_and_one_weight_none():
 
 
 def test_blocks_are_stacked_in_the_order_of_their_numbers():
-    part = {
-        f"blocks_{i}": {"attention": {"attention_weights": (np.full((1, 2, 3, 3), i),)}}
-        for i in (10, 2, 0)
-    }
-    assert attention_views.stacked(part, "attention")[:, 0, 0, 0].tolist() == [0, 2, 10]
+    values = {f"encoder/blocks_{i}/attention/weights": np.full((1, 2, 3, 3), i) for i in (10, 2, 0)}
+    found = attention_views.stacked(values)["encoder/attention"]
+    assert found[:, 0, 0, 0].tolist() == [0, 2, 10]
 
 
 def write_run(folder, metrics, **settings):

@@ -69,7 +69,7 @@ def test_heads_need_not_divide_d_model(case, leaf_shapes):
 def test_weights_on_request_sum_to_one_and_make_the_output(case, assert_equal):
     mask = AttentionMask(padding_mask=np.arange(S) < np.array([[7], [3]]))
     out, recorded = case.apply(case.x, case.y, mask, mutable=["intermediates"])
-    (weights,) = recorded["intermediates"]["attention_weights"]
+    (weights,) = recorded["intermediates"]["weights"]
     assert weights.shape == (B, 6, T, S)
     assert_equal(np.sum(weights, -1), np.ones((B, 6, T)), 1e-6)
     assert np.all(np.asarray(weights)[1, :, :, 3:] == 0)

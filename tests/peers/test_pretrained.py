@@ -217,7 +217,7 @@ def test_each_vector_and_weight_is_theirs(pair, assert_equal):
     expected = pair.expected
     for given, wanted in zip(pair.found, outputs(expected), strict=True):
         assert_equal(given, wanted.detach())
-    for given, wanted in zip(seen(pair, "attention_weights"), expected.attentions, strict=True):
+    for given, wanted in zip(seen(pair, "weights"), expected.attentions, strict=True):
         assert_equal(given, wanted.detach())
     final, *blocks = seen(pair, "__call__")
     for given, wanted in zip([*blocks[:-1], final], expected.hidden_states[1:], strict=True):

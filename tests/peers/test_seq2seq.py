@@ -218,7 +218,7 @@ def test_attention_weights_are_theirs(said, heard, valid, assert_equal):
         ("decoder", "cross_attention", said.cross_attentions),
     ):
         for i, weights in enumerate(theirs):
-            ours = np.asarray(heard[1][stack][f"blocks_{i}"][part]["attention_weights"][0])
+            ours = np.asarray(heard[1][stack][f"blocks_{i}"][part]["weights"][0])
             there = valid if stack == "encoder" else np.ones((B, T), bool)
             here = np.broadcast_to(there[:, None], ours.shape[:3])
             assert_equal(ours[here], weights.numpy()[here])

@@ -100,7 +100,7 @@ def test_multihead_attention_is_ours(torch, assert_equal, name, bias):
     model = MultiHeadAttention(config(use_bias=bias))
     found, sown = model.apply({"params": params}, x, method=attend, mutable=["intermediates"])
     assert_equal(found, expected)
-    (ours,) = sown["intermediates"]["attention_weights"]
+    (ours,) = sown["intermediates"]["weights"]
     assert_equal(ours, weights.detach())
 
 

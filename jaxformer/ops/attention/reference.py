@@ -1,5 +1,7 @@
 """Scaled dot-product attention, softmax(q k^T * scale) v (Vaswani et al. 2017, equation 1)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -18,9 +20,12 @@ def reference(
     scale: float,
     bias: Float[Array, "#B N T S"] | None = None,
     dropout: Dropout | None = None,
+    on_weights: Callable[[Float32[Array, "B N T S"]], Float32[Array, "B N T S"]] | None = None,
 ) -> Float[Array, "B T N Hv"]:
-    """Attention that stores all weights [B, N, T, S]."""
+    """Attention that stores all weights [B, N, T, S], and passes them through `on_weights`."""
     weights = attention_weights(q, k, mask, scale=scale, bias=bias)
+    if on_weights is not None:
+        weights = on_weights(weights)
     if dropout is not None:
         weights = dropout(weights)
     return weighted_values(weights, v)

@@ -1,0 +1,23 @@
+"""A named place in a module, where a value can be recorded and replaced.
+
+The name of a value is the path of its module and a name within it, such as
+`decoder/blocks_2/feed_forward/hidden`. Replacements reach the modules as a collection of variables,
+that is, as an argument: no compiled program depends on state that its inputs do not show.
+`jaxformer.nn.inspection` lists, records and replaces values.
+"""
+
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+INTERMEDIATES = "intermediates"
+"""The collection in which values are recorded if it is mutable."""
+REPLACEMENTS = "replacements"
+"""The collection that holds a function for each value to replace."""
+
+
+def tap(module: nn.Module, name: str, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`x`, or what replaces the value `name` of `module`; recorded if asked."""
+    if module.has_variable(REPLACEMENTS, name):
+        x = module.get_variable(REPLACEMENTS, name)(x)
+    module.sow(INTERMEDIATES, name, x)
+    return x
