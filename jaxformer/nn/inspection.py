@@ -106,7 +106,7 @@ class Patched:
 
     def _variables(self) -> dict[str, Any]:
         """The replacements as a tree; those of blocks in one loop choose by the layer's number."""
-        places = flatten_dict(_places(self.model, self.inputs), sep="/")
+        places: dict[str, Any] = flatten_dict(_places(self.model, self.inputs), sep="/")
         found: dict[str, Partial] = {}
         layers: dict[str, dict[int, Replacement]] = defaultdict(dict)
         for name, function in self.replacements.items():
@@ -148,9 +148,9 @@ def _replace_in_layers(functions: dict[int, Replacement], number: Any, x: jax.Ar
 
 def _places(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
     """The shapes of a call's values as the modules record them."""
-    model = getattr(model, "model", model)  # of Int8 and Patched
-    count = 2 if isinstance(model, EncoderDecoder) else 1
-    inputs = inputs or (jax.ShapeDtypeStruct((1, 1), jnp.int32),) * count
+    model = getattr(model, "model", model)  # that of Int8 or Patched
+    token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    inputs = inputs or (token,) * (1 + isinstance(model, EncoderDecoder))
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs)
     return _traced(model, shapes)
 
@@ -173,7 +173,7 @@ def _shape_of_attention(q: Any, k: Any, v: Any, mask: Any, **_: Any) -> jax.Arra
 
 def _flat(values: Any) -> dict[str, Any]:
     """Values by name. Flax records a tuple of them, one for each call of the module."""
-    flat = flatten_dict(values, sep="/")
+    flat: dict[str, Any] = flatten_dict(values, sep="/")
     return {name: calls[0] if len(calls) == 1 else calls for name, calls in flat.items()}
 
 
