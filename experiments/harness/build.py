@@ -7,10 +7,11 @@ sampled, planned, fine-tuned and exported with what it was trained with.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jaxtyping import Float
 
 from experiments.harness import distributed
 from experiments.harness.config_files import is_own
+from experiments.harness.loggers import Logger, Loggers
 from experiments.harness.training_config import OptimizerConfig, TrainingConfig
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
@@ -33,6 +35,19 @@ from jaxformer.training.train_step import Metrics, TrainState, init_train_state,
 
 M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C")
+
+
+class Evaluation(NamedTuple):
+    """What a metric of your own is computed of."""
+
+    loaded: Any
+    """The experiment's `LoadedRun`: config, model, params and tokenizers."""
+    text: Any
+    """The text as the experiment has it: `Text` of translation, `Encoded` of language modelling."""
+    scores: Mapping[str, float]
+    """The experiment's own scores of the text."""
+    hypotheses: Sequence[str] = ()
+    """The translations of the text."""
 
 
 def resolve(name: str, kind: str) -> Any:
@@ -90,6 +105,7 @@ def with_values(
     position_scheme: MakePositionScheme | None = None,
     loss: Callable[..., Loss] | None = None,
     schedule: Callable[[OptimizerConfig], optax.Schedule] | None = None,
+    metrics: Sequence[Callable[[Evaluation], Mapping[str, float]]] | None = None,
 ) -> C:
     """The run's `config` with the names of the values given; None keeps what it says.
 
@@ -98,7 +114,11 @@ def with_values(
     run: Any = config  # the configs of the experiments share these fields, but no class
     given = {"block": block, "attention_fn": attention_fn, "loss": loss}
     given |= {"position_scheme": position_scheme}
-    names = {kind: name_of(value, kind) for kind, value in given.items() if value is not None}
+    names: dict[str, Any] = {
+        kind: name_of(value, kind) for kind, value in given.items() if value is not None
+    }
+    if metrics is not None:
+        names["metrics"] = tuple(name_of(metric, "metrics") for metric in metrics)
     changes: dict[str, Any] = {"training": replace(run.training, **names)}
     if schedule is not None:
         rate = name_of(schedule, "schedule")
@@ -208,6 +228,37 @@ def _eval_step(
     return make_eval_step(make_loss(model, **dict(options)))(params, batch)
 
 
+def own_metrics(training: TrainingConfig, evaluation: Evaluation) -> dict[str, float]:
+    """What the metrics that `training` names return: a dict of numbers each.
+
+    Raises `TypeError` for anything else, `ConfigError` for a name that is taken.
+    """
+    found: dict[str, float] = {}
+    for name in training.metrics:
+        given = resolve(name, "metrics")(evaluation)
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"the metric {name} returned a {type(given).__name__}, but it must return a dict "
+                "of numbers"
+            )
+        taken = given.keys() & (found.keys() | evaluation.scores.keys())
+        if taken:
+            raise ConfigError(f"the metric {name} returned {min(taken)!r}: this name is taken")
+        found |= {key: float(value) for key, value in given.items()}
+    return found
+
+
+def build_loggers(training: TrainingConfig, folder: Path, given: Iterable[Logger]) -> Loggers:
+    """The `given` loggers, and those that `training` names, each called with the run's `folder`.
+
+    Of several processes only the first one has them.
+    """
+    if not distributed.is_first():
+        return Loggers()
+    named = (resolve(name, "loggers")(folder) for name in training.loggers)
+    return Loggers([*given, *named])
+
+
 def custom_metrics(
     training: TrainingConfig, model: nn.Module, params: Any, batches: Iterable[Any], **options: Any
 ) -> dict[str, float]:
@@ -250,7 +301,9 @@ def check(config: Any) -> None:
     given |= {"position_scheme": training.position_scheme}
     built_in = {"attention_fn": training.attention_fn, "schedule": config.optimizer.schedule}
     given |= {kind: name for kind, name in built_in.items() if is_own(name)}
-    for kind, name in given.items():
+    several = (("metrics", name) for name in training.metrics)
+    more = (("loggers", name) for name in training.loggers)
+    for kind, name in (*given.items(), *several, *more):
         if name:
             resolve(name, kind)
 

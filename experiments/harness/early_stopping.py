@@ -70,12 +70,13 @@ class StoppingMetric(NamedTuple):
 def stopping_metric(training: TrainingConfig, known: Sequence[str]) -> StoppingMetric:
     """The metric that `training` names, or the first of `known`, those of every evaluation.
 
-    Raises `ConfigError` for another name, unless your own loss may give it, and for one of which
-    neither its name nor `training.early_stopping_mode` tells whether less or more is better.
+    Raises `ConfigError` for another name, unless your own loss or metric may give it, and for one
+    of which neither its name nor `training.early_stopping_mode` tells whether less or more is
+    better.
     """
     name = training.early_stopping_metric or known[0]
     mode: str = training.early_stopping_mode
-    if name not in known and not training.loss:
+    if name not in known and not training.loss and not training.metrics:
         raise ConfigError(
             f"early_stopping_metric={name!r} is unknown: give one of {', '.join(known)}"
         )

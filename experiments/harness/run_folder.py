@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import jax
 
 from experiments.harness import cli, config_files, distributed
+from experiments.harness.loggers import Loggers
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 from jaxformer.runtime.concurrency import cpu_count
@@ -99,13 +100,14 @@ def count(params: Any) -> int:
 class Run:
     """The folder of one run, and its log of metrics: a JSON line for each step, and TensorBoard.
 
-    If a metric cannot be written, training goes on, with one warning on stderr. TensorBoard files
-    are written where tensorboardX is installed.
+    `loggers` get the same. If a metric cannot be written, training goes on, with one warning on
+    stderr. TensorBoard files are written where tensorboardX is installed.
     """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self._path = self.folder / "metrics.jsonl"
+        self.loggers = Loggers()
         self._events: _EventFile | None = None
         self._first_step = 0
         self._torn = False
@@ -119,6 +121,7 @@ class Run:
             self._append(line.encode())
         with self.surviving("tensorboard"):
             self._write_events(int(step), numbers)
+        self.loggers.log(int(step), numbers)
 
     def add_environment(self, **facts: str) -> None:
         """Adds `facts` to what env.json says of this start."""
@@ -147,8 +150,9 @@ class Run:
         return [line for line in lines if line is not None]
 
     def close(self) -> None:
-        """Closes the TensorBoard file."""
+        """Closes the TensorBoard file and the loggers."""
         self._close_events()
+        self.loggers.close()
 
     def _warn_of_damage(self) -> None:
         whole = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []

@@ -61,6 +61,12 @@ class TrainingConfig:
     """Weight of log(Z)^2 of each token's softmax in the loss (PaLM: 1e-4); 0 disables it."""
     r_drop: float = 0.0
     """Weight of R-Drop's divergence between two passes with dropout (1 to 5); 0: one pass."""
+    metrics: tuple[str, ...] = ()
+    """Your own metrics of each evaluation, as package.module:name."""
+    loggers: tuple[str, ...] = ()
+    """Your own loggers of all metrics, as package.module:name; each is called with the folder."""
+    log_update_ratio: bool = False
+    """Logs update_ratio: the norm of each update divided by that of the parameters."""
     remat: Remat = "none"
     """What the backward pass computes again to save memory; blocks saves the most."""
     gather_at: GatherAt = "step"
@@ -138,6 +144,7 @@ class RunConfig:
         """Dotted names of the fields that may differ when the run is resumed."""
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
         training += ["attention_fn", "remat", "loss_chunk", "gather_at"]
+        training += ["metrics", "loggers", "log_update_ratio"]
         names = ["name", *RunConfig.__dataclass_fields__, *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
         endless = self.optimizer.schedule in ("inverse_square_root", "constant")

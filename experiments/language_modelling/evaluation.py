@@ -65,14 +65,25 @@ def write_losses(folder: Path, name: str, losses: Sequence[dict[str, float]]) ->
     write_table(folder / "samples" / f"{name}-losses.tsv", table)
 
 
-def custom_metrics(loaded: LoadedRun, text: Encoded) -> dict[str, float]:
-    """`build.custom_metrics` of `text`, in rows as those of the training."""
+def custom_metrics(loaded: LoadedRun, text: Encoded, found: Likelihood) -> dict[str, float]:
+    """What your own loss and metrics say of the validation `text`, whose likelihood is `found`.
+
+    The loss is computed in rows as those of the training (see `build.custom_metrics`).
+    """
     config, task = loaded.config, objective(loaded.config)
     batches = task.iterate_labelled(text.tokens, loaded.tokenizer, config, config.data.seq_len)
     chunk = config.training.loss_chunk
-    return build.custom_metrics(
+    of_loss = build.custom_metrics(
         config.training, loaded.model, loaded.params, batches, loss_chunk=chunk
     )
+    own = own_metrics(loaded, text, found)
+    return of_loss | {f"validation_{name}": value for name, value in own.items()}
+
+
+def own_metrics(loaded: LoadedRun, text: Encoded, found: Likelihood) -> dict[str, float]:
+    """`build.own_metrics` of `text`, of which `found` is the likelihood."""
+    evaluation = build.Evaluation(loaded, text, scores_of(loaded.config, found))
+    return build.own_metrics(loaded.config.training, evaluation)
 
 
 def scores_of(config: LanguageConfig, found: Likelihood) -> dict[str, float]:

@@ -4,7 +4,7 @@ The same command again resumes. Everything is kept in runs/language_modelling/NA
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +30,7 @@ from experiments.harness.early_stopping import (
     restore_newest,
     stopping_metric,
 )
+from experiments.harness.loggers import Logger
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import peak_of
 from experiments.harness.preemption import asked_to_stop
@@ -49,6 +50,7 @@ from experiments.language_modelling.evaluation import (
     join_samples,
     loss_interval,
     measure,
+    own_metrics,
     scores_of,
     total,
     write_losses,
@@ -78,13 +80,13 @@ def main(config: LanguageConfig) -> None:
     train(config)
 
 
-def train(config: LanguageConfig, **values: Callable) -> TrainResult:
+def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: Any) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and shows what the model has learned.
 
-    `values` may be a `block`, an `attention_fn`, a `position_scheme`, a `loss` and a `schedule` of
-    your own, in place of those that `config` names; the run records their names (see
-    `build.with_values`). Returns the run's folder and scores; a script may train several runs, one
-    after the other.
+    `values` may be a `block`, an `attention_fn`, a `position_scheme`, a `loss`, a `schedule` and
+    `metrics` of your own, in place of those that `config` names; the run records their names (see
+    `build.with_values`). `loggers` get all that is logged (see `Logger`). Returns the run's folder
+    and scores; a script may train several runs, one after the other.
     """
     config = build.with_values(config, **values)
     build.check(config)
@@ -95,6 +97,7 @@ def train(config: LanguageConfig, **values: Callable) -> TrainResult:
         run = run_folder.open_run(
             config.runs, "language_modelling", config.name, config, may_differ=config.free_fields()
         )
+        run.loggers = build.build_loggers(config.training, run.folder, loggers)
         record_environment(run, config, setup=setup)
         prepared = prepare(config, run.folder)
         display.say(describe(prepared))
@@ -200,6 +203,7 @@ def programs(
         build.build_optimizer(rates),
         grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decay,
+        log_update_ratio=training.log_update_ratio,
         gather_at=training.gather_at,
         gather_dtype=model.config.dtype,
     )
@@ -217,7 +221,7 @@ def validate(
     """Logs and shows the likelihood of the validation text after `step`."""
     with progress.pause("measuring the validation text"):
         found = measure(loaded, prepared.validation)
-        own = custom_metrics(loaded, prepared.validation)
+        own = custom_metrics(loaded, prepared.validation, found)
     numbers = {"validation_loss": found.loss}
     if loaded.config.objective == "causal":
         numbers["validation_bits_per_byte"] = found.bits_per_byte
@@ -262,12 +266,14 @@ def finish(
     with display.phase(f"measuring the {name} text"):
         measured = prepared.test or prepared.validation
         losses = batch_losses(loaded, measured)
-    found = total(losses, measured)
+        found = total(losses, measured)
+        own = own_metrics(loaded, measured, found)
     record = {
         "text": name,
         "text_sha256": text_digest(folder, name),
         "stride": config.data.seq_len,
         **scores_of(config, found),
+        **own,
     }
     if distributed.is_first():
         write_losses(folder, name, losses)

@@ -4,7 +4,7 @@ The same command again resumes. Everything is kept in runs/translation/NAME.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -29,6 +29,7 @@ from experiments.harness.early_stopping import (
     restore_newest,
     stopping_metric,
 )
+from experiments.harness.loggers import Logger
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import peak_of, rows_and_length, seq2seq_flops
 from experiments.harness.preemption import asked_to_stop
@@ -66,13 +67,15 @@ def main(config: TranslationConfig) -> None:
     train(config)
 
 
-def train(config: TranslationConfig, **values: Callable) -> TrainResult:
+def train(
+    config: TranslationConfig, *, loggers: Iterable[Logger] = (), **values: Any
+) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test set.
 
-    `values` may be a `block`, an `attention_fn`, a `position_scheme`, a `loss` and a `schedule` of
-    your own, in place of those that `config` names; the run records their names (see
-    `build.with_values`). Returns the run's folder and scores; a script may train several runs, one
-    after the other.
+    `values` may be a `block`, an `attention_fn`, a `position_scheme`, a `loss`, a `schedule` and
+    `metrics` of your own, in place of those that `config` names; the run records their names (see
+    `build.with_values`). `loggers` get all that is logged (see `Logger`). Returns the run's folder
+    and scores; a script may train several runs, one after the other.
     """
     config = build.with_values(config, **values)
     build.check(config)
@@ -83,6 +86,7 @@ def train(config: TranslationConfig, **values: Callable) -> TrainResult:
         run = run_folder.open_run(
             config.runs, "translation", config.name, config, may_differ=config.free_fields()
         )
+        run.loggers = build.build_loggers(config.training, run.folder, loggers)
         record_environment(run, config, setup=setup)
         prepared = prepare(config, run.folder)
         display.say(describe(prepared))
@@ -177,6 +181,7 @@ def programs(
         build.build_optimizer(rates),
         grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decay,
+        log_update_ratio=training.log_update_ratio,
         gather_at=training.gather_at,
         gather_dtype=model.config.dtype,
     )
@@ -198,6 +203,8 @@ def validate(
     with progress.pause(f"translating {len(text.source):,} sentences"):
         scores, hypotheses = evaluate(loaded, text, search, lowercased=False)
         numbers = losses(loaded, text)
+        own = build.own_metrics(training, build.Evaluation(loaded, text, scores, hypotheses))
+    numbers |= {f"validation_{name}": value for name, value in own.items()}
     scored = {f"validation_{name}": scores[name] for name in ("bleu", "chrf")}
     run.log(step, **numbers, **scored)
     watched = stopping_metric(training, METRICS)
@@ -241,8 +248,9 @@ def finish(
     lowercased = config.data.corpus == "multi30k"
     with display.phase(f"translating the {name} text"):
         scores, hypotheses = evaluate(loaded, text, config.search, lowercased=lowercased)
+        own = build.own_metrics(config.training, build.Evaluation(loaded, text, scores, hypotheses))
     record = {"text": name, "text_sha256": fingerprint(text), "search": asdict(config.search)}
-    record |= scores
+    record |= scores | own
     if distributed.is_first():
         write_samples(run.folder, name, text, hypotheses)
         (run.folder / "scores.json").write_text(json.dumps(record, indent=2) + "\n")

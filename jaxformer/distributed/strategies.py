@@ -160,6 +160,7 @@ class Strategy:
         *,
         grad_accumulation: int = 1,
         ema_decay: float = 0.0,
+        log_update_ratio: bool = False,
         gather_at: GatherAt = "step",
         gather_dtype: Any = None,
     ) -> CountedJit:
@@ -182,7 +183,7 @@ class Strategy:
         """
         if gather_at not in ("step", "use"):
             raise ConfigError(f"gather_at={gather_at!r} is unknown: give 'step' or 'use'")
-        update = make_update(optimizer, ema_decay)
+        update = make_update(optimizer, ema_decay, log_update_ratio=log_update_ratio)
 
         def sums_of(specs: Any, params: Params, batch: Batch, rng: jax.Array) -> GradientSums:
             gathering = Gathering(specs, self._axes, gather_at, gather_dtype)

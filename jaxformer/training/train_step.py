@@ -27,6 +27,7 @@ CheckedLoss = Callable[[Params, Batch, jax.Array | None], LossSums]
 """A loss that always returns auxiliary sums."""
 
 _METRICS = ("loss", "tokens", "grad_norm", "skipped", "consecutive_skips")
+_RESERVED = {*_METRICS, "update_ratio"}
 
 
 class TrainState(struct.PyTreeNode):
@@ -69,6 +70,7 @@ def make_train_step(
     *,
     grad_accumulation: int = 1,
     ema_decay: float = 0.0,
+    log_update_ratio: bool = False,
     reduce: Callable[[GradientSums], GradientSums] = lambda sums: sums,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """step(state, batch) -> (state, metrics): one update by the mean gradient over all tokens.
@@ -81,7 +83,8 @@ def make_train_step(
 
     Raises `TypeError` for a loss that returns anything else, and `ConfigError` as `make_update`.
     """
-    update, loss = make_update(optimizer, ema_decay), checked_loss(loss)
+    update = make_update(optimizer, ema_decay, log_update_ratio=log_update_ratio)
+    loss = checked_loss(loss)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         sums_of = partial(loss_and_gradient, loss, state.params, rng=dropout_key(state))
@@ -91,13 +94,18 @@ def make_train_step(
 
 
 def make_update(
-    optimizer: optax.GradientTransformation, ema_decay: float = 0.0
+    optimizer: optax.GradientTransformation,
+    ema_decay: float = 0.0,
+    *,
+    log_update_ratio: bool = False,
 ) -> Callable[[TrainState, GradientSums], tuple[TrainState, Metrics]]:
     """update(state, sums) -> (state, metrics): one update by the sums over a whole batch.
 
     Metrics: "loss" and "tokens" (sums), "grad_norm", "skipped" and "consecutive_skips" (of the new
-    state), and every auxiliary sum under its name. Add up the auxiliary sums of the steps of
-    interest, then divide them by what they count, for example by the sum of metrics["tokens"].
+    state), and every auxiliary sum under its name; with `log_update_ratio` also "update_ratio", the
+    norm of the update divided by that of the parameters before it. Add up the auxiliary sums of the
+    steps of interest, then divide them by what they count, for example by the sum of
+    metrics["tokens"].
 
     If the loss or the gradient norm is not finite, parameters, optimizer state and average keep
     their bits and only the counters change. All devices decide alike, because the sums are those of
@@ -118,8 +126,7 @@ def make_update(
         ema = state.ema
         if ema is not None:
             ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
-        # Not `optax.tree.norm`: it also squares imaginary parts, which doubles the operations.
-        norm = jnp.sqrt(optax.tree.sum(jax.tree.map(jnp.square, grads)))
+        norm = _norm(grads)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         old = state.params, state.opt_state, state.ema
         params, opt_state, ema = _select(finite, (params, opt_state, ema), old)
@@ -127,6 +134,8 @@ def make_update(
         consecutive = jnp.where(finite, 0, state.consecutive_skips + 1)
         values = total, tokens, norm, skipped, consecutive
         metrics = auxiliary | dict(zip(_METRICS, values, strict=True))
+        if log_update_ratio:
+            metrics["update_ratio"] = _norm(updates) / _norm(state.params)
         new = TrainState(state.step + 1, params, opt_state, state.rng, ema, skipped, consecutive)
         return new, metrics
 
@@ -181,7 +190,7 @@ def checked_loss(loss: Loss) -> CheckedLoss:
             )
         total, tokens = found[:2]
         auxiliary = found[2] if len(found) == 3 else {}
-        taken = set(auxiliary) & set(_METRICS)
+        taken = set(auxiliary) & _RESERVED
         if taken:
             raise TypeError(
                 f"the loss returned an auxiliary sum named {min(taken)!r}, which is a metric of "
@@ -221,6 +230,11 @@ def _check_ema(state: TrainState, ema_decay: float) -> None:
             "the state has an average, but no ema_decay was given: give a decay such as "
             "ema_decay=0.999, or make the state without ema=True"
         )
+
+
+def _norm(tree: Any) -> Scalar:
+    # Not `optax.tree.norm`: it also squares imaginary parts, which doubles the operations.
+    return jnp.sqrt(optax.tree.sum(jax.tree.map(jnp.square, tree)))
 
 
 def _select(condition: Bool[jax.Array, ""], yes: Any, no: Any) -> Any:
