@@ -33,6 +33,8 @@ from jaxformer.training import optimizer
 from jaxformer.training.losses import Loss
 from jaxformer.training.train_step import Metrics, TrainState, init_train_state, make_eval_step
 
+MakeOptimizer = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
+"""An optimizer of your own: a function of its settings and the learning rate's schedule."""
 M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C")
 
@@ -105,6 +107,7 @@ def with_values(
     position_scheme: MakePositionScheme | None = None,
     loss: Callable[..., Loss] | None = None,
     schedule: Callable[[OptimizerConfig], optax.Schedule] | None = None,
+    optimizer: MakeOptimizer | None = None,
     metrics: Sequence[Callable[[Evaluation], Mapping[str, float]]] | None = None,
 ) -> C:
     """The run's `config` with the names of the values given; None keeps what it says.
@@ -119,11 +122,10 @@ def with_values(
     }
     if metrics is not None:
         names["metrics"] = tuple(name_of(metric, "metrics") for metric in metrics)
-    changes: dict[str, Any] = {"training": replace(run.training, **names)}
-    if schedule is not None:
-        rate = name_of(schedule, "schedule")
-        changes["optimizer"] = replace(run.optimizer, schedule=rate)
-    return replace(run, **changes)
+    rates = {"schedule": schedule, "name": optimizer}
+    named = {kind: name_of(value, kind) for kind, value in rates.items() if value is not None}
+    training, rule = replace(run.training, **names), replace(run.optimizer, **named)
+    return replace(run, training=training, optimizer=rule)
 
 
 def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:
@@ -279,15 +281,22 @@ def build_optimizer(
 ) -> optax.GradientTransformation:
     """The optimizer, with the schedule that `config` names.
 
-    `learning_rate` takes the place of the peak in `config`, unless the schedule is your own.
+    `learning_rate` takes the place of the peak in `config`, unless the schedule or the optimizer is
+    your own.
     """
+    if is_own(config.name):
+        return resolve(config.name, "optimizer")(config, build_schedule(config))
     return optimizer.make_optimizer(config, _custom_schedule(config), learning_rate)
 
 
 def learning_rates(config: OptimizerConfig) -> Float[np.ndarray, " updates"]:
     """The learning rate of each of the `total_steps` updates."""
-    schedule = _custom_schedule(config) or optimizer.make_schedule(config)
-    return np.asarray(jax.vmap(schedule)(jnp.arange(config.total_steps)))
+    return np.asarray(jax.vmap(build_schedule(config))(jnp.arange(config.total_steps)))
+
+
+def build_schedule(config: OptimizerConfig) -> optax.Schedule:
+    """The schedule that `config` names."""
+    return _custom_schedule(config) or optimizer.make_schedule(config)
 
 
 def _custom_schedule(config: OptimizerConfig) -> optax.Schedule | None:
@@ -300,6 +309,7 @@ def check(config: Any) -> None:
     given = {"block": training.block, "loss": training.loss}
     given |= {"position_scheme": training.position_scheme}
     built_in = {"attention_fn": training.attention_fn, "schedule": config.optimizer.schedule}
+    built_in |= {"optimizer": config.optimizer.name}
     given |= {kind: name for kind, name in built_in.items() if is_own(name)}
     several = (("metrics", name) for name in training.metrics)
     more = (("loggers", name) for name in training.loggers)

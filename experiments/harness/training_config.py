@@ -95,18 +95,23 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig(optimizer.OptimizerConfig):
-    """The library's optimizer; the schedule may be your own."""
+    """The library's optimizer; the schedule and the whole optimizer may be your own."""
 
+    name: str = "adam"  # type: ignore[assignment]  # wider: also your own
+    """The update rule: adam, muon, lion, adafactor, or your own optimizer as package.module:name,
+    which decides on clipping and weight decay itself."""
     schedule: str = "inverse_square_root"  # type: ignore[assignment]  # wider: also your own
     """inverse_square_root, cosine, constant, or your own as package.module:name."""
 
     def __post_init__(self):
         super().__post_init__()
         _check_name(self, "schedule", get_args(optimizer.ScheduleName))
+        _check_name(self, "name", get_args(optimizer.RuleName))
 
     def compiled(self) -> "OptimizerConfig":
-        """The settings that a program depends on: the peak rate is data, or your schedule's."""
-        return self if is_own(self.schedule) else replace(self, learning_rate=0.0)
+        """The settings that a program depends on: the peak rate is data, unless you use it."""
+        own = is_own(self.schedule) or is_own(self.name)
+        return self if own else replace(self, learning_rate=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +153,7 @@ class RunConfig:
         names = ["name", *RunConfig.__dataclass_fields__, *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
         endless = self.optimizer.schedule in ("inverse_square_root", "constant")
+        endless &= not is_own(self.optimizer.name)
         return [*names, "optimizer.total_steps"] if endless else names
 
 

@@ -16,6 +16,7 @@ from jaxformer.nn.stacking import is_stacked
 from jaxformer.training.parameters import Params, flatten, layer_shape, map_with_path, matrix_mask
 
 ScheduleName = Literal["inverse_square_root", "cosine", "constant"]
+RuleName = Literal["adam", "muon", "lion", "adafactor"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class OptimizerConfig:
 
     schedule: ScheduleName = "inverse_square_root"
     """How the learning rate changes after the warm-up."""
-    name: Literal["adam", "muon", "lion", "adafactor"] = "adam"
+    name: RuleName = "adam"
     """The update rule."""
     learning_rate: float = 7e-4
     """The peak learning rate, reached at the end of the warm-up."""

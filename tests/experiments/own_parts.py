@@ -67,6 +67,11 @@ def halving(config):
     return optax.exponential_decay(config.learning_rate / 8, 1, 0.5)
 
 
+def plain_descent(config, schedule):
+    """The gradient times the learning rate, without clipping."""
+    return optax.sgd(schedule)
+
+
 def lengths(evaluation):
     """The number of ids that the model may predict, and what is left of the loss at twice of it."""
     return {"ids": evaluation.loaded.tokenizer.vocab_size, "half": evaluation.scores["loss"] / 2}

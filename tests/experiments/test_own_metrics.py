@@ -143,6 +143,80 @@ def test_the_update_ratio_is_that_of_the_norms(from_python):
     assert metrics["update_ratio"] == pytest.approx(0.1 * np.linalg.norm(gradient) / 13.0)
 
 
+def test_an_optimizer_of_ones_own_makes_the_updates(words):
+    more = "--training.log_update_ratio --optimizer.total_steps 3 --optimizer.schedule constant"
+    words = [*words, *more.split()]
+    named = ["--name", "shell-descent", "--optimizer.name", f"{HERE}:plain_descent"]
+    shell = train(cli.parse(PRESETS, [*words, *named]))
+    python = train(
+        cli.parse(PRESETS, [*words, "--name", "python-descent"]), optimizer=own_parts.plain_descent
+    )
+    lines = logged(shell.folder)
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses == [line["loss"] for line in logged(python.folder) if "loss" in line]
+    norms = [
+        line["learning_rate"] * line["grad_norm"] / line["update_ratio"]  # of the parameters
+        for line in lines
+        if "loss" in line
+    ]
+    np.testing.assert_allclose(norms, norms[0], rtol=1e-2)
+    record = json.loads((python.folder / "config.json").read_text())
+    assert record["optimizer"]["name"] == f"{HERE}:plain_descent"
+    with pytest.raises(ConfigError, match="name='adan' is unknown: give one of adam, muon"):
+        replace(PRESETS["python_stdlib"].optimizer, name="adan")
+
+
+def test_one_file_outside_of_the_project_holds_all_that_is_ones_own(words, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"training.loss": "my_loss", "training.position_scheme": "MyPositions"}
+    options |= {"training.metrics": "my_metric", "training.loggers": "MyLogger"}
+    options |= {"optimizer.schedule": "my_schedule", "optimizer.name": "my_optimizer"}
+    more = [word for key, name in options.items() for word in (f"--{key}", f"mine:{name}")]
+    config = cli.parse(PRESETS, [*words, *more, "--name", "mine", "--optimizer.total_steps", "2"])
+    folder = train(replace(config, training=replace(config.training, evaluate_every=1))).folder
+    assert (folder / "mine.txt").read_text().splitlines() == ["1", "2"]
+    lines = logged(folder)
+    assert [line["learning_rate"] for line in lines if "loss" in line] == [0.25, 0.125]
+    validation = [line for line in lines if "validation_loss" in line][0]
+    assert validation["validation_twice"] == 2 * validation["validation_loss"]
+    assert validation["validation_custom_loss"] == pytest.approx(3 * validation["validation_loss"])
+
+
+FILE = """
+import optax
+from jaxformer import PositionScheme, causal_loss
+
+class MyPositions(PositionScheme):
+    pass
+
+def my_loss(model, **options):
+    loss = causal_loss(model, **options)
+    def tripled(params, batch, rng):
+        nats, tokens = loss(params, batch, rng)
+        return 3 * nats, tokens
+    return tripled
+
+def my_schedule(config):
+    return optax.exponential_decay(0.25, 1, 0.5)
+
+def my_optimizer(config, schedule):
+    return optax.sgd(schedule)
+
+def my_metric(evaluation):
+    return {"twice": 2 * evaluation.scores["loss"]}
+
+class MyLogger:
+    def __init__(self, folder):
+        self.path = folder / "mine.txt"
+
+    def log(self, step, metrics):
+        if "loss" in metrics:
+            with self.path.open("a") as file:
+                print(step, file=file)
+"""
+
+
 def test_a_run_without_loggers_logs_as_before(tmp_path):
     run = Run(tmp_path)
     run.log(3, loss=2.0)
