@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from experiments.harness import checkpoint_selection, cli, prompting, run_folder
+from experiments.harness import cli, prompting, run_folder
 from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness.decoding_options import load_members, run_folders
 from experiments.harness.text_io import RULE, read_text
 from experiments.language_modelling.load_run import LoadedRun, load_objective
 from experiments.language_modelling.presets import LanguageConfig
@@ -19,6 +20,7 @@ from jaxformer import pipelines
 from jaxformer.config import check_at_least
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
+from jaxformer.nn.ensemble import EnsembleMean
 from jaxformer.pretrained import is_pretrained, load_eos
 
 _RUN = "runs/language_modelling/python_stdlib"
@@ -29,13 +31,16 @@ class SampleOptions(SamplingConfig, RunOptions):
     """The run, the prompts, and how they are continued; by default as the run says."""
 
     run: str = _RUN
-    """The folder of a causal run, or of pretrained weights."""
+    """The folder of a causal run, or of pretrained weights; several folders, separated by commas,
+    write as one ensemble."""
     prompt: tuple[str, ...] = ()
     """The texts to continue; without them and `input`, asks on a terminal, or uses the run's."""
     input: str = ""
     """A file whose whole text is one prompt; "-" is standard input."""
     count: int = 1
     """Continuations of each prompt."""
+    ensemble: EnsembleMean = "arithmetic"
+    """Of several runs, the mean of probabilities (arithmetic) or of their logarithms."""
     int8: bool = False
     """Computes with weights of 8 bits."""
 
@@ -51,20 +56,25 @@ def parse(args: list[str] | None = None) -> SampleOptions:
     """The options of the command line, over those that the run was made with."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--run", default=_RUN)
-    folder = finder.parse_known_args(args)[0].run
-    default = SampleOptions()
+    run = finder.parse_known_args(args)[0].run
+    folder, default = str(run_folders(run)[0]), SampleOptions()
     if (Path(folder) / "config.json").is_file() and not is_pretrained(Path(folder)):
         config = run_folder.load_config(folder, LanguageConfig)
-        default = SampleOptions(**asdict(config.sampling), run=folder)
+        default = SampleOptions(**asdict(config.sampling), run=run)
     return cli.parse({"default": default}, args, description=__doc__)
 
 
 def main(options: SampleOptions) -> None:
     """Prints each prompt and what follows it."""
-    loaded = load_objective(Path(options.run), "causal", "fill_mask", options)
-    loaded = checkpoint_selection.in_int8(loaded) if options.int8 else loaded
-    if options.eos is None and is_pretrained(Path(options.run)):
-        options = replace(options, eos=load_eos(options.run))
+    loaded = load_members(
+        lambda folder: load_objective(folder, "causal", "fill_mask", options),
+        options.run,
+        options.ensemble,
+        int8=options.int8,
+    )
+    folder = run_folders(options.run)[0]
+    if options.eos is None and is_pretrained(folder):
+        options = replace(options, eos=load_eos(folder))
     given = (read_text(options.input),) if options.input else options.prompt
     if given or not prompting.is_interactive():
         _continue(loaded, options, given or loaded.config.prompts or ("",))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from experiments.harness import build
 from experiments.harness.comparison.scored_runs import translation_items
 from experiments.harness.comparison.statistics import item_half_width
+from experiments.harness.decoding_options import DecodingOptions
 from experiments.harness.text_io import write_table
 from experiments.harness.training_view import Sample
 from experiments.translation.corpus import Text
@@ -16,7 +17,7 @@ from jaxformer import optional_dependencies
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines import find_too_long, translate
+from jaxformer.pipelines import find_too_long
 from jaxformer.text import metrics
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
 from jaxformer.text.tokenizers import PAD
@@ -31,17 +32,23 @@ class Result(NamedTuple):
 
 
 def evaluate(
-    loaded: LoadedRun, text: Text, search: GenerationConfig, *, lowercased: bool
+    loaded: LoadedRun,
+    text: Text,
+    search: GenerationConfig,
+    *,
+    lowercased: bool,
+    decoding: DecodingOptions = DecodingOptions(),
 ) -> Result:
     """The best translation of each source line of `text`, scored against its raw target lines.
 
+    `decoding` says whether it is searched, with `search`, or drawn.
     With `lowercased` also after lower-casing, punctuation normalisation and Moses tokenisation.
     A line of more than `max_len` tokens gets an empty translation, and a warning on stderr.
     """
     lines, blanked = without_too_long(loaded, text.source)
     if blanked:
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)
-    found = translate(*loaded[1:3], lines, *loaded[3:], search)
+    found = Translator(*loaded[1:], search, decoding)(lines)
     hypotheses = [best[0].text for best in found]
     scores = metrics.score_translations(hypotheses, text.target)._asdict()
     scores["exact"] = metrics.exact_match(hypotheses, text.target)

@@ -7,18 +7,20 @@ from typing import Any, NamedTuple
 
 from experiments.harness import build, checkpoint_selection, run_folder
 from experiments.harness.checkpoint_selection import FINAL, RunOptions
+from experiments.harness.decoding_options import DecodingOptions
 from experiments.translation.prepare import load_tokenizers, sized
 from experiments.translation.presets import TranslationConfig
 from jaxformer.config import TransformerConfig
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines import Translation, translate
+from jaxformer.pipelines import Translation, rank_by_utility, sample_translations, translate
 from jaxformer.pretrained import (
     is_pretrained,
     load_generation_config,
     load_pretrained,
 )
+from jaxformer.text.minimum_bayes_risk import sentence_utility
 from jaxformer.text.tokenizers import Tokenizer
 
 
@@ -52,39 +54,57 @@ def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
 
 
 class Translator(NamedTuple):
-    """A model, from here or from elsewhere, that translates lines."""
+    """A model, from here or from elsewhere, that translates lines as `decoding` says."""
 
     model: EncoderDecoder
     params: Any
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     search: GenerationConfig
+    decoding: DecodingOptions = DecodingOptions()
 
-    def __call__(self, lines: Sequence[str]) -> list[list[Translation]]:
-        """The translations of each line, best first."""
-        return translate(
+    def __call__(
+        self, lines: Sequence[str], *, count: int = 1, first: int = 0
+    ) -> list[list[Translation]]:
+        """The translations of each line, best first; with sampling `count`, as they are drawn.
+
+        `first` is the number of the first line, which with the seed decides what is drawn.
+        """
+        how, tokenizers = self.decoding, (self.source_tokenizer, self.target_tokenizer)
+        if how.decoding == "beam":
+            return translate(self.model, self.params, lines, *tokenizers, self.search)
+        found = sample_translations(
             self.model,
             self.params,
             lines,
-            self.source_tokenizer,
-            self.target_tokenizer,
+            *tokenizers,
             self.search,
+            how.sampler,
+            count=how.mbr_samples if how.decoding == "mbr" else count,
+            first_example_id=first,
         )
+        if how.decoding == "sample":
+            return found
+        return [rank_by_utility(samples, sentence_utility(how.utility)) for samples in found]
 
 
 def load_translator(
-    folder: Path, beam_size: int = 0, least: int = 1, options: RunOptions = FINAL
+    folder: Path,
+    options: RunOptions = FINAL,
+    decoding: DecodingOptions = DecodingOptions(),
+    *,
+    n_best: int = 1,
 ) -> Translator:
     """The run in `folder` with the weights that `options` name, or a model of `transformers`.
 
-    `beam_size` hypotheses, or with 0 as many as the folder says, but at least `least`. Raises
-    `ConfigError` as `load_run`, `load_pretrained` and `load_generation_config` do, and for a
-    folder without a tokenizer or with another kind of model.
+    Beam search has a beam of at least `n_best`. Raises `ConfigError` as `load_run`,
+    `load_pretrained` and `load_generation_config` do, and for a folder without a tokenizer or with
+    another kind of model.
     """
     if not is_pretrained(folder):
         loaded = load_run(folder, options)
-        search = _at_least(loaded.config.search, beam_size, least)
-        return Translator(*loaded[1:], search)
+        search = _at_least(decoding.search(loaded.config.search), n_best)
+        return Translator(*loaded[1:], search, decoding)
     options.check_pretrained()
     model, params, tokenizer, target = load_pretrained(folder)
     if not isinstance(model, EncoderDecoder):
@@ -94,9 +114,9 @@ def load_translator(
             f"{folder} has no tokenizer.json: write one there, such as with the save_pretrained of "
             "a fast tokenizer of transformers"
         )
-    search = _at_least(load_generation_config(folder), beam_size, least)
-    return Translator(model, params, tokenizer, target, search)
+    search = _at_least(decoding.search(load_generation_config(folder)), n_best)
+    return Translator(model, params, tokenizer, target, search, decoding)
 
 
-def _at_least(search: GenerationConfig, beam_size: int, least: int) -> GenerationConfig:
-    return replace(search, beam_size=max(beam_size or search.beam_size, least))
+def _at_least(search: GenerationConfig, beam_size: int) -> GenerationConfig:
+    return replace(search, beam_size=max(search.beam_size, beam_size))

@@ -7,33 +7,32 @@ with a blank side an empty line.
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from experiments.harness import checkpoint_selection, cli
+from experiments.harness import cli
 from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness.decoding_options import DecodingOptions, load_members
 from experiments.harness.text_io import write_lines
 from experiments.translation import evaluation
 from experiments.translation.corpus import Text, load_corpus, read_files
 from experiments.translation.load_run import LoadedRun, load_run
 from experiments.translation.presets import Files
-from jaxformer.config import check_at_least
 from jaxformer.errors import DataError
 from jaxformer.pipelines import find_too_long, score_pairs
 
 
 @dataclass(frozen=True)
-class ScoreOptions(RunOptions):
+class ScoreOptions(DecodingOptions, RunOptions):
     """The run, the text, and which scores."""
 
     run: str = "runs/translation/grammar"
-    """The folder of the run."""
+    """The folder of the run; several folders, separated by commas, are scored as one ensemble."""
     source: str = ""
     """A file with one source text on each line; empty: the run's own test text."""
     target: str = ""
     """A file with the translation of each line of --source."""
-    beam_size: int = 0
-    """Beam size; 0: the run's."""
     forced: bool = False
     """Prints the log-probability of each given target instead of translating."""
     lowercased: bool = False
@@ -43,24 +42,34 @@ class ScoreOptions(RunOptions):
     output: str = ""
     """The file that receives the translations; empty: none."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        RunOptions.__post_init__(self)
+
 
 def main(options: ScoreOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
-    check_at_least(options, 0, "beam_size")
-    loaded = load_run(Path(options.run), options)
-    loaded = checkpoint_selection.in_int8(loaded) if options.int8 else loaded
+    loaded = load_members(
+        lambda folder: load_run(folder, options), options.run, options.ensemble, int8=options.int8
+    )
     text = _text(options, loaded)
     if options.forced:
         _print_forced(loaded, text, options)
         return
-    search = loaded.config.search
-    search = replace(search, beam_size=options.beam_size or search.beam_size)
-    result = evaluation.evaluate(loaded, text, search, lowercased=options.lowercased)
+    search = options.search(loaded.config.search)
+    result = evaluation.evaluate(
+        loaded, text, search, lowercased=options.lowercased, decoding=options
+    )
     if options.output:
         write_lines(Path(options.output), result.hypotheses)
     halves = evaluation.half_widths(result.hypotheses, text.target)
     print(evaluation.describe_scores(options.source or "test", result.scores, halves))
-    print(json.dumps({"run": options.run, "search": asdict(search), **result.scores}))
+    record: dict[str, Any] = {"run": options.run, "search": asdict(search)}
+    if options.decoding != "beam":
+        drawn = {"samples": options.mbr_samples, "utility": options.utility}
+        how = {"decoding": options.decoding, **(drawn if options.decoding == "mbr" else {})}
+        record |= how | {"sampler": asdict(options.sampler)}
+    print(json.dumps(record | result.scores))
 
 
 def _text(options: ScoreOptions, loaded: LoadedRun) -> Text:

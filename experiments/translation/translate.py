@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.harness import checkpoint_selection, cli, prompting
+from experiments.harness import cli, prompting
 from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness.decoding_options import DecodingOptions, load_members, run_folders
 from experiments.harness.text_io import one_line, open_binary, read_chunks, source_name
 from experiments.translation import known_words
 from experiments.translation.evaluation import describe_too_long, without_too_long
@@ -22,19 +23,19 @@ from jaxformer.pipelines import Translation
 
 
 @dataclass(frozen=True)
-class TranslateOptions(RunOptions):
+class TranslateOptions(DecodingOptions, RunOptions):
     """The model, the lines, and what to write."""
 
     run: str = "runs/translation/grammar"
-    """The folder of a run, or of a translation model as transformers writes it."""
+    """The folder of a run, or of a translation model as transformers writes it; several folders,
+    separated by commas, translate as one ensemble."""
     input: str = "-"
     """The file to translate; "-" is standard input."""
     output: str = "-"
     """The file to write; "-" is standard output."""
-    beam_size: int = 0
-    """Beam size; 0: the folder's."""
     n_best: int = 1
-    """Translations of each line; above 1 as tab-separated line number (from 1), score, text."""
+    """Translations of each line; above 1 as tab-separated line number (from 1), score, text. The
+    score is the log-probability with length penalty, or with mbr the expected utility."""
     scores: bool = False
     """Adds a column with the log-probability of each token."""
     int8: bool = False
@@ -42,12 +43,20 @@ class TranslateOptions(RunOptions):
     lines_at_once: int = 2_000
     """Lines that are read and translated together."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        RunOptions.__post_init__(self)
+        check_at_least(self, 1, "n_best", "lines_at_once")
+
 
 def main(options: TranslateOptions) -> None:
     """Reads, translates and writes; then raises `DataError` for lines that could not be used."""
     _check(options)
-    translator = load_translator(Path(options.run), options.beam_size, options.n_best, options)
-    translator = checkpoint_selection.in_int8(translator) if options.int8 else translator
+
+    def load(folder: Path) -> Translator:
+        return load_translator(folder, options, options, n_best=options.n_best)
+
+    translator = load_members(load, options.run, options.ensemble, int8=options.int8)
     if options.input == options.output == "-" and prompting.is_interactive():
         _converse(translator, options)
         return
@@ -61,7 +70,7 @@ def main(options: TranslateOptions) -> None:
         for first, lines in read_chunks(source, options.lines_at_once, name, problems):
             lines, numbers = without_too_long(translator, lines, translator.search)
             too_long += [first - 1 + number for number in numbers]
-            found = translator(lines)
+            found = translator(lines, count=options.n_best, first=first - 1)
             for number, hypotheses in enumerate(found, start=first):
                 target.write(_format(number, hypotheses, options).encode())
             target.flush()
@@ -73,13 +82,13 @@ def main(options: TranslateOptions) -> None:
 
 def _converse(translator: Translator, options: TranslateOptions) -> None:
     """Translates what is typed, and says which words the training text does not have."""
-    known = known_words.load(Path(options.run))
+    known = known_words.load(run_folders(options.run)[0])
 
     def answer(line: str) -> None:
         (line,), too_long = without_too_long(translator, [line], translator.search)
         if too_long:
             raise DataError(describe_too_long(translator.model, too_long))
-        print(_format(1, translator([line])[0], options), end="")
+        print(_format(1, translator([line], count=options.n_best)[0], options), end="")
         unknown = known_words.unknown(known, line)
         if unknown:
             print(f"  (not in the training text: {', '.join(unknown)})", file=sys.stderr)
@@ -88,8 +97,6 @@ def _converse(translator: Translator, options: TranslateOptions) -> None:
 
 
 def _check(options: TranslateOptions) -> None:
-    check_at_least(options, 1, "n_best", "lines_at_once")
-    check_at_least(options, 0, "beam_size")
     paths = Path(options.input), Path(options.output)
     if options.input != "-" and all(map(Path.exists, paths)) and paths[0].samefile(paths[1]):
         raise ConfigError(f"{options.output} is the input: write the translations elsewhere")

@@ -10,12 +10,17 @@ from jaxformer.decoding.beam_search import (
     gnmt_length_penalty,
     power_length_penalty,
 )
-from jaxformer.decoding.generation_config import GenerationConfig, SamplingConfig
+from jaxformer.decoding.generation_config import (
+    GenerationConfig,
+    SamplerConfig,
+    SamplingConfig,
+)
 from jaxformer.decoding.hypotheses import Hypotheses, Step
 from jaxformer.decoding.logits_processors import (
     DecodeHistory,
     LogitsProcessor,
     force_token_at,
+    make_processors,
     min_length,
     no_repeat_ngram,
     renormalize,
@@ -42,6 +47,7 @@ __all__ = [
     "LogitsProcessor",
     "Prompts",
     "Sampler",
+    "SamplerConfig",
     "SamplingConfig",
     "Step",
     "StopFn",
@@ -49,6 +55,7 @@ __all__ = [
     "force_token_at",
     "gnmt_length_penalty",
     "greedy",
+    "make_processors",
     "make_sampler",
     "min_length",
     "min_p",

@@ -25,12 +25,8 @@ from jaxformer.decoding.logits_processors import (
     DecodeHistory,
     LogitsProcessor,
     apply_all,
-    force_token_at,
-    min_length,
-    no_repeat_ngram,
+    make_processors,
     renormalize,
-    repetition_penalty,
-    suppress_tokens,
 )
 from jaxformer.ops.top_k import top_k
 
@@ -211,20 +207,10 @@ def _processors(
     config: GenerationConfig, given: tuple[LogitsProcessor, ...]
 ) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
     """What changes the logits, and what changes the log-probabilities."""
-    before, penalize = [config.bos], []
-    if config.repetition_penalty != 1:
-        penalize.append(repetition_penalty(config.repetition_penalty, before))
-    constrain: list[LogitsProcessor] = []
-    if config.no_repeat_ngram_size:
-        constrain.append(no_repeat_ngram(config.no_repeat_ngram_size, before))
-    if config.suppress_tokens:
-        constrain.append(suppress_tokens(config.suppress_tokens))
-    if config.min_length:
-        constrain.append(min_length(config.min_length, config.eos))
-    if config.forced_bos is not None:
-        constrain.append(force_token_at(config.forced_bos))
-    constrain += [*given, *([renormalize] if config.renormalize_logits else [])]
-    return (penalize, constrain) if config.beam_size == 1 else ([], penalize + constrain)
+    penalties, constraints = make_processors(config)
+    constraints += [*given, *([renormalize] if config.renormalize_logits else [])]
+    greedy = config.beam_size == 1
+    return (penalties, constraints) if greedy else ([], penalties + constraints)
 
 
 def _rows(x: Float[Array, "B W F"]) -> Float[Array, "R F"]:

@@ -1,4 +1,4 @@
-"""Settings of beam search and of sampling."""
+"""Settings of beam search, of samplers and of sampling."""
 
 import math
 from dataclasses import dataclass
@@ -80,12 +80,10 @@ class GenerationConfig:
             raise ConfigError("eos is empty, but a text must be able to end: give an id")
 
 
-@dataclass(frozen=True)
-class SamplingConfig:
-    """Settings of sampling. Raises `ConfigError` for a value out of range."""
+@dataclass(frozen=True, kw_only=True)
+class SamplerConfig:
+    """How a token is drawn. Raises `ConfigError` for a value out of range."""
 
-    max_new_tokens: int = 200
-    """The most tokens that a prompt is continued by."""
     temperature: float = 1.0
     """Tokens are drawn from softmax(logits / temperature); 0: the most likely token."""
     top_k: int = 0
@@ -94,8 +92,32 @@ class SamplingConfig:
     """Draw from the fewest of these tokens whose probabilities add up to top_p."""
     min_p: float = 0.0
     """Draw from those of them at least min_p times as likely as the most likely token."""
+    seed: int = 0
+    """Seed of the random numbers."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_at_least(self, 0, "top_k", "seed")
+        if self.seed >= 2**32:
+            raise ConfigError(f"seed={self.seed}, but it must be below 2^32")
+        if not 0.0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature={self.temperature}, but it must be 0 or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"top_p={self.top_p}, but it must be above 0 and at most 1")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ConfigError(f"min_p={self.min_p}, but it must be 0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(SamplerConfig):
+    """Settings of the continuations of prompts. Raises `ConfigError` for a value out of range."""
+
+    max_new_tokens: int = 200
+    """The most tokens that a prompt is continued by."""
     repetition_penalty: float = 1.0
     """Above 1, tokens of the prompt and of its continuation become less likely."""
+    no_repeat_ngram_size: int = 0
+    """No run of so many tokens occurs twice in a continuation; 0: any may."""
     eos: tuple[int, ...] | None = None
     """Token ids that end a text; None: the tokenizer's EOS, if it has one."""
     stop: tuple[str, ...] = ()
@@ -106,22 +128,12 @@ class SamplingConfig:
     refuse: raise an error. slide: continue in rounds of max_len // 2 tokens; each round sees the
     last tokens before it that fit.
     """
-    seed: int = 0
-    """Seed of the random numbers."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         check_at_least(self, 1, "max_new_tokens")
-        check_at_least(self, 0, "top_k", "seed")
+        check_at_least(self, 0, "no_repeat_ngram_size")
         _check_repetition_penalty(self)
-        if self.seed >= 2**32:
-            raise ConfigError(f"seed={self.seed}, but it must be below 2^32")
-        if not 0.0 <= self.temperature < math.inf:
-            raise ConfigError(f"temperature={self.temperature}, but it must be 0 or more")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top_p={self.top_p}, but it must be above 0 and at most 1")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ConfigError(f"min_p={self.min_p}, but it must be 0 to 1")
         if isinstance(self.stop, str) or "" in self.stop:
             raise ConfigError(f"stop={self.stop!r}, but it must be texts of at least a character")
 

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxformer.decoding.generation_config import GenerationConfig
+
 
 class DecodeHistory(NamedTuple):
     """What a logits processor knows of the text so far."""
@@ -119,3 +121,21 @@ def no_repeat_ngram(size: int, before: Sequence[int] = ()) -> LogitsProcessor:
         return jnp.where(repeated, -jnp.inf, logits)
 
     return process
+
+
+def make_processors(
+    config: GenerationConfig,
+) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
+    """The processors that `config` describes: penalties, and constraints that forbid tokens."""
+    before, penalties, constraints = [config.bos], [], []
+    if config.repetition_penalty != 1:
+        penalties.append(repetition_penalty(config.repetition_penalty, before))
+    if config.no_repeat_ngram_size:
+        constraints.append(no_repeat_ngram(config.no_repeat_ngram_size, before))
+    if config.suppress_tokens:
+        constraints.append(suppress_tokens(config.suppress_tokens))
+    if config.min_length:
+        constraints.append(min_length(config.min_length, config.eos))
+    if config.forced_bos is not None:
+        constraints.append(force_token_at(config.forced_bos))
+    return penalties, constraints

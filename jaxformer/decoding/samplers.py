@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jaxformer.decoding.generation_config import SamplingConfig
+from jaxformer.decoding.generation_config import SamplerConfig
 from jaxformer.ops.top_k import top_k as largest_k
 
 Sampler = Callable[[Float[Array, " V"], Key[Array, ""]], Int[Array, ""]]
@@ -75,7 +75,7 @@ def top_k_top_p(
     return sampler
 
 
-def make_sampler(config: SamplingConfig) -> Sampler:
+def make_sampler(config: SamplerConfig) -> Sampler:
     """The sampler that `config` describes."""
     if config.temperature == 0:
         return greedy

@@ -23,6 +23,7 @@ from jaxformer.decoding.logits_processors import (
     DecodeHistory,
     LogitsProcessor,
     apply_all,
+    no_repeat_ngram,
     repetition_penalty,
 )
 from jaxformer.decoding.samplers import Sampler, make_sampler
@@ -62,9 +63,10 @@ def sample(
 
     A text ends with a token of `config.eos` (None: no token ends it), at its maximum length, or
     when `stop_fn` says so. `sampler` replaces the one that `config` describes. `logits_processors`
-    follow the repetition penalty of `config`. A text depends on `rng`, its `example_ids` and the
-    indices of its tokens, not on the batch. Scores and log-probabilities are the model's own,
-    before any processor. `config.stop`, `overflow` and `seed` are not used here.
+    follow the repetition penalty of `config` and precede its `no_repeat_ngram_size`. A text depends
+    on `rng`, its `example_ids` and the indices of its tokens, not on the batch. Scores and
+    log-probabilities are the model's own, before any processor. `config.stop`, `overflow` and
+    `seed` are not used here.
 
     Eager calls compile as those of `beam_search`. Raises `ValueError` for shapes that do not fit.
     """
@@ -106,6 +108,8 @@ def _sample(
     eos = config.eos or ()
     if config.repetition_penalty != 1:
         processors = (repetition_penalty(config.repetition_penalty), *processors)
+    if config.no_repeat_ngram_size:
+        processors = (*processors, no_repeat_ngram(config.no_repeat_ngram_size))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, prompts.example_ids)
     written = empty_hypotheses(len(prompts.last_tokens), 1, config.max_new_tokens)
     written = written._replace(scores=jnp.zeros_like(written.scores))

@@ -3,6 +3,7 @@
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import REMAT, Block, MakeBlock
 from jaxformer.nn.cache import Cache, init_cache
+from jaxformer.nn.ensemble import Ensemble, stack_members
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, MaskedLMOutput
 from jaxformer.nn.inspection import Patched, read_taps, tap_names, with_attention_weights
 from jaxformer.nn.int8 import Int8, quantize
@@ -23,6 +24,7 @@ __all__ = [
     "EncoderDecoder",
     "EncoderOnly",
     "EncoderOutput",
+    "Ensemble",
     "FeedForward",
     "Int8",
     "LMHead",
@@ -40,6 +42,7 @@ __all__ = [
     "quantize",
     "read_taps",
     "stack_blocks",
+    "stack_members",
     "tap",
     "tap_names",
     "unstack_blocks",

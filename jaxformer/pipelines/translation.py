@@ -1,15 +1,26 @@
 """Sentences of one language in, sentences of another out."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
 from jaxformer.config import TransformerConfig
-from jaxformer.decoding import GenerationConfig, Hypotheses, beam_search
+from jaxformer.decoding import (
+    GenerationConfig,
+    Hypotheses,
+    Prompts,
+    SamplerConfig,
+    SamplingConfig,
+    beam_search,
+    make_processors,
+    make_sampler,
+    sample,
+)
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines.batching import (
@@ -22,6 +33,7 @@ from jaxformer.pipelines.batching import (
     split_batch,
 )
 from jaxformer.runtime.concurrency import concurrency, concurrently
+from jaxformer.text.minimum_bayes_risk import Utility, expected_utilities
 from jaxformer.text.tokenizers import BOS, EOS, PAD, Tokenizer, require_standard_ids
 
 
@@ -31,7 +43,7 @@ class Translation(NamedTuple):
     text: str
     """The translation."""
     score: float
-    """Its log-probability under the length penalty."""
+    """Its log-probability under the length penalty; of a sample, its log-probability."""
     ids: list[int]
     """Its token ids, EOS included."""
     log_probs: list[float]
@@ -83,16 +95,96 @@ def translate(
     """
     check_tokenizer(target_tokenizer, model.config.vocab_size)
     sentences = encode_sources(model, lines, source_tokenizer, config)
-    count = concurrency(params)
-    batch_size = split_batch(sum(map(bool, sentences)), count, config.batch_size)
-    batches = list(_batches(sentences, model.config, config, batch_size))
-    runs = (_compile(model, params, batch, config) for batch in batches)
-    results = [[Translation("", 0.0, [], [])] for _ in lines]
-    for batch, found in zip(batches, concurrently(runs, count), strict=True):
-        for row, index in enumerate(batch.indices):
-            limit = min(int(batch.max_lengths[row]), batch.max_length)
-            results[index] = _translations(found, row, target_tokenizer, config, limit)
-    return results
+
+    def compile_batch(batch: _Batch) -> Callable[[], Hypotheses]:
+        inputs = batch.source, batch.max_lengths
+        limit = batch.max_length
+        return _compile(translate_ids, model, params, inputs, config, max_length=limit)
+
+    return _translate(model, params, sentences, target_tokenizer, config, compile_batch)
+
+
+@partial(jax.jit, static_argnames=("model", "config", "sampler", "max_length"))
+def sample_ids(
+    model: EncoderDecoder,
+    params: Any,
+    source: Int[Array, "B S"],
+    max_lengths: Int[Array, " B"],
+    example_ids: Int[Array, " B"],
+    rng: Key[Array, ""],
+    config: GenerationConfig = GenerationConfig(),
+    sampler: SamplerConfig = SamplerConfig(),
+    *,
+    max_length: int,
+) -> Hypotheses:
+    """A random translation (W = 1) of each row of `source`; lengths are as in `translate_ids`.
+
+    `rng` and its `example_ids` decide what is drawn for a row. Of `config` the special ids and the
+    logits processors count. A translation of the maximum length may end without EOS.
+    """
+    cache = model.apply(
+        {"params": params}, source, source != config.pad, max_length=max_length, method="init_cache"
+    )
+    bos = jax.numpy.full(source.shape[:1], config.bos, jax.numpy.int32)
+    penalties, constraints = make_processors(config)
+    return sample(
+        make_step_fn(model, params),
+        cache,
+        Prompts(bos, max_lengths, example_ids),
+        rng,
+        SamplingConfig(max_new_tokens=max_length, eos=config.eos),
+        sampler=make_sampler(sampler),
+        logits_processors=penalties + constraints,
+    )
+
+
+def sample_translations(
+    model: EncoderDecoder,
+    params: Any,
+    lines: Sequence[str],
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    config: GenerationConfig = GenerationConfig(),
+    sampler: SamplerConfig = SamplerConfig(),
+    *,
+    count: int = 1,
+    first_example_id: int = 0,
+) -> list[list[Translation]]:
+    """`count` random translations of each line, in the order in which they are drawn.
+
+    Line i is example `first_example_id + i`; with the seed of `sampler` this decides what is drawn,
+    not the other lines. Lengths, special ids and logits processors are those of `config`. Blank
+    lines, batches and errors are as in `translate`.
+    """
+    check_tokenizer(target_tokenizer, model.config.vocab_size)
+    sentences = encode_sources(model, lines, source_tokenizer, config)
+    rng, sampler = jax.random.key(sampler.seed), replace(sampler, seed=0)
+
+    def compile_batch(batch: _Batch) -> Callable[[], Hypotheses]:
+        example_ids = np.zeros(len(batch.source), np.int32)
+        example_ids[: len(batch.indices)] = batch.indices
+        example_ids += first_example_id * count
+        inputs = batch.source, batch.max_lengths, example_ids, rng
+        limit = batch.max_length
+        return _compile(sample_ids, model, params, inputs, config, sampler, max_length=limit)
+
+    repeated = [sentence for sentence in sentences for _ in range(count)]
+    found = _translate(model, params, repeated, target_tokenizer, config, compile_batch)
+    drawn = [best[0] for best in found]
+    return [drawn[i : i + count] for i in range(0, len(drawn), count)]
+
+
+def rank_by_utility(samples: Sequence[Translation], utility: Utility) -> list[Translation]:
+    """The distinct ones of `samples`, that of the least Bayes risk first.
+
+    Their scores are their `expected_utilities`. Of equal ones the first comes first.
+    """
+    values = expected_utilities([sample.text for sample in samples], utility)
+    distinct = {
+        sample.text: sample._replace(score=value)
+        for sample, value in zip(reversed(samples), reversed(values), strict=True)
+    }
+    return sorted(reversed(distinct.values()), key=lambda sample: -sample.score)
 
 
 def max_target_length(
@@ -222,14 +314,37 @@ def _batches(
         yield _Batch(indices, source, max_lengths, max_length)
 
 
+def _translate(
+    model: EncoderDecoder,
+    params: Any,
+    sentences: list[list[int]],
+    tokenizer: Tokenizer,
+    config: GenerationConfig,
+    compile_batch: Callable[[_Batch], Callable[[], Hypotheses]],
+) -> list[list[Translation]]:
+    """The translations of `sentences`, in batches; an empty one gives one empty translation."""
+    count = concurrency(params)
+    batch_size = split_batch(sum(map(bool, sentences)), count, config.batch_size)
+    batches = list(_batches(sentences, model.config, config, batch_size))
+    runs = map(compile_batch, batches)
+    results = [[Translation("", 0.0, [], [])] for _ in sentences]
+    for batch, found in zip(batches, concurrently(runs, count), strict=True):
+        for row, index in enumerate(batch.indices):
+            limit = min(int(batch.max_lengths[row]), batch.max_length)
+            results[index] = _translations(found, row, tokenizer, config, limit)
+    return results
+
+
 def _compile(
-    model: EncoderDecoder, params: Any, batch: _Batch, config: GenerationConfig
+    function: Any,
+    model: EncoderDecoder,
+    params: Any,
+    inputs: tuple[Any, ...],
+    *settings: Any,
+    max_length: int,
 ) -> Callable[[], Hypotheses]:
-    """A function that translates `batch`; its program is compiled here."""
-    inputs = batch.source, batch.max_lengths
-    compiled = translate_ids.lower(
-        model, params, *inputs, config, max_length=batch.max_length
-    ).compile()
+    """`function` of `inputs`, to be called later; its program is compiled here."""
+    compiled = function.lower(model, params, *inputs, *settings, max_length=max_length).compile()
     return lambda: jax.device_get(compiled(params, *inputs))
 
 

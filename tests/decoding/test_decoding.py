@@ -500,7 +500,10 @@ def test_the_narrowest_way_of_sampling_is_greedy(sampler):
 def test_greedy_takes_the_likeliest_token_until_the_end_or_the_limit():
     tables = history_tables(43, 9, 7)
     first, limits = np.arange(29) % 7, np.arange(29) % 10
-    prompts, config = Prompts(first, limits, np.arange(29)), SamplingConfig(9, eos=(3,))
+    prompts, config = (
+        Prompts(first, limits, np.arange(29)),
+        SamplingConfig(max_new_tokens=9, eos=(3,)),
+    )
     found = sample_history(tables, prompts, jax.random.key(5), config)
     for b in range(29):
         tokens = []
@@ -528,7 +531,9 @@ def draw_pairs():
     table, rows = jnp.log(jnp.asarray(PROBABILITIES)), np.arange(4_000)
     first, limits = np.full((4_000,), 4), np.full((4_000,), 2)
     prompts = Prompts(first, limits, rows)
-    return jax.device_get(sample_markov(table, prompts, jax.random.key(7), SamplingConfig(2), HOT))
+    return jax.device_get(
+        sample_markov(table, prompts, jax.random.key(7), SamplingConfig(max_new_tokens=2), HOT)
+    )
 
 
 def chi_square(counts, shares):
@@ -584,7 +589,7 @@ def test_a_token_is_drawn_from_those_that_are_left_and_from_no_other(sampler, ke
 
 
 def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch():
-    tables, config = history_tables(47, 11, 7), SamplingConfig(11, eos=(3,))
+    tables, config = history_tables(47, 11, 7), SamplingConfig(max_new_tokens=11, eos=(3,))
     run = partial(sample_history, tables, config=config, sampler=HOT)
     prompts = Prompts(np.arange(31) % 7, 5 + np.arange(31) % 7, 100 + np.arange(31))
     whole = run(prompts, jax.random.key(1))
@@ -604,7 +609,10 @@ def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch():
 def test_an_ended_or_empty_text_is_followed_by_zeros():
     tables = history_tables(47, 11, 7)
     first, limits = np.arange(31) % 7, np.arange(31) % 12
-    prompts, config = Prompts(first, limits, np.arange(31)), SamplingConfig(11, eos=(3,))
+    prompts, config = (
+        Prompts(first, limits, np.arange(31)),
+        SamplingConfig(max_new_tokens=11, eos=(3,)),
+    )
     found = sample_history(tables, prompts, jax.random.key(1), config, sampler=HOT)
     tokens = np.asarray(found.tokens[:, 0])
     written = np.minimum(
@@ -671,7 +679,9 @@ def test_eager_calls_with_a_models_step_compile_once(model, params, sources, com
     for _ in range(2):
         step = make_step_fn(model, params)
         hypotheses = beam_search(step, cache, bos, limits, GenerationConfig(beam_size=3))
-        texts = sample(step, one, prompts, rng, SamplingConfig(8, temperature=0.7, eos=(END,)))
+        texts = sample(
+            step, one, prompts, rng, SamplingConfig(max_new_tokens=8, temperature=0.7, eos=(END,))
+        )
         found.append((hypotheses, texts, compiled[0]))
     (first, drawn, programs), (second, again, later) = found
     assert later == programs, "the second calls compile nothing"

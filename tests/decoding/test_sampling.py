@@ -35,7 +35,7 @@ def run(logits, first, limits, *, eos=None, example_ids=None, **rest):
     given = {name: rest.pop(name) for name in ("step_offset", "token_counts") if name in rest}
     prompts = Prompts(first, limits, example_ids, **given)
     rest = {"sampler": greedy, "logits_processors": ()} | rest
-    return _run(logits, prompts, SamplingConfig(11, eos=eos), **rest)
+    return _run(logits, prompts, SamplingConfig(max_new_tokens=11, eos=eos), **rest)
 
 
 @partial(jax.jit, static_argnames=("config", "sampler", "logits_processors", "stop_fn"))

@@ -154,7 +154,7 @@ def test_a_forced_token_is_drawn_by_sampling_too():
         NoMemory(),
         Prompts(jnp.full(2, START), jnp.full(2, 3), jnp.arange(2)),
         jax.random.key(0),
-        SamplingConfig(3, temperature=0, eos=(END,)),
+        SamplingConfig(max_new_tokens=3, temperature=0, eos=(END,)),
         logits_processors=[force_token_at(B), force_token_at(END, index=2)],
     )
     assert found.tokens[:, 0].tolist() == [[B, A, END]] * 2
@@ -221,7 +221,7 @@ def test_any_of_several_ends_ends_a_sampled_text():
         NoMemory(),
         Prompts(jnp.array([START, A]), jnp.array([4, 3]), jnp.arange(2)),
         jax.random.key(0),
-        SamplingConfig(4, temperature=0, eos=(END, A)),
+        SamplingConfig(max_new_tokens=4, temperature=0, eos=(END, A)),
         logits_processors=[min_length(1, [A])],
     )
     assert found.tokens[:, 0].tolist() == [[B, A, 0, 0], [B, A, 0, 0]]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.harness.decoding_options import DecodingOptions
 from experiments.translation import translate as command
 from experiments.translation.load_run import load_translator
 from jaxformer import load_pretrained, save_pretrained
@@ -112,8 +113,8 @@ def test_a_translation_is_as_long_as_the_folder_says_at_most(folder, tmp_path):
 
 
 def test_a_wider_search_than_the_folders_can_be_asked_for(folder):
-    assert load_translator(folder, beam_size=5).search.beam_size == 5
-    assert load_translator(folder, least=4).search.beam_size == 4
+    assert load_translator(folder, decoding=DecodingOptions(beam_size=5)).search.beam_size == 5
+    assert load_translator(folder, n_best=4).search.beam_size == 4
 
 
 def test_a_line_that_is_too_long_for_the_folders_model_is_named(folder, tmp_path):

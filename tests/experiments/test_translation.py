@@ -27,6 +27,7 @@ from experiments.translation.presets import PRESETS
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.nn.int8 import Int8
+from jaxformer.text import minimum_bayes_risk
 from jaxformer.text.tokenizers import EOS, PAD
 from jaxformer.training.optimizer import make_schedule
 
@@ -584,6 +585,79 @@ def test_8_bits_translate_and_score_as_the_model_in_8_bits_does(run, text, tmp_p
     totals = [[float(line.split()[0]) for line in x.splitlines()] for x in (exact, rounded)]
     assert totals[0] != totals[1]
     np.testing.assert_allclose(totals[1], totals[0], rtol=0.05)
+
+
+def test_an_ensemble_of_a_run_with_itself_translates_and_scores_as_the_run(run, text, tmp_path):
+    content = (text / "val.en").read_bytes()
+    twice = {"--run": f"{run.folder},{run.folder}"}
+    lists = [translated(run, tmp_path, content, "--n_best 2").lines]
+    done = call(translate, {"--input": tmp_path / "in.txt", "--output": tmp_path / "b"} | twice)
+    assert done.code == 0, done.err
+    lists.append((tmp_path / "b").read_text().split("\n"))
+    assert [line.split("\t")[2] for line in lists[0][:-1:2]] == lists[1][:-1]
+    files = {"--source": text / "val.en", "--target": text / "val.de", "--forced": True}
+    alone, both = (
+        call(score, {"--run": folder} | files).out.split()
+        for folder in (run.folder, twice["--run"])
+    )
+    np.testing.assert_allclose([float(x) for x in both], [float(x) for x in alone], atol=2e-4)
+
+
+def test_runs_that_cannot_decode_together_are_refused(run, averaged, tmp_path):
+    done = call(score, {"--run": f"{run.folder},{averaged}"})
+    assert done.code == 2
+    assert re.search(
+        rf"model.vocab_size is \d+ in {run.folder} and 11 in {averaged}, but the models", done.err
+    )
+    other = tmp_path / "translation" / "other"
+    shutil.copytree(run.folder, other)
+    (other / "data" / "prepared.json").unlink()
+    tokenizer = other / "tokenizer" / "target.json"
+    content = json.loads(tokenizer.read_text())
+    vocab = content["model"]["vocab"]
+    vocab["d"], vocab["e"] = vocab["e"], vocab["d"]
+    tokenizer.write_text(json.dumps(content))
+    done = call(score, {"--run": f"{run.folder},{other}"})
+    assert done.code == 2 and "have different tokenizers, but the models of an" in done.err
+    done = call(score, {"--run": f"{run.folder},nowhere"})
+    assert done.code == 2 and "nowhere is not a folder: give --run" in done.err
+
+
+def test_translations_are_drawn_by_seed_and_line_and_chosen_by_their_utility(run, tmp_path):
+    content = b"dog sees bird\n\nking finds tree ship\n"
+    drawn = translated(run, tmp_path, content, "--decoding sample --n_best 16 --top_k 7")
+    rows = [line.split("\t") for line in drawn.lines[:-1]]
+    assert [row[0] for row in rows] == ["1"] * 16 + ["2"] * 16 + ["3"] * 16
+    in_parts = "--decoding sample --n_best 16 --top_k 7 --lines_at_once 2"
+    assert translated(run, tmp_path, content, in_parts).lines == drawn.lines
+    best = translated(run, tmp_path, content, "--decoding mbr --mbr_samples 16 --top_k 7").lines
+    for number, line in (("1", best[0]), ("3", best[2])):
+        texts = [row[2] for row in rows if row[0] == number]
+        values = minimum_bayes_risk.expected_utilities(
+            texts, minimum_bayes_risk.sentence_utility("chrf")
+        )
+        assert line == texts[int(np.argmax(values))]
+
+
+def test_decoding_options_reach_the_search_and_the_record(run, text):
+    files = {"--run": run.folder, "--source": text / "val.en", "--target": text / "val.de"}
+    rules = {"--beam_size": 3, "--length_penalty": 0.3, "--no_repeat_ngram_size": 1}
+    done = call(score, files | rules)
+    search = json.loads(done.out.splitlines()[-1])["search"]
+    assert {f"--{name}": search[name] for name in ("beam_size", "length_penalty")} == {
+        name: rules[name] for name in ("--beam_size", "--length_penalty")
+    }
+    assert search["no_repeat_ngram_size"] == 1 and search["max_extra_tokens"] == 3
+    drawn = call(score, files | {"--decoding": "sample", "--temperature": 0.5, "--seed": 3})
+    record = json.loads(drawn.out.splitlines()[-1])
+    assert record["decoding"] == "sample" and record["sampler"]["seed"] == 3
+    done = call(score, files | {"--seed": 3})
+    assert done.code == 2
+    assert "seed=3 needs --decoding sample or mbr, but decoding='beam'" in done.err
+    done = call(score, files | {"--decoding": "mbr", "--beam_size": 3})
+    assert done.code == 2 and "beam_size=3 needs --decoding beam" in done.err
+    done = call(export, {"--run": run.folder, "--decoding": "sample"})
+    assert done.code == 2 and "cannot be exported, only beam search" in done.err
 
 
 def test_a_text_of_ones_own_is_scored_and_its_translations_written(run, text, tmp_path):

@@ -1,0 +1,157 @@
+"""An ensemble is the mean of its members' probabilities, in one program."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.decoding import GenerationConfig, SamplingConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.ensemble import Ensemble, stack_members
+from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.pipelines import complete, sample_translations, score_pairs, translate
+from jaxformer.pipelines.batching import pad_right
+from jaxformer.text.tokenizers import BOS, EOS, PAD, train_characters
+
+CONFIG = TransformerConfig(
+    vocab_size=29,
+    d_model=12,
+    d_ff=22,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    max_len=37,
+    tied_embeddings="none",
+)
+GPT = replace(CONFIG, num_encoder_layers=0, positions="rotary")
+LINES = ["abc", "", "jihgfedcba", "d", "cabbage"]
+SEARCH = GenerationConfig(beam_size=3, max_extra_tokens=3, batch_size=7)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_characters(["abcdefghijklmnopqrstuvwxy"])
+
+
+def ids_of(model):
+    return [np.ones((2, 3), np.int32)] * (1 + isinstance(model, EncoderDecoder))
+
+
+def members_of(model, count):
+    init = jax.jit(lambda seed: model.init(jax.random.key(seed), *ids_of(model))["params"])
+    return [jax.tree.map(lambda leaf: 3.0 * leaf, init(seed)) for seed in range(count)]
+
+
+@pytest.fixture(scope="module")
+def members():
+    return members_of(EncoderDecoder(CONFIG), 3)
+
+
+@pytest.mark.parametrize(
+    ("mean", "scan", "decode"),
+    [
+        ("arithmetic", False, translate),
+        ("arithmetic", False, sample_translations),
+        pytest.param("geometric", True, translate, marks=pytest.mark.slow),
+    ],
+)
+def test_an_ensemble_of_a_model_with_itself_is_the_model(
+    tokenizer, assert_equal, mean, scan, decode
+):
+    model = EncoderDecoder(replace(CONFIG, scan_layers=scan))
+    (params,) = members_of(model, 1)
+    both = Ensemble(model, mean), stack_members([params, params])
+    found, alone = (
+        decode(*system, LINES, tokenizer, tokenizer, SEARCH) for system in (both, (model, params))
+    )
+    for line, other in zip(found, alone, strict=True):
+        assert [x.ids for x in line] == [x.ids for x in other]
+        assert_equal([x.score for x in line], [x.score for x in other])
+
+
+def forced(model, members, tokenizer, lines, best):
+    """The log-probability [M, B, T, V] of every token, given the source and the tokens before."""
+    sources = pad_right([[*tokenizer.encode(line), EOS] for line in lines], len(lines), 11)
+    targets = pad_right([[BOS, *ids] for ids in best], len(lines), 16)
+    call = jax.jit(lambda params: model.apply({"params": params}, sources, targets, sources != PAD))
+    return np.asarray([jax.nn.log_softmax(call(params)) for params in members], np.float64)
+
+
+@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
+def test_each_step_of_a_search_has_the_mean_probability_of_the_members(
+    members, tokenizer, assert_equal, mean
+):
+    model, lines = EncoderDecoder(CONFIG), [line for line in LINES if line]
+    system = Ensemble(model, mean), stack_members(members)
+    found = [line[1] for line in translate(*system, lines, tokenizer, tokenizer, SEARCH)]
+    assert len({tuple(x.ids) for x in found}) > 1
+    each = forced(model, members, tokenizer, lines, [x.ids for x in found])
+    log_probs = np.log(np.exp(each).mean(axis=0)) if mean == "arithmetic" else each.mean(axis=0)
+    log_probs -= np.log(np.exp(log_probs).sum(axis=-1, keepdims=True))
+    for row, hypothesis in zip(log_probs, found, strict=True):
+        count = len(hypothesis.ids)
+        assert_equal(hypothesis.log_probs, row[np.arange(count), hypothesis.ids])
+
+
+def test_scores_of_given_targets_are_of_the_mean_too(members, tokenizer, assert_equal):
+    system = Ensemble(EncoderDecoder(CONFIG)), stack_members(members)
+    pairs = [("abc", "ba"), ("jih", "cabbage")]
+    found = score_pairs(*system, pairs, tokenizer, tokenizer, batch_size=2)
+    each = [score_pairs(system[0].model, m, pairs, *[tokenizer] * 2, batch_size=2) for m in members]
+    for i in range(2):
+        assert_equal(found[i], np.log(np.mean([np.exp(scores[i]) for scores in each], axis=0)))
+
+
+@pytest.mark.slow
+def test_language_models_and_models_in_8_bits_decode_together(tokenizer):
+    model = DecoderOnly(GPT)
+    first, second = members_of(model, 2)
+    sampling = SamplingConfig(max_new_tokens=7, seed=5)
+    same = Ensemble(model), stack_members([first, first])
+    texts = ["abc", "jihgfed"]
+    found = complete(*same, texts, tokenizer, sampling)
+    assert [x.ids for x in found] == [
+        x.ids for x in complete(model, first, texts, tokenizer, sampling)
+    ]
+    small = stack_members([quantize(model, params) for params in (first, second)])
+    mixed = complete(Ensemble(Int8(model)), small, texts, tokenizer, sampling)
+    assert [x.ids for x in mixed] != [x.ids for x in found]
+
+
+def products(system, params):
+    """How many matrix products a decoding step has."""
+    source, tokens = np.full((3, 5), 7), np.full((3, 2, 1), 5)
+
+    def step(params):
+        call = partial(system.apply, {"params": params})
+        cache = call(source, max_length=11, num_beams=2, method="init_cache")
+        return call(tokens, cache, method="decode_step")[0]
+
+    return jax.jit(step).lower(params).as_text().count("stablehlo.dot_general")
+
+
+def test_all_members_share_each_product_of_a_step(members):
+    model = EncoderDecoder(CONFIG)
+    assert products(Ensemble(model), stack_members(members)) == products(model, members[0]) > 5
+
+
+def test_members_of_other_shapes_are_refused_by_name(members):
+    def shapes(**sizes):
+        model = EncoderDecoder(replace(CONFIG, **sizes))
+        return jax.eval_shape(model.init, jax.random.key(0), *ids_of(model))["params"]
+
+    message = r"blocks_0/\S+ is float32\[.*22.* in member 1 and float32\[.*23.* in member 4"
+    with pytest.raises(ConfigError, match=message):
+        stack_members([*members, shapes(d_ff=23)])
+    with pytest.raises(ConfigError, match=r"blocks_1/\S+ is absent in member 1"):
+        stack_members([members[0], shapes(num_decoder_layers=2)])
+    with pytest.raises(ConfigError, match="was given no member"):
+        stack_members([])
+    with pytest.raises(ConfigError, match="mean='median' is unknown: give one of arithmetic"):
+        Ensemble(EncoderDecoder(CONFIG), "median")
+    with pytest.raises(ConfigError, match="has no method 'hidden': give __call__"):
+        Ensemble(EncoderDecoder(CONFIG)).apply({"params": members}, method="hidden")
