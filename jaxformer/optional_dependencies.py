@@ -9,6 +9,9 @@ _EXTRAS = {
     "torch": "peers",
     "transformers": "peers",
     "ctranslate2": "peers",
+    "jupytext": "notebooks",
+    "nbclient": "notebooks",
+    "nbformat": "notebooks",
     "sentencepiece": "subwords",
 }
 

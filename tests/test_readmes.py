@@ -33,6 +33,14 @@ PAGES = {
 COMMAND = r"""python -m experiments\.([a-z_]+(?:\.[a-z_]+)*)((?:"[^"\n]*"|[^"\n`<>|])*)"""
 COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMMAND, text)})
 
+POSITIONAL = {
+    "runs": "folders",
+    "diff": "runs",
+    "compare": "runs",
+    "results": "runs",
+    "examples.notebooks.execute": "notebooks",
+}
+
 
 def options_of(command: str) -> dict:
     """The presets that a command chooses from, or its options under the name "default"."""
@@ -126,9 +134,7 @@ def test_a_command_of_a_readme_parses(command, args):
     for option in ("--config", "--resume"):  # they name a run that a reader has made
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
-    positional = {"runs": "folders", "diff": "runs", "compare": "runs", "results": "runs"}.get(
-        command, ""
-    )
+    positional = POSITIONAL.get(command, "")
     cli.parse(options_of(command), words, positional=positional)
 
 

@@ -1,12 +1,8 @@
 """The Transformer in PyTorch is ours, weight for weight. Run with `-m peer`; needs torch."""
 
-import contextlib
-import io
 import json
-import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -267,14 +263,3 @@ def test_the_comparison_without_torch_says_so(small, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match="torch is needed but not installed"):
         compare.main(small)
-
-
-def test_the_snippets_of_the_page_print_what_they_say(torch):
-    page = Path(compare.__file__).with_name("README.md").read_text(encoding="utf-8")
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
-    said = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), jax.numpy_rank_promotion("allow"):
-        exec(compile(code, "README.md", "exec"), {})
-    assert len(said) == 7
-    assert printed.getvalue().splitlines() == said
