@@ -12,6 +12,15 @@ from jaxformer.text.tokenizers import BOS, EOS, PAD, train_words
 SOURCES = execute.sources()
 NEED_TORCH = {"functional_and_pytorch"}
 
+RIGHT = {
+    "the small mouse loves a horse": "die kleine Maus liebt ein Pferd",
+    "today a mouse can see the woman": "heute kann eine Maus die Frau sehen",
+    "a big horse finds the dog": "ein großes Pferd findet den Hund",
+    "a white child seeks the young man": "ein weißes Kind sucht den jungen Mann",
+    "today a small bird hears the small dog": "heute hört ein kleiner Vogel den kleinen Hund",
+    "a young child must paint a big dog": "ein junges Kind muss einen großen Hund malen",
+}
+
 
 def cells(notebook):
     return [(cell.cell_type, cell.source) for cell in notebook.cells]
@@ -92,10 +101,7 @@ def test_an_unknown_notebook_is_refused(folder):
 def test_a_toy_sentence_has_the_right_translation():
     pairs = dict(sentence_pairs(3_000, seed=0))
     assert len(pairs) == 3_000
-    assert pairs["today a mouse can see the woman"] == "heute kann eine Maus die Frau sehen"
-    assert pairs["the small mouse loves a horse"] == "die kleine Maus liebt ein Pferd"
-    nominative = [german for german in pairs.values() if german.startswith("ein großer")]
-    assert all(german.split()[2] in {"Mann", "Hund", "Vogel"} for german in nominative)
+    assert RIGHT.items() <= pairs.items()
     tokenizer = train_words([text for pair in pairs.items() for text in pair], 200)
     source, target = encode_pairs(list(pairs.items())[:7], tokenizer)
     assert (target[:, 0] == BOS).all()
