@@ -29,6 +29,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, MakeBlock
 from jaxformer.nn.positions import MakePositionScheme
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
+from jaxformer.text.data import Batches
 from jaxformer.training import optimizer
 from jaxformer.training.losses import Loss
 from jaxformer.training.train_step import Metrics, TrainState, init_train_state, make_eval_step
@@ -109,6 +110,7 @@ def with_values(
     schedule: Callable[[OptimizerConfig], optax.Schedule] | None = None,
     optimizer: MakeOptimizer | None = None,
     metrics: Sequence[Callable[[Evaluation], Mapping[str, float]]] | None = None,
+    batches: Callable[..., Batches] | None = None,
 ) -> C:
     """The run's `config` with the names of the values given; None keeps what it says.
 
@@ -125,7 +127,9 @@ def with_values(
     rates = {"schedule": schedule, "name": optimizer}
     named = {kind: name_of(value, kind) for kind, value in rates.items() if value is not None}
     training, rule = replace(run.training, **names), replace(run.optimizer, **named)
-    return replace(run, training=training, optimizer=rule)
+    name = run.data.batches if batches is None else name_of(batches, "batches")
+    data = replace(run.data, batches=name)
+    return replace(run, training=training, optimizer=rule, data=data)
 
 
 def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:
@@ -276,6 +280,12 @@ def custom_metrics(
     return {f"validation_{name}": value / tokens for name, value in sums.items()}
 
 
+def build_batches(config: Any, prepared: Any) -> Batches:
+    """The batches that `config.data` names, made of (config, prepared), or those of `prepared`."""
+    name = config.data.batches
+    return resolve(name, "batches")(config, prepared) if name else prepared.batches
+
+
 def build_optimizer(
     config: OptimizerConfig, learning_rate: Float[jax.Array, ""] | None = None
 ) -> optax.GradientTransformation:
@@ -306,7 +316,7 @@ def _custom_schedule(config: OptimizerConfig) -> optax.Schedule | None:
 def check(config: Any) -> None:
     """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
     training = config.training
-    given = {"block": training.block, "loss": training.loss}
+    given = {"block": training.block, "loss": training.loss, "batches": config.data.batches}
     given |= {"position_scheme": training.position_scheme}
     built_in = {"attention_fn": training.attention_fn, "schedule": config.optimizer.schedule}
     built_in |= {"optimizer": config.optimizer.name}

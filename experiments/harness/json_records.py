@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.errors import DataError
-from jaxformer.text.data import Tokens, open_tokens
 
 REMEDY = "put the run's own file back, or use another --name"
 
@@ -40,17 +39,10 @@ def read(path: Path, fields: dict[str, type], remedy: str = REMEDY) -> dict[str,
 def digest(path: Path) -> str:
     """SHA-256 (hex) of the file `path`; `DataError` where it cannot be read."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def whole_tokens(path: Path) -> Tokens:
-    """The sequences in `path`, read once from start to end; `DataError` where they have changed."""
-    tokens = open_tokens(path)
-    if Tokens(tokens.ids, tokens.offsets).fingerprint != tokens.fingerprint:
-        raise DataError(f"{path} is damaged: {REMEDY}")
-    return tokens
 
 
 def _sum(content: dict) -> str:

@@ -30,15 +30,18 @@ class _Step(NamedTuple):
     metrics: Mapping[str, Any]
     positions: int
     flops: float
+    data_wait: float
     compiled: bool
 
 
 class _Counted(NamedTuple):
-    """Tokens, FLOPs and seconds of the steps so far that were not compiled first."""
+    """Sums over the steps so far that were not compiled first."""
 
     tokens: float = 0.0
     flops: float = 0.0
     seconds: float = 0.0
+    data_wait: float = 0.0
+    steps: int = 0
 
 
 class Progress:
@@ -50,7 +53,7 @@ class Progress:
     depends on this step alone, except for the speed: a resumed run logs the same.
     `learning_rates` are those of all updates. `peak` is the FLOP/s that the devices can do
     together; with it `mfu` is logged, the share of it that the steps' FLOPs made since the last
-    logged step.
+    logged step. `data_wait` is the mean time in seconds that a step waited for its batch.
 
     The speed is that of the steps alone: the first step of each shape of batch, which compiles,
     and what is done within `pause` are left out. The estimate of the time left counts the pauses
@@ -123,15 +126,21 @@ class Progress:
         self._pause = self._since - before
 
     def add(
-        self, step: int, metrics: Mapping[str, Any], positions: int, flops: float = 0.0
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        positions: int,
+        flops: float = 0.0,
+        data_wait: float = 0.0,
     ) -> None:
         """Takes what step number `step`, counted from 1, returned.
 
         `metrics` is what `make_train_step` gives of it; `positions` is the number of target
-        positions of the batch, padding included; `flops` the FLOPs of the step.
+        positions of the batch, padding included; `flops` the FLOPs of the step; `data_wait` the
+        seconds that it waited for its batch.
         """
         self.settle()
-        self._pending = _Step(step, metrics, positions, flops, self._compiles)
+        self._pending = _Step(step, metrics, positions, flops, data_wait, self._compiles)
         self._compiles = False
 
     def settle(self) -> None:
@@ -142,7 +151,7 @@ class Progress:
         """
         if self._pending is None:
             return
-        step, metrics, positions, flops, compiled = self._pending
+        step, metrics, positions, flops, data_wait, compiled = self._pending
         self._pending = None
         raise_if_diverged(step, metrics)
         numbers = {name: float(value) for name, value in metrics.items()}
@@ -156,7 +165,7 @@ class Progress:
         if self._learning_rates is not None:  # a skipped step is no update
             numbers["learning_rate"] = float(self._learning_rates[max(step - 1 - skipped, 0)])
         numbers["padding"] = 1.0 - tokens / positions
-        self._count(tokens, flops, compiled)
+        self._count(tokens, flops, data_wait, compiled)
         speeds = self._speeds()
         due = self._log_every > 0 and step % self._log_every == 0 or step == self._total
         self._show(step, numbers, speeds, due)
@@ -173,7 +182,7 @@ class Progress:
             display.say("\n".join(training_view.sample_lines(samples)))
         self._refresh()
 
-    def _count(self, tokens: float, flops: float, compiled: bool) -> None:
+    def _count(self, tokens: float, flops: float, data_wait: float, compiled: bool) -> None:
         """Counts the step that has just ended, unless it was compiled."""
         now = self._clock()
         if compiled:
@@ -183,16 +192,22 @@ class Progress:
         seconds, sums = now - self._since, self._counted
         self._since = now
         self._recent.append(seconds)
-        self._counted = _Counted(sums.tokens + tokens, sums.flops + flops, sums.seconds + seconds)
+        self._counted = _Counted(
+            sums.tokens + tokens,
+            sums.flops + flops,
+            sums.seconds + seconds,
+            sums.data_wait + data_wait,
+            sums.steps + 1,
+        )
 
     def _speeds(self) -> dict[str, float]:
         """What is known of the time since the last logged step."""
-        tokens, flops, seconds = (
+        tokens, flops, seconds, data_wait, steps = (
             now - before for now, before in zip(self._counted, self._logged, strict=True)
         )
         if seconds <= 0.0:
             return {}
-        speeds = {"tokens_per_second": tokens / seconds}
+        speeds = {"tokens_per_second": tokens / seconds, "data_wait": data_wait / steps}
         if self._peak is not None:
             speeds["mfu"] = flops / seconds / self._peak
         return speeds

@@ -11,6 +11,7 @@ import jax
 from experiments.harness import display, distributed
 from experiments.harness.config_files import is_own
 from experiments.harness.run_folder import Run
+from experiments.harness.text_cache import TextCache
 from jaxformer.config import check_at_least, check_choices, check_fraction
 from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
 from jaxformer.distributed.mesh import Device
@@ -73,11 +74,13 @@ class TrainingConfig:
     """When parameters divided by fsdp are gathered: once a step, or at each use to save memory."""
     loss_chunk: int = 0
     """Tokens per logits chunk on each device; 0 disables chunking."""
+    prefetch: int = 2
+    """Batches that a thread reads and copies to the devices ahead of the steps; 0: none."""
 
     def __post_init__(self):
         check_choices(self)
         check_at_least(self, 1, "grad_accumulation", "average_checkpoints")
-        check_at_least(self, 0, "loss_chunk", "z_loss", "r_drop")
+        check_at_least(self, 0, "loss_chunk", "z_loss", "r_drop", "prefetch")
         check_fraction(self, "ema_decay")
         _check_name(self, "attention_fn", (*ATTENTION_FNS, "auto"))
         if self.block and self.remat != "none":
@@ -125,6 +128,8 @@ class RunConfig:
     """The folder that holds the folders of all experiments."""
     compilation_cache_dir: str = "programs"
     """Folder in `runs` that keeps compiled programs for the next start; empty: none is kept."""
+    text_cache_dir: str = "texts"
+    """Folder in `runs` that keeps tokenizers and ids for other runs; empty: none are kept."""
     verbose: bool = False
     """Prints compiler options, the formula of mfu and signatures; env.json always has them."""
     profile: bool = False
@@ -148,7 +153,7 @@ class RunConfig:
     def free_fields(self: Any) -> list[str]:
         """Dotted names of the fields that may differ when the run is resumed."""
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
-        training += ["attention_fn", "remat", "loss_chunk", "gather_at"]
+        training += ["attention_fn", "remat", "loss_chunk", "gather_at", "prefetch"]
         training += ["metrics", "loggers", "log_update_ratio"]
         names = ["name", *RunConfig.__dataclass_fields__, *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
@@ -162,6 +167,12 @@ def start_process(config: RunConfig) -> tuple[Strategy, ProcessSetup]:
     cache = config.compilation_cache_dir
     setup = setup_process((Path(config.runs) / cache).absolute() if cache else None)
     return choose_devices(config.strategy, config.mesh, setup.compiler_options), setup
+
+
+def text_cache(config: RunConfig) -> TextCache:
+    """Where the runs of `config.runs` keep what they make of text."""
+    name = config.text_cache_dir
+    return TextCache(Path(config.runs) / name if name else None)
 
 
 def record_environment(run: Run, config: RunConfig, **facts: object) -> None:

@@ -4,9 +4,10 @@ import hashlib
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from experiments.harness import datasets
+from experiments.harness.text_cache import NOTHING_KEPT, TextCache
 from experiments.language_modelling import stdlib
 from experiments.language_modelling.presets import DataConfig
 from jaxformer.errors import ConfigError, DataError
@@ -51,14 +52,14 @@ class TextMetadata(NamedTuple):
     amount: TextSize
 
 
-def load_corpus(config: DataConfig) -> Corpus:
+def load_corpus(config: DataConfig, cache: TextCache = NOTHING_KEPT) -> Corpus:
     """The text that `config` names. Raises `DataError` for what cannot be read or found.
 
     Files given for training replace the whole built-in corpus; without validation files, their
     last twentieth, at most 1,000,000 characters, is set aside.
     """
     if config.train:
-        corpus = _from_files(config)
+        corpus = _from_files(config, cache)
     elif config.corpus in _BUILT_IN:
         corpus = _BUILT_IN[config.corpus](config)
     else:
@@ -77,22 +78,33 @@ def part_of(files: tuple[str, ...], split: Literal["file", "line", "blank_line"]
     return Part(tuple(map(Path, files)), split) if files else None
 
 
-def metadata_of(part: Part) -> TextMetadata:
+def identity(part: Part, cache: TextCache) -> list:
+    """What decides the documents of `part`: JSON."""
+    return [[cache.name_of(path) for path in part.paths], *part[1:]]
+
+
+def metadata_of(part: Part, cache: TextCache = NOTHING_KEPT) -> TextMetadata:
     """The metadata of `part`, which is read once."""
+    found = cache.record(["metadata", identity(part, cache)], lambda: _read_metadata(part))
+    return TextMetadata(found["text"], found["documents"], TextSize(*found["amount"]))
+
+
+def _read_metadata(part: Part) -> dict[str, Any]:
     digest = hashlib.sha256()
     documents, words, size = 0, 0, 0
     for document in part.documents():
         amount = count_text(_digested(document, digest))
         digest.update(b"\0")  # the end of a document; no text has this byte
         documents, words, size = documents + 1, words + amount.words, size + amount.bytes
-    return TextMetadata(digest.hexdigest(), documents, TextSize(words, size))
+    return TextMetadata(digest.hexdigest(), documents, TextSize(words, size))._asdict()
 
 
-def _from_files(config: DataConfig) -> Corpus:
+def _from_files(config: DataConfig, cache: TextCache) -> Corpus:
     whole = Part(tuple(map(Path, config.train)), config.split)
     if config.validation:
         return Corpus(whole, whole, None)
-    total = sum(len(block) for document in whole.documents() for block in document)
+    characters = ["characters", identity(whole, cache)]
+    total = cache.record(characters, lambda: {"total": _characters(whole)})["total"]
     aside = min(total // 20, _MOST_SET_ASIDE)
     if aside == 0:
         raise DataError(
@@ -100,6 +112,10 @@ def _from_files(config: DataConfig) -> Corpus:
             "give --data.validation FILE"
         )
     return _cut(whole, total - aside)
+
+
+def _characters(part: Part) -> int:
+    return sum(len(block) for document in part.documents() for block in document)
 
 
 def _python_stdlib(config: DataConfig) -> Corpus:

@@ -1,10 +1,14 @@
 """Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.harness import cli, datasets, display, distributed, json_records, run_folder
+from experiments.harness.text_cache import NOTHING_KEPT, TextCache
+from experiments.harness.training_config import text_cache
 from experiments.language_modelling import corpus
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
@@ -20,6 +24,11 @@ from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, SPECIAL_TOKENS, Tok
 
 _TOKENIZER = Path("tokenizer", "tokenizer.json")
 _PUBLISHED = {"gpt2": ("vocab.json", "merges.txt"), "bert-base-uncased": ("vocab.txt",)}
+_LEARNED: dict[str, Callable[..., Tokenizer]] = {
+    "bpe": partial(tokenizers.train_bpe, prefix=""),
+    "words": tokenizers.train_words,
+    "characters": lambda text, size, **options: tokenizers.train_characters(text, **options),
+}
 
 
 class Encoded(NamedTuple):
@@ -47,19 +56,22 @@ def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     Raises `CheckpointError` rather than replace the text that a run was trained on, `DataError`
     for text of less than one row and for what cannot be read or found.
     """
+    cache = text_cache(config)
     with distributed.together():
-        parts = load_corpus(config.data)
+        parts = load_corpus(config.data, cache)
         if distributed.is_first():
-            _prepare(config, folder, parts)
+            _prepare(config, folder, parts, cache)
     tokenizer = load_tokenizer(folder)
-    train = open_encoded(folder, "train", tokenizer)
-    validation = open_encoded(folder, "validation", tokenizer)
-    test = open_encoded(folder, "test", tokenizer) if parts.test else None
+    train = open_encoded(folder, "train", tokenizer, cache)
+    validation = open_encoded(folder, "validation", tokenizer, cache)
+    test = open_encoded(folder, "test", tokenizer, cache) if parts.test else None
     batches = objective(config).stream(train.tokens, tokenizer, config)
     return Prepared(sized(config, tokenizer), tokenizer, batches, train, validation, test)
 
 
-def open_encoded(folder: Path, name: str, tokenizer: Tokenizer) -> Encoded:
+def open_encoded(
+    folder: Path, name: str, tokenizer: Tokenizer, cache: TextCache = NOTHING_KEPT
+) -> Encoded:
     """The part `name` of the text of the run in `folder`.
 
     Raises `ConfigError` where it was encoded by another tokenizer, `DataError` for damaged files.
@@ -73,16 +85,16 @@ def open_encoded(folder: Path, name: str, tokenizer: Tokenizer) -> Encoded:
             f"{path} was not encoded by {folder / _TOKENIZER}: put the run's own tokenizer there, "
             "or use another --name"
         )
-    tokens = json_records.whole_tokens(path)
+    tokens = cache.whole_tokens(path)
     if len(tokens.ids) < 2:
         raise DataError(
             f"the {name} text has {len(tokens.ids)} tokens, but 2 are needed: give more"
         )
-    last = int(tokens.ids.max())
-    if last >= tokenizer.vocab_size:
+    if (tokens.vocab_size or 0) > tokenizer.vocab_size:
         raise DataError(
-            f"{path} holds the id {last}, but the vocabulary ends at {tokenizer.vocab_size - 1}: "
-            f"remove {folder / 'data'} and prepare the text again"
+            f"{path} was written for ids up to {(tokens.vocab_size or 0) - 1}, but the vocabulary "
+            f"ends at {tokenizer.vocab_size - 1}: remove {folder / 'data'} and prepare the text "
+            "again"
         )
     return Encoded(tokens, note["documents"], TextSize(*note["amount"]))
 
@@ -136,8 +148,8 @@ def describe(prepared: Prepared) -> str:
     )
 
 
-def _prepare(config: LanguageConfig, folder: Path, parts: Corpus) -> None:
-    if not _is_current(config, folder, "train", parts.train):
+def _prepare(config: LanguageConfig, folder: Path, parts: Corpus, cache: TextCache) -> None:
+    if not _is_current(config, folder, "train", parts.train, cache):
         if Checkpoints(folder / "checkpoints").steps():
             raise CheckpointError(
                 f"{folder} was trained on other text than this: give it the same training files, "
@@ -145,29 +157,43 @@ def _prepare(config: LanguageConfig, folder: Path, parts: Corpus) -> None:
             )
         for note in (folder / "data").glob("*.json"):
             note.unlink()  # the other parts were encoded by another tokenizer
-        (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
-        with display.phase("making the tokenizer"):
-            _make_tokenizer(config, parts.train).save(folder / _TOKENIZER)
-        _write(config, folder, "train", parts.train)
+        _write_tokenizer(config, folder / _TOKENIZER.parent, parts.train, cache)
+        _write(config, folder, "train", parts.train, cache)
     for name, part in (("validation", parts.validation), ("test", parts.test)):
-        if part and not _is_current(config, folder, name, part):
-            _write(config, folder, name, part)
+        if part and not _is_current(config, folder, name, part, cache):
+            _write(config, folder, name, part, cache)
 
 
-def _write(config: LanguageConfig, folder: Path, name: str, part: Part) -> None:
-    """Encodes `part` into the run's folder, and then notes what it is."""
-    (folder / "data").mkdir(parents=True, exist_ok=True)
+def _write_tokenizer(config: LanguageConfig, folder: Path, part: Part, cache: TextCache) -> None:
+    def make(folder: Path) -> None:
+        with display.phase("making the tokenizer"):
+            _make_tokenizer(config, part).save(folder / _TOKENIZER.name)
+
+    if config.data.tokenizer in _LEARNED:
+        made_from = ["tokenizer", _how(config, part)[0], corpus.identity(part, cache)]
+        cache.fill(folder, made_from, make)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        make(folder)
+
+
+def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: TextCache) -> None:
+    """Puts the ids of `part` into the run's folder, and then notes what they are."""
     path = folder / "data" / f"{name}.json"
     path.unlink(missing_ok=True)  # written again when everything else is
     tokenizer = load_tokenizer(folder)
-    with display.phase(f"encoding the {name} text"):
-        encoded = corpus.metadata_of(part)
-        _ids(config, part, tokenizer, path.with_suffix(".tokens"))
+
+    def make(folder: Path) -> None:
+        with display.phase(f"encoding the {name} text"):
+            _ids(config, part, tokenizer, folder / f"{name}.tokens")
+
+    made_from = [name, tokenizer_digest(folder), config.isolate_documents]
+    cache.fill(path.parent, [*made_from, corpus.identity(part, cache)], make)
     note = {
         "files": _files(part),
-        "how": _how(config, name, part),
+        "how": _how(config, part),
         "tokenizer": tokenizer_digest(folder),
-        **encoded._asdict(),
+        **corpus.metadata_of(part, cache)._asdict(),
     }
     json_records.write(path, note)
 
@@ -184,15 +210,17 @@ def _note(folder: Path, name: str) -> dict | None:
     return json_records.read(folder / "data" / f"{name}.json", fields)
 
 
-def _is_current(config: LanguageConfig, folder: Path, name: str, part: Part) -> bool:
+def _is_current(
+    config: LanguageConfig, folder: Path, name: str, part: Part, cache: TextCache
+) -> bool:
     """Whether `part` lies encoded in the run's folder; its text is read if its files changed."""
     note = _note(folder, name)
-    if note is None or note["how"] != _how(config, name, part):
+    if note is None or note["how"] != _how(config, part):
         return False
-    return note["files"] == _files(part) or note["text"] == corpus.metadata_of(part).text
+    return note["files"] == _files(part) or note["text"] == corpus.metadata_of(part, cache).text
 
 
-def _how(config: LanguageConfig, name: str, part: Part) -> list:
+def _how(config: LanguageConfig, part: Part) -> list:
     """What decides the ids besides the text: JSON."""
     special = list(_special_tokens(config))
     tokenizer = [config.data.tokenizer, config.model.vocab_size, special]
@@ -220,17 +248,13 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     name, special = config.data.tokenizer, _special_tokens(config)
     text = (block for document in part.documents() for block in document)
     size = config.model.vocab_size
-    if name == "bpe":
-        return tokenizers.train_bpe(text, size, prefix="", special_tokens=special)
-    if name == "words":
-        return tokenizers.train_words(text, size, special_tokens=special)
-    if name == "characters":
-        return tokenizers.train_characters(text, special_tokens=special)
+    if name in _LEARNED:
+        return _LEARNED[name](text, size, special_tokens=special)
     if name in _PUBLISHED:
         paths = [datasets.find("tokenizers", f"{name}/{file}") for file in _PUBLISHED[name]]
         return tokenizers.load(paths[0].parent)
     if not Path(name).exists():
-        known = ", ".join(("bpe", "words", "characters", *_PUBLISHED))
+        known = ", ".join((*_LEARNED, *_PUBLISHED))
         raise ConfigError(
             f"tokenizer={name!r} is neither one of {known} nor a file or folder with a tokenizer"
         )

@@ -43,6 +43,8 @@ class DataConfig:
     """Share of the tokens that a masked model has to predict."""
     next_sentence: bool = False
     """A masked model also predicts whether the second half of a sequence follows the first."""
+    batches: str = ""
+    """Your own batches as package.module:name, a function of (config, prepared); empty: none."""
 
     def __post_init__(self):
         check_choices(self)

@@ -34,6 +34,7 @@ from experiments.harness.loggers import Logger
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import peak_of
 from experiments.harness.preemption import asked_to_stop
+from experiments.harness.prefetch import prefetched
 from experiments.harness.profiling import profiled
 from experiments.harness.prompting import mark
 from experiments.harness.training_config import (
@@ -71,6 +72,7 @@ from experiments.language_modelling.prepare import (
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.text.data import all_rows
 from jaxformer.training.losses import Loss
 from jaxformer.training.train_step import TrainState
 
@@ -84,8 +86,8 @@ def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: A
     """Prepares the text, trains from the newest checkpoint, and shows what the model has learned.
 
     `values` may be a `block`, an `attention_fn`, a `position_scheme`, a `loss`, a `schedule`, an
-    `optimizer` and `metrics` of your own, in place of those that `config` names; the run records
-    their names (see `build.with_values`). `loggers` get all that is logged (see `Logger`). Returns
+    `optimizer`, `metrics` and `batches` of your own, in place of those that `config` names; the run
+    records their names (see `build.with_values`). `loggers` get all that is logged (see `Logger`). Returns
     the run's folder and scores; a script may train several runs, one after the other.
     """
     config = build.with_values(config, **values)
@@ -125,10 +127,11 @@ def run_steps(
     run: run_folder.Run,
 ) -> None:
     """The training loop, from the newest checkpoint, or from the start, to the last step."""
-    training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
+    training, total = config.training, config.optimizer.total_steps
+    batches = build.build_batches(config, prepared)
     flops = objective(config).flops
     step: Callable[..., Any]
-    make_state, step = assemble(config, model, batches.batch(0), devices)
+    make_state, step = assemble(config, model, batches.batch(0, all_rows), devices)
     with display.phase("creating the model"):
         state = with_pretrained_params(config, devices.init(make_state), devices)
     if config.profile and distributed.is_first():
@@ -140,6 +143,10 @@ def run_steps(
     peak = peak_of(devices, model.config.dtype)
     record_environment(run, config, utilization=peak)
     display.say(f"{run_folder.count(state.params):,} parameters; from step {number} to {total}")
+
+    def make_batch(number: int) -> Any:
+        return devices.shard_batch(batches.batch(number, devices.local_rows))
+
     with ExitStack() as stack:
         progress = Progress(
             total,
@@ -152,11 +159,13 @@ def run_steps(
         step = progress.announce(step, programs=1)
         preempted = stack.enter_context(asked_to_stop())
         stack.enter_context(progress)
+        loader = stack.enter_context(prefetched(make_batch, number, total, training.prefetch))
         while number < total and not stopping.should_stop(training.patience):
-            batch = devices.shard_batch(batches.batch(number, devices.local_rows))
+            batch = loader.get()
             state, metrics = step(state, batch)
             number += 1
-            progress.add(number, metrics, batch.loss_mask.size, flops(model.config, batch))
+            work = flops(model.config, batch)
+            progress.add(number, metrics, batch.loss_mask.size, work, loader.waited)
             if due(number, training.evaluate_every):
                 params = state.params if state.ema is None else state.ema
                 params = distributed.local(devices, params)

@@ -1,11 +1,15 @@
 """The text of an experiment: training, validation and test pairs."""
 
+import functools
 import hashlib
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from experiments.harness import datasets, display
+from experiments.harness.text_cache import TextCache
 from experiments.harness.text_io import lines_digest
-from experiments.translation.grammar import make_corpus
+from experiments.translation import grammar
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import read_pairs, read_tab_pairs
@@ -32,17 +36,34 @@ def load_corpus(config: DataConfig) -> Corpus:
     Files given for training replace the whole built-in corpus; without validation files, about
     one source in fifty, chosen by its hash and at most 1,000, is set aside with its translations.
     """
-    if config.train != Files():
-        corpus = _from_files(config)
-    elif config.corpus in _BUILT_IN:
-        corpus = _BUILT_IN[config.corpus]()
-    else:
-        raise ConfigError(
-            f"corpus={config.corpus!r} comes from files: give --data.train.source FILE and "
-            f"--data.train.target FILE, or one of the corpora {', '.join(_BUILT_IN)}"
-        )
+    corpus = _without_own(config)
     validation = read_files(config.validation) or corpus.validation
     return corpus._replace(validation=validation, test=read_files(config.test) or corpus.test)
+
+
+class OpenCorpus(NamedTuple):
+    """A corpus whose training text is read when it is asked for."""
+
+    fingerprint: str
+    """That of the training text."""
+    train: Callable[[], Text]
+    validation: Text
+    test: Text
+
+
+def open_corpus(config: DataConfig, cache: TextCache) -> OpenCorpus:
+    """What `load_corpus` reads; `cache` keeps all of it but the training text."""
+    read = functools.cache(lambda: _without_own(config))
+
+    def outline() -> dict[str, Any]:
+        train, *held_out = read()
+        return {"fingerprint": fingerprint(train), "held_out": held_out}
+
+    files = [cache.name_of(Path(path)) for path in _files(config)]
+    found = cache.record([config.corpus, files, config.validation == Files()], outline)
+    validation, test = (Text(*sides) for sides in found["held_out"])
+    validation, test = read_files(config.validation) or validation, read_files(config.test) or test
+    return OpenCorpus(found["fingerprint"], lambda: read().train, validation, test)
 
 
 def fingerprint(text: Text) -> str:
@@ -65,6 +86,25 @@ def read_files(files: Files) -> Text | None:
     return Text(*read_pairs(files.source, files.target))
 
 
+def _without_own(config: DataConfig) -> Corpus:
+    """The corpus without the user's own validation and test text."""
+    if config.train != Files():
+        return _from_files(config)
+    if config.corpus in _BUILT_IN:
+        return _BUILT_IN[config.corpus].load()
+    raise ConfigError(
+        f"corpus={config.corpus!r} comes from files: give --data.train.source FILE and "
+        f"--data.train.target FILE, or one of the corpora {', '.join(_BUILT_IN)}"
+    )
+
+
+def _files(config: DataConfig) -> Sequence[str | Path]:
+    """The files that `_without_own` reads, or the code that makes its text."""
+    if config.train != Files():
+        return [path for path in (config.train.source, config.train.target) if path]
+    return _BUILT_IN[config.corpus].files() if config.corpus in _BUILT_IN else []
+
+
 def _from_files(config: DataConfig) -> Corpus:
     text = read_files(config.train)
     assert text is not None  # only files lead here
@@ -81,28 +121,47 @@ def _from_files(config: DataConfig) -> Corpus:
 
 def _grammar() -> Corpus:
     with display.phase("making 60,000 pairs of sentences"):
-        parts = make_corpus(train=60_000, validation=1_000, test=1_000, seed=0)
+        parts = grammar.make_corpus(train=60_000, validation=1_000, test=1_000, seed=0)
     names = ("train", "validation", "test")
     return Corpus(*(Text(*map(list, zip(*parts[name], strict=True))) for name in names))
 
 
+def _grammar_files() -> list[Path]:
+    return sorted(Path(grammar.__file__).parent.rglob("*.py"))
+
+
 def _multi30k() -> Corpus:
-    parts = []
-    for part in ("train", "val", "test_2016_flickr"):
-        paths = (datasets.find("multi30k", f"{part}.{side}.gz") for side in ("en", "de"))
-        parts.append(Text(*read_pairs(*paths)))
-    return Corpus(*parts)
+    files = _multi30k_files()
+    return Corpus(*(Text(*read_pairs(*files[i : i + 2])) for i in (0, 2, 4)))
+
+
+def _multi30k_files() -> list[Path]:
+    parts, sides = ("train", "val", "test_2016_flickr"), ("en", "de")
+    return [datasets.find("multi30k", f"{part}.{side}.gz") for part in parts for side in sides]
 
 
 def _tatoeba() -> Corpus:
-    text = Text(*read_tab_pairs(datasets.find("tatoeba-deu-eng", "deu.txt.gz")))
+    text = Text(*read_tab_pairs(*_tatoeba_files()))
     # Split by English sentence: no test sentence is in the training text with another translation.
     train, rest = _split(text, lambda share: share < 0.02)
     validation, test = _split(rest, lambda share: share < 0.01)
     return Corpus(train, _first_translations(validation), _first_translations(test))
 
 
-_BUILT_IN = {"grammar": _grammar, "multi30k": _multi30k, "tatoeba": _tatoeba}
+def _tatoeba_files() -> list[Path]:
+    return [datasets.find("tatoeba-deu-eng", "deu.txt.gz")]
+
+
+class _BuiltIn(NamedTuple):
+    load: Callable[[], Corpus]
+    files: Callable[[], list[Path]]
+
+
+_BUILT_IN = {
+    "grammar": _BuiltIn(_grammar, _grammar_files),
+    "multi30k": _BuiltIn(_multi30k, _multi30k_files),
+    "tatoeba": _BuiltIn(_tatoeba, _tatoeba_files),
+}
 
 
 def _split(text: Text, aside, most: int | None = None) -> tuple[Text, Text]:

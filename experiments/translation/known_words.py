@@ -10,10 +10,10 @@ _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 
 
 def write(folder: Path, lines: Iterable[str]) -> None:
-    """Keeps the words of `lines`, the most frequent first, in the run's `folder`."""
+    """Keeps the words of `lines`, the most frequent first, in `folder`, a run's data."""
     counts = Counter(word for line in lines for word in words_of(line))
     words = [word for word, _ in counts.most_common(_MOST)]
-    (folder / "data" / "source_words.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    (folder / "source_words.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
 
 
 def load(folder: Path) -> list[str]:

@@ -1,12 +1,16 @@
 """Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.harness import cli, display, distributed, json_records, run_folder
+from experiments.harness.text_cache import TextCache
+from experiments.harness.training_config import text_cache
 from experiments.translation import known_words
-from experiments.translation.corpus import Text, fingerprint, load_corpus
+from experiments.translation.corpus import Text, open_corpus
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
@@ -35,18 +39,19 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     `CheckpointError` rather than replace the text that a run was trained on, `DataError` for
     damaged files.
     """
+    cache = text_cache(config)
     with distributed.together():
-        corpus = load_corpus(config.data)
-        wanted = {"text": fingerprint(corpus.train), "vocabularies": _wanted(config)}
+        corpus = open_corpus(config.data, cache)
+        wanted = {"text": corpus.fingerprint, "vocabularies": _wanted(config)}
     assert_processes_agree({"training text": wanted["text"]})
     with distributed.together():
         if distributed.is_first():
-            _prepare(config, corpus.train, wanted, folder)
+            _prepare(config, cache, corpus.train, wanted, folder)
     source_tokenizer, target_tokenizer = load_tokenizers(folder)
     model = sized(config.model, source_tokenizer, target_tokenizer)
     data = config.data
     batches = bucket_pairs(
-        *(json_records.whole_tokens(folder / "data" / f"{s}.tokens") for s in ("source", "target")),
+        *(cache.whole_tokens(folder / "data" / f"{side}.tokens") for side in ("source", "target")),
         seed=config.training.seed,
         batch_tokens=data.batch_tokens,
         buckets=data.buckets,
@@ -111,7 +116,13 @@ def _wanted(config: TranslationConfig) -> list:
     return [config.data.tokenizer, config.model.vocab_size, config.model.source_vocab_size]
 
 
-def _prepare(config: TranslationConfig, text: Text, wanted: dict, folder: Path) -> None:
+def _prepare(
+    config: TranslationConfig,
+    cache: TextCache,
+    read: Callable[[], Text],
+    wanted: dict,
+    folder: Path,
+) -> None:
     note = folder / "data" / "prepared.json"
     found = json_records.read(note, {"text": str})
     if found is not None:
@@ -121,28 +132,35 @@ def _prepare(config: TranslationConfig, text: Text, wanted: dict, folder: Path) 
             f"{folder} was trained on other text than this: give it the same training files, or "
             "use another --name"
         )
-    if found != wanted:
-        note.unlink(missing_ok=True)  # written again when everything else is
-        _write(config, text, folder)
-        json_records.write(note, wanted | {"tokenizers": _digests(folder)})
-
-
-def _write(config: TranslationConfig, text: Text, folder: Path) -> None:
-    for name in ("data", "tokenizer"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    model = config.model
-    kind = config.data.tokenizer
+    if found == wanted:
+        return
+    note.unlink(missing_ok=True)  # written again when everything else is
     (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
+    make = partial(_train_tokenizers, config, read)
+    cache.fill(folder / "tokenizer", ["tokenizers", wanted], make)
+    encode = partial(_encode, read, load_tokenizers(folder))
+    cache.fill(folder / "data", ["pairs", wanted], encode)
+    json_records.write(note, wanted | {"tokenizers": _digests(folder)})
+
+
+def _train_tokenizers(config: TranslationConfig, read: Callable[[], Text], folder: Path) -> None:
+    text, model, kind = read(), config.model, config.data.tokenizer
     with display.phase("training the tokenizer"):
         if model.source_vocab_size is None:
-            target = source = _train(kind, [*text.source, *text.target], model.vocab_size)
+            target = _train(kind, [*text.source, *text.target], model.vocab_size)
         else:
             source = _train(kind, text.source, model.source_vocab_size)
             target = _train(kind, text.target, model.vocab_size)
-            source.save(folder / "tokenizer" / "source.json")
-        target.save(folder / "tokenizer" / "target.json")
+            source.save(folder / "source.json")
+        target.save(folder / "target.json")
+
+
+def _encode(
+    read: Callable[[], Text], tokenizer_pair: tuple[Tokenizer, Tokenizer], folder: Path
+) -> None:
+    text, (source, target) = read(), tokenizer_pair
     with display.phase(f"encoding {len(text.source):,} pairs"):
-        encode_pairs(text.source, text.target, source, folder / "data", target_tokenizer=target)
+        encode_pairs(text.source, text.target, source, folder, target_tokenizer=target)
         known_words.write(folder, text.source)
 
 

@@ -50,6 +50,8 @@ class DataConfig:
     """Lengths are padded to a multiple of this."""
     batch_size_multiple: int = 8
     """The number of pairs in a batch is a multiple of this, so that devices can share it."""
+    batches: str = ""
+    """Your own batches as package.module:name, a function of (config, prepared); empty: none."""
 
 
 @dataclass(frozen=True)

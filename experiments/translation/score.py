@@ -15,8 +15,9 @@ from experiments.harness import cli
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.decoding_options import DecodingOptions, load_members
 from experiments.harness.text_io import write_lines
+from experiments.harness.training_config import text_cache
 from experiments.translation import evaluation
-from experiments.translation.corpus import Text, load_corpus, read_files
+from experiments.translation.corpus import Text, open_corpus, read_files
 from experiments.translation.load_run import LoadedRun, load_run
 from experiments.translation.presets import Files
 from jaxformer.errors import DataError
@@ -76,7 +77,7 @@ def _text(options: ScoreOptions, loaded: LoadedRun) -> Text:
     text = read_files(Files(options.source, options.target))
     if text is not None:
         return text
-    corpus = load_corpus(loaded.config.data)
+    corpus = open_corpus(loaded.config.data, text_cache(loaded.config))
     return corpus.test if corpus.test.source else corpus.validation
 
 

@@ -33,6 +33,7 @@ from experiments.harness.loggers import Logger
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import peak_of, rows_and_length, seq2seq_flops
 from experiments.harness.preemption import asked_to_stop
+from experiments.harness.prefetch import prefetched
 from experiments.harness.profiling import profiled
 from experiments.harness.training_config import OptimizerConfig, record_environment, start_process
 from experiments.harness.training_view import sample_lines
@@ -53,7 +54,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import CountedJit, Strategy
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.text.data import PairBatch
+from jaxformer.text.data import PairBatch, all_rows
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss
 from jaxformer.training.train_step import TrainState
@@ -73,8 +74,8 @@ def train(
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test set.
 
     `values` may be a `block`, an `attention_fn`, a `position_scheme`, a `loss`, a `schedule`, an
-    `optimizer` and `metrics` of your own, in place of those that `config` names; the run records
-    their names (see `build.with_values`). `loggers` get all that is logged (see `Logger`). Returns
+    `optimizer`, `metrics` and `batches` of your own, in place of those that `config` names; the run
+    records their names (see `build.with_values`). `loggers` get all that is logged (see `Logger`). Returns
     the run's folder and scores; a script may train several runs, one after the other.
     """
     config = build.with_values(config, **values)
@@ -108,8 +109,9 @@ def run_steps(
     run: run_folder.Run,
 ) -> None:
     """The training loop, from the newest checkpoint, or from the start, to the last step."""
-    training, batches, total = config.training, prepared.batches, config.optimizer.total_steps
-    make_state, compiled = assemble(config, model, batches.batch(0), devices)
+    training, total = config.training, config.optimizer.total_steps
+    batches = build.build_batches(config, prepared)
+    make_state, compiled = assemble(config, model, batches.batch(0, all_rows), devices)
     with display.phase("creating the model"):
         state = devices.init(make_state)
     traced = config.profile and distributed.is_first()
@@ -120,6 +122,10 @@ def run_steps(
     peak = peak_of(devices, model.config.dtype)
     record_environment(run, config, utilization=peak)
     display.say(f"{run_folder.count(state.params):,} parameters; from step {number} to {total}")
+
+    def make_batch(number: int) -> Any:
+        return devices.shard_batch(batches.batch(number, devices.local_rows))
+
     with ExitStack() as stack:
         progress = Progress(
             total,
@@ -129,15 +135,19 @@ def run_steps(
             learning_rates=build.learning_rates(config.optimizer),
             peak=peak.total,
         )
-        step = progress.announce(step, programs=len(batches.buckets))
+        step = progress.announce(
+            step, programs=1 if config.data.batches else len(prepared.batches.buckets)
+        )
         preempted = stack.enter_context(asked_to_stop())
         stack.enter_context(progress)
+        loader = stack.enter_context(prefetched(make_batch, number, total, training.prefetch))
         while number < total and not stopping.should_stop(training.patience):
-            batch = devices.shard_batch(batches.batch(number, devices.local_rows))
+            batch = loader.get()
             state, metrics = step(state, batch)
             number += 1
-            flops = flops_of(model.config, batch)
-            progress.add(number, metrics, batch.target.size - batch.example_ids.size, flops)
+            positions = batch.target.size - batch.example_ids.size
+            work = flops_of(model.config, batch)
+            progress.add(number, metrics, positions, work, loader.waited)
             if due(number, training.evaluate_every):
                 params = state.params if state.ema is None else state.ema
                 loaded = with_params(config, prepared, model, distributed.local(devices, params))

@@ -94,7 +94,8 @@ def lines(folder: Path) -> list[dict]:
     """The metrics of a run but its speed."""
     text = (folder / "metrics.jsonl").read_text() if (folder / "metrics.jsonl").exists() else ""
     found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in found]
+    speeds = ("tokens_per_second", "data_wait")
+    return [{k: v for k, v in line.items() if k not in speeds} for line in found]
 
 
 def files(folder: Path) -> list[str]:

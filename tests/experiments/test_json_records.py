@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.harness import checkpoint_selection, json_records
+from experiments.harness.text_cache import TextCache
 from experiments.harness.training_config import TrainingConfig
 from jaxformer.errors import DataError
 from jaxformer.text.data import write_tokens
@@ -62,12 +63,12 @@ def test_the_digest_of_an_absent_file_is_an_error_that_names_it(tmp_path):
 def test_one_flipped_bit_in_a_token_file_is_noticed(tmp_path):
     path = tmp_path / "a.tokens"
     write_tokens(path, [[3, 5], [2]], vocab_size=11)
-    assert [list(row) for row in json_records.whole_tokens(path)] == [[3, 5], [2]]
+    assert [list(row) for row in TextCache().whole_tokens(path)] == [[3, 5], [2]]
     content = bytearray(path.read_bytes())
     content[64] ^= 1  # the first id
     path.write_bytes(content)
     with pytest.raises(DataError, match="a.tokens is damaged: put"):
-        json_records.whole_tokens(path)
+        TextCache().whole_tokens(path)
 
 
 def test_a_damaged_choice_of_weights_is_refused_and_not_replaced_by_the_newest(tmp_path):

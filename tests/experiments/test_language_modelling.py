@@ -41,7 +41,7 @@ from jaxformer.text.data import Stream, open_tokens, write_tokens
 from jaxformer.training.optimizer import make_schedule
 
 KINDS = ("learned", "contextual")
-SPEEDS = ("tokens_per_second", "mfu")
+SPEEDS = ("tokens_per_second", "mfu", "data_wait")
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 CAUSAL = """
     --name tiny --model.vocab_size 280 --model.d_model 16 --model.d_ff 22 --model.num_heads 2
@@ -251,12 +251,11 @@ def test_the_metrics_hold_the_learning_rate_of_the_schedule(run):
     assert rates[2] < rates[4], "the warm-up has three updates"
 
 
-def test_a_batch_is_built_and_sent_while_the_step_before_it_is_computed(run):
+def test_a_batch_is_built_and_sent_and_its_step_begun_before_the_last_result_is_read(run):
     when = run.events
     for step in set(range(1, 17)) - {5, 10, 15}:  # there the run is judged and saved
         following = [when[what, step + 1] for what in ("built", "sent", "begun")]
-        assert when["begun", step] < min(following) and following == sorted(following)
-        assert following[-1] < when["read", step]
+        assert following == sorted(following) and following[-1] < when["read", step]
 
 
 def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
@@ -690,7 +689,7 @@ def test_ids_beyond_the_vocabulary_are_refused(run, tmp_path):
     shutil.copytree(run.folder, folder)
     write_tokens(folder / "data" / "test.tokens", [[3, 9_999]], vocab_size=10_000)
     done = call(evaluate, {"--run": folder})
-    refused(done, 65, "test.tokens holds the id 9999, but the vocabulary ends at 279")
+    refused(done, 65, "test.tokens was written for ids up to 9999, but the vocabulary ends at 279")
 
 
 def test_a_prompt_that_cannot_be_continued_is_refused(run, text, tmp_path):

@@ -54,7 +54,7 @@ def test_a_prompt_is_bold_on_a_terminal_and_plain_elsewhere(monkeypatch):
 
 def test_words_that_the_training_text_lacks_are_named_once_in_lower_case(tmp_path):
     (tmp_path / "data").mkdir()
-    known_words.write(tmp_path, ["The dog's dog sleeps.", "A dog, 17 birds"])
+    known_words.write(tmp_path / "data", ["The dog's dog sleeps.", "A dog, 17 birds"])
     known = known_words.load(tmp_path)
     assert known[0] == "dog" and set(known) == {"the", "dog's", "dog", "sleeps", "a", "birds"}
     assert known_words.unknown(known, "Hello dog, HELLO the World 3") == ["hello", "world"]
@@ -81,7 +81,7 @@ def test_a_finished_run_names_its_words_its_files_and_commands_with_real_argumen
     folder = tmp_path / "my runs"
     (folder / "data").mkdir(parents=True)
     words = [first + second + "ing" for first in "abcdefg" for second in "klmnopq"]
-    known_words.write(folder, words)
+    known_words.write(folder / "data", words)
     scores = {"sentences": 1_234, "exact": 0.5, "bleu": 12.345, "chrf": 6.7}
     told = describe_run(folder, "test", Text(["It's a dog.", "x"], ["y", "z"]), scores)
     assert "test: 1,234 sentences, 50.0% exactly right, BLEU 12.35, chrF 6.70" in told

@@ -113,7 +113,8 @@ def trained(folder: Path, words: str, runs: str, *more: str) -> list[dict]:
     environment |= {"JAX_PLATFORMS": "cpu"}
     subprocess.run([*command, "--runs", runs], cwd=folder, env=environment, check=True)
     lines = (folder / runs / experiment / "tiny" / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(x).items() if k != "tokens_per_second"} for x in lines]
+    speeds = ("tokens_per_second", "data_wait")
+    return [{k: v for k, v in json.loads(x).items() if k not in speeds} for x in lines]
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 NOUNS = {"dog": "Hund", "bird": "Vogel", "tree": "Baum", "king": "Prinz", "ship": "Kahn"}
 VERBS = {"sees": "sieht", "likes": "mag", "finds": "findet", "draws": "malt", "hears": "hört"}
 TOO_LONG = "dog " * 47
-SPEEDS = ("tokens_per_second", "mfu")
+SPEEDS = ("tokens_per_second", "mfu", "data_wait")
 SETTINGS = """
     --name tiny --model.vocab_size 400 --model.d_model 16 --model.d_ff 22 --model.num_heads 2
     --model.num_encoder_layers 1 --model.num_decoder_layers 1 --model.max_len 31

@@ -74,7 +74,7 @@ def test_at_most_so_many_sources_are_set_aside_and_none_of_them_trains():
 
 def test_files_of_ones_own_replace_the_part_they_are_given_for(tmp_path, monkeypatch):
     built_in = corpus.Corpus(Text(["a"], ["b"]), Text(["c"], ["d"]), Text(["e"], ["f"]))
-    monkeypatch.setitem(corpus._BUILT_IN, "grammar", lambda: built_in)
+    monkeypatch.setitem(corpus._BUILT_IN, "grammar", corpus._BuiltIn(lambda: built_in, list))
     own = write(tmp_path, "own", [("g", "h")])
     assert load_corpus(DataConfig()) == built_in
     assert load_corpus(DataConfig(test=own)) == built_in._replace(test=Text(["g"], ["h"]))

@@ -170,7 +170,8 @@ def _left(place: Path) -> dict:
     state = {part: states.as_bytes(checkpoints.restore_params(tree=part)) for part in parts}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
-        line.pop("tokens_per_second", None)
+        for name in ("tokens_per_second", "data_wait"):
+            line.pop(name, None)
     return {
         "newest step": newest,
         **{part: [leaf.hex() for leaf in raw] for part, raw in state.items()},

@@ -1,9 +1,9 @@
 """Text files to batches of ids: read lines, keep ids on disk, give batch(step)."""
 
-from jaxformer.text.data.batches import MaskedBatch, PairBatch, StreamBatch
+from jaxformer.text.data.batches import Batches, MaskedBatch, PairBatch, StreamBatch
 from jaxformer.text.data.masking import MaskedStream, iterate_masked_once
 from jaxformer.text.data.pairs import Bucket, PairBatches, bucket_pairs, plan_buckets
-from jaxformer.text.data.shuffle import RowSelection
+from jaxformer.text.data.shuffle import RowSelection, all_rows
 from jaxformer.text.data.streams import Stream, iterate_once
 from jaxformer.text.data.text_files import read_documents, read_lines, read_pairs, read_tab_pairs
 from jaxformer.text.data.tokens import (
@@ -16,6 +16,7 @@ from jaxformer.text.data.tokens import (
 )
 
 __all__ = [
+    "Batches",
     "Bucket",
     "MaskedBatch",
     "MaskedStream",
@@ -25,6 +26,7 @@ __all__ = [
     "Stream",
     "StreamBatch",
     "Tokens",
+    "all_rows",
     "bucket_pairs",
     "encode_documents",
     "encode_lines",

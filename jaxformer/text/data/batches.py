@@ -4,12 +4,13 @@
 depends on them.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxformer.errors import DataError
+from jaxformer.text.data.shuffle import RowSelection
 
 if TYPE_CHECKING:
     from jaxtyping import Array as JaxArray
@@ -17,6 +18,23 @@ if TYPE_CHECKING:
     Array = np.ndarray | JaxArray
 else:  # this layer does not import JAX
     Array = np.ndarray
+
+
+class Batches(Protocol):
+    """What a training takes its batches from: a batch is a function of (seed, step)."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The steps after which all data has been seen once."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that differs where batches differ; a run resumes with the same one only."""
+        ...
+
+    def batch(self, step: int, rows: RowSelection, /) -> Any:
+        """The rows of the batch of `step` (0, 1, ..) that `rows` selects, as numpy arrays."""
 
 
 class PairBatch(NamedTuple):
