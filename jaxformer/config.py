@@ -72,6 +72,11 @@ class TransformerConfig:
     """The sizes and choices that define the parameters and the function of a Transformer.
 
     The letters are those of Vaswani et al. 2017.
+
+    >>> import jaxformer as jf
+    >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
+    >>> config.key_size  # d_model / num_heads
+    4
     """
 
     vocab_size: int

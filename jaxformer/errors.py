@@ -2,23 +2,59 @@
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, out of range, or contradicts another."""
+    """A setting is unknown, out of range, or contradicts another.
+
+    >>> import jaxformer as jf
+    >>> jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=3)
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: d_model=8 is not divisible by num_heads=3: choose ...
+    """
 
 
 class DataError(ValueError):
-    """A text, an id or a data file cannot be used."""
+    """A text, an id or a data file cannot be used.
+
+    >>> import jaxformer as jf
+    >>> jf.score_translations(["Ein Haus.", "Zwei."], ["Ein Haus."])
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.DataError: 2 hypotheses and 1 references: give one reference ...
+    """
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is missing, incomplete, damaged, or does not fit the state to restore."""
+    """A checkpoint is missing, incomplete, damaged, or does not fit the state to restore.
+
+    >>> import jaxformer as jf
+    >>> jf.Checkpoints("empty").restore({})
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.CheckpointError: there is no committed checkpoint in ...: train first
+    """
 
 
 class Diverged(ArithmeticError):
-    """The loss or its gradient was not finite for many steps in a row."""
+    """The loss or its gradient was not finite for many steps in a row.
+
+    >>> from jaxformer.training import raise_if_diverged
+    >>> metrics = {"loss": float("nan"), "grad_norm": float("nan"), "consecutive_skips": 10}
+    >>> raise_if_diverged(12, metrics)
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.Diverged: the loss or its gradient was not finite in 10 steps in a row, ...
+    """
 
 
 class MissingExtra(ImportError):
-    """An optional package is not installed."""
+    """An optional package is not installed.
+
+    >>> from jaxformer import optional_dependencies
+    >>> optional_dependencies.load("a_package_that_is_not_installed")
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.MissingExtra: a_package_that_is_not_installed is needed ...
+    """
 
 
 def shorten(text: str, width: int = 80) -> str:

@@ -13,6 +13,7 @@ _EXTRAS = {
     "nbclient": "notebooks",
     "nbformat": "notebooks",
     "sentencepiece": "subwords",
+    "pdoc": "docs",
 }
 
 

@@ -32,6 +32,17 @@ class Checkpoints:
 
     A save that fails is only a warning until `patience` saves in a row have failed, for a disk that
     is full for a while.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> with jf.Checkpoints("checkpoints") as checkpoints:
+    ...     checkpoints.save(100, {"scale": jnp.ones(3)}, metric=2.5)
+    ...     checkpoints.save(200, {"scale": jnp.zeros(3)}, metric=2.7)
+    >>> checkpoints.steps(), checkpoints.best_step()
+    ([100, 200], 100)
+    >>> state, _ = checkpoints.restore({"scale": jnp.ones(3)})  # the newest
+    >>> state["scale"]
+    Array([0., 0., 0.], dtype=float32)
     """
 
     def __init__(self, folder: str | Path, *, keep: int = 5, patience: int = 1):

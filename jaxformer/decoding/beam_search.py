@@ -35,12 +35,22 @@ LengthPenalty = Callable[[Float[Array, "..."], Float[Array, "..."]], Float[Array
 
 
 def gnmt_length_penalty(exponent: float) -> LengthPenalty:
-    """score = log p / ((5 + length) / 6)^exponent (Wu et al. 2016, equation 14)."""
+    """score = log p / ((5 + length) / 6)^exponent (Wu et al. 2016, equation 14).
+
+    >>> from jaxformer.decoding import gnmt_length_penalty
+    >>> gnmt_length_penalty(1.0)(-6.0, 7.0)  # -6 / (12 / 6)
+    -3.0
+    """
     return lambda log_prob, length: log_prob / ((5.0 + length) / 6.0) ** exponent
 
 
 def power_length_penalty(exponent: float) -> LengthPenalty:
-    """score = log p / length^exponent: with 0 the log-probability, with 1 its mean."""
+    """score = log p / length^exponent: with 0 the log-probability, with 1 its mean.
+
+    >>> from jaxformer.decoding import power_length_penalty
+    >>> power_length_penalty(1.0)(-6.0, 3.0)
+    -2.0
+    """
     return lambda log_prob, length: log_prob / length**exponent
 
 
@@ -70,6 +80,23 @@ def beam_search(
     once if `step` is from `make_step_fn`, and at every call otherwise: call it inside `jax.jit`.
 
     Raises `ValueError` for shapes that do not fit.
+
+    >>> from typing import NamedTuple
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> class NoCache(NamedTuple):
+    ...     def reorder_beams(self, parents):
+    ...         return self
+    >>> def step(tokens, cache):  # EOS (2) follows with probability 0.4, token 3 with 0.6
+    ...     logits = jnp.log(jnp.array([0.0, 0.0, 0.4, 0.6]))
+    ...     return jnp.broadcast_to(logits, (*tokens.shape, 4)), cache
+    >>> config = jf.GenerationConfig(beam_size=2, length_penalty=0.0)
+    >>> found = jf.beam_search(step, NoCache(), jnp.array([1]), jnp.array([2]), config)
+    >>> found.tokens[0]  # two texts of at most 2 tokens
+    Array([[2, 0],
+           [3, 2]], dtype=int32)
+    >>> [round(p, 4) for p in jnp.exp(found.scores[0]).tolist()]  # 0.4, and 0.6 x 0.4
+    [0.4, 0.24]
     """
     if bos.ndim != 1 or max_lengths.shape != bos.shape:
         raise ValueError(

@@ -14,6 +14,15 @@ class GenerationConfig:
 
     `jaxformer.pretrained.load_generation_config` reads them from a folder of transformers.
     Raises `ConfigError` for a value out of range.
+
+    >>> import jaxformer as jf
+    >>> greedy = jf.GenerationConfig(beam_size=1, max_length=20)
+    >>> greedy.eos
+    (2,)
+    >>> jf.GenerationConfig(beam_size=0)
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: beam_size=0, but it must be at least 1
     """
 
     beam_size: int = 4
@@ -82,7 +91,17 @@ class GenerationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerConfig:
-    """How a token is drawn. Raises `ConfigError` for a value out of range."""
+    """How a token is drawn. Raises `ConfigError` for a value out of range.
+
+    >>> from jaxformer.decoding import SamplerConfig
+    >>> config = SamplerConfig(temperature=0.8, top_k=40)
+    >>> config.top_p  # all of the 40 tokens
+    1.0
+    >>> SamplerConfig(temperature=-1.0)
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: temperature=-1.0, but it must be 0 or more
+    """
 
     temperature: float = 1.0
     """Tokens are drawn from softmax(logits / temperature); 0: the most likely token."""
@@ -110,7 +129,13 @@ class SamplerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(SamplerConfig):
-    """Settings of the continuations of prompts. Raises `ConfigError` for a value out of range."""
+    r"""Settings of the continuations of prompts. Raises `ConfigError` for a value out of range.
+
+    >>> import jaxformer as jf
+    >>> config = jf.SamplingConfig(max_new_tokens=50, temperature=0.8, stop=("\n",))
+    >>> config.top_p, config.overflow  # from all tokens; a prompt must fit
+    (1.0, 'refuse')
+    """
 
     max_new_tokens: int = 200
     """The most tokens that a prompt is continued by."""

@@ -34,7 +34,14 @@ StopFn = Callable[[Int[Array, ""], Int[Array, " B"]], Bool[Array, " B"]]
 
 
 class Prompts(NamedTuple):
-    """B texts to continue, whose tokens before the last are in the cache."""
+    """B texts to continue, whose tokens before the last are in the cache.
+
+    >>> import numpy as np
+    >>> from jaxformer.decoding import Prompts
+    >>> two = Prompts(np.array([7, 9]), max_lengths=np.array([5, 3]), example_ids=np.array([0, 1]))
+    >>> two.step_offset, two.token_counts
+    (0, None)
+    """
 
     last_tokens: Int[AnyArray, " B"]
     """The last token of each prompt."""
@@ -69,6 +76,19 @@ def sample(
     `seed` are not used here.
 
     Eager calls compile as those of `beam_search`. Raises `ValueError` for shapes that do not fit.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.decoding import Prompts
+    >>> def step(tokens, cache):  # the token after t is t + 1
+    ...     return jax.nn.one_hot(tokens + 1, 9), cache
+    >>> ids = jnp.array([0, 1])
+    >>> prompts = Prompts(jnp.array([1, 4]), max_lengths=jnp.array([3, 3]), example_ids=ids)
+    >>> config = jf.SamplingConfig(max_new_tokens=3, temperature=0.0, eos=(6,))
+    >>> jf.sample(step, None, prompts, jax.random.key(0), config).tokens[:, 0]  # [B, L]
+    Array([[2, 3, 4],
+           [5, 6, 0]], dtype=int32)
     """
     shape = prompts.last_tokens.shape
     if len(shape) != 1:

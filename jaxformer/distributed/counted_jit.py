@@ -16,6 +16,16 @@ class CountedJit:
     """A function compiled once for each combination of argument shapes.
 
     `num_compiled` is how many times it was traced and compiled so far.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from jaxformer.distributed import CountedJit, make_mesh
+    >>> mesh = make_mesh("data=1", jax.devices()[:1])
+    >>> double = CountedJit(lambda x: 2 * x, jax.jit, mesh)
+    >>> for size in (3, 3, 5):
+    ...     _ = double(jnp.ones(size))
+    >>> double.num_compiled
+    2
     """
 
     def __init__(

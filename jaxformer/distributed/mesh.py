@@ -25,6 +25,10 @@ def parse_mesh(text: str) -> dict[str, int]:
     """The sizes of all three axes in "data=2,fsdp=2,tensor=2"; an absent axis has size 1.
 
     Raises `ConfigError` for an unknown or repeated axis and for a size that is not 1 or more.
+
+    >>> from jaxformer.distributed import parse_mesh
+    >>> parse_mesh("data=2,tensor=4")
+    {'data': 2, 'fsdp': 1, 'tensor': 4}
     """
     sizes: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -45,6 +49,11 @@ def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
     Neighbours along the tensor axis, which communicate most, are the closest devices. Raises
     `ConfigError` as `parse_mesh` does, and when the product of the sizes is not the number of
     devices.
+
+    >>> import jax
+    >>> from jaxformer.distributed import make_mesh
+    >>> dict(make_mesh("data=1", jax.devices()[:1]).shape)
+    {'data': 1, 'fsdp': 1, 'tensor': 1}
     """
     sizes = parse_mesh(text)
     devices = jax.devices() if devices is None else list(devices)

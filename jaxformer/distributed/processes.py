@@ -29,6 +29,12 @@ def initialize(
 
     Raises `ConfigError` for incomplete or impossible arguments, and if no cluster is found without
     arguments; raises `RuntimeError` if it is called too late.
+
+    >>> from jaxformer.distributed import initialize
+    >>> initialize("host0:1234", num_processes=2)
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: coordinator, num_processes without process_id: give ...
     """
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     missing = [name for name, value in given.items() if value is None]
@@ -60,6 +66,9 @@ def assert_processes_agree(values: Mapping[str, Any]) -> None:
 
     `values`: what must be equal everywhere (settings, fingerprints, the restored step), under the
     same names. Values are compared by their `repr`. With one process nothing is checked.
+
+    >>> from jaxformer.distributed import assert_processes_agree
+    >>> assert_processes_agree({"seed": 0, "step": 100})
     """
     if jax.process_count() == 1:
         return

@@ -13,7 +13,17 @@ from jaxformer.training.parameters import Params, flatten, layer_shape
 
 
 class Rule(NamedTuple):
-    """How parameters whose path matches `pattern` are divided over the mesh."""
+    """How parameters whose path matches `pattern` are divided over the mesh.
+
+    >>> from jax.sharding import PartitionSpec
+    >>> from jaxformer.distributed import Rule, partition_specs
+    >>> import numpy as np
+    >>> columns = Rule("(^|/)up/kernel$", PartitionSpec(None, "tensor"), fsdp=True)
+    >>> params = {"up": {"kernel": np.ones((6, 8))}}
+    >>> specs = partition_specs(params, [columns], {"data": 1, "fsdp": 3, "tensor": 2})
+    >>> tuple(specs["up/kernel"])  # 3 x 2 parts of 2 x 4
+    ('fsdp', 'tensor')
+    """
 
     pattern: str
     """A regular expression, searched for in "path/of/leaf"."""
@@ -64,6 +74,14 @@ def partition_specs(
     A parameter that no rule matches is replicated. Raises `ConfigError`, with the parameter and
     the numbers, where a rule does not fit. The layer axis of stacked blocks is not divided, and
     does not count in a rule's dimensions.
+
+    >>> import numpy as np
+    >>> from jaxformer.distributed import partition_specs
+    >>> from jaxformer.distributed.sharding_rules import RULES
+    >>> params = {"embedding": {"table": np.ones((6, 8))}, "norm": {"scale": np.ones(8)}}
+    >>> specs = partition_specs(params, RULES, {"data": 1, "fsdp": 1, "tensor": 2})
+    >>> tuple(specs["embedding/table"]), tuple(specs["norm/scale"])
+    (('tensor',), ())
     """
 
     def spec(path: str, leaf: Any) -> PartitionSpec:

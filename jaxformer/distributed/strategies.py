@@ -45,6 +45,17 @@ class Strategy:
       compiler_options: passed to XLA (see `ProcessSetup.compiler_options`).
       num_shards: into how many parts the rows of a batch are divided.
       local_shards: the indices of the parts that devices of this process hold.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> strategy = jf.single()
+    >>> def loss(params, batch, rng):
+    ...     return jnp.sum(batch["x"] * params["scale"]), jnp.float32(batch["x"].size)
+    >>> batch = strategy.shard_batch({"x": jnp.array([1.0, 2.0, 6.0])})
+    >>> params = strategy.shard_state({"scale": jnp.float32(2.0)})
+    >>> metrics = strategy.evaluate(loss)(params, batch)
+    >>> float(metrics["loss"]), float(metrics["tokens"])
+    (18.0, 3.0)
     """
 
     def __init__(
@@ -296,7 +307,12 @@ def single(
     *,
     compiler_options: Mapping[str, str] = MappingProxyType({}),
 ) -> Strategy:
-    """Everything on `device`, or on the first device of this process."""
+    """Everything on `device`, or on the first device of this process.
+
+    >>> import jaxformer as jf
+    >>> jf.single().num_shards
+    1
+    """
     device = jax.local_devices()[0] if device is None else device
     return Strategy(Mesh(np.array([device]), ("data",)), compiler_options=compiler_options)
 
@@ -310,6 +326,12 @@ def replicated(
 
     Each device computes on its rows. One sum per step adds gradients, losses and tokens up, also
     with gradient accumulation.
+
+    >>> import jax
+    >>> import jaxformer as jf
+    >>> strategy = jf.replicated(jax.devices()[:1])
+    >>> strategy.local_rows(6)  # of a batch of 6, on the devices of this process
+    array([0, 1, 2, 3, 4, 5])
     """
     devices = jax.devices() if devices is None else devices
     return Strategy(Mesh(np.array(devices), ("data",)), compiler_options=compiler_options)
@@ -325,6 +347,16 @@ def sharded(
 
     The first of `rules` whose pattern matches a parameter's path decides; `(Rule(...), *RULES)`
     changes one. Explicit axes are used as Auto axes.
+
+    >>> import jax
+    >>> from jax.sharding import PartitionSpec
+    >>> import jaxformer as jf
+    >>> from jaxformer.distributed import Rule, make_mesh
+    >>> from jaxformer.distributed.sharding_rules import RULES
+    >>> replicated_tables = Rule("(^|/)table$", PartitionSpec())
+    >>> mesh = make_mesh("data=1,fsdp=1,tensor=1", jax.devices()[:1])
+    >>> jf.sharded(mesh, (replicated_tables, *RULES)).num_shards
+    1
     """
     return Strategy(mesh, rules, compiler_options=compiler_options)
 

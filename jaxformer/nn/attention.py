@@ -25,6 +25,17 @@ class MultiHeadAttention(nn.Module):
     decoding differ only in where keys and values come from. Values to read and replace: `queries`
     [R, T, N, H], `keys` [B, S, K, H], `values` [B, S, K, Hv], `weights` [B, N, T, S] with
     `reference` only, `heads` [R, T, N, Hv], `output` [R, T, D].
+
+    >>> import jax
+    >>> import jaxformer as jf
+    >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
+    >>> attention = jf.MultiHeadAttention(config)
+    >>> x = jax.random.normal(jax.random.key(0), (3, 5, 8))  # [B, T, D]
+    >>> out, variables = attention.init_with_output(jax.random.key(1), x)
+    >>> out.shape
+    (3, 5, 8)
+    >>> sum(leaf.size for leaf in jax.tree.leaves(variables))  # 4 x (8 x 8 + 8)
+    288
     """
 
     config: TransformerConfig

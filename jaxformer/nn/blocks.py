@@ -27,6 +27,19 @@ class Block(nn.Module):
     Post-norm (Vaswani et al. 2017, section 3.1): x = norm(x + dropout(f(x))). Pre-norm:
     x = x + dropout(f(norm(x))). Values to read and replace: x [R, T, D] after each of the three,
     `after_attention`, `after_cross_attention` and `after_feed_forward`.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
+    >>> block, causal = jf.Block(config), jf.AttentionMask(causal=True)
+    >>> x = jnp.ones((3, 5, 8))  # [B, T, D]
+    >>> shapes = jax.eval_shape(lambda: block.init_with_output(jax.random.key(0), x, causal))
+    >>> (out, _), variables = shapes
+    >>> out.shape
+    (3, 5, 8)
+    >>> sorted(variables["params"])
+    ['attention', 'attention_norm', 'feed_forward', 'feed_forward_norm']
     """
 
     config: TransformerConfig

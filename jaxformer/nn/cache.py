@@ -23,6 +23,16 @@ class Cache(struct.PyTreeNode):
     without an encoder). `padding_mask` [B, S]: True at the source's real tokens.
     `left_padding` [B]: how many of the tokens are padding before the sentence; None: none.
     `beam_ancestors` [B, W, L]: which beam wrote token l of beam w; None: there is one beam.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.nn import init_cache
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> cache = init_cache(config, batch_size=2, num_beams=3, max_length=5)
+    >>> cache.max_length, cache.num_beams, int(cache.length)
+    (5, 3, 0)
+    >>> cache.reorder_beams(jnp.array([[0, 1], [2, 2]])).num_beams  # two beams continue
+    2
     """
 
     layers: tuple[LayerCache, ...]
@@ -97,6 +107,13 @@ def init_cache(
     """An empty cache for `batch_size` x `num_beams` sequences of up to `max_length` tokens.
 
     Raises `ValueError` when learned positions end before `max_length`.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.nn import init_cache
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=3)
+    >>> cache = init_cache(config, batch_size=5, num_beams=1, max_length=7)
+    >>> len(cache.layers), cache.layers[0].key.shape  # [B, K, H, L] of each layer
+    (3, (5, 2, 4, 7))
     """
     if config.positions == "learned" and max_length > config.max_len:
         raise ValueError(

@@ -25,6 +25,12 @@ def stack_members(members: Sequence[Any]) -> Any:
     """The parameters of several models as one tree, whose leaves have a leading member axis.
 
     Raises `ConfigError`, naming the first difference, for members of different shapes, or none.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxformer.nn import stack_members
+    >>> stack_members([{"scale": jnp.zeros(3)}, {"scale": jnp.ones(3)}])["scale"]
+    Array([[0., 0., 0.],
+           [1., 1., 1.]], dtype=float32)
     """
     if not members:
         raise ConfigError("an ensemble was given no member: give the parameters of at least one")
@@ -50,6 +56,18 @@ class Ensemble:
     compute in one program. Its logits are log-probabilities: the logarithm of the members' mean
     probability or, with "geometric", the mean of their log-probabilities, which a search
     normalizes. Raises `ConfigError` for another `mean`.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.nn import Ensemble, stack_members
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model, tokens = jf.DecoderOnly(config), jnp.array([[1, 5, 7]])
+    >>> init = jax.jit(model.init)
+    >>> members = [init(jax.random.key(seed), tokens)["params"] for seed in (0, 1)]
+    >>> both = jax.jit(Ensemble(model).apply)({"params": stack_members(members)}, tokens)
+    >>> bool(jnp.allclose(jnp.exp(both).sum(-1), 1.0, atol=1e-5))  # log-probabilities
+    True
     """
 
     model: Any

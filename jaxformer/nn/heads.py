@@ -16,7 +16,14 @@ from jaxformer.ops.masks import AnyArray
 
 
 class MaskedLMOutput(NamedTuple):
-    """The output of a masked language model, for P positions or all T."""
+    """The output of a masked language model, for P positions or all T.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxformer.nn import MaskedLMOutput
+    >>> output = MaskedLMOutput(logits=jnp.eye(3)[None], next_sentence=None)  # B = 1, P = V = 3
+    >>> output.logits.argmax(-1).tolist()  # the most likely token at each masked position
+    [[0, 1, 2]]
+    """
 
     logits: Float[Array, "B P V"]
     """Of the token at each position."""
@@ -29,6 +36,18 @@ class MaskedLanguageModel(Model):
 
     The token head is a dense layer, the activation, a norm, and the embedding's transpose with a
     bias. With `config.pooler` a second head tells whether sentence B follows sentence A.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model = jf.MaskedLanguageModel(config)
+    >>> tokens, positions = jnp.ones((2, 7), int), jnp.array([[1, 3, 6], [0, 2, 5]])
+    >>> output, _ = jax.eval_shape(
+    ...     lambda: model.init_with_output(jax.random.key(0), tokens, masked_positions=positions)
+    ... )
+    >>> output.logits.shape  # [B, P, V]: only masked positions
+    (2, 3, 11)
     """
 
     def setup(self) -> None:
@@ -101,6 +120,18 @@ class Classifier(nn.Module):
 
     `backbone` is an `EncoderOnly`, a `DecoderOnly`, or any module with a `config` and a method
     `pooled` like theirs.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model = jf.Classifier(jf.EncoderOnly(config), classes=3)
+    >>> tokens, real = jnp.ones((2, 5), int), jnp.ones((2, 5), bool)
+    >>> logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), tokens, real)
+    >>> logits.shape  # [B, C]
+    (2, 3)
+    >>> variables["params"]["head"]["kernel"].shape
+    (8, 3)
     """
 
     backbone: nn.Module

@@ -123,7 +123,16 @@ class Patched:
 
 
 def with_attention_weights(model: Any) -> Any:
-    """`model` with the attention function that has weights to read and replace, `reference`."""
+    """`model` with the attention function that has weights to read and replace, `reference`.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.nn import with_attention_weights
+    >>> from jaxformer.ops.attention import blockwise
+    >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
+    >>> model, name = jf.DecoderOnly(config, blockwise), "decoder/blocks_0/attention/weights"
+    >>> name in jf.tap_names(model), name in jf.tap_names(with_attention_weights(model))
+    (False, True)
+    """
     block = Block if model.block in REMAT.values() else model.block
     return model.clone(attention_fn=reference, block=block)
 

@@ -45,7 +45,17 @@ def as_row(vector: Float[Array, " D"], ndim: int) -> Float[Array, "*ones D"]:
 
 
 class Embedding(nn.Module):
-    """A `table` [size, D] that maps ids to vectors and, transposed, vectors to logits."""
+    """A `table` [size, D] that maps ids to vectors and, transposed, vectors to logits.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.nn import Embedding
+    >>> config = jf.TransformerConfig(vocab_size=5, d_model=4, d_ff=12, num_heads=2)
+    >>> table = jnp.arange(20.0).reshape(5, 4)
+    >>> vectors = Embedding(5, config).apply({"params": {"table": table}}, jnp.array([[3, 0]]))
+    >>> vectors[0, 0]  # row 3, times sqrt(4)
+    Array([24., 26., 28., 30.], dtype=float32)
+    """
 
     size: int
     config: TransformerConfig
@@ -85,7 +95,21 @@ class Embedding(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Logits of vectors, by a matrix of its own or the embedding's transpose; a bias if asked."""
+    """Logits of vectors, by a matrix of its own or the embedding's transpose; a bias if asked.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model, tokens = jf.DecoderOnly(config), jnp.ones((2, 5), int)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    >>> "output" in shapes, shapes["embedding"]["table"].shape  # tied: no matrix of its own
+    (False, (11, 8))
+    >>> hidden = jnp.ones((2, 5, 8))
+    >>> params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), shapes)
+    >>> model.apply({"params": params}, hidden, method="lm_head")[0, 0, 0]  # 8 ones times ones
+    Array(8., dtype=float32)
+    """
 
     config: TransformerConfig
 
@@ -109,7 +133,17 @@ class LMHead(nn.Module):
 
 
 class Norm(nn.Module):
-    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019) over the last axis."""
+    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019) over the last axis.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.nn import Norm
+    >>> config = jf.TransformerConfig(vocab_size=5, d_model=2, d_ff=3, num_heads=1)
+    >>> out, _ = Norm(config).init_with_output(jax.random.key(0), jnp.array([[3.0, 7.0]]))
+    >>> out.round(3)  # mean 5, deviation 2
+    Array([[-1.,  1.]], dtype=float32)
+    """
 
     config: TransformerConfig
 
@@ -130,6 +164,18 @@ class FeedForward(nn.Module):
 
     Gated (Shazeer 2020): the activation of one projection multiplies another. Values to read and
     replace: `hidden` [B, T, F] and `output` [B, T, D].
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.nn import FeedForward
+    >>> config = jf.TransformerConfig(vocab_size=5, d_model=4, d_ff=6, num_heads=1)
+    >>> x = jnp.ones((2, 3, 4))
+    >>> out, variables = FeedForward(config).init_with_output(jax.random.key(0), x)
+    >>> out.shape
+    (2, 3, 4)
+    >>> sum(leaf.size for leaf in jax.tree.leaves(variables))  # 4 x 6 + 6 and 6 x 4 + 4
+    58
     """
 
     config: TransformerConfig

@@ -87,6 +87,21 @@ class EncoderDecoder(DecodingModel):
 
     `model.apply({"params": params}, source, target)` gives the logits for training;
     `method="init_cache"` and `method="decode_step"` are for decoding with a cache.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, **layers)
+    >>> model = jf.EncoderDecoder(config)
+    >>> source, target = jnp.ones((2, 7), int), jnp.ones((2, 5), int)
+    >>> logits, variables = jax.eval_shape(
+    ...     model.init_with_output, jax.random.key(0), source, target
+    ... )
+    >>> logits.shape  # [B, T, V]
+    (2, 5, 11)
+    >>> variables["params"]["embedding"]["table"].shape  # one table for source, target and output
+    (11, 8)
     """
 
     _cross = True
@@ -166,7 +181,22 @@ class EncoderDecoder(DecodingModel):
 
 
 class DecoderOnly(DecodingModel):
-    """A causal language model (GPT)."""
+    """A causal language model (GPT).
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model, tokens = jf.DecoderOnly(config), jnp.array([[1, 5, 7, 9]])
+    >>> params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
+    >>> apply = jax.jit(model.apply)
+    >>> logits = apply({"params": params}, tokens)
+    >>> logits.shape  # [B, T, V]
+    (1, 4, 11)
+    >>> other = apply({"params": params}, tokens.at[0, 3].set(2))
+    >>> jnp.abs(logits - other).max(-1)[0] > 0  # only the last token sees the change
+    Array([False, False, False,  True], dtype=bool)
+    """
 
     def __call__(
         self,
@@ -227,7 +257,14 @@ class DecoderOnly(DecodingModel):
 
 
 class EncoderOutput(NamedTuple):
-    """The output of an encoder."""
+    """The output of an encoder.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxformer.nn import EncoderOutput
+    >>> output = EncoderOutput(hidden=jnp.ones((2, 5, 8)), pooled=None)
+    >>> output.hidden[:, 0].shape  # the vector of each first token
+    (2, 8)
+    """
 
     hidden: Float[Array, "B T D"]
     """The vector of each token."""
@@ -236,7 +273,17 @@ class EncoderOutput(NamedTuple):
 
 
 class EncoderOnly(Model):
-    """A bidirectional encoder (BERT)."""
+    """A bidirectional encoder (BERT).
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model, tokens = jf.EncoderOnly(config), jnp.ones((2, 5), int)
+    >>> output, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), tokens)
+    >>> output.hidden.shape, output.pooled
+    ((2, 5, 8), None)
+    """
 
     def setup(self) -> None:
         config = self.config

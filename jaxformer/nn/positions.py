@@ -51,7 +51,15 @@ def rotary_rates(config: TransformerConfig) -> Float[np.ndarray, " half"]:
 
 
 class Rotation(NamedTuple):
-    """By which angles queries and keys are rotated; the leading axis is 1 or B."""
+    """By which angles queries and keys are rotated; the leading axis is 1 or B.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxformer.nn import Rotation
+    >>> from jaxformer.nn.positions import rotate
+    >>> quarter = Rotation(sin=jnp.ones((1, 1, 1, 1)), cos=jnp.zeros((1, 1, 1, 1)))
+    >>> rotate(jnp.array([[[[1.0, 0.0]]]]), quarter)  # by 90 degrees
+    Array([[[[0., 1.]]]], dtype=float32)
+    """
 
     sin: Float[Array, "#B T 1 half"]
     cos: Float[Array, "#B T 1 half"]
@@ -139,6 +147,17 @@ class PositionScheme(nn.Module):
 
     A scheme acts at one or more of three places: on the stack's input, on queries and keys, and on
     the logits of self-attention. Your own scheme is a subclass that defines the methods it needs.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> class Counted(jf.PositionScheme):
+    ...     def add(self, x, positions, length):
+    ...         return x.at[..., 0].add(positions)
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions="none")
+    >>> model = jf.DecoderOnly(config, position_scheme=Counted)
+    >>> x = Counted(config).apply({}, jnp.zeros((3, 8)), jnp.arange(3), 3, method="add")
+    >>> x[:, 0]
+    Array([0., 1., 2.], dtype=float32)
     """
 
     config: TransformerConfig

@@ -22,6 +22,14 @@ def cross_entropy(
     evenly over all V (Szegedy et al. 2016; Vaswani et al. 2017, section 5.4). `z_loss` times
     log(Z)^2 is added for each token, where Z is the sum of exp(logits) (Chowdhery et al. 2022,
     section 5).
+
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> logits = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.75]]))  # of two tokens, V = 2
+    >>> labels, loss_mask = jnp.array([0, 0]), jnp.array([True, True])
+    >>> nats, count = jf.cross_entropy(logits, labels, loss_mask)
+    >>> round(float(nats / jnp.log(2)), 4), float(count)  # 1 bit for 1/2, 2 bits for 1/4
+    (3.0, 2.0)
     """
     nats = _cross_entropy(logits, labels, label_smoothing, z_loss)
     return jnp.sum(jnp.where(loss_mask, nats, 0.0)), jnp.sum(loss_mask, dtype=jnp.float32)

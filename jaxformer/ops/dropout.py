@@ -25,6 +25,17 @@ class DropoutRng(NamedTuple):
     None in its place switches dropout off. A mask is a hash of (key, name, example id, position,
     feature). It is therefore the same on one device, with gradient accumulation, on any mesh and on
     any number of hosts. On a CPU it takes about 1 ns per element (threefry: 27).
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> def mask(example_ids):
+    ...     rng = jf.DropoutRng.create(jax.random.key(0), jnp.array(example_ids))
+    ...     return rng.keep_mask("input", (len(example_ids), 5), rate=0.5)
+    >>> mask([7, 8]).shape
+    (2, 5)
+    >>> bool((mask([7, 8])[1] == mask([8])[0]).all())  # the mask of example 8 in any batch
+    True
     """
 
     key_data: Array  # [2] uint32

@@ -32,7 +32,13 @@ _Job = Callable[[], _Pieces]
 
 
 class Completion(NamedTuple):
-    """What was added to a prompt."""
+    """What was added to a prompt.
+
+    >>> from jaxformer.pipelines import Completion
+    >>> added = Completion(text=" rose", ids=[7, 2], log_probs=[-0.5, -0.25], ended=True)
+    >>> sum(added.log_probs), added.ended  # of " rose" and EOS
+    (-0.75, True)
+    """
 
     text: str
     """Its text, without the stop string that ended it and without half a character at its end."""
@@ -59,6 +65,20 @@ def complete(
     not on the other prompts. On a CPU two programs run at a time. An empty prompt begins at the
     vocabulary's BOS. Raises `DataError` for an empty prompt if there is no BOS, and `ConfigError`
     for a prompt that does not fit `max_len` and for a tokenizer that does not fit the model.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.text.tokenizers import train_characters
+    >>> tokenizer = train_characters(["abcdef"])  # 10 ids with the special tokens
+    >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model = jf.DecoderOnly(config)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> sampling = jf.SamplingConfig(max_new_tokens=3)
+    >>> (added,) = jf.complete(model, params, ["ab"], tokenizer, sampling)
+    >>> round(float(jnp.exp(added.log_probs[0])), 3)  # each of the 10 tokens is as likely
+    0.1
     """
     texts, config = _start(model, prompts, tokenizer, config, first_example_id)
     count = concurrency(params)
@@ -84,6 +104,23 @@ def stream(
     The pieces of a prompt joined are the text that `complete` returns; no piece holds half a
     character. The program runs ahead; closing the iterator stops it. Raises at once what
     `complete` raises.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.pipelines import stream
+    >>> from jaxformer.text.tokenizers import train_characters
+    >>> tokenizer = train_characters(["abcdef"])
+    >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model = jf.DecoderOnly(config)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
+    >>> arguments = model, params, ["ab", "c"], tokenizer, jf.SamplingConfig(max_new_tokens=3)
+    >>> texts = ["", ""]
+    >>> for index, piece in stream(*arguments):
+    ...     texts[index] += piece
+    >>> texts == [added.text for added in jf.complete(*arguments)]
+    True
     """
     texts, config = _start(model, prompts, tokenizer, config, first_example_id)
     batch_size = split_batch(len(texts), 1, BATCH_SIZE)

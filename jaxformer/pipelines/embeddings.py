@@ -25,7 +25,15 @@ from jaxformer.text.tokenizers import Tokenizer
 
 
 class TextEmbeddings(NamedTuple):
-    """The T tokens of a text and their vectors."""
+    """The T tokens of a text and their vectors.
+
+    >>> import numpy as np
+    >>> from jaxformer.pipelines import TextEmbeddings
+    >>> vectors = np.array([[1.0, 0.0], [3.0, 2.0]])
+    >>> found = TextEmbeddings(["a", " rose"], vectors, vectors, mean=vectors.mean(axis=0))
+    >>> found.mean
+    array([2., 1.])
+    """
 
     tokens: list[str]
     """The tokens as the vocabulary writes them."""
@@ -48,6 +56,22 @@ def embed(
     An encoder reads each text between BOS and EOS; their vectors are left out. Raises `DataError`
     for a text without tokens or with more than `max_len`, `ConfigError` for a tokenizer that does
     not fit the model.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> tokenizer = train_words(["a rose is a rose"], 10)
+    >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model = jf.DecoderOnly(config)
+    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> (found,) = jf.embed(model, params, ["a rose is a rose"], tokenizer)
+    >>> found.tokens, found.contextual.shape
+    ([' a', ' rose', ' is', ' a', ' rose'], (5, 8))
+    >>> bool((found.learned[1] == found.learned[4]).all())  # one vector for each word
+    True
+    >>> bool((found.contextual[1] == found.contextual[4]).all())  # other words come before it
+    False
     """
     check_tokenizer(tokenizer, model.config.vocab_size)
     bare = tokenizer.encode_batch(texts)

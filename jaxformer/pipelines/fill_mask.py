@@ -26,7 +26,12 @@ _WORDS = 64
 
 
 class MaskPrediction(NamedTuple):
-    """A token that may replace a mask."""
+    """A token that may replace a mask.
+
+    >>> from jaxformer.pipelines import MaskPrediction
+    >>> MaskPrediction(token="Ġrose", text=" rose", probability=0.5).text
+    ' rose'
+    """
 
     token: str
     """The token as the vocabulary writes it."""
@@ -50,6 +55,19 @@ def fill_mask(
     token. If tokens begin with the space before them, so does a mask. Raises `DataError` for a text
     without a mask or with more than `max_len` tokens and for a vocabulary without a mask token,
     `ConfigError` for a tokenizer that does not fit the model.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, train_words
+    >>> tokenizer = train_words(["a rose is a rose"], 10, special_tokens=MASKED_SPECIAL_TOKENS)
+    >>> config = jf.TransformerConfig(8, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model = jf.MaskedLanguageModel(config)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> ((best, *others),) = jf.fill_mask(model, params, ["a <mask> is"], tokenizer)[0]
+    >>> round(best.probability, 4), len(others)  # each of the 8 tokens is as likely
+    (0.125, 4)
     """
     vocab_size, max_len = model.config.vocab_size, model.config.max_len
     check_tokenizer(tokenizer, vocab_size)

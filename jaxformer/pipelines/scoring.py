@@ -40,6 +40,19 @@ def score(
     so that a token in a later window is predicted from at least `max_len - stride` tokens. Raises
     `ConfigError` for a `stride` outside 1 to `max_len` and for a tokenizer that does not fit the
     model.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.text.tokenizers import train_characters
+    >>> tokenizer = train_characters(["abcd"])
+    >>> config = jf.TransformerConfig(8, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model = jf.DecoderOnly(config)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> (found,) = jf.score(model, params, ["abc"], tokenizer)
+    >>> found.tokens, round(found.nats / found.tokens, 4)  # log 8
+    (3, 2.0794)
     """
     check_tokenizer(tokenizer, model.config.vocab_size)
     max_len = model.config.max_len

@@ -38,7 +38,13 @@ from jaxformer.text.tokenizers import BOS, EOS, PAD, Tokenizer, require_standard
 
 
 class Translation(NamedTuple):
-    """One hypothesis of a search."""
+    """One hypothesis of a search.
+
+    >>> from jaxformer.pipelines import Translation
+    >>> best = Translation(text="Haus", score=-0.75, ids=[5, 2], log_probs=[-0.5, -0.25])
+    >>> best.score == sum(best.log_probs)  # with length_penalty=0
+    True
+    """
 
     text: str
     """The translation."""
@@ -92,6 +98,23 @@ def translate(
     few shapes (16, 32, 64, ... tokens) with one compiled program each; on a CPU two run at a time.
     A line's translations do not depend on the other lines. Raises `DataError` for a line of more
     than `max_len` tokens, `ConfigError` for tokenizers that do not fit the model.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
+    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
+    >>> ids, tokenizer = jnp.ones((1, 3), int), train_words(["a rose eine Rose"], 8)
+    >>> params = jax.jit(model.init)(jax.random.key(0), ids, ids)["params"]  # not trained
+    >>> search = jf.GenerationConfig(beam_size=3, length_penalty=0.0)
+    >>> found = jf.translate(model, params, ["a rose", ""], tokenizer, tokenizer, search)
+    >>> [len(translations) for translations in found]  # the second line is blank
+    [3, 1]
+    >>> best = found[0][0]
+    >>> abs(best.score - sum(best.log_probs)) < 1e-4
+    True
     """
     check_tokenizer(target_tokenizer, model.config.vocab_size)
     sentences = encode_sources(model, lines, source_tokenizer, config)
@@ -155,6 +178,21 @@ def sample_translations(
     Line i is example `first_example_id + i`; with the seed of `sampler` this decides what is drawn,
     not the other lines. Lengths, special ids and logits processors are those of `config`. Blank
     lines, batches and errors are as in `translate`.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.pipelines import sample_translations
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
+    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
+    >>> ids, tokenizer = jnp.ones((1, 3), int), train_words(["a rose eine Rose"], 8)
+    >>> params = jax.jit(model.init)(jax.random.key(0), ids, ids)["params"]  # not trained
+    >>> search = jf.GenerationConfig(max_length=2)
+    >>> found = sample_translations(model, params, ["a"], tokenizer, tokenizer, search, count=3)
+    >>> len(found[0])
+    3
     """
     check_tokenizer(target_tokenizer, model.config.vocab_size)
     sentences = encode_sources(model, lines, source_tokenizer, config)
@@ -178,6 +216,13 @@ def rank_by_utility(samples: Sequence[Translation], utility: Utility) -> list[Tr
     """The distinct ones of `samples`, that of the least Bayes risk first.
 
     Their scores are their `expected_utilities`. Of equal ones the first comes first.
+
+    >>> from jaxformer.pipelines import Translation, rank_by_utility
+    >>> def same_length(text, reference):
+    ...     return float(len(text) == len(reference))
+    >>> samples = [Translation(text, 0.0, [], []) for text in ("Haus", "Hut", "Hof")]
+    >>> [sample.text for sample in rank_by_utility(samples, same_length)]
+    ['Hut', 'Hof', 'Haus']
     """
     values = expected_utilities([sample.text for sample in samples], utility)
     distinct = {
@@ -190,7 +235,14 @@ def rank_by_utility(samples: Sequence[Translation], utility: Utility) -> list[Tr
 def max_target_length(
     model_config: TransformerConfig, source_length: int, config: GenerationConfig
 ) -> int:
-    """The most tokens of a translation; with learned positions at most `max_len`."""
+    """The most tokens of a translation; with learned positions at most `max_len`.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.pipelines import max_target_length
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> max_target_length(config, 20, jf.GenerationConfig(max_extra_tokens=10))
+    30
+    """
     length = config.max_length or source_length + config.max_extra_tokens
     return min(length, model_config.max_len) if model_config.positions == "learned" else length
 
@@ -201,7 +253,18 @@ def find_too_long(
     tokenizer: Tokenizer,
     config: GenerationConfig = GenerationConfig(),
 ) -> list[int]:
-    """The indices of the lines of more than `max_len` tokens, which `translate` refuses."""
+    """The indices of the lines of more than `max_len` tokens, which `translate` refuses.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.pipelines import find_too_long
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2, "max_len": 4}
+    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
+    >>> tokenizer = train_words(["a rose is a rose"], 8)
+    >>> find_too_long(model, ["a rose", "a rose is a rose"], tokenizer)
+    [1]
+    """
     lengths = map(len, _encode_sources(lines, tokenizer, config))
     return [i for i, length in enumerate(lengths) if length > model.config.max_len]
 
@@ -217,6 +280,16 @@ def encode_sources(
     For models that were not trained here, BOS comes first where the vocabulary has one (BART).
     Raises as `translate` does, and `DataError` if `config` has the special ids of the models
     trained here and `tokenizer` has others.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.pipelines import encode_sources
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
+    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
+    >>> tokenizer = train_words(["a rose"], 8)
+    >>> encode_sources(model, ["a rose", ""], tokenizer)  # 2 is EOS
+    [[4, 5, 2], []]
     """
     check_tokenizer(tokenizer, model.config.source_vocab_size or model.config.vocab_size)
     sources = _encode_sources(lines, tokenizer, config)
@@ -238,6 +311,21 @@ def score_pairs(
     Their sum is the log-probability of the target; a pair with a blank side has none. Raises
     `DataError` for a side of more than `max_len` tokens, `ConfigError` for tokenizers that do not
     fit the model.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.pipelines import score_pairs
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
+    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
+    >>> ids, tokenizer = jnp.ones((1, 3), int), train_words(["a rose eine Rose"], 8)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> (found,) = score_pairs(model, params, [("a rose", "eine Rose")], tokenizer, tokenizer)
+    >>> [round(float(jnp.exp(log_prob)), 4) for log_prob in found]  # eine, Rose, EOS: 1 / V each
+    [0.125, 0.125, 0.125]
     """
     config, max_len = GenerationConfig(), model.config.max_len
     check_tokenizer(target_tokenizer, model.config.vocab_size)

@@ -32,6 +32,17 @@ def load_generation_config(folder: str | os.PathLike[str]) -> GenerationConfig:
 
     Raises `ConfigError`, naming the key, for ids that are missing or outside the vocabulary and for
     settings that are not supported.
+
+    >>> import json
+    >>> from pathlib import Path
+    >>> from jaxformer.pretrained import load_generation_config
+    >>> ids = {"pad_token_id": 10, "decoder_start_token_id": 10, "eos_token_id": 0}
+    >>> Path("model").mkdir()
+    >>> config = {"model_type": "marian", "vocab_size": 11, **ids, "num_beams": 6}
+    >>> _ = Path("model", "config.json").write_text(json.dumps(config))
+    >>> settings = load_generation_config("model")
+    >>> settings.beam_size, settings.bos, settings.eos
+    (6, 10, (0,))
     """
     source = HFFolder(locate(folder))
     settings = _settings(source)
@@ -46,6 +57,15 @@ def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
     """The ids that end a text of the decoder in `folder`; None where the folder does not name any.
 
     Raises `ConfigError` for ids outside the vocabulary.
+
+    >>> import json
+    >>> from pathlib import Path
+    >>> from jaxformer.pretrained import load_eos
+    >>> Path("model").mkdir()
+    >>> config = {"model_type": "gpt2", "vocab_size": 11, "eos_token_id": 10}
+    >>> _ = Path("model", "config.json").write_text(json.dumps(config))
+    >>> load_eos("model")
+    (10,)
     """
     source = HFFolder(locate(folder))
     settings = _settings(source)

@@ -35,7 +35,15 @@ _SOURCE, _TARGET = Path("tokenizer", "source.json"), Path("tokenizer", "target.j
 
 
 class Loaded(NamedTuple):
-    """A trained model, ready for use."""
+    """A trained model, ready for use.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.pretrained import Loaded
+    >>> loaded = Loaded(jf.DecoderOnly(jf.GPT2), {}, tokenizer=None, target_tokenizer=None)
+    >>> model, params, *_ = loaded
+    >>> model.config.num_decoder_layers
+    12
+    """
 
     model: nn.Module
     params: dict[str, Any]
@@ -65,6 +73,21 @@ def load_pretrained(
     Raises `ConfigError`, naming the key and its value, for what is not supported, and `DataError`
     for files that are damaged, lead out of the folder, or do not have exactly the tensors that the
     model needs.
+
+    >>> from dataclasses import replace
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> small = {"vocab_size": 11, "d_model": 8, "d_ff": 32, "num_heads": 2}
+    >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))
+    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> jf.save_pretrained("model", model, params)
+    >>> loaded = jf.load_pretrained("model")
+    >>> loaded.model.config.d_ff, loaded.tokenizer
+    (32, None)
+    >>> equal = jax.tree.map(lambda a, b: bool((a == b).all()), loaded.params, params)
+    >>> all(jax.tree.leaves(equal))
+    True
     """
     source = HFFolder(locate(folder))
     hf = source.json("config.json")
@@ -87,7 +110,17 @@ def load_pretrained(
 
 
 def is_pretrained(folder: str | os.PathLike[str]) -> bool:
-    """Whether `folder` holds a model as `transformers` writes it, and not a run."""
+    """Whether `folder` holds a model as `transformers` writes it, and not a run.
+
+    >>> from pathlib import Path
+    >>> from jaxformer.pretrained import is_pretrained
+    >>> Path("model").mkdir()
+    >>> is_pretrained("model")
+    False
+    >>> _ = Path("model", "config.json").write_text('{"model_type": "gpt2"}')
+    >>> is_pretrained("model")
+    True
+    """
     try:
         return "model_type" in HFFolder(folder).json("config.json")
     except (ConfigError, DataError):
@@ -153,6 +186,19 @@ def load(
 
     Raises `ConfigError` for a folder of neither kind, `CheckpointError` for a run without a
     complete checkpoint or with weights that do not fit, and what `load_pretrained` raises.
+
+    >>> from dataclasses import replace
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
+    >>> small = {"vocab_size": 264, "d_model": 8, "d_ff": 32, "num_heads": 2}
+    >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))
+    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> jf.save_pretrained("model", model, params, tokenizer)
+    >>> loaded = jf.load("model")
+    >>> loaded.tokenizer.encode("a rose") == tokenizer.encode("a rose")
+    True
     """
     source = HFFolder(locate(folder))
     config = source.json("config.json")

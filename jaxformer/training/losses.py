@@ -47,6 +47,21 @@ def seq2seq_loss(
 
     `target` begins with the start token: position t is predicted from those before it. The id
     `pad` marks padding on both sides.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, **layers)
+    >>> model = jf.EncoderDecoder(config)
+    >>> source = jnp.array([[5, 6, jf.EOS]])
+    >>> target = jnp.array([[jf.BOS, 7, jf.EOS, jf.PAD]])
+    >>> batch = jf.PairBatch.create(source, target, vocab_size=11)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), source, target)["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> nats, count = jax.jit(jf.seq2seq_loss(model, pad=jf.PAD))(params, batch, None)
+    >>> float(count), round(float(jnp.exp(nats / count)), 3)  # the labels 7 and EOS, perplexity V
+    (2.0, 11.0)
     """
     method, sums_of = _method_and_sums(model, loss_chunk, label_smoothing, z_loss)
 
@@ -65,6 +80,18 @@ def causal_loss(
 
     Label t is token t + 1, and counts where `loss_mask` [B, T] is true. `segments` and `positions`
     [B, T + 1] tell packed documents apart, or are None.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model = jf.DecoderOnly(config)
+    >>> batch = jf.StreamBatch.create(jnp.ones((2, 6), int), vocab_size=11)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), batch.tokens)["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> nats, count = jax.jit(jf.causal_loss(model))(params, batch, None)
+    >>> float(count), round(float(jnp.exp(nats / count)), 3)  # 2 x 5 labels, perplexity V
+    (10.0, 11.0)
     """
     method, sums_of = _method_and_sums(model, loss_chunk, z_loss=z_loss)
 
@@ -83,6 +110,28 @@ def masked_loss(
     """The loss of a masked language model at `masked_positions` [B, P].
 
     The labels [B, P] count where `loss_mask` [B, P] is true (Devlin et al. 2019, task 1).
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> import jaxformer as jf
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model = jf.MaskedLanguageModel(config)
+    >>> batch = jf.MaskedBatch(
+    ...     tokens=np.array([[1, 5, 3, 3, 2]]),  # 3 is the mask token
+    ...     padding_mask=np.ones((1, 5), bool),
+    ...     token_type_ids=np.zeros((1, 5), int),
+    ...     masked_positions=np.array([[2, 3]]),
+    ...     labels=np.array([[6, 7]]),
+    ...     loss_mask=np.array([[True, True]]),
+    ...     example_ids=np.array([0]),
+    ...     next_sentence=np.array([0]),
+    ... )
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), batch.tokens)["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> nats, count = jax.jit(jf.masked_loss(model))(params, batch, None)
+    >>> float(count), round(float(jnp.exp(nats / count)), 3)  # two labels, perplexity V
+    (2.0, 11.0)
     """
     method, sums_of = _method_and_sums(model, loss_chunk, z_loss=z_loss)
 
@@ -102,6 +151,29 @@ def masked_and_next_sentence_loss(
     `next_sentence` [B] is 1 where sentence B follows sentence A, else 0. If each row has P
     predicted tokens, the sum divided by their number is the sum of two means: the loss of Devlin
     et al. 2019 (appendix A.2).
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> import jaxformer as jf
+    >>> from jaxformer.training import masked_and_next_sentence_loss
+    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2, "num_encoder_layers": 1}
+    >>> model = jf.MaskedLanguageModel(jf.TransformerConfig(11, **sizes, pooler=True))
+    >>> batch = jf.MaskedBatch(
+    ...     tokens=np.array([[1, 5, 3, 3, 2]]),  # 3 is the mask token
+    ...     padding_mask=np.ones((1, 5), bool),
+    ...     token_type_ids=np.zeros((1, 5), int),
+    ...     masked_positions=np.array([[2, 3]]),
+    ...     labels=np.array([[6, 7]]),
+    ...     loss_mask=np.array([[True, True]]),
+    ...     example_ids=np.array([0]),
+    ...     next_sentence=np.array([1]),
+    ... )
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), batch.tokens)["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> nats, count = jax.jit(masked_and_next_sentence_loss(model))(params, batch, None)[:2]
+    >>> round(float(jnp.exp(nats / count)), 3)  # 11 tokens x 2 answers
+    22.0
     """
     _, sums_of = _method_and_sums(model, loss_chunk, z_loss=z_loss)
 
@@ -128,6 +200,27 @@ def classification_loss(model: nn.Module) -> Loss:
     """The loss of a classifier on `tokens` [B, T] with one of the classes `labels` [B].
 
     `padding_mask` [B, T] is False at padding. A row counts where `loss_mask` [B] is true.
+
+    >>> from types import SimpleNamespace
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.training import classification_loss
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model = jf.Classifier(jf.EncoderOnly(config), classes=4)
+    >>> tokens, real = jnp.ones((3, 5), int), jnp.ones((3, 5), bool)
+    >>> batch = SimpleNamespace(
+    ...     tokens=tokens,
+    ...     padding_mask=real,
+    ...     labels=jnp.array([0, 3, 1]),
+    ...     loss_mask=jnp.array([True, True, False]),
+    ...     example_ids=jnp.arange(3),
+    ... )
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, real)["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> nats, count = classification_loss(model)(params, batch, None)[:2]
+    >>> float(count), round(float(jnp.exp(nats / count)), 3)  # two rows count, of 4 classes
+    (2.0, 4.0)
     """
 
     def loss(params, batch, rng):

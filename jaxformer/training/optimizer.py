@@ -21,7 +21,13 @@ RuleName = Literal["adam", "muon", "lion", "adafactor"]
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The settings of `make_optimizer`; the defaults are those of Vaswani et al. 2017."""
+    """The settings of `make_optimizer`; the defaults are those of Vaswani et al. 2017.
+
+    >>> import jaxformer as jf
+    >>> config = jf.OptimizerConfig(name="muon", schedule="cosine", total_steps=5000)
+    >>> config.learning_rate, config.warmup_steps
+    (0.0007, 4000)
+    """
 
     schedule: ScheduleName = "inverse_square_root"
     """How the learning rate changes after the warm-up."""
@@ -83,6 +89,12 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
 
     It rises linearly to `learning_rate` at update number `warmup_steps`. A cosine ends at update
     number `total_steps`.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.training import make_schedule
+    >>> schedule = make_schedule(jf.OptimizerConfig(learning_rate=1.0, warmup_steps=10))
+    >>> [round(float(schedule(updates)), 4) for updates in (4, 9, 39)]  # 5 / 10, 1, (10 / 40)^0.5
+    [0.5, 1.0, 0.5]
     """
     relative = _relative_schedule(config)
     return lambda count: config.learning_rate * relative(count)
@@ -124,6 +136,15 @@ def make_optimizer(
       updates have the size of Adam's, a root mean square of 0.2 (Liu et al. 2025, equation 4).
 
     `matrix_mask` decides which parameters are matrices.
+
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> config = jf.OptimizerConfig(schedule="constant", learning_rate=0.1, warmup_steps=0)
+    >>> optimizer, params = jf.make_optimizer(config), {"scale": jnp.array([1.0, 1.0])}
+    >>> gradient = {"scale": jnp.array([5.0, -0.01])}
+    >>> updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    >>> [round(update, 4) for update in updates["scale"].tolist()]  # Adam's first update
+    [-0.1, 0.1]
     """
     parts = []
     if config.grad_clip_norm > 0:

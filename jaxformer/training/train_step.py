@@ -36,6 +36,14 @@ class TrainState(struct.PyTreeNode):
     `ema` is a moving average of `params`, or None. `skipped` counts the steps that changed nothing
     because their loss or gradient was not finite. `consecutive_skips` counts those since the last
     finite step.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> import optax
+    >>> state = jf.init_train_state({"mean": jnp.zeros(())}, optax.sgd(0.5), jax.random.key(0))
+    >>> int(state.step), int(state.skipped), state.ema
+    (0, 0, None)
     """
 
     step: jax.Array
@@ -53,6 +61,15 @@ def init_train_state(
     """The state before the first step; the typed key `rng` seeds the dropout of every step.
 
     `ema` keeps a moving average of the parameters; give `make_train_step` its `ema_decay`.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> import optax
+    >>> params = {"mean": jnp.zeros((2, 3))}
+    >>> state = jf.init_train_state(params, optax.adam(1e-3), jax.random.key(0), ema=True)
+    >>> state.ema["mean"].shape, state.opt_state[0].mu["mean"].shape
+    ((2, 3), (2, 3))
     """
     average = jax.tree.map(jnp.copy, params) if ema else None
     step, skipped, consecutive_skips = (jnp.zeros((), jnp.int32) for _ in range(3))
@@ -82,6 +99,19 @@ def make_train_step(
     axis_name="data")`. Neither changes the gradient, because sums are divided once, at the end.
 
     Raises `TypeError` for a loss that returns anything else, and `ConfigError` as `make_update`.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> import optax
+    >>> def loss(params, batch, rng):
+    ...     return jnp.sum((batch - params["mean"]) ** 2), jnp.float32(batch.size)
+    >>> optimizer = optax.sgd(0.5)
+    >>> step = jax.jit(jf.make_train_step(loss, optimizer))
+    >>> state = jf.init_train_state({"mean": jnp.zeros(())}, optimizer, jax.random.key(0))
+    >>> state, metrics = step(state, jnp.array([1.0, 2.0, 6.0]))
+    >>> float(metrics["loss"]), float(state.params["mean"])  # half of the gradient 2 (0 - 3)
+    (41.0, 3.0)
     """
     update = make_update(optimizer, ema_decay, log_update_ratio=log_update_ratio)
     loss = checked_loss(loss)
@@ -152,6 +182,14 @@ def raise_if_diverged(step: int, metrics: Mapping[str, Any], *, patience: int = 
 
     `metrics` are those of `step`; reading them waits for it. A run can go on from any checkpoint:
     skipped steps leave no trace in the parameters.
+
+    >>> from jaxformer.training import raise_if_diverged
+    >>> metrics = {"loss": float("nan"), "grad_norm": float("nan"), "consecutive_skips": 2}
+    >>> raise_if_diverged(12, metrics)  # training goes on
+    >>> raise_if_diverged(12, metrics, patience=2)
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.Diverged: the loss or its gradient was not finite in 2 steps in a row, ...
     """
     in_a_row = int(metrics["consecutive_skips"])
     if in_a_row >= patience:
@@ -168,6 +206,14 @@ def make_eval_step(loss: Loss) -> Callable[[Params, Batch], Metrics]:
 
     Metrics: "loss" (in nats), "tokens", and every auxiliary sum under its name, as those of
     `make_train_step`. Add them up over batches, then divide.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxformer.training import make_eval_step
+    >>> def loss(params, batch, rng):
+    ...     return jnp.sum((batch - params["mean"]) ** 2), jnp.float32(batch.size)
+    >>> metrics = make_eval_step(loss)({"mean": jnp.float32(3.0)}, jnp.array([1.0, 2.0, 6.0]))
+    >>> float(metrics["loss"]), float(metrics["tokens"])  # 4 + 1 + 9
+    (14.0, 3.0)
     """
 
     def step(params: Params, batch: Batch) -> Metrics:

@@ -36,6 +36,15 @@ def blockwise(
     its own size. With `causal` and an `offset` that is a number, blocks in which no query sees a
     key are skipped. Sums are in float32. On two CPU cores blocks of 256 are faster than blocks of
     128 and 512. Raises `ConfigError` for a block below 1.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxformer.ops.attention import blockwise
+    >>> from jaxformer.ops.masks import AttentionMask
+    >>> q = k = jnp.zeros((1, 3, 1, 4))
+    >>> v = jnp.array([1.0, 2.0, 6.0]).reshape(1, 3, 1, 1)
+    >>> out = blockwise(q, k, v, AttentionMask(causal=True), scale=0.5)
+    >>> out[0, :, 0, 0].round(4)  # the mean of v up to each token
+    Array([1. , 1.5, 3. ], dtype=float32)
     """
     check_mask(mask)
     if block < 1:

@@ -41,6 +41,13 @@ def cudnn(
     Raises `ConfigError` for what cuDNN or JAX's function does not support;
     `cudnn_unsupported_reasons` lists it. Segments are not supported because JAX's function has no
     argument for them.
+
+    >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, select
+    >>> h100 = DeviceInfo("gpu", "NVIDIA H100", (9, 0))
+    >>> sizes = {"heads": 12, "kv_heads": 12, "key_size": 64, "value_size": 64, "causal": True}
+    >>> call = AttentionSpec(batch=8, queries=1024, keys=1024, dtype="bfloat16", **sizes)
+    >>> select(call, h100).name
+    'cudnn'
     """
     spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
     if spec.cached:

@@ -62,6 +62,13 @@ def gpu_flash(
     any device, slowly, for tests.
 
     Raises `ConfigError` for what it does not support; `gpu_flash_unsupported_reasons` lists it.
+
+    >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, select
+    >>> h100 = DeviceInfo("gpu", "NVIDIA H100", (9, 0))
+    >>> sizes = {"heads": 12, "kv_heads": 12, "key_size": 64, "value_size": 64, "causal": True}
+    >>> call = AttentionSpec(batch=8, queries=1024, keys=1024, dtype="float32", **sizes)
+    >>> select(call, h100).name  # cuDNN does not support float32
+    'gpu_flash'
     """
     spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
     device = DeviceInfo("gpu", "", AMPERE) if interpret else DeviceInfo.current()

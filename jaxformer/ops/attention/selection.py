@@ -20,7 +20,20 @@ from jaxformer.ops.masks import AttentionMask
 
 
 class AttentionFn(Protocol):
-    """The signature of every attention function; `jaxformer.ops.attention` describes it."""
+    """The signature of every attention function; `jaxformer.ops.attention` describes it.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> def first_key(q, k, v, mask, *, scale, bias=None, dropout=None):  # all weight on key 0
+    ...     return jnp.broadcast_to(v[:, :1], (*q.shape[:3], v.shape[3]))
+    >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
+    >>> attention = jf.MultiHeadAttention(config, first_key)
+    >>> x = jax.random.normal(jax.random.key(0), (2, 3, 8))
+    >>> out, _ = attention.init_with_output(jax.random.key(1), x)
+    >>> bool((out[:, 1] == out[:, 0]).all())
+    True
+    """
 
     def __call__(
         self,
@@ -58,7 +71,12 @@ _MANY_ON_CPU = 2**26
 
 
 def get(name: str) -> AttentionFn:
-    """The attention function called `name`; `ConfigError` lists the names if it is unknown."""
+    """The attention function called `name`; `ConfigError` lists the names if it is unknown.
+
+    >>> from jaxformer.ops import attention
+    >>> attention.get("blockwise") is attention.blockwise
+    True
+    """
     if name not in ATTENTION_FNS:
         known = ", ".join(ATTENTION_FNS)
         raise ConfigError(f"attention function {name!r} is unknown: give one of {known}")
@@ -66,7 +84,15 @@ def get(name: str) -> AttentionFn:
 
 
 def check_attention_fn(attention_fn: Any) -> None:
-    """Raises `ConfigError` for whatever cannot be called, such as the name of a function."""
+    """Raises `ConfigError` for whatever cannot be called, such as the name of a function.
+
+    >>> from jaxformer.ops.attention import check_attention_fn, reference
+    >>> check_attention_fn(reference)
+    >>> check_attention_fn(7)
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: attention_fn=7 is of type int, not a function: give ...
+    """
     if callable(attention_fn):
         return
     kind = "a string" if isinstance(attention_fn, str) else f"of type {type(attention_fn).__name__}"
@@ -82,6 +108,13 @@ class Selection:
 
     `others` says for each other name why it is not selected. As text, a selection is the
     explanation, one line for each attention function.
+
+    >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, select
+    >>> sizes = {"heads": 4, "kv_heads": 4, "key_size": 16, "value_size": 16}
+    >>> call = AttentionSpec(batch=2, queries=8, keys=8, dtype="float32", **sizes)
+    >>> selection = select(call, DeviceInfo("cpu"))
+    >>> selection.name, selection.reason  # 2 x 4 x 8 x 8 weights
+    ('reference', 'B x N x T x S is 512, below 67,108,864')
     """
 
     spec: AttentionSpec
@@ -116,6 +149,13 @@ def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
         xla               1.05   16.3   52.9    199    893      -                778
 
     The choice on GPUs and TPUs does not rest on measurements yet.
+
+    >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, select
+    >>> sizes = {"heads": 8, "kv_heads": 8, "key_size": 64, "value_size": 64}
+    >>> short = AttentionSpec(batch=2, queries=512, keys=512, dtype="float32", **sizes)
+    >>> long = AttentionSpec(batch=2, queries=4096, keys=4096, dtype="float32", **sizes)
+    >>> [select(call, DeviceInfo("cpu")).name for call in (short, long)]
+    ['reference', 'blockwise']
     """
     device = DeviceInfo.current() if device is None else device
     reasons = {name: find(spec, device) for name, find in _UNSUPPORTED_REASONS.items()}
@@ -147,7 +187,20 @@ def _select_by_memory(spec: AttentionSpec, device: DeviceInfo) -> tuple[str, str
 
 
 def explain(spec: AttentionSpec, device: DeviceInfo | None = None) -> str:
-    """What `select` selects for `spec` on `device` (None: the current one), and why."""
+    """What `select` selects for `spec` on `device` (None: the current one), and why.
+
+    >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, explain
+    >>> sizes = {"heads": 4, "kv_heads": 4, "key_size": 64, "value_size": 64, "causal": True}
+    >>> call = AttentionSpec(batch=2, queries=128, keys=128, dtype="bfloat16", **sizes)
+    >>> print(explain(call, DeviceInfo("tpu", "TPU v5 lite")))
+    attention B=2 T=128 S=128 N=4 K=4 H=64 Hv=64 bfloat16 causal on tpu (TPU v5 lite)
+      selected: tpu_splash: made for tpus, and it supports this call
+      not reference: it supports this call, but tpu_splash is made for this device
+      not xla: it computes what reference computes, with its memory and no faster
+      not blockwise: it supports this call, but tpu_splash is made for this device
+      not cudnn: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
+      not gpu_flash: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
+    """
     return str(select(spec, device))
 
 
@@ -158,6 +211,15 @@ class AutoAttention:
     selected so far. `on_select` is called when it selects a function for the first time.
 
         model = DecoderOnly(config, AutoAttention(on_select=print))
+
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> attention = jf.AutoAttention()
+    >>> q = k = v = jnp.ones((2, 3, 1, 4))
+    >>> attention(q, k, v, jf.AttentionMask(), scale=0.5).shape
+    (2, 3, 1, 4)
+    >>> [selection.name for selection in attention.selections]
+    ['reference']
     """
 
     def __init__(self, on_select: Callable[[Selection], Any] | None = None):

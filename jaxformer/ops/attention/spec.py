@@ -22,6 +22,10 @@ class DeviceInfo(NamedTuple):
 
     `platform` is JAX's "cpu", "gpu" or "tpu", `kind` the device's name, `capability` NVIDIA's
     compute capability such as (9, 0), None for all other devices.
+
+    >>> from jaxformer.ops.attention import DeviceInfo
+    >>> print(DeviceInfo("gpu", "NVIDIA H100", (9, 0)))
+    gpu (NVIDIA H100)
     """
 
     platform: str
@@ -91,6 +95,14 @@ class AttentionSpec:
     T = `queries`, S = `keys`, N = `heads`, K = `kv_heads`, H = `key_size`, Hv = `value_size`.
     `offset` is None if it is known only at run time. `padding_mask`, `segments`, `explicit` and
     `bias` say whether the call has one; `dropout` is the rate on the weights.
+
+    >>> from jaxformer.ops.attention import AttentionSpec
+    >>> sizes = {"heads": 4, "kv_heads": 2, "key_size": 16, "value_size": 16}
+    >>> call = AttentionSpec(batch=2, queries=8, keys=8, dtype="float32", causal=True, **sizes)
+    >>> print(call)
+    B=2 T=8 S=8 N=4 K=2 H=16 Hv=16 float32 causal
+    >>> call.num_weights  # B x N x T x S = 2 x 4 x 8 x 8
+    512
     """
 
     batch: int

@@ -43,6 +43,13 @@ def tpu_splash(
     runs the kernel on any device, slowly, for tests.
 
     Raises `ConfigError` for what it does not support; `tpu_splash_unsupported_reasons` lists it.
+
+    >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, select
+    >>> v5e = DeviceInfo("tpu", "TPU v5 lite")
+    >>> sizes = {"heads": 12, "kv_heads": 12, "key_size": 64, "value_size": 64, "causal": True}
+    >>> call = AttentionSpec(batch=8, queries=1024, keys=1024, dtype="bfloat16", **sizes)
+    >>> select(call, v5e).name
+    'tpu_splash'
     """
     spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
     if spec.cached or spec.queries < _LANES:

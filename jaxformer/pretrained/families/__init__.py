@@ -24,7 +24,13 @@ FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 
 
 def find(hf: Mapping[str, Any]) -> tuple[Family, Kind]:
-    """The family and kind of model of a config.json; `ConfigError` lists what is supported."""
+    """The family and kind of model of a config.json; `ConfigError` lists what is supported.
+
+    >>> from jaxformer.pretrained.families import find
+    >>> family, kind = find({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})
+    >>> family.model_type, kind
+    ('gpt2', 'decoder')
+    """
     name = hf.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ConfigError(f"model_type={name!r} is not supported: only {', '.join(FAMILIES)}")

@@ -38,7 +38,18 @@ class Batches(Protocol):
 
 
 class PairBatch(NamedTuple):
-    """B pairs of sentences; a row that is all `<pad>` on both sides holds no pair."""
+    """B pairs of sentences; a row that is all `<pad>` on both sides holds no pair.
+
+    >>> import numpy as np
+    >>> import jaxformer as jf
+    >>> source, target = np.array([[5, 6, jf.EOS]]), np.array([[jf.BOS, 7, jf.EOS, jf.PAD]])
+    >>> jf.PairBatch.create(source, target, vocab_size=8).example_ids
+    array([0], dtype=int32)
+    >>> jf.PairBatch.create(source, target, vocab_size=7)
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.DataError: target holds the id 7, but vocab_size=7: ids must be 0 to 6; ...
+    """
 
     source: Int[Array, "B S"]
     """x1 .. xn <eos> <pad> .."""
@@ -67,7 +78,14 @@ class PairBatch(NamedTuple):
 
 
 class StreamBatch(NamedTuple):
-    """B rows of T tokens and the token after them: the labels are `tokens[:, 1:]`."""
+    """B rows of T tokens and the token after them: the labels are `tokens[:, 1:]`.
+
+    >>> import numpy as np
+    >>> import jaxformer as jf
+    >>> batch = jf.StreamBatch.create(np.array([[1, 5, 6], [7, 8, 2]]), vocab_size=9)
+    >>> batch.tokens[:, 1:].tolist(), batch.loss_mask.shape  # the labels
+    ([[5, 6], [8, 2]], (2, 2))
+    """
 
     tokens: Int[Array, "B T+1"]
     """Ids; beyond the text they are 0."""
@@ -93,7 +111,22 @@ class StreamBatch(NamedTuple):
 
 
 class MaskedBatch(NamedTuple):
-    """B rows of T tokens of which at most P are to be predicted."""
+    """B rows of T tokens of which at most P are to be predicted.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.text.data import Tokens
+    >>> from jaxformer.text.tokenizers import SpecialTokens
+    >>> documents = Tokens.from_lists([[5, 6, 7, 8, 9, 10] * 10])
+    >>> special = SpecialTokens(bos=1, eos=2, mask=3)
+    >>> stream = jf.MaskedStream(
+    ...     documents, batch_size=2, seq_len=14, seed=0, special=special, vocab_size=11
+    ... )
+    >>> batch = stream.batch(0)
+    >>> batch.tokens.shape, batch.labels.shape  # [B, T] and [B, P]: 0.15 x 14 are to be predicted
+    ((2, 14), (2, 2))
+    >>> bool((batch.labels >= 5).all())  # never special tokens
+    True
+    """
 
     tokens: Int[Array, "B T"]
     """bos text eos, or bos A eos B eos; some tokens of the text are replaced."""

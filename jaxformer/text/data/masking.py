@@ -35,6 +35,17 @@ class MaskedStream:
     with `next_sentence` for fewer than two documents.
 
     Attributes: `tokens`; `steps_per_epoch`.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.text.data import Tokens
+    >>> from jaxformer.text.tokenizers import SpecialTokens
+    >>> documents = Tokens.from_lists([[5] * 60])  # a document of one word
+    >>> special = SpecialTokens(bos=1, eos=2, mask=3)
+    >>> stream = jf.MaskedStream(
+    ...     documents, batch_size=2, seq_len=12, seed=0, special=special, vocab_size=6
+    ... )
+    >>> stream.batch(0).labels.tolist()  # round(0.15 x 12) in each row
+    [[5, 5], [5, 5]]
     """
 
     def __init__(
@@ -92,6 +103,15 @@ def iterate_masked_once(
     Rows are those of `MaskedStream`; the last row and the last batch are filled up. With
     `next_sentence` there is a row for each window, of text around the window's middle. Raises what
     `MaskedStream` raises, except for a corpus shorter than one context.
+
+    >>> from jaxformer.text.data import Tokens, iterate_masked_once
+    >>> from jaxformer.text.tokenizers import SpecialTokens
+    >>> documents, special = Tokens.from_lists([[5] * 25]), SpecialTokens(bos=1, eos=2, mask=3)
+    >>> batches = iterate_masked_once(
+    ...     documents, batch_size=2, seq_len=12, seed=0, special=special, vocab_size=6
+    ... )
+    >>> [int(batch.padding_mask.sum()) for batch in batches]  # 25 tokens, and 2 in each of 3 rows
+    [24, 7]
     """
     shape = batch_size, seq_len
     masker = _Masker(tokens, shape, seed, special, vocab_size, mask_prob)

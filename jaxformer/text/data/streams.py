@@ -28,6 +28,14 @@ class Stream:
     `DataError` for a corpus shorter than one context (seq_len + 1 ids).
 
     Attributes: `tokens`; `steps_per_epoch`.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.text.data import Tokens
+    >>> text = Tokens.from_lists([list(range(25))])
+    >>> stream = jf.Stream(text, batch_size=2, seq_len=4, seed=0, isolate_documents=False)
+    >>> tokens = stream.batch(0).tokens
+    >>> tokens.shape, (tokens[:, 1:] - tokens[:, :-1]).tolist()  # the label of a token is the next
+    ((2, 5), [[1, 1, 1, 1], [1, 1, 1, 1]])
     """
 
     def __init__(
@@ -80,6 +88,12 @@ def iterate_once(
     each label, except those near the start, has at least seq_len - stride tokens before it. The
     last row and the last batch are filled up. Raises `ConfigError` for a stride outside 1 to
     seq_len, `DataError` for fewer than two ids.
+
+    >>> from jaxformer.text.data import Tokens, iterate_once
+    >>> text = Tokens.from_lists([list(range(10))])
+    >>> batches = iterate_once(text, batch_size=2, seq_len=4, isolate_documents=False)
+    >>> [int(batch.loss_mask.sum()) for batch in batches]  # 9 labels
+    [8, 1]
     """
     stride = seq_len if stride is None else stride
     check_positive(batch_size=batch_size, seq_len=seq_len)

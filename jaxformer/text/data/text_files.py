@@ -39,12 +39,18 @@ def read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """The lines of a UTF-8 text file (gzip when its name ends in `.gz`), blank ones included.
+    r"""The lines of a UTF-8 text file (gzip when its name ends in `.gz`), blank ones included.
 
     Only a line feed ends a line: U+2028, NEL, VT and FF stay inside it, so parallel files stay
     parallel. One carriage return before the line feed and a byte order mark at the start of the
     file are removed. Raises `DataError` for a file that is absent, empty, a directory, not
     readable, a damaged gzip file, or (with the line) not UTF-8.
+
+    >>> from pathlib import Path
+    >>> from jaxformer.text.data import read_lines
+    >>> _ = Path("lines.txt").write_bytes(b"one\r\n\ntwo\n")
+    >>> read_lines("lines.txt")
+    ['one', '', 'two']
     """
     text = "".join(_decode(Path(path), read_blocks(path)))
     if not text:
@@ -55,9 +61,18 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
 def read_pairs(
     source_path: str | os.PathLike[str], target_path: str | os.PathLike[str]
 ) -> tuple[list[str], list[str]]:
-    """The lines of two files of which line i of one translates line i of the other.
+    r"""The lines of two files of which line i of one translates line i of the other.
 
     Raises `DataError` when the numbers of lines differ, and as `read_lines` does.
+
+    >>> from pathlib import Path
+    >>> from jaxformer.text.data import read_pairs
+    >>> _ = Path("en.txt").write_text("A house.\nTwo.\n")
+    >>> _ = Path("de.txt").write_text("Ein Haus.\n")
+    >>> read_pairs("en.txt", "de.txt")
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.DataError: en.txt has 2 lines and de.txt has 1: line i of one ...
     """
     source, target = read_lines(source_path), read_lines(target_path)
     if len(source) != len(target):
@@ -69,10 +84,16 @@ def read_pairs(
 
 
 def read_tab_pairs(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-    """The first two columns of a file of lines `source<TAB>target`; further columns are ignored.
+    r"""The first two columns of a file of lines `source<TAB>target`; further columns are ignored.
 
     Raises `DataError` naming the first line with fewer than two columns, and as `read_lines`
     does.
+
+    >>> from pathlib import Path
+    >>> from jaxformer.text.data import read_tab_pairs
+    >>> _ = Path("pairs.tsv").write_text("A house.\tEin Haus.\tCC-BY\n")
+    >>> read_tab_pairs("pairs.tsv")
+    (['A house.'], ['Ein Haus.'])
     """
     source, target = [], []
     for number, line in enumerate(read_lines(path), start=1):
@@ -89,7 +110,7 @@ def read_tab_pairs(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
 def read_documents(
     paths: Iterable[str | os.PathLike[str]], *, split: Literal["file", "line", "blank_line"]
 ) -> Iterator[Iterator[str]]:
-    """The documents of UTF-8 text files (gzip where a name ends in `.gz`), each in blocks.
+    r"""The documents of UTF-8 text files (gzip where a name ends in `.gz`), each in blocks.
 
     A document is a file, a line, or the lines between blank lines. The separators belong to no
     document, and text of white space only is no document. The blocks of a document, about 128 kB
@@ -98,6 +119,12 @@ def read_documents(
     blocks of a document before the next document. A byte order mark at the start of a file is
     removed. Raises `DataError` for a file that is absent or not readable, a damaged gzip file, a
     binary file (NUL bytes), one that is not UTF-8 (both with the line), and when there is no text.
+
+    >>> from pathlib import Path
+    >>> from jaxformer.text.data import read_documents
+    >>> _ = Path("two.txt").write_text("One.\n\nTwo,\nthree.\n")
+    >>> ["".join(blocks) for blocks in read_documents(["two.txt"], split="blank_line")]
+    ['One.', 'Two,\nthree.']
     """
     if split not in _SPLITS:
         raise ConfigError(f"split must be one of {', '.join(_SPLITS)}, got {split!r}")

@@ -33,6 +33,13 @@ class Tokens:
     `ids` and `offsets` (int64) may be memory-mapped. All ids are below `vocab_size`; None means
     that no vocabulary is known. `fingerprint` is the value of the property, where it is known.
     Raises `DataError` for offsets that do not fit and for negative ids.
+
+    >>> from jaxformer.text.data import Tokens
+    >>> tokens = Tokens.from_lists([[5, 6, 7], [8]], vocab_size=9)
+    >>> len(tokens), tokens[1].tolist(), tokens.lengths.tolist()
+    (2, [8], [3, 1])
+    >>> tokens.offsets.tolist()
+    [0, 3, 4]
     """
 
     def __init__(
@@ -119,6 +126,11 @@ def write_tokens(
 
     Two bytes an id up to a vocabulary of 65,536, four above. Raises `DataError` for an id
     outside 0 to vocab_size - 1, `ConfigError` for a vocabulary that four bytes cannot hold.
+
+    >>> from jaxformer.text.data import write_tokens
+    >>> tokens = write_tokens("a.tokens", ([i, i + 1] for i in range(3)), vocab_size=65_536)
+    >>> tokens.ids.dtype, len(tokens)  # two bytes an id
+    (dtype('uint16'), 3)
     """
     return write_parts(path, ((row, True) for row in sequences), vocab_size=vocab_size)
 
@@ -154,6 +166,15 @@ def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) 
     `vocab_size` is that of the model to feed. Raises `DataError` for a file that was written for
     a larger vocabulary, and for one that is absent, of another kind, cut short or damaged in its
     offsets.
+
+    >>> from jaxformer.text.data import open_tokens, write_tokens
+    >>> _ = write_tokens("a.tokens", [[5, 6], [7]], vocab_size=8)
+    >>> open_tokens("a.tokens")[0].tolist()
+    [5, 6]
+    >>> open_tokens("a.tokens", vocab_size=6)
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.DataError: a.tokens was written for 8 ids, ...
     """
     try:
         raw = np.asarray(np.memmap(path, np.uint8, mode="r"))
@@ -188,7 +209,14 @@ def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) 
 def encode_lines(
     lines: Sequence[str], tokenizer: Tokenizer, path: str | os.PathLike[str]
 ) -> Tokens:
-    """Writes the ids of every line to `path`; a line of white space only has no ids."""
+    """Writes the ids of every line to `path`; a line of white space only has no ids.
+
+    >>> from jaxformer.text.data import encode_lines
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> tokenizer = train_words(["a rose is a rose"], 10)
+    >>> encode_lines(["a rose", " ", "is"], tokenizer, "a.tokens").lengths.tolist()
+    [2, 0, 1]
+    """
     return write_tokens(path, _encode(lines, tokenizer), vocab_size=tokenizer.vocab_size)
 
 
@@ -204,6 +232,15 @@ def encode_pairs(
 
     `target_tokenizer` None means one vocabulary for both. Raises `DataError` when the numbers of
     lines differ.
+
+    >>> from pathlib import Path
+    >>> from jaxformer.text.data import encode_pairs
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> tokenizer = train_words(["a rose eine Rose"], 10)
+    >>> Path("pairs").mkdir()
+    >>> source, target = encode_pairs(["a rose", "rose"], ["eine Rose", "Rose"], tokenizer, "pairs")
+    >>> source.lengths.tolist(), target.lengths.tolist()
+    ([2, 1], [2, 1])
     """
     if len(source_lines) != len(target_lines):
         raise DataError(
@@ -229,6 +266,14 @@ def encode_documents(
     With `isolate_documents` bos and eos are put around the ids, where the vocabulary has them. A
     document is a text or an iterable of blocks of text. Each block is encoded separately, so use a
     tokenizer that adds no space before a text. Only a few blocks are in memory at a time.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.text.data import encode_documents
+    >>> tokenizer = jf.train_bpe(["a rose is a rose"], 270, prefix="")
+    >>> tokens = encode_documents([["a ro", "se"]], tokenizer, "a.tokens", isolate_documents=True)
+    >>> ids = tokens[0].tolist()
+    >>> ids[0] == jf.BOS, ids[-1] == jf.EOS, tokenizer.decode(ids)
+    (True, True, 'a rose')
     """
     special = tokenizer.special
     bos, eos = (special.bos, special.eos) if isolate_documents else (None, None)

@@ -37,6 +37,11 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     is the tokenizer of the source; `load_pair` gives that of the target too. Raises `DataError` for
     files that are absent, damaged or do not fit together, and `MissingExtra` for SentencePiece
     models without `sentencepiece`.
+
+    >>> from jaxformer.text import tokenizers
+    >>> tokenizers.train_words(["a rose"], 10).save("words.json")
+    >>> tokenizers.load("words.json").encode("a rose")
+    [4, 5]
     """
     path = Path(path)
     if not path.is_dir():
@@ -51,7 +56,14 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
-    """The tokenizers of source and target; one object except in Marian's folders. See `load`."""
+    """The tokenizers of source and target; one object except in Marian's folders. See `load`.
+
+    >>> from jaxformer.text import tokenizers
+    >>> tokenizers.train_words(["a rose"], 10).save("words.json")
+    >>> source, target = tokenizers.load_pair("words.json")
+    >>> source is target
+    True
+    """
     path, source = Path(path), load(path)
     marian = (path / name for name in _MARIAN)
     if (path / "tokenizer.json").exists() or not all(file.exists() for file in marian):
@@ -60,7 +72,13 @@ def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
 
 
 def load_standard(path: str | os.PathLike[str]) -> Tokenizer:
-    """Like `load`; raises `DataError` unless `require_standard_ids` accepts the tokenizer."""
+    """Like `load`; raises `DataError` unless `require_standard_ids` accepts the tokenizer.
+
+    >>> from jaxformer.text import tokenizers
+    >>> tokenizers.train_words(["a rose"], 10).save("words.json")
+    >>> tokenizers.load_standard("words.json").special.eos == tokenizers.EOS
+    True
+    """
     tokenizer = load(path)
     try:
         return require_standard_ids(tokenizer)

@@ -29,7 +29,12 @@ SPECIAL_TOKEN = re.compile(r"<[^\s<>]*[^\W_][^\s<>]*>|\[\w*[^\W_]\w*\]")
 
 
 class SpecialTokens(NamedTuple):
-    """The ids of a vocabulary's special tokens; None where it has no token for a role."""
+    """The ids of a vocabulary's special tokens; None where it has no token for a role.
+
+    >>> from jaxformer.text.tokenizers import SpecialTokens
+    >>> SpecialTokens(bos=1, eos=2).pad is None
+    True
+    """
 
     pad: int | None = None
     """Fills rows up."""
@@ -75,6 +80,14 @@ class Tokenizer:
     """Converts text to a list of ids and back, with a tokenizer of the `tokenizers` library.
 
     Attributes: `special`, the ids of the special tokens; `vocab_size`, the highest id plus one.
+
+    >>> import jaxformer as jf
+    >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
+    >>> ids = tokenizer.encode("a rose")
+    >>> [tokenizer.token(index) for index in ids], tokenizer.decode(ids)
+    (['Ġa', 'Ġros', 'e'], 'a rose')
+    >>> tokenizer.vocab_size, tokenizer.special.eos
+    (264, 2)
     """
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
@@ -194,7 +207,16 @@ class Tokenizer:
 
 
 def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
-    """`tokenizer` itself; `DataError` unless its special ids are `PAD`, `BOS`, `EOS` and `UNK`."""
+    """`tokenizer` itself; `DataError` unless its special ids are `PAD`, `BOS`, `EOS` and `UNK`.
+
+    >>> from jaxformer.text.tokenizers import require_standard_ids, train_words
+    >>> require_standard_ids(train_words(["a rose"], 10)).special
+    SpecialTokens(pad=0, bos=1, eos=2, unk=3, mask=None)
+    >>> require_standard_ids(train_words(["a rose"], 10, special_tokens=["<unk>"]))
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.DataError: ids 0 to 3 must be the special tokens ...
+    """
     found = tokenizer.special[: len(SPECIAL_TOKENS)]
     if found != (PAD, BOS, EOS, UNK):
         raise DataError(

@@ -36,6 +36,13 @@ def train_bpe(
     are fewer ids when the text has no pair left to merge. Raises `ConfigError` for fewer ids than
     256 bytes and the special tokens, `DataError` when there is no text. Sennrich et al. 2016;
     bytes as in GPT-2 (Radford et al. 2019).
+
+    >>> import jaxformer as jf
+    >>> tokenizer = jf.train_bpe(["aaaa aaaa"], 262)  # 256 bytes, 4 special tokens, 2 merges
+    >>> [tokenizer.token(index) for index in tokenizer.encode("aaaa!")]
+    ['Ġaa', 'aa', '!']
+    >>> tokenizer.decode(tokenizer.encode("Grüße!"))  # every byte has an id
+    'Grüße!'
     """
     _check_special_tokens(special_tokens)
     _check_size(vocab_size, _BYTES, "256 bytes", special_tokens)
@@ -68,6 +75,11 @@ def train_words(
     with one space; words outside the vocabulary are `<unk>`, which is decoded to nothing. Raises
     `ConfigError` for special tokens without `<unk>` and for fewer ids than the special tokens and
     one word, `DataError` when there is no text.
+
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> tokenizer = train_words(["a rose is a rose"], 6)  # 4 special tokens and 2 words
+    >>> tokenizer.encode("a rose is"), tokenizer.special.unk
+    ([4, 5, 3], 3)
     """
     _check_special_tokens(special_tokens)
     _check_size(vocab_size, 1, "a word", special_tokens)
@@ -98,6 +110,11 @@ def train_characters(
     Text of these characters is decoded exactly. Another character is `<unk>`, which is decoded to
     nothing; without `<unk>` in `special_tokens` it raises a `DataError` that names it. Raises
     `DataError` when there is no text.
+
+    >>> from jaxformer.text.tokenizers import train_characters
+    >>> tokenizer = train_characters(["abba"])
+    >>> tokenizer.encode("ab"), tokenizer.vocab_size  # after 4 special tokens
+    ([4, 5], 6)
     """
     _check_special_tokens(special_tokens)
     library = optional_dependencies.load("tokenizers")
