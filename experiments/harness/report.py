@@ -7,11 +7,13 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from experiments.harness.attention_views import AttentionView
 from experiments.harness.config_files import flat
 from experiments.harness.run_folder import Run
+from jaxformer.pretrained import is_pretrained
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 _MOST = 1_200_000
@@ -29,27 +31,30 @@ class Sentence(NamedTuple):
 
 def page(
     folder: Path,
+    params: Any,
     sentences: Sequence[Sentence],
     samples: Mapping[str, Sequence[str]],
     intervals: Mapping[str, tuple[float, float]],
 ) -> str:
     """The page of the run in `folder`, with what is there; it says what is missing.
 
-    `samples` are columns, equally long; `intervals` has the ends of the 95 % interval of scores.
+    The folder may also be one of `transformers`. `params` are the model's. `samples` are columns,
+    equally long; `intervals` has the ends of the 95 % interval of scores.
     """
     files = {name: _read(folder / f"{name}.json") for name in ("config", "env", "scores")}
     metrics = Run(folder).metrics()
-    missing = [f"{name}.json" for name, content in files.items() if not content]
-    missing += [] if metrics else ["metrics.jsonl"]
+    missing = [f"{name}.json is missing or damaged." for name, text in files.items() if not text]
+    missing += [] if metrics else ["metrics.jsonl is missing or damaged."]
+    if is_pretrained(folder):
+        missing = ["This is a folder of transformers: it has no scores, curves or environment."]
     data = json.dumps(_limited(sentences), ensure_ascii=False)
     scores = {name: value for name, value in files["scores"].items() if name != "search"}
     for name, (low, high) in intervals.items():
         scores[f"{name}, 95 % interval"] = f"{low:.2f} to {high:.2f}"
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=html.escape(f"{folder.parent.name}: {folder.name}"),
-        missing="".join(
-            f"<p><strong>{name} is missing or damaged.</strong></p>" for name in missing
-        ),
+        missing="".join(f"<p><strong>{reason}</strong></p>" for reason in missing),
+        sizes=_table(_sizes(params)),
         scores=_settings(scores) if scores else "<p>The run has not been scored.</p>",
         charts="".join(_chart(name, metrics) for name in _names(metrics)),
         samples=_table(samples),
@@ -60,6 +65,13 @@ def page(
         hide_attention="" if sentences else " hidden",
         data=data.replace("<", "\\u003c"),
     )
+
+
+def _sizes(params: Any) -> dict[str, list[str]]:
+    """The number of parameters of each part of the model, and of all parts."""
+    counts = {name: sum(map(np.size, jax.tree.leaves(part))) for name, part in params.items()}
+    counts["all"] = sum(counts.values())
+    return {"part": list(counts), "parameters": [f"{count:,}" for count in counts.values()]}
 
 
 def _read(path: Path) -> dict[str, Any]:

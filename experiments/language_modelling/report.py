@@ -4,7 +4,7 @@ The page is one file that needs no network: scores, curves, samples, an attentio
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,17 @@ from experiments.harness import cli
 from experiments.harness.attention_views import AttentionView, label, read_weights
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.report import Sentence, page
-from experiments.language_modelling.evaluation import split_samples
+from experiments.language_modelling.evaluation import answer_prompts, split_samples
 from experiments.language_modelling.load_run import LoadedRun, load_run
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import EncoderOnly
 from jaxformer.pipelines.batching import add_special_tokens
 from jaxformer.pipelines.fill_mask import encode_masked
+from jaxformer.pretrained import is_pretrained, load_eos
+from jaxformer.text.tokenizers import Tokenizer
+
+_NEW_TOKENS = 50
+"""How many tokens a text is continued by, where the run has no samples."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +31,11 @@ class ReportOptions(RunOptions):
     """Which run, and where the page goes."""
 
     run: str = "runs/language_modelling/python_stdlib"
-    """Folder of a run."""
+    """Folder of a run, or of a language model of transformers."""
     output: str = ""
     """File of the page; empty: report.html in the run's folder."""
     text: tuple[str, ...] = ()
-    """Texts whose attention is shown; without them the run's prompts."""
+    """Texts to continue or to fill in, whose attention is shown; without them the run's prompts."""
 
 
 def main(options: ReportOptions) -> None:
@@ -36,17 +43,35 @@ def main(options: ReportOptions) -> None:
     folder = Path(options.run)
     loaded = load_run(folder, options)
     texts = options.text or loaded.config.prompts
+    if not texts and is_pretrained(folder):
+        raise ConfigError(f"{folder} is a folder of transformers, without prompts: give --text")
     sentences = [Sentence(text, [attend(loaded, text)]) for text in texts if text.strip()]
     path = folder / "samples" / "prompts.txt"
-    told = path.read_text(encoding="utf-8") if path.is_file() else ""
-    samples = _samples(told, loaded.config.prompts) if told else {}
+    if path.is_file():
+        samples = _samples(path, loaded.config.prompts)
+    else:
+        samples = _answers(folder, loaded, texts)
     output = Path(options.output or folder / "report.html")
-    output.write_text(page(folder, sentences, samples, {}), encoding="utf-8")
+    output.write_text(page(folder, loaded.params, sentences, samples, {}), encoding="utf-8")
     print(f"see {output} ({output.stat().st_size:,} bytes)")
 
 
-def _samples(text: str, prompts: Sequence[str]) -> dict[str, Sequence[str]]:
-    """The columns of the samples; one, if `text` was made of other prompts than the run's."""
+def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str, Sequence[str]]:
+    """The columns of what the model makes of `texts`; none without a head or a mask to fill."""
+    sampling = replace(loaded.config.sampling, max_new_tokens=_NEW_TOKENS, overflow="slide")
+    if is_pretrained(folder):
+        sampling = replace(sampling, eos=load_eos(folder))
+    if loaded.config.objective == "masked":
+        texts = [text for text in texts if _has_mask(text, loaded.tokenizer)]
+    if not texts or isinstance(loaded.model, EncoderOnly):
+        return {}
+    config = replace(loaded.config, prompts=tuple(texts), sampling=sampling)
+    return {"prompt": texts, "what follows": answer_prompts(loaded._replace(config=config))}
+
+
+def _samples(path: Path, prompts: Sequence[str]) -> dict[str, Sequence[str]]:
+    """The columns of the run's samples; one, if they were made of other prompts."""
+    text = path.read_text(encoding="utf-8")
     answers = split_samples(text, prompts)
     if answers is None:
         return {"prompts and what follows": [text]}
@@ -66,10 +91,14 @@ def attend(loaded: LoadedRun, text: str) -> AttentionView:
 def _masked_ids(text: str, loaded: LoadedRun) -> list[int]:
     """The ids of a text, in which masks may stand, between BOS and EOS."""
     tokenizer = loaded.tokenizer
-    mask = tokenizer.special.mask
-    has_mask = mask is not None and tokenizer.token(mask) in text
-    ids = encode_masked(text, 0, tokenizer) if has_mask else tokenizer.encode(text)
+    masks = _has_mask(text, tokenizer)
+    ids = encode_masked(text, 0, tokenizer) if masks else tokenizer.encode(text)
     return add_special_tokens(ids, tokenizer)
+
+
+def _has_mask(text: str, tokenizer: Tokenizer) -> bool:
+    mask = tokenizer.special.mask
+    return mask is not None and tokenizer.token(mask) in text
 
 
 if __name__ == "__main__":

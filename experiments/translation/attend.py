@@ -17,7 +17,7 @@ from experiments.harness.attention_views import AttentionView, label, read_weigh
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.translation.load_run import Translator, load_translator
 from jaxformer.errors import ConfigError
-from jaxformer.text.tokenizers import BOS, EOS, PAD
+from jaxformer.pipelines import encode_sources
 
 Kind = Literal["cross", "encoder", "decoder"]
 
@@ -55,12 +55,15 @@ def attend(translator: Translator, text: str) -> tuple[str, dict[Kind, Attention
     """The best translation of `text`, and its attention of each kind."""
     if not text.strip():
         raise ConfigError("--text is blank: give a sentence")
-    source = [*translator.source_tokenizer.encode(text), EOS]
+    search = translator.search
+    (source,) = encode_sources(translator.model, [text], translator.source_tokenizer, search)
     best = translator([text])[0][0]
-    inputs = np.array([source]), np.array([[BOS, *best.ids[:-1]]]), np.array([source]) != PAD
-    weights = read_weights(translator.model, translator.params, *inputs)
+    target = [search.bos, *best.ids[:-1]]
+    weights = read_weights(
+        translator.model, translator.params, np.array([source]), np.array([target])
+    )
     read: Sequence[str] = [label(translator.source_tokenizer, i) for i in source]
-    given = [label(translator.target_tokenizer, i) for i in (BOS, *best.ids[:-1])]
+    given = [label(translator.target_tokenizer, i) for i in target]
     written = [label(translator.target_tokenizer, i) for i in best.ids]
     return best.text, {
         "cross": AttentionView(

@@ -1,6 +1,7 @@
 """Other people's folders in the commands: in place of a run, and as a run's beginning."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from experiments.language_modelling import (
     init_from_pretrained,
     load_run,
     plan,
+    report,
     sample,
     train,
 )
@@ -129,6 +131,29 @@ def test_a_folder_of_theirs_gives_vectors(folder, capsys, tmp_path):
         assert found["contextual_1"].shape == (3, 10)
         np.testing.assert_array_equal(found["learned_0"][1], found["learned_1"][0])
         assert (found["learned_0"][:, None] == table).all(axis=-1).any(axis=-1).all()
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert", "encoder"])
+def test_a_folder_of_theirs_has_a_page(folder, name, tmp_path, capsys):
+    output = tmp_path / "page.html"
+    report.main(
+        report.ReportOptions(str(folder(name)), output=str(output), text=("sun <mask> star",))
+    )
+    text = output.read_text(encoding="utf-8")
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    (view,) = json.loads(data)[0]["views"]
+    (layer,) = view["weights"]
+    assert len(layer) == 5 and len(layer[0]) == len(view["keys"]) == 3 + 2 * (name != "gpt")
+    assert all(abs(sum(row) - 100) <= 3 for head in layer for row in head)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(load_pretrained(folder(name)).params))
+    assert f"<td>all</td><td>{parameters:,}</td>" in text
+    assert "a folder of transformers: it has no scores" in text and "missing" not in text
+    assert ("what follows" in text) == (name != "encoder")
+
+
+def test_a_page_of_a_folder_of_theirs_needs_a_text(folder):
+    with pytest.raises(ConfigError, match="without prompts: give --text"):
+        report.main(report.ReportOptions(str(folder("gpt"))))
 
 
 def test_a_command_says_what_it_does_not_take(folder, random_params, tmp_path):

@@ -64,12 +64,14 @@ def sentence(weights=None):
     return Sentence("dog </script> = Hund", [view])
 
 
+PARAMS = {"embedding": {"table": np.ones((29, 13))}, "norm": {"scale": np.ones(1013)}}
 SAMPLES = {"source": ["a <i> b"], "model": ["x"], "reference": ["y"]}
 
 
 def test_the_page_shows_settings_scores_curves_samples_and_attention(folder):
-    found = Page(page(folder, [sentence()], SAMPLES, {"bleu": (11.0, 14.0)}))
-    for said in ("translation: tiny", "model.d_model", "13", "nrefs:1|case:mixed", "a <i> b"):
+    found = Page(page(folder, PARAMS, [sentence()], SAMPLES, {"bleu": (11.0, 14.0)}))
+    shown = ("translation: tiny", "model.d_model", "13", "nrefs:1|case:mixed", "a <i> b", "1,390")
+    for said in shown:
         assert any(said in text for text in found.text), said
     assert any("11.00 to 14.00" in text for text in found.text)
     assert found.text.count("loss by step") == 1 and "once by step" not in found.text
@@ -80,7 +82,7 @@ def test_the_page_shows_settings_scores_curves_samples_and_attention(folder):
 
 
 def test_nothing_on_the_page_is_fetched(folder):
-    text = page(folder, [sentence()], SAMPLES, {})
+    text = page(folder, PARAMS, [sentence()], SAMPLES, {})
     found = Page(text)
     fetched = {name: value for name, value in found.attributes if name in ("src", "href", "data")}
     assert set(fetched.values()) == {"data:,"}  # the icon, which is empty
@@ -90,7 +92,7 @@ def test_nothing_on_the_page_is_fetched(folder):
 def test_a_run_with_little_gives_what_it_can_and_says_what_is_missing(folder):
     (folder / "metrics.jsonl").unlink()
     (folder / "scores.json").write_text('{"bleu": 1')
-    found = "".join(Page(page(folder, [], {}, {})).text)
+    found = "".join(Page(page(folder, PARAMS, [], {}, {})).text)
     assert "metrics.jsonl is missing or damaged." in found
     assert "scores.json is missing or damaged." in found
     assert "The run has not been scored." in found and "config.json is missing" not in found
@@ -98,7 +100,7 @@ def test_a_run_with_little_gives_what_it_can_and_says_what_is_missing(folder):
 
 def test_sentences_beyond_the_size_of_a_page_are_left_out(folder):
     large = sentence(np.full((8, 8, 60, 60), 1 / 60))
-    text = page(folder, [large] * 9, {}, {})
+    text = page(folder, PARAMS, [large] * 9, {}, {})
     assert 1 <= len(json.loads(Page(text).data)) < 9 and len(text) < 2_000_000
 
 
