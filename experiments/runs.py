@@ -1,6 +1,7 @@
 """Lists runs: `python -m experiments.runs [FOLDER ..]`.
 
-Prints a line for each run: its newest step, scores, first start, parent (--init_from) and size.
+Prints a line for each run: its newest step, scores, first start, parent (what it started
+from) and size.
 """
 
 import json
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness import cli
+from experiments.harness import cli, initialization
 from experiments.harness.comparison.groups import find_runs
 from experiments.harness.run_folder import Run
 from jaxformer.checkpoint import Checkpoints
@@ -57,9 +58,17 @@ def describe(folder: Path) -> Row:
         f"{steps[-1] if steps else 0:,} of {total:,}" if isinstance(total, int) else "-",
         score_of(folder),
         str(starts[0].get("time", "-"))[:16].replace("T", " "),
-        config.get("init_from") or "-",
+        parent_of(folder, config),
         f"{size / 1e6:,.1f} MB",
     )
+
+
+def parent_of(folder: Path, config: dict[str, Any]) -> str:
+    """What the run started from: RUN@STEP, or a folder of `transformers`; "-" for nothing."""
+    note = _read(folder / initialization.NOTE)
+    if "run" in note:
+        return f"{note['run']}@{','.join(map(str, note.get('steps', [])))}"
+    return config.get("continue_from") or config.get("init_from") or "-"
 
 
 def score_of(folder: Path) -> str:

@@ -91,8 +91,11 @@ def _last(checkpoints: Checkpoints, training: TrainingConfig) -> list[int]:
 
 def mean(checkpoints: Checkpoints, training: TrainingConfig, steps: list[int]) -> Any:
     """The mean over `steps` of the parameters, or of their moving averages if there are any."""
-    tree = "ema" if training.ema_decay > 0 else "params"
-    return checkpoints.average_params(steps, tree=tree)
+    return checkpoints.average_params(steps, tree=_averaged_tree(training))
+
+
+def _averaged_tree(training: TrainingConfig) -> str:
+    return "ema" if training.ema_decay > 0 else "params"
 
 
 def note(folder: Path, steps: list[int], **scores: float) -> None:
@@ -101,7 +104,15 @@ def note(folder: Path, steps: list[int], **scores: float) -> None:
 
 
 def load(folder: Path, training: TrainingConfig, options: RunOptions = FINAL) -> Any:
-    """The weights of the run in `folder` that `options` name.
+    """The weights of the run in `folder` that `options` name; raises as `select` does."""
+    steps, tree = select(folder, training, options)
+    return Checkpoints(folder / "checkpoints").average_params(steps, tree=tree)
+
+
+def select(
+    folder: Path, training: TrainingConfig, options: RunOptions = FINAL
+) -> tuple[list[int], str]:
+    """The steps whose mean are the weights that `options` name, and the field of the state.
 
     Raises `CheckpointError` where there is no complete checkpoint, or none of the step asked for,
     `ConfigError` for a moving average that the run does not keep, `DataError` where the record of
@@ -120,14 +131,15 @@ def load(folder: Path, training: TrainingConfig, options: RunOptions = FINAL) ->
         raise ConfigError(f"{folder} keeps no moving average: it was trained with ema_decay=0")
     step = newest if options.step is None else options.step
     if options.checkpoint == "last":
-        return checkpoints.average_params([step])
+        return [step], "params"
+    steps = [step]
     if options.checkpoint == "average":
-        return mean(checkpoints, training, _last(checkpoints, training))
-    if options.checkpoint == "best":
-        return mean(checkpoints, training, [checkpoints.best_step() or newest])
-    if options.checkpoint == "ema" or options.step is not None:
-        return mean(checkpoints, training, [step])
-    return mean(checkpoints, training, _final(folder, checkpoints, newest))
+        steps = _last(checkpoints, training)
+    elif options.checkpoint == "best":
+        steps = [checkpoints.best_step() or newest]
+    elif options.checkpoint == "final" and options.step is None:
+        steps = _final(folder, checkpoints, newest)
+    return steps, _averaged_tree(training)
 
 
 def _final(folder: Path, checkpoints: Checkpoints, newest: int) -> list[int]:

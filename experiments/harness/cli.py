@@ -52,7 +52,8 @@ def parse(
     `presets` holds frozen dataclasses. A nested field is set by its dotted name, as in
     `--model.d_model 256`; a field of type bool is a flag, `--int8` or `--no_int8`. Below the
     options, `--config PATH` changes fields by a JSON or TOML file, or a run's folder. With
-    `experiment`, `--resume RUN` takes the settings of a run in a folder of that name. First
+    `experiment`, `--resume RUN` takes the settings of a run in a folder of that name, and
+    `--continue_from RUN` too, for a new run that goes on from its state. First
     arguments without a name are those of the option `positional`. `args` are those of the process
     when None. An unknown preset, an unknown option, and settings that contradict each other end
     the process with code 2 and one sentence on stderr. Raises `MissingExtra` when tyro is not
@@ -62,10 +63,11 @@ def parse(
     args = sys.argv[1:] if args is None else args
     if positional and args and not args[0].startswith("-"):
         args = [f"--{positional}", *args]
-    known = ["--preset", "--config", *(["--resume"] if experiment else [])]
+    known = ["--preset", "--config"]
+    known += ["--resume", "--continue_from"] if experiment else []
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in known:
-        finder.add_argument(name)
+        finder.add_argument(*{name, name.replace("_", "-")}, dest=name.removeprefix("--"))
     found, rest = finder.parse_known_args(args)
     try:
         preset = _with_files(presets, vars(found), experiment)
@@ -89,32 +91,48 @@ def parse(
 
 
 def _with_files(presets: Mapping[str, T], given: dict[str, str | None], experiment: str) -> T:
-    """The preset with the fields of the files that --config and --resume name."""
-    if given.get("resume") and (given["config"] or given["preset"]):
-        raise ConfigError("--resume takes all settings of the run: leave out --config and --preset")
-    path = given.get("resume") or given["config"]
+    """The preset with the fields of the files that --config, --resume and --continue_from name."""
+    resume, parent = given.get("resume"), given.get("continue_from")
+    if resume and (given["config"] or given["preset"] or parent):
+        raise ConfigError(
+            "--resume takes all settings of the run: leave out --config, --preset and "
+            "--continue_from"
+        )
+    run = resume
+    if parent and not (given["config"] or given["preset"]):
+        run = str(config_files.split_step(parent)[0])
+    path = run or given["config"]
     fields = config_files.read_object(Path(path)) if path else {}
     named = fields.pop("preset", None)
     name = given["preset"] or named or next(iter(presets))
     if name not in presets:
         hint = did_you_mean(difflib.get_close_matches(str(name), presets))
         raise ConfigError(f"there is no preset {name!r}: {hint}choose one of {', '.join(presets)}")
-    if not path:
-        return presets[name]
-    of_run = Path(path).is_dir() or Path(path).name == "config.json"
-    complete = of_run and not (given["preset"] or named)
-    preset = config_files.with_fields(presets[name], fields, Path(path), complete=complete)
-    if not given.get("resume"):
+    preset: Any = presets[name]
+    if path:
+        of_run = Path(path).is_dir() or Path(path).name == "config.json"
+        complete = of_run and not (given["preset"] or named)
+        preset = config_files.with_fields(preset, fields, Path(path), complete=complete)
+    if run:
+        preset = dataclasses.replace(preset, **_place(run, experiment))
+    if not parent:
         return preset
+    name = f"{preset.name}-continued" if run else preset.name
+    return dataclasses.replace(preset, name=name, continue_from=parent, init_from="")
+
+
+def _place(path: str, experiment: str) -> dict[str, str]:
+    """The options `name` and `runs` of the run in the folder `path`."""
     folder = Path(os.path.abspath(path))
     if folder.parent.name != experiment:
         raise ConfigError(
             f"{path} is not a run of {experiment}: it is not in a folder {experiment}/"
         )
     root = folder.parent.parent
-    runs = str(root) if os.path.isabs(path) else os.path.relpath(root)
-    run: Any = preset
-    return dataclasses.replace(run, name=folder.name, runs=runs)
+    return {
+        "name": folder.name,
+        "runs": str(root) if os.path.isabs(path) else os.path.relpath(root),
+    }
 
 
 def _about_presets(presets: Mapping[str, Any], chosen: str | None, experiment: str) -> str:
@@ -126,7 +144,8 @@ def _about_presets(presets: Mapping[str, Any], chosen: str | None, experiment: s
     text += ", or from a run's folder" if len(presets) > 1 else ""
     text += "; options on the command line come on top."
     if experiment:
-        text += "\n\n--resume RUN takes all settings of the run in the folder RUN."
+        text += "\n\n--resume RUN takes all settings of the run in the folder RUN. --continue_from "
+        text += "RUN does so for a new run, which takes over its state."
     return text
 
 

@@ -23,6 +23,12 @@ def is_own(name: str) -> bool:
     return _OWN.fullmatch(name) is not None
 
 
+def split_step(name: str) -> tuple[Path, str]:
+    """The folder and what follows the "@" in RUN@STEP; a folder with an "@" is taken whole."""
+    path, at, which = name.rpartition("@")
+    return (Path(path), which) if at and not Path(name).is_dir() else (Path(name), "")
+
+
 def plain(value: Any) -> Any:
     """`value`, such as a dataclass, as plain JSON; `ConfigError` for a value that JSON has not."""
     return json.loads(json.dumps(value, default=_plain))

@@ -59,7 +59,7 @@ def _record(folder: Path, config: Any, may_differ: tuple[str, ...]) -> None:
         _refuse_differences(stored, given, folder, may_differ)
     folder.mkdir(parents=True, exist_ok=True)
     _write_environment(folder / "env.json")
-    _write_json(folder / "config.json", given)
+    write_json(folder / "config.json", given)
 
 
 def folder_of(root: str | Path, experiment: str, name: str) -> Path:
@@ -127,7 +127,7 @@ class Run:
         """Adds `facts` to what env.json says of this start."""
         path = self.folder / "env.json"
         with self.surviving("env.json"):
-            _write_json(path, _read_json(path) | facts)
+            write_json(path, _read_json(path) | facts)
 
     def resume(self, step: int) -> None:
         """Removes the metrics after `step`, from which training goes on, and damaged lines.
@@ -266,7 +266,7 @@ def _write_environment(path: Path) -> None:
     if path.exists():
         before = _read_json(path)
         earlier = [*_earlier(before, path), before]
-    _write_json(path, {**_environment(), "earlier": earlier})
+    write_json(path, {**_environment(), "earlier": earlier})
 
 
 def _earlier(before: dict, path: Path) -> list:
@@ -321,7 +321,8 @@ def _read_json(path: Path) -> dict:
     return found
 
 
-def _write_json(path: Path, value: dict) -> None:
+def write_json(path: Path, value: dict) -> None:
+    """Writes `value` to `path`; a crash leaves either the old file or the new one."""
     _replace(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 

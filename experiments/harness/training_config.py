@@ -119,13 +119,22 @@ class OptimizerConfig(optimizer.OptimizerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Where a run is kept and where its steps are computed. All of it may change on resuming."""
+    """Where a run is kept, what it starts from, and where its steps are computed.
+
+    All but `init_from` and `continue_from` may change on resuming.
+    """
 
     may_change: ClassVar[tuple[str, ...]] = ()
     """Dotted names of further fields that do not alter the steps already done."""
 
     runs: str = "runs"
     """The folder that holds the folders of all experiments."""
+    init_from: str = ""
+    """Run whose weights this one starts from, with its sizes and tokenizers: RUN, RUN@STEP or
+    RUN@best. A language model also from a folder or hub name of transformers. Empty: none."""
+    continue_from: str = ""
+    """Run that this one continues under a name of its own, as RUN or RUN@STEP: weights, optimizer
+    state and step are taken over, the schedule is that of these options. Empty: none."""
     compilation_cache_dir: str = "programs"
     """Folder in `runs` that keeps compiled programs for the next start; empty: none is kept."""
     text_cache_dir: str = "texts"
@@ -149,13 +158,19 @@ class RunConfig:
 
     def __post_init__(self):
         distributed.check(self)
+        if self.init_from and self.continue_from:
+            raise ConfigError(
+                f"init_from={self.init_from!r} and continue_from={self.continue_from!r} both say "
+                "where the weights come from: give one"
+            )
 
     def free_fields(self: Any) -> list[str]:
         """Dotted names of the fields that may differ when the run is resumed."""
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
         training += ["attention_fn", "remat", "loss_chunk", "gather_at", "prefetch"]
         training += ["metrics", "loggers", "log_update_ratio"]
-        names = ["name", *RunConfig.__dataclass_fields__, *self.may_change]
+        places = set(RunConfig.__dataclass_fields__) - {"init_from", "continue_from"}
+        names = ["name", *sorted(places), *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
         endless = self.optimizer.schedule in ("inverse_square_root", "constant")
         endless &= not is_own(self.optimizer.name)

@@ -1,4 +1,4 @@
-"""Pretrained weights in the format of `transformers`, used as a run or as its start."""
+"""Weights that a run starts from: of another run, or in the format of `transformers`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from experiments.harness import initialization, run_folder
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from jaxformer.distributed import Strategy
@@ -17,6 +18,7 @@ from jaxformer.nn.stacking import stack_blocks
 from jaxformer.pretrained import Loaded, load_pretrained
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
+from jaxformer.text import tokenizers
 from jaxformer.training.train_step import TrainState
 
 _LENGTH = 256
@@ -48,12 +50,17 @@ def read(folder: str | Path) -> tuple[LanguageConfig, Loaded]:
 
 
 def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
-    """`config` with the sizes and the tokenizer of the folder `config.init_from`, if it names one.
+    """`config` with the sizes and the tokenizer of what it starts from, if it names something.
 
     Dropout, dtype and initializer stay those of `config`. Raises `ConfigError`
     for a model of another objective than `config.objective`.
     """
-    if not config.init_from:
+    parent = initialization.parent_of(config)
+    if parent is not None:
+        return _with_run(config, parent.folder)
+    config = initialization.with_parent(config, "language_modelling")
+    run = run_folder.folder_of(config.runs, "language_modelling", config.name)
+    if not config.init_from or initialization.is_begun(run):
         return config
     folder = locate(config.init_from)
     pretrained, found = read(folder)
@@ -72,11 +79,30 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     )
 
 
+def _with_run(config: LanguageConfig, folder: Path) -> LanguageConfig:
+    """`config` with the sizes and, unless it continues the run in `folder`, its tokenizer."""
+    found = run_folder.load_config(folder, LanguageConfig)
+    if found.objective != config.objective:
+        raise ConfigError(
+            f"{folder} has the objective {found.objective!r}, but this run has "
+            f"{config.objective!r}: choose a preset of the other objective"
+        )
+    path = folder / "tokenizer" / "tokenizer.json"
+    size = found.model.vocab_size  # exact where the parent had a parent, else as asked for
+    if not (found.init_from or found.continue_from):
+        size = tokenizers.load(path).vocab_size
+    config = initialization.with_parent(config, "language_modelling")
+    data = config.data if config.continue_from else replace(config.data, tokenizer=str(path))
+    return replace(config, model=replace(config.model, vocab_size=size), data=data)
+
+
 def with_pretrained_params(
     config: LanguageConfig, state: TrainState, devices: Strategy
 ) -> TrainState:
-    """`state` with the parameters in the folder `config.init_from`, if it names one."""
-    if not config.init_from:
+    """`state` with the parameters in the folder of `transformers` that `config` starts from."""
+    run = run_folder.folder_of(config.runs, "language_modelling", config.name)
+    of_run = initialization.parent_of(config) is not None or initialization.is_begun(run)
+    if not config.init_from or of_run:
         return state
 
     def fresh() -> Any:  # a copy, because a step donates its state's buffers

@@ -108,11 +108,11 @@ def encode_part(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: 
 def sized(config: LanguageConfig, tokenizer: Tokenizer) -> TransformerConfig:
     """The model with the size of the learned vocabulary, which may be smaller than asked for.
 
-    A model of pretrained weights keeps its own size.
+    A model whose weights come from elsewhere keeps its own size.
     """
-    return (
-        config.model if config.init_from else replace(config.model, vocab_size=tokenizer.vocab_size)
-    )
+    if config.init_from or config.continue_from:
+        return config.model
+    return replace(config.model, vocab_size=tokenizer.vocab_size)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -82,8 +82,6 @@ class LanguageConfig(RunConfig):
     """How the prompts are continued."""
     prompts: tuple[str, ...] = ()
     """Texts that are continued, or filled in, when training ends."""
-    init_from: str = ""
-    """Folder or hub name of pretrained weights to start from, with their sizes; empty: none."""
 
     def __post_init__(self):
         check_choices(self)

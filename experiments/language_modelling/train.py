@@ -20,6 +20,7 @@ from experiments.harness import (
     cli,
     display,
     distributed,
+    initialization,
     run_folder,
 )
 from experiments.harness.checkpoint_selection import TrainResult, read_result
@@ -136,6 +137,7 @@ def run_steps(
         state = with_pretrained_params(config, devices.init(make_state), devices)
     if config.profile and distributed.is_first():
         step = profiled(step, run.folder / "profile")
+    state = initialization.start(config, state, checkpoints, devices, batches.fingerprint)
     state, stopping = restore_newest(checkpoints, state, batches.fingerprint)
     origin = {"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)}
     number = int(state.step)

@@ -12,6 +12,7 @@ from experiments.harness import cli, planning
 from experiments.harness.planning import PlannedTraining, PlanOptions, with_options
 from experiments.translation import train
 from experiments.translation.load_run import build_model
+from experiments.translation.prepare import with_parent
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.text.data import Bucket, PairBatch
 
@@ -23,7 +24,7 @@ class TranslationPlan(PlanOptions, TranslationConfig):
 
 def main(config: TranslationPlan) -> None:
     """Prints the memory and the time that a step on the longest batch needs."""
-    planning.plan(config, TRAINING)
+    planning.plan(with_parent(config), TRAINING)
 
 
 def longest(config: TranslationConfig) -> Bucket:

@@ -1,12 +1,20 @@
 """Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.harness import cli, display, distributed, json_records, run_folder
+from experiments.harness import (
+    cli,
+    display,
+    distributed,
+    initialization,
+    json_records,
+    run_folder,
+)
 from experiments.harness.text_cache import TextCache
 from experiments.harness.training_config import text_cache
 from experiments.translation import known_words
@@ -42,7 +50,7 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     cache = text_cache(config)
     with distributed.together():
         corpus = open_corpus(config.data, cache)
-        wanted = {"text": corpus.fingerprint, "vocabularies": _wanted(config)}
+        wanted = {"text": corpus.fingerprint, "vocabularies": _wanted(config, folder)}
     assert_processes_agree({"training text": wanted["text"]})
     with distributed.together():
         if distributed.is_first():
@@ -62,6 +70,19 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     return Prepared(
         model, source_tokenizer, target_tokenizer, batches, corpus.validation, corpus.test
     )
+
+
+def with_parent(config: TranslationConfig) -> TranslationConfig:
+    """`config` with the sizes of the run that it starts from, if it names one.
+
+    Raises `ConfigError` where it names what is not a run.
+    """
+    config = initialization.with_parent(config, "translation")
+    folder = run_folder.folder_of(config.runs, "translation", config.name)
+    known = initialization.parent_of(config) or initialization.is_begun(folder)
+    if config.init_from and not known:
+        initialization.refuse_parent("init_from", config.init_from)
+    return config
 
 
 def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
@@ -112,8 +133,13 @@ def _digests(folder: Path) -> dict[str, str]:
     }
 
 
-def _wanted(config: TranslationConfig) -> list:
-    return [config.data.tokenizer, config.model.vocab_size, config.model.source_vocab_size]
+def _wanted(config: TranslationConfig, folder: Path) -> list:
+    """What decides the tokenizers besides the text: JSON."""
+    sizes = config.model.vocab_size, config.model.source_vocab_size
+    parent = initialization.parent_of(config)
+    if parent is None and not initialization.is_begun(folder):
+        return [config.data.tokenizer, *sizes]
+    return [config.data.tokenizer, *sizes, _digests(parent.folder if parent else folder)]
 
 
 def _prepare(
@@ -136,14 +162,20 @@ def _prepare(
         return
     note.unlink(missing_ok=True)  # written again when everything else is
     (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
-    make = partial(_train_tokenizers, config, read)
+    make = partial(_write_tokenizers, config, read)
     cache.fill(folder / "tokenizer", ["tokenizers", wanted], make)
     encode = partial(_encode, read, load_tokenizers(folder))
     cache.fill(folder / "data", ["pairs", wanted], encode)
     json_records.write(note, wanted | {"tokenizers": _digests(folder)})
 
 
-def _train_tokenizers(config: TranslationConfig, read: Callable[[], Text], folder: Path) -> None:
+def _write_tokenizers(config: TranslationConfig, read: Callable[[], Text], folder: Path) -> None:
+    """Writes the tokenizers of the run that this one starts from, or trains them."""
+    parent = initialization.parent_of(config)
+    if parent is not None:
+        for path in parent.folder.glob("tokenizer/*.json"):
+            shutil.copyfile(path, folder / path.name)
+        return
     text, model, kind = read(), config.model, config.data.tokenizer
     with display.phase("training the tokenizer"):
         if model.source_vocab_size is None:
@@ -174,6 +206,7 @@ def _train(kind: str, lines: list[str], size: int) -> Tokenizer:
 def main(config: TranslationConfig) -> None:
     """Prepares the run's text and describes it."""
     with distributed.joined(config):
+        config = with_parent(config)
         folder = run_folder.open_run(
             config.runs, "translation", config.name, config, may_differ=config.free_fields()
         ).folder

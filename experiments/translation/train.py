@@ -20,6 +20,7 @@ from experiments.harness import (
     cli,
     display,
     distributed,
+    initialization,
     run_folder,
 )
 from experiments.harness.checkpoint_selection import TrainResult, read_result
@@ -48,7 +49,7 @@ from experiments.translation.evaluation import (
     write_samples,
 )
 from experiments.translation.load_run import LoadedRun, build_model
-from experiments.translation.prepare import Prepared, describe, prepare
+from experiments.translation.prepare import Prepared, describe, prepare, with_parent
 from experiments.translation.presets import PRESETS, TrainingConfig, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
@@ -84,6 +85,7 @@ def train(
     check_extras(config)
     with distributed.joined(config), display.opened():
         devices, setup = start_process(config)
+        config = with_parent(config)
         run = run_folder.open_run(
             config.runs, "translation", config.name, config, may_differ=config.free_fields()
         )
@@ -116,6 +118,7 @@ def run_steps(
         state = devices.init(make_state)
     traced = config.profile and distributed.is_first()
     step = profiled(compiled, run.folder / "profile") if traced else compiled
+    state = initialization.start(config, state, checkpoints, devices, batches.fingerprint)
     state, stopping = restore_newest(checkpoints, state, batches.fingerprint)
     number = int(state.step)
     run.resume(number)

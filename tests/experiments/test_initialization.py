@@ -1,0 +1,228 @@
+"""Runs that start from the weights of another run, or go on from its state."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import runs
+from experiments.harness import cli
+from experiments.harness.initialization import NOTE, parent_of
+from experiments.language_modelling import load_run
+from experiments.language_modelling.presets import PRESETS, LanguageConfig
+from experiments.language_modelling.train import train
+from experiments.translation import load_run as translation_run
+from experiments.translation.presets import PRESETS as TRANSLATION
+from experiments.translation.presets import Files
+from experiments.translation.train import train as train_translation
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import CheckpointError, ConfigError
+
+WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
+
+
+def changed(config, **changes):
+    """`config` with fields of its parts, such as optimizer__total_steps=7."""
+    for name, value in changes.items():
+        part, _, field = name.partition("__")
+        config = replace(
+            config, **{part: replace(getattr(config, part), **{field: value}) if field else value}
+        )
+    return config
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> LanguageConfig:
+    folder = tmp_path_factory.mktemp("initialization")
+    for name, words in (("a", WORDS), ("b", WORDS[::-1])):
+        lines = (f"{a} {b} {c}\n" for a in words for b in words for c in words[:3])
+        (folder / f"{name}.txt").write_text("".join(lines))
+    preset = PRESETS["python_stdlib"]
+    sizes = {"vocab_size": 283, "d_model": 16, "d_ff": 22, "num_heads": 2, "max_len": 23}
+    rates = {"name": "adam", "schedule": "constant", "warmup_steps": 1, "total_steps": 4}
+    return replace(
+        preset,
+        name="parent",
+        runs=str(folder / "runs"),
+        model=replace(preset.model, num_decoder_layers=1, dropout_rate=0.1, **sizes),
+        data=replace(preset.data, train=(str(folder / "a.txt"),), seq_len=19, batch_size=3),
+        optimizer=replace(preset.optimizer, **rates),
+        training=replace(preset.training, save_every=2, evaluate_every=0, log_every=1),
+        prompts=(),
+    )
+
+
+@pytest.fixture(scope="module")
+def parent(base):
+    return train(base).folder
+
+
+def params_of(folder, step):
+    leaves = jax.tree.leaves(Checkpoints(folder / "checkpoints").restore_params(step))
+    return b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
+
+
+def metrics_of(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    names = ("step", "loss", "grad_norm", "learning_rate")
+    return {line["step"]: [line[name] for name in names] for line in lines if "loss" in line}
+
+
+def test_a_continued_run_is_to_the_bit_the_run_that_went_on(base, parent, capsys):
+    longer = {"optimizer__total_steps": 7}
+    child = train(changed(base, name="child", continue_from=str(parent), **longer)).folder
+    assert "from step 4 to 7" in capsys.readouterr().out
+    whole = train(changed(base, name="whole", **longer)).folder
+    assert params_of(child, 7) == params_of(whole, 7)
+    expected = metrics_of(whole)
+    assert metrics_of(child) == {step: expected[step] for step in (5, 6, 7)}
+    runs.main(runs.RunsOptions((base.runs,)))
+    rows = capsys.readouterr().out.splitlines()
+    children = [row.startswith(f"{child} ") for row in rows]
+    assert [f"{parent}@4" in row for row in rows] == children and any(children)
+    again = train(changed(base, name="child", continue_from=str(parent), **longer))
+    assert Checkpoints(again.folder / "checkpoints").newest_step() == 7
+
+
+def test_the_schedule_and_the_rate_are_those_of_the_new_run(base, parent):
+    changes = {"schedule": "cosine", "learning_rate": 0.5, "total_steps": 6, "warmup_steps": 0}
+    changes = {f"optimizer__{name}": value for name, value in changes.items()}
+    name = f"{parent}@2"
+    child = train(changed(base, name="cosine", continue_from=name, **changes)).folder
+    rates = {step: line[3] for step, line in metrics_of(child).items()}
+    assert sorted(rates) == [3, 4, 5, 6] and 0.05 < rates[4] < rates[3] < 0.5
+    assert json.loads((child / NOTE).read_text()) == {
+        "how": "continue_from",
+        "run": str(parent),
+        "steps": [2],
+    }
+    params = (
+        Checkpoints(x / "checkpoints").restore_params(n) for x, n in ((child, 6), (parent, 2))
+    )
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), *params)
+    assert max(jax.tree.leaves(moved)) > 0.1, "Adam moves by the rate of the new run"
+
+
+def test_what_cannot_be_continued_is_refused(base, parent):
+    def refused(error, message, **changes):
+        with pytest.raises(error, match=message):
+            train(changed(base, **({"name": "no", "continue_from": str(parent)} | changes)))
+
+    more = {"optimizer__total_steps": 9}
+    refused(ConfigError, "is at step 4 already, but optimizer.total_steps=4: give more")
+    refused(ConfigError, "was trained on other batches than these", training__seed=5, **more)
+    refused(
+        CheckpointError, "does not fit this model and optimizer", optimizer__name="lion", **more
+    )
+    refused(ConfigError, "without an optimizer state", continue_from=f"{parent}@best", **more)
+    refused(ConfigError, "'nowhere' is not the folder of a trained run", continue_from="nowhere")
+    refused(ConfigError, "both say where the weights come from", init_from="gpt2")
+    refused(
+        CheckpointError, "no committed checkpoint of step 3", continue_from=f"{parent}@3", **more
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned(base, parent):
+    """A run from step 2 of the parent, on other text, at a rate of 0: it keeps the weights."""
+    other = (base.data.train[0].replace("a.txt", "b.txt"),)
+    config = changed(
+        base,
+        name="tuned",
+        init_from=f"{parent}@2",
+        model__d_model=24,
+        model__dropout_rate=0.3,
+        data__train=other,
+        optimizer__learning_rate=0.0,
+        optimizer__total_steps=1,
+        training__ema_decay=0.5,
+    )
+    return config, train(config).folder
+
+
+def test_a_run_starts_from_the_weights_the_sizes_and_the_tokenizer_of_another(parent, tuned):
+    _, folder = tuned
+    assert params_of(folder, 1) == params_of(parent, 2) != params_of(parent, 4)
+    loaded = load_run.load_run(folder)
+    assert (loaded.config.model.d_model, loaded.config.model.dropout_rate) == (16, 0.3)
+    files = [run / "tokenizer" / "tokenizer.json" for run in (folder, parent)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert json.loads((folder / NOTE).read_text())["steps"] == [2]
+
+
+def test_a_child_is_resumed_without_its_parent_and_has_children(base, parent, tmp_path):
+    shutil.copytree(parent, tmp_path / "runs" / "language_modelling" / "other")
+    other = tmp_path / "runs" / "language_modelling" / "other"
+    child = changed(base, name="child", runs=str(tmp_path / "runs"), init_from=str(other))
+    folder = train(child).folder
+    shutil.rmtree(other)
+    words = ["--resume", str(folder), "--optimizer.total_steps", "5"]
+    resumed = cli.parse(PRESETS, words, experiment="language_modelling")
+    assert resumed.init_from and parent_of(resumed) is None
+    assert Checkpoints(train(resumed).folder / "checkpoints").newest_step() == 5
+    grandchild = changed(child, name="grandchild", init_from=str(folder), model__vocab_size=999)
+    assert params_of(train(grandchild).folder, 4) != params_of(folder, 4)
+
+
+def test_parameters_of_other_shapes_are_refused_by_name(base, parent, tmp_path):
+    copy = tmp_path / "runs" / "language_modelling" / "copy"
+    shutil.copytree(parent, copy)
+    content = (copy / "config.json").read_text()
+    (copy / "config.json").write_text(content.replace('"d_ff": 22', '"d_ff": 26'))
+    message = r"copy does not fit this model: \S*feed_forward\S* is \(.*22.*\) there, but \(.*26"
+    with pytest.raises(ConfigError, match=message):
+        train(changed(base, name="wrong", init_from=str(copy)))
+    masked = PRESETS["bert_tiny"]
+    with pytest.raises(ConfigError, match="parent has the objective 'causal', but this run has"):
+        train(replace(masked, name="wrong", runs=base.runs, init_from=str(parent)))
+
+
+def test_the_command_line_continues_a_run_with_its_settings_under_a_new_name(parent, capsys):
+    words = ["--continue_from", f"{parent}@4", "--optimizer.total_steps", "9"]
+    config = cli.parse(PRESETS, words, experiment="language_modelling")
+    assert config.name == "parent-continued" and config.continue_from == f"{parent}@4"
+    assert (config.model.d_model, config.optimizer.total_steps) == (16, 9)
+    assert config.runs == str(parent.parents[1])
+    named = cli.parse(PRESETS, [*words, "--name", "b"], experiment="language_modelling")
+    assert named.name == "b"
+    with pytest.raises(SystemExit):
+        cli.parse(PRESETS, [*words, "--resume", str(parent)], experiment="language_modelling")
+    assert "leave out --config, --preset and --continue_from" in capsys.readouterr().err
+
+
+def test_a_translation_starts_from_another_with_its_tokenizers_and_goes_on(tmp_path):
+    pairs = [(f"{a} {b} {c}", f"{c} {b} {a}") for a in WORDS[:5] for b in WORDS for c in WORDS[:3]]
+    files = {}
+    for name, lines in (("first", pairs), ("second", pairs[60:] + [("fog mist", "mist fog")])):
+        for side, text in zip(("source", "target"), zip(*lines, strict=True), strict=True):
+            (tmp_path / f"{name}.{side}").write_text("".join(f"{line}\n" for line in text))
+        files[name] = Files(*(str(tmp_path / f"{name}.{side}") for side in ("source", "target")))
+    preset, held_out = TRANSLATION["grammar"], tmp_path / "held"
+    held_out.write_text("sun moon\n")
+    validation = Files(str(held_out), str(held_out))
+    sizes = {"vocab_size": 300, "d_model": 12, "d_ff": 14, "num_heads": 2, "max_len": 19}
+    data = {"train": files["first"], "validation": validation, "buckets": 1, "batch_tokens": 64}
+    config = replace(
+        preset,
+        name="first",
+        runs=str(tmp_path / "runs"),
+        model=replace(preset.model, num_encoder_layers=1, num_decoder_layers=1, **sizes),
+        data=replace(preset.data, corpus="files", **data),
+        optimizer=replace(preset.optimizer, schedule="constant", warmup_steps=1, total_steps=2),
+        training=replace(preset.training, save_every=1, evaluate_every=0, log_every=1),
+        search=replace(preset.search, beam_size=1, max_length=3, batch_size=1),
+    )
+    first = train_translation(config).folder
+    changes = {"name": "second", "init_from": str(first), "data__train": files["second"]}
+    rate = {"optimizer__learning_rate": 0.0, "model__d_ff": 22}
+    second = train_translation(changed(config, **changes, **rate)).folder
+    assert params_of(second, 2) == params_of(first, 2)
+    found, before = (translation_run.load_run(folder) for folder in (second, first))
+    assert found.target_tokenizer.fingerprint == before.target_tokenizer.fingerprint
+    with pytest.raises(ConfigError, match="init_from='gpt2' is not the folder of a trained run"):
+        train_translation(changed(config, name="third", init_from="gpt2"))
+    longer = changed(config, name="longer", continue_from=str(first), optimizer__total_steps=3)
+    assert list(metrics_of(train_translation(longer).folder)) == [3]
