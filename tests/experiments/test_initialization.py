@@ -99,10 +99,9 @@ def test_the_schedule_and_the_rate_are_those_of_the_new_run(base, parent):
         "run": str(parent),
         "steps": [2],
     }
-    params = (
-        Checkpoints(x / "checkpoints").restore_params(n) for x, n in ((child, 6), (parent, 2))
-    )
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), *params)
+    after = Checkpoints(child / "checkpoints").restore_params(6)
+    before = Checkpoints(parent / "checkpoints").restore_params(2)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), after, before)
     assert max(jax.tree.leaves(moved)) > 0.1, "Adam moves by the rate of the new run"
 
 
@@ -120,9 +119,8 @@ def test_what_cannot_be_continued_is_refused(base, parent):
     refused(ConfigError, "without an optimizer state", continue_from=f"{parent}@best", **more)
     refused(ConfigError, "'nowhere' is not the folder of a trained run", continue_from="nowhere")
     refused(ConfigError, "both say where the weights come from", init_from="gpt2")
-    refused(
-        CheckpointError, "no committed checkpoint of step 3", continue_from=f"{parent}@3", **more
-    )
+    absent = {"continue_from": f"{parent}@3"}
+    refused(CheckpointError, "no committed checkpoint of step 3", **absent, **more)
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +151,7 @@ def test_a_run_starts_from_the_weights_the_sizes_and_the_tokenizer_of_another(pa
     assert json.loads((folder / NOTE).read_text())["steps"] == [2]
 
 
+@pytest.mark.slow
 def test_a_child_is_resumed_without_its_parent_and_has_children(base, parent, tmp_path):
     shutil.copytree(parent, tmp_path / "runs" / "language_modelling" / "other")
     other = tmp_path / "runs" / "language_modelling" / "other"
@@ -193,6 +192,7 @@ def test_the_command_line_continues_a_run_with_its_settings_under_a_new_name(par
     assert "leave out --config, --preset and --continue_from" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_translation_starts_from_another_with_its_tokenizers_and_goes_on(tmp_path):
     pairs = [(f"{a} {b} {c}", f"{c} {b} {a}") for a in WORDS[:5] for b in WORDS for c in WORDS[:3]]
     files = {}
