@@ -16,6 +16,10 @@ from jaxformer.errors import ConfigError, DataError
 
 FOLDER = Path(__file__).parent
 _ROOT = FOLDER.parents[2]
+_METADATA = {
+    "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+    "language_info": {"name": "python"},
+}
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,6 @@ def read(source: Path) -> Any:
     Cells are numbered, so that an unchanged script gives the same file.
     """
     notebook = optional_dependencies.load("jupytext").read(source)
-    notebook.metadata = {
-        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-        "language_info": {"name": "python"},
-    }
     for number, cell in enumerate(notebook.cells, start=1):
         cell.id, cell.metadata = f"cell-{number}", {}
     return notebook
@@ -79,11 +79,11 @@ def execute(notebook: Any, name: str, timeout: int) -> Any:
 
     def start(cell: Any, cell_index: int) -> None:
         started[cell_index] = time.perf_counter()
+        first = cell.source.partition("\n")[0]
+        print(f"{cell_index + 1:3}/{len(notebook.cells)}  {first[:58]:58}", end="", flush=True)
 
     def end(cell: Any, cell_index: int, execute_reply: Any) -> None:
-        seconds = time.perf_counter() - started[cell_index]
-        first = cell.source.partition("\n")[0]
-        cli.say(f"{cell_index + 1:3}/{len(notebook.cells)} {seconds:5.1f} s  {first[:60]}")
+        cli.say(f"{time.perf_counter() - started[cell_index]:6.1f} s")
 
     client = nbclient.NotebookClient(
         notebook,
@@ -99,18 +99,17 @@ def execute(notebook: Any, name: str, timeout: int) -> Any:
     cli.say(f"{name}: {len(notebook.cells)} cells")
     try:
         return client.execute()
-    except nbclient.exceptions.CellTimeoutError as error:
-        number = max(started) + 1
-        raise DataError(
-            f"cell {number} of {name} took more than {timeout} s: shorten it, or give --timeout"
-        ) from error
+    except nbclient.exceptions.CellTimeoutError:
+        reason = f"took more than {timeout} s: shorten it, or give --timeout"
     except nbclient.exceptions.CellExecutionError as error:
-        number = max(started) + 1
-        raise DataError(f"cell {number} of {name} failed: {error.ename}: {error.evalue}") from error
+        reason = f"failed: {error.ename}: {error.evalue}"
+    cli.say("")  # ends the line of the cell
+    raise DataError(f"cell {max(started) + 1} of {name} {reason}")
 
 
 def write(notebook: Any, path: Path) -> None:
-    """Writes `notebook` to `path`."""
+    """Writes `notebook` to `path`, without the version of the Python that executed it."""
+    notebook.metadata = _METADATA
     optional_dependencies.load("nbformat").write(notebook, path)
     cli.say(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
