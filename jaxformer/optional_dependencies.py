@@ -14,6 +14,8 @@ _EXTRAS = {
     "nbformat": "notebooks",
     "sentencepiece": "subwords",
     "pdoc": "docs",
+    "trackio": "tracking",
+    "wandb": "tracking",
 }
 
 

@@ -38,6 +38,8 @@ POSITIONAL = {
     "diff": "runs",
     "compare": "runs",
     "results": "runs",
+    "report": "runs",
+    "export_metrics": "runs",
     "examples.notebooks.execute": "notebooks",
 }
 

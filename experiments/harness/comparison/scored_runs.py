@@ -73,9 +73,9 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
         )
     validation = metric.startswith("validation_")
     value = _validated(folder, result.validation, metric) if validation else None
-    value = _numbers(result.scores).get(metric) if value is None else value
+    value = numbers(result.scores).get(metric) if value is None else value
     if value is None:
-        known = [*_numbers(result.scores), *_validation_names(folder)]
+        known = [*numbers(result.scores), *_validation_names(folder)]
         raise ConfigError(f"{folder} has no metric {metric!r}: it has {', '.join(known)}")
     text = "validation" if validation else result.scores["text"]
     items, score = (None, None) if validation else _items(folder, metric, result.scores)
@@ -182,7 +182,7 @@ def _exp_ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " re
     return np.exp(ratio(sums))
 
 
-def _numbers(scores: dict[str, Any]) -> dict[str, float]:
+def numbers(scores: dict[str, Any]) -> dict[str, float]:
     """The numbers of scores.json by their dotted names."""
     found = {name: json.loads(text) for name, text in flat(scores).items()}
     return {
