@@ -30,7 +30,7 @@ def learning_curves(groups: Mapping[str, Mapping[str, Sequence[Curve]]]) -> "Fig
     panels = figure.subplots((len(groups) + 1) // 2, min(len(groups), 2), squeeze=False).flat
     for axes, (metric, lines) in zip(panels, groups.items(), strict=False):
         for number, (name, curves) in enumerate(lines.items()):
-            steps, values = _aligned(curves)
+            steps, values = aligned(curves)
             color, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
             told = f"{name} ({len(curves)} seeds)" if len(curves) > 1 else name
             marker = "." if len(steps) < 20 else ""  # one point alone draws no line
@@ -124,7 +124,7 @@ def mask_matrix(mask: Bool[np.ndarray, "T S"]) -> "Figure":
     return figure
 
 
-def _aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
+def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     """The steps that all `curves` have, and their values there, a row for each curve."""
     tables = [dict(zip(*curve, strict=True)) for curve in curves]
     steps = sorted(set(tables[0]).intersection(*tables[1:]))

@@ -1,6 +1,5 @@
 """One HTML page of a run, in one file that asks for nothing from the network."""
 
-import html
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,16 +9,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from experiments.harness import html_parts
 from experiments.harness.attention_views import AttentionView
-from experiments.harness.config_files import flat
+from experiments.harness.html_parts import chart, details, settings, table
 from experiments.harness.run_folder import Run
 from jaxformer.pretrained import is_pretrained
 
-_TEMPLATE = Path(__file__).with_name("report.html")
+_ATTENTION = Path(__file__).with_name("attention_view.html")
 _MOST = 1_200_000
 """Characters of attention weights in a page; further sentences are left out."""
-_ROWS = 30
-"""Rows of the table under a curve, at most."""
 
 
 class Sentence(NamedTuple):
@@ -47,24 +45,34 @@ def page(
     missing += [] if metrics else ["metrics.jsonl is missing or damaged."]
     if is_pretrained(folder):
         missing = ["This is a folder of transformers: it has no scores, curves or environment."]
-    data = json.dumps(_limited(sentences), ensure_ascii=False)
     scores = {name: value for name, value in files["scores"].items() if name != "search"}
     for name, (low, high) in intervals.items():
         scores[f"{name}, 95 % interval"] = f"{low:.2f} to {high:.2f}"
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title=html.escape(f"{folder.parent.name}: {folder.name}"),
-        missing="".join(f"<p><strong>{reason}</strong></p>" for reason in missing),
-        sizes=_table(_sizes(params)),
-        scores=_settings(scores) if scores else "<p>The run has not been scored.</p>",
-        charts="".join(_chart(name, metrics) for name in _names(metrics)),
-        samples=_table(samples),
-        search=_settings(files["scores"].get("search", {})),
-        config=_settings(files["config"]),
-        environment=_settings(files["env"]),
-        hide_none=" hidden" if sentences else "",
-        hide_attention="" if sentences else " hidden",
-        data=data.replace("<", "\\u003c"),
-    )
+    curves = (chart(name, {"": [curve(name, metrics)]}) for name in logged_names(metrics))
+    sections = {
+        "": "".join(f"<p><strong>{reason}</strong></p>" for reason in missing),
+        "Scores": settings(scores) if scores else "<p>The run has not been scored.</p>",
+        "Curves": f'<div class="charts">{"".join(curves)}</div>',
+        "Samples": f'<div class="scroll samples">{table(samples)}</div>',
+        "Attention": _attention(sentences),
+        "Sizes": table(_sizes(params)),
+        "Settings": details("Search of the scores", settings(files["scores"].get("search", {})))
+        + details("Configuration", settings(files["config"]))
+        + details("Environment", settings(files["env"])),
+    }
+    return html_parts.page(f"{folder.parent.name}: {folder.name}", sections)
+
+
+def logged_names(metrics: Sequence[Mapping[str, float]]) -> list[str]:
+    """The numbers that were logged more than once, in the order of their first line."""
+    names = dict.fromkeys(name for line in metrics for name in line if name != "step")
+    return [name for name in names if sum(name in line for line in metrics) > 1]
+
+
+def curve(name: str, metrics: Sequence[Mapping[str, float]]) -> tuple[list[float], list[float]]:
+    """The steps and values of the number `name`."""
+    points = [(line["step"], line[name]) for line in metrics if name in line]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def _sizes(params: Any) -> dict[str, list[str]]:
@@ -80,6 +88,16 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _attention(sentences: Sequence[Sentence]) -> str:
+    """The view of the attention weights of `sentences`."""
+    data = json.dumps(_limited(sentences), ensure_ascii=False)
+    return Template(_ATTENTION.read_text(encoding="utf-8")).substitute(
+        hide_none=" hidden" if sentences else "",
+        hide_attention="" if sentences else " hidden",
+        data=data.replace("<", "\\u003c"),
+    )
 
 
 def _limited(sentences: Sequence[Sentence]) -> list[dict]:
@@ -104,55 +122,3 @@ def _limited(sentences: Sequence[Sentence]) -> list[dict]:
             break
         found.append(one)
     return found
-
-
-def _names(metrics: Sequence[Mapping[str, float]]) -> list[str]:
-    """The numbers that were logged more than once, in the order of their first line."""
-    names = dict.fromkeys(name for line in metrics for name in line if name != "step")
-    return [name for name in names if sum(name in line for line in metrics) > 1]
-
-
-def _chart(name: str, metrics: Sequence[Mapping[str, float]]) -> str:
-    """A curve as SVG, and its numbers as a table."""
-    points = [(line["step"], line[name]) for line in metrics if name in line]
-    steps, values = np.array(points, float).T
-    x = 50 + 340 * (steps - steps[0]) / (np.ptp(steps) or 1.0)
-    y = 170 - 150 * (values - values.min()) / (np.ptp(values) or 1.0)
-    path = "M" + " L".join(f"{a:.1f} {b:.1f}" for a, b in zip(x, y, strict=True))
-    title = html.escape(name.replace("_", " "))
-    told = f"from {values[0]:.4g} at step {points[0][0]} to {values[-1]:.4g} at {points[-1][0]}"
-    rows = points[:: -(-len(points) // _ROWS)]
-    table = _table({"step": [str(a) for a, _ in rows], name: [f"{b:.5g}" for _, b in rows]})
-    return (
-        f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 400 200" role="img">'
-        f"<title>{title} by step</title><desc>{told}</desc>"
-        '<line x1="50" y1="170" x2="390" y2="170"/><line x1="50" y1="20" x2="50" y2="170"/>'
-        f'<text x="4" y="24">{_short(values.max())}</text>'
-        f'<text x="4" y="172">{_short(values.min())}</text>'
-        f'<text x="50" y="188">{points[0][0]}</text>'
-        f'<text x="390" y="188" text-anchor="end">step {points[-1][0]}</text>'
-        f'<path d="{path}"/></svg><details><summary>Numbers</summary>{table}</details></figure>'
-    )
-
-
-def _short(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 1_000 else f"{number:.3g}"
-
-
-def _settings(values: Mapping[str, Any]) -> str:
-    """Nested settings as a table of dotted names."""
-    pairs = flat(dict(values))
-    if not pairs:
-        return "<p>There are none.</p>"
-    return _table({"name": list(pairs), "value": list(map(str, pairs.values()))})
-
-
-def _table(columns: Mapping[str, Sequence[str]]) -> str:
-    if not columns:
-        return "<p>There are none.</p>"
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in zip(*columns.values(), strict=True)
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

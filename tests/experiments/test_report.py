@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from experiments import report
 from experiments.harness.attention_views import AttentionView
+from experiments.harness.comparison.comparing import compare
+from experiments.harness.comparison.report import page as several_page
 from experiments.harness.report import Sentence, page
+from experiments.harness.text_io import read_table
 from experiments.language_modelling.report import attend
+from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS
+from tests.experiments.finished_runs import sentences, worse, write_run
 
 VOID = {"meta", "link", "line", "path"}
 
@@ -102,6 +108,50 @@ def test_sentences_beyond_the_size_of_a_page_are_left_out(folder):
     large = sentence(np.full((8, 8, 60, 60), 1 / 60))
     text = page(folder, PARAMS, [large] * 9, {}, {})
     assert 1 <= len(json.loads(Page(text).data)) < 9 and len(text) < 2_000_000
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory):
+    """Two variants, the first of two seeds, with curves."""
+    root, text = tmp_path_factory.mktemp("several"), sentences(23, seed=1)
+    for width, seed, share in ((7, 0, 0.2), (7, 1, 0.3), (11, 0, 0.5)):
+        made = worse(text, share, seed=10 * width + seed)
+        run = write_run(root / f"w{width}-{seed}", made, text, seed=seed, width=width)
+        lines = [{"step": step, "loss": (width + seed) / step, "once": 1.0} for step in (2, 4, 7)]
+        lines[0].pop("once"), lines[1].pop("once")
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return root
+
+
+def test_a_page_of_several_runs_has_scores_bands_samples_and_what_differs(variants, tmp_path):
+    output = tmp_path / "page.html"
+    report.main(
+        report.ReportOptions((str(variants),), str(output), baseline=str(variants / "w7-0"))
+    )
+    text = output.read_text()
+    found = Page(text)
+    assert any("one seed: the noise of seeds is not known" in said for said in found.text)
+    compared = compare([variants], baseline=str(variants / "w7-0"))
+    for group in compared.groups:
+        assert found.text.count(f"{group.mean:.2f}") == 1 and group.name in found.text
+    assert text.count("<figure>") == 1 and text.count('class="line"') == 2
+    assert text.count('class="band"') == 1  # of the two seeds
+    told = "width=7: from 3.75 at step 2 to 1.071 at 7; width=11: from 5.5 at step 2 to 1.571 at 7"
+    assert told in found.text
+    model = read_table(variants / "w11-0" / "samples" / "test.tsv")["model"]
+    assert model[0] in found.text and model[12] not in found.text
+    settings = found.text[found.text.index("setting") :]
+    assert settings[:6] == ["setting", "width=7", "width=11", "model.width", "7", "11"]
+    assert not any(word in text for word in ("http:", "https:", "@import", "url(", "fetch("))
+
+
+def test_runs_that_cannot_be_compared_still_have_a_page(variants, tmp_path):
+    other = write_run(tmp_path / "other", ["a b"] * 23, sentences(23, seed=2), width=13)
+    text = several_page([str(variants), str(other)])
+    assert "The scores cannot be compared: " in text and "score all runs on one text" in text
+    assert "There are none." in text and 'class="band"' in text  # no samples of one text
+    with pytest.raises(ConfigError, match="no runs were given"):
+        report.main(report.ReportOptions())
 
 
 @pytest.mark.parametrize("objective, text", [("causal", "a dog"), ("masked", "a <mask> dog")])

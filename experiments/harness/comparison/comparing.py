@@ -67,7 +67,7 @@ def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -
     """
     folders = expand(paths, finished=True)
     metric = metric or default_metric(folders[0])
-    groups = [_scored(group, metric) for group in _baseline_first(group_runs(folders), baseline)]
+    groups = [_scored(group, metric) for group in baseline_first(group_runs(folders), baseline)]
     runs = [run for group in groups for run in group.runs]
     _check_texts(runs, metric)
     return Comparison(
@@ -79,7 +79,8 @@ def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -
     )
 
 
-def _baseline_first(groups: list[Group], baseline: str) -> list[Group]:
+def baseline_first(groups: list[Group], baseline: str) -> list[Group]:
+    """`groups` with the one of the run `baseline` first; `ConfigError` where it is in none."""
     if not baseline:
         return groups
     wanted = Path(baseline).resolve()

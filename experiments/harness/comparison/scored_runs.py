@@ -150,6 +150,12 @@ def translation_items(
     return np.array(items, float), partial(_corpus_scores, found)
 
 
+def sample_table(folder: Path) -> dict[str, list[str]]:
+    """The samples of the text that the run in `folder` was scored on; {} where it has none."""
+    path = folder / "scores.json"
+    return _table(folder, read_result(folder).scores["text"]) if path.is_file() else {}
+
+
 def _table(folder: Path, text: str) -> dict[str, list[str]]:
     """The columns of the samples of the part `text`; {} where there are none."""
     for name in (text, f"{text}-losses"):
