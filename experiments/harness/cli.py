@@ -297,7 +297,8 @@ def _refused_in_one_sentence() -> Iterator[None]:
 
 
 def _first_section(text: str) -> str:
-    """The reason in what tyro prints: without title, frame and what follows, on one line."""
+    """The reason in what tyro prints: without colours, frame and what follows, on one line."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)  # on a terminal
     lines = [line.strip("╭─╮│╰╯|+- ") for line in text.splitlines()]
     further = ("For full helptext", "Argument helptext")
     reason = itertools.takewhile(lambda line: not line.startswith(further), lines)

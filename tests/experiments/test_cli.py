@@ -319,3 +319,12 @@ def test_a_real_sigterm_and_a_real_sigint_end_the_process_with_their_codes():
         process.send_signal(number)
         assert process.wait(10) == code
         assert process.stderr.read().count(b"\n") == 1
+
+
+def test_a_refusal_on_a_terminal_is_one_sentence_without_colours_and_frame():
+    red, plain = "\x1b[1;31m", "\x1b[0m"
+    said = f"{red}╭─ Parsing error ─╮{plain}\n{red}│{plain} invalid choice 'x' {red}│{plain}\n"
+    said += (
+        f"{red}│{plain} for 'a'. {red}│{plain}\n{red}│{plain} For full helptext, run b │\n╰──╯\n"
+    )
+    assert cli._first_section(said) == "invalid choice 'x' for 'a'."

@@ -15,6 +15,7 @@ from experiments import compare
 from experiments.harness import cli
 from experiments.harness.comparison import statistics, tables
 from experiments.harness.comparison.comparing import compare as compare_runs
+from experiments.harness.comparison.groups import find_runs
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import bleu_interval, score_translations
 from tests.experiments.finished_runs import sentences, worse, write_language_run, write_run
@@ -178,6 +179,8 @@ def test_a_number_of_the_validation_is_that_of_the_best_evaluation(tmp_path):
     run = write_language_run(tmp_path / "a", [3.0] * 12, [64] * 12)
     assert compare_runs([run], "validation_own").groups[0].mean == 2.0
     assert compare_runs([run], "validation_loss").groups[0].mean == 1.5  # of the chosen weights
+    assert "also chose the weights" in tables.render(compare_runs([run], "validation_own"))
+    assert "also chose the weights" not in tables.render(compare_runs([run]))
     with pytest.raises(ConfigError, match="no metric 'bleu': it has .*loss.*validation_own"):
         compare_runs([run], "bleu")
 
@@ -205,6 +208,9 @@ def test_a_folder_stands_for_the_finished_runs_below_it(runs):
     unfinished.mkdir()
     for name in ("config.json", "env.json"):
         (unfinished / name).write_text("{}")
+    assert [path.name for path in find_runs([runs[0].parent])] == [
+        "w7-0", "w7-1", "w11-0", "w11-1", "w13-0"
+    ]  # fmt: skip
     found = compare_runs([runs[0].parent], baseline=str(runs[3]))
     assert [group.name for group in found.groups] == ["width=11", "width=7"]
     assert [len(group.runs) for group in found.groups] == [2, 2]

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,9 +29,13 @@ class Group(NamedTuple):
 
 
 def find_runs(folders: Iterable[str | Path]) -> Iterator[Path]:
-    """The folders in or below `folders` that hold a run."""
+    """The folders in or below `folders` that hold a run; numbers in names are in their order."""
     for folder in folders:
-        yield from sorted(path.parent for path in Path(folder).rglob("env.json"))
+        yield from sorted((path.parent for path in Path(folder).rglob("env.json")), key=_in_order)
+
+
+def _in_order(folder: Path) -> str:
+    return re.sub(r"(?<![.\d])\d+", lambda number: number[0].zfill(9), str(folder))
 
 
 def expand(paths: Sequence[str | Path], *, finished: bool = False) -> list[Path]:

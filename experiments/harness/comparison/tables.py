@@ -61,7 +61,7 @@ def run_table(comparison: Comparison) -> Table:
         for group in comparison.groups
         for run in group.runs
     ]
-    return Table(("run", "seed", comparison.metric, "weights of step"), rows)
+    return Table(("run", "seed", comparison.metric, "steps"), rows)
 
 
 def describe(comparison: Comparison) -> list[str]:
@@ -85,6 +85,8 @@ def describe(comparison: Comparison) -> list[str]:
 def warnings(comparison: Comparison) -> list[str]:
     """A line for each difference that may be noise, or that is not paired."""
     lines = [f"{d.name}: {d.warning}" for d in comparison.differences if d.warning]
+    if comparison.text == "validation":
+        lines.append("the validation text also chose the weights: give the runs a test text")
     return lines + [
         f"{found.name}: other seeds than {comparison.groups[0].name}, so the runs are not paired"
         for found in comparison.differences
