@@ -2,18 +2,22 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from experiments.harness import plots
 from experiments.harness.terminal_drawing import heat_map
 from jaxformer.errors import ConfigError
 from jaxformer.nn.inspection import read_taps, tap_names, with_attention_weights
 from jaxformer.text.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PLACE = re.compile(r"(\w+)/blocks_(\d+)/(\w+)/weights$")
 
@@ -35,6 +39,13 @@ def read_weights(
     They are named by stack and kind: "encoder/attention", "decoder/attention" and
     "decoder/cross_attention".
     """
+    _, values = _reader(model)(params, *inputs)
+    return stacked(values)
+
+
+@lru_cache(maxsize=2)
+def _reader(model: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """The compiled `read_taps` of the attention weights; evaluations of a training share it."""
     model = with_attention_weights(model)
     names = [name for name in tap_names(model) if _PLACE.search(name)]
     if not names:
@@ -42,8 +53,7 @@ def read_weights(
             "the model's blocks are not named blocks_0, blocks_1, ..., or have no attention "
             "weights: attention can be drawn for the library's own block only"
         )
-    _, values = jax.jit(partial(read_taps, model, names=names))(params, *inputs)
-    return stacked(values)
+    return jax.jit(partial(read_taps, model, names=names))
 
 
 def stacked(values: Mapping[str, Any]) -> dict[str, Float[np.ndarray, "layers heads T S"]]:
@@ -77,6 +87,12 @@ def chosen(view: AttentionView, layer: int | None, head: int | None) -> Attentio
             )
         weights = weights.take([number], axis=axis)
     return view._replace(weights=weights)
+
+
+def last_layer(view: AttentionView) -> "Figure":
+    """The heads of the last layer, a panel each."""
+    last = len(view.weights) - 1
+    return plots.attention_grid(view.weights[last:], view.query_tokens, view.key_tokens, last)
 
 
 def entropy(weights: Float[np.ndarray, "layers heads T S"]) -> Float[np.ndarray, "layers heads"]:

@@ -1,5 +1,6 @@
 """Figures as functions of arrays (matplotlib, extra `experiments`)."""
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,9 @@ def attention_grid(
     weights: Float[np.ndarray, "layers heads T S"],
     query_tokens: Sequence[str],
     key_tokens: Sequence[str],
+    first_layer: int = 0,
 ) -> "Figure":
-    """Heat maps of attention weights, one panel for each head.
+    """Heat maps of attention weights, one panel for each head, of the layers from `first_layer` on.
 
     Queries are rows, keys are columns. A row of a panel sums to 1: dark means near 1.
     """
@@ -64,7 +66,7 @@ def attention_grid(
         for head in range(heads):
             axes = panels[layer, head]
             attention_map(axes, weights[layer, head], query_tokens, key_tokens)
-            axes.set_title(f"layer {layer}, head {head}", fontsize=8)
+            axes.set_title(f"layer {first_layer + layer}, head {head}", fontsize=8)
             axes.tick_params(labelbottom=layer == layers - 1, labelleft=head == 0)
     return figure
 
@@ -122,6 +124,14 @@ def mask_matrix(mask: Bool[np.ndarray, "T S"]) -> "Figure":
     axes.grid(which="minor", color="white", linewidth=0.5)
     axes.tick_params(which="minor", length=0)
     return figure
+
+
+def as_png(figure: "Figure") -> tuple[bytes, tuple[int, int]]:
+    """The figure as a PNG file, and its width and height in pixels."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=80)
+    width, height = figure.get_size_inches()
+    return file.getvalue(), (int(width * 80), int(height * 80))
 
 
 def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:

@@ -10,18 +10,21 @@ import re
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
-from experiments.harness import cli, config_files, distributed
+from experiments.harness import cli, config_files, distributed, plots
+from experiments.harness.event_file import EventFile
 from experiments.harness.loggers import Loggers
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 from jaxformer.runtime.concurrency import cpu_count
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 
@@ -100,15 +103,15 @@ def count(params: Any) -> int:
 class Run:
     """The folder of one run, and its log of metrics: a JSON line for each step, and TensorBoard.
 
-    `loggers` get the same. If a metric cannot be written, training goes on, with one warning on
-    stderr. TensorBoard files are written where tensorboardX is installed.
+    `loggers` get the same numbers. If a metric cannot be written, training goes on, with one
+    warning on stderr. TensorBoard files are written where tensorboardX is installed.
     """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self._path = self.folder / "metrics.jsonl"
         self.loggers = Loggers()
-        self._events: _EventFile | None = None
+        self._events: EventFile | None = None
         self._first_step = 0
         self._torn = False
         self._warned: set[str] = set()
@@ -120,8 +123,26 @@ class Run:
         with self.surviving("metrics.jsonl"):
             self._append(line.encode())
         with self.surviving("tensorboard"):
-            self._write_events(int(step), numbers)
+            if events := self._opened_events():
+                events.add_numbers(int(step), numbers)
         self.loggers.log(int(step), numbers)
+
+    def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
+        """Shows `lines` of `step` in TensorBoard, beside numbers that were logged before."""
+        with self.surviving("tensorboard"):
+            if self._events is not None:  # Markdown shows indented lines as they are
+                text = "".join(f"    {line}\n" for line in lines)
+                self._events.add_text(int(step), name, text)
+
+    def log_figure(self, step: int, name: str, draw: Callable[[], "Figure"]) -> None:
+        """Shows what `draw` draws of `step` in TensorBoard.
+
+        Without matplotlib, and for a model whose attention cannot be drawn, there is no picture.
+        """
+        with self.surviving("tensorboard"):
+            if events := self._opened_events():
+                with contextlib.suppress(optional_dependencies.MissingExtra, ConfigError):
+                    events.add_picture(int(step), name, *plots.as_png(draw()))
 
     def add_environment(self, **facts: str) -> None:
         """Adds `facts` to what env.json says of this start."""
@@ -183,16 +204,16 @@ class Run:
             raise OSError(f"only {written} of {len(line)} bytes were written")
         self._torn = False
 
-    def _write_events(self, step: int, numbers: dict[str, float]) -> None:
+    def _opened_events(self) -> EventFile | None:
+        """The TensorBoard file; None without tensorboardX, or once it could not be written."""
         if "tensorboard" in self._warned:
-            return
+            return None
         if self._events is None:
             try:
-                self._events = _EventFile(self.folder / "tensorboard", self._first_step)
+                self._events = EventFile(self.folder / "tensorboard", self._first_step)
             except optional_dependencies.MissingExtra:
                 self._warned.add("tensorboard")
-                return
-        self._events.write(step, numbers)
+        return self._events
 
     def _close_events(self) -> None:
         if self._events is not None:
@@ -207,39 +228,17 @@ class Follower(Run):
     def log(self, step: int, **values: float) -> None:
         """Nothing."""
 
+    def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
+        """Nothing."""
+
+    def log_figure(self, step: int, name: str, draw: Callable[[], "Figure"]) -> None:
+        """Nothing."""
+
     def add_environment(self, **facts: str) -> None:
         """Nothing."""
 
     def resume(self, step: int) -> None:
         """Nothing."""
-
-
-class _EventFile:
-    """A TensorBoard file, written in this thread: tensorboardX hangs if its own thread dies."""
-
-    def __init__(self, folder: Path, first_step: int):
-        writers = optional_dependencies.load("tensorboardX.event_file_writer")
-        self._summary = optional_dependencies.load("tensorboardX.summary")
-        self._proto = optional_dependencies.load("tensorboardX.proto.event_pb2")
-        folder.mkdir(parents=True, exist_ok=True)
-        self._writer = writers.EventsWriter(str(folder / "events"), f".{time.time_ns()}")
-        self._flushed = 0.0
-        # TensorBoard then hides the events of earlier files from this step on.
-        start = self._proto.SessionLog(status=self._proto.SessionLog.START)
-        event = self._proto.Event(wall_time=time.time(), step=first_step, session_log=start)
-        self._writer.write_event(event)
-
-    def write(self, step: int, numbers: dict[str, float]) -> None:
-        now = time.time()
-        for name, number in numbers.items():
-            summary = self._summary.scalar(name, number)
-            self._writer.write_event(self._proto.Event(wall_time=now, step=step, summary=summary))
-        if now - self._flushed > 10.0:  # each flush waits for the disk
-            self._writer.flush()
-            self._flushed = now
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def _refuse_differences(

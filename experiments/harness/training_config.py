@@ -66,6 +66,8 @@ class TrainingConfig:
     """Your own metrics of each evaluation, as package.module:name."""
     loggers: tuple[str, ...] = ()
     """Your own loggers of all metrics, as package.module:name; each is called with the folder."""
+    log_attention: bool = False
+    """Draws the attention in one text at each evaluation, for TensorBoard."""
     log_update_ratio: bool = False
     """Logs update_ratio: the norm of each update divided by that of the parameters."""
     remat: Remat = "none"
@@ -91,7 +93,7 @@ class TrainingConfig:
 
     def compiled(self) -> "TrainingConfig":
         """The settings that a program depends on: seed, intervals and patience have defaults."""
-        names = ("seed", "log_every", "save_every", "evaluate_every", "patience")
+        names = ("seed", "log_every", "save_every", "evaluate_every", "patience", "log_attention")
         defaults: dict[str, Any] = {x.name: x.default for x in fields(self) if x.name in names}
         return replace(self, **defaults)
 
@@ -168,7 +170,7 @@ class RunConfig:
         """Dotted names of the fields that may differ when the run is resumed."""
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
         training += ["attention_fn", "remat", "loss_chunk", "gather_at", "prefetch"]
-        training += ["metrics", "loggers", "log_update_ratio"]
+        training += ["metrics", "loggers", "log_attention", "log_update_ratio"]
         places = set(RunConfig.__dataclass_fields__) - {"init_from", "continue_from"}
         names = ["name", *sorted(places), *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]

@@ -5,8 +5,10 @@ that attend, columns the tokens they attend to. On a terminal the mean over the 
 as well.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +20,9 @@ from jaxformer.errors import ConfigError
 from jaxformer.pipelines.batching import add_special_tokens
 from jaxformer.pipelines.fill_mask import encode_masked
 from jaxformer.text.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,11 @@ def main(options: AttendOptions) -> None:
     figure.savefig(options.output)
     print(attention_views.as_text(view))
     print(f"see {options.output}")
+
+
+def draw_attention(loaded: LoadedRun, texts: Sequence[str]) -> "Figure":
+    """The attention of the last layer in the first of `texts`; `ConfigError` if there is none."""
+    return attention_views.last_layer(attend(loaded, next(iter(texts), "")))
 
 
 def attend(loaded: LoadedRun, text: str) -> AttentionView:

@@ -7,20 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from experiments.harness import cli
-from experiments.harness.attention_views import AttentionView, label, read_weights
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.report import Sentence, page
+from experiments.language_modelling.attend import attend, has_mask
 from experiments.language_modelling.evaluation import answer_prompts, split_samples
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.pipelines.batching import add_special_tokens
-from jaxformer.pipelines.fill_mask import encode_masked
 from jaxformer.pretrained import is_pretrained, load_eos
-from jaxformer.text.tokenizers import Tokenizer
 
 _NEW_TOKENS = 50
 """How many tokens a text is continued by, where the run has no samples."""
@@ -62,7 +57,7 @@ def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str,
     if is_pretrained(folder):
         sampling = replace(sampling, eos=load_eos(folder))
     if loaded.config.objective == "masked":
-        texts = [text for text in texts if _has_mask(text, loaded.tokenizer)]
+        texts = [text for text in texts if has_mask(text, loaded.tokenizer)]
     if not texts or isinstance(loaded.model, EncoderOnly):
         return {}
     config = replace(loaded.config, prompts=tuple(texts), sampling=sampling)
@@ -76,29 +71,6 @@ def _samples(path: Path, prompts: Sequence[str]) -> dict[str, Sequence[str]]:
     if answers is None:
         return {"prompts and what follows": [text]}
     return {"prompt": prompts, "what follows": answers}
-
-
-def attend(loaded: LoadedRun, text: str) -> AttentionView:
-    """The self-attention of the model in `text`, which is cut at the model's context."""
-    tokenizer, masked = loaded.tokenizer, loaded.config.objective == "masked"
-    ids = _masked_ids(text, loaded) if masked else tokenizer.encode(text)
-    ids = ids[: loaded.model.config.max_len]
-    (weights,) = read_weights(loaded.model, loaded.params, np.array([ids])).values()
-    tokens = [label(tokenizer, index) for index in ids]
-    return AttentionView("self-attention", tokens, tokens, weights)
-
-
-def _masked_ids(text: str, loaded: LoadedRun) -> list[int]:
-    """The ids of a text, in which masks may stand, between BOS and EOS."""
-    tokenizer = loaded.tokenizer
-    masks = _has_mask(text, tokenizer)
-    ids = encode_masked(text, 0, tokenizer) if masks else tokenizer.encode(text)
-    return add_special_tokens(ids, tokenizer)
-
-
-def _has_mask(text: str, tokenizer: Tokenizer) -> bool:
-    mask = tokenizer.special.mask
-    return mask is not None and tokenizer.token(mask) in text
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ The same command again resumes. Everything is kept in runs/language_modelling/NA
 import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import lru_cache
-from pathlib import Path
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -44,6 +43,7 @@ from experiments.harness.training_config import (
     record_environment,
     start_process,
 )
+from experiments.language_modelling.attend import draw_attention
 from experiments.language_modelling.evaluation import (
     answer_prompts,
     batch_losses,
@@ -108,7 +108,7 @@ def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: A
         keep = config.training.average_checkpoints + 1  # one may have been saved on preemption
         with Checkpoints(run.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
             run_steps(config, prepared, model, devices, checkpoints, run)
-            finish(config, prepared, model, checkpoints, run.folder)
+            finish(config, prepared, model, checkpoints, run)
         run.close()
     return read_result(run.folder)
 
@@ -233,6 +233,9 @@ def validate(
     with progress.pause("measuring the validation text"):
         found = measure(loaded, prepared.validation)
         own = custom_metrics(loaded, prepared.validation, found)
+        if loaded.config.training.log_attention:
+            draw = partial(draw_attention, loaded, loaded.config.prompts)
+            run.log_figure(step, "attention", draw)
     numbers = {"validation_loss": found.loss}
     if loaded.config.objective == "causal":
         numbers["validation_bits_per_byte"] = found.bits_per_byte
@@ -251,7 +254,7 @@ def finish(
     prepared: Prepared,
     model: nn.Module,
     checkpoints: Checkpoints,
-    folder: Path,
+    run: run_folder.Run,
 ) -> None:
     """Chooses the final weights, measures them on the test text, and shows what they do."""
 
@@ -262,6 +265,7 @@ def finish(
         display.say(f"  validation loss {found.loss:.4f}")
         return found.loss
 
+    folder = run.folder
     chosen = checkpoint_selection.choose(checkpoints, config.training, metric)
     if distributed.is_first():
         checkpoint_selection.note(folder, chosen.steps, validation_loss=chosen.metric)
@@ -273,6 +277,7 @@ def finish(
         text = join_samples(config.prompts, answers)
         (folder / "samples" / "prompts.txt").write_text(text, encoding="utf-8")
         display.say(join_samples([mark(prompt) for prompt in config.prompts], answers))
+        run.log_text(config.optimizer.total_steps, "samples", text.split("\n"))
     name = "validation" if prepared.test is None else "test"
     with display.phase(f"measuring the {name} text"):
         measured = prepared.test or prepared.validation

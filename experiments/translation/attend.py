@@ -8,18 +8,23 @@ heads is shown as well.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from experiments.harness import attention_views, cli, plots
 from experiments.harness.attention_views import AttentionView, label, read_weights
 from experiments.harness.checkpoint_selection import RunOptions
-from experiments.translation.load_run import Translator, load_translator
+from experiments.translation.load_run import LoadedRun, Translator, load_translator
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import encode_sources
+from jaxformer.text.tokenizers import BOS, EOS, PAD
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Kind = Literal["cross", "encoder", "decoder"]
+_LENGTH = 32
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,31 @@ def attend(translator: Translator, text: str) -> tuple[str, dict[Kind, Attention
             "decoder self-attention", given, given, weights["decoder/attention"]
         ),
     }
+
+
+def draw_attention(loaded: LoadedRun, source: str, translation: str) -> "Figure":
+    """The `cross_attention` of the last layer."""
+    return attention_views.last_layer(cross_attention(loaded, source, translation))
+
+
+def cross_attention(loaded: LoadedRun, source: str, translation: str) -> AttentionView:
+    """How the tokens of `translation` attend to those of `source`, at most 32 of each.
+
+    Arrays have one shape for all texts, so that a training compiles one program.
+    """
+    read = [*loaded.source_tokenizer.encode(source), EOS][:_LENGTH]
+    target = [BOS, *loaded.target_tokenizer.encode(translation), EOS]
+    written = target[1 : _LENGTH + 1]
+    inputs = np.full((2, 1, _LENGTH), PAD)
+    inputs[0, 0, : len(read)] = read
+    inputs[1, 0, : len(written)] = target[: len(written)]
+    weights = read_weights(loaded.model, loaded.params, *inputs, inputs[0] != PAD)
+    return AttentionView(
+        "cross-attention",
+        [label(loaded.target_tokenizer, i) for i in written],
+        [label(loaded.source_tokenizer, i) for i in read],
+        weights["decoder/cross_attention"][:, :, : len(written), : len(read)],
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -38,6 +38,7 @@ from experiments.harness.prefetch import prefetched
 from experiments.harness.profiling import profiled
 from experiments.harness.training_config import OptimizerConfig, record_environment, start_process
 from experiments.harness.training_view import sample_lines
+from experiments.translation.attend import draw_attention
 from experiments.translation.closing import describe_run
 from experiments.translation.corpus import fingerprint
 from experiments.translation.evaluation import (
@@ -217,9 +218,14 @@ def validate(
         scores, hypotheses = evaluate(loaded, text, search, lowercased=False)
         numbers = losses(loaded, text)
         own = build.own_metrics(training, build.Evaluation(loaded, text, scores, hypotheses))
+        samples = chosen_samples(text, hypotheses)
+        if training.log_attention:
+            draw = partial(draw_attention, loaded, samples[0].source, samples[0].model)
+            run.log_figure(step, "attention", draw)
     numbers |= {f"validation_{name}": value for name, value in own.items()}
     scored = {f"validation_{name}": scores[name] for name in ("bleu", "chrf")}
     run.log(step, **numbers, **scored)
+    run.log_text(step, "samples", sample_lines(samples))
     watched = stopping_metric(training, METRICS)
     stopping = stopping.update(distributed.agreed(watched.of(numbers | scored)), step)
     told = [f"{name.replace('_', ' ')} {x:.4f}" for name, x in numbers.items()]
@@ -227,7 +233,7 @@ def validate(
     progress.show_scores(
         f"step {step}  {'  '.join(told)}  chrF {scores['chrf']:.2f}  {scores['exact']:.1%} exact",
         told[-1],
-        chosen_samples(text, hypotheses),
+        samples,
     )
     if distributed.is_first():
         with run.surviving("samples"):

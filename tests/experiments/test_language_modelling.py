@@ -39,6 +39,7 @@ from jaxformer.nn.int8 import Int8
 from jaxformer.text import tokenizers
 from jaxformer.text.data import Stream, open_tokens, write_tokens
 from jaxformer.training.optimizer import make_schedule
+from tests.experiments.events import events
 
 KINDS = ("learned", "contextual")
 SPEEDS = ("tokens_per_second", "mfu", "data_wait")
@@ -180,7 +181,7 @@ def run(text, tmp_path_factory):
     The processor called itself an L4.
     """
     root = tmp_path_factory.mktemp("runs")
-    args = settings(text, root)
+    args = settings(text, root, more="--training.log_attention True")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(utilization._KINDS, "cpu", "l4")
         events = watched(patch)
@@ -188,6 +189,15 @@ def run(text, tmp_path_factory):
     assert done.code == 0, done.err
     folder = root / "language_modelling" / "tiny"
     return SimpleNamespace(folder=folder, args=args, out=done.out, err=done.err, events=events)
+
+
+def test_tensorboard_shows_prompts_with_answers_and_attention(run):
+    shown = [(e.step, v) for e in events(run.folder) for v in e.summary.value]
+    (text,) = (v.tensor.string_val[0].decode() for _, v in shown if "text" in v.tag)
+    lines = (run.folder / "samples" / "prompts.txt").read_text(encoding="utf-8").split("\n")
+    assert text == "".join(f"    {line}\n" for line in lines) and lines[0].startswith("sun")
+    evaluated = {step for step, v in shown if v.tag == "validation_loss"}
+    assert evaluated == {step for step, v in shown if v.tag == "attention"} != set()
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 import dataclasses
 import enum
+import io
 import json
 import resource
-import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +10,14 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from matplotlib import image
 
+from experiments.harness.attention_views import AttentionView, chosen, last_layer
 from experiments.harness.run_folder import Run, as_json, count, load_config, open_run
 from jaxformer import optional_dependencies
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
+from tests.experiments.events import events
 
 
 @dataclass(frozen=True)
@@ -296,16 +299,6 @@ def test_a_resume_of_nothing_makes_nothing(tmp_path):
     assert run.metrics() == [] and not list(tmp_path.iterdir())
 
 
-def events(folder):
-    proto = pytest.importorskip("tensorboardX.proto.event_pb2")
-    for path in sorted((folder / "tensorboard").iterdir()):
-        data = path.read_bytes()
-        while data:
-            (size,) = struct.unpack("<Q", data[:8])
-            yield proto.Event.FromString(data[12 : 12 + size])
-            data = data[16 + size :]
-
-
 def test_tensorboard_gets_the_same_numbers_and_hides_those_before_a_resume(tmp_path):
     run = Run(tmp_path)
     run.log(3, loss=2.5)
@@ -318,6 +311,24 @@ def test_tensorboard_gets_the_same_numbers_and_hides_those_before_a_resume(tmp_p
     assert values == [(3, "loss", 2.5), (4, "loss", 2.0), (4, "loss", 1.5)]
     starts = [event.step for event in found if event.session_log.status == 1]
     assert starts == [0, 4]
+
+
+def test_tensorboard_gets_texts_and_pictures(tmp_path):
+    run = Run(tmp_path)
+    run.log_text(2, "samples", ["nobody"])  # a run that is only scored again opens no file
+    assert not list(tmp_path.iterdir())
+    run.log(3, loss=2.5)
+    run.log_text(3, "samples", ["a *dog*", "ein Hund"])
+    view = AttentionView("self-attention", [*"abc"], [*"vwxyz"], np.full((1, 2, 3, 5), 0.2))
+    run.log_figure(3, "attention", lambda: last_layer(view))
+    run.log_figure(4, "attention", lambda: chosen(view, 7, None))  # there is no such layer
+    run.close()
+    number, text, picture = (v for event in events(tmp_path) for v in event.summary.value)
+    assert number.tag == "loss"
+    assert text.tensor.string_val == [b"    a *dog*\n    ein Hund\n"]
+    pixels = image.imread(io.BytesIO(picture.image.encoded_image_string))
+    assert pixels.shape[:2] == (picture.image.height, picture.image.width)
+    assert picture.tag == "attention" and 0.1 < pixels[..., 0].std()
 
 
 def test_without_tensorboard_the_lines_are_still_written(tmp_path, monkeypatch, capsys):

@@ -30,6 +30,7 @@ from jaxformer.nn.int8 import Int8
 from jaxformer.text import minimum_bayes_risk
 from jaxformer.text.tokenizers import EOS, PAD
 from jaxformer.training.optimizer import make_schedule
+from tests.experiments.events import events
 
 ROOT = Path(__file__).parents[2]
 NOUNS = {"dog": "Hund", "bird": "Vogel", "tree": "Baum", "king": "Prinz", "ship": "Kahn"}
@@ -123,7 +124,7 @@ def run(text, tmp_path_factory):
     The processor called itself an L4.
     """
     root = tmp_path_factory.mktemp("runs")
-    args = settings(text, root)
+    args = settings(text, root, "--training.log_attention True")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(utilization._KINDS, "cpu", "l4")
         done = call(train, args)
@@ -221,6 +222,15 @@ def test_a_test_line_that_is_too_long_is_reported_and_scored_as_an_empty_transla
     assert "warning: 1 of the lines have more than the model's max_len=31 tokens" in run.err
     assert "(line 4)" in run.err
     assert read_table(run.folder / "samples" / "test.tsv")["model"][3] == ""
+
+
+def test_tensorboard_shows_samples_and_their_attention(run):
+    shown = [(e.step, v) for e in events(run.folder) for v in e.summary.value]
+    texts = {step: v.tensor.string_val[0].decode() for step, v in shown if "text" in v.tag}
+    assert texts.keys() == {5, 10, 15} == {step for step, v in shown if v.tag == "attention"}
+    table = read_table(run.folder / "samples" / "validation-15.tsv")
+    pairs = re.findall(r"source +(.*)\n +model +(.*)\n", texts[15])
+    assert len(pairs) == 3 and set(pairs) <= set(zip(table["source"], table["model"], strict=True))
 
 
 @pytest.fixture(scope="module")
