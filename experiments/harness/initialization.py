@@ -34,9 +34,13 @@ class Parent(NamedTuple):
 def parent_of(config: Any) -> Parent | None:
     """The run that `config` names by init_from or continue_from; None where it names none.
 
-    A name is RUN, RUN@STEP or RUN@best (last, average, ema). A folder of `transformers` is no run.
+    A folder of `transformers` is no run.
     """
-    name = config.continue_from or config.init_from
+    return find_run(config.continue_from or config.init_from)
+
+
+def find_run(name: str) -> Parent | None:
+    """The run RUN, RUN@STEP or RUN@best (last, average, ema); None where there is none."""
     path, which = split_step(name)
     if not name or not (path / "checkpoints").is_dir():
         return None

@@ -5,6 +5,7 @@ h100x8 or v5e:4x4. --compiler cpu estimates; tpu and cuda are the targets' own c
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from experiments.translation import train
 from experiments.translation.load_run import build_model
 from experiments.translation.prepare import with_parent
 from experiments.translation.presets import PRESETS, TranslationConfig
+from experiments.translation.teacher import with_logits
 from jaxformer.text.data import Bucket, PairBatch
 
 
@@ -35,14 +37,17 @@ def longest(config: TranslationConfig) -> Bucket:
     return Bucket(length, length, rows)
 
 
-def batch_of(config: TranslationConfig) -> PairBatch:
-    """A batch of zeros, in the shape of `longest`."""
+def batch_of(config: TranslationConfig) -> Any:
+    """A batch of zeros, in the shape of `longest`, with the logits of a teacher if there is one."""
     source, target, rows = longest(config)
-    return PairBatch(
+    batch = PairBatch(
         np.zeros((rows, source), np.int32),
         np.zeros((rows, target + 1), np.int32),
         np.arange(rows, dtype=np.int32),
     )
+    if not config.training.teacher:
+        return batch
+    return with_logits(batch, np.zeros((rows, target, config.model.vocab_size), np.float32))
 
 
 def flops_of(config: TranslationConfig) -> int:

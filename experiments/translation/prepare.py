@@ -73,7 +73,7 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
 
 
 def with_parent(config: TranslationConfig) -> TranslationConfig:
-    """`config` with the sizes of the run that it starts from, if it names one.
+    """`config` with the sizes of the run that it starts from, and the teacher's vocabularies.
 
     Raises `ConfigError` where it names what is not a run.
     """
@@ -82,7 +82,20 @@ def with_parent(config: TranslationConfig) -> TranslationConfig:
     known = initialization.parent_of(config) or initialization.is_begun(folder)
     if config.init_from and not known:
         initialization.refuse_parent("init_from", config.init_from)
-    return config
+    if not config.training.teacher:
+        return config
+    teacher = initialization.find_run(config.training.teacher)
+    if teacher is None:
+        initialization.refuse_parent("teacher", config.training.teacher)
+    found = run_folder.load_config(teacher.folder, TranslationConfig)
+    model = replace(config.model, source_vocab_size=found.model.source_vocab_size)
+    return replace(config, model=model)
+
+
+def tokenizer_run(config: TranslationConfig) -> Path | None:
+    """The run whose tokenizers the run takes over: its parent, else its teacher; None: none."""
+    found = initialization.parent_of(config) or initialization.find_run(config.training.teacher)
+    return None if found is None else found.folder
 
 
 def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
@@ -136,10 +149,10 @@ def _digests(folder: Path) -> dict[str, str]:
 def _wanted(config: TranslationConfig, folder: Path) -> list:
     """What decides the tokenizers besides the text: JSON."""
     sizes = config.model.vocab_size, config.model.source_vocab_size
-    parent = initialization.parent_of(config)
-    if parent is None and not initialization.is_begun(folder):
+    run = tokenizer_run(config)
+    if run is None and not initialization.is_begun(folder):
         return [config.data.tokenizer, *sizes]
-    return [config.data.tokenizer, *sizes, _digests(parent.folder if parent else folder)]
+    return [config.data.tokenizer, *sizes, _digests(run or folder)]
 
 
 def _prepare(
@@ -170,10 +183,10 @@ def _prepare(
 
 
 def _write_tokenizers(config: TranslationConfig, read: Callable[[], Text], folder: Path) -> None:
-    """Writes the tokenizers of the run that this one starts from, or trains them."""
-    parent = initialization.parent_of(config)
-    if parent is not None:
-        for path in parent.folder.glob("tokenizer/*.json"):
+    """Writes the tokenizers of `tokenizer_run`, or trains them."""
+    run = tokenizer_run(config)
+    if run is not None:
+        for path in run.glob("tokenizer/*.json"):
             shutil.copyfile(path, folder / path.name)
         return
     text, model, kind = read(), config.model, config.data.tokenizer

@@ -13,6 +13,7 @@ from jaxformer.config import (
     check_fraction,
 )
 from jaxformer.decoding import GenerationConfig
+from jaxformer.errors import ConfigError
 from jaxformer.training.optimizer import noam_peak_learning_rate
 
 
@@ -62,10 +63,25 @@ class TrainingConfig(training_config.TrainingConfig):
     """Share of each label's probability that is spread over the vocabulary."""
     eval_beam_size: int = 1
     """Beam size of the evaluations during training; 1 is greedy."""
+    teacher: str = ""
+    """Run whose probabilities the model also learns, as RUN, RUN@STEP or RUN@best; the run takes
+    over its tokenizers. Empty: none."""
+    distillation_weight: float = 0.5
+    """Weight of the teacher in the loss, 0 to 1; the labels have the rest. Without teacher: 0."""
 
     def __post_init__(self):
         super().__post_init__()
         check_at_least(self, 1, "eval_beam_size")
+        if not 0.0 < self.distillation_weight <= 1.0:
+            raise ConfigError(
+                f"distillation_weight={self.distillation_weight}, but it must be above 0 and at "
+                "most 1"
+            )
+        if self.teacher and self.loss:
+            raise ConfigError(
+                f"teacher={self.teacher!r} is learned by the experiment's own loss, but loss="
+                f"{self.loss!r} was given: leave one of them out"
+            )
         check_fraction(self, "label_smoothing")
 
 

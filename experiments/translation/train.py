@@ -52,13 +52,14 @@ from experiments.translation.evaluation import (
 from experiments.translation.load_run import LoadedRun, build_model
 from experiments.translation.prepare import Prepared, describe, prepare, with_parent
 from experiments.translation.presets import PRESETS, TrainingConfig, TranslationConfig
+from experiments.translation.teacher import make_teach
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import CountedJit, Strategy
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch, all_rows
 from jaxformer.text.tokenizers import PAD
-from jaxformer.training.losses import seq2seq_loss
+from jaxformer.training.losses import Loss, seq2seq_loss
 from jaxformer.training.train_step import TrainState
 
 METRICS = ("validation_bleu", "validation_chrf", "validation_loss")
@@ -121,6 +122,7 @@ def run_steps(
     step = profiled(compiled, run.folder / "profile") if traced else compiled
     state = initialization.start(config, state, checkpoints, devices, batches.fingerprint)
     state, stopping = restore_newest(checkpoints, state, batches.fingerprint)
+    teach = make_teach(config, prepared, devices, run.folder)
     number = int(state.step)
     run.resume(number)
     peak = peak_of(devices, model.config.dtype)
@@ -147,7 +149,7 @@ def run_steps(
         loader = stack.enter_context(prefetched(make_batch, number, total, training.prefetch))
         while number < total and not stopping.should_stop(training.patience):
             batch = loader.get()
-            state, metrics = step(state, batch)
+            state, metrics = step(state, teach(batch))
             number += 1
             positions = batch.target.size - batch.example_ids.size
             work = flops_of(model.config, batch)
@@ -187,7 +189,10 @@ def programs(
     model: nn.Module, devices: Strategy, training: TrainingConfig, rates: OptimizerConfig
 ) -> tuple[Callable[..., TrainState], CountedJit]:
     """What makes a first state, and the compiled step, of runs whose seed and rate are data."""
-    make_loss = build.build_loss(training, seq2seq_loss)
+    loss: Callable[..., Loss] = seq2seq_loss
+    if training.teacher:
+        loss = partial(seq2seq_loss, distillation=training.distillation_weight)
+    make_loss = build.build_loss(training, loss)
     step = devices.step(
         make_loss(
             model, pad=PAD, label_smoothing=training.label_smoothing, loss_chunk=training.loss_chunk

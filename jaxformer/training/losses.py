@@ -9,6 +9,10 @@ R-Drop (Liang et al. 2021): each example is computed twice, with two dropout mas
 half of equation 4: the mean cross-entropy of the two passes, plus `r_drop` / 2 times the symmetric
 Kullback-Leibler divergence between them, whose sum is the auxiliary sum "kl". Without an rng there
 is one pass and no divergence.
+
+`distillation` is the weight of a teacher (Kim & Rush 2016, section 3.1): the loss is 1 -
+`distillation` times that of the labels plus `distillation` times the cross-entropy with the
+distribution of `batch.teacher_logits` [B, T, V], whose sum is the auxiliary sum "teacher_loss".
 """
 
 from collections.abc import Callable
@@ -20,7 +24,12 @@ from flax import linen as nn
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import take_positions
-from jaxformer.ops.cross_entropy import chunked_cross_entropy, cross_entropy, symmetric_kl
+from jaxformer.ops.cross_entropy import (
+    chunked_cross_entropy,
+    cross_entropy,
+    soft_cross_entropy,
+    symmetric_kl,
+)
 from jaxformer.ops.dropout import DropoutRng
 
 Sums = tuple[jax.Array, jax.Array] | tuple[jax.Array, jax.Array, dict[str, jax.Array]]
@@ -41,6 +50,7 @@ def seq2seq_loss(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     r_drop: float = 0.0,
+    distillation: float = 0.0,
     loss_chunk: int = 0,
 ) -> Loss:
     """The loss of an encoder-decoder on batches of `source` [B, S] and `target` [B, T + 1].
@@ -70,7 +80,7 @@ def seq2seq_loss(
         inputs = batch.source, inputs, batch.source != pad
         return _apply(model, params, batch, rng, *inputs, method=method), labels, labels != pad
 
-    return _token_loss(outputs, sums_of, r_drop, loss_chunk)
+    return _token_loss(outputs, sums_of, r_drop, loss_chunk, distillation)
 
 
 def causal_loss(
@@ -238,8 +248,14 @@ def _token_loss(
     sums_of: _SumsOf,
     r_drop: float,
     loss_chunk: int,
+    distillation: float = 0.0,
 ) -> Loss:
     """The loss of outputs(params, batch, rng), which are the model's, the labels and their mask."""
+    if distillation and loss_chunk:
+        raise ConfigError(
+            f"distillation={distillation} compares all logits with the teacher's, but loss_chunk="
+            f"{loss_chunk} keeps those of a chunk only: give loss_chunk=0"
+        )
     if r_drop and loss_chunk:
         raise ConfigError(
             f"r_drop={r_drop} compares all logits of two passes, but loss_chunk={loss_chunk} keeps "
@@ -247,13 +263,21 @@ def _token_loss(
         )
 
     def loss(params, batch, rng):
-        if not r_drop or rng is None:
-            return sums_of(params, *outputs(params, batch, rng))
-        logits, labels, loss_mask = outputs(params, _twice(batch), rng)
+        drops = r_drop and rng is not None
+        batch = _twice(batch) if drops else batch
+        logits, labels, loss_mask = outputs(params, batch, rng)
         nats, tokens = sums_of(params, logits, labels, loss_mask)
-        first, second = jnp.split(logits, 2)
-        kl = symmetric_kl(first, second, jnp.split(loss_mask, 2)[0])
-        return (nats + r_drop * kl) / 2.0, tokens / 2.0, {"kl": kl}
+        auxiliary = {}
+        if distillation:
+            taught = soft_cross_entropy(logits, batch.teacher_logits, loss_mask)
+            nats = (1.0 - distillation) * nats + distillation * taught
+            auxiliary["teacher_loss"] = taught / 2.0 if drops else taught
+        if drops:
+            first, second = jnp.split(logits, 2)
+            kl = symmetric_kl(first, second, jnp.split(loss_mask, 2)[0])
+            nats, tokens = (nats + r_drop * kl) / 2.0, tokens / 2.0
+            auxiliary["kl"] = kl
+        return (nats, tokens, auxiliary) if auxiliary else (nats, tokens)
 
     return loss
 

@@ -1,0 +1,97 @@
+"""Word-level distillation: a teacher's logits beside each batch (Kim & Rush 2016, section 3.1)."""
+
+import hashlib
+from collections import namedtuple
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from experiments.harness import display, distributed, initialization, json_records
+from experiments.translation.load_run import LoadedRun, load_run
+from experiments.translation.prepare import Prepared
+from experiments.translation.presets import TranslationConfig
+from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.ops.masks import AnyArray
+from jaxformer.text.tokenizers import PAD
+from jaxformer.training.parameters import flatten
+
+NOTE = "teacher.json"
+"""The file of a run that says which weights of which run it learns from."""
+
+
+def make_teach(
+    config: TranslationConfig, prepared: Prepared, devices: Strategy, folder: Path
+) -> Callable[[Any], Any]:
+    """teach(batch) -> the batch on its devices with `teacher_logits`; itself without a teacher.
+
+    The teacher's parameters are no part of the state: nothing trains or saves them. The run's
+    `folder` records them. Raises `ConfigError` for other tokenizers than the run's, and
+    `CheckpointError` where the teacher's weights have changed since the run began.
+    """
+    parent = initialization.find_run(config.training.teacher)
+    if parent is None:
+        return lambda batch: batch
+    with display.phase(f"reading the teacher {parent.folder}"):
+        teacher = load_run(parent.folder, parent.options)
+    _check_tokenizers(parent.folder, teacher, prepared)
+    with distributed.together():
+        _record(folder, config.training.teacher, digest(teacher.params))
+    params = devices.shard_state(jax.tree.map(jnp.asarray, teacher.params))
+    logits = CountedJit(partial(_logits, teacher.model), jax.jit, devices.mesh)
+    return lambda batch: with_logits(batch, logits(params, batch))
+
+
+def with_logits(batch: Any, teacher_logits: Float[AnyArray, "B T V"]) -> Any:
+    """A batch with the fields of the NamedTuple `batch`, and `teacher_logits`."""
+    kind: Any = type(batch)
+    return _taught(kind)(*batch, teacher_logits)
+
+
+@lru_cache
+def _taught(kind: Any) -> Any:
+    """The class of batches of `kind` with `teacher_logits`, one for all steps."""
+    return namedtuple(f"Taught{kind.__name__}", (*kind._fields, "teacher_logits"))
+
+
+def digest(params: Any) -> str:
+    """SHA-256 (hex) of all parameters, by name."""
+    found = hashlib.sha256()
+    for path, leaf in sorted(flatten(params).items()):
+        found.update(path.encode())
+        found.update(leaf.tobytes())
+    return found.hexdigest()
+
+
+def _logits(model: EncoderDecoder, params: Any, batch: Any) -> Float[Array, "B T V"]:
+    source, inputs = batch.source, batch.target[:, :-1]
+    logits: Any = model.apply({"params": params}, source, inputs, source != PAD)
+    return logits
+
+
+def _check_tokenizers(folder: Path, teacher: LoadedRun, prepared: Prepared) -> None:
+    ours = prepared.source_tokenizer, prepared.target_tokenizer
+    theirs = teacher.source_tokenizer, teacher.target_tokenizer
+    if [x.fingerprint for x in ours] != [x.fingerprint for x in theirs]:
+        raise ConfigError(
+            f"the teacher {folder} has other tokenizers than this run, so its probabilities are of "
+            "other tokens: leave out --init_from, or choose a teacher with the same tokenizers"
+        )
+
+
+def _record(folder: Path, name: str, sha256: str) -> None:
+    """Writes which weights the run learns from; refuses others than it began with."""
+    found = json_records.read(folder / NOTE, {"sha256": str})
+    if found is not None and found["sha256"] != sha256:
+        raise CheckpointError(
+            f"the weights of the teacher {name} have changed since {folder} began: give the "
+            "teacher's step, as in RUN@1500, or use another --name"
+        )
+    if found is None and distributed.is_first():
+        json_records.write(folder / NOTE, {"run": name, "sha256": sha256})

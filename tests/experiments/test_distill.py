@@ -1,0 +1,170 @@
+"""A student learns from a teacher's translations, or from its probabilities."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.harness import cli
+from experiments.translation import distill, teacher
+from experiments.translation.load_run import load_run, load_translator
+from experiments.translation.presets import PRESETS, Files
+from experiments.translation.train import train
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import CheckpointError, ConfigError
+
+WORDS = "sun moon star rain snow wind hill".split()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The settings of a tiny run on 147 pairs; one source is too long."""
+    folder = tmp_path_factory.mktemp("distill")
+    pairs = [(f"{a} {b} {c}", f"{c} {b} {a}") for a in WORDS for b in WORDS for c in WORDS[:3]]
+    pairs[5] = ("sun " * 30, "moon")
+    for name, lines in (("train", pairs), ("held", pairs[:2])):
+        for side, text in zip(("source", "target"), zip(*lines, strict=True), strict=True):
+            (folder / f"{name}.{side}").write_text("".join(f"{line}\n" for line in text))
+    files = {
+        name: Files(*(str(folder / f"{name}.{side}") for side in ("source", "target")))
+        for name in ("train", "held")
+    }
+    preset = PRESETS["grammar"]
+    sizes = {"vocab_size": 300, "d_model": 12, "d_ff": 14, "num_heads": 2, "max_len": 19}
+    data = {"train": files["train"], "validation": files["held"], "buckets": 1}
+    return replace(
+        preset,
+        name="teacher",
+        runs=str(folder / "runs"),
+        model=replace(preset.model, num_encoder_layers=1, num_decoder_layers=1, **sizes),
+        data=replace(preset.data, corpus="files", batch_tokens=64, **data),
+        optimizer=replace(preset.optimizer, schedule="constant", warmup_steps=1, total_steps=2),
+        training=replace(preset.training, save_every=1, evaluate_every=0, log_every=1),
+        search=replace(preset.search, beam_size=1, max_length=5, batch_size=64),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(base):
+    return train(base).folder
+
+
+def options(run, out, *words):
+    args = ["--run", str(run), "--out", str(out), "--lines_at_once", "31", *words]
+    return cli.parse({"default": distill.DistillOptions()}, args)
+
+
+def lines_of(path):
+    return Path(path).read_text().split("\n")[:-1]
+
+
+def test_a_teachers_translations_of_its_training_text_become_a_students_text(
+    base, run, tmp_path, capsys
+):
+    """Two commands share the parts; the first is stopped and called again."""
+    out = tmp_path / "out"
+    for number in ("0", "1"):
+        words = "--num_processes", "2", "--process_id", number
+        distill.main(options(run, out, *words))
+        if number == "0":
+            assert "3 of 5 parts are there: the other processes" in capsys.readouterr().out
+            (out / "parts" / "000002.txt").unlink()
+            kept = (out / "parts" / "000000.txt").stat().st_mtime_ns
+    assert "4 of 5 parts" in capsys.readouterr().out and not (out / "student.json").exists()
+    distill.main(options(run, out))
+    said = capsys.readouterr().out
+    assert "part 3 of 5" in said and "part 1 of 5" not in said
+    assert (out / "parts" / "000000.txt").stat().st_mtime_ns == kept
+    source, target = (lines_of(out / f"train.{side}") for side in ("source", "target"))
+    assert source == lines_of(base.data.train.source) and target[5] == ""
+    found = load_translator(run)([line for line in source if len(line) < 30])
+    assert target[:5] + target[6:] == [best[0].text for best in found]
+    assert lines_of(out / "validation.target") == lines_of(base.data.validation.target)
+    assert f"--config {out / 'student.json'}" in said
+    student = cli.parse(PRESETS, ["--config", str(out / "student.json")], experiment="translation")
+    assert (student.name, student.search) == ("student", base.search)
+    assert student.data.train == Files(str(out / "train.source"), str(out / "train.target"))
+    with pytest.raises(ConfigError, match="begun otherwise: beam_size is 0 there but 3 here: use"):
+        distill.main(options(run, out, "--beam_size", "3"))
+    with pytest.raises(SystemExit):
+        options(run, out, "--process_id", "1")
+    assert "process_id=1, but it must be 0 to num_processes - 1 = 0" in capsys.readouterr().err
+
+
+def metrics_of(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "loss" in line]
+
+
+def params_of(folder, step):
+    return jax.tree.leaves(Checkpoints(folder / "checkpoints").restore_params(step))
+
+
+def with_teacher(base, run, **changes):
+    training = replace(base.training, teacher=str(run), **changes)
+    return replace(base, name="student", training=training)
+
+
+@pytest.fixture(scope="module")
+def student(base, run):
+    """A smaller run that learns from the teacher alone."""
+    config = with_teacher(base, run, distillation_weight=1.0)
+    config = replace(config, model=replace(config.model, d_ff=10))
+    return config, train(config).folder
+
+
+def test_a_student_learns_the_teachers_probabilities(run, student):
+    _, folder = student
+    lines = metrics_of(folder)
+    assert [line["loss"] for line in lines] == [line["teacher_loss"] for line in lines]
+    found, before = load_run(folder), load_run(run)
+    assert found.target_tokenizer.fingerprint == before.target_tokenizer.fingerprint
+    sizes = [sum(x.size for x in params_of(x, 2)) for x in (folder, run)]
+    assert sizes[0] < sizes[1], "only the student's parameters are saved"
+    note = json.loads((folder / teacher.NOTE).read_text())
+    assert note["run"] == str(run) and note["sha256"] == teacher.digest(before.params)
+
+
+def test_a_teacher_equal_to_the_student_has_no_gradient(base, run):
+    """The cross-entropy with one's own distribution is at its minimum."""
+    config = with_teacher(base, run, distillation_weight=1.0)
+    own = replace(config, name="own", init_from=f"{run}@2")
+    own = replace(own, training=replace(own.training, teacher=f"{run}@2"))
+    lines = metrics_of(train(own).folder)
+    assert lines[0]["grad_norm"] < 1e-5 < lines[0]["loss"]
+
+
+def test_a_resumed_student_is_refused_another_teacher(base, run, student, tmp_path):
+    config, folder = student
+    content = (folder / teacher.NOTE).read_text()
+    longer = replace(config, optimizer=replace(config.optimizer, total_steps=3))
+    try:
+        note = {"run": str(run), "sha256": "0" * 64}
+        (folder / teacher.NOTE).write_text(json.dumps(note))
+        with pytest.raises(
+            CheckpointError, match="have changed since .* began: give the teacher's"
+        ):
+            train(longer)
+    finally:
+        (folder / teacher.NOTE).write_text(content)
+    assert Checkpoints(train(longer).folder / "checkpoints").newest_step() == 3
+    with pytest.raises(ConfigError, match="teacher='nowhere' is not the folder of a trained run"):
+        train(replace(with_teacher(base, "nowhere"), name="none"))
+    with pytest.raises(ConfigError, match="distillation_weight=1.5, but it must be above 0"):
+        with_teacher(base, run, distillation_weight=1.5)
+    with pytest.raises(ConfigError, match="is learned by the experiment's own loss, but loss="):
+        with_teacher(base, run, loss="a.b:c")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["replicated", "sharded"])
+def test_a_student_on_several_devices_is_the_one_on_one(base, run, student, strategy, tmp_path):
+    if jax.device_count() < 2:
+        pytest.skip("needs JAX_NUM_CPU_DEVICES=2")
+    config, folder = student
+    found = train(replace(config, runs=str(tmp_path / "runs"), strategy=strategy)).folder
+    for ours, other in zip(params_of(found, 1), params_of(folder, 1), strict=True):
+        np.testing.assert_allclose(ours, other, atol=1e-5)
