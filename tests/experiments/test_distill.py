@@ -137,7 +137,7 @@ def test_a_teacher_equal_to_the_student_has_no_gradient(base, run):
     assert lines[0]["grad_norm"] < 1e-5 < lines[0]["loss"]
 
 
-def test_a_resumed_student_is_refused_another_teacher(base, run, student, tmp_path):
+def test_a_resumed_student_is_refused_another_teacher(base, run, student):
     config, folder = student
     content = (folder / teacher.NOTE).read_text()
     longer = replace(config, optimizer=replace(config.optimizer, total_steps=3))
@@ -161,10 +161,11 @@ def test_a_resumed_student_is_refused_another_teacher(base, run, student, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["replicated", "sharded"])
-def test_a_student_on_several_devices_is_the_one_on_one(base, run, student, strategy, tmp_path):
+def test_a_student_on_several_devices_is_the_one_on_one(student, strategy, tmp_path):
     if jax.device_count() < 2:
         pytest.skip("needs JAX_NUM_CPU_DEVICES=2")
     config, folder = student
     found = train(replace(config, runs=str(tmp_path / "runs"), strategy=strategy)).folder
-    for ours, other in zip(params_of(found, 1), params_of(folder, 1), strict=True):
-        np.testing.assert_allclose(ours, other, atol=1e-5)
+    for ours, other in zip(metrics_of(found), metrics_of(folder), strict=True):
+        for name in ("loss", "teacher_loss", "grad_norm"):
+            np.testing.assert_allclose(ours[name], other[name], rtol=1e-4)
