@@ -1,7 +1,7 @@
 """Lists runs: `python -m experiments.runs [FOLDER ..]`.
 
 Prints a line for each run: its newest step, scores, first start, parent (what it started
-from) and size.
+from) and size. A sweep below a FOLDER is one line; give its own folder to list its runs.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from experiments.harness import cli, initialization
 from experiments.harness.comparison.groups import find_runs
 from experiments.harness.run_folder import Run
+from experiments.harness.sweeping import SWEEP
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import DataError
 
@@ -40,7 +41,12 @@ class Row(NamedTuple):
 
 def main(options: RunsOptions) -> None:
     """Prints a table of the runs, sorted by folder."""
-    rows = [describe(folder) for folder in find_runs(options.folders)]
+    found = dict.fromkeys(
+        sweep_of(run, Path(folder)) or run
+        for folder in options.folders
+        for run in find_runs([folder])
+    )
+    rows = [describe_sweep(x) if (x / SWEEP).is_file() else describe(x) for x in found]
     if not rows:
         raise DataError(f"there is no run in {', '.join(options.folders)}: train first")
     print("\n".join(table([Row(*Row._fields), *rows])))
@@ -69,6 +75,27 @@ def parent_of(folder: Path, config: dict[str, Any]) -> str:
     if "run" in note:
         return f"{note['run']}@{','.join(map(str, note.get('steps', [])))}"
     return config.get("continue_from") or config.get("init_from") or "-"
+
+
+def sweep_of(run: Path, folder: Path) -> Path | None:
+    """The folder below `folder` of the sweep that the `run` is a cell of, or None."""
+    above = [path for path in run.parents if folder in path.parents]
+    return next((path for path in above if (path / SWEEP).is_file()), None)
+
+
+def describe_sweep(folder: Path) -> Row:
+    """What is shown of the sweep in `folder`; `compare` shows its scores."""
+    runs = [describe(run) for run in find_runs([folder])]
+    finished = len(list(folder.glob("*/*/scores.json")))
+    size = sum(float(row.size.removesuffix(" MB").replace(",", "")) for row in runs)
+    return Row(
+        str(folder),
+        f"{finished} of {len(_read(folder / SWEEP).get('cells', {}))} cells",
+        "-",
+        min(row.started for row in runs),
+        "-",
+        f"{size:,.1f} MB",
+    )
 
 
 def score_of(folder: Path) -> str:

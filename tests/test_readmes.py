@@ -17,6 +17,7 @@ from experiments.harness import cli
 from experiments.harness.planning import with_options
 from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.sweep import TranslationSweep
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.export import export
 from experiments.translation.load_run import LoadedRun
@@ -40,6 +41,7 @@ POSITIONAL = {
     "results": "runs",
     "report": "runs",
     "export_metrics": "runs",
+    "sweep": "experiment",
     "examples.notebooks.execute": "notebooks",
 }
 
@@ -53,6 +55,7 @@ def options_of(command: str) -> dict:
         "language_modelling.prepare": LANGUAGE_PRESETS,
         "language_modelling.train": LANGUAGE_PRESETS,
         "language_modelling.plan": with_options(LANGUAGE_PRESETS, LanguagePlan),
+        "sweep": with_options(PRESETS, TranslationSweep),
         "torch_reference.train_gpt": LANGUAGE_PRESETS,
         "torch_reference.compare": compare_presets(),
     }

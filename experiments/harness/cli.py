@@ -53,11 +53,11 @@ def parse(
     `--model.d_model 256`; a field of type bool is a flag, `--int8` or `--no_int8`. Below the
     options, `--config PATH` changes fields by a JSON or TOML file, or a run's folder. With
     `experiment`, `--resume RUN` takes the settings of a run in a folder of that name, and
-    `--continue_from RUN` too, for a new run that goes on from its state. First
-    arguments without a name are those of the option `positional`. `args` are those of the process
-    when None. An unknown preset, an unknown option, and settings that contradict each other end
-    the process with code 2 and one sentence on stderr. Raises `MissingExtra` when tyro is not
-    installed.
+    `--continue_from RUN` too, for a new run that goes on from its state. First arguments without a
+    name are those of the option `positional`. A list that is given several times has all values.
+    `args` are those of the process when None. An unknown preset, an unknown option, and settings
+    that contradict each other end the process with code 2 and one sentence on stderr. Raises
+    `MissingExtra` when tyro is not installed.
     """
     tyro = optional_dependencies.load("tyro")
     args = sys.argv[1:] if args is None else args
@@ -74,6 +74,7 @@ def parse(
     except ConfigError as error:
         _refuse(sentence(error))
     options = _options(preset, "--")
+    rest = _join_repeated(rest, _lists(preset))
     _refuse_unknown_options(rest, [*known, *options])
     _refuse_values_of_flags(rest, options)
     if {"-h", "--help"} & set(rest):
@@ -257,6 +258,30 @@ def _options(config: Any, prefix: str) -> dict[str, str]:
         else:
             found |= {on: off, off: on} if isinstance(value, bool) else {on: ""}
     return found
+
+
+def _lists(config: Any) -> list[str]:
+    """The options of the dataclass `config` that take several values."""
+    texts = config_files.flat(config_files.plain(config))
+    return [f"--{name}" for name, text in texts.items() if text.startswith("[")]
+
+
+def _join_repeated(args: list[str], lists: list[str]) -> list[str]:
+    """`args` with the values of each of the options `lists` behind one another, at the end."""
+    kept: list[str] = []
+    found: dict[str, list[str]] = {}
+    target = kept
+    for arg in args:
+        name, equals, value = arg.partition("=")
+        if not arg.startswith("--"):
+            target.append(arg)
+        elif _canonical(name) in lists:
+            target = found.setdefault(_canonical(name), [])
+            target += [value] if equals else []
+        else:
+            target = kept
+            target.append(arg)
+    return [*kept, *(word for name, values in found.items() for word in (name, *values))]
 
 
 def _refuse_unknown_options(args: list[str], known: list[str]) -> None:

@@ -8,6 +8,7 @@ import re
 import tomllib
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -96,6 +97,25 @@ def with_fields(config: T, fields: dict[str, Any], path: Path, *, complete: bool
         return build(type(config), fields if complete else _merged(plain(config), fields))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
+    """The dataclass `config` with other values of some fields, given by their dotted names."""
+    nested: dict[str, Any] = {}
+    for name, value in overrides.items():
+        *groups, last = name.split(".")
+        inner = nested
+        for word in groups:
+            inner = inner.setdefault(word, {})
+        inner[last] = plain(value)
+    return build(type(config), _merged(plain(config), nested))
+
+
+def type_of(kind: Any, name: str) -> Any:
+    """The type of the field with the dotted `name` in the dataclass `kind`."""
+    for word in name.split("."):
+        kind = typing.get_type_hints(kind)[word]
+    return kind
 
 
 def _merged(below: Any, above: Any) -> Any:

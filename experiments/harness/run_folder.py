@@ -50,16 +50,16 @@ def open_run(
     folder = folder_of(root, experiment, name)
     with distributed.together():
         if distributed.is_first():
-            _record(folder, config, tuple(may_differ))
+            _record(folder, config, may_differ)
     return Run(folder) if distributed.is_first() else Follower(folder)
 
 
-def _record(folder: Path, config: Any, may_differ: tuple[str, ...]) -> None:
+def _record(folder: Path, config: Any, may_differ: Iterable[str]) -> None:
     given = as_json(config)
     begun = any((folder / "checkpoints").glob("[0-9]*"))
     if begun and (folder / "config.json").exists():
         stored = config_files.with_defaults(_read_json(folder / "config.json"), config)
-        _refuse_differences(stored, given, folder, may_differ)
+        refuse_differences(stored, given, folder, may_differ)
     folder.mkdir(parents=True, exist_ok=True)
     _write_environment(folder / "env.json")
     write_json(folder / "config.json", given)
@@ -68,10 +68,8 @@ def _record(folder: Path, config: Any, may_differ: tuple[str, ...]) -> None:
 def folder_of(root: str | Path, experiment: str, name: str) -> Path:
     """The folder of a run; `ConfigError` for a name that no folder can have."""
     for word in (experiment, name):
-        if not re.fullmatch(r"\w[\w.-]*", word):
-            raise ConfigError(
-                f"{word!r} cannot name a folder: use letters, digits, '_', '-' and '.'"
-            )
+        if not re.fullmatch(r"\w[\w.=,+-]*", word):
+            raise ConfigError(f"{word!r} cannot name a folder: use letters, digits and _ - . = , +")
     return Path(root) / experiment / name
 
 
@@ -98,6 +96,31 @@ def as_json(config: Any) -> dict:
 def count(params: Any) -> int:
     """The number of parameters in the tree `params`."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def refuse_differences(stored: dict, given: dict, folder: Path, may_differ: Iterable[str]) -> None:
+    """Raises `ConfigError` where the settings `given` differ from those `stored` in `folder`.
+
+    Those under the dotted names `may_differ` may, unless one is a function of the user's own.
+    """
+    before, now = config_files.flat(stored), config_files.flat(given)
+    free = tuple(f"{prefix}." for prefix in may_differ)
+    wrong = []
+    for field in sorted(before.keys() | now.keys()):
+        pair = before.get(field, "absent"), now.get(field, "absent")
+        own = any(config_files.is_own(text.strip('"')) for text in pair)
+        if pair[0] != pair[1] and (own or not f"{field}.".startswith(free)):
+            wrong.append(f"{field} is {pair[0]} there but {pair[1]} here")
+    if wrong:
+        raise ConfigError(
+            f"{folder} was made with another configuration: {'; '.join(wrong)}: use another "
+            "--name, or give the stored value"
+        )
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Writes `value` to `path` so that a crash leaves either the old file or the new one."""
+    _replace(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 class Run:
@@ -241,24 +264,6 @@ class Follower(Run):
         """Nothing."""
 
 
-def _refuse_differences(
-    stored: dict, given: dict, folder: Path, may_differ: tuple[str, ...]
-) -> None:
-    before, now = config_files.flat(stored), config_files.flat(given)
-    free = tuple(f"{prefix}." for prefix in may_differ)
-    wrong = []
-    for field in sorted(before.keys() | now.keys()):
-        pair = before.get(field, "absent"), now.get(field, "absent")
-        own = any(config_files.is_own(text.strip('"')) for text in pair)
-        if pair[0] != pair[1] and (own or not f"{field}.".startswith(free)):
-            wrong.append(f"{field} is {pair[0]} there but {pair[1]} here")
-    if wrong:
-        raise ConfigError(
-            f"{folder} was made with another configuration: {'; '.join(wrong)}: use another "
-            "--name, or give the stored value"
-        )
-
-
 def _write_environment(path: Path) -> None:
     """Writes versions, devices and command of this start, and keeps those of earlier ones."""
     earlier = []
@@ -318,11 +323,6 @@ def _read_json(path: Path) -> dict:
     if not isinstance(found, dict):
         raise ConfigError(f"{path} must hold a JSON object, but holds {json.dumps(found):.60}")
     return found
-
-
-def write_json(path: Path, value: dict) -> None:
-    """Writes `value` to `path`; a crash leaves either the old file or the new one."""
-    _replace(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def _replace(path: Path, text: str) -> None:

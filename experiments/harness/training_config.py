@@ -141,6 +141,8 @@ class RunConfig:
     """Folder in `runs` that keeps compiled programs for the next start; empty: none is kept."""
     text_cache_dir: str = "texts"
     """Folder in `runs` that keeps tokenizers and ids for other runs; empty: none are kept."""
+    sweep: str = ""
+    """The sweep that the run is a cell of; `experiments.sweep` writes it."""
     verbose: bool = False
     """Prints compiler options, the formula of mfu and signatures; env.json always has them."""
     profile: bool = False

@@ -1,0 +1,245 @@
+"""Train variants and seeds: `python -m experiments.sweep EXPERIMENT --name NAME --vary FIELD=a,b`.
+
+EXPERIMENT is translation or language_modelling; every option of its train may follow. Each
+combination of values and seeds is a run, a cell of the sweep, in runs/sweeps/NAME. The same command
+again resumes: it trains what is not finished. At the end the variants are compared.
+"""
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.harness import build, cli, sweeping
+from experiments.harness.checkpoint_selection import TrainResult
+from experiments.harness.comparison import comparing, tables
+from experiments.harness.loggers import Logger
+from experiments.harness.planning import with_options
+from experiments.harness.sweeping import Sweep
+from experiments.language_modelling import train as language_modelling
+from experiments.language_modelling.presets import LanguageConfig
+from experiments.translation import train as translation
+from experiments.translation.presets import TranslationConfig
+from jaxformer.config import check_at_least
+from jaxformer.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Which cells a sweep has, and where they are trained."""
+
+    experiment: str = ""
+    """translation or language_modelling; it stands first, without --experiment."""
+    seeds: int = 1
+    """Seeds of each variant: --training.seed and those after it."""
+    vary: tuple[str, ...] = ()
+    """A setting and its values, such as optimizer.learning_rate=1e-3,2e-3; several give a grid."""
+    cells: str = ""
+    """Your own function package.module:name that yields variants, {"model.d_model": 192} each."""
+    jobs: int = 1
+    """Processes that train cells at the same time, or tasks of a job array that run at once."""
+    slurm: bool = False
+    """Writes a SLURM job array with a task for each cell, and trains nothing."""
+    cell: int | None = None
+    """Trains the cell of this number alone, from 0, as a task of a job array does."""
+
+
+@dataclass(frozen=True)
+class TranslationSweep(SweepOptions, TranslationConfig):
+    """The settings that all cells share, and the sweep."""
+
+
+@dataclass(frozen=True)
+class LanguageSweep(SweepOptions, LanguageConfig):
+    """The settings that all cells share, and the sweep."""
+
+
+_TRAIN: dict[str, Callable[..., TrainResult]] = {
+    "translation": translation.train,
+    "language_modelling": language_modelling.train,
+}
+_KINDS = {"translation": TranslationConfig, "language_modelling": LanguageConfig}
+
+
+def sweep(
+    config: Any,
+    *,
+    name: str,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    cells: Iterable[Mapping[str, Any]] = ({},),
+    seeds: int = 1,
+    loggers: Iterable[Logger] = (),
+    **values: Any,
+) -> dict[str, TrainResult]:
+    """Trains variants of the run `config`, each with `seeds` seeds, in this process.
+
+    A variant is one of `cells`, dotted names of settings and their values, with one combination of
+    the values in `vary`. `loggers` and `values` are those of `train`. Returns the results of the
+    cells by their names, without those that failed; the screen says which, and `failed/` why.
+    """
+    experiment = next(key for key, kind in _KINDS.items() if isinstance(config, kind))
+    base = build.with_values(replace(config, name=name), **values)
+    found = _open(base, experiment, vary or {}, cells, seeds)
+    sweeping.run_cells(found, partial(_TRAIN[experiment], loggers=tuple(loggers)))
+    results = {cell: found.result(cell) for cell in found.cells}
+    return {cell: result for cell, result in results.items() if result is not None}
+
+
+def main(options: Any) -> None:
+    """The command."""
+    experiment = options.experiment
+    if experiment not in _KINDS:
+        raise ConfigError(
+            f"experiment={experiment!r}: give {' or '.join(_KINDS)} first, as in python -m "
+            "experiments.sweep translation --seeds 3"
+        )
+    check_at_least(options, 1, "seeds", "jobs")
+    kind = _KINDS[experiment]
+    config = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
+    variants = build.resolve(options.cells, "cells")() if options.cells else ({},)
+    vary = sweeping.read_vary(config, options.vary)
+    found = _open(config, experiment, vary, variants, options.seeds)
+    if options.slurm:
+        print(_write_slurm(found, options.jobs))
+    elif options.cell is not None:
+        name = _numbered(found, options.cell)
+        sweeping.run_cell(found, name, _TRAIN[experiment])
+        _raise_failures(found, [name])
+    else:
+        if config.distributed or config.coordinator:
+            raise ConfigError("a cell of several processes needs --slurm or --cell: give one")
+        if options.jobs > 1:
+            _run_jobs(found, options.jobs)
+        else:
+            sweeping.run_cells(found, _TRAIN[experiment])
+        _print_results(found)
+        _raise_failures(found, found.cells)
+
+
+def _open(
+    config: Any,
+    experiment: str,
+    vary: Mapping[str, Sequence[Any]],
+    variants: Iterable[Mapping[str, Any]],
+    seeds: int,
+) -> Sweep:
+    combined = ({**variant, **point} for variant in variants for point in sweeping.grid(vary))
+    return sweeping.open_sweep(config, experiment, sweeping.name_cells(config, combined, seeds))
+
+
+def _numbered(found: Sweep, number: int) -> str:
+    """The name of the cell `number`, from 0."""
+    if not 0 <= number < len(found.cells):
+        raise ConfigError(f"cell={number}, but the sweep has cells 0 to {len(found.cells) - 1}")
+    return list(found.cells)[number]
+
+
+def _run_jobs(found: Sweep, jobs: int) -> None:
+    """Trains the cells in `jobs` processes; each takes the next cell that no other has."""
+    logs = found.folder / "logs"
+    logs.mkdir(exist_ok=True)
+    for cell in found.cells:
+        found.failure_of(cell).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "experiments.sweep", *sys.argv[1:], "--jobs", "1"]
+    with ExitStack() as stack:
+        workers = []
+        for job in range(min(jobs, len(found.cells))):
+            log = stack.enter_context((logs / f"job{job}.txt").open("ab"))
+            # In a session of its own, a worker gets no SIGINT of the terminal, but one SIGTERM.
+            worker = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            workers.append(worker)
+            stack.callback(_stop, worker)
+        print(f"{len(workers)} processes train; {logs} has what they say", flush=True)
+        told: set[str] = set()
+        while any(worker.poll() is None for worker in workers):
+            time.sleep(0.5)
+            _print_news(found, told)
+    _print_news(found, told)
+
+
+def _stop(worker: subprocess.Popen) -> None:
+    """Has `worker` save and end, if it still runs."""
+    worker.terminate()
+    worker.wait()
+
+
+def _print_news(found: Sweep, told: set[str]) -> None:
+    """Prints each cell that is finished or failed and not in `told`, and adds it."""
+    failed = sweeping.failures(found)
+    for cell in found.cells:
+        state = "failed" if cell in failed else "finished" if found.result(cell) else ""
+        if state and cell not in told:
+            print(f"{cell}: {state}", flush=True)
+            told.add(cell)
+
+
+def _write_slurm(found: Sweep, jobs: int) -> str:
+    """Writes the script of a job array; returns what to do with it."""
+    path = found.folder / "array.sbatch"
+    (found.folder / "logs").mkdir(exist_ok=True)
+    args = [arg for arg in sys.argv[1:] if arg != "--slurm"]
+    at_once = f"%{jobs}" if jobs > 1 else ""
+    script = f"""#!/bin/sh
+#SBATCH --job-name={found.folder.name}
+#SBATCH --array=0-{len(found.cells) - 1}{at_once}
+#SBATCH --output={found.folder.absolute()}/logs/cell%a.txt
+#SBATCH --open-mode=append
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+cd {shlex.quote(str(Path.cwd()))}
+srun {shlex.join([sys.executable, "-m", "experiments.sweep", *args])} --cell "$SLURM_ARRAY_TASK_ID"
+"""
+    path.write_text(script, encoding="utf-8")
+    return (
+        f"{path}: a job array of {len(found.cells)} cells. Start it, with what your cluster needs, "
+        f"and compare the variants at the end:\n  sbatch --time=4:00:00 {path}\n"
+        f"  python -m experiments.compare {found.folder}\n"
+        "The same sbatch again trains what is not finished."
+    )
+
+
+def _print_results(found: Sweep) -> None:
+    """Prints the table of the variants, and what is not finished."""
+    missing = [cell for cell in found.cells if found.result(cell) is None]
+    print(f"\n{len(found.cells) - len(missing)} of {len(found.cells)} cells are finished")
+    if missing:
+        print(f"not finished: {' '.join(missing)}\nThe same command again trains them.")
+    if len(missing) < len(found.cells):
+        try:
+            finished = [found.folder_of(cell) for cell in found.cells if cell not in missing]
+            print(f"\n{tables.render(comparing.compare(finished))}")
+        except (ConfigError, DataError) as error:
+            print(f"not compared: {cli.sentence(error)}")
+        print(f"\nNext:\n  python -m experiments.compare {found.folder} --format latex")
+
+
+def _raise_failures(found: Sweep, cells: Iterable[str]) -> None:
+    """Ends the process with the exit code of the first of `cells` that failed, if one has."""
+    failed = {cell: why for cell, why in sweeping.failures(found).items() if cell in cells}
+    for cell, failure in failed.items():
+        path = found.failure_of(cell)
+        print(f"error: {cell} failed: {failure.error} (traceback: {path})", file=sys.stderr)
+    if failed:
+        raise SystemExit(next(iter(failed.values())).exit_code)
+
+
+def _presets(args: Sequence[str]) -> Mapping[str, Any]:
+    """The presets of the experiment that the first of `args` names; without `args` no run's."""
+    presets: dict[str, Any] = {
+        "translation": with_options(translation.PRESETS, TranslationSweep),
+        "language_modelling": with_options(language_modelling.PRESETS, LanguageSweep),
+    }
+    first = next(iter(args), "--help")
+    if first not in (*presets, "-h", "--help"):
+        sys.exit(cli.run(lambda: main(SweepOptions(experiment=first))))
+    return presets.get(first, {"default": SweepOptions()})
+
+
+if __name__ == "__main__":
+    cli.start(main, _presets(sys.argv[1:]), __doc__, positional="experiment")

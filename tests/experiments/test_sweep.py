@@ -1,0 +1,270 @@
+"""A sweep trains each cell once, as the run started alone, and keeps failures apart."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import runs
+from experiments.harness import checkpoint_selection, cli, config_files, sweeping
+from experiments.harness.planning import with_options
+from experiments.language_modelling import train as language_modelling
+from experiments.language_modelling.presets import PRESETS, LanguageConfig
+from experiments.sweep import LanguageSweep, main, sweep
+from jaxformer.checkpoint.steps import lock
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.training.parameters import flatten
+from tests.experiments import own_parts
+
+WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
+RATES = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4)
+TRAINING = PRESETS["python_stdlib"].training
+TIMES = {"tokens_per_second", "data_wait", "mfu"}
+
+
+def tiny(folder) -> LanguageConfig:
+    lines = (f"{a} {b} {c}\n" for a in WORDS for b in WORDS for c in WORDS[:3])
+    (folder / "a.txt").write_text("".join(lines))
+    preset = PRESETS["python_stdlib"]
+    sizes = {"vocab_size": 283, "d_model": 16, "d_ff": 22, "num_heads": 2, "max_len": 23}
+    return replace(
+        preset,
+        runs=str(folder / "runs"),
+        model=replace(preset.model, num_decoder_layers=1, **sizes),
+        data=replace(preset.data, train=(str(folder / "a.txt"),), seq_len=19, batch_size=3),
+        optimizer=replace(preset.optimizer, name="adam", warmup_steps=1, total_steps=4),
+        training=replace(preset.training, log_every=1, save_every=2, evaluate_every=2),
+        prompts=(),
+    )
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    return tiny(tmp_path_factory.mktemp("sweep"))
+
+
+@pytest.fixture(scope="module")
+def rates(config):
+    """The results of a sweep over five learning rates, and how many steps were assembled."""
+    language_modelling.programs.cache_clear()
+    results = sweep(config, name="rates", vary={"optimizer.learning_rate": RATES})
+    return results, language_modelling.programs.cache_info().misses
+
+
+def contents(result):
+    """The parameters and metrics of a run, without what depends on the time."""
+    lines = map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines())
+    metrics = [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+    params = checkpoint_selection.load(result.folder, TRAINING)
+    return metrics, {path: np.asarray(leaf).tobytes() for path, leaf in flatten(params).items()}
+
+
+def variants():
+    yield {"optimizer.b1": 0.8, "training.seed": 5}
+    yield {"optimizer.b2": 0.7}
+
+
+def failing_loss(model, **options):
+    raise DataError("no loss today")
+
+
+def test_each_cell_is_the_run_started_alone_to_the_bit(config, rates):
+    optimizer = replace(config.optimizer, learning_rate=3e-3)
+    alone = language_modelling.train(replace(config, name="alone", optimizer=optimizer))
+    cell = rates[0]["learning_rate=0.003,seed=0"]
+    assert contents(cell) == contents(alone) and cell.scores == alone.scores
+    assert contents(cell) != contents(rates[0]["learning_rate=0.001,seed=0"])
+
+
+def test_a_sweep_over_five_learning_rates_compiles_one_step(rates):
+    results, assembled = rates
+    assert list(results) == [f"learning_rate={rate},seed=0" for rate in RATES]
+    assert assembled == 1
+    assert len({result.scores["loss"] for result in results.values()}) == 5
+
+
+def test_sweep_json_says_what_the_cells_are_and_a_cell_its_sweep(config, rates):
+    results, _ = rates
+    folder = results["learning_rate=0.01,seed=0"].folder
+    found = json.loads((folder.parents[1] / "sweep.json").read_text())
+    assert found["experiment"] == folder.parent.name == "language_modelling"
+    assert found["settings"]["model"]["d_model"] == 16 and set(found["cells"]) == set(results)
+    settings = {"optimizer.learning_rate": 0.01, "training.seed": 0}
+    assert found["cells"]["learning_rate=0.01,seed=0"] == settings
+    assert json.loads((folder / "config.json").read_text())["sweep"] == "rates"
+
+
+def test_called_again_a_sweep_trains_what_is_new_alone(config, rates, capsys):
+    again = sweep(config, name="rates", vary={"optimizer.learning_rate": RATES[1:2]}, seeds=2)
+    assert capsys.readouterr().out.count("finished before") == 1
+    assert list(again) == ["learning_rate=0.01,seed=0", "learning_rate=0.01,seed=1"]
+    assert again["learning_rate=0.01,seed=0"] == rates[0]["learning_rate=0.01,seed=0"]
+    folder = again["learning_rate=0.01,seed=1"].folder.parents[1]
+    assert len(json.loads((folder / "sweep.json").read_text())["cells"]) == 6
+    wider = replace(config, data=replace(config.data, batch_size=5))
+    with pytest.raises(ConfigError, match="data.batch_size is 3 there but 5 here: use another"):
+        sweep(wider, name="rates", seeds=3)
+
+
+def test_a_sweep_is_one_line_among_the_runs(config, rates, capsys):
+    runs.main(runs.RunsOptions((config.runs,)))
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "rates" in x]
+    assert " of " in line and " cells " in line
+    runs.main(runs.RunsOptions((f"{config.runs}/sweeps/rates",)))
+    assert "learning_rate=0.0003,seed=0" in capsys.readouterr().out
+
+
+def test_values_of_ones_own_reach_each_cell(config):
+    (cell,) = sweep(config, name="own", loss=own_parts.doubled_loss).values()
+    assert "ids" in contents(cell)[0][0]
+    stored = json.loads((cell.folder / "config.json").read_text())["training"]
+    assert stored["loss"] == "tests.experiments.own_parts:doubled_loss"
+
+
+def test_a_failure_ends_its_cell_alone_and_gives_the_exit_code(config, capsys):
+    losses = f"training.loss={__name__}:failing_loss,tests.experiments.own_parts:doubled_loss"
+    options = with_options({"a": replace(config, name="failures")}, LanguageSweep)["a"]
+    options = replace(options, experiment="language_modelling", vary=(losses,))
+    assert cli.run(lambda: main(options)) == 65
+    said = capsys.readouterr()
+    assert "1 of 2 cells are finished" in said.out and "no loss today" in said.err
+    failed = Path(config.runs, "sweeps", "failures", "failed")
+    (path,) = failed.iterdir()
+    assert path.stem == "loss=tests.experiments.test_sweep-failing_loss,seed=0"
+    assert json.loads(path.read_text())["exit_code"] == 65
+    assert 'raise DataError("no loss today")' in path.read_text().replace('\\"', '"')
+
+
+def test_an_interrupted_sweep_goes_on_with_the_cell_that_was_begun(config):
+    """In one process; `test_a_killed_sweep_...` kills real ones."""
+    begun = []
+
+    def train(cell):
+        begun.append(cell.name)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return language_modelling.train(cell)
+
+    cells = sweeping.name_cells(config, [{}], seeds=3)
+    found = sweeping.open_sweep(replace(config, name="stopped"), "language_modelling", cells)
+    with pytest.raises(KeyboardInterrupt):
+        sweeping.run_cells(found, train)
+    sweeping.run_cells(found, train)
+    assert begun == ["seed=0", "seed=1", "seed=1", "seed=2"]
+    assert not sweeping.failures(found) and all(map(found.result, cells))
+
+
+def test_a_cell_that_another_process_trains_is_left_to_it(config, capsys):
+    cells = sweeping.name_cells(config, [{}], seeds=2)
+    found = sweeping.open_sweep(replace(config, name="shared"), "language_modelling", cells)
+    trained = []
+    with lock(found.folder_of("seed=0")):
+        sweeping.run_cells(found, lambda cell: trained.append(cell.name))
+    assert trained == ["seed=1"] and "another process trains it" in capsys.readouterr().out
+
+
+def test_cells_have_readable_names_that_differ(config):
+    grid = sweeping.grid({"model.positions": ["rotary", "none"], "optimizer.b1": [0.5]})
+    assert list(sweeping.name_cells(config, grid, 2)) == [
+        "positions=rotary,b1=0.5,seed=0",
+        "positions=rotary,b1=0.5,seed=1",
+        "positions=none,b1=0.5,seed=0",
+        "positions=none,b1=0.5,seed=1",
+    ]
+    own = sweeping.name_cells(config, variants(), 2)
+    assert list(own) == ["b1=0.8,seed=5", "b2=0.7,seed=0", "b2=0.7,seed=1"]
+    text = [{"training.block": "a.b:C", "data.train": ["x/y.txt", "z"], "mesh": ""}]
+    (name,) = sweeping.name_cells(config, text, 1)
+    assert name == "block=a.b-C,train=x-y.txt-z,mesh=none,seed=0"
+    with pytest.raises(ConfigError, match="two cells would be named b1=0.5,seed=0"):
+        sweeping.name_cells(config, [{"optimizer.b1": 0.5}, {"optimizer.b1": 0.5}], 1)
+
+
+def test_values_of_the_command_line_have_the_types_of_their_fields(config):
+    texts = ("optimizer.learning_rate=1e-3,2", "model.positions=rotary", "profile=True,false")
+    assert sweeping.read_vary(config, texts) == {
+        "optimizer.learning_rate": [0.001, 2.0],
+        "model.positions": ["rotary"],
+        "profile": [True, False],
+    }
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("optimizer.lr=1", "there is no setting optimizer.lr: use optimizer.learning_rate"),
+        ("model=1", "there is no setting model: it is a group of options, such as model."),
+        ("model.d_model=16,x", 'model.d_model is "x", but must be int'),
+        ("model.d_model", "--vary model.d_model: give each field once, as FIELD=VALUE,VALUE"),
+        ("model.d_model=", "--vary model.d_model=: give each field once"),
+    ],
+)
+def test_a_wrong_variation_is_refused(config, text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        sweeping.read_vary(config, [text])
+
+
+def test_a_list_option_given_several_times_has_all_values():
+    presets = with_options(PRESETS, LanguageSweep)
+    args = "--vary a=1 --seeds 2 --vary=b=2,3 c=4 --name x".split()
+    found = cli.parse(presets, args)
+    assert found.vary == ("a=1", "b=2,3", "c=4") and found.seeds == 2 and found.name == "x"
+
+
+def command(config, folder, *options):
+    """The command that sweeps over two rates and seeds of `config`."""
+    (folder / "settings.json").write_text(json.dumps(config_files.plain(config)))
+    rates = "optimizer.learning_rate=1e-2,1e-3"
+    words = ["--config", str(folder / "settings.json"), "--name", "s", "--vary", rates, *options]
+    return [sys.executable, "-m", "experiments.sweep", "language_modelling", "--seeds", "2", *words]
+
+
+def test_slurm_writes_a_job_array_with_a_task_for_each_cell(tmp_path, capsys, monkeypatch):
+    words = command(tiny(tmp_path), tmp_path, "--slurm", "--jobs", "3")
+    monkeypatch.setattr(sys, "argv", words[2:])
+    presets = with_options(PRESETS, LanguageSweep)
+    main(cli.parse(presets, positional="experiment"))
+    said, script = capsys.readouterr().out, tmp_path / "runs" / "sweeps" / "s" / "array.sbatch"
+    assert f"sbatch --time=4:00:00 {script}" in said
+    text = script.read_text()
+    assert "#SBATCH --array=0-3%3\n" in text and "--slurm" not in text
+    (line,) = [line for line in text.splitlines() if line.startswith("srun ")]
+    args = shlex.split(line.replace('"$SLURM_ARRAY_TASK_ID"', "2"))[4:]
+    assert cli.parse(presets, ["--experiment", *args]).cell == 2
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_runs_each_cell_once(tmp_path):
+    """Two processes train four cells; kill -9 at several moments, then one call that ends."""
+    config = tiny(tmp_path)
+    config = replace(config, optimizer=replace(config.optimizer, total_steps=200))
+    words, folder = command(config, tmp_path, "--jobs", "2"), tmp_path / "runs" / "sweeps" / "s"
+    for seconds in (25, 12, 9):
+        with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process:
+            time.sleep(seconds)
+            for child in children_of(process.pid):
+                os.kill(child, signal.SIGKILL)
+            process.kill()
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 and "4 of 4 cells are finished" in done.stdout, done.stderr
+    runs = sorted(path.parent for path in folder.glob("*/*/scores.json"))
+    assert len(runs) == 4
+    for run in runs:
+        steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").open()]
+        assert sorted(set(steps)) == list(range(1, 201))
+    starts = [len(json.loads((run / "env.json").read_text())["earlier"]) for run in runs]
+    assert sum(starts) <= 2 * 3  # each kill ends at most one start of each process
+
+
+def children_of(pid):
+    """The processes that `pid` has started."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
