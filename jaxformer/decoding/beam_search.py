@@ -70,8 +70,8 @@ def beam_search(
 ) -> Hypotheses:
     """The `config.beam_size` best continuations that the search finds for each sentence.
 
-    `bos`: the token before each continuation. `max_lengths`: the most tokens of each; below 1 there
-    is no continuation. `max_length`: the size L of the result; None: `config.max_length`, or else
+    `bos`: the token before each continuation. `max_lengths`: the most tokens of each; below 1
+    there is none. `max_length`: the size L of the result; None: `config.max_length`, or else
     the largest of `max_lengths`. `cache` must have a method `reorder_beams(parents [B, W])` that
     returns a cache. A sentence's result depends neither on the other sentences nor on `max_length`.
 

@@ -55,7 +55,7 @@ class GenerationConfig:
     forced_bos: int | None = None
     """Token id that every text begins with, at no cost; None: no such token."""
     no_repeat_ngram_size: int = 0
-    """No run of so many tokens occurs twice in a text; 0: any may."""
+    """No sequence of this many tokens occurs twice in a text; 0 allows repetitions."""
     repetition_penalty: float = 1.0
     """Above 1, tokens that a text already holds become less likely.
 
@@ -66,7 +66,7 @@ class GenerationConfig:
     extra_candidates: int = 0
     """Further candidates per hypothesis and step; greedy search has none.
 
-    The unfinished among them replace hypotheses that ended. transformers has one for each EOS id.
+    Those that did not end replace hypotheses that ended. transformers has one for each EOS id.
     """
     batch_size: int = 64
     """The most sentences that are searched together."""
@@ -142,7 +142,7 @@ class SamplingConfig(SamplerConfig):
     repetition_penalty: float = 1.0
     """Above 1, tokens of the prompt and of its continuation become less likely."""
     no_repeat_ngram_size: int = 0
-    """No run of so many tokens occurs twice in a continuation; 0: any may."""
+    """No sequence of this many tokens occurs twice in a continuation; 0 allows repetitions."""
     eos: tuple[int, ...] | None = None
     """Token ids that end a text; None: the tokenizer's EOS, if it has one."""
     stop: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from jaxformer.decoding.generation_config import GenerationConfig
 
 
 class DecodeHistory(NamedTuple):
-    """What a logits processor knows of the text so far.
+    """The text so far, as a logits processor sees it.
 
     >>> import jax.numpy as jnp
     >>> from jaxformer.decoding import DecodeHistory

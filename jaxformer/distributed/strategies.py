@@ -98,7 +98,7 @@ class Strategy:
             return jax.jit(_call, out_shardings=shardings)(make_state)
 
     def abstract(self, make_state: Callable[[], Any]) -> Any:
-        """What `init` returns as `jax.ShapeDtypeStruct` with shardings, for restoring onto."""
+        """The result of `init` as `jax.ShapeDtypeStruct` with shardings, to restore into."""
         shapes = jax.eval_shape(make_state)
         return jax.tree.map(
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
@@ -138,7 +138,7 @@ class Strategy:
         return jax.tree.map(self._shard_leaf, batch)
 
     def abstract_batch(self, batch: Batch) -> Batch:
-        """What `shard_batch` returns for a whole batch, as `jax.ShapeDtypeStruct` with shardings.
+        """The result of `shard_batch` for a whole batch, as `jax.ShapeDtypeStruct` with shardings.
 
         `batch` holds all rows. Raises `ConfigError` when `num_shards` does not divide them.
         """

@@ -85,7 +85,7 @@ class MultiHeadAttention(nn.Module):
         bias: Float[Array, "1 N T S"] | None = None,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "R T D"]:
-        """What the queries of `x` take from `kv` [B, S, ...]; R is B or B times the beams.
+        """The output of attention from the tokens of `x` to `kv` [B, S, ...]; R is B, or B x beams.
 
         `kv` defaults to the keys and values of `x` (self-attention), `mask` to one that allows
         everything. The queries are rotated by `rotation`, and `bias` is added to the scaled logits.

@@ -27,9 +27,9 @@ from jaxformer.ops.int8 import (
 def quantize(model: DecodingModel, params: Any) -> Any:
     """`params` with the weights of dense layers, embeddings and the LM head as 8-bit integers.
 
-    The result is for `Int8(model)`. Which weights these are is decided by the type of the module,
-    so that those of your own block are quantized too. Each output of a dense layer and each row of
-    an embedding has a scale of its own. Norms, biases and learned positions stay as they are.
+    The result is for `Int8(model)`. The type of a module decides whether its weights are quantized,
+    so this also works for your own block. Each output of a dense layer and each row of an embedding
+    has its own scale. Norms, biases and learned positions do not change.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -54,8 +54,8 @@ def quantize(model: DecodingModel, params: Any) -> Any:
 class Int8:
     """`model` with the parameters of `quantize`, for decoding.
 
-    It takes the place of the model in `translate` and `complete`. In each product with weights the
-    rows of activations are rounded to 8 bits too, each by itself, and the sums are exact
+    It takes the place of the model in `translate` and `complete`. Each product with weights also
+    rounds the rows of activations to 8 bits, with a scale for each row. Its sums are exact
     (vector-wise quantization, Dettmers et al. 2022, section 3). Attention, norms and sums stay in
     `config.dtype`. Raises `ConfigError` for a model that does not decode.
 

@@ -95,7 +95,7 @@ class Embedding(nn.Module):
 
 
 class LMHead(nn.Module):
-    """Logits of vectors, by a matrix of its own or the embedding's transpose; a bias if asked.
+    """Maps vectors to logits by its own matrix, or by the embedding's transpose if they are tied.
 
     >>> import jax
     >>> import jax.numpy as jnp

@@ -208,8 +208,8 @@ class DecoderOnly(DecodingModel):
     ) -> Float[Array, "B T V"]:
         """The logits of the token after each of `tokens`.
 
-        For packed documents `segments` numbers the documents, so that no token sees those of
-        another one, and `positions` count from 0 in each document.
+        For packed documents, `segments` numbers the documents, and no token sees another document.
+        `positions` then count from 0 in each document.
         """
         return self.lm_head(self.hidden(tokens, segments, positions, dropout_rng=dropout_rng))
 

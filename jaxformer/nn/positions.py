@@ -51,7 +51,7 @@ def rotary_rates(config: TransformerConfig) -> Float[np.ndarray, " half"]:
 
 
 class Rotation(NamedTuple):
-    """By which angles queries and keys are rotated; the leading axis is 1 or B.
+    """The sines and cosines of a rotation of queries and keys; the leading axis is 1 or B.
 
     >>> import jax.numpy as jnp
     >>> from jaxformer.nn import Rotation
@@ -165,17 +165,17 @@ class PositionScheme(nn.Module):
     def add(
         self, x: Float[Array, "B T D"], positions: Int[Array, " T"] | Int[Array, "B T"], length: int
     ) -> Float[Array, "B T D"]:
-        """The stack's input: `x`, with something of its `positions`, which are below `length`."""
+        """The stack's input, made from `x` and the `positions` of its tokens, all below `length`."""
         return x
 
     def rotation(self, positions: Int[Array, " T"] | Int[Array, "B T"]) -> Rotation | None:
-        """How the queries and keys of all blocks are rotated."""
+        """The rotation of the queries and keys of all blocks; None rotates nothing."""
         return None
 
     def bias(
         self, queries: Int[Array, " T"], keys: Int[Array, " S"], causal: bool
     ) -> Float[Array, "1 N T S"] | None:
-        """What is added to the logits of all blocks, given the positions of queries and keys.
+        """The bias of all attention logits, from the positions of queries and keys.
 
         If `causal`, keys after the query are masked.
         """

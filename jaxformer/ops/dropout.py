@@ -22,7 +22,7 @@ class ScannedPlace(struct.PyTreeNode):
 class DropoutRng(NamedTuple):
     """The randomness of one step: two words of its key, and the global ids of the examples.
 
-    None in its place switches dropout off. A mask is a hash of (key, name, example id, position,
+    Without one (None) there is no dropout. A mask is a hash of (key, name, example id, position,
     feature). It is therefore the same on one device, with gradient accumulation, on any mesh and on
     any number of hosts. On a CPU it takes about 1 ns per element (threefry: 27).
 

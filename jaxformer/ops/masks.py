@@ -25,7 +25,7 @@ _ARRAYS = ("padding_mask", "query_segments", "key_segments", "explicit")
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class AttentionMask:
-    """Which of S keys each of T queries may attend to; an attribute not given allows all.
+    """Which of S keys each of T queries may attend to; an attribute that is not given allows all.
 
     It stores attributes and builds the [T, S] matrix only when an attention function asks for it.
     Two masks combine with `&`: a key is seen where both allow it.

@@ -49,7 +49,7 @@ def group_by_length(
 
 
 def split_batch(count: int, programs: int, batch_size: int) -> int:
-    """How many of `count` items each program takes: 1, 2, 4, ... or `batch_size`."""
+    """The number of items, of `count`, that a program takes: 1, 2, 4, ... or `batch_size`."""
     return min(next_power_of_two(-(-count // programs)), batch_size)
 
 

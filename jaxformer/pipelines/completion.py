@@ -32,7 +32,7 @@ _Job = Callable[[], _Pieces]
 
 
 class Completion(NamedTuple):
-    """What was added to a prompt.
+    """The continuation of a prompt.
 
     >>> from jaxformer.pipelines import Completion
     >>> added = Completion(text=" rose", ids=[7, 2], log_probs=[-0.5, -0.25], ended=True)

@@ -187,7 +187,7 @@ def _select_by_memory(spec: AttentionSpec, device: DeviceInfo) -> tuple[str, str
 
 
 def explain(spec: AttentionSpec, device: DeviceInfo | None = None) -> str:
-    """What `select` selects for `spec` on `device` (None: the current one), and why.
+    """A text: what `select` selects for `spec` on `device` (None: the current one), and why.
 
     >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, explain
     >>> sizes = {"heads": 4, "kv_heads": 4, "key_size": 64, "value_size": 64, "causal": True}

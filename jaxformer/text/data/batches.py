@@ -21,7 +21,7 @@ else:  # this layer does not import JAX
 
 
 class Batches(Protocol):
-    """What a training takes its batches from: a batch is a function of (seed, step).
+    """The source of a training's batches: a batch is a function of (seed, step).
 
     >>> import numpy as np
     >>> from jaxformer.text.data import Batches, StreamBatch, all_rows
@@ -124,7 +124,7 @@ class StreamBatch(NamedTuple):
 
 
 class MaskedBatch(NamedTuple):
-    """B rows of T tokens of which at most P are to be predicted.
+    """B rows of T tokens; the model predicts at most P tokens of each row.
 
     >>> import jaxformer as jf
     >>> from jaxformer.text.data import Tokens

@@ -61,7 +61,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
 def read_pairs(
     source_path: str | os.PathLike[str], target_path: str | os.PathLike[str]
 ) -> tuple[list[str], list[str]]:
-    r"""The lines of two files of which line i of one translates line i of the other.
+    r"""The lines of two files; line i of one translates line i of the other.
 
     Raises `DataError` when the numbers of lines differ, and as `read_lines` does.
 
@@ -115,7 +115,7 @@ def read_documents(
     A document is a file, a line, or the lines between blank lines. The separators belong to no
     document, and text of white space only is no document. The blocks of a document, about 128 kB
     each, are its text in pieces. They are cut where byte-level BPE gives the same ids as for the
-    whole text: after a single line feed or, if there is none, before a single space. Take all
+    whole text: after a single line feed or, if there is none, before a single space. Read all
     blocks of a document before the next document. A byte order mark at the start of a file is
     removed. Raises `DataError` for a file that is absent or not readable, a damaged gzip file, a
     binary file (NUL bytes), one that is not UTF-8 (both with the line), and when there is no text.
