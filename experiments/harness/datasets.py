@@ -58,7 +58,7 @@ def cache_folder() -> Path:
 
 
 def _group(dataset: str, file: str) -> Group:
-    table = _table()
+    table = known_datasets()
     if dataset not in table:
         raise DataError(f"there is no data set {dataset!r}: {_near(dataset, table)}")
     groups = [group for group in table[dataset] if file in group.files]
@@ -68,7 +68,7 @@ def _group(dataset: str, file: str) -> Group:
     return groups[0]
 
 
-def _table() -> dict[str, list[Group]]:
+def known_datasets() -> dict[str, list[Group]]:
     """Every data set that `find` knows, by name."""
     table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     return {dataset: [Group(**group) for group in groups] for dataset, groups in table.items()}

@@ -87,10 +87,10 @@ def main(options: SampleOptions) -> None:
 def _continue(loaded: LoadedRun, options: SampleOptions, given: tuple[str, ...]) -> None:
     prompts = [prompt for prompt in given for _ in range(options.count)]
     texts = pipelines.stream(loaded.model, loaded.params, prompts, loaded.tokenizer, options)
-    _print(prompts, texts)
+    print_texts(prompts, texts)
 
 
-def _print(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:
+def print_texts(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:
     """Prints the first text piece by piece, and the others at the end."""
     others = [""] * len(prompts)
     begun = False

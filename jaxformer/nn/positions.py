@@ -165,7 +165,7 @@ class PositionScheme(nn.Module):
     def add(
         self, x: Float[Array, "B T D"], positions: Int[Array, " T"] | Int[Array, "B T"], length: int
     ) -> Float[Array, "B T D"]:
-        """The stack's input, made from `x` and the `positions` of its tokens, all below `length`."""
+        """The stack's input, from `x` and the `positions` of its tokens, all below `length`."""
         return x
 
     def rotation(self, positions: Int[Array, " T"] | Int[Array, "B T"]) -> Rotation | None:

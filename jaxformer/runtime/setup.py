@@ -15,10 +15,11 @@ import jax.numpy as jnp
 # and elementwise loops, which are small in a Transformer, take longer than those that XLA compiles.
 # The second option computes sums in one pass. In windows they are more exact (the gradient of 2,400
 # rows of 64 tokens to 1.2e-6, not 2.7e-6), but a step takes a tenth longer.
-_CPU_OPTIONS = {
+CPU_OPTIONS = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT",
     "xla_disable_hlo_passes": "tree_reduction_rewriter",
 }
+"""The compiler options for a CPU, without those that its XLA does not know."""
 
 # glibc: one heap. Otherwise each thread of XLA and of each save gets a heap of its own, in which
 # freed memory adds up. Heaps are never merged, so this is set before any thread starts.
@@ -70,7 +71,7 @@ def setup_process(compilation_cache_dir: Path | None = None) -> ProcessSetup:
     one_heap = _set_glibc_options(_ONE_HEAP)
     platform_name = jax.default_backend()
     on_cpu = platform_name == "cpu"
-    wanted = _CPU_OPTIONS if on_cpu else {}
+    wanted = CPU_OPTIONS if on_cpu else {}
     known = {name: value for name, value in wanted.items() if _compiles({name: value})}
     keeps_freed = on_cpu and one_heap and _set_glibc_options(_KEEP_FREED)
     unknown = tuple(name for name in wanted if name not in known)

@@ -52,7 +52,7 @@ def server(tmp_path, monkeypatch):
     plain = Group({"a.txt.gz": hashlib.sha256(PACKED).hexdigest()}, url=address)
     zipped = Group({"raw/b.txt.gz": hashlib.sha256(TEXT.encode()).hexdigest()}, address, True)
     lost = Group({"c.txt.gz": "0" * 64}, source="c.txt of the moon, gzipped")
-    monkeypatch.setattr(datasets, "_table", lambda: {"houses": [plain, zipped, lost]})
+    monkeypatch.setattr(datasets, "known_datasets", lambda: {"houses": [plain, zipped, lost]})
     yield Own
     web.shutdown()
     web.server_close()
@@ -125,7 +125,7 @@ def test_an_absent_page_and_an_absent_network_say_what_to_do_by_hand(server, tmp
         find("houses", "a.txt.gz")
     assert by_hand in str(error.value)
     offline = Group({"a.txt.gz": "0" * 64}, "http://127.0.0.1:9/{name}")
-    monkeypatch.setattr(datasets, "_table", lambda: {"houses": [offline]})
+    monkeypatch.setattr(datasets, "known_datasets", lambda: {"houses": [offline]})
     with pytest.raises(DataError, match="127.0.0.1:9/a.txt.gz could not be downloaded") as error:
         find("houses", "a.txt.gz")
     assert by_hand in str(error.value)
@@ -159,7 +159,7 @@ def test_a_cache_that_cannot_be_written_is_an_os_error_and_not_blamed_on_the_net
 
 
 def test_every_known_file_has_a_whole_address_and_a_sha256():
-    table = datasets._table()
+    table = datasets.known_datasets()
     assert set(table) == {
         "multi30k",
         "tatoeba-deu-eng",
@@ -181,7 +181,7 @@ def test_the_known_files_that_lie_here_have_the_sha256_that_is_known():
     if not own:
         pytest.skip("JAXFORMER_DATA is not set")
     checked = 0
-    for dataset, groups in datasets._table().items():
+    for dataset, groups in datasets.known_datasets().items():
         for group in groups:
             for file, digest in group.files.items():
                 content = (Path(own) / dataset / file).read_bytes()

@@ -430,7 +430,7 @@ def test_the_first_text_is_printed_while_it_is_made(monkeypatch, capsys):
         yield 0, "e"
         assert capsys.readouterr().out == "e"
 
-    sample._print(["a", "c"], pieces())
+    sample.print_texts(["a", "c"], pieces())
     assert capsys.readouterr().out == "\n" + "-" * 20 + "\ncd\n"
 
 
@@ -532,9 +532,10 @@ def test_a_part_begins_and_ends_at_its_characters_whatever_the_documents(tmp_pat
     ):
         part = corpus.Part(tuple(names), start=start, stop=stop)
         assert ["".join(document) for document in part.documents()] == expected
-    blocks = iter([iter(["ab", "cd"]), iter(["ef", "gh"])])
-    found = [next(document) for document in corpus._between(blocks, 0, 5)]
-    assert found == ["ab", "e"], "what is left unread counts too"
+    names[0].write_text("a line\n" * 50_000, encoding="utf-8")  # in several blocks
+    part = corpus.Part(tuple(names), start=0, stop=350_001)
+    first, second = (next(document) for document in part.documents())
+    assert len(first) < 350_000 and second == "f", "what is left unread counts too"
 
 
 def test_documents_that_are_not_kept_apart_need_no_special_tokens(text, tmp_path):

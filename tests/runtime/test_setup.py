@@ -67,10 +67,10 @@ def test_without_a_folder_no_program_is_kept():
 
 
 def test_an_option_that_xla_does_not_know_is_named_and_left_out(monkeypatch, same_folder):
-    monkeypatch.setattr(setup, "_CPU_OPTIONS", {**setup._CPU_OPTIONS, "xla_cpu_no_such": "1"})
+    monkeypatch.setattr(setup, "CPU_OPTIONS", {**setup.CPU_OPTIONS, "xla_cpu_no_such": "1"})
     tuning = setup.setup_process()
     assert tuning.unknown_options == ("xla_cpu_no_such",)
-    assert set(tuning.compiler_options) == set(setup._CPU_OPTIONS) - {"xla_cpu_no_such"}
+    assert set(tuning.compiler_options) == set(setup.CPU_OPTIONS) - {"xla_cpu_no_such"}
     assert "xla_cpu_no_such is unknown to this XLA" in str(tuning)
 
 

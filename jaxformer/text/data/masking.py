@@ -29,8 +29,8 @@ class MaskedStream:
     Rows are windows over the documents of `tokens` (written without bos and eos), cut and ordered
     anew in every epoch. The model predicts round(mask_prob * seq_len) tokens of a full row, at
     least one, and no special ones. 80 % of them become special.mask, 10 % a random token, and 10 %
-    stay (Devlin et al. 2019, section 3.1). With `next_sentence` a window lies in one document and is
-    split into A and B. In half of the rows B is replaced by text of another document. Raises
+    stay (Devlin et al. 2019, section 3.1). With `next_sentence` a window lies in one document and
+    is split into A and B. In half of the rows B is replaced by text of another document. Raises
     `DataError` when `special` lacks mask, bos or eos, for a corpus shorter than one context, and
     with `next_sentence` for fewer than two documents.
 
