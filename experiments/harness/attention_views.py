@@ -34,10 +34,17 @@ class AttentionView(NamedTuple):
 def read_weights(
     model: Any, params: Any, *inputs: Int[np.ndarray, "B T"] | Bool[np.ndarray, "B T"]
 ) -> dict[str, Float[np.ndarray, "layers heads T S"]]:
-    """The attention weights of the first row of a batch.
+    """The attention weights of the first row of a batch, named as those of `batch_weights`."""
+    found = batch_weights(model, params, *inputs)
+    return {name: weights[:, 0] for name, weights in found.items()}
 
-    They are named by stack and kind: "encoder/attention", "decoder/attention" and
-    "decoder/cross_attention".
+
+def batch_weights(
+    model: Any, params: Any, *inputs: Int[np.ndarray, "B T"] | Bool[np.ndarray, "B T"]
+) -> dict[str, Float[np.ndarray, "layers B heads T S"]]:
+    """The attention weights of a batch, by stack and kind.
+
+    The names are "encoder/attention", "decoder/attention" and "decoder/cross_attention".
     """
     _, values = _reader(model)(params, *inputs)
     return stacked(values)
@@ -56,13 +63,15 @@ def _reader(model: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
     return jax.jit(partial(read_taps, model, names=names))
 
 
-def stacked(values: Mapping[str, Any]) -> dict[str, Float[np.ndarray, "layers heads T S"]]:
-    """The weights of the first row of a batch among `values`, in the order of their layers."""
+def stacked(
+    values: Mapping[str, Float[np.ndarray, "B heads T S"]],
+) -> dict[str, Float[np.ndarray, "layers B heads T S"]]:
+    """The attention weights among `values`, in the order of their layers."""
     found: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
     for name, value in values.items():
         if place := _PLACE.search(name):
             stack, layer, kind = place.groups()
-            found[f"{stack}/{kind}"][int(layer)] = np.asarray(value[0])
+            found[f"{stack}/{kind}"][int(layer)] = np.asarray(value)
     return {
         name: np.stack([weights for _, weights in sorted(layers.items())])
         for name, layers in found.items()
@@ -95,10 +104,13 @@ def last_layer(view: AttentionView) -> "Figure":
     return plots.attention_grid(view.weights[last:], view.query_tokens, view.key_tokens, last)
 
 
-def entropy(weights: Float[np.ndarray, "layers heads T S"]) -> Float[np.ndarray, "layers heads"]:
-    """The mean over the queries of the entropy of their weights, in bits."""
+def entropy(
+    weights: Float[np.ndarray, "layers B heads T S"], queries: Bool[np.ndarray, "B T"]
+) -> Float[np.ndarray, "layers heads"]:
+    """The mean over `queries` of the entropy of their weights, in bits."""
     logs = np.log2(np.where(weights > 0.0, weights, 1.0))
-    return -(weights * logs).sum(axis=-1).mean(axis=-1)
+    entropies = -np.sum(weights * logs, axis=-1).swapaxes(1, 2)
+    return entropies[:, :, queries].mean(axis=-1)
 
 
 def as_text(view: AttentionView) -> str:

@@ -83,19 +83,25 @@ def attention_map(
     axes.set_yticks(range(len(query_tokens)), query_tokens, fontsize=8)
 
 
-def attention_entropy(entropies: Float[np.ndarray, "layers heads"]) -> "Figure":
-    """The entropy of each head's weights in bits: numbered dots for each layer, and their mean."""
-    figure = _figure(5.0, 3.2)
-    axes = figure.subplots()
-    for head, values in enumerate(entropies.T):
-        axes.plot(range(len(values)), values, "o", color=COLORS[0], alpha=0.6)
-        for layer, value in enumerate(values):
-            axes.annotate(
-                str(head), (layer, value), xytext=(-12, -3), textcoords="offset points", fontsize=7
-            )
-    axes.plot(range(len(entropies)), entropies.mean(axis=1), color=COLORS[1], label="mean")
-    axes.set(xlabel="layer", ylabel="entropy of attention (bits)", xticks=range(len(entropies)))
-    axes.legend(fontsize=8)
+def entropy_over_training(
+    steps: Sequence[int], entropies: Mapping[str, Float[np.ndarray, "steps layers heads"]]
+) -> "Figure":
+    """The entropy of attention in bits, one panel for each kind.
+
+    A layer is the mean of its heads, with a band from the least to the largest.
+    """
+    figure = _figure(4.2 * len(entropies) + 0.6, 3.4)
+    panels = figure.subplots(1, len(entropies), squeeze=False, sharey=True)[0]
+    for axes, (kind, found) in zip(panels, entropies.items(), strict=True):
+        for layer, heads in enumerate(found.swapaxes(0, 1)):
+            color, dash = COLORS[layer % len(COLORS)], DASHES[layer // len(COLORS) % len(DASHES)]
+            axes.plot(steps, heads.mean(-1), dash, color=color, label=f"layer {layer}", marker=".")
+            band = heads.min(axis=-1), heads.max(axis=-1)
+            axes.fill_between(steps, *band, color=color, alpha=0.15, linewidth=0)
+        axes.set(title=kind.replace("_", "-").replace("/", ": "), xlabel="step")
+        axes.grid(alpha=0.3)
+    panels[0].set(ylabel="entropy of attention (bits)")
+    panels[0].legend(fontsize=8)
     return figure
 
 
@@ -113,16 +119,17 @@ def position_table(table: Float[np.ndarray, "T D"]) -> "Figure":
     return figure
 
 
-def mask_matrix(mask: Bool[np.ndarray, "T S"]) -> "Figure":
+def mask_grid(masks: Mapping[str, Bool[np.ndarray, "T S"]]) -> "Figure":
     """The pairs that may attend, dark, with queries as rows and keys as columns."""
-    figure = _figure(3.6, 3.6)
-    axes = figure.subplots()
-    axes.imshow(mask, cmap="Blues", vmin=0, vmax=1)
-    axes.set(xlabel="key", ylabel="query")
-    axes.set_xticks(np.arange(-0.5, mask.shape[1]), minor=True)
-    axes.set_yticks(np.arange(-0.5, mask.shape[0]), minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.5)
-    axes.tick_params(which="minor", length=0)
+    figure = _figure(2.8 * len(masks), 3.2)
+    panels = figure.subplots(1, len(masks), squeeze=False)[0]
+    for axes, (name, mask) in zip(panels, masks.items(), strict=True):
+        axes.imshow(mask, cmap="Blues", vmin=0, vmax=1)
+        axes.set(title=name, xlabel="key", ylabel="query")
+        axes.set_xticks(np.arange(-0.5, mask.shape[1]), minor=True)
+        axes.set_yticks(np.arange(-0.5, mask.shape[0]), minor=True)
+        axes.grid(which="minor", color="white", linewidth=0.5)
+        axes.tick_params(which="minor", length=0)
     return figure
 
 

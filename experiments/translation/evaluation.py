@@ -4,11 +4,13 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from experiments.harness import build
 from experiments.harness.comparison.scored_runs import translation_items
 from experiments.harness.comparison.statistics import item_half_width
 from experiments.harness.decoding_options import DecodingOptions
-from experiments.harness.text_io import write_table
+from experiments.harness.text_io import read_table, write_table
 from experiments.harness.training_view import Sample
 from experiments.translation.corpus import Text
 from experiments.translation.load_run import LoadedRun, Translator
@@ -18,9 +20,10 @@ from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long
+from jaxformer.pipelines.batching import pad_right
 from jaxformer.text import metrics
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
-from jaxformer.text.tokenizers import PAD
+from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.losses import seq2seq_loss
 
 
@@ -157,3 +160,35 @@ def describe_scores(name: str, scores: dict, halves: dict[str, float]) -> str:
         lower = scores["lowercased"]
         lines.append(f"  BLEU {lower['bleu']:.2f}  {lower['bleu_signature']}")
     return "\n".join(lines)
+
+
+def read_samples(folder: Path) -> dict[str, list[str]]:
+    """Source, model and reference of the text that the run was scored on; {} where it was not."""
+    for name in ("test", "validation"):
+        path = folder / "samples" / f"{name}.tsv"
+        if path.is_file():
+            return read_table(path)
+    return {}
+
+
+def scored_text(folder: Path) -> Text:
+    """The sources and references that the run in `folder` was scored on.
+
+    Raises `DataError` for a run that was not.
+    """
+    samples = read_samples(folder)
+    if not samples:
+        raise DataError(f"{folder} has no samples of a text it was scored on: finish its training")
+    return Text(samples["source"], samples["reference"])
+
+
+def pair_batch(loaded: LoadedRun, text: Text, count: int) -> PairBatch:
+    """The first `count` pairs of `text` in one batch; what exceeds the model's `max_len` is cut."""
+    longest = loaded.model.config.max_len
+    sources, targets = (
+        [ids[: longest - 1] for ids in tokenizer.encode_batch(lines[:count])]
+        for tokenizer, lines in zip(loaded[3:], text, strict=True)
+    )
+    sides = [[*ids, EOS] for ids in sources], [[BOS, *ids, EOS] for ids in targets]
+    source, target = (pad_right(side, len(side), max(map(len, side))) for side in sides)
+    return PairBatch(source, target, np.arange(len(source), dtype=np.int32))

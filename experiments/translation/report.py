@@ -9,8 +9,8 @@ from pathlib import Path
 from experiments.harness import cli
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.report import Sentence, page
-from experiments.harness.text_io import read_table
 from experiments.translation.attend import attend
+from experiments.translation.evaluation import read_samples
 from experiments.translation.load_run import load_translator
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
@@ -35,7 +35,7 @@ def main(options: ReportOptions) -> None:
     """Writes the page."""
     folder = Path(options.run)
     translator = load_translator(folder, options=options)
-    samples, intervals = _samples(folder), {}
+    samples, intervals = read_samples(folder), {}
     if samples:
         intervals["bleu"] = bleu_interval(samples["model"], samples["reference"])
     texts = options.text or tuple(samples.get("source", ()))[: options.sentences]
@@ -50,15 +50,6 @@ def main(options: ReportOptions) -> None:
     text = page(folder, translator.params, sentences, shown, intervals)
     output.write_text(text, encoding="utf-8")
     print(f"see {output} ({output.stat().st_size:,} bytes)")
-
-
-def _samples(folder: Path) -> dict[str, list[str]]:
-    """Source, model and reference of the text that the run was scored on; {} where it was not."""
-    for name in ("test", "validation"):
-        path = folder / "samples" / f"{name}.tsv"
-        if path.is_file():
-            return read_table(path)
-    return {}
 
 
 if __name__ == "__main__":

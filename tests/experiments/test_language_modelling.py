@@ -16,6 +16,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import figures
+from experiments.examples import logit_lens
 from experiments.harness import checkpoint_selection, cli, planning
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import utilization
@@ -35,6 +37,7 @@ from experiments.language_modelling.presets import PRESETS, DataConfig
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import Int8
 from jaxformer.text import tokenizers
 from jaxformer.text.data import Stream, open_tokens, write_tokens
@@ -773,3 +776,20 @@ def test_too_little_text_to_set_some_aside_or_to_judge_by_is_refused(text, tmp_p
     args |= {"--data.train": path}
     args.pop("--data.validation")
     refused(call(prepare, args), 65, "1 characters are too few to set some aside for validation")
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+def test_a_run_shows_its_attention_over_training(objective, request, tmp_path, capsys):
+    one = request.getfixturevalue("run" if objective == "causal" else "masked")
+    picture = tmp_path / "entropy.svg"
+    figures.main(figures.FigureOptions("entropy", str(picture), str(one.folder)))
+    assert picture.read_text().count("<svg") == 1
+    stack = "decoder" if objective == "causal" else "encoder"
+    assert f"{stack}/attention" in capsys.readouterr().out
+
+
+def test_what_a_run_says_after_each_layer_is_shown(run, masked, capsys):
+    logit_lens.main(logit_lens.LensOptions(str(run.folder), text="sun", tokens=1))
+    assert capsys.readouterr().out.split()[:2] == ["token", "input"]
+    with pytest.raises(ConfigError, match="use a causal run"):
+        logit_lens.main(logit_lens.LensOptions(str(masked.folder)))

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from experiments import figures
 from experiments.harness import attention_views, plot, plots
 from experiments.harness.attention_views import AttentionView
 from experiments.translation.attend import attend
 from experiments.translation.load_run import Translator
 from jaxformer.decoding import GenerationConfig
-from jaxformer.errors import ConfigError
+from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.text import tokenizers
 
@@ -62,14 +63,17 @@ def test_a_layer_or_a_head_that_is_not_there_is_refused():
 
 
 def test_uniform_weights_have_the_most_entropy_and_one_weight_none():
-    weights = np.stack([np.full((3, 5, 8), 1 / 8), np.eye(8)[:5] * np.ones((3, 1, 1))])
-    np.testing.assert_allclose(attention_views.entropy(weights), [[3.0] * 3, [0.0] * 3])
+    layers = np.full((2, 3, 5, 8), 1 / 8), np.broadcast_to(np.eye(8)[:5], (2, 3, 5, 8)).copy()
+    layers[1][1, :, 4] = 1 / 8  # a query that is padding
+    real = np.array([[True] * 5, [True] * 4 + [False]])
+    found = attention_views.entropy(np.stack(layers), real)
+    np.testing.assert_allclose(found, [[3.0] * 3, [0.0] * 3])
 
 
 def test_blocks_are_stacked_in_the_order_of_their_numbers():
     values = {f"encoder/blocks_{i}/attention/weights": np.full((1, 2, 3, 3), i) for i in (10, 2, 0)}
     found = attention_views.stacked(values)["encoder/attention"]
-    assert found[:, 0, 0, 0].tolist() == [0, 2, 10]
+    assert found[:, 0, 0, 0, 0].tolist() == [0, 2, 10]
 
 
 def write_run(folder, metrics, **settings):
@@ -139,13 +143,36 @@ def test_positions_and_their_similarities_are_drawn():
     assert similarity[0, 1] > similarity[0, 5]
 
 
-def test_masks_and_entropies_are_drawn(rng):
-    mask = np.tril(np.ones((5, 7), bool))
-    np.testing.assert_array_equal(plots.mask_matrix(mask).axes[0].images[0].get_array(), mask)
-    entropies = rng.random((3, 4))
-    axes = plots.attention_entropy(entropies).axes[0]
-    places = {(text.get_text(), *text.xy) for text in axes.texts}
-    assert places == {(str(h), i, entropies[i, h]) for i in range(3) for h in range(4)}
-    lines = axes.lines
-    np.testing.assert_array_equal(lines[2].get_ydata(), entropies[:, 2])
-    np.testing.assert_allclose(lines[-1].get_ydata(), entropies.mean(axis=1))
+def test_masks_are_drawn_as_matrices():
+    masks = figures.masks()
+    for axes, mask in zip(plots.mask_grid(masks).axes, masks.values(), strict=True):
+        np.testing.assert_array_equal(axes.images[0].get_array(), mask)
+    assert np.array_equal(masks["decoder: causal"], np.tril(np.ones((8, 8))))
+    assert masks["two packed documents"].sum() == 3 * 4 / 2 + 5 * 6 / 2
+
+
+def test_the_entropy_of_a_layer_is_the_mean_of_its_heads(rng):
+    entropies = {name: rng.random((3, 2, 5)) for name in ("encoder/attention", "decoder/attention")}
+    first, second = plots.entropy_over_training([10, 20, 30], entropies).axes
+    assert second.get_title() == "decoder: attention"
+    lines = {line.get_label(): line for line in first.lines}
+    given = entropies["encoder/attention"][:, 1]
+    np.testing.assert_allclose(lines["layer 1"].get_ydata(), given.mean(axis=-1))
+    band = first.collections[1].get_paths()[0].vertices
+    assert {given[0].min(), given[2].max()} <= set(band[:, 1])
+
+
+@pytest.mark.parametrize("kind", ["positions", "masks"])
+def test_a_figure_without_a_run_is_written(kind, tmp_path, capsys):
+    output = tmp_path / "figure.svg"
+    figures.main(figures.FigureOptions(kind=kind, output=str(output), d_model=12, length=7))
+    assert output.read_text().count("<svg") == 1
+    assert capsys.readouterr().out == f"see {output}\n"
+
+
+def test_the_entropy_of_a_folder_that_is_no_trained_run_is_refused(tmp_path):
+    for run, said in (("", "give --run"), (str(tmp_path / "a"), "is not a folder")):
+        with pytest.raises(ConfigError, match=said):
+            figures.main(figures.FigureOptions(kind="entropy", run=run))
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+        figures.main(figures.FigureOptions(kind="entropy", run=str(tmp_path)))

@@ -17,6 +17,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import figures
+from experiments.examples import alignment_heads
 from experiments.harness import checkpoint_selection, cli, planning
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.metric_logger import Progress
@@ -841,6 +843,19 @@ def test_a_missing_extra_is_named_before_anything_is_done(
         f"error: {module} is needed but not installed: pip install 'jaxformer[experiments]'\n"
     )
     assert not list(tmp_path.rglob("metrics.jsonl")) + list(tmp_path.rglob("checkpoints"))
+
+
+def test_a_run_shows_its_attention_over_training_and_its_heads(run, tmp_path, capsys):
+    picture, folder = tmp_path / "entropy.svg", str(run.folder)
+    figures.main(figures.FigureOptions(kind="entropy", run=folder, output=str(picture), pairs=2))
+    assert picture.read_text().count("<svg") == 1
+    steps = Checkpoints(run.folder / "checkpoints").steps()
+    lines = capsys.readouterr().out.splitlines()
+    drawn = [line.split()[:3] for line in lines if line.startswith("decoder/cross_attention")]
+    assert drawn == [["decoder/cross_attention", "step", str(step)] for step in steps]
+    alignment_heads.main(alignment_heads.AlignmentOptions(folder, pairs=2))
+    first, header, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("loss of 2 pairs: ") and header.split()[:2] == ["layer", "head"]
 
 
 # All of it, on the embedded default
