@@ -29,6 +29,7 @@ def write_run(folder, hypotheses, references, *, seed=0, width=7, steps=(40,), *
     """The files of a finished translation run."""
     (folder / "samples").mkdir(parents=True)
     config = {"name": folder.name, "model": {"width": width}, "training": {"seed": seed}}
+    config["data"] = {"target_language": "de"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "env.json").write_text("{}")
     columns = {"source": references[::-1], "model": hypotheses, "reference": references}

@@ -17,7 +17,7 @@ from experiments.harness.comparison import statistics, tables
 from experiments.harness.comparison.comparing import compare as compare_runs
 from experiments.harness.comparison.groups import find_runs
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.metrics import bleu_interval, score_translations
+from jaxformer.text.metrics import bleu_interval, score_lowercased, score_translations
 from tests.experiments.finished_runs import sentences, worse, write_language_run, write_run
 
 
@@ -87,6 +87,15 @@ def test_the_interval_of_one_run_is_that_of_sacrebleu(runs, text):
     found = compare_runs(runs[:1])
     assert found.groups[0].items == pytest.approx((high - low) / 2, rel=1e-5)
     assert found.metric == "bleu" and not found.differences
+
+
+def test_a_lowercased_score_has_an_interval_too(text, tmp_path):
+    made = worse([line.upper() for line in text], 0.3, seed=8)
+    lower = score_lowercased(made, text, "de")._asdict()
+    run = write_run(tmp_path / "upper", made, text, lowercased=lower)
+    found = compare_runs([run], "lowercased.bleu")
+    assert found.groups[0].mean == lower["bleu"] > 2 * compare_runs([run]).groups[0].mean
+    assert found.groups[0].items > 1 and found.signature.startswith("lc.norm.moses:de|")
 
 
 def test_runs_that_differ_in_the_seed_are_one_row_with_the_interval_of_student(

@@ -67,7 +67,9 @@ def test_a_recorded_run_has_all_that_is_known_of_it(tmp_path, monkeypatch, capsy
     )
     for _ in range(2):  # recorded again, a line takes the place of the old one
         results.main(options)
-    bleu, exact = evidence.read(tmp_path / "translation" / evidence.FILE)
+    results.main(dataclasses.replace(options, system="again", metrics=("bleu",)))
+    bleu, exact, again = evidence.read(tmp_path / "translation" / evidence.FILE)
+    assert again == dataclasses.replace(bleu, system="again")
     assert bleu.seeds == [0, 1] and bleu.score == sum(bleu.scores) / 2 and bleu.interval > 0
     assert bleu.commit == "ab12, changed" and bleu.versions == {"python": "3.11.7", "jax": "0.10.2"}
     assert bleu.device == "cpu:cpu, 2 CPU cores" and bleu.command == "python -m x"

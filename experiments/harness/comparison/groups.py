@@ -10,8 +10,13 @@ from typing import Any, NamedTuple
 from experiments.harness.config_files import flat, read_object, with_defaults
 from jaxformer.errors import ConfigError
 
-FREE = ("name", "runs", "training.seed", "sweep", "verbose", "profile", "compilation_cache_dir")
-"""Settings that runs of one group may differ in."""
+FREE = (
+    *("name", "runs", "sweep", "training.seed"),
+    *("verbose", "profile", "compilation_cache_dir", "text_cache_dir", "coordinator", "process_id"),
+    *("training.log_every", "training.log_attention", "training.log_update_ratio"),
+    *("training.metrics", "training.loggers", "training.prefetch"),
+)
+"""Settings that runs of one group may differ in: the seed, places, and what is only logged."""
 _LONGEST = 40
 """Characters of a name that is made of settings; a longer one is that of the first run."""
 
