@@ -52,7 +52,7 @@ LANGUAGE = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 23 --data.se
 """
 TRANSLATION = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 31
     --model.num_encoder_layers 1 --data.batch_tokens 128 --data.buckets 1
-    --training.average_checkpoints 1
+    --training.average_checkpoints 1 --training.metrics {HERE}:words
 """
 PARTS = own_parts.cosine_attention, own_parts.OwnBlock, own_parts.OwnPositions
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
@@ -230,6 +230,15 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
     assert (tmp_path / "out.txt").read_text().splitlines() == best
     called(lambda: translate.main(translate.TranslateOptions(input=source, **options)))
     assert (tmp_path / "out.txt").read_text().splitlines() == best
+
+
+def test_a_metric_of_ones_own_is_computed_of_the_translations(translation):
+    lines = [json.loads(x) for x in (translation.folder / "metrics.jsonl").read_text().splitlines()]
+    (logged,) = [line["validation_words"] for line in lines if "validation_words" in line]
+    scored = json.loads((translation.folder / "scores.json").read_text())["words"]
+    for name, found in (("validation-5", logged), ("validation", scored)):
+        made = read_table(translation.folder / "samples" / f"{name}.tsv")["model"]
+        assert found == sum(len(text.split()) for text in made) / len(made)
 
 
 def test_forced_scores_are_those_of_the_model_that_was_trained(translation, text, capsys):
