@@ -32,7 +32,14 @@ from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, S
 from jaxformer.text.data import Batches
 from jaxformer.training import optimizer
 from jaxformer.training.losses import Loss
-from jaxformer.training.train_step import Metrics, TrainState, init_train_state, make_eval_step
+from jaxformer.training.parameter_groups import freeze_gradient
+from jaxformer.training.train_step import (
+    Metrics,
+    TrainState,
+    ema_name,
+    init_train_state,
+    make_eval_step,
+)
 
 MakeOptimizer = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
 """An optimizer of your own: a function of its settings and the learning rate's schedule."""
@@ -166,26 +173,54 @@ def make_first_state(
     ) -> TrainState:
         params = init_params(model, init_rng, *inputs)
         at_rate = build_optimizer(rates, learning_rate)
-        return init_train_state(params, at_rate, rng, ema=training.ema_decay > 0)
+        decays = training.ema_decays
+        ema = decays if isinstance(decays, tuple) else decays > 0
+        return init_train_state(params, at_rate, rng, ema=ema)
 
     return first_state
 
 
-def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
+def with_params(
+    state: TrainState, training: TrainingConfig, fresh: Callable[[], Any]
+) -> TrainState:
+    """`state` with the parameters fresh(), of which each moving average is another copy."""
+    decays = training.ema_decays
+    ema: Any = None
+    if isinstance(decays, tuple):
+        ema = {ema_name(decay): fresh() for decay in decays}
+    elif decays:
+        ema = fresh()
+    return state.replace(params=fresh(), ema=ema)
+
+
+def result_params(state: TrainState, training: TrainingConfig) -> Any:
+    """The parameters of `state` that are evaluated: those of `training.result_tree`."""
+    field, _, decay = training.result_tree.partition("/")
+    found = getattr(state, field)
+    return found[decay] if decay else found
+
+
+def build_loss(
+    training: TrainingConfig, default: Callable[..., Loss], freeze: str = ""
+) -> Callable[..., Loss]:
     """What makes the loss of a model: the function that `training` names, or `default`.
 
-    It gets `z_loss` and `r_drop` where they are not 0. Raises `ConfigError` where it takes none.
+    It gets `z_loss` and `r_drop` where they are not 0; parameters that `freeze` matches get no
+    gradient. Raises `ConfigError` for a loss that takes no such argument.
     """
     make_loss = resolve(training.loss, "loss") if training.loss else default
     options = {name: getattr(training, name) for name in ("z_loss", "r_drop")}
     options = {name: value for name, value in options.items() if value}
     parameters = inspect.signature(make_loss).parameters
+    loss = getattr(make_loss, "func", make_loss)  # of a partial
     for name, value in options.items():
         if name not in parameters:
             raise ConfigError(
-                f"{name}={value} was given, but the loss {make_loss.__name__} has no argument "
+                f"{name}={value} was given, but the loss {loss.__name__} has no argument "
                 f"{name}: leave out --training.{name}, or use another loss"
             )
+    if freeze:
+        return lambda *args, **rest: freeze_gradient(make_loss(*args, **options, **rest), freeze)
     return partial(make_loss, **options) if options else make_loss
 
 

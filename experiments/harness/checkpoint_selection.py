@@ -1,10 +1,11 @@
 """Which checkpoints become a run's final weights: the mean of the last ones, or the best one."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from experiments.harness import json_records
 from experiments.harness.training_config import TrainingConfig
@@ -14,6 +15,7 @@ from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 
 _NOTE = "weights.json"
+_CHECKPOINTS = ("final", "best", "last", "average", "ema")
 
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
 
@@ -25,18 +27,32 @@ class RunOptions:
     run: str = ""
     """The folder of the run."""
     _: KW_ONLY
-    checkpoint: Literal["final", "best", "last", "average", "ema"] = "final"
+    checkpoint: str = "final"
     """Weights of the run. final: chosen when training ended (before: the newest); best: of the best
-    validation; last: of the newest step; average: mean of the last steps; ema: moving average."""
+    validation; last: of the newest step; average: mean of the last steps; ema: moving average, or
+    ema@DECAY: the one with this decay."""
     step: int | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
 
     def __post_init__(self):
         check_choices(self)
+        if self.checkpoint not in _CHECKPOINTS and self.ema_decay is None:
+            raise ConfigError(
+                f"checkpoint={self.checkpoint!r} is unknown: give one of "
+                f"{', '.join(_CHECKPOINTS)}, ema@DECAY"
+            )
         if self.step is not None and self.checkpoint in ("best", "average"):
             raise ConfigError(
                 f"step={self.step} and checkpoint={self.checkpoint!r} both choose a step: give one"
             )
+
+    @property
+    def ema_decay(self) -> float | None:
+        """The decay of the moving average that `checkpoint` names; None where it names none."""
+        kind, _, decay = self.checkpoint.partition("@")
+        with contextlib.suppress(ValueError):
+            return float(decay) if kind == "ema" else None
+        return None
 
     @property
     def chooses(self) -> bool:
@@ -91,11 +107,7 @@ def _last(checkpoints: Checkpoints, training: TrainingConfig) -> list[int]:
 
 def mean(checkpoints: Checkpoints, training: TrainingConfig, steps: list[int]) -> Any:
     """The mean over `steps` of the parameters, or of their moving averages if there are any."""
-    return checkpoints.average_params(steps, tree=_averaged_tree(training))
-
-
-def _averaged_tree(training: TrainingConfig) -> str:
-    return "ema" if training.ema_decay > 0 else "params"
+    return checkpoints.average_params(steps, tree=training.result_tree)
 
 
 def note(folder: Path, steps: list[int], **scores: float) -> None:
@@ -129,9 +141,17 @@ def select(
         )
     if options.checkpoint == "ema" and not training.ema_decay:
         raise ConfigError(f"{folder} keeps no moving average: it was trained with ema_decay=0")
+    decays = {training.ema_decay, *training.extra_ema_decays} - {0.0}
+    if options.ema_decay is not None and options.ema_decay not in decays:
+        raise ConfigError(
+            f"checkpoint={options.checkpoint!r}, but {folder} keeps the moving averages with the "
+            f"decays {', '.join(map(str, sorted(decays))) or '(none)'}: give one of these"
+        )
     step = newest if options.step is None else options.step
     if options.checkpoint == "last":
         return [step], "params"
+    if options.ema_decay is not None:
+        return [step], training.ema_tree(options.ema_decay)
     steps = [step]
     if options.checkpoint == "average":
         steps = _last(checkpoints, training)
@@ -139,7 +159,7 @@ def select(
         steps = [checkpoints.best_step() or newest]
     elif options.checkpoint == "final" and options.step is None:
         steps = _final(folder, checkpoints, newest)
-    return steps, _averaged_tree(training)
+    return steps, training.result_tree
 
 
 def _final(folder: Path, checkpoints: Checkpoints, newest: int) -> list[int]:

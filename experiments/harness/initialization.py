@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 
-from experiments.harness import checkpoint_selection, display, distributed, run_folder
+from experiments.harness import build, checkpoint_selection, display, distributed, run_folder
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.config_files import split_step
 from jaxformer.checkpoint import Checkpoints
@@ -120,7 +120,7 @@ def _initialized(
     def fresh() -> Any:  # a copy, because a step donates its state's buffers
         return devices.shard_state(jax.tree.map(jnp.array, params))
 
-    return state.replace(params=fresh(), ema=None if state.ema is None else fresh()), steps
+    return build.with_params(state, config.training, fresh), steps
 
 
 def check_shapes(folder: Path, params: Any, needed: Any) -> None:

@@ -15,10 +15,8 @@ from jaxtyping import Float
 from experiments.harness import display, training_view
 from experiments.harness.run_folder import Run
 from experiments.harness.training_view import Sample, View
-from jaxformer.training.train_step import raise_if_diverged
+from jaxformer.training.train_step import NOT_SUMS, raise_if_diverged
 
-_OF_STEP = {"grad_norm", "skipped", "update_ratio"}
-"""Metrics that are no sums over tokens."""
 _RECENT = 100
 """Steps whose mean time the estimate is made of."""
 
@@ -160,7 +158,7 @@ class Progress:
         skipped = int(numbers["skipped"])
         if not skipped:
             del numbers["skipped"]
-        for name in numbers.keys() - _OF_STEP:  # the loss and its auxiliary sums
+        for name in numbers.keys() - set(NOT_SUMS):  # the loss and its auxiliary sums
             numbers[name] /= max(tokens, 1.0)
         if self._learning_rates is not None:  # a skipped step is no update
             numbers["learning_rate"] = float(self._learning_rates[max(step - 1 - skipped, 0)])

@@ -19,6 +19,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS
 from jaxformer.runtime.setup import ProcessSetup, setup_process
 from jaxformer.training import optimizer
+from jaxformer.training.train_step import EmaDecay, ema_name
 
 StrategyName = Literal["single", "replicated", "sharded"]
 Remat = Literal["none", "attention", "matmuls", "blocks"]
@@ -33,6 +34,10 @@ class TrainingConfig:
     """Parts of a batch whose gradients are summed one after the other before each update."""
     ema_decay: float = 0.0
     """Decay of the moving average of the parameters, which then becomes the result; 0: none."""
+    extra_ema_decays: tuple[float, ...] = ()
+    """Decays of further moving averages, which --checkpoint ema@DECAY chooses later."""
+    gradient_noise_scale: bool = False
+    """Logs the gradient noise scale; needs grad_accumulation or several devices."""
     seed: int = 0
     """Seed of the initial parameters, the order of the data and dropout."""
     log_every: int = 100
@@ -84,6 +89,10 @@ class TrainingConfig:
         check_at_least(self, 1, "grad_accumulation", "average_checkpoints")
         check_at_least(self, 0, "loss_chunk", "z_loss", "r_drop", "prefetch")
         check_fraction(self, "ema_decay")
+        if not all(0.0 < decay < 1.0 for decay in self.extra_ema_decays):
+            raise ConfigError(
+                f"extra_ema_decays={self.extra_ema_decays}, but each lies in 0 < decay < 1"
+            )
         _check_name(self, "attention_fn", (*ATTENTION_FNS, "auto"))
         if self.block and self.remat != "none":
             raise ConfigError(
@@ -91,9 +100,27 @@ class TrainingConfig:
                 "given: leave out --training.remat, and use flax.linen.remat in your module"
             )
 
+    @property
+    def ema_decays(self) -> EmaDecay:
+        """The decay of the moving average, or of each one where there are several."""
+        if not self.extra_ema_decays:
+            return self.ema_decay
+        own = (self.ema_decay,) if self.ema_decay else ()
+        return tuple(dict.fromkeys((*own, *self.extra_ema_decays)))
+
+    @property
+    def result_tree(self) -> str:
+        """The part of a state that is evaluated and becomes the result: "params" or an average."""
+        return self.ema_tree(self.ema_decay) if self.ema_decay else "params"
+
+    def ema_tree(self, decay: float) -> str:
+        """The part of a state that is the moving average with this decay."""
+        return f"ema/{ema_name(decay)}" if self.extra_ema_decays else "ema"
+
     def compiled(self) -> "TrainingConfig":
         """The settings that a program depends on: seed, intervals and patience have defaults."""
-        names = ("seed", "log_every", "save_every", "evaluate_every", "patience", "log_attention")
+        names = ["seed", "log_every", "save_every", "evaluate_every", "patience", "log_attention"]
+        names += ["early_stopping_metric", "early_stopping_mode"]
         defaults: dict[str, Any] = {x.name: x.default for x in fields(self) if x.name in names}
         return replace(self, **defaults)
 
@@ -106,7 +133,8 @@ class OptimizerConfig(optimizer.OptimizerConfig):
     """The update rule: adam, muon, lion, adafactor, or your own optimizer as package.module:name,
     which decides on clipping and weight decay itself."""
     schedule: str = "inverse_square_root"  # type: ignore[assignment]  # wider: also your own
-    """inverse_square_root, cosine, constant, or your own as package.module:name."""
+    """inverse_square_root, cosine, constant, linear, wsd (warm-up, stable, decay), step, or your
+    own as package.module:name."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -173,10 +201,11 @@ class RunConfig:
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
         training += ["attention_fn", "remat", "loss_chunk", "gather_at", "prefetch"]
         training += ["metrics", "loggers", "log_attention", "log_update_ratio"]
+        training += ["gradient_noise_scale"]
         places = set(RunConfig.__dataclass_fields__) - {"init_from", "continue_from"}
         names = ["name", *sorted(places), *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
-        endless = self.optimizer.schedule in ("inverse_square_root", "constant")
+        endless = self.optimizer.schedule in ("inverse_square_root", "constant", "step")
         endless &= not is_own(self.optimizer.name)
         return [*names, "optimizer.total_steps"] if endless else names
 

@@ -7,7 +7,7 @@ Without files the task is: which of ten packages of the standard library is a sn
 
 import json
 import statistics
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,7 +31,8 @@ from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pretrained import is_pretrained
 from jaxformer.text.data import read_tab_pairs
 from jaxformer.text.tokenizers import Tokenizer
-from jaxformer.training.losses import Loss, classification_loss
+from jaxformer.training.losses import classification_loss
+from jaxformer.training.parameter_groups import freeze, freeze_gradient
 from jaxformer.training.train_step import init_train_state, make_train_step, raise_if_diverged
 
 
@@ -86,6 +87,7 @@ class FinetuneOptions(RunOptions):
             )
 
 
+_BACKBONE = "^backbone/"
 _head = replace(FinetuneOptions().optimizer, learning_rate=1e-2, weight_decay=0.0)
 
 PRESETS = {
@@ -234,7 +236,9 @@ def make_task(options: FinetuneOptions, loaded: LoadedRun, train: Labelled, test
     model = Classifier(backbone, len(kinds))
     loss, optimizer = classification_loss(model), build.build_optimizer(options.optimizer)
     if options.freeze_backbone:
-        loss, optimizer = freeze_backbone(loss, optimizer)
+        loss, optimizer = freeze_gradient(loss, _BACKBONE), freeze(optimizer, _BACKBONE)
+    elif options.optimizer.freeze:
+        loss = freeze_gradient(loss, options.optimizer.freeze)
     length, frame = min(options.seq_len, backbone.config.max_len), frame_of(loaded)
     return Task(
         kinds,
@@ -283,22 +287,6 @@ def encode(
         tokens[i, : len(row)], present[i, : len(row)] = row, True
     labels = [kinds.index(label) for label in labelled.labels]
     return Examples(tokens, present, np.array(labels, np.int32))
-
-
-def freeze_backbone(
-    loss: Loss, optimizer: optax.GradientTransformation
-) -> tuple[Loss, optax.GradientTransformation]:
-    """A classifier's loss and optimizer that change only its head."""
-
-    def loss_of_head(params, batch, rng):  # without the gradient that nobody needs
-        frozen = jax.lax.stop_gradient(params["backbone"])
-        return loss({**params, "backbone": frozen}, batch, rng)
-
-    rules: dict[Hashable, optax.GradientTransformation] = {
-        "head": optimizer,
-        "backbone": optax.set_to_zero(),
-    }
-    return loss_of_head, optax.partition(rules, {name: name for name in rules})
 
 
 def fine_tune(options: FinetuneOptions, task: Task, seed: int, *, pretrained: bool) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from experiments.harness import initialization, run_folder
+from experiments.harness import build, initialization, run_folder
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from jaxformer.distributed import Strategy
@@ -110,5 +110,4 @@ def with_pretrained_params(
 
     params: Any = load_pretrained(config.init_from).params
     params = stack_blocks(params) if config.model.scan_layers else params
-    average = None if state.ema is None else fresh()
-    return state.replace(params=fresh(), ema=average)
+    return build.with_params(state, config.training, fresh)

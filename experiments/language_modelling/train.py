@@ -169,7 +169,7 @@ def run_steps(
             work = flops(model.config, batch)
             progress.add(number, metrics, batch.loss_mask.size, work, loader.waited)
             if due(number, training.evaluate_every):
-                params = state.params if state.ema is None else state.ema
+                params = build.result_params(state, training)
                 params = distributed.local(devices, params)
                 loaded = LoadedRun(config, model, params, prepared.tokenizer)
                 stopping = validate(loaded, prepared, number, stopping, run, progress)
@@ -210,10 +210,11 @@ def programs(
 ) -> tuple[Callable[..., TrainState], CountedJit]:
     """What makes a first state, and the compiled step, of runs whose seed and rate are data."""
     step = devices.step(
-        build.build_loss(training, loss)(model, loss_chunk=training.loss_chunk),
+        build.build_loss(training, loss, rates.freeze)(model, loss_chunk=training.loss_chunk),
         build.build_optimizer(rates),
         grad_accumulation=training.grad_accumulation,
-        ema_decay=training.ema_decay,
+        ema_decay=training.ema_decays,
+        gradient_noise_scale=training.gradient_noise_scale,
         log_update_ratio=training.log_update_ratio,
         gather_at=training.gather_at,
         gather_dtype=model.config.dtype,

@@ -19,7 +19,7 @@ from experiments.harness.text_cache import TextCache
 from experiments.harness.training_config import text_cache
 from experiments.translation import known_words
 from experiments.translation.corpus import Text, open_corpus
-from experiments.translation.presets import PRESETS, TranslationConfig
+from experiments.translation.presets import PRESETS, DataConfig, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import assert_processes_agree
@@ -66,6 +66,7 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
         max_len=config.model.max_len,
         pad_to_multiple=data.pad_to_multiple,
         batch_size_multiple=data.batch_size_multiple * config.training.grad_accumulation,
+        encodings=data.encodings,
     )
     return Prepared(
         model, source_tokenizer, target_tokenizer, batches, corpus.validation, corpus.test
@@ -147,12 +148,14 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _wanted(config: TranslationConfig, folder: Path) -> list:
-    """What decides the tokenizers besides the text: JSON."""
-    sizes = config.model.vocab_size, config.model.source_vocab_size
+    """What decides the tokenizers and the ids besides the text: JSON."""
+    data, model = config.data, config.model
+    wanted: list = [data.tokenizer, model.vocab_size, model.source_vocab_size]
+    wanted += [data.bpe_dropout, data.bpe_encodings] if data.bpe_dropout else []
     run = tokenizer_run(config)
     if run is None and not initialization.is_begun(folder):
-        return [config.data.tokenizer, *sizes]
-    return [config.data.tokenizer, *sizes, _digests(run or folder)]
+        return wanted
+    return [*wanted, _digests(run or folder)]
 
 
 def _prepare(
@@ -177,7 +180,7 @@ def _prepare(
     (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
     make = partial(_write_tokenizers, config, read)
     cache.fill(folder / "tokenizer", ["tokenizers", wanted], make)
-    encode = partial(_encode, read, load_tokenizers(folder))
+    encode = partial(_encode, config.data, read, load_tokenizers(folder))
     cache.fill(folder / "data", ["pairs", wanted], encode)
     json_records.write(note, wanted | {"tokenizers": _digests(folder)})
 
@@ -201,11 +204,22 @@ def _write_tokenizers(config: TranslationConfig, read: Callable[[], Text], folde
 
 
 def _encode(
-    read: Callable[[], Text], tokenizer_pair: tuple[Tokenizer, Tokenizer], folder: Path
+    data: DataConfig,
+    read: Callable[[], Text],
+    tokenizer_pair: tuple[Tokenizer, Tokenizer],
+    folder: Path,
 ) -> None:
     text, (source, target) = read(), tokenizer_pair
     with display.phase(f"encoding {len(text.source):,} pairs"):
-        encode_pairs(text.source, text.target, source, folder, target_tokenizer=target)
+        encode_pairs(
+            text.source,
+            text.target,
+            source,
+            folder,
+            target_tokenizer=target,
+            bpe_dropout=data.bpe_dropout,
+            encodings=data.encodings,
+        )
         known_words.write(folder, text.source)
 
 

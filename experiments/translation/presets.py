@@ -43,6 +43,10 @@ class DataConfig:
     """Language code of the target text; it chooses the tokenisation of lower-cased BLEU."""
     tokenizer: Literal["bpe", "words", "characters"] = "bpe"
     """Kind of vocabulary; source and target share one unless --model.source_vocab_size is given."""
+    bpe_dropout: float = 0.0
+    """Share of the merges that are left out at random in the training text; 0: none."""
+    bpe_encodings: int = 8
+    """Random segmentations of each training text with bpe_dropout; an epoch uses one of them."""
     batch_tokens: int = 4_096
     """Target positions of a batch, padding included."""
     buckets: int = 6
@@ -53,6 +57,20 @@ class DataConfig:
     """The number of pairs in a batch is a multiple of this, so that devices can share it."""
     batches: str = ""
     """Your own batches as package.module:name, a function of (config, prepared); empty: none."""
+
+    def __post_init__(self):
+        check_fraction(self, "bpe_dropout")
+        check_at_least(self, 1, "bpe_encodings")
+        if self.bpe_dropout and self.tokenizer != "bpe":
+            raise ConfigError(
+                f"bpe_dropout={self.bpe_dropout} leaves out merges of a BPE, but tokenizer="
+                f"{self.tokenizer!r} has none: give --data.tokenizer bpe, or leave it out"
+            )
+
+    @property
+    def encodings(self) -> int:
+        """Segmentations of each training text."""
+        return self.bpe_encodings if self.bpe_dropout else 1
 
 
 @dataclass(frozen=True)

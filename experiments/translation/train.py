@@ -155,7 +155,7 @@ def run_steps(
             work = flops_of(model.config, batch)
             progress.add(number, metrics, positions, work, loader.waited)
             if due(number, training.evaluate_every):
-                params = state.params if state.ema is None else state.ema
+                params = build.result_params(state, training)
                 loaded = with_params(config, prepared, model, distributed.local(devices, params))
                 stopping = validate(loaded, prepared, number, stopping, run, progress)
             last = number == total or stopping.should_stop(training.patience)
@@ -192,14 +192,15 @@ def programs(
     loss: Callable[..., Loss] = seq2seq_loss
     if training.teacher:
         loss = partial(seq2seq_loss, distillation=training.distillation_weight)
-    make_loss = build.build_loss(training, loss)
+    make_loss = build.build_loss(training, loss, rates.freeze)
     step = devices.step(
         make_loss(
             model, pad=PAD, label_smoothing=training.label_smoothing, loss_chunk=training.loss_chunk
         ),
         build.build_optimizer(rates),
         grad_accumulation=training.grad_accumulation,
-        ema_decay=training.ema_decay,
+        ema_decay=training.ema_decays,
+        gradient_noise_scale=training.gradient_noise_scale,
         log_update_ratio=training.log_update_ratio,
         gather_at=training.gather_at,
         gather_dtype=model.config.dtype,

@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from jaxformer.checkpoint import manifest, serialization
 from jaxformer.checkpoint.steps import StepFolders, lock
 from jaxformer.errors import CheckpointError
+from jaxformer.training.parameters import unflatten
 
 
 class Checkpoints:
@@ -170,14 +171,17 @@ class Checkpoints:
         return jax.tree.map(serialization.as_given, abstract_state, state), saved.metadata
 
     def restore_params(self, step: int | None = None, *, tree: str = "params") -> dict[str, Any]:
-        """The field `tree` of the state of `step`, as nested dicts of numpy arrays."""
+        """The field `tree` of the state of `step`, as nested dicts of numpy arrays.
+
+        "field/key" is an entry of a field that is a dict.
+        """
         step = self._verified_step(step)
-        stored = self._stored(step)
-        if not isinstance(stored, dict) or not stored.get(tree):
+        found = _entry(self._stored(step), tree)
+        if not found:
             raise CheckpointError(f"{self._steps.path(step)} holds no {tree!r}")
-        target = {tree: stored[tree]}
+        target = unflatten({tree: found})
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
-        return self._read(step, target, as_numpy, partial=True)[tree]
+        return _entry(self._read(step, target, as_numpy, partial=True), tree)
 
     def average_params(self, steps: Iterable[int], *, tree: str = "params") -> dict[str, Any]:
         """The mean of the field `tree` over `steps`, summed in float64, in the stored dtype.
@@ -303,6 +307,13 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (ValueError, OSError, LookupError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged and cannot be read: {error}") from error
+
+
+def _entry(stored: Any, name: str) -> Any:
+    """The entry "field/key" of nested dicts, or None."""
+    for key in name.split("/"):
+        stored = stored.get(key) if isinstance(stored, dict) else None
+    return stored
 
 
 def _agreed(value: int) -> int:

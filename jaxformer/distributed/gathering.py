@@ -22,6 +22,7 @@ from jaxformer.training.train_step import (
     GradientSums,
     accumulate,
     loss_and_gradient,
+    measured_loss_and_gradient,
 )
 
 BATCH_AXES = ("data", "fsdp")
@@ -34,13 +35,14 @@ class Gathering(NamedTuple):
     """How parameters are divided and gathered.
 
     `specs` is the tree of their `PartitionSpec`, `axes` are those of `BATCH_AXES` with more than
-    one device; `Strategy.step` describes `at` and `dtype`.
+    one device; `Strategy.step` describes `at`, `dtype` and `gradient_noise_scale`.
     """
 
     specs: Any
     axes: tuple[str, ...]
     at: GatherAt
     dtype: Any
+    gradient_noise_scale: bool = False
 
     def for_loss(self, params: Params) -> Params:
         """What a loss gets: whole parameters, or boxes from which Flax's modules take them."""
@@ -71,9 +73,11 @@ class Gathering(NamedTuple):
             grads, *sums = accumulate(sums_of, params, batch, parts)
         else:
             whole = self._gather(params)
+            measured = self.gradient_noise_scale
+            differentiate = measured_loss_and_gradient if measured else loss_and_gradient
 
             def sums_of(part: Batch) -> GradientSums:
-                return loss_and_gradient(loss, _as_stored(whole, params), part, rng)
+                return differentiate(loss, _as_stored(whole, params), part, rng)
 
             like = jax.eval_shape(_as_stored, whole, params)
             grads, *sums = accumulate(sums_of, like, batch, parts)

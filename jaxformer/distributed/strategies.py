@@ -23,6 +23,7 @@ from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import Params, flatten, map_with_path
 from jaxformer.training.train_step import (
     Batch,
+    EmaDecay,
     GradientSums,
     Metrics,
     TrainState,
@@ -170,10 +171,11 @@ class Strategy:
         optimizer: optax.GradientTransformation,
         *,
         grad_accumulation: int = 1,
-        ema_decay: float = 0.0,
+        ema_decay: EmaDecay = 0.0,
         log_update_ratio: bool = False,
         gather_at: GatherAt = "step",
         gather_dtype: Any = None,
+        gradient_noise_scale: bool = False,
     ) -> CountedJit:
         """The compiled `make_train_step`: (state, sharded batch) -> (state, metrics).
 
@@ -188,16 +190,22 @@ class Strategy:
             time. The loss must read parameters through Flax modules, or call `flax.linen.unbox`.
 
         They are moved in `gather_dtype`: give the model's `dtype` (None: their own). A gradient is
-        added up in the parameter's own type. Raises `ConfigError` for another `gather_at`, for a
-        loss that reads a parameter otherwise with "use", and when `num_shards` x
-        `grad_accumulation` does not divide the rows of a batch.
+        added up in the parameter's own type.
+
+        `gradient_noise_scale` adds the metrics `gradient_noise.METRICS`. It needs "step" and at
+        least two parts of a batch, of devices or of gradient accumulation.
+
+        Raises `ConfigError` for another `gather_at`, for a loss that reads a parameter otherwise
+        with "use", and when `num_shards` x `grad_accumulation` does not divide the rows of a batch.
         """
         if gather_at not in ("step", "use"):
             raise ConfigError(f"gather_at={gather_at!r} is unknown: give 'step' or 'use'")
+        if gradient_noise_scale:
+            self._check_noise(grad_accumulation, gather_at)
         update = make_update(optimizer, ema_decay, log_update_ratio=log_update_ratio)
 
         def sums_of(specs: Any, params: Params, batch: Batch, rng: jax.Array) -> GradientSums:
-            gathering = Gathering(specs, self._axes, gather_at, gather_dtype)
+            gathering = Gathering(specs, self._axes, gather_at, gather_dtype, gradient_noise_scale)
             parts = grad_accumulation
             return gathering.gradient_sums(checked_loss(loss), params, batch, rng, parts)
 
@@ -290,6 +298,19 @@ class Strategy:
             return leaf[first : first + size]
 
         return jax.make_array_from_callback(shape, sharding, part)
+
+    def _check_noise(self, grad_accumulation: int, gather_at: GatherAt) -> None:
+        """Raises `ConfigError` where there are no gradients of parts of the batch to compare."""
+        if gather_at == "use":
+            raise ConfigError(
+                "gradient_noise_scale compares the gradients of devices, but gather_at='use' adds "
+                "them up in the backward pass: give gather_at='step'"
+            )
+        if self.num_shards * grad_accumulation == 1:
+            raise ConfigError(
+                "gradient_noise_scale compares the gradients of parts of a batch, but there is one "
+                "part: give grad_accumulation=2 or more devices"
+            )
 
     def _check_rows(self, batch: Any, grad_accumulation: int, share: float = 1) -> None:
         need = self.num_shards * grad_accumulation

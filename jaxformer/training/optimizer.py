@@ -1,6 +1,7 @@
 """Learning-rate schedules and the chain of gradient transformations."""
 
 import math
+import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -13,9 +14,10 @@ from jaxtyping import Float
 from jaxformer.config import check_at_least, check_choices, check_fraction
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacking import is_stacked
+from jaxformer.training.parameter_groups import freeze, scale_layers
 from jaxformer.training.parameters import Params, flatten, layer_shape, map_with_path, matrix_mask
 
-ScheduleName = Literal["inverse_square_root", "cosine", "constant"]
+ScheduleName = Literal["inverse_square_root", "cosine", "constant", "linear", "wsd", "step"]
 RuleName = Literal["adam", "muon", "lion", "adafactor"]
 
 
@@ -38,9 +40,15 @@ class OptimizerConfig:
     warmup_steps: int = 4_000
     """Number of steps in which the learning rate rises linearly from 0."""
     total_steps: int = 100_000
-    """Number of training steps. A cosine schedule ends there."""
+    """Number of training steps. A cosine, linear or wsd schedule ends there."""
     min_lr_ratio: float = 0.1
-    """Final learning rate of a cosine schedule, as a fraction of `learning_rate`."""
+    """Final learning rate of a cosine, linear or wsd schedule, as a fraction of `learning_rate`."""
+    decay_fraction: float = 0.2
+    """Share of all steps in which a wsd schedule falls linearly at the end; before, it is flat."""
+    step_boundaries: tuple[int, ...] = ()
+    """Updates after each of which a step schedule multiplies the learning rate by step_factor."""
+    step_factor: float = 0.1
+    """What a step schedule multiplies the learning rate by."""
     b1: float = 0.9
     """Decay of Adam's first moment; weight of the momentum in Lion's update."""
     b2: float = 0.98
@@ -53,17 +61,50 @@ class OptimizerConfig:
     """Decoupled weight decay of matrices and tables. 0 disables it."""
     momentum: float = 0.95
     """Momentum of Muon."""
+    layer_lr_decay: float = 1.0
+    """Factor of the learning rate from each layer to the one below it; 1 disables it."""
+    freeze: str = ""
+    """Regular expression; parameters in whose path it is found are not trained. Empty: none."""
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_at_least(self, 0, "learning_rate", "warmup_steps", "min_lr_ratio")
         check_at_least(self, 0, "eps", "grad_clip_norm", "weight_decay")
         check_fraction(self, "b1", "b2", "momentum")
-        if self.schedule == "cosine" and self.total_steps <= max(self.warmup_steps, 1):
+        _check_schedule(self)
+        check_fraction(self, "decay_fraction")
+        if not 0.0 < self.layer_lr_decay <= 1.0:
             raise ConfigError(
-                f"total_steps={self.total_steps} leaves no step for the cosine after "
-                f"warmup_steps={self.warmup_steps}: give more steps or a shorter warm-up"
+                f"layer_lr_decay={self.layer_lr_decay}, but it lies in 0 < layer_lr_decay <= 1"
             )
+        try:
+            re.compile(self.freeze)
+        except re.error as error:
+            raise ConfigError(
+                f"freeze={self.freeze!r} is not a regular expression: {error}"
+            ) from error
+
+    @property
+    def decay_steps(self) -> int:
+        """The number of steps in which a wsd schedule falls."""
+        return max(round(self.decay_fraction * self.total_steps), 1)
+
+
+def _check_schedule(config: OptimizerConfig) -> None:
+    """Raises `ConfigError` for a schedule that has no room in `total_steps`, or no boundaries."""
+    warmup = max(config.warmup_steps, 1)
+    decay = config.decay_steps - 1 if config.schedule == "wsd" else 0
+    if config.schedule in ("cosine", "linear", "wsd") and config.total_steps <= warmup + decay:
+        raise ConfigError(
+            f"total_steps={config.total_steps} leaves no step for the {config.schedule} after "
+            f"warmup_steps={config.warmup_steps}: give more steps or a shorter warm-up"
+        )
+    boundaries = config.step_boundaries
+    if config.schedule == "step" and not 0 < len(boundaries) == len({0, *boundaries}) - 1:
+        raise ConfigError(
+            f"step_boundaries={boundaries}, but a step schedule needs the numbers of the updates "
+            "after which the learning rate falls: give different ones above 0, such as 1000 2000"
+        )
 
 
 def noam_peak_learning_rate(d_model: int, warmup_steps: int) -> float:
@@ -87,8 +128,9 @@ def inverse_square_root(peak: float, warmup_steps: int) -> optax.Schedule:
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:
     """The learning rate as a function of the number of updates done.
 
-    It rises linearly to `learning_rate` at update number `warmup_steps`. A cosine ends at update
-    number `total_steps`.
+    It rises linearly to `learning_rate` at update number `warmup_steps`. A cosine, linear or wsd
+    schedule (warm-up, stable, decay: Hu et al. 2024; Hägele et al. 2024) ends at update number
+    `total_steps`.
 
     >>> import jaxformer as jf
     >>> from jaxformer.training import make_schedule
@@ -109,10 +151,24 @@ def _relative_schedule(config: OptimizerConfig) -> optax.Schedule:
         schedule = optax.warmup_cosine_decay_schedule(
             0.0, 1.0, warmup, config.total_steps, config.min_lr_ratio
         )
-    else:
+    elif config.schedule == "constant":
         schedule = optax.warmup_constant_schedule(0.0, 1.0, warmup)
+    else:
+        schedule = _linear_pieces(config, warmup)
     # The first update has number 1, so its rate is not 0.
     return lambda count: schedule(count + 1)
+
+
+def _linear_pieces(config: OptimizerConfig, warmup: int) -> optax.Schedule:
+    """The relative learning rate of update number n of a linear, wsd or step schedule."""
+    rise = optax.linear_schedule(0.0, 1.0, warmup)
+    if config.schedule == "step":
+        falls = {boundary + 1: config.step_factor for boundary in config.step_boundaries}
+        steps = optax.piecewise_constant_schedule(1.0, falls)
+        return lambda number: rise(number) * steps(number)
+    decay = config.total_steps - warmup if config.schedule == "linear" else config.decay_steps
+    fall = optax.linear_schedule(1.0, config.min_lr_ratio, decay)
+    return optax.join_schedules([rise, fall], [config.total_steps - decay])
 
 
 def make_optimizer(
@@ -135,7 +191,8 @@ def make_optimizer(
     - "muon": Jordan 2024 for the matrices of the blocks, Adam for all other parameters. Muon's
       updates have the size of Adam's, a root mean square of 0.2 (Liu et al. 2025, equation 4).
 
-    `matrix_mask` decides which parameters are matrices.
+    `matrix_mask` decides which parameters are matrices. For `config.freeze` and
+    `config.layer_lr_decay` see `freeze` and `scale_layers`.
 
     >>> import jax.numpy as jnp
     >>> import jaxformer as jf
@@ -157,7 +214,12 @@ def make_optimizer(
         parts.append(_scale_by_peak(peak, _relative_schedule(config)))
     else:
         parts.append(optax.scale_by_learning_rate(schedule))
-    return optax.chain(*parts)
+    optimizer = optax.chain(*parts)
+    if config.freeze:
+        optimizer = freeze(optimizer, config.freeze)
+    if config.layer_lr_decay < 1.0:
+        optimizer = optax.chain(optimizer, scale_layers(config.layer_lr_decay))
+    return optimizer
 
 
 class RateState(NamedTuple):

@@ -12,6 +12,8 @@ from flax import struct
 from jaxtyping import Bool, Num
 
 from jaxformer.errors import ConfigError, Diverged
+from jaxformer.training import gradient_noise
+from jaxformer.training.gradient_noise import noise_metrics, squared_norm, with_part_sums
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import Params
 
@@ -27,15 +29,17 @@ CheckedLoss = Callable[[Params, Batch, jax.Array | None], LossSums]
 """A loss that always returns auxiliary sums."""
 
 _METRICS = ("loss", "tokens", "grad_norm", "skipped", "consecutive_skips")
-_RESERVED = {*_METRICS, "update_ratio"}
+
+NOT_SUMS = ("grad_norm", "update_ratio", *gradient_noise.METRICS, "skipped", "consecutive_skips")
+"""The metrics of a step that are not sums over its tokens."""
 
 
 class TrainState(struct.PyTreeNode):
     """Everything that a step changes.
 
-    `ema` is a moving average of `params`, or None. `skipped` counts the steps that changed nothing
-    because their loss or gradient was not finite. `consecutive_skips` counts those since the last
-    finite step.
+    `ema` is a moving average of `params`, or several by the names of their decays (`ema_name`), or
+    None. `skipped` counts the steps that changed nothing because their loss or gradient was not
+    finite. `consecutive_skips` counts those since the last finite step.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -50,17 +54,26 @@ class TrainState(struct.PyTreeNode):
     params: Params
     opt_state: optax.OptState
     rng: jax.Array
-    ema: Params | None
+    ema: Params | dict[str, Params] | None
     skipped: jax.Array
     consecutive_skips: jax.Array
 
 
+EmaDecay = float | tuple[float, ...]
+"""The decay of a moving average of the parameters (0: none), or those of several."""
+
+
 def init_train_state(
-    params: Params, optimizer: optax.GradientTransformation, rng: jax.Array, *, ema: bool = False
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    rng: jax.Array,
+    *,
+    ema: bool | tuple[float, ...] = False,
 ) -> TrainState:
     """The state before the first step; the typed key `rng` seeds the dropout of every step.
 
-    `ema` keeps a moving average of the parameters; give `make_train_step` its `ema_decay`.
+    `ema` keeps a moving average of the parameters, or one for each of several decays; give
+    `make_train_step` its `ema_decay`.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -71,10 +84,19 @@ def init_train_state(
     >>> state.ema["mean"].shape, state.opt_state[0].mu["mean"].shape
     ((2, 3), (2, 3))
     """
-    average = jax.tree.map(jnp.copy, params) if ema else None
+    average: Any = None
+    if ema is True:
+        average = jax.tree.map(jnp.copy, params)
+    elif ema:
+        average = {ema_name(decay): jax.tree.map(jnp.copy, params) for decay in ema}
     step, skipped, consecutive_skips = (jnp.zeros((), jnp.int32) for _ in range(3))
     opt_state = optimizer.init(params)
     return TrainState(step, params, opt_state, rng, average, skipped, consecutive_skips)
+
+
+def ema_name(decay: float) -> str:
+    """The key in `TrainState.ema` of one of several averages, such as "0.999"."""
+    return repr(float(decay))
 
 
 GradientSums = tuple[Params, Scalar, Scalar, Metrics]
@@ -86,8 +108,9 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     *,
     grad_accumulation: int = 1,
-    ema_decay: float = 0.0,
+    ema_decay: EmaDecay = 0.0,
     log_update_ratio: bool = False,
+    gradient_noise_scale: bool = False,
     reduce: Callable[[GradientSums], GradientSums] = lambda sums: sums,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """step(state, batch) -> (state, metrics): one update by the mean gradient over all tokens.
@@ -97,6 +120,7 @@ def make_train_step(
     that are differentiated one after the other. `reduce` adds the sums over devices that each hold
     a part of the batch; in a step mapped over an axis "data" it is `partial(jax.lax.psum,
     axis_name="data")`. Neither changes the gradient, because sums are divided once, at the end.
+    `gradient_noise_scale` adds the metrics `gradient_noise.METRICS`, which compare these parts.
 
     Raises `TypeError` for a loss that returns anything else, and `ConfigError` as `make_update`.
 
@@ -115,9 +139,10 @@ def make_train_step(
     """
     update = make_update(optimizer, ema_decay, log_update_ratio=log_update_ratio)
     loss = checked_loss(loss)
+    differentiate = measured_loss_and_gradient if gradient_noise_scale else loss_and_gradient
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        sums_of = partial(loss_and_gradient, loss, state.params, rng=dropout_key(state))
+        sums_of = partial(differentiate, loss, state.params, rng=dropout_key(state))
         return update(state, reduce(accumulate(sums_of, state.params, batch, grad_accumulation)))
 
     return step
@@ -125,7 +150,7 @@ def make_train_step(
 
 def make_update(
     optimizer: optax.GradientTransformation,
-    ema_decay: float = 0.0,
+    ema_decay: EmaDecay = 0.0,
     *,
     log_update_ratio: bool = False,
 ) -> Callable[[TrainState, GradientSums], tuple[TrainState, Metrics]]:
@@ -143,7 +168,7 @@ def make_update(
 
     Raises `ConfigError` when the state has an average and `ema_decay` is 0, or the reverse.
     """
-    if not 0.0 <= ema_decay < 1.0:
+    if not all(0.0 <= decay < 1.0 for decay in jax.tree.leaves(ema_decay)):
         raise ConfigError(f"ema_decay={ema_decay}, but it lies in 0 <= ema_decay < 1")
 
     def update(state: TrainState, sums: GradientSums) -> tuple[TrainState, Metrics]:
@@ -153,19 +178,19 @@ def make_update(
         grads = jax.tree.map(lambda g: g / count, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = state.ema
-        if ema is not None:
-            ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
-        norm = _norm(grads)
+        ema = _updated_ema(state.ema, params, ema_decay)
+        square = squared_norm(grads)
+        norm = jnp.sqrt(square)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         old = state.params, state.opt_state, state.ema
         params, opt_state, ema = _select(finite, (params, opt_state, ema), old)
         skipped = state.skipped + ~finite
         consecutive = jnp.where(finite, 0, state.consecutive_skips + 1)
         values = total, tokens, norm, skipped, consecutive
+        auxiliary = noise_metrics(auxiliary, square, count)
         metrics = auxiliary | dict(zip(_METRICS, values, strict=True))
         if log_update_ratio:
-            metrics["update_ratio"] = _norm(updates) / _norm(state.params)
+            metrics["update_ratio"] = jnp.sqrt(squared_norm(updates) / squared_norm(state.params))
         new = TrainState(state.step + 1, params, opt_state, state.rng, ema, skipped, consecutive)
         return new, metrics
 
@@ -236,7 +261,7 @@ def checked_loss(loss: Loss) -> CheckedLoss:
             )
         total, tokens = found[:2]
         auxiliary = found[2] if len(found) == 3 else {}
-        taken = set(auxiliary) & _RESERVED
+        taken = set(auxiliary) & {*_METRICS, *NOT_SUMS}
         if taken:
             raise TypeError(
                 f"the loss returned an auxiliary sum named {min(taken)!r}, which is a metric of "
@@ -264,23 +289,35 @@ def _describe(found: Any) -> str:
     return str(jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", found))
 
 
-def _check_ema(state: TrainState, ema_decay: float) -> None:
-    """Raises `ConfigError` unless both or neither of the state's average and a decay are given."""
-    if state.ema is None and ema_decay > 0:
+def _updated_ema(ema: Any, params: Params, ema_decay: EmaDecay) -> Any:
+    """The moving average or averages after a step to `params`; None if there are none."""
+    if ema is None:
+        return None
+    if isinstance(ema_decay, tuple):
+        return {ema_name(d): _updated_ema(ema[ema_name(d)], params, d) for d in ema_decay}
+    return optax.incremental_update(params, ema, 1.0 - ema_decay)
+
+
+def _check_ema(state: TrainState, ema_decay: EmaDecay) -> None:
+    """Raises `ConfigError` unless the state has the averages whose decays are given."""
+    if isinstance(ema_decay, tuple):
+        names = sorted(map(ema_name, ema_decay))
+        kept = state.ema.keys() if isinstance(state.ema, dict) else ()
+        if sorted(kept) != names:
+            raise ConfigError(
+                f"ema_decay={ema_decay}, but the state does not have these averages: make it by "
+                f"init_train_state(..., ema={ema_decay})"
+            )
+    elif state.ema is None and ema_decay > 0:
         raise ConfigError(
             f"ema_decay={ema_decay}, but the state has no average: make it by "
             "init_train_state(..., ema=True), or leave ema_decay out"
         )
-    if state.ema is not None and ema_decay == 0:
+    elif state.ema is not None and ema_decay == 0:
         raise ConfigError(
             "the state has an average, but no ema_decay was given: give a decay such as "
             "ema_decay=0.999, or make the state without ema=True"
         )
-
-
-def _norm(tree: Any) -> Scalar:
-    # Not `optax.tree.norm`: it also squares imaginary parts, which doubles the operations.
-    return jnp.sqrt(optax.tree.sum(jax.tree.map(jnp.square, tree)))
 
 
 def _select(condition: Bool[jax.Array, ""], yes: Any, no: Any) -> Any:
@@ -299,6 +336,13 @@ def loss_and_gradient(
 
     (total, (tokens, auxiliary)), grads = jax.value_and_grad(with_rest, has_aux=True)(params)
     return grads, total, tokens, auxiliary
+
+
+def measured_loss_and_gradient(
+    loss: CheckedLoss, params: Params, batch: Batch, rng: jax.Array | None
+) -> GradientSums:
+    """`loss_and_gradient`, with the auxiliary sums of which the noise scale is made."""
+    return with_part_sums(loss_and_gradient(loss, params, batch, rng))
 
 
 def accumulate(

@@ -16,7 +16,6 @@ from experiments.language_modelling.finetune import (
     describe,
     encode,
     fine_tune,
-    freeze_backbone,
     make_task,
     predict,
     read_texts,
@@ -30,7 +29,7 @@ from jaxformer.errors import ConfigError, DataError, Diverged
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.text.tokenizers import BOS, EOS, MASKED_SPECIAL_TOKENS, train_characters, train_words
-from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
+from jaxformer.training.optimizer import OptimizerConfig
 
 T = 7
 TEXTS = {
@@ -117,7 +116,7 @@ def leaves(params):
     return jax.tree.leaves(params)
 
 
-def test_with_the_freeze_backbone_the_backbone_does_not_move_by_a_bit(masked):
+def test_with_freeze_backbone_the_backbone_does_not_move_by_a_bit(masked):
     alone = make_task(replace(OPTIONS, freeze_backbone=True), masked, LABELLED, LABELLED)
     params = fine_tune(OPTIONS, alone, 0, pretrained=True)
     known = masked.params["encoder"]
@@ -125,15 +124,6 @@ def test_with_the_freeze_backbone_the_backbone_does_not_move_by_a_bit(masked):
     assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
     fresh = alone.init(jax.random.split(jax.random.key(0))[0], *alone.train[:2])
     assert np.all(np.asarray(params["head"]["kernel"]) != fresh["head"]["kernel"])
-
-
-def test_the_optimizer_of_the_freeze_backbone_stops_even_a_gradient():
-    _, optimizer = freeze_backbone(lambda *inputs: inputs, make_optimizer(OPTIONS.optimizer))
-    ones = np.ones((2, 3), np.float32)
-    params = {"backbone": {"kernel": ones}, "head": {"kernel": ones}}
-    updates, _ = optimizer.update(params, optimizer.init(params), params)
-    assert np.all(np.asarray(updates["backbone"]["kernel"]) == 0)
-    assert np.all(np.asarray(updates["head"]["kernel"]) != 0)
 
 
 def test_with_all_layers_every_matrix_moves(task, causal):

@@ -40,6 +40,11 @@ TRANSLATION = f"""
     --data.train.source a.txt --data.train.target a.txt --data.validation.source b.txt
     --data.validation.target b.txt --data.batch_tokens 200 --search.beam_size 2 --data.buckets 1
 """
+METHODS = f"""
+    {TRANSLATION} --model.word_dropout_rate 0.1 --data.bpe_dropout 0.1 --data.bpe_encodings 3
+    --training.z_loss 0.001 --training.r_drop 1 --training.extra_ema_decays 0.9
+    --training.gradient_noise_scale --optimizer.layer_lr_decay 0.9 --optimizer.freeze feed_forward/
+"""
 
 
 def test_one_device_copies_or_parts_are_chosen_by_name():
@@ -118,7 +123,9 @@ def trained(folder: Path, words: str, runs: str, *more: str) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [LANGUAGE, TRANSLATION], ids=["language", "translation"])
+@pytest.mark.parametrize(
+    "words", [LANGUAGE, TRANSLATION, METHODS], ids=["language", "translation", "methods"]
+)
 def test_an_experiment_learns_the_same_on_any_devices_and_may_change_them(words, tmp_path):
     rng = np.random.default_rng(3)
     for name, lines in (("a.txt", 83), ("b.txt", 7)):

@@ -57,6 +57,32 @@ def test_a_cosine_rises_over_the_warm_up_and_ends_at_its_final_fraction():
         close(schedule(number - 1), rate)
 
 
+@pytest.mark.parametrize(
+    ("changes", "rates"),
+    [
+        (
+            {"schedule": "linear"},
+            {1: 0.03, 10: 0.3, 35: 0.3 - 0.24 / 4, 60: 0.18, 110: 0.06, 500: 0.06},
+        ),
+        (
+            {"schedule": "wsd", "decay_fraction": 0.4},
+            {1: 0.03, 10: 0.3, 66: 0.3, 77: 0.24, 88: 0.18, 110: 0.06, 500: 0.06},
+        ),
+        (
+            {"schedule": "step", "step_boundaries": (30, 70), "step_factor": 0.5},
+            {1: 0.03, 10: 0.3, 30: 0.3, 31: 0.15, 70: 0.15, 71: 0.075, 500: 0.075},
+        ),
+    ],
+    ids=["linear", "wsd", "step"],
+)
+def test_a_schedule_of_pieces_has_these_rates(changes, rates):
+    config = OptimizerConfig(
+        learning_rate=0.3, warmup_steps=10, total_steps=110, min_lr_ratio=0.2, **changes
+    )
+    schedule = make_schedule(config)
+    close([schedule(jnp.asarray(number - 1)) for number in rates], list(rates.values()))
+
+
 def test_a_constant_rate_is_reached_by_the_warm_up_and_kept():
     schedule = make_schedule(OptimizerConfig("constant", learning_rate=0.3, warmup_steps=3))
     close([schedule(count) for count in range(5)], [0.1, 0.2, 0.3, 0.3, 0.3])
@@ -101,8 +127,18 @@ def test_a_schedule_of_ones_own_decides_the_rate_alone():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"schedule": "linear"}, "schedule='linear' is unknown: give one of inverse_square_root"),
+        ({"schedule": "square"}, "schedule='square' is unknown: give one of inverse_square_root"),
         ({"warmup_steps": -1}, "warmup_steps=-1, but it must be at least 0"),
+        ({"schedule": "step"}, r"step_boundaries=\(\), but a step schedule needs the numbers"),
+        (
+            {"schedule": "step", "step_boundaries": (5, 5)},
+            r"step_boundaries=\(5, 5\), but .* give different ones above 0",
+        ),
+        (
+            {"schedule": "wsd", "total_steps": 4_999},
+            "total_steps=4999 leaves no step for the wsd after warmup_steps=4000",
+        ),
+        ({"layer_lr_decay": 0.0}, "layer_lr_decay=0.0, but it lies in 0 < layer_lr_decay <= 1"),
         (
             {"schedule": "cosine", "total_steps": 4_000},
             "total_steps=4000 leaves no step for the cosine after warmup_steps=4000",

@@ -6,6 +6,7 @@ by their names. `encode` gives no special token except `<unk>`: text that looks 
 token is ordinary text.
 """
 
+from jaxformer.text.tokenizers.bpe_dropout import sample_encodings
 from jaxformer.text.tokenizers.load_tokenizer import (
     TOKENIZER_FILES,
     load,
@@ -39,6 +40,7 @@ __all__ = [
     "load_standard",
     "load_pair",
     "require_standard_ids",
+    "sample_encodings",
     "train_bpe",
     "train_characters",
     "train_words",

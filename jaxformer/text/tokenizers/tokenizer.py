@@ -105,6 +105,11 @@ class Tokenizer:
         self._vocabulary_only = _vocabulary_only_pieces(tokenizer)
 
     @property
+    def library_tokenizer(self) -> "tokenizers.Tokenizer":
+        """The tokenizer of the `tokenizers` library; do not change it."""
+        return self._tokenizer
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the tokenizer's JSON: equal for equal tokenizers."""
         return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
