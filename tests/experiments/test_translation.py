@@ -20,17 +20,27 @@ import pytest
 from experiments import figures
 from experiments.examples import alignment_heads
 from experiments.harness import checkpoint_selection, cli, planning
+from experiments.harness.attention_views import read_weights
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.metric_logger import Progress
 from experiments.harness.planning import utilization
 from experiments.harness.text_io import read_table
-from experiments.translation import evaluation, export, load_run, prepare, score, train, translate
+from experiments.translation import (
+    attend,
+    evaluation,
+    export,
+    load_run,
+    prepare,
+    score,
+    train,
+    translate,
+)
 from experiments.translation.presets import PRESETS
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.nn.int8 import Int8
 from jaxformer.text import minimum_bayes_risk
-from jaxformer.text.tokenizers import EOS, PAD
+from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.optimizer import make_schedule
 from tests.experiments.events import events
 
@@ -233,6 +243,16 @@ def test_tensorboard_shows_samples_and_their_attention(run):
     table = read_table(run.folder / "samples" / "validation-15.tsv")
     pairs = re.findall(r"source +(.*)\n +model +(.*)\n", texts[15])
     assert len(pairs) == 3 and set(pairs) <= set(zip(table["source"], table["model"], strict=True))
+
+
+def test_the_attention_of_a_given_translation_needs_no_padding_to_be_the_same(system):
+    view = attend.cross_attention(system, "dog sees bird", "Vogel sieht")
+    source = [*system.source_tokenizer.encode("dog sees bird"), EOS]
+    target = [BOS, *system.target_tokenizer.encode("Vogel sieht")]
+    plain = read_weights(system.model, system.params, np.array([source]), np.array([target]))
+    np.testing.assert_allclose(view.weights, plain["decoder/cross_attention"], atol=1e-5)
+    assert view.weights.shape[2:] == (len(view.query_tokens), len(view.key_tokens))
+    assert view.query_tokens[-1] == view.key_tokens[-1] == "<eos>"
 
 
 @pytest.fixture(scope="module")
