@@ -7,6 +7,7 @@ looks only at the word with the largest weight. A head aligns words if the secon
 third little: then it matters which word it looks at, and that word is enough.
 """
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -69,7 +70,8 @@ def main(options: AlignmentOptions) -> None:
     print(f"loss of {len(batch.source)} pairs: {loss:.3f} nats per token; it rises by")
     print("\n".join(table(effects)))
     layer, head = np.unravel_index(effects.uniform.argmax(), effects.uniform.shape)
-    print(f"layer {layer}, head {head} aligns: {aligned(loaded, batch, int(layer), int(head))}")
+    words = aligned(loaded, batch, int(layer), int(head))
+    print(textwrap.fill(f"layer {layer}, head {head} looks at: {words}", 80))
 
 
 def measure(model: Any, params: Any, batch: PairBatch) -> tuple[float, Effects]:

@@ -23,7 +23,7 @@ from jaxformer.config import check_at_least
 from jaxformer.errors import DataError
 from jaxformer.nn.inspection import Patched, read_taps
 
-_WIDTH = 12
+_WIDTH = 11
 _LAYERS = 5
 
 

@@ -78,7 +78,7 @@ def embed(
     for number, ids in enumerate(bare, 1):
         if not ids:
             raise DataError(f"text {number} of {len(texts)} has no tokens: give it some text")
-    causal = isinstance(model, DecoderOnly)
+    causal = isinstance(getattr(model, "model", model), DecoderOnly)  # that of Int8 or Patched
     whole = bare if causal else [add_special_tokens(ids, tokenizer) for ids in bare]
     first = 0 if causal or tokenizer.special.bos is None else 1
     check_lengths(whole, model.config.max_len)

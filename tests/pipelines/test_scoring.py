@@ -13,6 +13,7 @@ import pytest
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines import embed, fill_mask, score
 from jaxformer.pipelines.fill_mask import encode_masked
@@ -283,3 +284,18 @@ def test_a_text_that_has_no_vectors_is_refused(masked, decoder, words):
     ):
         embed(*masked, ["boat " * 22], words)
     assert len(embed(*decoder, ["boat " * 23], words)[0].tokens) == 23
+
+
+def test_a_patched_model_scores_and_embeds_as_the_model_without_its_head(decoder, words):
+    model, params = decoder
+    name = "decoder/blocks_0/attention/heads"
+    patched = Patched(model, {name: lambda x: x.at[:, :, 1].set(0.0)})
+    without = jax.tree.map(np.copy, params)
+    without["decoder"]["blocks_0"]["attention"]["out"]["kernel"][1] = 0.0
+    both = (patched, params), (model, without)
+    found, expected = (score(*one, SENTENCES, words) for one in both)
+    assert [x.nats for x in found] == pytest.approx([x.nats for x in expected], rel=1e-5)
+    assert found[0].nats != pytest.approx(score(*decoder, SENTENCES, words)[0].nats, rel=1e-3)
+    vectors = (embed(*one, SENTENCES, words) for one in both)
+    for ours, theirs in zip(*vectors, strict=True):
+        np.testing.assert_allclose(ours.contextual, theirs.contextual, atol=1e-4)
