@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.harness import build
 from experiments.harness.comparison.scored_runs import ratio
-from experiments.harness.comparison.statistics import item_half_width
+from experiments.harness.comparison.statistics import item_half_width, plus_minus
 from experiments.harness.text_io import RULE, write_table
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.objectives import objective
@@ -107,20 +107,19 @@ def describe_scores(
     `interval` is half of the 95 % interval of the loss; NaN where it is not known.
     """
     what = "hidden tokens" if config.objective == "masked" else "tokens"
-    known = not math.isnan(interval)
-    half = f" ± {interval:.4f}" if known else ""
     lines = [
         f"{name}: {found.tokens:,} {what}",
-        f"  loss {found.loss:.4f}{half} nats a token, perplexity {found.perplexity:.2f}",
+        f"  loss {found.loss:.4f}{plus_minus(interval, '.4f')} nats a token, perplexity "
+        f"{found.perplexity:.2f}",
     ]
     if config.objective == "causal":
-        bits = f" ± {interval * found.bits_per_byte / found.loss:.4f}" if known else ""
+        bits = plus_minus(interval * found.bits_per_byte / found.loss, ".4f")
         lines += [
             f"  word perplexity {found.word_perplexity:.2f} (nats / {found.words:,} words, the "
             "end of each line one of them)",
             f"  bits per byte {found.bits_per_byte:.4f}{bits} ({found.bytes:,} bytes)",
         ]
-    if known:
+    if not math.isnan(interval):
         lines.append("  ±: 95 % over other text (bootstrap over batches)")
     return "\n".join(lines)
 

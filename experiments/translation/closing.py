@@ -6,6 +6,7 @@ from pathlib import Path
 from experiments.harness.closing import closing
 from experiments.translation import known_words
 from experiments.translation.corpus import Text
+from experiments.translation.evaluation import describe_each
 
 
 def describe_run(
@@ -15,12 +16,8 @@ def describe_run(
 
     `halves` are those of their 95 % intervals.
     """
-    exact = f"{scores['exact']:.1%} ± {halves['exact']:.1%} exactly right"
-    told = [
-        f"{name}: {scores['sentences']:,} sentences, {exact}",
-        f"BLEU {scores['bleu']:.2f} ± {halves['bleu']:.2f}",
-        f"chrF {scores['chrf']:.2f} ± {halves['chrf']:.2f} (95 % over other sentences)",
-    ]
+    told = [f"{name}: {scores['sentences']:,} sentences", *describe_each(scores, halves)]
+    told[-1] += " (±: 95 % over other sentences)"
     if "lowercased" in scores:
         told.append(f"lower-cased and tokenised BLEU {scores['lowercased']['bleu']:.2f}")
     files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.harness import build
 from experiments.harness.comparison.scored_runs import translation_items
-from experiments.harness.comparison.statistics import item_half_width
+from experiments.harness.comparison.statistics import item_half_width, plus_minus
 from experiments.harness.decoding_options import DecodingOptions
 from experiments.harness.text_io import read_table, write_table
 from experiments.harness.training_view import Sample
@@ -147,13 +147,22 @@ def half_widths(hypotheses: list[str], references: list[str]) -> dict[str, float
     return {name: item_half_width(*items) for name, items in found.items() if items}
 
 
+def describe_each(scores: dict, halves: dict[str, float]) -> tuple[str, str, str]:
+    """The share of exact translations, BLEU and chrF, with their intervals (see `half_widths`)."""
+    return (
+        f"{scores['exact']:.1%}{plus_minus(halves['exact'], '.1%')} exactly right",
+        f"BLEU {scores['bleu']:.2f}{plus_minus(halves['bleu'], '.2f')}",
+        f"chrF {scores['chrf']:.2f}{plus_minus(halves['chrf'], '.2f')}",
+    )
+
+
 def describe_scores(name: str, scores: dict, halves: dict[str, float]) -> str:
     """The scores with their intervals (see `half_widths`) and signatures, a line each."""
-    exact = f"{scores['exact']:.1%} ± {halves['exact']:.1%} exactly right"
+    exact, bleu, chrf = describe_each(scores, halves)
     lines = [
         f"{name}: {scores['sentences']} sentences, {exact}",
-        f"  BLEU {scores['bleu']:.2f} ± {halves['bleu']:.2f}  {scores['bleu_signature']}",
-        f"  chrF {scores['chrf']:.2f} ± {halves['chrf']:.2f}  {scores['chrf_signature']}",
+        f"  {bleu}  {scores['bleu_signature']}",
+        f"  {chrf}  {scores['chrf_signature']}",
         "  ±: 95 % over other sentences (bootstrap)",
     ]
     if "lowercased" in scores:

@@ -16,6 +16,7 @@ from experiments.harness import cli
 from experiments.harness.comparison import statistics, tables
 from experiments.harness.comparison.comparing import compare as compare_runs
 from experiments.harness.comparison.groups import find_runs
+from experiments.translation.evaluation import describe_each, half_widths
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import bleu_interval, score_lowercased, score_translations
 from tests.experiments.finished_runs import sentences, worse, write_language_run, write_run
@@ -87,6 +88,18 @@ def test_the_interval_of_one_run_is_that_of_sacrebleu(runs, text):
     found = compare_runs(runs[:1])
     assert found.groups[0].items == pytest.approx((high - low) / 2, rel=1e-5)
     assert found.metric == "bleu" and not found.differences
+
+
+def test_items_that_are_all_alike_have_no_interval(text, tmp_path):
+    run = write_run(tmp_path / "right", text, text)
+    group = compare_runs([run], "exact").groups[0]
+    assert group.mean == 1.0 and math.isnan(group.items)
+    halves = half_widths(text, text)
+    assert describe_each({"exact": 1.0, "bleu": 100.0, "chrf": 100.0}, halves) == (
+        "100.0% exactly right",
+        "BLEU 100.00",
+        "chrF 100.00",
+    )
 
 
 def test_a_lowercased_score_has_an_interval_too(text, tmp_path):

@@ -41,10 +41,18 @@ def welch_half_width(a: Float[np.ndarray, " M"], b: Float[np.ndarray, " N"]) -> 
 
 
 def percentile_half_width(samples: Float[np.ndarray, " resamples"]) -> float:
-    """Half of the interval that holds 95 % of `samples`, as sacreBLEU gives it."""
+    """Half of the interval that holds 95 % of `samples`, as sacreBLEU gives it.
+
+    NaN where that is 0: of items that are all alike the bootstrap knows nothing.
+    """
     cut = len(samples) // 40
     ordered = np.sort(samples)
-    return float(ordered[-cut - 1] - ordered[cut]) / 2
+    return float(ordered[-cut - 1] - ordered[cut]) / 2 or float("nan")
+
+
+def plus_minus(half: float, form: str) -> str:
+    """Text such as " ± 0.12" for a half width in the format `form`; "" for NaN."""
+    return "" if np.isnan(half) else f" ± {half:{form}}"
 
 
 def item_half_width(items: Float[np.ndarray, "items statistics"], score: Score) -> float:
