@@ -27,6 +27,9 @@ def expected_utilities(samples: Sequence[str], utility: Utility) -> list[float]:
     """The mean utility of each of `samples` over all of them (Eikema & Aziz 2020, section 6).
 
     The samples stand for the model's distribution. Equal ones are compared once and counted.
+
+    >>> expected_utilities(["a", "b", "a", "a"], lambda hypothesis, text: float(hypothesis == text))
+    [0.75, 0.25, 0.75, 0.75]
     """
     counts = Counter(samples)
     values = {
