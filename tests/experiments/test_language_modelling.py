@@ -407,6 +407,14 @@ def test_a_sample_in_8_bits_is_that_of_the_model_in_8_bits(run, monkeypatch):
     assert call(sample, args | {"--int8": True}).out == f"sun {best.text}\n" and len(used) == 1
 
 
+def test_an_ensemble_of_a_run_with_itself_continues_a_text_as_the_run(run):
+    args = {"--prompt": "sun ", "--temperature": 0.5, "--seed": 3}
+    alone = call(sample, args | {"--run": run.folder})
+    both = call(sample, args | {"--run": f"{run.folder},{run.folder}"})
+    assert both.code == 0 and both.out == alone.out
+    refused(call(sample, args | {"--run": f"{run.folder},nowhere"}), 2, "nowhere is not a folder")
+
+
 def test_a_file_or_standard_input_is_one_prompt(run, tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_bytes(b"sun moon\nrain ")
