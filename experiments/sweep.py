@@ -114,12 +114,15 @@ def main(options: Any) -> None:
     else:
         if config.distributed or config.coordinator:
             raise ConfigError("a cell of several processes needs --slurm or --cell: give one")
+        codes = []
         if options.jobs > 1:
-            _run_jobs(found, options.jobs)
+            codes = _run_jobs(found, options.jobs)
         else:
             sweeping.run_cells(found, _TRAIN[experiment])
         _print_results(found)
         _raise_failures(found, found.cells)
+        if any(codes):
+            raise SystemExit(f"processes ended with codes {codes}: see {found.folder / 'logs'}")
 
 
 def _open(
@@ -140,8 +143,8 @@ def _numbered(found: Sweep, number: int) -> str:
     return list(found.cells)[number]
 
 
-def _run_jobs(found: Sweep, jobs: int) -> None:
-    """Trains the cells in `jobs` processes; each takes the next cell that no other has."""
+def _run_jobs(found: Sweep, jobs: int) -> list[int]:
+    """Trains the cells in `jobs` processes, each the next that no other has; their exit codes."""
     logs = found.folder / "logs"
     logs.mkdir(exist_ok=True)
     for cell in found.cells:
@@ -161,6 +164,7 @@ def _run_jobs(found: Sweep, jobs: int) -> None:
             time.sleep(0.5)
             _print_news(found, told)
     _print_news(found, told)
+    return [worker.wait() for worker in workers]
 
 
 def _stop(worker: subprocess.Popen) -> None:

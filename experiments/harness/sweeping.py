@@ -119,14 +119,17 @@ def open_sweep(config: Any, experiment: str, cells: Mapping[str, Overrides]) -> 
         for name, overrides in cells.items()
     }
     path, given = sweep_folder / SWEEP, config_files.plain(config)
+    before = config_files.read_object(path) if path.exists() else {}
     begun = any(sweep_folder.glob("*/*/checkpoints/[0-9]*"))
-    stored = config_files.read_object(path) if begun and path.exists() else {}
+    stored = before if begun else {}
     if stored:
-        before = config_files.with_defaults(stored["settings"], config)
-        run_folder.refuse_differences(before, given, sweep_folder, config.free_fields())
-    sweep_folder.mkdir(parents=True, exist_ok=True)
-    kept = {"experiment": experiment, "settings": given} | stored
-    run_folder.write_json(path, kept | {"cells": stored.get("cells", {}) | dict(cells)})
+        settings = config_files.with_defaults(stored["settings"], config)
+        run_folder.refuse_differences(settings, given, sweep_folder, config.free_fields())
+    content = {"experiment": experiment, "settings": given} | stored
+    content["cells"] = stored.get("cells", {}) | dict(cells)
+    if content != before:  # several processes open a sweep, and the first one has written it
+        sweep_folder.mkdir(parents=True, exist_ok=True)
+        run_folder.write_json(path, content)
     return Sweep(sweep_folder, experiment, configs)
 
 

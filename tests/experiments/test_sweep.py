@@ -115,6 +115,14 @@ def test_called_again_a_sweep_trains_what_is_new_alone(config, rates, capsys):
         sweep(wider, name="rates", seeds=3)
 
 
+def test_a_sweep_opened_again_is_not_written_again(config, rates):
+    path = Path(config.runs, "sweeps", "rates", "sweep.json")
+    before = path.stat()
+    cells = json.loads(path.read_text())["cells"]
+    sweeping.open_sweep(replace(config, name="rates"), "language_modelling", cells)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns and path.stat().st_ino == before.st_ino
+
+
 def test_a_sweep_is_one_line_among_the_runs(config, rates, capsys):
     runs.main(runs.RunsOptions((config.runs,)))
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "rates" in x]
