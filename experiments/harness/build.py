@@ -172,7 +172,7 @@ def make_first_state(
         init_rng: jax.Array, rng: jax.Array, learning_rate: jax.Array, *inputs: jax.Array
     ) -> TrainState:
         params = init_params(model, init_rng, *inputs)
-        at_rate = build_optimizer(rates, learning_rate)
+        at_rate = build_optimizer(rates, learning_rate, schedule_free=training.schedule_free)
         decays = training.ema_decays
         ema = decays if isinstance(decays, tuple) else decays > 0
         return init_train_state(params, at_rate, rng, ema=ema)
@@ -183,7 +183,12 @@ def make_first_state(
 def with_params(
     state: TrainState, training: TrainingConfig, fresh: Callable[[], Any]
 ) -> TrainState:
-    """`state` with the parameters fresh(), of which each moving average is another copy."""
+    """`state` with the parameters fresh(), of which each moving average is another copy.
+
+    Raises `ConfigError` for a schedule-free optimizer, whose state depends on the parameters.
+    """
+    if training.schedule_free:
+        raise ConfigError("schedule_free starts from new parameters only: leave out --init_from")
     decays = training.ema_decays
     ema: Any = None
     if isinstance(decays, tuple):
@@ -322,7 +327,10 @@ def build_batches(config: Any, prepared: Any) -> Batches:
 
 
 def build_optimizer(
-    config: OptimizerConfig, learning_rate: Float[jax.Array, ""] | None = None
+    config: OptimizerConfig,
+    learning_rate: Float[jax.Array, ""] | None = None,
+    *,
+    schedule_free: bool = False,
 ) -> optax.GradientTransformation:
     """The optimizer, with the schedule that `config` names.
 
@@ -331,7 +339,8 @@ def build_optimizer(
     """
     if is_own(config.name):
         return resolve(config.name, "optimizer")(config, build_schedule(config))
-    return optimizer.make_optimizer(config, _custom_schedule(config), learning_rate)
+    own = _custom_schedule(config)
+    return optimizer.make_optimizer(config, own, learning_rate, schedule_free=schedule_free)
 
 
 def learning_rates(config: OptimizerConfig) -> Float[np.ndarray, " updates"]:
@@ -351,6 +360,8 @@ def _custom_schedule(config: OptimizerConfig) -> optax.Schedule | None:
 def check(config: Any) -> None:
     """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
     training = config.training
+    if training.schedule_free:
+        optimizer.check_schedule_free(config.optimizer)
     given = {"block": training.block, "loss": training.loss, "batches": config.data.batches}
     given |= {"position_scheme": training.position_scheme}
     built_in = {"attention_fn": training.attention_fn, "schedule": config.optimizer.schedule}

@@ -139,7 +139,7 @@ def select(
             f"{folder} has no checkpoint of step {options.step}: it keeps "
             f"{', '.join(map(str, kept))}"
         )
-    if options.checkpoint == "ema" and not training.ema_decay:
+    if options.checkpoint == "ema" and training.result_tree == "params":
         raise ConfigError(f"{folder} keeps no moving average: it was trained with ema_decay=0")
     decays = {training.ema_decay, *training.extra_ema_decays} - {0.0}
     if options.ema_decay is not None and options.ema_decay not in decays:

@@ -36,6 +36,8 @@ class TrainingConfig:
     """Decay of the moving average of the parameters, which then becomes the result; 0: none."""
     extra_ema_decays: tuple[float, ...] = ()
     """Decays of further moving averages, which --checkpoint ema@DECAY chooses later."""
+    schedule_free: bool = False
+    """Adam with schedule-free averaging, whose average is the result; needs a constant schedule."""
     gradient_noise_scale: bool = False
     """Logs the gradient noise scale; needs grad_accumulation or several devices."""
     seed: int = 0
@@ -93,6 +95,11 @@ class TrainingConfig:
             raise ConfigError(
                 f"extra_ema_decays={self.extra_ema_decays}, but each lies in 0 < decay < 1"
             )
+        if self.schedule_free and (self.ema_decay or self.extra_ema_decays):
+            raise ConfigError(
+                "schedule_free has an average of its own: leave out --training.ema_decay and "
+                "--training.extra_ema_decays"
+            )
         _check_name(self, "attention_fn", (*ATTENTION_FNS, "auto"))
         if self.block and self.remat != "none":
             raise ConfigError(
@@ -111,6 +118,8 @@ class TrainingConfig:
     @property
     def result_tree(self) -> str:
         """The part of a state that is evaluated and becomes the result: "params" or an average."""
+        if self.schedule_free:
+            return "ema"
         return self.ema_tree(self.ema_decay) if self.ema_decay else "params"
 
     def ema_tree(self, decay: float) -> str:

@@ -211,7 +211,7 @@ def programs(
     """What makes a first state, and the compiled step, of runs whose seed and rate are data."""
     step = devices.step(
         build.build_loss(training, loss, rates.freeze)(model, loss_chunk=training.loss_chunk),
-        build.build_optimizer(rates),
+        build.build_optimizer(rates, schedule_free=training.schedule_free),
         grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decays,
         gradient_noise_scale=training.gradient_noise_scale,

@@ -197,7 +197,7 @@ def programs(
         make_loss(
             model, pad=PAD, label_smoothing=training.label_smoothing, loss_chunk=training.loss_chunk
         ),
-        build.build_optimizer(rates),
+        build.build_optimizer(rates, schedule_free=training.schedule_free),
         grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decays,
         gradient_noise_scale=training.gradient_noise_scale,

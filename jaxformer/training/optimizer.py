@@ -175,6 +175,8 @@ def make_optimizer(
     config: OptimizerConfig,
     schedule: optax.Schedule | None = None,
     learning_rate: Float[jax.Array, ""] | None = None,
+    *,
+    schedule_free: bool = False,
 ) -> optax.GradientTransformation:
     """An optimizer that clips by global norm, applies the rule, the weight decay and the rate.
 
@@ -192,7 +194,9 @@ def make_optimizer(
       updates have the size of Adam's, a root mean square of 0.2 (Liu et al. 2025, equation 4).
 
     `matrix_mask` decides which parameters are matrices. For `config.freeze` and
-    `config.layer_lr_decay` see `freeze` and `scale_layers`.
+    `config.layer_lr_decay` see `freeze` and `scale_layers`. `schedule_free` (Defazio et al. 2024)
+    replaces Adam's first moment by an average of the parameters, which `b1` weighs: the state of
+    a train step keeps it as `ema`. Raises `ConfigError` where the config does not fit it.
 
     >>> import jax.numpy as jnp
     >>> import jaxformer as jf
@@ -206,7 +210,13 @@ def make_optimizer(
     parts = []
     if config.grad_clip_norm > 0:
         parts.append(optax.clip_by_global_norm(config.grad_clip_norm))
-    parts.append(_RULES[config.name](config))
+    if schedule_free:
+        check_schedule_free(config)
+        parts.append(
+            optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True)
+        )
+    else:
+        parts.append(_RULES[config.name](config))
     if config.weight_decay > 0:
         parts.append(optax.add_decayed_weights(config.weight_decay, matrix_mask))
     if schedule is None:
@@ -219,7 +229,25 @@ def make_optimizer(
         optimizer = freeze(optimizer, config.freeze)
     if config.layer_lr_decay < 1.0:
         optimizer = optax.chain(optimizer, scale_layers(config.layer_lr_decay))
+    if schedule_free:
+        relative = _relative_schedule(config)  # optax counts updates from 1, the next one included
+        optimizer = optax.contrib.schedule_free(
+            optimizer, lambda number: relative(number - 1), config.b1
+        )
     return optimizer
+
+
+def check_schedule_free(config: OptimizerConfig) -> None:
+    """Raises `ConfigError` unless `config` can be schedule-free."""
+    fitting = {"name": "adam", "schedule": "constant", "freeze": ""}
+    for name, value in fitting.items():
+        if getattr(config, name) != value:
+            raise ConfigError(
+                f"schedule_free needs {name}={value!r}, got {getattr(config, name)!r}: change one "
+                "of the two"
+            )
+    if config.b1 == 0.0:
+        raise ConfigError("schedule_free needs b1 above 0, the weight of its average: give 0.9")
 
 
 class RateState(NamedTuple):

@@ -73,7 +73,7 @@ def init_train_state(
     """The state before the first step; the typed key `rng` seeds the dropout of every step.
 
     `ema` keeps a moving average of the parameters, or one for each of several decays; give
-    `make_train_step` its `ema_decay`.
+    `make_train_step` its `ema_decay`. The average of a schedule-free optimizer takes its place.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -85,12 +85,12 @@ def init_train_state(
     ((2, 3), (2, 3))
     """
     average: Any = None
-    if ema is True:
+    opt_state = optimizer.init(params)
+    if ema is True or isinstance(opt_state, optax.contrib.ScheduleFreeState):
         average = jax.tree.map(jnp.copy, params)
     elif ema:
         average = {ema_name(decay): jax.tree.map(jnp.copy, params) for decay in ema}
     step, skipped, consecutive_skips = (jnp.zeros((), jnp.int32) for _ in range(3))
-    opt_state = optimizer.init(params)
     return TrainState(step, params, opt_state, rng, average, skipped, consecutive_skips)
 
 
@@ -178,7 +178,10 @@ def make_update(
         grads = jax.tree.map(lambda g: g / count, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = _updated_ema(state.ema, params, ema_decay)
+        if isinstance(opt_state, optax.contrib.ScheduleFreeState):
+            ema = optax.contrib.schedule_free_eval_params(opt_state, params)
+        else:
+            ema = _updated_ema(state.ema, params, ema_decay)
         square = squared_norm(grads)
         norm = jnp.sqrt(square)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
@@ -313,6 +316,12 @@ def _check_ema(state: TrainState, ema_decay: EmaDecay) -> None:
             f"ema_decay={ema_decay}, but the state has no average: make it by "
             "init_train_state(..., ema=True), or leave ema_decay out"
         )
+    elif isinstance(state.opt_state, optax.contrib.ScheduleFreeState):
+        if ema_decay:
+            raise ConfigError(
+                f"ema_decay={ema_decay}, but a schedule-free optimizer has an average of its own: "
+                "leave ema_decay out"
+            )
     elif state.ema is not None and ema_decay == 0:
         raise ConfigError(
             "the state has an average, but no ema_decay was given: give a decay such as "
