@@ -144,8 +144,8 @@ def select(
     decays = {training.ema_decay, *training.extra_ema_decays} - {0.0}
     if options.ema_decay is not None and options.ema_decay not in decays:
         raise ConfigError(
-            f"checkpoint={options.checkpoint!r}, but {folder} keeps the moving averages with the "
-            f"decays {', '.join(map(str, sorted(decays))) or '(none)'}: give one of these"
+            f"checkpoint={options.checkpoint!r}, but the decays of the moving averages that "
+            f"{folder} keeps are {sorted(decays)}: give one of these, or last"
         )
     step = newest if options.step is None else options.step
     if options.checkpoint == "last":
