@@ -17,11 +17,12 @@ from experiments.language_modelling.evaluation import (
     batch_losses,
     describe_scores,
     loss_interval,
+    own_metrics,
     scores_of,
     total,
 )
 from experiments.language_modelling.load_run import LoadedRun, load_run
-from experiments.language_modelling.prepare import Encoded, encode_part, open_encoded
+from experiments.language_modelling.prepare import Encoded, encode_part, open_encoded, text_digest
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
 
@@ -56,9 +57,12 @@ def main(options: EvaluateOptions) -> None:
         text = _text(options, loaded, Path(folder))
         losses = batch_losses(loaded, text, stride=stride)
         found = total(losses, text)
+        own = own_metrics(loaded, text, found)
     print(describe_scores(name, loaded.config, found, loss_interval(losses)))
     metadata = {"run": options.run, "text": name, "stride": stride}
-    print(json.dumps(metadata | scores_of(loaded.config, found)))
+    if not options.files:
+        metadata["text_sha256"] = text_digest(Path(options.run), name)
+    print(json.dumps(metadata | scores_of(loaded.config, found) | own))
 
 
 def _text(options: EvaluateOptions, loaded: LoadedRun, folder: Path) -> Encoded:

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import cli
+from experiments.harness import build, cli
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.harness.decoding_options import DecodingOptions, load_members
 from experiments.harness.text_io import write_lines
 from experiments.harness.training_config import text_cache
 from experiments.translation import evaluation
-from experiments.translation.corpus import Text, open_corpus, read_files
+from experiments.translation.corpus import Text, fingerprint, open_corpus, read_files
 from experiments.translation.load_run import LoadedRun, load_run
 from experiments.translation.presets import Files
 from jaxformer.errors import DataError
@@ -65,12 +65,14 @@ def main(options: ScoreOptions) -> None:
         write_lines(Path(options.output), result.hypotheses)
     halves = evaluation.half_widths(result.hypotheses, text.target)
     print(evaluation.describe_scores(options.source or "test", result.scores, halves))
-    record: dict[str, Any] = {"run": options.run, "search": asdict(search)}
+    record: dict[str, Any] = {"run": options.run, "text_sha256": fingerprint(text)}
+    record |= {"search": asdict(search)}
     if options.decoding != "beam":
         drawn = {"samples": options.mbr_samples, "utility": options.utility}
         how = {"decoding": options.decoding, **(drawn if options.decoding == "mbr" else {})}
         record |= how | {"sampler": asdict(options.sampler)}
-    print(json.dumps(record | result.scores))
+    own = build.own_metrics(loaded.config.training, build.Evaluation(loaded, text, *result))
+    print(json.dumps(record | result.scores | own))
 
 
 def _text(options: ScoreOptions, loaded: LoadedRun) -> Text:
