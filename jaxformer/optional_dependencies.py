@@ -16,6 +16,8 @@ _EXTRAS = {
     "pdoc": "docs",
     "trackio": "tracking",
     "wandb": "tracking",
+    "pyarrow": "data",
+    "datasets": "data",
 }
 
 

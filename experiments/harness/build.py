@@ -30,6 +30,7 @@ from jaxformer.nn.blocks import REMAT, MakeBlock
 from jaxformer.nn.positions import MakePositionScheme
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.text.data import Batches
+from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training import optimizer
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameter_groups import freeze_gradient
@@ -118,6 +119,8 @@ def with_values(
     optimizer: MakeOptimizer | None = None,
     metrics: Sequence[Callable[[Evaluation], Mapping[str, float]]] | None = None,
     batches: Callable[..., Batches] | None = None,
+    dataset: Callable[[], Iterable[Any]] | None = None,
+    tokenizer: Callable[[Iterable[str], int], Tokenizer] | None = None,
 ) -> C:
     """The run's `config` with the names of the values given; None keeps what it says.
 
@@ -134,9 +137,24 @@ def with_values(
     rates = {"schedule": schedule, "name": optimizer}
     named = {kind: name_of(value, kind) for kind, value in rates.items() if value is not None}
     training, rule = replace(run.training, **names), replace(run.optimizer, **named)
-    name = run.data.batches if batches is None else name_of(batches, "batches")
-    data = replace(run.data, batches=name)
+    data = replace(run.data, **_data_names(run.data, batches, dataset, tokenizer))
     return replace(run, training=training, optimizer=rule, data=data)
+
+
+def _data_names(
+    data: Any,
+    batches: Callable[..., Batches] | None,
+    dataset: Callable[[], Iterable[Any]] | None,
+    tokenizer: Callable[[Iterable[str], int], Tokenizer] | None,
+) -> dict[str, Any]:
+    given = {"batches": batches, "tokenizer": tokenizer}
+    names: dict[str, Any] = {
+        kind: name_of(value, kind) for kind, value in given.items() if value is not None
+    }
+    if dataset is not None:
+        name = name_of(dataset, "dataset")
+        names["train"] = (name,) if isinstance(data.train, tuple) else type(data.train)(name)
+    return names
 
 
 def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:

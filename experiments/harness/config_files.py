@@ -16,7 +16,7 @@ from jaxformer.errors import ConfigError
 
 T = TypeVar("T")
 
-_OWN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_OWN = re.compile(r"(?!(?:hf|sacrebleu):)[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def is_own(name: str) -> bool:

@@ -100,7 +100,7 @@ class TrainingConfig:
                 "schedule_free has an average of its own: leave out --training.ema_decay and "
                 "--training.extra_ema_decays"
             )
-        _check_name(self, "attention_fn", (*ATTENTION_FNS, "auto"))
+        check_name(self, "attention_fn", (*ATTENTION_FNS, "auto"))
         if self.block and self.remat != "none":
             raise ConfigError(
                 f"remat={self.remat!r} needs the library's own block, but block={self.block!r} was "
@@ -147,8 +147,8 @@ class OptimizerConfig(optimizer.OptimizerConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_name(self, "schedule", get_args(optimizer.ScheduleName))
-        _check_name(self, "name", get_args(optimizer.RuleName))
+        check_name(self, "schedule", get_args(optimizer.ScheduleName))
+        check_name(self, "name", get_args(optimizer.RuleName))
 
     def compiled(self) -> "OptimizerConfig":
         """The settings that a program depends on: the peak rate is data, unless you use it."""
@@ -261,7 +261,8 @@ def choose_devices(
     return single(devices[0] if devices else None, compiler_options=options)
 
 
-def _check_name(config: Any, field: str, known: tuple[str, ...]) -> None:
+def check_name(config: Any, field: str, known: tuple[str, ...]) -> None:
+    """Raises `ConfigError` unless `field` is one of `known` or the name of a value of your own."""
     name = getattr(config, field)
     if name not in known and not is_own(name):
         raise ConfigError(

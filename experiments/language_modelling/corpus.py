@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.harness import datasets
+from experiments.harness import datasets, sources
 from experiments.harness.text_cache import NOTHING_KEPT, TextCache
 from experiments.language_modelling import stdlib
 from experiments.language_modelling.presets import DataConfig
@@ -18,22 +18,49 @@ _MOST_SET_ASIDE = 1_000_000
 
 
 class Part(NamedTuple):
-    """The characters `start` to `stop` of files of documents, counted over all files."""
+    """The characters `start` to `stop` of documents, counted over all `paths`.
 
-    paths: tuple[Path, ...]
+    A path may also be another source's name (`experiments.harness.sources`), of whose records
+    `field` is a document.
+    """
+
+    paths: tuple[str | Path, ...]
     split: Literal["file", "line", "blank_line"] = "file"
     start: int = 0
     stop: int | None = None
+    field: str = "text"
+
+    @property
+    def is_ids(self) -> bool:
+        """Whether this is not text but shards of ids (.bin)."""
+        return any(str(path).endswith(".bin") for path in self.paths)
 
     def documents(self) -> Iterator[Iterator[str]]:
         """Each document as blocks of text, read one after the other.
 
         Raises `DataError` as `read_documents` does.
         """
-        documents = read_documents(self.paths, split=self.split)
+        documents = self._whole()
         if self.start == 0 and self.stop is None:
             return documents
         return _between(documents, self.start, self.stop)
+
+    def _whole(self) -> Iterator[Iterator[str]]:
+        if self.is_ids:
+            raise ConfigError(
+                f"{self.paths[0]} holds ids and no text: name their --data.tokenizer (gpt2 or a "
+                "path), give shards to --data.validation too, and leave out --data.weights"
+            )
+        plain = [sources.is_plain(str(path)) for path in self.paths]
+        if all(plain):
+            return read_documents(self.paths, split=self.split)
+        parts = (
+            read_documents((path,), split=self.split)
+            if is_plain
+            else (iter([text]) for text in sources.read_texts(str(path), self.field) if text)
+            for path, is_plain in zip(self.paths, plain, strict=True)
+        )
+        return chain.from_iterable(parts)
 
 
 class Corpus(NamedTuple):
@@ -67,20 +94,18 @@ def load_corpus(config: DataConfig, cache: TextCache = NOTHING_KEPT) -> Corpus:
             f"corpus={config.corpus!r} comes from files: give --data.train FILE .., or one of the "
             f"corpora {', '.join(_BUILT_IN)}"
         )
-    validation = part_of(config.validation, config.split) or corpus.validation
-    return corpus._replace(
-        validation=validation, test=part_of(config.test, config.split) or corpus.test
-    )
+    validation = part_of(config.validation, config) or corpus.validation
+    return corpus._replace(validation=validation, test=part_of(config.test, config) or corpus.test)
 
 
-def part_of(files: tuple[str, ...], split: Literal["file", "line", "blank_line"]) -> Part | None:
-    """The documents of `files`, or None where none are given."""
-    return Part(tuple(map(Path, files)), split) if files else None
+def part_of(files: tuple[str, ...], config: DataConfig) -> Part | None:
+    """The documents of `files`, cut as `config` says, or None where none are given."""
+    return Part(tuple(files), config.split, field=config.text_field) if files else None
 
 
 def identity(part: Part, cache: TextCache) -> list:
     """What decides the documents of `part`: JSON."""
-    return [[cache.name_of(path) for path in part.paths], *part[1:]]
+    return [[sources.identity(str(path), cache) for path in part.paths], *part[1:]]
 
 
 def metadata_of(part: Part, cache: TextCache = NOTHING_KEPT) -> TextMetadata:
@@ -100,7 +125,7 @@ def _read_metadata(part: Part) -> dict[str, Any]:
 
 
 def _from_files(config: DataConfig, cache: TextCache) -> Corpus:
-    whole = Part(tuple(map(Path, config.train)), config.split)
+    whole = Part(tuple(config.train), config.split, field=config.text_field)
     if config.validation:
         return Corpus(whole, whole, None)
     characters = ["characters", identity(whole, cache)]

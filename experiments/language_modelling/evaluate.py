@@ -12,7 +12,7 @@ from typing import Literal
 
 from experiments.harness import cli
 from experiments.harness.checkpoint_selection import RunOptions
-from experiments.language_modelling.corpus import Part
+from experiments.language_modelling.corpus import part_of
 from experiments.language_modelling.evaluation import (
     batch_losses,
     describe_scores,
@@ -68,7 +68,8 @@ def main(options: EvaluateOptions) -> None:
 def _text(options: EvaluateOptions, loaded: LoadedRun, folder: Path) -> Encoded:
     if not options.files:
         return open_encoded(Path(options.run), options.part, loaded.tokenizer)
-    part = Part(tuple(map(Path, options.files)), loaded.config.data.split)
+    part = part_of(options.files, loaded.config.data)
+    assert part is not None  # there are files
     return encode_part(loaded.config, part, loaded.tokenizer, folder / "text.tokens")
 
 

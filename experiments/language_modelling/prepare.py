@@ -1,12 +1,23 @@
 """Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from experiments.harness import cli, datasets, display, distributed, json_records, run_folder
+from experiments.harness import (
+    build,
+    cli,
+    datasets,
+    display,
+    distributed,
+    json_records,
+    run_folder,
+    sources,
+)
+from experiments.harness.config_files import is_own
 from experiments.harness.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training_config import text_cache
 from experiments.language_modelling import corpus
@@ -18,8 +29,17 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.text import tokenizers
-from jaxformer.text.data import MaskedStream, Stream, Tokens, encode_documents
-from jaxformer.text.metrics import TextSize
+from jaxformer.text.data import (
+    MaskedStream,
+    Mixture,
+    Stream,
+    Tokens,
+    encode_documents,
+    open_tokens,
+    shard_documents,
+    write_parts,
+)
+from jaxformer.text.metrics import TextSize, count_text
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, SPECIAL_TOKENS, Tokenizer
 
 _TOKENIZER = Path("tokenizer", "tokenizer.json")
@@ -44,7 +64,7 @@ class Prepared(NamedTuple):
 
     model: TransformerConfig
     tokenizer: Tokenizer
-    batches: Stream | MaskedStream
+    batches: Stream | MaskedStream | Mixture
     train: Encoded
     validation: Encoded
     test: Encoded | None
@@ -65,8 +85,21 @@ def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     train = open_encoded(folder, "train", tokenizer, cache)
     validation = open_encoded(folder, "validation", tokenizer, cache)
     test = open_encoded(folder, "test", tokenizer, cache) if parts.test else None
-    batches = objective(config).stream(train.tokens, tokenizer, config)
+    batches = _batches(config, parts.train, train.tokens, tokenizer, cache)
     return Prepared(sized(config, tokenizer), tokenizer, batches, train, validation, test)
+
+
+def _batches(
+    config: LanguageConfig, part: Part, tokens: Tokens, tokenizer: Tokenizer, cache: TextCache
+) -> Stream | MaskedStream | Mixture:
+    make = objective(config).stream
+    if not config.data.weights:
+        return make(tokens, tokenizer, config)
+    one_each = (part._replace(paths=(path,)) for path in part.paths)
+    documents = [corpus.metadata_of(one, cache).documents for one in one_each]
+    bounds = pairwise(accumulate(documents, initial=0))
+    streams = [make(tokens.part(*bound), tokenizer, config) for bound in bounds]
+    return Mixture(streams, config.data.weights)
 
 
 def open_encoded(
@@ -101,8 +134,9 @@ def open_encoded(
 
 def encode_part(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Encoded:
     """`part` as ids in the file `path`."""
-    found = corpus.metadata_of(part)
-    return Encoded(_ids(config, part, tokenizer, path), found.documents, found.amount)
+    tokens = _ids(config, part, tokenizer, path)
+    found = _metadata(part, tokens, tokenizer, NOTHING_KEPT)
+    return Encoded(tokens, found.documents, found.amount)
 
 
 def sized(config: LanguageConfig, tokenizer: Tokenizer) -> TransformerConfig:
@@ -190,15 +224,35 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: T
     made_from = [name, tokenizer_digest(folder), config.isolate_documents]
     cache.fill(path.parent, [*made_from, corpus.identity(part, cache)], make)
     note = {
-        "files": _files(part),
+        "files": _files(part, cache),
         "how": _how(config, part),
         "tokenizer": tokenizer_digest(folder),
-        **corpus.metadata_of(part, cache)._asdict(),
+        **_metadata(part, open_tokens(path.with_suffix(".tokens")), tokenizer, cache)._asdict(),
     }
     json_records.write(path, note)
 
 
+def _metadata(
+    part: Part, tokens: Tokens, tokenizer: Tokenizer, cache: TextCache
+) -> corpus.TextMetadata:
+    """The metadata of `part`, whose ids are `tokens`; shards are decoded to count their text."""
+    if not part.is_ids:
+        return corpus.metadata_of(part, cache)
+    step = 1 << 16
+    blocks = (tokens.ids[start : start + step] for start in range(0, len(tokens.ids), step))
+    amount = count_text(tokenizer.decode(block.tolist()) for block in blocks)
+    return corpus.TextMetadata(_digest_of_shards(part, cache), len(tokens), amount)
+
+
+def _digest_of_shards(part: Part, cache: TextCache) -> str:
+    return " ".join(cache.digest(Path(path)) for path in part.paths)
+
+
 def _ids(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Tokens:
+    if part.is_ids:
+        begin = tokenizer.special.bos if config.isolate_documents else None
+        parts = shard_documents(part.paths, begin)
+        return write_parts(path, parts, vocab_size=tokenizer.vocab_size)
     return encode_documents(
         part.documents(), tokenizer, path, isolate_documents=config.isolate_documents
     )
@@ -217,21 +271,29 @@ def _is_current(
     note = _note(folder, name)
     if note is None or note["how"] != _how(config, part):
         return False
-    return note["files"] == _files(part) or note["text"] == corpus.metadata_of(part, cache).text
+    if note["files"] == _files(part, cache):
+        return True
+    if part.is_ids:
+        return note["text"] == _digest_of_shards(part, cache)
+    return note["text"] == corpus.metadata_of(part, cache).text
 
 
 def _how(config: LanguageConfig, part: Part) -> list:
     """What decides the ids besides the text: JSON."""
     special = list(_special_tokens(config))
     tokenizer = [config.data.tokenizer, config.model.vocab_size, special]
-    return [tokenizer, part.split, part.start, part.stop, config.isolate_documents]
+    field = [part.field] if part.field != "text" else []
+    return [tokenizer, part.split, part.start, part.stop, config.isolate_documents, *field]
 
 
-def _files(part: Part) -> list:
+def _files(part: Part, cache: TextCache) -> list:
     """What shows without reading that a file is still the same: JSON."""
-    found = []
-    for path in part.paths:
-        if path.is_file():
+    found: list[list[Any]] = []
+    for name in part.paths:
+        path = Path(name)
+        if not sources.is_file(str(name)):
+            found.append([name, sources.identity(str(name), cache)])
+        elif path.is_file():
             status = path.stat()
             found.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
     return found
@@ -244,12 +306,19 @@ def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
     return SPECIAL_TOKENS if config.isolate_documents or config.data.tokenizer == "words" else ()
 
 
+def _blocks(part: Part) -> Iterator[str]:
+    for document in part.documents():
+        yield from document
+
+
 def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     name, special = config.data.tokenizer, _special_tokens(config)
-    text = (block for document in part.documents() for block in document)
+    text = _blocks(part)
     size = config.model.vocab_size
     if name in _LEARNED:
         return _LEARNED[name](text, size, special_tokens=special)
+    if is_own(name):
+        return build.resolve(name, "tokenizer")(text, size)
     if name in _PUBLISHED:
         paths = [datasets.find("tokenizers", f"{name}/{file}") for file in _PUBLISHED[name]]
         return tokenizers.load(paths[0].parent)

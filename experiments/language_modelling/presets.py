@@ -24,17 +24,23 @@ class DataConfig:
     corpus: Literal["python_stdlib", "shakespeare", "wikitext2", "files"] = "python_stdlib"
     """The built-in text; files: the ones that you give."""
     train: tuple[str, ...] = ()
-    """Files to train on; they replace the whole built-in text."""
+    """Files to train on; they replace the whole built-in text. Also .jsonl, .parquet,
+    hf:NAME@SPLIT and your own function as package.module:name."""
+    weights: tuple[float, ...] = ()
+    """Share of each of the files of `train` in the rows of all batches; none: by their sizes."""
     validation: tuple[str, ...] = ()
     """Files to validate on; without them the end of the training files is set aside."""
     test: tuple[str, ...] = ()
     """Files to measure at the end; none: the test part of the built-in text."""
     split: Literal["file", "line", "blank_line"] = "file"
     """A document is a file, a line, or the text between two blank lines."""
+    text_field: str = "text"
+    """The field of a record of .jsonl, .parquet and hf: that holds a document."""
     isolate_documents: bool = True
     """A causal model sees no other document than its own."""
     tokenizer: str = "bpe"
-    """bpe, words or characters: learned from the text; else gpt2, bert-base-uncased or a path."""
+    """bpe, words or characters: learned from the text; else gpt2, bert-base-uncased, a path, or
+    your own function as package.module:name."""
     batch_size: int = 32
     """Sequences of a batch."""
     seq_len: int = 256
@@ -50,6 +56,13 @@ class DataConfig:
         check_choices(self)
         check_at_least(self, 1, "batch_size", "seq_len")
         check_fraction(self, "mask_prob")
+        if self.weights and (
+            len(self.weights) != len(self.train) or not self.validation or min(self.weights) <= 0.0
+        ):
+            raise ConfigError(
+                f"weights={list(self.weights)} needs a number above 0 for each file of train "
+                f"({len(self.train)} were given), and validation files: give them"
+            )
 
 
 @dataclass(frozen=True)

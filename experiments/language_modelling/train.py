@@ -87,9 +87,10 @@ def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: A
     """Prepares the text, trains from the newest checkpoint, and shows what the model has learned.
 
     `values` may be a `block`, an `attention_fn`, a `position_scheme`, a `loss`, a `schedule`, an
-    `optimizer`, `metrics` and `batches` of your own, in place of those that `config` names; the run
-    records their names (see `build.with_values`). `loggers` get all that is logged (see `Logger`).
-    Returns the run's folder and scores; a script may train several runs, one after the other.
+    `optimizer`, `metrics`, `batches`, a `dataset` and a `tokenizer` of your own, in place of those
+    that `config` names; the run records their names (see `build.with_values`). `loggers` get all
+    that is logged (see `Logger`). Returns the run's folder and scores; a script may train several
+    runs, one after the other.
     """
     config = build.with_values(config, **values)
     build.check(config)

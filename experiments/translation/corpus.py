@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness import datasets, display
+from experiments.harness import datasets, display, sources
 from experiments.harness.text_cache import TextCache
 from experiments.harness.text_io import lines_digest
 from experiments.translation import grammar
@@ -59,8 +59,10 @@ def open_corpus(config: DataConfig, cache: TextCache) -> OpenCorpus:
         train, *held_out = read()
         return {"fingerprint": fingerprint(train), "held_out": held_out}
 
-    files = [cache.name_of(Path(path)) for path in _files(config)]
-    found = cache.record([config.corpus, files, config.validation == Files()], outline)
+    names = [sources.identity(str(name), cache) for name in _sources(config)]
+    fields = [config.train.source_field, config.train.target_field]
+    own = config.validation.source != ""
+    found = cache.record([config.corpus, names, fields, own], outline)
     validation, test = (Text(*sides) for sides in found["held_out"])
     validation, test = read_files(config.validation) or validation, read_files(config.test) or test
     return OpenCorpus(found["fingerprint"], lambda: read().train, validation, test)
@@ -72,18 +74,30 @@ def fingerprint(text: Text) -> str:
 
 
 def read_files(files: Files) -> Text | None:
-    """The text of two files, or None where none are given.
+    """The text of two files, or of one that holds both sides, or None where none are given.
 
-    Raises `ConfigError` for one without the other, `DataError` as `read_pairs` does.
+    Raises `ConfigError` for a target without a source, `DataError` where a side cannot be read or
+    the two differ in length.
     """
-    if files == Files():
+    if not files.source and not files.target:
         return None
-    if not files.source or not files.target:
+    if not files.source:
         raise ConfigError(
-            f"parallel text needs both files, but source={files.source!r} and "
-            f"target={files.target!r} were given"
+            f"parallel text needs both files, but source='' and target={files.target!r} were given"
         )
-    return Text(*read_pairs(files.source, files.target))
+    fields = files.source_field, files.target_field
+    if not files.target:
+        return Text(*sources.read_both(files.source, fields))
+    if sources.is_plain(files.source) and sources.is_plain(files.target):
+        return Text(*read_pairs(files.source, files.target))
+    sides = zip((files.source, files.target), fields, strict=True)
+    text = Text(*(list(sources.read_texts(*side)) for side in sides))
+    if len(text.source) != len(text.target):
+        raise DataError(
+            f"{files.source} has {len(text.source)} texts and {files.target} has {len(text.target)}"
+            ": text i of one must translate text i of the other"
+        )
+    return text
 
 
 def _without_own(config: DataConfig) -> Corpus:
@@ -98,8 +112,8 @@ def _without_own(config: DataConfig) -> Corpus:
     )
 
 
-def _files(config: DataConfig) -> Sequence[str | Path]:
-    """The files that `_without_own` reads, or the code that makes its text."""
+def _sources(config: DataConfig) -> Sequence[str | Path]:
+    """What `_without_own` reads, or the files of code that make its text."""
     if config.train != Files():
         return [path for path in (config.train.source, config.train.target) if path]
     return _BUILT_IN[config.corpus].files() if config.corpus in _BUILT_IN else []

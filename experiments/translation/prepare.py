@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.harness import (
+    build,
     cli,
     display,
     distributed,
@@ -15,7 +16,8 @@ from experiments.harness import (
     json_records,
     run_folder,
 )
-from experiments.harness.text_cache import TextCache
+from experiments.harness.config_files import is_own
+from experiments.harness.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training_config import text_cache
 from experiments.translation import known_words
 from experiments.translation.corpus import Text, open_corpus
@@ -179,9 +181,11 @@ def _prepare(
     note.unlink(missing_ok=True)  # written again when everything else is
     (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
     make = partial(_write_tokenizers, config, read)
-    cache.fill(folder / "tokenizer", ["tokenizers", wanted], make)
+    own = is_own(config.data.tokenizer)  # its code may change
+    kept = NOTHING_KEPT if own else cache
+    kept.fill(folder / "tokenizer", ["tokenizers", wanted], make)
     encode = partial(_encode, config.data, read, load_tokenizers(folder))
-    cache.fill(folder / "data", ["pairs", wanted], encode)
+    cache.fill(folder / "data", ["pairs", wanted, _digests(folder)], encode)
     json_records.write(note, wanted | {"tokenizers": _digests(folder)})
 
 
@@ -224,6 +228,8 @@ def _encode(
 
 
 def _train(kind: str, lines: list[str], size: int) -> Tokenizer:
+    if is_own(kind):
+        return tokenizers.require_standard_ids(build.resolve(kind, "tokenizer")(lines, size))
     if kind == "characters":
         return tokenizers.train_characters(lines)
     train = {"bpe": tokenizers.train_bpe, "words": tokenizers.train_words}[kind]

@@ -22,9 +22,14 @@ class Files:
     """Your own parallel text (.gz too)."""
 
     source: str = ""
-    """A file with one text on each line; empty: none."""
+    """A file with a text on each line; or, of both sides, .tsv, .jsonl, .parquet, hf:NAME@SPLIT,
+    sacrebleu:TEST_SET:PAIR or your own function as package.module:name; empty: none."""
     target: str = ""
-    """A file whose line i translates line i of the source file; empty: none."""
+    """A file whose line i translates line i of the source file; empty where source holds both."""
+    source_field: str = "source"
+    """The field of a record that holds the source text, such as translation.en."""
+    target_field: str = "target"
+    """The field of a record that holds the target text."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,9 @@ class DataConfig:
     """Files to score at the end."""
     target_language: str = "de"
     """Language code of the target text; it chooses the tokenisation of lower-cased BLEU."""
-    tokenizer: Literal["bpe", "words", "characters"] = "bpe"
-    """Kind of vocabulary; source and target share one unless --model.source_vocab_size is given."""
+    tokenizer: str = "bpe"
+    """bpe, words, characters, or your own as package.module:name; source and target share one
+    vocabulary unless --model.source_vocab_size is given."""
     bpe_dropout: float = 0.0
     """Share of the merges that are left out at random in the training text; 0: none."""
     bpe_encodings: int = 8
@@ -59,6 +65,7 @@ class DataConfig:
     """Your own batches as package.module:name, a function of (config, prepared); empty: none."""
 
     def __post_init__(self):
+        training_config.check_name(self, "tokenizer", ("bpe", "words", "characters"))
         check_fraction(self, "bpe_dropout")
         check_at_least(self, 1, "bpe_encodings")
         if self.bpe_dropout and self.tokenizer != "bpe":

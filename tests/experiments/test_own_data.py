@@ -1,4 +1,4 @@
-"""Batches of a user, from a file outside the project, by name and from Python."""
+"""Batches, documents and a tokenizer of a user, from a file outside the project."""
 
 import json
 from dataclasses import replace
@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 
 from experiments.harness import build, cli
+from experiments.language_modelling import export_shards
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.train import train
+from experiments.translation import prepare as translation_prepare
+from experiments.translation.presets import PRESETS as TRANSLATION
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.errors import ConfigError
 
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 MODULE = """
 from jaxformer.text.data import StreamBatch
+from jaxformer.text.tokenizers import SPECIAL_TOKENS, train_characters
 import numpy as np
 
 
@@ -27,6 +32,23 @@ class Counting:
         ids = (np.arange(20) + 7 * step + own[:, None]) % 11
         labels = np.ones((len(own), 19), bool)
         return StreamBatch(ids.astype(np.int32), labels, own.astype(np.int32))
+
+
+def texts():
+    return [f"{chr(65 + i % 26)} {chr(65 + i % 25)}" for i in range(997)]
+
+
+def other():
+    return [text[::-1] for text in texts()]
+
+
+def pairs():
+    return [(f"{text} {text} {chr(65 + i % 17)}", text) for i, text in enumerate(texts())]
+
+
+def upper(texts, vocab_size):
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ "
+    return train_characters([letters], special_tokens=SPECIAL_TOKENS)
 
 
 def counting(config, prepared):
@@ -53,8 +75,9 @@ def place(tmp_path_factory):
 
 
 def parsed(place, *more):
-    words = [*SIZES.split(), "--runs", str(place / "runs"), "--data.train", str(place / "a.txt")]
-    return cli.parse(PRESETS, [*words, *more], experiment="language_modelling")
+    text = [] if "--data.train" in more else ["--data.train", str(place / "a.txt")]
+    words = [*SIZES.split(), "--runs", str(place / "runs"), *text, *more]
+    return cli.parse(PRESETS, words, experiment="language_modelling")
 
 
 def test_batches_of_ones_own_are_trained_on_and_part_of_the_checkpoint(place):
@@ -79,6 +102,43 @@ def test_batches_of_ones_own_are_trained_on_and_part_of_the_checkpoint(place):
     assert own.tokens[:, 0].tolist() == [3, 5]
 
 
+def test_documents_and_a_tokenizer_of_ones_own_are_prepared_by_name_and_from_python(place):
+    import my_data  # pyright: ignore[reportMissingImports]  # the fixture has written it
+
+    words = [
+        "--name",
+        "texts",
+        "--data.train",
+        "my_data:texts",
+        "--data.tokenizer",
+        "my_data:upper",
+    ]
+    config = parsed(place, *words)
+    same = build.with_values(
+        parsed(place, "--name", "texts"), dataset=my_data.texts, tokenizer=my_data.upper
+    )
+    assert same == config and config.data.train == ("my_data:texts",)
+    prepared = language_prepare.prepare(config, place / "texts")
+    text = "".join(b for t in my_data.texts() for b in t)
+    assert prepared.train.amount.bytes + prepared.validation.amount.bytes == len(text)
+    again = language_prepare.load_tokenizer(place / "texts")
+    assert again.decode(again.encode("A")) == "A" and again.vocab_size == 4 + 26 + 1
+    other = build.with_values(config, dataset=my_data.other)
+    changed = language_prepare.prepare(other, place / "texts")
+    assert changed.train.tokens.fingerprint != prepared.train.tokens.fingerprint
+
+
+def test_pairs_and_a_tokenizer_of_ones_own_are_prepared(place):
+    import my_data  # pyright: ignore[reportMissingImports]  # the fixture has written it
+
+    config = replace(TRANSLATION["grammar"], runs=str(place / "runs"))
+    config = build.with_values(config, dataset=my_data.pairs, tokenizer=my_data.upper)
+    prepared = translation_prepare.prepare(config, place / "pairs")
+    assert prepared.target_tokenizer.vocab_size == 4 + 26 + 1
+    batches = prepared.batches
+    assert len(batches.source) + len(prepared.validation.source) == 997
+
+
 def test_a_repeated_batch_is_the_first_one(place):
     config = parsed(place, "--name", "named", "--data.batches", "my_data:counting")
     prepared = language_prepare.prepare(config, place / "prepared")
@@ -91,3 +151,26 @@ def test_a_repeated_batch_is_the_first_one(place):
         expected = prepared.batches.batch(step)
         for found in (repeated.batch(step, rows), repeated.batch(step + 6, rows)):
             np.testing.assert_array_equal(found.tokens, expected.tokens)
+
+
+def test_shards_of_a_run_are_trained_on_with_its_tokenizer(place, capsys):
+    first = parsed(place, "--name", "shards")
+    folder = place / "runs" / "language_modelling" / "first"
+    prepared = language_prepare.prepare(first, folder)
+    for part in ("train", "validation"):
+        options = export_shards.ShardOptions(str(folder), part, str(place / "out"), 1_000)
+        export_shards.main(options)
+    assert "2,788 ids in" in capsys.readouterr().out.splitlines()[-2]
+    tokenizer = ["--data.tokenizer", str(folder / "tokenizer")]
+    trained = ["--data.train", *(str(place / "out" / f"train_{i:06d}.bin") for i in range(3))]
+    held_out = ["--data.validation", str(place / "out" / "validation_000000.bin")]
+    config = parsed(place, *trained, *held_out, *tokenizer)
+    again = language_prepare.prepare(config, place / "again")
+    assert again.train.tokens.fingerprint == prepared.train.tokens.fingerprint
+    assert again.validation.amount == prepared.validation.amount
+    same = language_prepare.prepare(config, place / "again")
+    assert same.batches.fingerprint == again.batches.fingerprint == prepared.batches.fingerprint
+    with pytest.raises(ConfigError, match="holds ids and no text: name their --data.tokenizer"):
+        language_prepare.prepare(parsed(place, *trained, *held_out), place / "learned")
+    with pytest.raises(ConfigError, match="give shards to --data.validation too"):
+        language_prepare.prepare(parsed(place, *trained, *tokenizer), place / "alone")

@@ -39,7 +39,8 @@ def age(*paths):
 def prepared(experiment, folder, name, *more):
     """The run folder after `prepare`, and its first batch."""
     if experiment == "language_modelling":
-        module, presets, files = language, LANGUAGE, f"--data.train {folder}/a.txt"
+        files = "" if "--data.train" in more else f"--data.train {folder}/a.txt"
+        module, presets = language, LANGUAGE
         sizes = "--model.max_len 23 --data.seq_len 19 --data.batch_size 3"
     else:
         module, presets = translation, TRANSLATION
@@ -175,3 +176,38 @@ def test_a_file_is_read_again_only_when_size_time_or_inode_change(cache, tmp_pat
     assert cache.digest(fresh) == before
     fresh.write_bytes(b"fog")
     assert cache.digest(fresh) != before, "a file changed just now may change again unseen"
+
+
+def test_files_with_weights_are_mixed_and_neither_read_nor_encoded_again(text):
+    more = f"--data.validation {text}/b.txt --data.weights 3 1 --data.split line".split()
+    files = ["--data.train", f"{text}/a.txt", f"{text}/b.txt"]
+    _, batch = prepared("language_modelling", text, "first", *files, *more)
+    opened.clear()
+    config = cli.parse(LANGUAGE, mixed_words(text, files, more))
+    again = language.prepare(config, text / "runs" / "language_modelling" / "second").batches
+    assert not {str(text / "a.txt"), str(text / "b.txt")} & set(opened)
+    for leaf, other in zip(batch, again.batch(0), strict=True):
+        assert leaf.tobytes() == other.tobytes()
+    whole = len(LINES)
+    assert [len(stream.tokens) for stream in again._streams] == [whole, whole]
+    forwards = again._streams[0].tokens
+    assert (
+        forwards[5].tolist()
+        == open_tokens(text / "runs" / "language_modelling" / "first" / "data" / "train.tokens")[
+            5
+        ].tolist()
+    )
+
+
+def mixed_words(text, files, more):
+    sizes = "--model.max_len 23 --data.seq_len 19 --data.batch_size 3 --model.vocab_size 283"
+    return [*sizes.split(), "--runs", f"{text}/runs", "--name", "second", *files, *more]
+
+
+@pytest.mark.parametrize("more", ["--data.weights 1", "--data.weights 1 0", "--data.weights 1 2"])
+def test_weights_that_do_not_fit_the_files_are_refused(text, more, capsys):
+    files = f"--data.train {text}/a.txt {text}/b.txt {more}".split()
+    held_out = [] if more.endswith("2") else ["--data.validation", f"{text}/b.txt"]
+    with pytest.raises(SystemExit):
+        cli.parse(LANGUAGE, [*files, *held_out])
+    assert "needs a number above 0 for each file of train" in capsys.readouterr().err

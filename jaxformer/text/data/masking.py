@@ -34,7 +34,7 @@ class MaskedStream:
     `DataError` when `special` lacks mask, bos or eos, for a corpus shorter than one context, and
     with `next_sentence` for fewer than two documents.
 
-    Attributes: `tokens`; `steps_per_epoch`.
+    Attributes: `tokens`; `batch_size`; `steps_per_epoch`.
 
     >>> import jaxformer as jf
     >>> from jaxformer.text.data import Tokens
@@ -65,6 +65,7 @@ class MaskedStream:
         space = _space(tokens, seq_len, next_sentence)
         check_context(tokens, space, f"seq_len {seq_len} less the special tokens")
         self.tokens = tokens
+        self.batch_size = batch_size
         self._windows = ShuffledWindows(len(tokens.ids), space, batch_size, seed)
         self._next_sentence = next_sentence
         self.steps_per_epoch: int = self._windows.steps_per_epoch

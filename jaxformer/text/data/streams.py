@@ -27,7 +27,7 @@ class Stream:
     own document, and the first token of a document is no label; otherwise all is one text. Raises
     `DataError` for a corpus shorter than one context (seq_len + 1 ids).
 
-    Attributes: `tokens`; `steps_per_epoch`.
+    Attributes: `tokens`; `batch_size`; `steps_per_epoch`.
 
     >>> import jaxformer as jf
     >>> from jaxformer.text.data import Tokens
@@ -50,6 +50,7 @@ class Stream:
         check_positive(batch_size=batch_size, seq_len=seq_len)
         check_context(tokens, seq_len + 1, f"seq_len {seq_len} and the label after it")
         self.tokens = tokens
+        self.batch_size = batch_size
         self._windows = ShuffledWindows(len(tokens.ids) - 1, seq_len, batch_size, seed)
         self._isolate_documents = isolate_documents
         self.steps_per_epoch: int = self._windows.steps_per_epoch

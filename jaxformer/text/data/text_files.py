@@ -39,6 +39,11 @@ def read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """What `iterate_lines` gives, in a list."""
+    return list(iterate_lines(path))
+
+
+def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     r"""The lines of a UTF-8 text file (gzip when its name ends in `.gz`), blank ones included.
 
     Only a line feed ends a line: U+2028, NEL, VT and FF stay inside it, so parallel files stay
@@ -52,10 +57,15 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
     >>> read_lines("lines.txt")
     ['one', '', 'two']
     """
-    text = "".join(_decode(Path(path), read_blocks(path)))
-    if not text:
+    rest, found = "", False
+    for text in _decode(Path(path), read_blocks(path)):
+        *lines, rest = (rest + text).split("\n")
+        found = found or bool(text)
+        yield from (line.removesuffix("\r") for line in lines)
+    if not found:
         raise DataError(f"{path}: the file is empty; at least one line is needed")
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    if rest:
+        yield rest.removesuffix("\r")
 
 
 def read_pairs(
@@ -63,7 +73,7 @@ def read_pairs(
 ) -> tuple[list[str], list[str]]:
     r"""The lines of two files; line i of one translates line i of the other.
 
-    Raises `DataError` when the numbers of lines differ, and as `read_lines` does.
+    Raises `DataError` when the numbers of lines differ, and as `iterate_lines` does.
 
     >>> from pathlib import Path
     >>> from jaxformer.text.data import read_pairs
@@ -86,7 +96,7 @@ def read_pairs(
 def read_tab_pairs(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     r"""The first two columns of a file of lines `source<TAB>target`; further columns are ignored.
 
-    Raises `DataError` naming the first line with fewer than two columns, and as `read_lines`
+    Raises `DataError` naming the first line with fewer than two columns, and as `iterate_lines`
     does.
 
     >>> from pathlib import Path

@@ -106,6 +106,13 @@ class Tokens:
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
+    def part(self, start: int, stop: int) -> "Tokens":
+        """The sequences start .. stop - 1; nothing is copied but their offsets."""
+        offsets = self.offsets[start : stop + 1]
+        name = hashlib.sha256(f"{self.fingerprint} {start} {stop}".encode()).hexdigest()
+        ids = self.ids[offsets[0] : offsets[-1]]
+        return Tokens(ids, offsets - offsets[0], vocab_size=self.vocab_size, fingerprint=name)
+
     def take(self, places: Int[np.ndarray, "*shape"]) -> Int32[np.ndarray, "*shape"]:
         """The ids at `places`, counted over all sequences.
 
@@ -137,7 +144,10 @@ def write_tokens(
 
 
 def write_parts(
-    path: str | os.PathLike[str], parts: Iterable[tuple[Sequence[int], bool]], *, vocab_size: int
+    path: str | os.PathLike[str],
+    parts: Iterable[tuple[Sequence[int] | np.ndarray, bool]],
+    *,
+    vocab_size: int,
 ) -> Tokens:
     """Like `write_tokens`, for parts of sequences: ids, and whether they end a sequence.
 
@@ -347,7 +357,9 @@ def _batches(parts: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
         yield batch
 
 
-def _write(file: BinaryIO, parts: Iterable[tuple[Sequence[int], bool]], vocab_size: int) -> None:
+def _write(
+    file: BinaryIO, parts: Iterable[tuple[Sequence[int] | np.ndarray, bool]], vocab_size: int
+) -> None:
     """Writes the whole file except the fingerprint."""
     dtype = _DTYPES[2 if vocab_size <= 1 << 16 else 4]
     file.write(bytes(_HEADER.size))
@@ -365,7 +377,7 @@ def _write(file: BinaryIO, parts: Iterable[tuple[Sequence[int], bool]], vocab_si
     file.write(_HEADER.pack(_MAGIC, _VERSION, dtype.itemsize, len(offsets) - 1, total, vocab_size))
 
 
-def _checked(sequence: Sequence[int], index: int, vocab_size: int) -> np.ndarray:
+def _checked(sequence: Sequence[int] | np.ndarray, index: int, vocab_size: int) -> np.ndarray:
     row = np.asarray(sequence)
     if row.ndim == 1 and row.size == 0:
         return np.empty(0, np.int64)

@@ -1,0 +1,62 @@
+"""Numbers about texts before training: lengths, duplicates, overlap, and a table of them."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from jaxtyping import Int, UInt64
+
+from jaxformer.text.data import Tokens
+
+PERCENTILES = (1, 50, 90, 99, 100)
+
+
+def digest(text: str) -> int:
+    """64 bits of a hash of `text`; two texts have the same ones with a chance of 5e-20."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def digests(texts: Iterable[str]) -> UInt64[np.ndarray, " N"]:
+    """The `digest` of each text."""
+    return np.fromiter(map(digest, texts), np.uint64)
+
+
+def repeated(found: UInt64[np.ndarray, " N"]) -> int:
+    """How many of the texts with these digests are the same as an earlier one."""
+    return len(found) - len(np.unique(found))
+
+
+def contained(found: UInt64[np.ndarray, " N"], others: UInt64[np.ndarray, " M"]) -> int:
+    """How many of the texts with these digests are among the others."""
+    return int(np.isin(found, others).sum())
+
+
+def spread(values: Int[np.ndarray, " N"] | np.ndarray) -> str:
+    """The percentiles 1, 50, 90, 99 and the greatest of `values`; "-" of none."""
+    if len(values) == 0:
+        return "-"
+    found = np.percentile(values, PERCENTILES, method="inverted_cdf")
+    whole = np.issubdtype(np.asarray(values).dtype, np.integer)
+    return " / ".join(f"{x:,.0f}" if whole else f"{x:.2f}" for x in found)
+
+
+def count_id(tokens: Tokens, index: int | None) -> int:
+    """How often the id occurs; 0 for None."""
+    chunk = 1 << 20
+    starts = range(0, len(tokens.ids), chunk) if index is not None else ()
+    return sum(int((tokens.ids[start : start + chunk] == index).sum()) for start in starts)
+
+
+def share(count: float, whole: float) -> str:
+    """`count`, and its share of `whole`."""
+    return f"{count:,} ({count / whole:.2%})" if whole else f"{count:,}"
+
+
+def report(parts: Mapping[str, Mapping[str, str]]) -> str:
+    """The rows of each part under its name, in two columns."""
+    width = max((len(name) for rows in parts.values() for name in rows), default=0)
+    blocks = []
+    for part, rows in parts.items():
+        lines = (f"  {name:<{width}}  {value}" for name, value in rows.items())
+        blocks.append("\n".join([part, *lines]))
+    return "\n".join(blocks)
