@@ -24,6 +24,16 @@ class Mixture:
     begins anew when it has given all. The empty rows that fill up its epoch count too.
 
     Attributes: `steps_per_epoch`, the batches that hold as many rows as all streams together.
+
+    >>> import numpy as np
+    >>> import jaxformer as jf
+    >>> from jaxformer.text.data import Mixture, Tokens, all_rows
+    >>> sizes = {"batch_size": 4, "seq_len": 2, "seed": 0, "isolate_documents": False}
+    >>> ones, twos = (jf.Stream(Tokens.from_lists([[i] * 99]), **sizes) for i in (1, 2))
+    >>> mixture = Mixture([ones, twos], weights=[3.0, 1.0])
+    >>> firsts = [mixture.batch(step, all_rows).tokens[:, 0] for step in range(4)]
+    >>> np.bincount(np.concatenate(firsts))  # 12 rows of ones, 4 of twos
+    array([ 0, 12,  4])
     """
 
     def __init__(self, streams: Sequence[Stream | MaskedStream], weights: Sequence[float]) -> None:

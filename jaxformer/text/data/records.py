@@ -15,7 +15,12 @@ _JSON_LINES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 
 
 def is_record_file(path: str | os.PathLike[str]) -> bool:
-    """Whether the name of a file says that it holds records: .jsonl, .ndjson (.gz) or .parquet."""
+    """Whether the name of a file says that it holds records: .jsonl, .ndjson (.gz) or .parquet.
+
+    >>> from jaxformer.text.data import is_record_file
+    >>> [is_record_file(name) for name in ("pairs.jsonl.gz", "pairs.tsv")]
+    [True, False]
+    """
     return str(path).endswith((*_JSON_LINES, ".parquet"))
 
 
@@ -25,6 +30,12 @@ def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator
     A dotted name leads into a record within the record, as in `translation.en`. Raises `DataError`,
     with the number of the record, where a field is absent or holds no text, and for a file that
     cannot be read.
+
+    >>> from pathlib import Path
+    >>> from jaxformer.text.data import read_fields
+    >>> _ = Path("pairs.jsonl").write_text('{"en": "A house.", "de": "Ein Haus.", "id": 7}')
+    >>> list(read_fields("pairs.jsonl", ["en", "de"]))
+    [('A house.', 'Ein Haus.')]
     """
     path = Path(path)
     records = _json_lines(path) if str(path).endswith(_JSON_LINES) else _parquet(path, fields)
@@ -36,7 +47,12 @@ def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator
 
 
 def field_of(record: Any, field: str, where: str) -> str:
-    """The text under the dotted name `field` of `record`, which an error calls `where`."""
+    """The text under the dotted name `field` of `record`, which an error calls `where`.
+
+    >>> from jaxformer.text.data import field_of
+    >>> field_of({"translation": {"en": "A house."}}, "translation.en", "record 1")
+    'A house.'
+    """
     value = record
     for name in field.split("."):
         if not isinstance(value, dict) or name not in value:

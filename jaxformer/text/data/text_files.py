@@ -39,7 +39,14 @@ def read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    """What `iterate_lines` gives, in a list."""
+    r"""What `iterate_lines` gives, in a list.
+
+    >>> from pathlib import Path
+    >>> from jaxformer.text.data import read_lines
+    >>> _ = Path("lines.txt").write_bytes(b"one\r\n\ntwo\n")
+    >>> read_lines("lines.txt")
+    ['one', '', 'two']
+    """
     return list(iterate_lines(path))
 
 
@@ -52,10 +59,10 @@ def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     readable, a damaged gzip file, or (with the line) not UTF-8.
 
     >>> from pathlib import Path
-    >>> from jaxformer.text.data import read_lines
-    >>> _ = Path("lines.txt").write_bytes(b"one\r\n\ntwo\n")
-    >>> read_lines("lines.txt")
-    ['one', '', 'two']
+    >>> from jaxformer.text.data import iterate_lines
+    >>> _ = Path("lines.txt").write_text("one\n\ntwo\n")
+    >>> next(iterate_lines("lines.txt"))
+    'one'
     """
     rest, found = "", False
     for text in _decode(Path(path), read_blocks(path)):
