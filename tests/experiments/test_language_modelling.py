@@ -368,6 +368,7 @@ def test_files_are_measured_as_the_part_that_they_are(run, text):
     own = last_json(call(evaluate, {"--run": run.folder, "--part": "validation"}))
     given = last_json(call(evaluate, {"--run": run.folder, "--files": text / "validation.txt"}))
     assert given.pop("text") == str(text / "validation.txt") and own.pop("text") == "validation"
+    assert len(own.pop("text_sha256")) == 64  # files are named, parts are not
     assert own == given
 
 
