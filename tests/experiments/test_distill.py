@@ -128,6 +128,7 @@ def test_a_student_learns_the_teachers_probabilities(run, student):
     assert note["run"] == str(run) and note["sha256"] == teacher.digest(before.params)
 
 
+@pytest.mark.slow
 def test_a_teacher_equal_to_the_student_has_no_gradient(base, run):
     """The cross-entropy with one's own distribution is at its minimum."""
     config = with_teacher(base, run, distillation_weight=1.0)
@@ -137,6 +138,7 @@ def test_a_teacher_equal_to_the_student_has_no_gradient(base, run):
     assert lines[0]["grad_norm"] < 1e-5 < lines[0]["loss"]
 
 
+@pytest.mark.slow
 def test_a_resumed_student_is_refused_another_teacher(base, run, student):
     config, folder = student
     content = (folder / teacher.NOTE).read_text()

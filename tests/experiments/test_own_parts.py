@@ -357,7 +357,7 @@ def test_values_given_from_python_are_recorded_by_name(language, tmp_path):
         (f"--training.position_scheme {HERE}:Absent", f"the module '{HERE}' has no 'Absent'"),
         (f"--training.loss {HERE}:NOT_CALLABLE", "is not callable"),
         ("--training.block OwnBlock", "block='OwnBlock' is not a name of the form package.module"),
-        ("--optimizer.schedule linear", "give one of inverse_square_root, cosine, constant"),
+        ("--optimizer.schedule lineal", "give one of inverse_square_root, cosine, constant"),
         (f"--training.remat blocks {OWN}", "remat='blocks' needs the library's own block"),
     ],
 )

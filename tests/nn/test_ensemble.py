@@ -55,7 +55,7 @@ def members():
     ("mean", "scan", "decode"),
     [
         ("arithmetic", False, translate),
-        ("arithmetic", False, sample_translations),
+        pytest.param("arithmetic", False, sample_translations, marks=pytest.mark.slow),
         pytest.param("geometric", True, translate, marks=pytest.mark.slow),
     ],
 )

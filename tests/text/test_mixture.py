@@ -52,7 +52,8 @@ def test_the_shares_hold_within_the_bound_at_every_row(mixture):
 def test_each_corpus_gives_its_rows_in_the_order_of_its_own_stream(mixture):
     given = [stream(*given) for given in STREAMS]
     expected = [
-        iter([tuple(row) for step in range(1_400) for row in own.batch(step).tokens]) for own in given
+        iter([tuple(row) for step in range(1_400) for row in own.batch(step).tokens])
+        for own in given
     ]
     order = iter(mixture._order.tolist() * 2)
     for step in range(700):

@@ -73,6 +73,7 @@ def test_the_loss_is_the_weighted_sum_of_labels_and_teacher(
     assert_equal(total, 0.7 * labels + 0.3 * taught)
 
 
+@pytest.mark.slow
 def test_a_teacher_that_knows_the_labels_adds_their_cross_entropy(student, batch, assert_equal):
     """With R-Drop and dropout too: both passes learn from the teacher."""
     model, params = student
