@@ -127,9 +127,10 @@ def _write_student(
     texts = corpus._replace(train=Text(corpus.train.source, lines))
     for name, text in texts._asdict().items():
         if text.source:
-            files[name] = Files(*(str(out / f"{name}.{side}") for side in Text._fields))
-            for path, side in zip(asdict(files[name]).values(), text, strict=True):
-                write_lines(Path(path), side)
+            paths = [out / f"{name}.{side}" for side in Text._fields]
+            files[name] = Files(*map(str, paths))
+            for file, side in zip(paths, text, strict=True):
+                write_lines(file, side)
     data = replace(config.data, corpus="files", **files)
     training = replace(config.training, teacher="")
     student = replace(config, name=options.name, data=data, training=training)
