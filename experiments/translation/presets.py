@@ -202,6 +202,7 @@ wmt14_base = TranslationConfig(
     optimizer=OptimizerConfig(
         learning_rate=noam_peak_learning_rate(512, 4_000), warmup_steps=4_000
     ),
+    training=TrainingConfig(attention_fn="auto"),
 )
 
 wmt14_big = replace(
@@ -211,7 +212,7 @@ wmt14_big = replace(
     optimizer=OptimizerConfig(
         learning_rate=noam_peak_learning_rate(1_024, 4_000), warmup_steps=4_000, total_steps=300_000
     ),
-    training=TrainingConfig(average_checkpoints=20),
+    training=TrainingConfig(average_checkpoints=20, attention_fn="auto"),
 )
 
 _ALL = (grammar, multi30k_tiny, multi30k_base, tatoeba, wmt14_base, wmt14_big)
