@@ -58,9 +58,11 @@ def logits_matmul(x: Float[Array, "... D"], matrix: Float[Array, "D V"]) -> Floa
     tokens would have equal logits.
     """
     # Unlike `dense_dot_general`, never in parts: parts of a transposed table would be copies.
-    # Without a reshape the gradient of the logits is fused into the products that read it.
-    is_low = x.dtype in (jnp.bfloat16, jnp.float16)
-    return _low_matmul(x, matrix) if is_low else jnp.matmul(x, matrix.astype(x.dtype))
+    if x.dtype in (jnp.bfloat16, jnp.float16):
+        # Without a reshape a TPU's compiler fuses the gradient of the logits into the products.
+        return _low_matmul(x, matrix)
+    out = x.reshape(-1, matrix.shape[0]) @ matrix.astype(x.dtype)
+    return out.reshape(*x.shape[:-1], matrix.shape[1])
 
 
 @jax.custom_vjp
