@@ -58,9 +58,10 @@ def logits_matmul(x: Float[Array, "... D"], matrix: Float[Array, "D V"]) -> Floa
     tokens would have equal logits.
     """
     # Unlike `dense_dot_general`, never in parts: parts of a transposed table would be copies.
-    rows = x.reshape(-1, matrix.shape[0])
-    is_low = x.dtype in (jnp.bfloat16, jnp.float16)
-    out = _low_matmul(rows, matrix) if is_low else rows @ matrix.astype(x.dtype)
+    if x.dtype in (jnp.bfloat16, jnp.float16):
+        # Without a reshape a TPU's compiler fuses the gradient of the logits into the products.
+        return _low_matmul(x, matrix)
+    out = x.reshape(-1, matrix.shape[0]) @ matrix.astype(x.dtype)
     return out.reshape(*x.shape[:-1], matrix.shape[1])
 
 
@@ -80,7 +81,8 @@ def _low_matmul_backward(saved: tuple[Array, Array, Array], d_out: Array) -> tup
     x, low, like_matrix = saved
     d_out = d_out.astype(x.dtype)
     dx = jnp.matmul(d_out, low.T, preferred_element_type=jnp.float32)
-    d_matrix = jnp.matmul(x.T, d_out, preferred_element_type=jnp.float32)
+    rows = tuple(range(x.ndim - 1))
+    d_matrix = jnp.tensordot(x, d_out, (rows, rows), preferred_element_type=jnp.float32)
     return dx.astype(x.dtype), d_matrix.astype(like_matrix.dtype)
 
 
