@@ -224,7 +224,8 @@ def write_config(family: Family, spec: ModelSpec) -> dict[str, Any]:
     for setting in family.settings:
         hf |= setting.write(spec.config)
     read = ModelSpec(spec.kind, read_config(family, hf), spec.classes)
-    read = family.adapt(read, {name for entry in family.weight_map(spec, hf) for name in entry.hf})
+    written = {entry.hf[0] for entry in family.weight_map(spec, hf) if entry.hf}
+    read = family.adapt(read, written)
     wanted, found = spec.effective_fields(), read.effective_fields()
     wrong = [
         f"{name}={wanted[name]!r}, but it has {found.get(name)!r}"

@@ -63,6 +63,8 @@ BART = {key: value for key, value in MARIAN.items() if key != "scale_embedding"}
 CASES = {
     "bart": ("Bart", {"activation_function": "gelu"}),
     "bart, relu": ("Bart", {"activation_function": "relu", "scale_embedding": True}),
+    "mbart": ("MBart", {"activation_function": "gelu", "scale_embedding": True}),
+    "mt5": ("MT5", {"feed_forward_proj": "gated-gelu"}),
     "t5": ("T5", {}),
     "t5, one layer more, of other widths": (
         "T5",
@@ -127,16 +129,13 @@ def randomized(torch: Any, model: Any) -> Any:
 
 def build(torch: Any, transformers: Any, name: str) -> Any:
     kind, changes = CASES[name]
-    if kind == "T5":
-        config = transformers.T5Config(**(T5 | changes))
-        model = transformers.T5ForConditionalGeneration(config)
-        if not config.scale_decoder_outputs:  # today's versions tie whatever the config says
-            model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
-    elif kind == "Bart":
-        config = transformers.BartConfig(**(BART | changes))
-        model = transformers.BartForConditionalGeneration(config)
-    else:
-        model = transformers.MarianMTModel(transformers.MarianConfig(**(MARIAN | changes)))
+    ending = "MTModel" if kind == "Marian" else "ForConditionalGeneration"
+    sizes = {"T5": T5, "MT5": T5, "Marian": MARIAN}.get(kind, BART)
+    config = getattr(transformers, f"{kind}Config")(**(sizes | changes))
+    model = getattr(transformers, kind + ending)(config)
+    if kind == "MT5" or (kind == "T5" and not config.scale_decoder_outputs):
+        # Today's versions tie whatever the config says.
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     model.set_attn_implementation("eager")
     return randomized(torch, model)
 
@@ -254,7 +253,7 @@ def test_gradients_are_theirs(pair, torch, source, target, valid, assert_equal):
     family = FAMILIES[pair.theirs.config.model_type]
     rows = family.weight_map(spec_of(pair.model), pair.theirs.config.to_dict())
     expected = to_jax(rows, param_shapes(pair.model), grads, grads.__getitem__)
-    t5 = family.model_type == "t5"
+    t5 = family.model_type in ("t5", "mt5")
     for path, leaf in flatten_dict(ours(pair.params), sep="/").items():
         square = 1.0
         if t5 and path.endswith("query/kernel"):
@@ -272,7 +271,8 @@ def test_an_exported_folder_says_the_same_there(
 ):
     ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
     folder = tmp_path / "ours"
-    save_pretrained(folder, pair.model, pair.params, token_ids=ids)
+    family = pair.theirs.config.model_type
+    save_pretrained(folder, pair.model, pair.params, family=family, token_ids=ids)
     back, report = type(pair.theirs).from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
     with torch.no_grad():

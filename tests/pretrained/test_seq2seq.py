@@ -56,7 +56,10 @@ MODELS = {
     "t5 1.1": ("t5", EncoderDecoder(replace(T5, tied_embeddings="inputs", **GATED))),
     "t5, heads as wide as the model": ("t5", EncoderDecoder(replace(T5, num_heads=4, **GATED))),
     "t5's encoder": ("t5", EncoderOnly(replace(T5, activation="silu"))),
+    "mt5": ("mt5", EncoderDecoder(replace(T5, tied_embeddings="inputs", **GATED))),
+    "mt5, tied": ("mt5", EncoderDecoder(T5)),
     "bart": ("bart", EncoderDecoder(BART)),
+    "mbart": ("mbart", EncoderDecoder(replace(BART, norm_placement="pre"))),
     "marian": ("marian", EncoderDecoder(MARIAN)),
     "marian, two vocabularies": (
         "marian",
@@ -72,10 +75,10 @@ def saved(random_params, tmp_path):
     """Random parameters of one of `MODELS`, and the folder that they were written to."""
 
     def save(name):
-        _, model = MODELS[name]
+        family, model = MODELS[name]
         inputs = (TOKENS,) if isinstance(model, EncoderOnly) else (TOKENS, TOKENS)
         params = random_params(model, *inputs)
-        save_pretrained(tmp_path / "saved", model, params)
+        save_pretrained(tmp_path / "saved", model, params, family=family)
         return params, tmp_path / "saved"
 
     return save

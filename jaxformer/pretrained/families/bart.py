@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2020) and Marian (Junczys-Dowmunt et al. 2018): encoders with decoders."""
+"""BART (Lewis et al. 2020), mBART and Marian (Junczys-Dowmunt et al. 2018)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +40,10 @@ _ONE_ROW = Transform(
 
 
 def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
-    """The entries of an encoder-decoder; BART adds learned positions and norms of embeddings."""
+    """The entries of an encoder-decoder.
+
+    BART and mBART add learned positions and norms of embeddings, mBART also the last norms.
+    """
     config = spec.config
     entries = [entry("output/bias", "final_logits_bias", _ONE_ROW)]
     if config.tied_embeddings == "all":
@@ -59,6 +62,8 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
             entries += [entry(f"{stack}/positions/table", table, rows_after(2))]
         if config.embedding_norm:
             entries += norm(f"{stack}/embedding_norm", f"model.{stack}.layernorm_embedding")
+        if config.norm_placement == "pre":
+            entries += norm(f"{stack}/final_norm", f"model.{stack}.layer_norm")
         for i in range(layers):
             entries += _block(
                 f"{stack}/blocks_{i}", f"model.{stack}.layers.{i}", stack == "decoder"
@@ -173,26 +178,37 @@ MARIAN = Family(
 )
 """Positions end at `max_position_embeddings` there; sinusoidal positions here do not end."""
 
-BART = Family(
-    model_type="bart",
-    architectures={"BartForConditionalGeneration": "encoder_decoder"},
-    constants={
-        "positions": "learned",
-        "norm_placement": "post",
-        "norm_eps": 1e-5,
-        "embedding_norm": True,
-        "output_bias": True,
-        "tied_embeddings": "all",
-        "initializer": "normal",
-    },
-    settings=(
-        field("vocab_size", "vocab_size", 50_265),
-        *_SETTINGS,
-        const_field("tie_word_embeddings", True),
-        const_field("normalize_embedding", True),
-    ),
-    weight_map=weight_map,
-    prefix="model.",
-    head_prefixes=("lm_head.", "final_logits_bias"),
-    ignored_keys=_IGNORED_KEYS,
+
+def _bart(name: str, placement: str, *settings: Setting) -> Family:
+    """BART or mBART: a family of classes `name` with this placement of norms."""
+    return Family(
+        model_type=name.lower(),
+        architectures={f"{name}ForConditionalGeneration": "encoder_decoder"},
+        constants={
+            "positions": "learned",
+            "norm_placement": placement,
+            "norm_eps": 1e-5,
+            "embedding_norm": True,
+            "output_bias": True,
+            "tied_embeddings": "all",
+            "initializer": "normal",
+        },
+        settings=(
+            field("vocab_size", "vocab_size", 50_265),
+            *_SETTINGS,
+            const_field("tie_word_embeddings", True),
+            const_field("normalize_embedding", True),
+            *settings,
+        ),
+        weight_map=weight_map,
+        prefix="model.",
+        head_prefixes=("lm_head.", "final_logits_bias"),
+        ignored_keys=_IGNORED_KEYS,
+    )
+
+
+BART = _bart("Bart", "post")
+MBART = _bart(
+    "MBart", "pre", const_field("normalize_before", True), const_field("add_final_layer_norm", True)
 )
+"""Liu et al. 2020: BART of many languages, pre-norm."""

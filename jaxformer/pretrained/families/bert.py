@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019) and its relatives: RoBERTa (Liu et al. 2019), DistilBERT."""
+"""BERT (Devlin et al. 2019) and its relatives: RoBERTa, XLM-R (Conneau et al. 2020), DistilBERT."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -221,31 +221,40 @@ _ROBERTA = _BERT._replace(
     positions=rows_after(2),
 )
 
-ROBERTA = Family(
-    model_type="roberta",
-    architectures={
-        "RobertaModel": "encoder",
-        "RobertaForMaskedLM": "masked",
-        "RobertaForSequenceClassification": "encoder_classifier",
-    },
-    constants=_CONSTANTS,
-    settings=(
-        field("vocab_size", "vocab_size", 50_265),
-        _POSITIONS,
-        field("type_vocab_size", "num_token_types", 2, least=1),
-        enum_field("hidden_act", "activation", "gelu", {"gelu": "gelu"}),
-        field("layer_norm_eps", "norm_eps", 1e-12),
-        *_SETTINGS,
-    ),
-    weight_map=partial(_weight_map, _ROBERTA),
-    prefix=_ROBERTA.prefix,
-    head_prefixes=("lm_head.", "classifier."),
-    adapt=partial(_adapt, _ROBERTA),
-    ignored_tensors=r"\.embeddings\.position_ids$",
-    ignored_keys=_IGNORED_KEYS,
-    classifier_tensor="classifier.out_proj.weight",
-)
-"""Its token head always uses gelu, so `hidden_act` must be gelu too."""
+
+def _roberta(model_type: str, name: str, vocab_size: int) -> Family:
+    """A family of classes `name`."""
+    return Family(
+        model_type=model_type,
+        architectures={
+            f"{name}Model": "encoder",
+            f"{name}ForMaskedLM": "masked",
+            f"{name}ForSequenceClassification": "encoder_classifier",
+        },
+        constants=_CONSTANTS,
+        settings=(
+            field("vocab_size", "vocab_size", vocab_size),
+            _POSITIONS,
+            field("type_vocab_size", "num_token_types", 2, least=1),
+            # The token head always uses gelu.
+            enum_field("hidden_act", "activation", "gelu", {"gelu": "gelu"}),
+            field("layer_norm_eps", "norm_eps", 1e-12),
+            *_SETTINGS,
+        ),
+        weight_map=partial(_weight_map, _ROBERTA),
+        prefix=_ROBERTA.prefix,
+        head_prefixes=("lm_head.", "classifier."),
+        adapt=partial(_adapt, _ROBERTA),
+        ignored_tensors=r"\.embeddings\.position_ids$",
+        ignored_keys=_IGNORED_KEYS,
+        classifier_tensor="classifier.out_proj.weight",
+    )
+
+
+ROBERTA = _roberta("roberta", "Roberta", 50_265)
+"""Liu et al. 2019."""
+XLM_ROBERTA = _roberta("xlm-roberta", "XLMRoberta", 30_522)
+"""Conneau et al. 2020: RoBERTa of a hundred languages."""
 
 _DISTILBERT = _Names(
     prefix="distilbert.",

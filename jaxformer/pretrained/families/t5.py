@@ -1,4 +1,4 @@
-"""T5 (Raffel et al. 2020) and T5 1.1: pre-norm, RMSNorm, relative positions, no biases."""
+"""T5 (Raffel et al. 2020), T5 1.1 and mT5: pre-norm, RMSNorm, relative positions, no biases."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -79,7 +79,7 @@ def _feed_forward(config: TransformerConfig, jax: str, hf: str) -> list[Entry]:
 
 def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Our fields; `ConfigError` for an unknown activation or keys that disagree."""
-    given = hf.get("feed_forward_proj", "relu")
+    given = hf.get("feed_forward_proj", "relu" if hf["model_type"] == "t5" else "gated-gelu")
     gate, _, name = given.rpartition("-") if isinstance(given, str) else ("", "", "")
     # gelu in T5 1.1 is the approximation by tanh.
     name = "gelu_new" if given == "gated-gelu" else name
@@ -131,8 +131,11 @@ _TYING = Setting(
 
 
 def _is_scaled(hf: Mapping[str, Any]) -> bool:
-    """Whether outputs are multiplied by d_model^-0.5; `tie_word_embeddings` implies it."""
-    implied = hf.get("tie_word_embeddings", True)
+    """Whether outputs are multiplied by d_model^-0.5; in T5 `tie_word_embeddings` implies it.
+
+    mT5 never does it, and its folders say both of `tie_word_embeddings`.
+    """
+    implied = hf.get("tie_word_embeddings", True) if hf["model_type"] == "t5" else False
     return parse_number("scale_decoder_outputs", hf.get("scale_decoder_outputs", implied), bool)
 
 
@@ -143,47 +146,57 @@ def adapt(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
     return spec._replace(config=replace(spec.config, tied_embeddings="all"))
 
 
-T5 = Family(
-    model_type="t5",
-    architectures={
-        "T5ForConditionalGeneration": "encoder_decoder",
-        "T5WithLMHeadModel": "encoder_decoder",
-        "T5EncoderModel": "encoder",
-    },
-    constants={
-        "positions": "relative",
-        "norm": "rms",
-        "norm_placement": "pre",
-        "use_bias": False,
-        "scale_embeddings": False,
-    },
-    settings=(
-        field("vocab_size", "vocab_size", 32_128),
-        field("n_positions", "max_len", 512),
-        field("d_model", "d_model", 512),
-        field("d_kv", "head_dim", 64, written="key_size"),
-        field("d_ff", "d_ff", 2048),
-        field("num_layers", "num_encoder_layers", 6),
-        field(
-            "num_decoder_layers", "num_decoder_layers", lambda fields: fields["num_encoder_layers"]
+def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Family:
+    """A family of classes `name`; the sizes are those of a config.json without them.
+
+    `sizes` are those of the vocabulary and the feed-forward network, and the numbers of layers and
+    heads.
+    """
+    vocab_size, d_ff, layers, heads = sizes
+    return Family(
+        model_type=model_type,
+        architectures={
+            f"{name}ForConditionalGeneration": "encoder_decoder",
+            f"{name}WithLMHeadModel": "encoder_decoder",
+            f"{name}EncoderModel": "encoder",
+        },
+        constants={
+            "positions": "relative",
+            "norm": "rms",
+            "norm_placement": "pre",
+            "use_bias": False,
+            "scale_embeddings": False,
+        },
+        settings=(
+            field("vocab_size", "vocab_size", vocab_size),
+            field("n_positions", "max_len", 512),
+            field("d_model", "d_model", 512),
+            field("d_kv", "head_dim", 64, written="key_size"),
+            field("d_ff", "d_ff", d_ff),
+            field("num_layers", "num_encoder_layers", layers),
+            field("num_decoder_layers", "num_decoder_layers", lambda x: x["num_encoder_layers"]),
+            field("num_heads", "num_heads", heads),
+            field("relative_attention_num_buckets", "relative_buckets", 32),
+            field("relative_attention_max_distance", "relative_max_distance", 128),
+            field("layer_norm_epsilon", "norm_eps", 1e-6),
+            _PROJECTION,
+            _DROPOUT,
+            _TYING,
+            const_field("is_decoder", False),
         ),
-        field("num_heads", "num_heads", 8),
-        field("relative_attention_num_buckets", "relative_buckets", 32),
-        field("relative_attention_max_distance", "relative_max_distance", 128),
-        field("layer_norm_epsilon", "norm_eps", 1e-6),
-        _PROJECTION,
-        _DROPOUT,
-        _TYING,
-        const_field("is_decoder", False),
-    ),
-    weight_map=weight_map,
-    prefix="",
-    head_prefixes=(),
-    adapt=adapt,
-    # Stored by early versions, but never used.
-    ignored_tensors=(
-        r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$"
-    ),
-    ignored_keys=frozenset(["is_encoder_decoder", "initializer_factor", "classifier_dropout"]),
-)
+        weight_map=weight_map,
+        prefix="",
+        head_prefixes=(),
+        adapt=adapt,
+        # Stored by early versions, but never used.
+        ignored_tensors=(
+            r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$"
+        ),
+        ignored_keys=frozenset(["is_encoder_decoder", "initializer_factor", "classifier_dropout"]),
+    )
+
+
+T5 = _family("t5", "T5", (32_128, 2048, 6, 8))
 """`n_positions` is the length of training; relative positions have no limit."""
+MT5 = _family("mt5", "MT5", (250_112, 1024, 8, 6))
+"""Xue et al. 2021: T5 1.1 of a hundred languages."""
