@@ -1,5 +1,6 @@
 """`TransformerConfig`, the named sizes of the papers, and checks for configuration fields."""
 
+import re
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from types import NoneType
@@ -65,6 +66,15 @@ def check_fraction(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if not 0.0 <= value < 1.0:
             raise ConfigError(f"{name}={value}, but it lies in 0 <= {name} < 1")
+
+
+def check_pattern(config: Any, name: str) -> None:
+    """Raises `ConfigError` unless the field `name` is a regular expression."""
+    pattern = getattr(config, name)
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{name}={pattern!r} is not a regular expression: {error}") from error
 
 
 @dataclass(frozen=True)

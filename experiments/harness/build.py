@@ -21,6 +21,7 @@ from flax import linen as nn
 from jaxtyping import Float
 
 from experiments.harness import distributed
+from experiments.harness.adapters import with_adapters, with_lora
 from experiments.harness.config_files import is_own
 from experiments.harness.loggers import Logger, Loggers
 from experiments.harness.training_config import OptimizerConfig, TrainingConfig
@@ -31,16 +32,10 @@ from jaxformer.nn.positions import MakePositionScheme
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.text.data import Batches
 from jaxformer.text.tokenizers import Tokenizer
-from jaxformer.training import optimizer
+from jaxformer.training import lora, optimizer
 from jaxformer.training.losses import Loss
-from jaxformer.training.parameter_groups import freeze_gradient
-from jaxformer.training.train_step import (
-    Metrics,
-    TrainState,
-    ema_name,
-    init_train_state,
-    make_eval_step,
-)
+from jaxformer.training.parameter_groups import freeze, freeze_gradient
+from jaxformer.training.train_step import Metrics, TrainState, init_train_state, make_eval_step
 
 MakeOptimizer = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
 """An optimizer of your own: a function of its settings and the learning rate's schedule."""
@@ -189,8 +184,10 @@ def make_first_state(
     def first_state(
         init_rng: jax.Array, rng: jax.Array, learning_rate: jax.Array, *inputs: jax.Array
     ) -> TrainState:
-        params = init_params(model, init_rng, *inputs)
-        at_rate = build_optimizer(rates, learning_rate, schedule_free=training.schedule_free)
+        params = with_adapters(init_params(model, init_rng, *inputs), init_rng, training)
+        at_rate = build_optimizer(
+            with_lora(rates, training), learning_rate, schedule_free=training.schedule_free
+        )
         decays = training.ema_decays
         ema = decays if isinstance(decays, tuple) else decays > 0
         return init_train_state(params, at_rate, rng, ema=ema)
@@ -201,26 +198,25 @@ def make_first_state(
 def with_params(
     state: TrainState, training: TrainingConfig, fresh: Callable[[], Any]
 ) -> TrainState:
-    """`state` with the parameters fresh(), of which each moving average is another copy.
+    """`state` with the parameters fresh(), also as moving averages, and the adapters that it has.
 
     Raises `ConfigError` for a schedule-free optimizer, whose state depends on the parameters.
     """
     if training.schedule_free:
         raise ConfigError("schedule_free starts from new parameters only: leave out --init_from")
-    decays = training.ema_decays
-    ema: Any = None
-    if isinstance(decays, tuple):
-        ema = {ema_name(decay): fresh() for decay in decays}
-    elif decays:
-        ema = fresh()
-    return state.replace(params=fresh(), ema=ema)
+    ema: Any = state.ema
+    if isinstance(training.ema_decays, tuple):
+        ema = {name: lora.replace_base(tree, fresh()) for name, tree in ema.items()}
+    elif training.ema_decays:
+        ema = lora.replace_base(ema, fresh())
+    return state.replace(params=lora.replace_base(state.params, fresh()), ema=ema)
 
 
 def result_params(state: TrainState, training: TrainingConfig) -> Any:
-    """The parameters of `state` that are evaluated: those of `training.result_tree`."""
+    """The parameters of `state` that are evaluated: those of `training.result_tree`, merged."""
     field, _, decay = training.result_tree.partition("/")
     found = getattr(state, field)
-    return found[decay] if decay else found
+    return lora.merge_adapters(found[decay] if decay else found)
 
 
 def build_loss(
@@ -228,8 +224,8 @@ def build_loss(
 ) -> Callable[..., Loss]:
     """What makes the loss of a model: the function that `training` names, or `default`.
 
-    It gets `z_loss` and `r_drop` where they are not 0; parameters that `freeze` matches get no
-    gradient. Raises `ConfigError` for a loss that takes no such argument.
+    It gets `z_loss` and `r_drop` where they are not 0, and adapters merged; parameters that
+    `freeze` matches get no gradient. Raises `ConfigError` for a loss that takes no such argument.
     """
     make_loss = resolve(training.loss, "loss") if training.loss else default
     options = {name: getattr(training, name) for name in ("z_loss", "r_drop")}
@@ -242,8 +238,9 @@ def build_loss(
                 f"{name}={value} was given, but the loss {loss.__name__} has no argument "
                 f"{name}: leave out --training.{name}, or use another loss"
             )
-    if freeze:
-        return lambda *args, **rest: freeze_gradient(make_loss(*args, **options, **rest), freeze)
+    if training.lora_rank or freeze:
+        wrap = lora.adapter_loss if training.lora_rank else partial(freeze_gradient, pattern=freeze)
+        return lambda *args, **rest: wrap(make_loss(*args, **options, **rest))
     return partial(make_loss, **options) if options else make_loss
 
 
@@ -356,7 +353,8 @@ def build_optimizer(
     your own.
     """
     if is_own(config.name):
-        return resolve(config.name, "optimizer")(config, build_schedule(config))
+        rule = resolve(config.name, "optimizer")(config, build_schedule(config))
+        return freeze(rule, config.freeze) if config.freeze else rule
     own = _custom_schedule(config)
     return optimizer.make_optimizer(config, own, learning_rate, schedule_free=schedule_free)
 

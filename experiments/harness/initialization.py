@@ -15,6 +15,7 @@ from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacking import stack_blocks, unstack_blocks
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
+from jaxformer.training.lora import without_adapters
 from jaxformer.training.parameters import flatten, map_with_path
 from jaxformer.training.train_step import TrainState
 
@@ -115,7 +116,7 @@ def _initialized(
     params: Any = Checkpoints(parent.folder / "checkpoints").average_params(steps, tree=tree)
     if found.model.scan_layers != config.model.scan_layers:
         params = stack_blocks(params) if config.model.scan_layers else unstack_blocks(params)
-    check_shapes(parent.folder, params, state.params)
+    check_shapes(parent.folder, params, without_adapters(state.params))
 
     def fresh() -> Any:  # a copy, because a step donates its state's buffers
         return devices.shard_state(jax.tree.map(jnp.array, params))

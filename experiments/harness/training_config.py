@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 import jax
 
 from experiments.harness import display, distributed
+from experiments.harness.adapters import LoraOptions
 from experiments.harness.config_files import is_own
 from experiments.harness.run_folder import Run
 from experiments.harness.text_cache import TextCache
@@ -27,7 +28,7 @@ GatherAt = Literal["step", "use"]
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(LoraOptions):
     """How a run trains. Intervals are in steps; 0 switches one off."""
 
     grad_accumulation: int = 1
@@ -87,6 +88,7 @@ class TrainingConfig:
     """Batches that a thread reads and copies to the devices ahead of the steps; 0: none."""
 
     def __post_init__(self):
+        super().__post_init__()
         check_choices(self)
         check_at_least(self, 1, "grad_accumulation", "average_checkpoints")
         check_at_least(self, 0, "loss_chunk", "z_loss", "r_drop", "prefetch")
@@ -203,6 +205,20 @@ class RunConfig:
             raise ConfigError(
                 f"init_from={self.init_from!r} and continue_from={self.continue_from!r} both say "
                 "where the weights come from: give one"
+            )
+        self._check_lora()
+
+    def _check_lora(self: Any) -> None:
+        """Raises `ConfigError` for adapters of random weights, and with `optimizer.freeze`."""
+        rank = self.training.lora_rank
+        if rank and not (self.init_from or self.continue_from):
+            raise ConfigError(
+                f"lora_rank={rank} trains adapters of weights that are there: give --init_from"
+            )
+        if rank and self.optimizer.freeze:
+            raise ConfigError(
+                f"lora_rank={rank} freezes all weights, but freeze={self.optimizer.freeze!r} was "
+                "given too: choose the matrices with adapters by --training.lora_targets"
             )
 
     def free_fields(self: Any) -> list[str]:

@@ -22,6 +22,7 @@ from experiments.harness import (
     initialization,
     run_folder,
 )
+from experiments.harness.adapters import describe_size, with_lora
 from experiments.harness.checkpoint_selection import TrainResult, read_result
 from experiments.harness.closing import closing
 from experiments.harness.early_stopping import (
@@ -145,7 +146,7 @@ def run_steps(
     run.resume(number)
     peak = peak_of(devices, model.config.dtype)
     record_environment(run, config, utilization=peak)
-    display.say(f"{run_folder.count(state.params):,} parameters; from step {number} to {total}")
+    display.say(f"{describe_size(state.params)}; from step {number} to {total}")
 
     def make_batch(number: int) -> Any:
         return devices.shard_batch(batches.batch(number, devices.local_rows))
@@ -212,7 +213,7 @@ def programs(
     """What makes a first state, and the compiled step, of runs whose seed and rate are data."""
     step = devices.step(
         build.build_loss(training, loss, rates.freeze)(model, loss_chunk=training.loss_chunk),
-        build.build_optimizer(rates, schedule_free=training.schedule_free),
+        build.build_optimizer(with_lora(rates, training), schedule_free=training.schedule_free),
         grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decays,
         gradient_noise_scale=training.gradient_noise_scale,

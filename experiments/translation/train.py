@@ -23,6 +23,7 @@ from experiments.harness import (
     initialization,
     run_folder,
 )
+from experiments.harness.adapters import describe_size, with_lora
 from experiments.harness.checkpoint_selection import TrainResult, read_result
 from experiments.harness.early_stopping import (
     EarlyStopping,
@@ -128,7 +129,7 @@ def run_steps(
     run.resume(number)
     peak = peak_of(devices, model.config.dtype)
     record_environment(run, config, utilization=peak)
-    display.say(f"{run_folder.count(state.params):,} parameters; from step {number} to {total}")
+    display.say(f"{describe_size(state.params)}; from step {number} to {total}")
 
     def make_batch(number: int) -> Any:
         return devices.shard_batch(batches.batch(number, devices.local_rows))
@@ -198,7 +199,7 @@ def programs(
         make_loss(
             model, pad=PAD, label_smoothing=training.label_smoothing, loss_chunk=training.loss_chunk
         ),
-        build.build_optimizer(rates, schedule_free=training.schedule_free),
+        build.build_optimizer(with_lora(rates, training), schedule_free=training.schedule_free),
         grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decays,
         gradient_noise_scale=training.gradient_noise_scale,

@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from jaxformer.checkpoint import manifest, serialization
 from jaxformer.checkpoint.steps import StepFolders, lock
 from jaxformer.errors import CheckpointError
+from jaxformer.training.lora import merge_adapters
 from jaxformer.training.parameters import unflatten
 
 
@@ -186,7 +187,8 @@ class Checkpoints:
     def average_params(self, steps: Iterable[int], *, tree: str = "params") -> dict[str, Any]:
         """The mean of the field `tree` over `steps`, summed in float64, in the stored dtype.
 
-        Vaswani et al. 2017, section 6.1, average the last 5 (base) or 20 (big) checkpoints.
+        Vaswani et al. 2017, section 6.1, average the last 5 (base) or 20 (big) checkpoints. The
+        mean is that of adapters, which are then merged (see `merge_adapters`).
         """
         steps = list(steps)
         if not steps:
@@ -195,7 +197,8 @@ class Checkpoints:
         total = jax.tree.map(lambda leaf: leaf.astype(np.float64), first)
         for step in steps[1:]:
             total = jax.tree.map(np.add, total, self.restore_params(step, tree=tree))
-        return jax.tree.map(lambda s, leaf: (s / len(steps)).astype(leaf.dtype), total, first)
+        mean = jax.tree.map(lambda s, leaf: (s / len(steps)).astype(leaf.dtype), total, first)
+        return merge_adapters(mean)
 
     def _open(self) -> None:
         """Locks the folder, removes what a killed process left and sets damaged steps aside."""

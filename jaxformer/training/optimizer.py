@@ -1,7 +1,6 @@
 """Learning-rate schedules and the chain of gradient transformations."""
 
 import math
-import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -11,11 +10,19 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float
 
-from jaxformer.config import check_at_least, check_choices, check_fraction
+from jaxformer.config import check_at_least, check_choices, check_fraction, check_pattern
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacking import is_stacked
 from jaxformer.training.parameter_groups import freeze, scale_layers
-from jaxformer.training.parameters import Params, flatten, layer_shape, map_with_path, matrix_mask
+from jaxformer.training.parameters import (
+    Params,
+    flatten,
+    layer_shape,
+    map_with_path,
+    matrix_axes,
+    matrix_mask,
+    matrix_shape,
+)
 
 ScheduleName = Literal["inverse_square_root", "cosine", "constant", "linear", "wsd", "step"]
 RuleName = Literal["adam", "muon", "lion", "adafactor"]
@@ -77,12 +84,7 @@ class OptimizerConfig:
             raise ConfigError(
                 f"layer_lr_decay={self.layer_lr_decay}, but it lies in 0 < layer_lr_decay <= 1"
             )
-        try:
-            re.compile(self.freeze)
-        except re.error as error:
-            raise ConfigError(
-                f"freeze={self.freeze!r} is not a regular expression: {error}"
-            ) from error
+        check_pattern(self, "freeze")
 
     @property
     def decay_steps(self) -> int:
@@ -284,7 +286,7 @@ def _lion(config: OptimizerConfig) -> optax.GradientTransformation:
 def _muon(config: OptimizerConfig) -> optax.GradientTransformation:
     def dimensions(tree: Params) -> Params:
         def axes(path: str, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers:
-            return optax.contrib.MuonDimensionNumbers(*_matrix_axes(path, leaf))
+            return optax.contrib.MuonDimensionNumbers(*matrix_axes(path, leaf))
 
         return map_with_path(axes, tree)
 
@@ -329,28 +331,11 @@ def muon_labels(params: Params) -> Params:
     return map_with_path(label, matrix_mask(params))
 
 
-def _matrix_axes(path: str, leaf: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The input axes and the output axes of a matrix.
-
-    The first axis is the input, as in a query's kernel [D, N, H]. The output projection of
-    attention, a module named `out` with a kernel [N, H, D], has one output axis, the last. The
-    layer axis of stacked blocks is neither.
-    """
-    axes = tuple(range(1 if is_stacked(path) else 0, leaf.ndim))
-    inputs = len(axes) - 1 if path.split("/")[-2:-1] == ["out"] else 1
-    return axes[:inputs], axes[inputs:]
-
-
-def _matrix_shape(path: str, leaf: jax.Array) -> tuple[int, ...]:
-    """The number of inputs and the number of outputs of a matrix."""
-    return tuple(math.prod(leaf.shape[i] for i in group) for group in _matrix_axes(path, leaf))
-
-
 def _scale_like_adam(updates: Params, params: Params | None = None) -> Params:
     """Orthogonal updates of R inputs and C outputs, times 0.2 sqrt(max(R, C))."""
 
     def scale(path: str, leaf: jax.Array) -> jax.Array:
-        return 0.2 * math.sqrt(max(_matrix_shape(path, leaf))) * leaf
+        return 0.2 * math.sqrt(max(matrix_shape(path, leaf))) * leaf
 
     return map_with_path(scale, updates)
 
@@ -363,7 +348,7 @@ def _as_matrices(tree: Params) -> Params:
     is_matrix = flatten(matrix_mask(tree))
 
     def reshape(path: str, leaf: jax.Array) -> jax.Array | list[jax.Array]:
-        shape = _matrix_shape(path, leaf) if is_matrix[path] else layer_shape(path, leaf)
+        shape = matrix_shape(path, leaf) if is_matrix[path] else layer_shape(path, leaf)
         if is_stacked(path):
             return [layer.reshape(shape) for layer in leaf]
         return leaf.reshape(shape)

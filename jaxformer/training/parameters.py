@@ -1,5 +1,6 @@
 """A tree of parameters by the paths of its leaves, and which leaves are matrices."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -55,3 +56,20 @@ def matrix_mask(params: Params) -> Params:
         return len(own) >= 2 and all(shape[-len(own) :] != own for shape in larger)
 
     return map_with_path(is_matrix, params)
+
+
+def matrix_axes(path: str, leaf: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The input axes and the output axes of a matrix.
+
+    The first axis is the input, as in a query's kernel [D, N, H]. The output projection of
+    attention, a module named `out` with a kernel [N, H, D], has one output axis, the last. The
+    layer axis of stacked blocks is neither.
+    """
+    axes = tuple(range(1 if is_stacked(path) else 0, leaf.ndim))
+    inputs = len(axes) - 1 if path.split("/")[-2:-1] == ["out"] else 1
+    return axes[:inputs], axes[inputs:]
+
+
+def matrix_shape(path: str, leaf: jax.Array) -> tuple[int, ...]:
+    """The number of inputs and the number of outputs of a matrix."""
+    return tuple(math.prod(leaf.shape[i] for i in group) for group in matrix_axes(path, leaf))

@@ -20,6 +20,8 @@ from experiments.translation.presets import Files
 from experiments.translation.train import train as train_translation
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.pretrained import load
+from jaxformer.training.parameters import flatten
 
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 
@@ -85,6 +87,43 @@ def test_a_continued_run_is_to_the_bit_the_run_that_went_on(base, parent, capsys
     assert [f"{parent}@4" in row for row in rows] == children and any(children)
     again = train(changed(base, name="child", continue_from=str(parent), **longer))
     assert Checkpoints(again.folder / "checkpoints").newest_step() == 7
+
+
+def test_a_run_with_adapters_keeps_the_weights_and_is_read_merged(base, parent, capsys):
+    adapters = {"training__lora_rank": 3, "training__lora_targets": "(query|down)/kernel$"}
+    tuned = changed(base, name="tuned", init_from=str(parent), **adapters)
+    folder = train(changed(tuned, optimizer__total_steps=2)).folder
+    assert ", 210 of them trained in adapters" in capsys.readouterr().out
+    train(tuned)
+    first, last = (
+        flatten(Checkpoints(where / "checkpoints").restore_params(4)) for where in (parent, folder)
+    )
+    assert {path for path in last if path not in first} == {
+        f"decoder/blocks_0/{name}/kernel_lora/{leaf}"
+        for name in ("attention/query", "feed_forward/down")
+        for leaf in ("a", "b", "scale")
+    }
+    for path, leaf in first.items():
+        np.testing.assert_array_equal(leaf, last[path])
+    state = flatten(Checkpoints(folder / "checkpoints").restore_params(4, tree="opt_state"))
+    assert all("kernel_lora" in path for path, leaf in state.items() if leaf.ndim)
+    merged = flatten(load_run.load_run(folder).params)
+    assert merged.keys() == first.keys()
+    moved = {path for path, leaf in merged.items() if not np.array_equal(leaf, first[path])}
+    assert moved == {path for path in first if path.endswith(("query/kernel", "down/kernel"))}
+    for path, leaf in flatten(load(folder).params).items():
+        np.testing.assert_array_equal(leaf, merged[path])
+    child = train(changed(base, name="grandchild", init_from=str(folder), optimizer__total_steps=1))
+    assert (child.folder / NOTE).exists()
+
+
+def test_adapters_of_random_weights_are_refused(base):
+    with pytest.raises(ConfigError, match="lora_rank=2 trains adapters of weights that are there"):
+        changed(base, training__lora_rank=2)
+    with pytest.raises(ConfigError, match="lora_rank=2 freezes all weights, but freeze='up/'"):
+        changed(base, init_from="x", optimizer__freeze="up/", training__lora_rank=2)
+    with pytest.raises(ConfigError, match=r"lora_targets='\(' is not a regular expression"):
+        changed(base, training__lora_targets="(")
 
 
 def test_the_schedule_and_the_rate_are_those_of_the_new_run(base, parent):

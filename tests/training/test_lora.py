@@ -1,0 +1,210 @@
+"""Adapters: what is trained, what keeps its bits, and what merging gives."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import TransformerConfig
+from jaxformer.distributed import make_mesh, sharded, single
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.stacking import stack_blocks, unstack_blocks
+from jaxformer.pretrained import load_pretrained, save_pretrained
+from jaxformer.text.data import PairBatch, StreamBatch
+from jaxformer.training.lora import (
+    FROZEN,
+    adapter_loss,
+    add_adapters,
+    merge_adapters,
+    replace_base,
+    without_adapters,
+)
+from jaxformer.training.losses import causal_loss, seq2seq_loss
+from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
+from jaxformer.training.parameters import flatten
+from jaxformer.training.train_step import init_train_state, make_train_step
+
+RANK = 3
+SMALL = TransformerConfig(
+    vocab_size=11,
+    d_model=6,
+    d_ff=10,
+    num_heads=2,
+    num_decoder_layers=1,
+    norm_placement="pre",
+    max_len=13,
+)
+RATES = OptimizerConfig(
+    "constant", learning_rate=0.1, warmup_steps=1, weight_decay=0.1, grad_clip_norm=1.0
+)
+BLOCKS = "blocks.*/kernel$"
+
+
+def of_decoder(**sizes):
+    model = DecoderOnly(replace(SMALL, **sizes))
+    ids = np.random.default_rng(3).integers(0, 11, (4, 8))
+    batch = StreamBatch.create(ids, vocab_size=11)
+    return model, causal_loss(model), batch, (batch.tokens[:, :-1],)
+
+
+def of_encoder_decoder():
+    model = EncoderDecoder(replace(SMALL, num_encoder_layers=1))
+    rng = np.random.default_rng(3)
+    batch = PairBatch.create(
+        rng.integers(4, 11, (4, 5)), rng.integers(4, 11, (4, 7)), vocab_size=11
+    )
+    return model, seq2seq_loss(model, pad=0), batch, (batch.source, batch.target)
+
+
+CASES = {
+    "stacked decoder": lambda: of_decoder(scan_layers=True, num_decoder_layers=2),
+    "encoder-decoder": of_encoder_decoder,
+}
+
+
+def adapted(random_params, model, inputs, targets=BLOCKS):
+    params = jax.tree.map(jnp.asarray, random_params(model, *inputs))
+    return add_adapters(params, jax.random.key(5), rank=RANK, alpha=6.0, targets=targets)
+
+
+def trained(params, loss, batch, steps=3, name="adam"):
+    """The state after `steps` steps, and the loss before and after them."""
+    optimizer = make_optimizer(replace(RATES, name=name, freeze=FROZEN))
+    step = jax.jit(make_train_step(adapter_loss(loss), optimizer, grad_accumulation=2))
+    state = init_train_state(jax.tree.map(jnp.copy, params), optimizer, jax.random.key(1))
+    losses = []
+    for _ in range(steps):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
+    return state, losses
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, random_params):
+    model, loss, batch, inputs = CASES[request.param]()
+    params = adapted(random_params, model, inputs)
+    return params, *trained(params, loss, batch)
+
+
+def is_adapter(path):
+    return path.endswith(("_lora/a", "_lora/b"))
+
+
+def test_only_adapters_are_trained_and_have_optimizer_state(case):
+    params, state, losses = case
+    assert losses[-1] < losses[0]
+    for path, leaf in flatten(params).items():
+        assert np.array_equal(flatten(state.params)[path], leaf) != is_adapter(path), path
+    moments = [path for path, x in flatten(state.opt_state).items() if np.ndim(x)]
+    assert moments and all(map(is_adapter, moments))
+    assert len(moments) == 2 * sum(map(is_adapter, flatten(params)))
+
+
+def test_merged_parameters_are_the_base_and_the_scaled_product(case, assert_equal):
+    params, state, _ = case
+    merged = merge_adapters(state.params)
+    assert flatten(merged).keys() == flatten(without_adapters(params)).keys()
+    seen = flatten(state.params)
+    for path, leaf in flatten(merged).items():
+        if f"{path}_lora/a" in seen:
+            a, b = (np.asarray(seen[f"{path}_lora/{x}"], np.float64) for x in "ab")
+            change = (6.0 / RANK * (a @ b)).reshape(leaf.shape)
+            assert_equal(leaf, np.asarray(seen[path], np.float64) + change, 1e-6)
+            assert np.abs(change).max() > 1e-3
+        else:
+            np.testing.assert_array_equal(leaf, seen[path])
+
+
+def test_nothing_changes_before_the_first_step(case):
+    params, _, _ = case
+    base = flatten(without_adapters(params))
+    for path, leaf in flatten(merge_adapters(params)).items():
+        np.testing.assert_array_equal(leaf, base[path])
+
+
+def test_stacked_blocks_merge_as_separate_ones(random_params, assert_equal):
+    model, _, _, inputs = of_decoder(scan_layers=True, num_decoder_layers=2)
+    params = adapted(random_params, model, inputs)
+    params = jax.tree.map(lambda x: jax.random.normal(jax.random.key(2), x.shape), params)
+    apart = flatten(merge_adapters(unstack_blocks(params)))
+    for path, leaf in flatten(unstack_blocks(merge_adapters(params))).items():
+        assert_equal(apart[path], leaf, 1e-6)
+    assert flatten(stack_blocks(unstack_blocks(params))).keys() == flatten(params).keys()
+
+
+def print_losses():
+    """Prints the losses of three steps on one device, and on four that divide the parameters."""
+    model, loss, batch, inputs = of_decoder(scan_layers=True)
+    params = jax.jit(model.init)(jax.random.key(0), *inputs)["params"]
+    params = add_adapters(params, jax.random.key(5), rank=4, alpha=6.0, targets=BLOCKS)
+    optimizer = make_optimizer(replace(RATES, freeze=FROZEN))
+    mesh = sharded(make_mesh("fsdp=2,tensor=2"))
+    for devices, gather_at in ((single(), "step"), (mesh, "step"), (mesh, "use")):
+        step = devices.step(adapter_loss(loss), optimizer, gather_at=gather_at)
+        state = init_train_state(jax.tree.map(jnp.copy, params), optimizer, jax.random.key(1))
+        state, losses = devices.shard_state(state), []
+        for _ in range(3):
+            state, metrics = step(state, devices.shard_batch(batch))
+            losses.append(float(metrics["loss"]))
+        print(json.dumps(losses))
+
+
+@pytest.mark.slow
+def test_steps_on_a_mesh_are_those_of_one_device(assert_equal):
+    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+    code = "from tests.training import test_lora; test_lora.print_losses()"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    one, *others = (json.loads(line) for line in done.stdout.splitlines())
+    assert one[2] < one[0] and len(others) == 2
+    for losses in others:
+        assert_equal(losses, one)
+
+
+def test_a_trained_adapter_is_in_the_folder_that_is_saved(random_params, tmp_path, assert_equal):
+    model, loss, batch, inputs = of_decoder(
+        positions="learned", activation="gelu_tanh", d_ff=24, scale_embeddings=False
+    )
+    params = jax.tree.map(lambda x: x + 0.1, adapted(random_params, model, inputs))
+    merged = merge_adapters(params)
+    save_pretrained(tmp_path / "gpt2", model, merged, family="gpt2")
+    found = load_pretrained(tmp_path / "gpt2")
+    unmerged, merged = (
+        jax.jit(loss)(tree, batch, None)[0]
+        for loss, tree in ((adapter_loss(loss), params), (loss, found.params))
+    )
+    assert_equal(merged, unmerged)
+
+
+def test_parameters_in_numpy_stay_there():
+    params = {"up": {"kernel": np.ones((5, 7), np.float32)}}
+    found = add_adapters(params, jax.random.key(0), rank=2, alpha=1.0, targets="up")
+    merged = merge_adapters(jax.tree.map(np.asarray, found))
+    assert isinstance(merged["up"]["kernel"], np.ndarray)
+
+
+def test_a_new_base_keeps_the_adapters():
+    params = {"up": {"kernel": np.ones((5, 7), np.float32), "bias": np.ones(7, np.float32)}}
+    found = add_adapters(params, jax.random.key(0), rank=2, alpha=1.0, targets="up")
+    base = jax.tree.map(lambda leaf: 2 * leaf, params)
+    new = flatten(replace_base(found, base))
+    assert new.keys() == flatten(found).keys()
+    np.testing.assert_array_equal(new["up/kernel_lora/a"], found["up"]["kernel_lora"]["a"])
+    np.testing.assert_array_equal(new["up/bias"], base["up"]["bias"])
+
+
+@pytest.mark.parametrize("targets", ["nowhere", "bias$"])
+def test_targets_without_a_matrix_are_refused(targets):
+    params = {"up": {"kernel": np.ones((5, 7)), "bias": np.ones(7)}}
+    with pytest.raises(ConfigError, match="is found in no path of a matrix, such as up/kernel"):
+        add_adapters(params, jax.random.key(0), rank=2, alpha=1.0, targets=targets)
