@@ -173,7 +173,11 @@ def test_steps_on_a_mesh_are_those_of_one_device(assert_equal):
 
 def test_a_trained_adapter_is_in_the_folder_that_is_saved(random_params, tmp_path, assert_equal):
     model, loss, batch, inputs = of_decoder(
-        positions="learned", activation="gelu_tanh", d_ff=24, scale_embeddings=False
+        positions="learned",
+        activation="gelu_tanh",
+        d_ff=24,
+        scale_embeddings=False,
+        tied_embeddings="output",
     )
     params = jax.tree.map(lambda x: x + 0.1, adapted(random_params, model, inputs))
     merged = merge_adapters(params)
