@@ -91,7 +91,7 @@ def test_a_continued_run_is_to_the_bit_the_run_that_went_on(base, parent, capsys
 
 def test_a_run_with_adapters_keeps_the_weights_and_is_read_merged(base, parent, capsys):
     adapters = {"training__lora_rank": 3, "training__lora_targets": "(query|down)/kernel$"}
-    tuned = changed(base, name="tuned", init_from=str(parent), **adapters)
+    tuned = changed(base, name="adapters", init_from=str(parent), **adapters)
     folder = train(changed(tuned, optimizer__total_steps=2)).folder
     assert ", 210 of them trained in adapters" in capsys.readouterr().out
     train(tuned)
