@@ -106,6 +106,7 @@ def name_of(value: Any, kind: str) -> str:
 def with_values(
     config: C,
     *,
+    model: Callable[..., nn.Module] | None = None,
     block: MakeBlock | None = None,
     attention_fn: AttentionFn | None = None,
     position_scheme: MakePositionScheme | None = None,
@@ -122,7 +123,7 @@ def with_values(
     Raises `ConfigError` as `name_of` does.
     """
     run: Any = config  # the configs of the experiments share these fields, but no class
-    given = {"block": block, "attention_fn": attention_fn, "loss": loss}
+    given = {"model": model, "block": block, "attention_fn": attention_fn, "loss": loss}
     given |= {"position_scheme": position_scheme}
     names: dict[str, Any] = {
         kind: name_of(value, kind) for kind, value in given.items() if value is not None
@@ -153,7 +154,12 @@ def _data_names(
 
 
 def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:
-    """The model of the class `kind` with attention function, block and positions of `training`."""
+    """The model of the class `kind` with attention function, block and positions of `training`.
+
+    A model that `training` names takes the place of `kind`, and is called as it is.
+    """
+    if training.model:
+        kind = resolve(training.model, "model")
     block = resolve(training.block, "block") if training.block else REMAT[training.remat]
     if not training.position_scheme:
         return kind(sizes, build_attention(training), block)
@@ -379,7 +385,7 @@ def check(config: Any) -> None:
     if training.schedule_free:
         optimizer.check_schedule_free(config.optimizer)
     given = {"block": training.block, "loss": training.loss, "batches": config.data.batches}
-    given |= {"position_scheme": training.position_scheme}
+    given |= {"position_scheme": training.position_scheme, "model": training.model}
     built_in = {"attention_fn": training.attention_fn, "schedule": config.optimizer.schedule}
     built_in |= {"optimizer": config.optimizer.name}
     given |= {kind: name for kind, name in built_in.items() if is_own(name)}

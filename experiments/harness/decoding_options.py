@@ -104,6 +104,8 @@ def _check_member(first_folder: Path, first: Any, folder: Path, member: Any) -> 
         if field.name not in TRAINING_ONLY and ours != other:
             names = f"{ours!r} in {first_folder} and {other!r} in {folder}"
             raise ConfigError(f"model.{field.name} is {names}{end}")
+    if type(first.model) is not type(member.model):
+        raise ConfigError(f"{first_folder} and {folder} differ in their model{end}")
     for name in ("block", "position_scheme"):
         if getattr(first.model, name, None) != getattr(member.model, name, None):
             raise ConfigError(f"{first_folder} and {folder} differ in their {name}{end}")

@@ -60,6 +60,9 @@ class TrainingConfig(LoraOptions):
     attention_fn: str = "reference"
     """Function of attention: reference, xla, blockwise, cudnn, gpu_flash, tpu_splash, auto (by
     shape), or your own as package.module:name."""
+    model: str = ""
+    """Your own model as package.module:name, made and called as the experiment's is; empty: that
+    of the experiment."""
     block: str = ""
     """Your own block of the model as package.module:name; empty: the library's."""
     position_scheme: str = ""

@@ -233,16 +233,21 @@ def _load_run(
     named, scheme = training.get("position_scheme"), None
     if named:
         sizes, scheme = replace(sizes, positions="none"), _import_named(named, "position_scheme")
-    if sizes.num_encoder_layers and sizes.num_decoder_layers:
-        kind: type[Model] = EncoderDecoder
-    else:
-        kind = DecoderOnly if sizes.num_decoder_layers else MaskedLanguageModel
+    own, kind = training.get("model"), _kind_of(sizes)
+    if own:
+        kind = _import_named(own, "model")
     model = kind(sizes, attend, block, scheme)
     try:
         check_params(model, params)
     except ConfigError as error:
         raise CheckpointError(f"{folder / 'checkpoints'}: {error}") from error
     return Loaded(model, params, *_run_tokenizers(folder, sizes))
+
+
+def _kind_of(sizes: TransformerConfig) -> type[Model]:
+    if sizes.num_encoder_layers and sizes.num_decoder_layers:
+        return EncoderDecoder
+    return DecoderOnly if sizes.num_decoder_layers else MaskedLanguageModel
 
 
 def _run_params(folder: Path, training: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""`experiments.examples.recurrent`: LSTMs with attention, given as a model of one's own."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from experiments.examples.recurrent import Recurrent
+from experiments.harness import cli
+from experiments.harness.decoding_options import load_members
+from experiments.translation import load_run, train
+from experiments.translation.presets import PRESETS
+from jaxformer.decoding import beam_search
+from jaxformer.errors import ConfigError
+from jaxformer.training.losses import seq2seq_loss
+
+SIZES = jf.TransformerConfig(
+    vocab_size=23, d_model=10, d_ff=14, num_heads=2, num_encoder_layers=2, num_decoder_layers=2
+)
+LENGTHS = (7, 3, 5)
+WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
+RECURRENT = ["--training.model", "experiments.examples.recurrent:Recurrent"]
+
+
+def ids(seed, rows, length):
+    return jax.random.randint(jax.random.key(seed), (rows, length), 3, SIZES.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def made():
+    """A model, its parameters, a source [3, 7] of ragged lengths, and a target [3, 6]."""
+    model = Recurrent(SIZES)
+    source = ids(0, 3, 7) * (np.arange(7) < np.array(LENGTHS)[:, None])
+    target = ids(1, 3, 6)
+    params = model.init(jax.random.key(2), source, target)["params"]
+    return model, params, source, target
+
+
+def test_padding_of_the_source_changes_nothing(made):
+    model, params, source, target = made
+    logits = model.apply({"params": params}, source, target, source != 0)
+    for row, length in enumerate(LENGTHS):
+        alone = model.apply({"params": params}, source[row : row + 1, :length], target[row][None])
+        np.testing.assert_allclose(logits[row], alone[0], rtol=2e-5, atol=2e-6)
+
+
+def test_a_token_does_not_depend_on_later_ones(made):
+    model, params, source, target = made
+    logits = model.apply({"params": params}, source, target)
+    other = model.apply({"params": params}, source, target.at[:, 4].add(1))
+    np.testing.assert_array_equal(logits[:, :4], other[:, :4])
+    assert np.abs(logits[:, 4:] - other[:, 4:]).max() > 1e-4
+
+
+def test_a_best_translation_has_the_score_that_the_model_gives_it(made):
+    model, params, source, _ = made
+    config = jf.GenerationConfig(beam_size=4, length_penalty=0.0)
+    cache = model.apply(
+        {"params": params}, source, source != 0, max_length=9, num_beams=4, method="init_cache"
+    )
+    step = jf.make_step_fn(model, params)
+    found = beam_search(step, cache, jnp.full(3, jf.BOS), jnp.full(3, 9), config)
+    for row in range(3):
+        for beam in range(4):
+            tokens = found.tokens[row, beam][found.log_probs[row, beam] != 0.0]
+            target = jnp.concatenate([jnp.array([jf.BOS]), tokens])[None]
+            logits = model.apply(
+                {"params": params}, source[row][None], target[:, :-1], source[row][None] != 0
+            )
+            chosen = jax.nn.log_softmax(logits[0])[np.arange(len(tokens)), tokens]
+            np.testing.assert_allclose(found.scores[row, beam], chosen.sum(), rtol=1e-4)
+
+
+def test_dropout_changes_the_loss_and_its_gradient_is_finite(made):
+    model, params, source, target = made
+    model = Recurrent(jf.TransformerConfig(**{**vars(SIZES), "dropout_rate": 0.3}))
+    batch = jf.PairBatch.create(source, target, vocab_size=23)
+    loss = seq2seq_loss(model, pad=jf.PAD)
+    plain = loss(params, batch, None)[0]
+    dropped, gradient = jax.value_and_grad(lambda p: loss(p, batch, jax.random.key(3))[0])(params)
+    assert abs(float(plain - dropped)) > 1e-3
+    sizes = jax.tree.map(lambda leaf: float(jnp.abs(leaf).sum()), gradient)
+    assert all(0 < size < 1e6 for size in jax.tree.leaves(sizes)), sizes
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folders of a run of the recurrent model, and of a Transformer of the same sizes."""
+    folder = tmp_path_factory.mktemp("recurrent")
+    for part, count in (("train", 83), ("validation", 7), ("test", 5)):
+        lines = [
+            " ".join(words) for words in np.random.default_rng(count).choice(WORDS, (count, 4))
+        ]
+        (folder / f"{part}.en").write_text("\n".join(lines) + "\n")
+        (folder / f"{part}.de").write_text("\n".join(line[::-1] for line in lines) + "\n")
+    files = [
+        f"--data.{part}.{side} {folder}/{part}.{suffix}"
+        for part in ("train", "validation", "test")
+        for side, suffix in (("source", "en"), ("target", "de"))
+    ]
+    common = f"""--runs {folder} {" ".join(files)} --model.d_model 14 --model.d_ff 22
+        --model.num_heads 2 --model.num_encoder_layers 1 --model.num_decoder_layers 1
+        --model.positions sinusoidal --model.vocab_size 283 --model.max_len 31
+        --data.batch_tokens 128 --data.buckets 1
+        --optimizer.warmup_steps 1 --optimizer.total_steps 3 --training.evaluate_every 0""".split()
+    for name, own in (("recurrent", RECURRENT), ("transformer", [])):
+        train.train(cli.parse(PRESETS, [*common, "--name", name, *own]))
+    return folder / "translation"
+
+
+def test_every_command_uses_the_model_of_the_run(runs):
+    trained = load_run.load_run(runs / "recurrent")
+    assert type(trained.model) is Recurrent
+    assert json.loads((runs / "recurrent" / "scores.json").read_text())["chrf"] >= 0
+    loaded = jf.load(runs / "recurrent")
+    source, target = np.array([[5, 6, 2], [7, 2, 0]]), np.array([[1, 9], [1, 8]])
+    np.testing.assert_array_equal(
+        loaded.model.apply({"params": loaded.params}, source, target),
+        Recurrent(trained.model.config).apply({"params": trained.params}, source, target),
+    )
+
+
+def test_an_ensemble_of_two_kinds_of_models_is_refused(runs):
+    both = f"{runs}/recurrent,{runs}/transformer"
+    with pytest.raises(ConfigError, match="differ in their model"):
+        load_members(load_run.load_run, both, "arithmetic")
