@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import build, cli, sweeping
+from experiments.harness import build, cli, own_names, sweeping
 from experiments.harness.checkpoint_selection import TrainResult
 from experiments.harness.comparison import comparing, tables
 from experiments.harness.loggers import Logger
@@ -102,7 +102,7 @@ def main(options: Any) -> None:
     check_at_least(options, 1, "seeds", "jobs")
     kind = _KINDS[experiment]
     config = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
-    variants = build.resolve(options.cells, "cells")() if options.cells else ({},)
+    variants = own_names.resolve(options.cells, "cells")() if options.cells else ({},)
     vary = sweeping.read_vary(config, options.vary)
     found = _open(config, experiment, vary, variants, options.seeds)
     if options.slurm:

@@ -15,7 +15,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.nn.layers import Embedding, LMHead
-from jaxformer.nn.models import EncoderDecoder
+from jaxformer.nn.models import Model
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray
 
@@ -88,8 +88,8 @@ def attend(h: Float[Array, "R H"], source: Source) -> Float[Array, "R H"]:
     return jnp.einsum("bws,bsh->bwh", weights, source.values).reshape(h.shape)
 
 
-class Recurrent(EncoderDecoder):
-    """`EncoderDecoder` with LSTMs in place of its blocks.
+class Recurrent(Model):
+    """An encoder-decoder with LSTMs in place of blocks, called as `EncoderDecoder` is.
 
     Of the config, `d_model` is the size of embeddings, `d_ff` the size H of the LSTMs (each
     direction of the encoder has half of it), and the numbers of layers and `dropout_rate` mean what
@@ -118,7 +118,22 @@ class Recurrent(EncoderDecoder):
         )
         self.decoder = scan(config.d_model, config.d_ff, config.num_decoder_layers)
 
-    def encode_source(
+    def __call__(
+        self,
+        source: Int[AnyArray, "B S"],
+        target: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B S"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B T V"]:
+        """The logits of the token after each of `target`, given `source`."""
+        return self.lm_head(self.hidden(source, target, padding_mask, dropout_rng=dropout_rng))
+
+    def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
+        """The logits of `hidden` vectors."""
+        return self.output(hidden, self.embedding)
+
+    def encode(
         self,
         source: Int[AnyArray, "B S"],
         padding_mask: Bool[AnyArray, "B S"] | None,
@@ -146,7 +161,7 @@ class Recurrent(EncoderDecoder):
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B T D"]:
         """As `EncoderDecoder.hidden`."""
-        encoded, state = self.encode_source(source, padding_mask, dropout_rng)
+        encoded, state = self.encode(source, padding_mask, dropout_rng)
         rate = self.config.dropout_rate
         x = self.embed(self.embedding, target, dropout_rng)
         x = Dropout(dropout_rng, "decoder_input", rate)(x)
@@ -160,15 +175,15 @@ class Recurrent(EncoderDecoder):
         *,
         max_length: int,
         num_beams: int = 1,
-    ) -> Any:
+    ) -> RecurrentCache:
         """The state before the first token; it needs no room, so `max_length` does not matter."""
-        encoded, state = self.encode_source(source, padding_mask)
+        encoded, state = self.encode(source, padding_mask)
         state = jax.tree.map(lambda leaf: leaf.repeat(num_beams, axis=0), state)
         return RecurrentCache(state, encoded, num_beams)
 
     def decode_step(
-        self, tokens: Int[AnyArray, "B W T"], cache: Any
-    ) -> tuple[Float[Array, "B W T V"], Any]:
+        self, tokens: Int[AnyArray, "B W T"], cache: RecurrentCache
+    ) -> tuple[Float[Array, "B W T V"], RecurrentCache]:
         """The logits of the token after each of `tokens`, and the cache after them."""
         x = self.embedding(tokens.reshape(-1, tokens.shape[-1]))
         state, made = self.decoder(cache.state, x, cache.source)

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.build import resolve
 from experiments.harness.config_files import is_own
+from experiments.harness.own_names import resolve
 from experiments.harness.text_cache import TextCache
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import (
-    build,
     cli,
     datasets,
     display,
     distributed,
     json_records,
+    own_names,
     run_folder,
     sources,
 )
@@ -318,7 +318,7 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     if name in _LEARNED:
         return _LEARNED[name](text, size, special_tokens=special)
     if is_own(name):
-        return build.resolve(name, "tokenizer")(text, size)
+        return own_names.resolve(name, "tokenizer")(text, size)
     if name in _PUBLISHED:
         paths = [datasets.find("tokenizers", f"{name}/{file}") for file in _PUBLISHED[name]]
         return tokenizers.load(paths[0].parent)

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.harness import build, cli, sources
+from experiments.harness import cli, own_names, sources
 from experiments.harness.text_statistics import digest, report, share
 from experiments.translation.presets import Files
 from jaxformer.config import check_at_least
@@ -117,7 +117,7 @@ def reasons(options: CleanOptions) -> list[Reason]:
     if options.max_ratio:
         found.append(Reason("length ratio", lambda a, b: _uneven(options.max_ratio, *_words(a, b))))
     if options.language_id:
-        identify = build.resolve(options.language_id, "language_id")
+        identify = own_names.resolve(options.language_id, "language_id")
         codes = [options.source_language, options.target_language]
         found.append(Reason("language", lambda a, b: [identify(a), identify(b)] != codes))
     if not options.keep_duplicates:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.harness import (
-    build,
     cli,
     display,
     distributed,
     initialization,
     json_records,
+    own_names,
     run_folder,
 )
 from experiments.harness.config_files import is_own
@@ -229,7 +229,7 @@ def _encode(
 
 def _train(kind: str, lines: list[str], size: int) -> Tokenizer:
     if is_own(kind):
-        return tokenizers.require_standard_ids(build.resolve(kind, "tokenizer")(lines, size))
+        return tokenizers.require_standard_ids(own_names.resolve(kind, "tokenizer")(lines, size))
     if kind == "characters":
         return tokenizers.train_characters(lines)
     train = {"bpe": tokenizers.train_bpe, "words": tokenizers.train_words}[kind]
