@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from experiments.harness import cli
 from experiments.harness.comparison import tables
+from experiments.harness.comparison.by_length import by_length
 from experiments.harness.comparison.comparing import compare
 from experiments.harness.comparison.tables import Format
 from jaxformer.config import check_choices
@@ -32,6 +33,9 @@ class CompareOptions:
     """How the tables are written."""
     all: bool = False
     """Adds a table of every run with its seed and score."""
+    by_length: tuple[int, ...] = ()
+    """Adds a table of translations by the words of the source, such as 10 15 20: 1 to 10, 11 to
+    15, 16 to 20, and the rest."""
 
     def __post_init__(self):
         check_choices(self)
@@ -43,6 +47,8 @@ def main(options: CompareOptions) -> None:
         raise ConfigError("no runs were given: give their folders, RUN RUN, or that of a sweep")
     found = compare(options.runs, options.metric, options.baseline)
     print(tables.render(found, options.format, every_run=options.all))
+    if options.by_length:
+        print("\n" + tables.write(by_length(found, options.by_length), options.format))
 
 
 if __name__ == "__main__":

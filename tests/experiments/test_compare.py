@@ -14,8 +14,10 @@ from scipy import stats
 from experiments import compare
 from experiments.harness import cli
 from experiments.harness.comparison import statistics, tables
+from experiments.harness.comparison.by_length import by_length
 from experiments.harness.comparison.comparing import compare as compare_runs
 from experiments.harness.comparison.groups import find_runs
+from experiments.harness.text_io import read_table
 from experiments.translation.evaluation import describe_each, half_widths
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import bleu_interval, score_lowercased, score_translations
@@ -265,6 +267,30 @@ def test_every_format_has_all_numbers(compared, form):
 def test_latex_escapes_what_it_would_take_for_its_own():
     table = tables.Table(("a_b", "c"), [("50 % & more", "±0.50")])
     assert r"50 \% \& more & $\pm 0.50$ \\" in tables._latex(table)
+
+
+def test_a_score_by_length_is_that_of_the_sentences_of_this_length(runs, compared):
+    table = by_length(compared, [5, 8])
+    found = read_table(runs[0] / "samples" / "test.tsv")
+    words = [len(line.split()) for line in found["source"]]
+    bins = ([n <= 5 for n in words], [5 < n <= 8 for n in words], [n > 8 for n in words])
+    assert [
+        f"({sum(chosen)})" in title for chosen, title in zip(bins, table.titles[1:], strict=True)
+    ]
+    for chosen, cell in zip(bins, table.rows[0][1:], strict=True):
+        scores = []
+        for run in runs[:2]:
+            kept = {
+                side: [line for line, keep in zip(lines, chosen, strict=True) if keep]
+                for side, lines in read_table(run / "samples" / "test.tsv").items()
+            }
+            scores.append(score_translations(kept["model"], kept["reference"]).bleu)
+        assert cell == f"{np.mean(scores):.2f} sd {np.std(scores, ddof=1):.2f}"
+
+
+def test_lengths_that_do_not_rise_are_refused(compared):
+    with pytest.raises(ConfigError, match="must rise"):
+        by_length(compared, [8, 5])
 
 
 def test_the_command_takes_runs_first_and_names_what_is_missing(runs, capsys):

@@ -26,11 +26,16 @@ def render(comparison: Comparison, form: Format = "terminal", *, every_run: bool
     tables = [group_table(comparison)]
     tables += [difference_table(comparison)] if comparison.differences else []
     tables += [run_table(comparison)] if every_run else []
-    parts = [_WRITERS[form](table) for table in tables]
+    parts = [write(table, form) for table in tables]
     if form == "csv":
         return "\n".join(parts)
     told = [*describe(comparison), *warnings(comparison)]
     return "\n\n".join([*parts, _NOTES[form](told)])
+
+
+def write(table: Table, form: Format) -> str:
+    """`table` as text."""
+    return _WRITERS[form](table)
 
 
 def group_table(comparison: Comparison) -> Table:
