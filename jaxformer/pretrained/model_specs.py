@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, Model
 from jaxformer.ops.attention import AttentionFn
 from jaxformer.pretrained.weight_map import Shape
 
@@ -148,7 +148,7 @@ def param_shapes(model: nn.Module) -> dict[str, Shape]:
     tokens = jnp.zeros((1, 1), jnp.int32)
     inputs: tuple[jax.Array, ...]
     match model:
-        case EncoderDecoder():
+        case Model(config=sizes) if sizes.num_encoder_layers and sizes.num_decoder_layers:
             inputs = (tokens, tokens)
         case Classifier():
             inputs = (tokens, tokens > 0)
