@@ -19,6 +19,7 @@ _FIXED = {
     "positions": "learned",
     "norm": "layer",
     "norm_placement": "pre",
+    "parallel_residual": False,
     "gated": False,
     "tied_embeddings": "output",
     "output_bias": False,
@@ -30,6 +31,9 @@ _FIXED = {
     "head_dim": None,
     "value_head_dim": None,
     "attention_window": None,
+    "query_pre_attn_scalar": None,
+    "attention_softcap": None,
+    "logits_softcap": None,
     "query_key_norm": False,
     "qkv_bias": None,
 }

@@ -20,6 +20,9 @@ from jaxformer.text.tokenizers import PAD
 _FIXED = {
     "positions": "sinusoidal",
     "sinusoidal_layout": "interleaved",
+    "sinusoidal_endpoint": False,
+    "sinusoidal_offset": 0,
+    "parallel_residual": False,
     "norm": "layer",
     "gated": False,
     "tied_embeddings": "all",
@@ -32,6 +35,9 @@ _FIXED = {
     "head_dim": None,
     "value_head_dim": None,
     "attention_window": None,
+    "query_pre_attn_scalar": None,
+    "attention_softcap": None,
+    "logits_softcap": None,
     "query_key_norm": False,
     "qkv_bias": None,
 }
@@ -83,6 +89,11 @@ def norm(config: TransformerConfig) -> nn.LayerNorm:
 
 def check(config: TransformerConfig, fixed: Mapping[str, Any], preset: str) -> None:
     """Raises `ConfigError` for a field that differs from `fixed`; `preset` names a valid one."""
+    if config.norm_placement == "sandwich":
+        raise ConfigError(
+            "norm_placement='sandwich' is not supported by the PyTorch reference: give 'pre' or "
+            "'post'"
+        )
     for name, needed in fixed.items():
         value = getattr(config, name)
         if value != needed:

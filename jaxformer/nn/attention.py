@@ -1,6 +1,5 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
 
-import math
 from functools import partial
 
 from flax import linen as nn
@@ -98,14 +97,18 @@ class MultiHeadAttention(nn.Module):
         attend = self.attention_fn
         if attend is reference:
             attend = partial(reference, on_weights=partial(tap, self, "weights"))
+        config = self.config
+        cap = config.attention_softcap
+        options = {} if cap is None else {"softcap": cap}
         name = "/".join((*self.path, "weights"))
         heads = beam_cache.attend(
             attend,
             tap(self, "queries", q),
             kv,
             mask,
-            scale=1.0 / math.sqrt(self.config.key_size),
+            scale=config.attention_scale,
             bias=bias,
-            dropout=Dropout(dropout_rng, name, self.config.attention_dropout_rate),
+            dropout=Dropout(dropout_rng, name, config.attention_dropout_rate),
+            **options,
         )
         return tap(self, "output", self.out(tap(self, "heads", heads)))

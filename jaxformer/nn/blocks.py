@@ -25,8 +25,11 @@ class Block(nn.Module):
     """Self-attention, cross-attention if `cross`, feed-forward; each with residual and norm.
 
     Post-norm (Vaswani et al. 2017, section 3.1): x = norm(x + dropout(f(x))). Pre-norm:
-    x = x + dropout(f(norm(x))). Values to read and replace: x [R, T, D] after each of the three,
-    `after_attention`, `after_cross_attention` and `after_feed_forward`.
+    x = x + dropout(f(norm(x))). Sandwich (Ding et al. 2021): x = x + dropout(norm(f(norm(x)))).
+    With `config.parallel_residual` the feed-forward network reads the block's input, as
+    self-attention does (Wang & Komatsuzaki 2021). Values to read and replace: x [R, T, D] after
+    each of the three, `after_attention`, `after_cross_attention` and
+    `after_feed_forward`.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -55,6 +58,11 @@ class Block(nn.Module):
             self.cross_attention_norm: Norm = Norm(config)
         self.feed_forward: FeedForward = FeedForward(config)
         self.feed_forward_norm: Norm = Norm(config)
+        if config.norm_placement == "sandwich":
+            self.attention_post_norm: Norm = Norm(config)
+            if self.cross:
+                self.cross_attention_post_norm: Norm = Norm(config)
+            self.feed_forward_post_norm: Norm = Norm(config)
 
     def __call__(
         self,
@@ -75,31 +83,37 @@ class Block(nn.Module):
         of the position scheme, for self-attention. `encoder_kv` [B, S, K, H] and `encoder_mask` are
         for the cross-attention. R is B, or B times the number of beams.
         """
-        h = self._before(self.attention_norm, x)
+        entered = x
+        h = self._before("attention", x)
         kv = self.attention.keys_values(h, rotation)
         if layer_cache is not None:
             layer_cache = write(layer_cache, kv, mask.offset)
             kv = read(layer_cache)
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
-        x = tap(self, "after_attention", self._after(self.attention_norm, x, y, dropout_rng))
+        x = tap(self, "after_attention", self._after("attention", x, y, dropout_rng))
         if self.cross:
-            h = self._before(self.cross_attention_norm, x)
+            h = self._before("cross_attention", x)
             y = self.cross_attention(h, encoder_kv, encoder_mask, dropout_rng=dropout_rng)
-            x = self._after(self.cross_attention_norm, x, y, dropout_rng)
+            x = self._after("cross_attention", x, y, dropout_rng)
             x = tap(self, "after_cross_attention", x)
-        h = self._before(self.feed_forward_norm, x)
+        h = self._before("feed_forward", entered if self.config.parallel_residual else x)
         y = self.feed_forward(h, dropout_rng)
-        x = tap(self, "after_feed_forward", self._after(self.feed_forward_norm, x, y, dropout_rng))
+        x = tap(self, "after_feed_forward", self._after("feed_forward", x, y, dropout_rng))
         return x, layer_cache
 
-    def _before(self, norm: Norm, x: jax.Array) -> jax.Array:
-        return norm(x) if self.config.norm_placement == "pre" else x
+    def _before(self, part: str, x: jax.Array) -> jax.Array:
+        """What the sub-layer `part` reads."""
+        return x if self.config.norm_placement == "post" else getattr(self, f"{part}_norm")(x)
 
     def _after(
-        self, norm: Norm, x: jax.Array, y: jax.Array, dropout_rng: DropoutRng | None
+        self, part: str, x: jax.Array, y: jax.Array, dropout_rng: DropoutRng | None
     ) -> jax.Array:
+        """`x` with the output `y` of the sub-layer `part`."""
+        norm, placement = getattr(self, f"{part}_norm"), self.config.norm_placement
+        if placement == "sandwich":
+            y = getattr(self, f"{part}_post_norm")(y)
         x = x + Dropout(dropout_rng, "/".join(norm.path), self.config.dropout_rate)(y)
-        return norm(x) if self.config.norm_placement == "post" else x
+        return norm(x) if placement == "post" else x
 
 
 def _recompute_attention(
@@ -107,9 +121,9 @@ def _recompute_attention(
 ) -> Block:
     """A `Block` that keeps only the inputs and outputs of its attention functions."""
 
-    def recomputed(q, k, v, mask, *, scale, bias=None, dropout=None):
+    def recomputed(q, k, v, mask, *, scale, bias=None, dropout=None, **options):
         def attend(q, k, v, bias):
-            return attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+            return attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
 
         return jax.checkpoint(attend)(q, k, v, bias)
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.nn.layers import Norm, as_row, dense_init
 from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model
 from jaxformer.nn.taps import tap
-from jaxformer.ops.activations import ACTIVATIONS
+from jaxformer.ops.activations import ACTIVATIONS, softcap
 from jaxformer.ops.dense import logits_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray
@@ -97,7 +97,8 @@ class MaskedLanguageModel(Model):
         x = ACTIVATIONS[self.config.activation](self.transform(hidden))
         x = self.transform_norm(x)
         logits = logits_matmul(x, self.encoder.embedding.table.T)
-        return tap(self, "logits", logits + as_row(self.bias, logits.ndim).astype(logits.dtype))
+        logits = logits + as_row(self.bias, logits.ndim).astype(logits.dtype)
+        return tap(self, "logits", softcap(logits, self.config.logits_softcap))
 
     def next_sentence_head(self, pooled: Float[Array, "B D"] | None) -> Float[Array, "B 2"] | None:
         """The logits of whether sentence B follows sentence A; None without `config.pooler`."""

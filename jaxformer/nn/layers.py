@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config import TransformerConfig
 from jaxformer.nn.taps import tap
-from jaxformer.ops.activations import ACTIVATIONS
+from jaxformer.ops.activations import ACTIVATIONS, softcap
 from jaxformer.ops.dense import dense_dot_general, logits_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray
@@ -129,7 +129,7 @@ class LMHead(nn.Module):
         logits = logits_matmul(hidden, matrix)
         if self.config.output_bias:
             logits = logits + as_row(self.bias, logits.ndim).astype(logits.dtype)
-        return logits
+        return softcap(logits, self.config.logits_softcap)
 
 
 class Norm(nn.Module):

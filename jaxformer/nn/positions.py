@@ -1,5 +1,6 @@
 """Position schemes: how a stack of blocks knows the order of its tokens."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,16 +15,21 @@ from jaxformer.nn.layers import table_init
 
 
 def sinusoidal_positions(
-    length: int, d_model: int, layout: SinusoidalLayout = "interleaved"
+    length: int,
+    d_model: int,
+    layout: SinusoidalLayout = "interleaved",
+    *,
+    endpoint: bool = False,
 ) -> Float[np.ndarray, "T D"]:
     """The table of Vaswani et al. 2017, section 3.5, for T = `length` and D = `d_model`; float32.
 
     PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos of the same angle; with an
     odd `d_model` the last column is a sine without its cosine. The layout "halves" puts all sines
-    before all cosines, as Marian does (Junczys-Dowmunt et al. 2018).
+    before all cosines, as Marian does (Junczys-Dowmunt et al. 2018). With `endpoint` the divisor in
+    the exponent is d_model - 2, as in fairseq, so that the last wavelength is 10000 * 2 pi.
     """
     column = np.arange(d_model)
-    rate = 10_000.0 ** (-(column // 2 * 2) / d_model)
+    rate = 10_000.0 ** (-(column // 2 * 2) / (d_model - 2 if endpoint else d_model))
     angle = np.arange(length)[:, None] * rate
     table = np.where(column % 2 == 0, np.sin(angle), np.cos(angle)).astype(np.float32)
     if layout == "halves":
@@ -34,11 +40,13 @@ def sinusoidal_positions(
 def rotary_rates(config: TransformerConfig) -> Float[np.ndarray, " half"]:
     """The angle per position of each of H/2 pairs: base^(-2i/H), changed by `rotary_scaling`.
 
-    "linear" divides all of them by `rotary_factor` (Chen et al. 2023). "llama3" divides those that
-    make fewer turns in `rotary_original_len` positions than `rotary_low_freq_factor`, keeps those
-    that make more than `rotary_high_freq_factor`, and interpolates between (Llama 3.1).
+    H is `rotary_size`, the part of a head that is rotated. "linear" divides all angles by
+    `rotary_factor` (Chen et al. 2023). "llama3" divides those that make fewer turns in
+    `rotary_original_len` positions than `rotary_low_freq_factor`, keeps those that make more than
+    `rotary_high_freq_factor`, and interpolates between (Llama 3.1). "yarn" does so with
+    `rotary_beta_slow` and `rotary_beta_fast`, and interpolates over i (Peng et al. 2023).
     """
-    half = config.key_size // 2
+    half = config.rotary_size // 2
     rates = config.rotary_base ** (-np.arange(half, dtype=np.float32) / half)
     if config.rotary_scaling == "none":
         return rates
@@ -47,11 +55,38 @@ def rotary_rates(config: TransformerConfig) -> Float[np.ndarray, " half"]:
         low, high = config.rotary_low_freq_factor, config.rotary_high_freq_factor
         turns = config.rotary_original_len * rates / (2 * np.pi)
         kept = np.clip((turns - low) / (high - low), 0, 1)
+    if config.rotary_scaling == "yarn":
+        kept = _kept_by_yarn(config, half)
     return (rates * (kept + (1 - kept) / config.rotary_factor)).astype(np.float32)
+
+
+def _kept_by_yarn(config: TransformerConfig, half: int) -> Float[np.ndarray, " half"]:
+    """Which share of each pair's angle is not divided: 1 for the first pairs, 0 for the last."""
+
+    def pair_of(turns: float) -> float:
+        """The pair, not rounded, that makes so many turns in `rotary_original_len` positions."""
+        length = config.rotary_original_len / (2 * np.pi * turns)
+        return half * np.log(length) / np.log(config.rotary_base)
+
+    low = max(np.floor(pair_of(config.rotary_beta_fast)), 0)
+    high = min(np.ceil(pair_of(config.rotary_beta_slow)), 2 * half - 1)
+    width = high - low or 1e-3
+    return 1 - np.clip((np.arange(half, dtype=np.float32) - low) / width, 0, 1)
+
+
+def rotary_magnitude(config: TransformerConfig) -> float:
+    """The factor of rotated queries and keys: 1, or that of "yarn" (Peng et al. 2023, eq. 22)."""
+    if config.rotary_scaling != "yarn":
+        return 1.0
+    if config.rotary_attention_factor is None:
+        return 0.1 * math.log(config.rotary_factor) + 1.0
+    return config.rotary_attention_factor
 
 
 class Rotation(NamedTuple):
     """The sines and cosines of a rotation of queries and keys; the leading axis is 1 or B.
+
+    `half` is the number of pairs; the numbers of a head after them are not rotated.
 
     >>> import jax.numpy as jnp
     >>> from jaxformer.nn import Rotation
@@ -75,17 +110,19 @@ def rotary(
 
 
 def rotate(x: Float[Array, "B T N H"], rotation: Rotation | None) -> Float[Array, "B T N H"]:
-    """`x` with each pair (x[i], x[i + H/2]) rotated; `x` itself without a rotation.
+    """`x` with each pair (x[i], x[i + half]) rotated; `x` itself without a rotation.
 
     The product of a rotated query and a rotated key depends only on their distance (Su et al.
-    2021, equation 16; here x[i] is paired with x[i + H/2] instead of its neighbour).
+    2021, equation 16; here x[i] is paired with x[i + half] instead of its neighbour).
     """
     if rotation is None:
         return x
     sin, cos = rotation
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    size = 2 * sin.shape[-1]
+    first, second = jnp.split(x[..., :size].astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    rotated = rotated.astype(x.dtype)
+    return rotated if size == x.shape[-1] else jnp.concatenate([rotated, x[..., size:]], axis=-1)
 
 
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
@@ -193,9 +230,10 @@ class SinusoidalPositions(PositionScheme):
         self, x: Float[Array, "B T D"], positions: Int[Array, " T"] | Int[Array, "B T"], length: int
     ) -> Float[Array, "B T D"]:
         """`x` plus the rows `positions` of the table."""
-        config = self.config
-        table = sinusoidal_positions(length, config.d_model, config.sinusoidal_layout)
-        return _add_rows(x, jnp.asarray(table), positions)
+        config, first = self.config, self.config.sinusoidal_offset
+        layout, endpoint = config.sinusoidal_layout, config.sinusoidal_endpoint
+        table = sinusoidal_positions(first + length, config.d_model, layout, endpoint=endpoint)
+        return _add_rows(x, jnp.asarray(table[first:]), positions)
 
 
 class LearnedPositions(PositionScheme):
@@ -222,7 +260,9 @@ class RotaryPositions(PositionScheme):
 
     def rotation(self, positions: Int[Array, " T"] | Int[Array, "B T"]) -> Rotation:
         """The rotation by `positions` times the rates of the config."""
-        return rotary(positions, rotary_rates(self.config))
+        sin, cos = rotary(positions, rotary_rates(self.config))
+        factor = rotary_magnitude(self.config)
+        return Rotation(sin, cos) if factor == 1 else Rotation(sin * factor, cos * factor)
 
 
 class AlibiPositions(PositionScheme):

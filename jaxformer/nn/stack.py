@@ -33,7 +33,7 @@ def _nth(values: tuple[Any, ...], index: int) -> Any:
 
 
 class Stack(nn.Module):
-    """Positions, then `num_layers` blocks, then a norm if the blocks are pre-norm.
+    """Positions, then `num_layers` blocks, then a norm unless the blocks are post-norm.
 
     `block` makes each block; it is one of `REMAT` or your own, which is called as `Block` is.
     `position_scheme` makes your own scheme, with `config.positions` "none"; None means the scheme
@@ -79,7 +79,7 @@ class Stack(nn.Module):
             self.blocks: list[nn.Module] = [make() for _ in range(self.num_layers)]
         if config.embedding_norm:
             self.embedding_norm: Norm = Norm(config)
-        if config.norm_placement == "pre":
+        if config.norm_placement != "post":
             self.final_norm: Norm = Norm(config)
 
     def __call__(
@@ -103,23 +103,23 @@ class Stack(nn.Module):
             cache.check_room(x.shape[1])
         elif dropout_rng is None:
             self._check_rngs()
-        window = self.config.attention_window
-        if window is not None and mask.causal:
-            mask &= AttentionMask(causal=True, offset=mask.offset, window=window)
         length = x.shape[1] if cache is None else cache.max_length
         x, rotation, bias = self._with_positions(x, mask, positions, length)
         x = tap(self, "input", x)
         x = Dropout(dropout_rng, "/".join((*self.path, "input")), self.config.dropout_rate)(x)
 
         def apply_block(
-            block: nn.Module, x: Array, inputs: tuple[LayerCache | None, Any, DropoutRng | None]
+            block: nn.Module,
+            x: Array,
+            inputs: tuple[LayerCache | None, Any, DropoutRng | None],
+            is_full: bool,
         ) -> tuple[Array, LayerCache | None]:
             layer_cache, kv, dropout_rng = inputs
             if cache is not None and layer_cache is not None:
                 layer_cache = cache.with_beams(layer_cache)
             x, layer_cache = block(
                 x,
-                mask,
+                mask if is_full else self._with_window(mask),
                 rotation=rotation,
                 bias=bias,
                 encoder_kv=read(kv) if isinstance(kv, LayerCache) else kv,
@@ -132,10 +132,22 @@ class Stack(nn.Module):
         x, layers = self._apply_blocks(
             apply_block, x, () if cache is None else cache.layers, encoder_kv, dropout_rng
         )
-        if self.config.norm_placement == "pre":
+        if self.config.norm_placement != "post":
             x = self.final_norm(x)
         x = tap(self, "output", x)
         return x, None if cache is None else cache.advance(layers, x.shape[1])
+
+    def _with_window(self, mask: AttentionMask) -> AttentionMask:
+        """`mask` of a layer with `config.attention_window`."""
+        window = self.config.attention_window
+        if window is None or not mask.causal:
+            return mask
+        return mask & AttentionMask(causal=True, offset=mask.offset, window=window)
+
+    def _is_full(self, number: Any) -> Any:
+        """Whether block `number`, counted from 0, attends to all tokens in spite of a window."""
+        interval = self.config.full_attention_interval
+        return False if interval is None else (number + 1) % interval == 0
 
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
         """Each block's cross-attention keys and values of the encoder's output `x`.
@@ -173,14 +185,13 @@ class Stack(nn.Module):
         """`x` after all blocks, and the new `layers`.
 
         With `config.scan_layers` the inputs of all blocks have a leading layer axis, and the blocks
-        are applied by one `jax.lax.scan`.
+        are applied by one `jax.lax.scan`; blocks with and without a window are its two branches.
         """
         if not self.config.scan_layers:
             found = []
             for i, block in enumerate(self.blocks):
-                x, layer = apply_block(
-                    block, x, (_nth(layers, i), _nth(encoder_kv, i), dropout_rng)
-                )
+                given = _nth(layers, i), _nth(encoder_kv, i), dropout_rng
+                x, layer = apply_block(block, x, given, self._is_full(i))
                 found.append(layer)
             return x, tuple(found)
         paths = tuple("/".join((*self.path, f"blocks_{i}")) for i in range(self.num_layers))
@@ -189,7 +200,13 @@ class Stack(nn.Module):
         def apply_numbered(block: nn.Module, x: Array, inputs: Any) -> Any:
             layer, kv, number = inputs
             rng = None if dropout_rng is None else dropout_rng.in_scan(place, paths, number)
-            return apply_block(block, x, (layer, kv, rng))
+            full, windowed = (
+                partial(apply_block, inputs=(layer, kv, rng), is_full=x) for x in (True, False)
+            )
+            is_full = self._is_full(number)
+            if is_full is False or self.is_initializing():
+                return windowed(block, x)
+            return nn.cond(is_full, full, windowed, block, x)
 
         scan = nn.scan(apply_numbered, **_LAYER_AXIS, length=self.num_layers)
         inputs = _nth(layers, 0), _nth(encoder_kv, 0), jnp.arange(self.num_layers)

@@ -1,10 +1,14 @@
-"""Activations by name. Their plain twins are `jax.nn.relu`, `jax.nn.gelu` and `jax.nn.silu`."""
+"""Activations by name, and the soft cap of logits.
+
+The plain twins of activations are `jax.nn.relu`, `jax.nn.gelu` and `jax.nn.silu`.
+"""
 
 import math
 from collections.abc import Callable
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
@@ -24,3 +28,11 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
 }
 """The functions that `TransformerConfig.activation` names."""
+
+
+def softcap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
+    """cap * tanh(x / cap), which is near `x` for small `x` and never above `cap`; None: `x`.
+
+    Gemma Team 2024 (Gemma 2), section 2.
+    """
+    return x if cap is None else cap * jnp.tanh(x / cap)

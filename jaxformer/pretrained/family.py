@@ -16,6 +16,7 @@ from jaxformer.pretrained.weight_map import Entry, WeightMap, entry, linear, zer
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "silu": "silu",
@@ -78,6 +79,17 @@ def field(
         return {jax: parse_number(hf, value, kind, least)}
 
     return Setting((hf,), read, lambda config: {hf: getattr(config, written or jax)})
+
+
+def optional_field(hf: str, jax: str, default: int | float, *, least: int = 0) -> Setting:
+    """A number of at least `least`, or null, which means None; an absent key means `default`."""
+
+    def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+        value = config_json.get(hf, default)
+        kind = type(default)
+        return {jax: None if value is None else parse_number(hf, value, kind, least)}
+
+    return Setting((hf,), read, lambda config: {hf: getattr(config, jax)})
 
 
 def enum_field(hf: str, jax: str, default: str | bool, names: Mapping[Any, Any]) -> Setting:
@@ -195,15 +207,15 @@ class Family(NamedTuple):
     """The tensor whose first axis is that of a classifier's classes."""
 
 
-def token_layers(spec: ModelSpec, embedding: str) -> list[Entry]:
+def token_layers(spec: ModelSpec, embedding: str, output: str = "lm_head.weight") -> list[Entry]:
     """The entries of a decoder's embedding, and of its output layer or its classifier."""
     table = f"{spec.body}embedding/table"
     if spec.kind == "decoder_classifier":
         head = [entry("head/kernel", "score.weight", linear()), zero_entry("head/bias")]
         return [entry(table, embedding), *head]
     if spec.config.ties_output:
-        return [Entry((table,), (embedding, "lm_head.weight"))]
-    return [entry(table, embedding), entry("output/kernel", "lm_head.weight", linear())]
+        return [Entry((table,), (embedding, output))]
+    return [entry(table, embedding), entry("output/kernel", output, linear())]
 
 
 def read_config(family: Family, hf: Mapping[str, Any]) -> TransformerConfig:

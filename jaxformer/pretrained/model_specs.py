@@ -39,12 +39,18 @@ _BODIES = {
 # Fields that count only with these values of another field.
 _ONLY_WITH = {
     "rotary_base": ("positions", ["rotary"]),
+    "rotary_fraction": ("positions", ["rotary"]),
     "rotary_scaling": ("positions", ["rotary"]),
-    "rotary_factor": ("rotary_scaling", ["linear", "llama3"]),
+    "rotary_factor": ("rotary_scaling", ["linear", "llama3", "yarn"]),
     "rotary_low_freq_factor": ("rotary_scaling", ["llama3"]),
     "rotary_high_freq_factor": ("rotary_scaling", ["llama3"]),
-    "rotary_original_len": ("rotary_scaling", ["llama3"]),
+    "rotary_original_len": ("rotary_scaling", ["llama3", "yarn"]),
+    "rotary_beta_fast": ("rotary_scaling", ["yarn"]),
+    "rotary_beta_slow": ("rotary_scaling", ["yarn"]),
+    "rotary_attention_factor": ("rotary_scaling", ["yarn"]),
     "sinusoidal_layout": ("positions", ["sinusoidal"]),
+    "sinusoidal_endpoint": ("positions", ["sinusoidal"]),
+    "sinusoidal_offset": ("positions", ["sinusoidal"]),
     "relative_buckets": ("positions", ["relative"]),
     "relative_max_distance": ("positions", ["relative"]),
 }
@@ -89,15 +95,19 @@ class ModelSpec(NamedTuple):
         fields |= {"num_kv_heads": config.kv_heads, "head_dim": config.key_size}
         fields |= {"value_head_dim": config.value_size, "qkv_bias": config.has_qkv_bias}
         fields |= {"source_vocab_size": config.source_vocab_size or config.vocab_size}
+        fields |= {"query_pre_attn_scalar": config.query_divisor}
+        if (config.full_attention_interval or 0) > config.num_decoder_layers:
+            fields["full_attention_interval"] = None
         unused = [
             *TRAINING_ONLY,
+            *(["full_attention_interval"] if config.attention_window is None else []),
             *(x for x, (name, values) in _ONLY_WITH.items() if fields[name] not in values),
         ]
         if self.kind != "encoder_decoder":
             decoder = self.kind.startswith("decoder")
             unused.append("num_encoder_layers" if decoder else "num_decoder_layers")
             unused += ["source_vocab_size", *(["pooler", "num_token_types"] if decoder else [])]
-            unused += [] if decoder else ["attention_window"]
+            unused += [] if decoder else ["attention_window", "full_attention_interval"]
             tied = self.kind != "decoder" or config.ties_output
             fields["tied_embeddings"] = "output" if tied else "none"
             unused += ["output_bias"] if self.kind != "decoder" else []

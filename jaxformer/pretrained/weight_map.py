@@ -95,17 +95,23 @@ class Entry(NamedTuple):
     """Parameters and the tensor that stores them."""
 
     jax: tuple[str, ...]
-    """Paths of parameters; several are joined along the last axis of the tensor."""
+    """Paths of parameters; several are joined along the last axis."""
     hf: tuple[str, ...]
     """Names of one tensor; several names are copies. At least one must be there, all that are
     there must be equal, and the first is written. Without a name the parameter must be zero."""
     transform: Transform = SAME
-    """The change of form between the two."""
+    """The change of form between the two, of each parameter before they are joined."""
+    joined: Transform = SAME
+    """The change of form of the joined parameters."""
+
+    def joined_shape(self, shapes: Mapping[str, Shape]) -> Shape:
+        """The shape of the joined parameters, given those of the parameters by path."""
+        parts = [self.transform.shape(shapes[path]) for path in self.jax]
+        return (*parts[0][:-1], sum(part[-1] for part in parts))
 
     def hf_shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """The shape of the tensor, given those of the parameters by path."""
-        parts = [self.transform.shape(shapes[path]) for path in self.jax]
-        return (*parts[0][:-1], sum(part[-1] for part in parts))
+        return self.joined.shape(self.joined_shape(shapes))
 
 
 WeightMap = Sequence[Entry]
@@ -195,6 +201,7 @@ def to_jax(
         for name in copies:
             if not np.array_equal(read(name), tensor):
                 raise DataError(f"{name} and {first} are one tensor in this model, but differ")
+        tensor = entry.joined.to_jax(tensor, entry.joined_shape(shapes))
         widths = [entry.transform.shape(shapes[path])[-1] for path in entry.jax]
         parts = np.split(tensor, np.cumsum(widths)[:-1], axis=-1)
         for path, part in zip(entry.jax, parts, strict=True):
@@ -213,7 +220,7 @@ def to_hf(weight_map: WeightMap, params: Mapping[str, np.ndarray]) -> dict[str, 
         if entry.hf:
             parts = [entry.transform.to_hf(params[path]) for path in entry.jax]
             joined = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
-            tensors[entry.hf[0]] = np.ascontiguousarray(joined)
+            tensors[entry.hf[0]] = np.ascontiguousarray(entry.joined.to_hf(joined))
         elif any(np.any(params[path]) for path in entry.jax):
             raise ConfigError(
                 f"{', '.join(entry.jax)} has no tensor in this family, so it must be zero, but it "

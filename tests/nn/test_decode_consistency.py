@@ -41,7 +41,7 @@ CHOICES = {
     "tied_embeddings": ["none", "output", "inputs", "all"],
     "output_bias": [False, True],
     "norm": ["layer", "rms"],
-    "norm_placement": ["pre", "post"],
+    "norm_placement": ["pre", "post", "sandwich"],
     "gated": [False, True],
     "use_bias": [True, False],
     "sizes": [{}, {"head_dim": 10, "value_head_dim": 7}],
@@ -49,6 +49,8 @@ CHOICES = {
     "embedding_norm": [False, True],
     "attention_window": [None, 3],
     "query_key_norm": [False, True],
+    "rotary_fraction": [1.0, 0.4],
+    "attention_softcap": [None, 1.5],
     "qkv_bias": [None, True, False],
 }
 

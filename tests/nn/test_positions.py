@@ -54,6 +54,13 @@ def test_halves_are_all_sines_and_then_all_cosines(d_model):
     assert np.array_equal(halves[:, sines:], turns[:, 1::2])
 
 
+def test_with_the_endpoint_the_last_wavelength_is_the_longest_of_the_paper():
+    table = sinusoidal_positions(7, 6, endpoint=True)
+    for column, rate in enumerate((1, 1, 0.01, 0.01, 0.0001, 0.0001)):
+        function = np.cos if column % 2 else np.sin
+        assert np.allclose(table[:, column], function(np.arange(7) * rate), atol=1e-7)
+
+
 def rates(size, base, scaling="none", **fields):
     sizes = {"vocab_size": 5, "d_model": size, "d_ff": 5, "num_heads": 1, "positions": "rotary"}
     return rotary_rates(
@@ -116,6 +123,30 @@ def test_llama3_scaling_keeps_fast_rates_and_divides_slow_ones():
     kept = np.array([1.0, *between, 0.0])
     assert np.allclose(found / plain, kept + (1 - kept) / 8, rtol=1e-6)
     assert 0 < between[1] < between[0] < 1
+
+
+def test_yarn_keeps_the_first_rates_and_divides_the_last_ones():
+    plain = rates(16, 10_000.0)  # 1, 10^-0.5, 10^-1, ...: 50, 15.8, 5, 1.58, 0.5, ... turns
+    given = {"rotary_original_len": 314, "rotary_beta_fast": 10.0, "rotary_beta_slow": 1.0}
+    found = rates(16, 10_000.0, "yarn", rotary_factor=8.0, **given)
+    kept = np.array([1, 1, 2 / 3, 1 / 3, 0, 0, 0, 0])  # the ramp goes from pair 1 to pair 4
+    assert np.allclose(found / plain, kept + (1 - kept) / 8, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("given", "factor"), [(None, 0.1 * math.log(8) + 1), (1.5, 1.5)])
+def test_yarn_stretches_rotated_queries_and_keys(given, factor, assert_equal):
+    yarn = {"rotary_scaling": "yarn", "rotary_factor": 8.0, "rotary_attention_factor": given}
+    sin, cos = scheme_of(positions="rotary", **yarn).apply({}, np.arange(5), method="rotation")
+    assert_equal(sin**2 + cos**2, np.full(sin.shape, factor**2))
+
+
+def test_a_fraction_of_each_head_is_rotated_as_a_head_of_that_size(queries_and_keys):
+    x = queries_and_keys[0]  # heads of 6, of which 4 are rotated
+    part = rates(6, 100.0, rotary_fraction=0.7)
+    assert np.array_equal(part, rates(4, 100.0))
+    found = rotate(x, rotary(np.arange(5), part))
+    assert np.array_equal(found[..., 4:], x[..., 4:])
+    assert np.array_equal(found[..., :4], turned(x[..., :4], np.arange(5), 100.0))
 
 
 def test_eight_alibi_slopes_halve_from_one_half_to_1_256():
@@ -187,6 +218,12 @@ def test_each_row_may_have_positions_of_its_own(x, rng, assert_equal):
 def test_the_layout_of_the_sinusoidal_table_is_the_configs(x):
     found = scheme_of(sinusoidal_layout="halves").apply({}, x, np.arange(5), 5, method="add")
     assert np.array_equal(found, x + sinusoidal_positions(5, 12, "halves"))
+
+
+def test_sinusoidal_positions_may_start_at_another_number(x):
+    changes = {"sinusoidal_offset": 2, "sinusoidal_endpoint": True}
+    found = scheme_of(**changes).apply({}, x, np.arange(5), 5, method="add")
+    assert np.array_equal(found, x + sinusoidal_positions(7, 12, endpoint=True)[2:])
 
 
 @pytest.mark.parametrize("positions", ["rotary", "alibi", "relative", "none"])

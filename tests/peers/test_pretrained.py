@@ -23,6 +23,7 @@ from jaxformer.nn.models import EncoderOnly
 from jaxformer.nn.stack import Stack
 from jaxformer.pretrained import Loaded, load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
+from jaxformer.pretrained.family import canonical_names
 from jaxformer.pretrained.model_specs import spec_of
 from jaxformer.pretrained.weight_map import to_hf
 from jaxformer.text import tokenizers
@@ -45,6 +46,7 @@ LLAMA |= {"intermediate_size": 17, "max_position_embeddings": 13, "num_key_value
 GROUPED, WIDE = {"num_key_value_heads": 1}, {"head_dim": 6}
 BIASED, UP = {"attention_bias": True}, {"mlp_bias": True}
 TIED, RELU = {"tie_word_embeddings": True}, {"hidden_act": "relu"}
+CAPS = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}
 EPS, SHALLOW = {"rms_norm_eps": 1e-2}, {"num_hidden_layers": 1}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 77.0, "factor": 3.0}}
@@ -53,6 +55,12 @@ OPT |= {"ffn_dim": 17, "max_position_embeddings": 13, "word_embed_proj_dim": 12}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 0.5}
 LLAMA3 |= {"high_freq_factor": 2.0, "original_max_position_embeddings": 9}
 LLAMA3 = {"rope_parameters": LLAMA3}
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 8.0, "beta_fast": 2.0}
+YARN |= {"original_max_position_embeddings": 13}
+NEOX = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+NEOX |= {"hidden_size": 24}
+HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
+HALF["rope_parameters"] |= {"partial_rotary_factor": 0.5}
 
 # Of the switches of a family, any two stand together in each of their four positions.
 CASES = [
@@ -92,6 +100,8 @@ CASES = [
     ("LlamaForSequenceClassification", {"num_labels": 3, "attention_bias": True}),
     ("LlamaForCausalLM", {**LLAMA3, "head_dim": 8}),
     ("LlamaForCausalLM", {**LINEAR, **GROUPED}),
+    ("LlamaForCausalLM", {"rope_parameters": YARN, "head_dim": 8}),
+    ("LlamaForCausalLM", {"rope_parameters": {**YARN, "attention_factor": 1.5}, **WIDE}),
     ("MistralForCausalLM", {"sliding_window": 3}),
     ("MistralForCausalLM", {"sliding_window": 5, **GROUPED, **WIDE, **TIED, **LLAMA3}),
     ("MistralModel", {"sliding_window": 2}),
@@ -103,11 +113,26 @@ CASES = [
     ("GemmaForCausalLM", WIDE),
     ("GemmaForCausalLM", {"head_dim": 4, **GROUPED, **BIASED, **RELU, "hidden_act": "gelu"}),
     ("GemmaModel", {"head_dim": 4, **RELU, **EPS}),
+    ("Gemma2ForCausalLM", {**WIDE, "sliding_window": 3}),
+    (
+        "Gemma2ForCausalLM",
+        {**GROUPED, "head_dim": 4, "sliding_window": 2, "query_pre_attn_scalar": 24, **CAPS},
+    ),
+    ("Gemma2Model", {**WIDE, "layer_types": ["sliding_attention"] * 2, "sliding_window": 4}),
+    (
+        "Gemma2ForSequenceClassification",
+        {**WIDE, "num_labels": 3, "attn_logit_softcapping": None, "num_hidden_layers": 3},
+    ),
     ("RobertaModel", {"type_vocab_size": 1}),
     ("RobertaForMaskedLM", {"layer_norm_eps": 1e-2}),
     ("RobertaForSequenceClassification", {"num_labels": 3}),
     ("XLMRobertaForMaskedLM", {"layer_norm_eps": 1e-2}),
     ("XLMRobertaForSequenceClassification", {"type_vocab_size": 1}),
+    ("GPTNeoXForCausalLM", {}),
+    ("GPTNeoXForCausalLM", {**HALF, "use_parallel_residual": False, "hidden_act": "gelu_fast"}),
+    ("GPTNeoXForCausalLM", {**TIED, **SHALLOW, "rope_parameters": YARN, "layer_norm_eps": 1e-2}),
+    ("GPTNeoXModel", HALF),
+    ("GPTNeoXForSequenceClassification", {"num_labels": 3}),
     ("OPTForCausalLM", {}),
     ("OPTForCausalLM", {"do_layer_norm_before": False, "activation_function": "gelu"}),
     ("OPTForCausalLM", {"tie_word_embeddings": False, "num_hidden_layers": 1}),
@@ -115,8 +140,8 @@ CASES = [
     ("OPTForSequenceClassification", {"num_labels": 3}),
 ]
 SIZES = {"gpt2": GPT2, "bert": BERT, "distilbert": DISTILBERT, "roberta": BERT}
-SIZES |= {"xlm-roberta": BERT, "opt": OPT}
-SIZES |= dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), LLAMA)
+SIZES |= {"xlm-roberta": BERT, "opt": OPT, "gpt_neox": NEOX}
+SIZES |= dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"), LLAMA)
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +200,8 @@ def outputs(found):
 
 
 def method_of(model):
-    bare = ("GPT2Model", "LlamaModel", "MistralModel", "GemmaModel", "OPTModel")
-    return "hidden" if type(model).__name__ in bare else None
+    name = type(model).__name__
+    return "hidden" if name.endswith("Model") and "ert" not in name else None
 
 
 class Pair(NamedTuple):
@@ -249,10 +274,10 @@ def test_the_gradient_is_theirs(pair, assert_equal):
     given = {name: x - zeros[name] for name, x in to_hf(rows, leaves).items()}
     wanted = {name: x.grad for name, x in pair.theirs.named_parameters() if x.grad is not None}
     written = {name: row.hf[0] for row in rows for name in row.hf}
-    for name, gradient in wanted.items():
-        known = written[name if name in written else family.prefix + name]
+    for canonical, name in canonical_names(family, wanted).items():
+        gradient = wanted[name]
         most = max(1.0, abs(gradient).max().item())  # a sum's rounding is that of its terms
-        assert_equal(given.pop(known) / most, gradient / most, 1e-4)
+        assert_equal(given.pop(written[canonical]) / most, gradient / most, 1e-4)
     assert len(wanted) > 8
     assert all(not np.any(rest) for rest in given.values())
 
@@ -294,9 +319,11 @@ def test_half_precision_is_read_as_float32(torch, make, tmp_path, dtype):
 
 
 def test_a_switch_that_we_lack_is_refused_before_its_weights_mislead(make, tmp_path):
-    rope = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 10_000.0}
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     make("LlamaForCausalLM", rope_parameters=rope).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match='rope_type="yarn" is not supported: only "default", "li'):
+    with pytest.raises(
+        ConfigError, match='rope_type="dynamic" is not supported: only "default", "li'
+    ):
         load_pretrained(tmp_path)
 
 

@@ -68,7 +68,21 @@ BERT = replace(DISTILBERT, num_token_types=3, pooler=True, norm_eps=1e-3)
 ROBERTA = replace(DISTILBERT, num_token_types=1, norm_eps=1e-3, activation="gelu", pooler=True)
 LLAMA3 = {"rotary_factor": 8.0, "rotary_low_freq_factor": 0.5, "rotary_original_len": 9}
 QWEN2 = replace(LLAMA, head_dim=None, d_model=12, qkv_bias=True)
+YARN = {"rotary_factor": 8.0, "rotary_original_len": 9, "rotary_beta_fast": 2.0}
+NEOX = replace(GPT2, d_model=20, positions="rotary", rotary_fraction=0.5, parallel_residual=True)
 SCALED = {"scale_embeddings": True, "tied_embeddings": "output"}
+GEMMA2 = replace(
+    LLAMA,
+    **SCALED,
+    activation="gelu_tanh",
+    norm_placement="sandwich",
+    attention_window=3,
+    full_attention_interval=2,
+    query_pre_attn_scalar=24,
+    attention_softcap=5.0,
+    logits_softcap=7.0,
+)
+UNCAPPED = {"attention_softcap": None, "logits_softcap": None, "full_attention_interval": None}
 
 MODELS = {
     "gpt2": ("gpt2", DecoderOnly(GPT2)),
@@ -80,6 +94,7 @@ MODELS = {
     "llama, classes": ("llama", Classifier(DecoderOnly(LLAMA), 3)),
     "llama 3.1": ("llama", DecoderOnly(replace(LLAMA, rotary_scaling="llama3", **LLAMA3))),
     "llama, long": ("llama", DecoderOnly(replace(LLAMA, rotary_scaling="linear", rotary_factor=3))),
+    "llama, yarn": ("llama", DecoderOnly(replace(LLAMA, rotary_scaling="yarn", **YARN))),
     "mistral": ("mistral", DecoderOnly(replace(LLAMA, attention_window=3))),
     "qwen2": ("qwen2", DecoderOnly(QWEN2)),
     "qwen3": ("qwen3", DecoderOnly(replace(LLAMA, query_key_norm=True))),
@@ -87,6 +102,11 @@ MODELS = {
     "opt": ("opt", DecoderOnly(replace(GPT2, activation="relu"))),
     "opt, post-norm": ("opt", DecoderOnly(replace(GPT2, norm_placement="post"))),
     "opt, classes": ("opt", Classifier(DecoderOnly(GPT2), 3)),
+    "gemma2": ("gemma2", DecoderOnly(GEMMA2)),
+    "gemma2, no caps": ("gemma2", DecoderOnly(replace(GEMMA2, **UNCAPPED))),
+    "gpt_neox": ("gpt_neox", DecoderOnly(replace(NEOX, tied_embeddings="none"))),
+    "gpt_neox, tied": ("gpt_neox", DecoderOnly(replace(NEOX, parallel_residual=False))),
+    "gpt_neox, classes": ("gpt_neox", Classifier(DecoderOnly(NEOX), 3)),
     "distilbert": ("distilbert", EncoderOnly(DISTILBERT)),
     "distilbert, masked": ("distilbert", MaskedLanguageModel(DISTILBERT)),
     "bert": ("bert", EncoderOnly(BERT)),
@@ -165,7 +185,7 @@ def test_what_is_saved_is_loaded_again(filled, tmp_path, name):
     assert (after.kind, after.classes) == (before.kind, before.classes)
     assert loaded.tokenizer is None
     assert jax.tree.structure(loaded.params) == jax.tree.structure(params)
-    rounding = 1e-6 if family == "gemma" else 0  # norms store their scale less one
+    rounding = 1e-6 if family.startswith("gemma") else 0  # norms store their scale less one
     same = partial(np.testing.assert_allclose, rtol=0, atol=rounding)
     jax.tree.map(same, loaded.params, params)
     assert {leaf.dtype for leaf in jax.tree.leaves(loaded.params)} == {np.dtype(np.float32)}
@@ -277,6 +297,8 @@ REFUSED = [
     ("llama", "rope_scaling", {"type": "dynamic", "factor": 2.0}),
     ("llama", "rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}),
     ("llama", "rope_parameters", [1]),
+    ("gemma2", "layer_types", ["full_attention", "sliding_attention"]),
+    ("gemma2", "use_bidirectional_attention", True),
     ("opt", "word_embed_proj_dim", 7),
     ("opt", "enable_bias", False),
     ("llama", "mlp_bias", "yes"),
@@ -311,8 +333,8 @@ def test_what_is_switched_off_or_changes_nothing_is_passed_over(folder, key, val
 
 def test_scaled_rotary_positions_are_refused_by_their_type(folder):
     path = folder("llama")
-    change(path, rope_scaling={"factor": 8.0, "beta_fast": 32.0, "rope_type": "yarn"})
-    with pytest.raises(ConfigError, match='rope_scaling.rope_type="yarn" is not supported: only'):
+    change(path, rope_scaling={"factor": 8.0, "rope_type": "longrope"})
+    with pytest.raises(ConfigError, match='rope_scaling.rope_type="longrope" is not supported: on'):
         load_pretrained(path)
 
 
@@ -327,6 +349,20 @@ def test_rotary_scaling_is_read_from_both_its_places(folder, key):
     assert (config.rotary_scaling, config.rotary_factor) == ("llama3", 8.0)
     assert (config.rotary_low_freq_factor, config.rotary_high_freq_factor) == (0.5, 5.0)
     assert (config.rotary_original_len, config.rotary_base) == (7, 5000.0)
+
+
+def test_two_older_keys_give_the_attention_factor_of_yarn(folder):
+    path = folder("llama, yarn")
+    assert load_pretrained(path).model.config.rotary_attention_factor is None
+    rope = json.loads((path / "config.json").read_text())["rope_parameters"]
+    change(path, rope_parameters=rope | {"mscale": 2.0, "mscale_all_dim": 0.5})
+    found = load_pretrained(path).model.config.rotary_attention_factor
+    assert found == pytest.approx((0.2 * np.log(8) + 1) / (0.05 * np.log(8) + 1))
+    change(path, rope_parameters=rope | {"mscale": 2.0, "attention_factor": 1.25})
+    assert load_pretrained(path).model.config.rotary_attention_factor == 1.25
+    change(path, rope_parameters=rope | {"truncate": False})
+    with pytest.raises(ConfigError, match="truncate=false is not supported: only true"):
+        load_pretrained(path)
 
 
 def test_a_long_value_is_shortened_between_words(folder):

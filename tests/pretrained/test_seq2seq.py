@@ -50,6 +50,14 @@ MARIAN = TransformerConfig(
 BART = replace(
     MARIAN, positions="learned", activation="gelu", embedding_norm=True, scale_embeddings=False
 )
+M2M100 = replace(
+    MARIAN,
+    activation="relu",
+    norm_placement="pre",
+    output_bias=False,
+    sinusoidal_endpoint=True,
+    sinusoidal_offset=2,
+)
 GATED = {"gated": True, "activation": "gelu_tanh"}
 MODELS = {
     "t5": ("t5", EncoderDecoder(T5)),
@@ -60,6 +68,7 @@ MODELS = {
     "mt5, tied": ("mt5", EncoderDecoder(T5)),
     "bart": ("bart", EncoderDecoder(BART)),
     "mbart": ("mbart", EncoderDecoder(replace(BART, norm_placement="pre"))),
+    "m2m_100": ("m2m_100", EncoderDecoder(M2M100)),
     "marian": ("marian", EncoderDecoder(MARIAN)),
     "marian, two vocabularies": (
         "marian",
@@ -201,6 +210,7 @@ def test_the_table_of_sines_that_early_versions_wrote_is_passed_over(saved):
         ("t5", {"dropout_rate": "some"}, 'dropout_rate="some"'),
         ("t5", {"tie_word_embeddings": 2}, "scale_decoder_outputs=2, but it must be true or"),
         ("t5", {"architectures": ["T5Model"]}, r"architectures=\['T5Model'\] is not"),
+        ("m2m_100", {"pad_token_id": 3}, "pad_token_id=3 is not supported: only 1"),
         ("marian", {"decoder_attention_heads": 4}, "encoder_attention_heads=3 and decoder_"),
         ("marian", {"decoder_ffn_dim": 4}, "encoder_ffn_dim=17 and decoder_ffn_dim=4"),
         ("marian", {"encoder_ffn_dim": 1.5}, "encoder_ffn_dim=1.5, but it must be a whole number"),

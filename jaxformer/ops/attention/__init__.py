@@ -1,11 +1,12 @@
 """Attention functions: several implementations of one signature.
 
     attention_fn(q [B, T, N, H], k [B, S, K, H], v [B, S, K, Hv], mask, *, scale, bias=None,
-                 dropout=None) -> [B, T, N, Hv]
+                 dropout=None, softcap=None) -> [B, T, N, Hv]
 
 Head n attends with key/value head n * K // N. `bias` [1 or B, N, T, S] is added to the scaled
-logits. `dropout` acts on the weights. A query that may attend to no key gets zeros. The plain twin
-of all is `reference`.
+logits. `dropout` acts on the weights. With `softcap` c, which is given only where the config has
+one, the scaled logits x become c tanh(x / c) before the bias. A query that may attend to no key
+gets zeros. The plain twin of all is `reference`.
 
 An attention function raises a `ConfigError` for a call that it does not support. There is one
 exception: `cudnn` and `tpu_splash` leave calls with a cache to `reference`, so that a model trained
@@ -15,9 +16,9 @@ with one of them can decode. `AutoAttention` selects a function for each call an
 |---|---|---|
 | `reference` | all | |
 | `blockwise` | all, memory linear in T + S | |
-| `xla` | all | dropout, values of another size |
-| `cudnn` | NVIDIA | float32, dropout, segments, an offset, padding with `causal` |
-| `gpu_flash` | NVIDIA | bias, heads of more than 128 |
+| `xla` | all | dropout, soft cap, values of another size |
+| `cudnn` | NVIDIA | float32, dropout, soft cap, segments, an offset, padding with `causal` |
+| `gpu_flash` | NVIDIA | bias, soft cap, heads of more than 128 |
 | `tpu_splash` | TPU | bias, dropout, lengths not divisible by 128 |
 """
 

@@ -24,6 +24,7 @@ def blockwise(
     scale: float,
     bias: Float[Array, "#B N T S"] | None = None,
     dropout: Dropout | None = None,
+    softcap: float | None = None,
     block: int = 256,
 ) -> Float[Array, "B T N Hv"]:
     """Attention over blocks of `block` queries and `block` keys.
@@ -61,6 +62,7 @@ def blockwise(
         offset=mask.offset if isinstance(mask.offset, int) else None,
         dropout_name=dropout.name,
         rate=dropout.rate,
+        softcap=softcap,
     )
     return _attend(plan, q, k, v, bias, _MaskArrays.create(mask, dropout.dropout_rng))
 
@@ -78,6 +80,7 @@ class _Plan:
     offset: int | None
     dropout_name: str
     rate: float
+    softcap: float | None
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -210,9 +213,16 @@ def _add(x: Array, part: Array, i: Array) -> Array:
 
 
 def _logits(plan: _Plan, blocks: _Blocks, i: Array, j: Array):
-    """Scaled logits [B, K, N/K, t, s] float32 of one pair of blocks, and which are allowed."""
+    """Logits [B, K, N/K, t, s] float32 of one pair of blocks, which are allowed, and their slopes.
+
+    The slope is the derivative of a logit by the product of query and key.
+    """
     q, k = _at(blocks.q, i), _at(blocks.k, j)
     logits = jnp.einsum("BKGTH,BKSH->BKGTS", q, k, preferred_element_type=jnp.float32) * plan.scale
+    slope: Array | float = plan.scale
+    if plan.softcap is not None:
+        tanh = jnp.tanh(logits / plan.softcap)
+        logits, slope = plan.softcap * tanh, plan.scale * (1 - tanh * tanh)
     t, s = plan.size
     if blocks.bias is not None:
         part = jax.lax.dynamic_slice(
@@ -220,7 +230,7 @@ def _logits(plan: _Plan, blocks: _Blocks, i: Array, j: Array):
         )
         logits = logits + part.reshape(part.shape[0], *q.shape[1:3], t, s)
     allowed = blocks.mask.slice(i * t, t, j * s, s).materialize(t, s)
-    return logits, True if allowed is None else allowed[:, :, None]
+    return logits, True if allowed is None else allowed[:, :, None], slope
 
 
 def _dropout_factors(
@@ -248,7 +258,7 @@ def _forward(plan: _Plan, q, k, v, bias, arrays: _MaskArrays):
     def visit(carry, pair):
         highest, total, out = carry
         i, j = pair
-        logits, allowed = _logits(plan, blocks, i, j)
+        logits, allowed, _ = _logits(plan, blocks, i, j)
         logits = jnp.where(allowed, logits, MASKED_LOGIT)
         before = _at(highest, i)
         now = jnp.maximum(before, logits.max(-1))
@@ -288,7 +298,7 @@ def _backward(plan: _Plan, saved, d_out: Array):
     def visit(carry, pair):
         dq, dk, dv, dbias = carry
         i, j = pair
-        logits, allowed = _logits(plan, blocks, i, j)
+        logits, allowed, slope = _logits(plan, blocks, i, j)
         weights = jnp.where(allowed, jnp.exp(logits - _at(log_sum, i)[..., None]), 0.0)
         d_block = _at(d_outs, i)
         d_logits = _product("BKGTH,BKSH->BKGTS", d_block, _at(blocks.v, j))
@@ -297,7 +307,7 @@ def _backward(plan: _Plan, saved, d_out: Array):
             factors = _dropout_factors(plan, arrays.dropout_rng, weights.shape, i, j)
             dropped, d_logits = weights * factors, d_logits * factors
         d_logits = weights * (d_logits - _at(inner, i)[..., None])
-        low = (d_logits * plan.scale).astype(q.dtype)
+        low = (d_logits * slope).astype(q.dtype)
         dq = _add(dq, _product("BKGTS,BKSH->BKGTH", low, _at(blocks.k, j)), i)
         dk = _add(dk, _product("BKGTS,BKGTH->BKSH", low, _at(blocks.q, i)), j)
         dv = _add(dv, _product("BKGTS,BKGTH->BKSH", dropped.astype(v.dtype), d_block), j)

@@ -15,6 +15,7 @@ from jaxformer.ops.attention.spec import (
     dropout_reasons,
     explicit_mask_reasons,
     raise_unsupported,
+    softcap_reasons,
     value_size_reasons,
 )
 from jaxformer.ops.dropout import Dropout
@@ -32,6 +33,7 @@ def cudnn(
     scale: float,
     bias: Float[Array, "#B N T S"] | None = None,
     dropout: Dropout | None = None,
+    softcap: float | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attention by `jax.nn.dot_product_attention(implementation="cudnn")`.
 
@@ -49,9 +51,9 @@ def cudnn(
     >>> select(call, h100).name
     'cudnn'
     """
-    spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
+    spec = AttentionSpec.create(q, k, v, mask, bias, dropout, softcap)
     if spec.cached:
-        return reference(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+        return reference(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, softcap=softcap)
     raise_unsupported("cudnn", cudnn_unsupported_reasons(spec, DeviceInfo.current()))
     arguments = cudnn_arguments(k, v, mask)
     out = jax.nn.dot_product_attention(
@@ -109,7 +111,7 @@ def cudnn_unsupported_reasons(spec: AttentionSpec, device: DeviceInfo) -> list[s
     reasons = ampere_reasons(device)
     if reasons or device.capability is None:
         return reasons
-    reasons = dropout_reasons(spec) + value_size_reasons(spec)
+    reasons = dropout_reasons(spec) + softcap_reasons(spec) + value_size_reasons(spec)
     if spec.dtype not in ("bfloat16", "float16"):
         reasons.append(
             f"supports bfloat16 and float16, but {spec.dtype} was given (set dtype='bfloat16')"

@@ -32,6 +32,7 @@ from jaxformer.ops.attention.spec import (
     ampere_reasons,
     on_mesh,
     raise_unsupported,
+    softcap_reasons,
 )
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import AttentionMask
@@ -49,6 +50,7 @@ def gpu_flash(
     scale: float,
     bias: Float[Array, "#B N T S"] | None = None,
     dropout: Dropout | None = None,
+    softcap: float | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B T N Hv"]:
     """Attention by three kernels: forward, the gradient of `q`, the gradients of `k` and `v`.
@@ -70,7 +72,7 @@ def gpu_flash(
     >>> select(call, h100).name  # cuDNN does not support float32
     'gpu_flash'
     """
-    spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
+    spec = AttentionSpec.create(q, k, v, mask, bias, dropout, softcap)
     device = DeviceInfo("gpu", "", AMPERE) if interpret else DeviceInfo.current()
     raise_unsupported("gpu_flash", gpu_flash_unsupported_reasons(spec, device))
     plan = make_plan(spec, scale, interpret)
@@ -90,7 +92,7 @@ def gpu_flash_unsupported_reasons(spec: AttentionSpec, device: DeviceInfo) -> li
     """Why `gpu_flash` cannot compute `spec` on `device`; empty where it can."""
     if ampere_reasons(device):
         return ampere_reasons(device)
-    reasons = []
+    reasons = softcap_reasons(spec)
     if spec.bias:
         reasons.append("does not support a bias on the logits")
     if spec.dtype not in ("bfloat16", "float16", "float32"):

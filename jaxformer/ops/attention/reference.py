@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Float32
 
+from jaxformer.ops.activations import softcap as capped
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask, check_mask
 
@@ -20,6 +21,7 @@ def reference(
     scale: float,
     bias: Float[Array, "#B N T S"] | None = None,
     dropout: Dropout | None = None,
+    softcap: float | None = None,
     on_weights: Callable[[Float32[Array, "B N T S"]], Float32[Array, "B N T S"]] | None = None,
 ) -> Float[Array, "B T N Hv"]:
     """Attention that stores all weights [B, N, T, S], and passes them through `on_weights`.
@@ -32,7 +34,7 @@ def reference(
     >>> reference(q, k, v, AttentionMask(), scale=0.5)[0, :, 0, 0].round(4)  # the mean of v
     Array([3., 3.], dtype=float32)
     """
-    weights = attention_weights(q, k, mask, scale=scale, bias=bias)
+    weights = attention_weights(q, k, mask, scale=scale, bias=bias, softcap=softcap)
     if on_weights is not None:
         weights = on_weights(weights)
     if dropout is not None:
@@ -47,8 +49,9 @@ def attention_weights(
     *,
     scale: float,
     bias: Float[Array, "#B N T S"] | None = None,
+    softcap: float | None = None,
 ) -> Float32[Array, "B N T S"]:
-    """softmax(q k^T * scale + bias) over the keys.
+    """softmax(q k^T * scale + bias) over the keys; `softcap` bounds what the bias is added to.
 
     The weights of a query sum to one, or are zero where the mask allows no key.
 
@@ -64,7 +67,7 @@ def attention_weights(
            [0.5, 0.5]], dtype=float32)
     """
     check_mask(mask)
-    logits = query_key_products(q, k) * scale
+    logits = capped(query_key_products(q, k) * scale, softcap)
     if bias is not None:
         logits = logits + bias
     allowed = mask.materialize(q.shape[1], k.shape[1])

@@ -22,6 +22,8 @@ from jaxformer.ops.masks import AttentionMask
 class AttentionFn(Protocol):
     """The signature of every attention function; `jaxformer.ops.attention` describes it.
 
+    With `config.attention_softcap` a function also gets the argument `softcap`, a number.
+
     >>> import jax
     >>> import jax.numpy as jnp
     >>> import jaxformer as jf
@@ -236,12 +238,14 @@ class AutoAttention:
         scale: float,
         bias: Float[Array, "#B N T S"] | None = None,
         dropout: Dropout | None = None,
+        softcap: float | None = None,
     ) -> Float[Array, "B T N Hv"]:
         """Attention by the selected function."""
-        selection = select(AttentionSpec.create(q, k, v, mask, bias, dropout))
+        selection = select(AttentionSpec.create(q, k, v, mask, bias, dropout, softcap))
         self._record(selection)
         attention_fn = ATTENTION_FNS[selection.name]
-        return attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+        options: dict[str, Any] = {} if softcap is None else {"softcap": softcap}
+        return attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
 
     def _record(self, selection: Selection) -> None:
         if selection in self.selections:

@@ -94,7 +94,8 @@ class AttentionSpec:
 
     T = `queries`, S = `keys`, N = `heads`, K = `kv_heads`, H = `key_size`, Hv = `value_size`.
     `offset` is None if it is known only at run time. `padding_mask`, `segments`, `explicit` and
-    `bias` say whether the call has one; `dropout` is the rate on the weights.
+    `bias` say whether the call has one; `dropout` is the rate on the weights, `softcap` the bound
+    of the logits.
 
     >>> from jaxformer.ops.attention import AttentionSpec
     >>> sizes = {"heads": 4, "kv_heads": 2, "key_size": 16, "value_size": 16}
@@ -121,6 +122,7 @@ class AttentionSpec:
     explicit: bool = False
     bias: bool = False
     dropout: float = 0.0
+    softcap: float | None = None
 
     @classmethod
     def create(
@@ -131,6 +133,7 @@ class AttentionSpec:
         mask: AttentionMask,
         bias: Float[Array, "#B N T S"] | None,
         dropout: Dropout | None,
+        softcap: float | None = None,
     ) -> "AttentionSpec":
         """The spec of a call with these arguments."""
         check_mask(mask)
@@ -152,6 +155,7 @@ class AttentionSpec:
             explicit=mask.explicit is not None,
             bias=bias is not None,
             dropout=0.0 if dropout is None or dropout.dropout_rng is None else dropout.rate,
+            softcap=softcap,
         )
 
     @property
@@ -176,6 +180,7 @@ class AttentionSpec:
         flags = ("padding_mask", "segments", "explicit", "bias")
         words += [name for name in flags if getattr(self, name)]
         words += [f"dropout={self.dropout}"] if self.dropout else []
+        words += [f"softcap={self.softcap}"] if self.softcap is not None else []
         return " ".join(words)
 
 
@@ -227,6 +232,15 @@ def dropout_reasons(spec: AttentionSpec) -> list[str]:
     return [
         "does not support dropout on attention weights, but "
         f"attention_dropout_rate={spec.dropout} was given"
+    ]
+
+
+def softcap_reasons(spec: AttentionSpec) -> list[str]:
+    """Why an attention function without a soft cap cannot compute `spec`."""
+    if spec.softcap is None:
+        return []
+    return [
+        f"does not support a soft cap on the logits, but attention_softcap={spec.softcap} was given"
     ]
 
 

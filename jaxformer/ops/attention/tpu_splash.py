@@ -32,6 +32,7 @@ def tpu_splash(
     scale: float,
     bias: Float[Array, "#B N T S"] | None = None,
     dropout: Dropout | None = None,
+    softcap: float | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B T N Hv"]:
     """Attention by `jax.experimental.pallas.ops.tpu.splash_attention`.
@@ -51,9 +52,9 @@ def tpu_splash(
     >>> select(call, v5e).name
     'tpu_splash'
     """
-    spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
+    spec = AttentionSpec.create(q, k, v, mask, bias, dropout, softcap)
     if spec.cached or spec.queries < _LANES:
-        return reference(q, k, v, mask, scale=scale, bias=bias, dropout=dropout)
+        return reference(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, softcap=softcap)
     device = DeviceInfo("tpu") if interpret else DeviceInfo.current()
     raise_unsupported("tpu_splash", tpu_splash_unsupported_reasons(spec, device))
     # The scale goes into the queries, in float32: splash attention has no argument for it.
@@ -109,7 +110,10 @@ def _splash_for_one_example(
         block_kv_dq=kv,
     )
     return splash.make_splash_mha_single_device(
-        splash.MultiHeadMask([one_head] * heads), block_sizes=sizes, interpret=interpret
+        splash.MultiHeadMask([one_head] * heads),
+        block_sizes=sizes,
+        attn_logits_soft_cap=spec.softcap,
+        interpret=interpret,
     )
 
 

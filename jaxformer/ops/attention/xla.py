@@ -10,6 +10,7 @@ from jaxformer.ops.attention.spec import (
     DeviceInfo,
     dropout_reasons,
     raise_unsupported,
+    softcap_reasons,
     value_size_reasons,
 )
 from jaxformer.ops.dropout import Dropout
@@ -25,11 +26,12 @@ def xla(
     scale: float,
     bias: Float[Array, "#B N T S"] | None = None,
     dropout: Dropout | None = None,
+    softcap: float | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attention by `jax.nn.dot_product_attention(implementation="xla")`.
 
-    Raises `ConfigError` for what JAX's function does not support: dropout on the weights, and
-    values of another size than the keys.
+    Raises `ConfigError` for what JAX's function does not support: dropout on the weights, a soft
+    cap, and values of another size than the keys.
 
     >>> import jax.numpy as jnp
     >>> from jaxformer.ops.attention import xla
@@ -40,7 +42,7 @@ def xla(
     Array([[ 1., 10.],
            [ 2., 20.]], dtype=float32)
     """
-    spec = AttentionSpec.create(q, k, v, mask, bias, dropout)
+    spec = AttentionSpec.create(q, k, v, mask, bias, dropout, softcap)
     raise_unsupported("xla", xla_unsupported_reasons(spec, DeviceInfo.current()))
     # Without `is_causal`, which JAX counts from key 0: with a cache that is wrong.
     allowed = mask.materialize(q.shape[1], k.shape[1])
@@ -57,4 +59,4 @@ def zeros_without_keys(out: Float[Array, "B T N Hv"], allowed: Array) -> Float[A
 
 def xla_unsupported_reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
     """Why `xla` cannot compute `spec` on `device`; empty where it can."""
-    return dropout_reasons(spec) + value_size_reasons(spec)
+    return dropout_reasons(spec) + softcap_reasons(spec) + value_size_reasons(spec)

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.families.bart import BART, MARIAN, MBART
+from jaxformer.pretrained.families.bart import BART, M2M100, MARIAN, MBART
 from jaxformer.pretrained.families.bert import BERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from jaxformer.pretrained.families.gpt2 import GPT2
-from jaxformer.pretrained.families.llama import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3
+from jaxformer.pretrained.families.gpt_neox import GPT_NEOX
+from jaxformer.pretrained.families.llama import GEMMA, GEMMA2, LLAMA, MISTRAL, QWEN2, QWEN3
 from jaxformer.pretrained.families.opt import OPT
 from jaxformer.pretrained.families.t5 import MT5, T5
 from jaxformer.pretrained.family import Family
@@ -15,10 +16,10 @@ from jaxformer.pretrained.model_specs import Kind
 
 _ALL = (
     GPT2,
-    *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA),
-    OPT,
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2),
+    *(OPT, GPT_NEOX),
     *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA),
-    *(MARIAN, BART, MBART, T5, MT5),
+    *(MARIAN, BART, MBART, M2M100, T5, MT5),
 )
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2020), mBART and Marian (Junczys-Dowmunt et al. 2018)."""
+"""BART (Lewis et al. 2020), mBART, M2M100 and Marian (Junczys-Dowmunt et al. 2018)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,10 +42,11 @@ _ONE_ROW = Transform(
 def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
     """The entries of an encoder-decoder.
 
-    BART and mBART add learned positions and norms of embeddings, mBART also the last norms.
+    BART and mBART have learned positions and norms of embeddings, mBART and M2M100 the last norms.
     """
     config = spec.config
-    entries = [entry("output/bias", "final_logits_bias", _ONE_ROW)]
+    bias = entry("output/bias", "final_logits_bias", _ONE_ROW)
+    entries = [bias] if config.output_bias else []
     if config.tied_embeddings == "all":
         entries += [Entry(("embedding/table",), (_SHARED, _SOURCE, _TARGET, _OUTPUT))]
     else:
@@ -212,3 +213,31 @@ MBART = _bart(
     "MBart", "pre", const_field("normalize_before", True), const_field("add_final_layer_norm", True)
 )
 """Liu et al. 2020: BART of many languages, pre-norm."""
+
+M2M100 = Family(
+    model_type="m2m_100",
+    architectures={"M2M100ForConditionalGeneration": "encoder_decoder"},
+    constants={
+        "positions": "sinusoidal",
+        "sinusoidal_layout": "halves",
+        "sinusoidal_endpoint": True,
+        "sinusoidal_offset": 2,
+        "norm_placement": "pre",
+        "norm_eps": 1e-5,
+        "tied_embeddings": "all",
+        "initializer": "normal",
+    },
+    settings=(
+        field("vocab_size", "vocab_size", 128_112),
+        *_SETTINGS,
+        const_field("tie_word_embeddings", True),
+        const_field("pad_token_id", 1),
+    ),
+    weight_map=weight_map,
+    prefix="model.",
+    head_prefixes=("lm_head.",),
+    # The table of sines, which early versions stored.
+    ignored_tensors=r"^model\.(en|de)coder\.embed_positions\.weights?$",
+    ignored_keys=_IGNORED_KEYS,
+)
+"""Fan et al. 2021, and NLLB (Costa-jussà et al. 2022); positions count from the padding id + 1."""

@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen2, Qwen3, Gemma.
+"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen2, Qwen3, Gemma, Gemma 2.
 
 All have RMS norms, rotary positions, gated layers and shared key/value heads.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
+from jaxformer.pretrained.families.rotary import rotary
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
     Family,
@@ -16,6 +17,7 @@ from jaxformer.pretrained.family import (
     as_text,
     enum_field,
     field,
+    optional_field,
     parse_number,
     token_layers,
     unsupported,
@@ -32,55 +34,6 @@ from jaxformer.pretrained.weight_map import (
     zero_entry,
 )
 
-_LLAMA3 = (
-    field("low_freq_factor", "rotary_low_freq_factor", 1.0),
-    field("high_freq_factor", "rotary_high_freq_factor", 4.0),
-    field("original_max_position_embeddings", "rotary_original_len", lambda x: x["max_len"]),
-)
-# The keys of each kind of scaling.
-_SCALINGS: dict[str, tuple[Setting, ...]] = {
-    "default": (),
-    "linear": (field("factor", "rotary_factor", 1.0),),
-    "llama3": (field("factor", "rotary_factor", 1.0), *_LLAMA3),
-}
-
-
-def _read_rotary(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Our fields; `ConfigError` for another scaling."""
-    found: dict[str, Any] = {"rotary_base": hf.get("rope_theta")}
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = hf.get(key) or {}
-        if not isinstance(rope, dict):
-            raise ConfigError(f"{key}={as_text(rope)}, but it must be an object")
-        kinds = [rope[x] for x in ("rope_type", "type") if rope.get(x) not in (None, "default")]
-        kind = kinds[0] if kinds else "default"
-        if not isinstance(kind, str) or kind not in _SCALINGS or kinds[1:] not in ([], [kind]):
-            raise unsupported(f"{key}.rope_type", kind, *_SCALINGS)
-        known = {key for setting in _SCALINGS[kind] for key in setting.keys}
-        for name in rope.keys() - known - {"rope_theta", "rope_type", "type"}:
-            raise ConfigError(f"{key}.{name}={as_text(rope[name])} is not supported: remove it")
-        found["rotary_base"] = rope.get("rope_theta", found["rotary_base"])
-        if kind != "default":
-            found["rotary_scaling"] = kind
-        for setting in _SCALINGS[kind]:
-            found |= setting.read(rope, fields)
-    base = found["rotary_base"]
-    base = 10_000.0 if base is None else base
-    return found | {"rotary_base": parse_number("rope_theta", base, float)}
-
-
-def _write_rotary(config: TransformerConfig) -> dict[str, Any]:
-    """The keys and their values."""
-    kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
-    rope: dict[str, Any] = {"rope_theta": config.rotary_base, "rope_type": kind}
-    for setting in _SCALINGS[kind]:
-        rope |= setting.write(config)
-    return {"rope_theta": config.rotary_base, "rope_parameters": rope}
-
-
-_ROTARY = Setting(("rope_theta", "rope_parameters", "rope_scaling"), _read_rotary, _write_rotary)
-"""The base and the scaling of rotary positions, which newer versions store in one object."""
-
 
 def _biases(*keys: str) -> Setting:
     """Biases of attention and feed-forward layers; with one kind ours has both, the other zero."""
@@ -91,16 +44,8 @@ def _biases(*keys: str) -> Setting:
     return Setting(keys, read, lambda config: dict.fromkeys(keys, config.use_bias))
 
 
-def _read_window(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    value = hf.get("sliding_window", 4096)
-    value = None if value is None else parse_number("sliding_window", value, int, 1)
-    return {"attention_window": value}
-
-
-_WINDOW = Setting(
-    ("sliding_window",), _read_window, lambda config: {"sliding_window": config.attention_window}
-)
-"""How many tokens a token of Mistral attends to; null means all."""
+_WINDOW = optional_field("sliding_window", "attention_window", 4096, least=1)
+"""How many tokens a token attends to; null means all."""
 
 
 def _read_full_attention(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,6 +66,45 @@ _FULL_ATTENTION = Setting(
 """Layers of Qwen that may have a window; only those without one are supported."""
 
 
+def _read_layer_types(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Our field; `ConfigError` for windows that do not alternate regularly."""
+    layers = fields["num_decoder_layers"]
+    kinds = hf.get("layer_types") or _layer_types(layers, 2)
+    for interval in (2, *range(3, layers + 1), None):
+        if kinds == _layer_types(layers, interval):
+            return {"full_attention_interval": interval}
+    raise ConfigError(
+        f"layer_types={as_text(kinds)} is not supported: only sliding_attention with "
+        "full_attention in each n-th layer"
+    )
+
+
+def _layer_types(layers: int, interval: int | None) -> list[str]:
+    names = {False: "sliding_attention", True: "full_attention"}
+    return [names[interval is not None and i % interval == 0] for i in range(1, layers + 1)]
+
+
+_LAYER_TYPES = Setting(
+    ("layer_types",),
+    _read_layer_types,
+    lambda config: {
+        "layer_types": _layer_types(config.num_decoder_layers, config.full_attention_interval)
+    },
+)
+"""Which layers have a window."""
+
+# Ours and their names of a block's norms, by `norm_placement`.
+_NORMS = {
+    "pre": {"attention_norm": "input", "feed_forward_norm": "post_attention"},
+    "sandwich": {
+        "attention_norm": "input",
+        "attention_post_norm": "post_attention",
+        "feed_forward_norm": "pre_feedforward",
+        "feed_forward_post_norm": "post_feedforward",
+    },
+}
+
+
 def _weight_map(scale: Transform, spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
     """The entries of a decoder with its output layer or a classifier; `scale` is that of norms."""
     body, config = spec.body, spec.config
@@ -128,9 +112,8 @@ def _weight_map(scale: Transform, spec: ModelSpec, hf: Mapping[str, Any]) -> lis
     for i in range(config.num_decoder_layers):
         jax, name = f"{body}decoder/blocks_{i}", f"model.layers.{i}"
         entries += _layers(jax, name, config, hf)
-        entries += norm(f"{jax}/attention_norm", f"{name}.input_layernorm", False, scale=scale)
-        after = f"{name}.post_attention_layernorm"
-        entries += norm(f"{jax}/feed_forward_norm", after, False, scale=scale)
+        for path, tensor in _NORMS.get(config.norm_placement, {}).items():
+            entries += norm(f"{jax}/{path}", f"{name}.{tensor}_layernorm", False, scale=scale)
     return [*entries, *norm(f"{body}decoder/final_norm", "model.norm", False, scale=scale)]
 
 
@@ -167,6 +150,7 @@ def _family(
     tied: bool = False,
     activations: Mapping[str, str] = ACTIVATIONS,
     scale: Transform = SAME,
+    activation_key: str = "hidden_act",
     ignored_keys: str = "",
     **constants: Any,
 ) -> Family:
@@ -200,13 +184,13 @@ def _family(
             field("num_attention_heads", "num_heads", heads),
             field("num_key_value_heads", "num_kv_heads", kv_heads, written="kv_heads"),
             field("intermediate_size", "d_ff", d_ff),
-            enum_field("hidden_act", "activation", next(iter(activations)), activations),
+            enum_field(activation_key, "activation", next(iter(activations)), activations),
             enum_field(
                 "tie_word_embeddings", "tied_embeddings", tied, {True: "output", False: "none"}
             ),
             field("rms_norm_eps", "norm_eps", 1e-6),
             field("attention_dropout", "attention_dropout_rate", 0.0),
-            _ROTARY,
+            rotary(),
             *settings,
         ),
         weight_map=partial(_weight_map, scale),
@@ -284,3 +268,25 @@ GEMMA = _family(
     scale_embeddings=True,
 )
 """Gemma Team 2024: norms store their scale less one; embeddings are scaled."""
+GEMMA2 = _family(
+    "Gemma2",
+    _head_dim(256),
+    _biases("attention_bias"),
+    _WINDOW,
+    _LAYER_TYPES,
+    field("query_pre_attn_scalar", "query_pre_attn_scalar", 256, written="query_divisor"),
+    optional_field("attn_logit_softcapping", "attention_softcap", 50.0),
+    optional_field("final_logit_softcapping", "logits_softcap", 30.0),
+    vocab_size=256_000,
+    max_len=8192,
+    sizes=(2304, 9216, 26, 8, 4),
+    tied=True,
+    activations={"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS},
+    activation_key="hidden_activation",
+    scale=shifted(SAME, 1.0),
+    ignored_keys="hidden_act cache_implementation sliding_window_size",
+    norm_placement="sandwich",
+    scale_embeddings=True,
+)
+"""Gemma Team 2024b: norms on both sides of each sub-layer, a window in every other layer, soft caps
+of the logits."""

@@ -205,6 +205,12 @@ def test_xla_refuses_dropout(rng):
         attention.xla(x.q, x.k, x.v, AttentionMask(), scale=0.5, dropout=dropout)
 
 
+def test_xla_refuses_a_soft_cap(rng):
+    x = Inputs(rng)
+    with pytest.raises(ConfigError, match="attention_softcap=50.0 was given: use 'reference'"):
+        attention.xla(x.q, x.k, x.v, AttentionMask(), scale=0.5, softcap=50.0)
+
+
 @pytest.mark.usefixtures("misuse")
 def test_xla_refuses_values_of_another_size(rng):
     x = Inputs(rng, value_size=3)

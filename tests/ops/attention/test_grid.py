@@ -20,7 +20,7 @@ TOLERANCES = {"float32": 2e-5, "bfloat16": 0.04}
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the grid; `rows` of the bias, 0 for none."""
+    """One row of the grid; `rows` of the bias, 0 for none; `cap` of the logits."""
 
     sizes: tuple[int, int]
     heads: tuple[int, int]
@@ -30,6 +30,7 @@ class Case:
     rows: int
     rate: float
     block: int
+    cap: float | None = None
 
     @property
     def settings(self):
@@ -61,10 +62,10 @@ class Case:
 # Each value of a column meets each value of most others; the sizes are no multiples of the blocks.
 GRID = [
     Case((5, 7), (6, 2), (4, 4), "all", "float32", 1, 0.0, 3),
-    Case((7, 7), (3, 3), (5, 3), "causal", "float32", 2, 0.3, 2),
+    Case((7, 7), (3, 3), (5, 3), "causal", "float32", 2, 0.3, 2, 1.5),
     Case((3, 11), (4, 1), (4, 6), "offset", "bfloat16", 0, 0.3, 4),
     Case((1, 11), (3, 3), (4, 4), "padding", "float32", 0, 0.0, 4),
-    Case((11, 5), (6, 2), (4, 6), "window", "bfloat16", 1, 0.0, 2),
+    Case((11, 5), (6, 2), (4, 6), "window", "bfloat16", 1, 0.0, 2, 0.7),
     Case((5, 7), (4, 1), (5, 3), "holes", "float32", 2, 0.0, 4),
     Case((7, 7), (6, 2), (4, 4), "packed", "bfloat16", 2, 0.3, 3),
     Case((11, 5), (3, 3), (5, 3), "segments", "float32", 0, 0.3, 3),
@@ -77,6 +78,10 @@ def formula(case, q, k, v, direction):
     share = q.shape[2] // k.shape[2]
     wide_k, wide_v = (np.repeat(x, share, axis=2) for x in (k, v))
     logits = np.einsum("btnh,bsnh->bnts", q, wide_k) * SCALE
+    slope = SCALE
+    if case.cap is not None:
+        tanh = np.tanh(logits / case.cap)
+        logits, slope = case.cap * tanh, SCALE * (1 - tanh**2)
     logits = logits + (0 if bias is None else bias.astype(np.float64))
     dense = mask.materialize(*case.sizes)
     dense = np.broadcast_to(True if dense is None else dense, logits.shape)
@@ -91,8 +96,8 @@ def formula(case, q, k, v, direction):
         return x.reshape(*x.shape[:2], k.shape[2], share, -1).sum(3)
 
     gradients = {
-        "q": np.einsum("bnts,bsnh->btnh", pull, wide_k) * SCALE,
-        "k": narrow(np.einsum("bnts,btnh->bsnh", pull, q) * SCALE),
+        "q": np.einsum("bnts,bsnh->btnh", pull * slope, wide_k),
+        "k": narrow(np.einsum("bnts,btnh->bsnh", pull * slope, q)),
         "v": narrow(np.einsum("bnts,btnh->bsnh", weights * kept, direction)),
     }
     if case.rows:
@@ -110,12 +115,13 @@ def drawn(case):
 
 def computed(attention_fn, case, q, k, v, direction):
     mask, bias, dropout = case.settings
+    options = {} if case.cap is None else {"softcap": case.cap}
     inputs = {"q": q, "k": k, "v": v} | ({} if bias is None else {"bias": bias})
 
     def mixture(inputs):
         bias = inputs.get("bias")
         q, k, v = (inputs[name] for name in "qkv")
-        out = attention_fn(q, k, v, mask, scale=SCALE, bias=bias, dropout=dropout)
+        out = attention_fn(q, k, v, mask, scale=SCALE, bias=bias, dropout=dropout, **options)
         return (out * direction).sum(), out
 
     (_, out), gradients = jax.jit(jax.value_and_grad(mixture, has_aux=True))(inputs)
@@ -154,16 +160,16 @@ def test_reference_is_the_formula_and_its_gradients(case, assert_equal):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", GRID, ids=lambda case: case.mask)
 def test_xla_is_the_formula_and_its_gradients(case, assert_equal):
-    check(xla, replace(case, widths=(4, 4), rate=0.0), assert_equal)
+    check(xla, replace(case, widths=(4, 4), rate=0.0, cap=None), assert_equal)
 
 
-def of_tpus(mask, dtype="float32", heads=(4, 2)):
+def of_tpus(mask, dtype="float32", heads=(4, 2), cap=None):
     """A case of lengths that splash attention supports."""
-    return Case((128, 256), heads, (16, 8), mask, dtype, 0, 0.0, 128)
+    return Case((128, 256), heads, (16, 8), mask, dtype, 0, 0.0, 128, cap)
 
 
 TPU_GRID = [
-    of_tpus("packed"),
+    of_tpus("packed", cap=1.5),
     *(
         pytest.param(case, marks=pytest.mark.slow)
         for case in (

@@ -60,6 +60,7 @@ NOT_IN_CUDNN = {
         HOPPER,
         "but attention_dropout_rate=0.1 was given: use",
     ),
+    "soft cap": (replace(SPEC, softcap=50.0), HOPPER, "but attention_softcap=50.0 was given: use"),
     "segments": (replace(SPEC, segments=True), HOPPER, "packed texts would see each other: use"),
     "explicit": (replace(SPEC, explicit=True), HOPPER, "does not support explicit masks"),
     "offset": (replace(SPEC, offset=3), HOPPER, "T=256, S=256 and offset=3 were given: use"),
@@ -82,6 +83,7 @@ NOT_IN_GPU_FLASH = {
     "platform": (SPEC, CPU, "needs an NVIDIA GPU of the Ampere generation or later, not cpu: use"),
     "Volta": (SPEC, DeviceInfo("gpu", "NVIDIA V100", (7, 0)), r"not gpu \(NVIDIA V100\): use"),
     "bias": (replace(SPEC, bias=True), HOPPER, "does not support a bias on the logits: use"),
+    "soft cap": (replace(SPEC, softcap=50.0), HOPPER, "but attention_softcap=50.0 was given: use"),
     "values": (replace(SPEC, value_size=160), HOPPER, "head_dim=64 and value_head_dim=160 were"),
     "float64": (replace(SPEC, dtype="float64"), HOPPER, "but float64 was given: use"),
 }

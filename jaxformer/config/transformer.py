@@ -1,80 +1,17 @@
-"""`TransformerConfig`, the named sizes of the papers, and checks for configuration fields."""
+"""`TransformerConfig`: the sizes and choices that define a model."""
 
-import re
-from dataclasses import dataclass, fields
-from numbers import Integral, Real
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+import math
+from dataclasses import dataclass
+from typing import Literal
 
+from jaxformer.config.checks import check_at_least, check_choices, check_fraction, check_types
 from jaxformer.errors import ConfigError
 
 Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
 SinusoidalLayout = Literal["interleaved", "halves"]
-RotaryScaling = Literal["none", "linear", "llama3"]
+RotaryScaling = Literal["none", "linear", "llama3", "yarn"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 TiedEmbeddings = Literal["none", "output", "inputs", "all"]
-
-_TYPES = {
-    int: (Integral, "an integer"),
-    float: (Real, "a number"),
-    bool: (bool, "True or False"),
-    str: (str, "a string"),
-    NoneType: (NoneType, "None"),
-}
-
-
-def check_types(config: Any) -> None:
-    """Raises `ConfigError` for a field of the dataclass whose value has another type.
-
-    Fields of type int, float, bool, str or None, and unions of these, are checked.
-    """
-    for field in fields(config):
-        types, value = get_args(field.type) or (field.type,), getattr(config, field.name)
-        if not all(isinstance(one, type) and one in _TYPES for one in types):
-            continue
-        accepted = tuple(_TYPES[one][0] for one in types)
-        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in types):
-            allowed = " or ".join(_TYPES[one][1] for one in types)
-            raise ConfigError(
-                f"{field.name}={value!r} is a {type(value).__name__}, but it must be {allowed}: "
-                f"give {allowed}"
-            )
-
-
-def check_choices(config: Any) -> None:
-    """Raises `ConfigError` for a field of the dataclass whose `Literal` does not list its value."""
-    for field in fields(config):
-        choices = get_args(field.type) if get_origin(field.type) is Literal else ()
-        value = getattr(config, field.name)
-        if choices and value not in choices:
-            raise ConfigError(
-                f"{field.name}={value!r} is unknown: give one of {', '.join(choices)}"
-            )
-
-
-def check_at_least(config: Any, least: float, *names: str) -> None:
-    """Raises `ConfigError` for one of the fields `names` below `least`; None passes."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value < least:
-            raise ConfigError(f"{name}={value}, but it must be at least {least}")
-
-
-def check_fraction(config: Any, *names: str) -> None:
-    """Raises `ConfigError` for one of the fields `names` below 0, or not below 1."""
-    for name in names:
-        value = getattr(config, name)
-        if not 0.0 <= value < 1.0:
-            raise ConfigError(f"{name}={value}, but it lies in 0 <= {name} < 1")
-
-
-def check_pattern(config: Any, name: str) -> None:
-    """Raises `ConfigError` unless the field `name` is a regular expression."""
-    pattern = getattr(config, name)
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"{name}={pattern!r} is not a regular expression: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -113,6 +50,13 @@ class TransformerConfig:
     """d_v, the size of a head's values; None: `head_dim`."""
     attention_window: int | None = None
     """In causal self-attention, how many tokens a token attends to, itself included; None: all."""
+    full_attention_interval: int | None = None
+    """With `attention_window`, each layer whose number is a multiple of this attends to all tokens
+    (Gemma 2: 2, every other layer; the first has the number 1); None: no layer does."""
+    query_pre_attn_scalar: float | None = None
+    """Products of queries and keys are divided by the square root of this; None: `head_dim`."""
+    attention_softcap: float | None = None
+    """Attention logits x become c tanh(x / c) with this c (Gemma 2: 50); None: they stay."""
     query_key_norm: bool = False
     """A norm over each head's queries and keys, before positions."""
     qkv_bias: bool | None = None
@@ -121,11 +65,18 @@ class TransformerConfig:
     """How the model knows the order of tokens."""
     sinusoidal_layout: SinusoidalLayout = "interleaved"
     """Order of the columns: sines and cosines alternate, or all sines come first ("halves")."""
+    sinusoidal_endpoint: bool = False
+    """The wavelengths end at 10000 x 2 pi exactly, as in tensor2tensor and fairseq; the formula of
+    the paper ends one step before."""
+    sinusoidal_offset: int = 0
+    """The position of a text's first token in the table of sinusoidal positions (fairseq: 2)."""
     rotary_base: float = 10_000.0
     """The base of the rotary frequencies (theta)."""
+    rotary_fraction: float = 1.0
+    """The part of each head's numbers that is rotated, from the first on (GPT-NeoX: 0.25)."""
     rotary_scaling: RotaryScaling = "none"
     """Rotary frequencies for longer texts than in training: "linear" divides all of them by
-    `rotary_factor`, "llama3" only the low ones."""
+    `rotary_factor`, "llama3" and "yarn" only the low ones."""
     rotary_factor: float = 1.0
     """How much longer texts may be with `rotary_scaling`."""
     rotary_low_freq_factor: float = 1.0
@@ -133,15 +84,25 @@ class TransformerConfig:
     rotary_high_freq_factor: float = 4.0
     """"llama3" keeps frequencies of more turns than this; those between are interpolated."""
     rotary_original_len: int = 8192
-    """The length of texts in the training before "llama3" scaling."""
+    """The length of texts in the training before "llama3" or "yarn" scaling."""
+    rotary_beta_fast: float = 32.0
+    """"yarn" keeps frequencies of more turns than this in `rotary_original_len` tokens."""
+    rotary_beta_slow: float = 1.0
+    """"yarn" divides frequencies of fewer turns than this; those between are interpolated."""
+    rotary_attention_factor: float | None = None
+    """"yarn" multiplies rotated queries and keys by this; None: 0.1 ln(`rotary_factor`) + 1."""
     relative_buckets: int = 32
     """The number of distance buckets of relative positions."""
     relative_max_distance: int = 128
     """All distances from this one on share the last bucket."""
     norm: Literal["layer", "rms"] = "layer"
     """LayerNorm or RMSNorm."""
-    norm_placement: Literal["pre", "post"] = "post"
-    """The norm is before each sub-layer ("pre") or after the residual sum ("post")."""
+    norm_placement: Literal["pre", "post", "sandwich"] = "post"
+    """The norm is before each sub-layer ("pre"), after the residual sum ("post"), or before and
+    after each sub-layer ("sandwich")."""
+    parallel_residual: bool = False
+    """The feed-forward network reads what self-attention reads, not its result (GPT-NeoX); needs
+    `norm_placement` "pre"."""
     norm_eps: float = 1e-6
     """Added to the variance in each norm."""
     activation: Activation = "relu"
@@ -155,6 +116,8 @@ class TransformerConfig:
     and target embedding), "all" or "none". "inputs" and "all" need one vocabulary."""
     output_bias: bool = False
     """The output projection has a bias for each token."""
+    logits_softcap: float | None = None
+    """The model's logits x become c tanh(x / c) with this c (Gemma 2: 30); None: they stay."""
     scale_embeddings: bool = True
     """Embeddings are multiplied by the square root of `d_model`."""
     embedding_norm: bool = False
@@ -184,6 +147,7 @@ class TransformerConfig:
         check_types(self)
         check_choices(self)
         _check_sizes(self)
+        _check_positions(self)
         check_fraction(self, "dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
         check_fraction(self, "word_dropout_rate")
         if self.ties_inputs and self.source_vocab_size not in (None, self.vocab_size):
@@ -214,6 +178,21 @@ class TransformerConfig:
         return self.value_head_dim or self.key_size
 
     @property
+    def rotary_size(self) -> int:
+        """How many numbers of each head rotary positions rotate."""
+        return int(self.key_size * self.rotary_fraction)
+
+    @property
+    def query_divisor(self) -> float:
+        """Products of queries and keys are divided by the square root of this."""
+        return self.query_pre_attn_scalar or self.key_size
+
+    @property
+    def attention_scale(self) -> float:
+        """The factor of products of queries and keys."""
+        return 1.0 / math.sqrt(self.query_divisor)
+
+    @property
     def kv_heads(self) -> int:
         """The number of key/value heads."""
         return self.num_kv_heads or self.num_heads
@@ -228,13 +207,11 @@ def _check_sizes(config: TransformerConfig) -> None:
     check_at_least(config, 1, "vocab_size", "d_model", "d_ff", "num_heads", "max_len")
     check_at_least(config, 1, "source_vocab_size", "num_kv_heads", "head_dim", "value_head_dim")
     check_at_least(config, 1, "attention_window", "rotary_factor", "rotary_original_len")
+    check_at_least(config, 2, "full_attention_interval")
+    check_at_least(config, 1e-6, "query_pre_attn_scalar", "attention_softcap", "logits_softcap")
     check_at_least(config, 0, "num_encoder_layers", "num_decoder_layers", "num_token_types")
+    check_at_least(config, 0, "sinusoidal_offset", "rotary_attention_factor")
     check_at_least(config, 4, "relative_buckets")
-    if not 0 < config.rotary_low_freq_factor < config.rotary_high_freq_factor:
-        raise ConfigError(
-            f"rotary_low_freq_factor={config.rotary_low_freq_factor} and rotary_high_freq_factor="
-            f"{config.rotary_high_freq_factor}, but it must be 0 < low < high"
-        )
     if config.relative_max_distance <= config.relative_buckets // 2:
         raise ConfigError(
             f"relative_max_distance={config.relative_max_distance} is too small for "
@@ -251,94 +228,36 @@ def _check_sizes(config: TransformerConfig) -> None:
             f"num_heads={config.num_heads} is not divisible by num_kv_heads="
             f"{config.num_kv_heads}: each key/value head serves a whole group of query heads"
         )
-    if config.positions == "rotary" and config.key_size % 2:
+    if config.parallel_residual and config.norm_placement != "pre":
         raise ConfigError(
-            f"rotary positions rotate pairs of numbers, but head_dim={config.key_size} is odd: "
-            "give an even head_dim"
+            f"parallel_residual=True and norm_placement={config.norm_placement!r} were given, but "
+            "two sub-layers can read the same vectors only with norm_placement='pre': set it"
         )
 
 
-TRANSFORMER_BASE = TransformerConfig(
-    vocab_size=37_000,
-    d_model=512,
-    d_ff=2048,
-    num_heads=8,
-    num_encoder_layers=6,
-    num_decoder_layers=6,
-    dropout_rate=0.1,
-)
-"""Vaswani et al. 2017, Table 3 "base": 63,082,496 parameters (the paper prints 65 million)."""
-
-TRANSFORMER_BIG = TransformerConfig(
-    vocab_size=37_000,
-    d_model=1024,
-    d_ff=4096,
-    num_heads=16,
-    num_encoder_layers=6,
-    num_decoder_layers=6,
-    dropout_rate=0.3,
-)
-"""Vaswani et al. 2017, Table 3 "big": 214,245,376 parameters (the paper prints 213 million)."""
-
-GPT2 = TransformerConfig(
-    vocab_size=50_257,
-    d_model=768,
-    d_ff=3072,
-    num_heads=12,
-    num_decoder_layers=12,
-    max_len=1024,
-    positions="learned",
-    norm_placement="pre",
-    norm_eps=1e-5,
-    activation="gelu_tanh",
-    tied_embeddings="output",
-    scale_embeddings=False,
-    dropout_rate=0.1,
-    attention_dropout_rate=0.1,
-    initializer="scaled_normal",
-)
-"""Radford et al. 2019, the smallest model: 124,439,808 parameters."""
-
-BERT_BASE = TransformerConfig(
-    vocab_size=30_522,
-    d_model=768,
-    d_ff=3072,
-    num_heads=12,
-    num_encoder_layers=12,
-    positions="learned",
-    norm_eps=1e-12,
-    activation="gelu",
-    tied_embeddings="output",
-    scale_embeddings=False,
-    embedding_norm=True,
-    num_token_types=2,
-    pooler=True,
-    dropout_rate=0.1,
-    attention_dropout_rate=0.1,
-    initializer="normal",
-)
-"""Devlin et al. 2019, the base model: 109,482,240 parameters with its pooler."""
-
-LLAMA3_8B = TransformerConfig(
-    vocab_size=128_256,
-    d_model=4096,
-    d_ff=14_336,
-    num_heads=32,
-    num_kv_heads=8,
-    num_decoder_layers=32,
-    max_len=8192,
-    positions="rotary",
-    rotary_base=500_000.0,
-    norm="rms",
-    norm_placement="pre",
-    norm_eps=1e-5,
-    activation="silu",
-    gated=True,
-    use_bias=False,
-    tied_embeddings="none",
-    scale_embeddings=False,
-    initializer="normal",
-    scan_layers=True,
-    dtype="bfloat16",
-)
-"""Llama Team 2024, Table 3, the model of 8 billion: 8,030,261,248 parameters."""
+def _check_positions(config: TransformerConfig) -> None:
+    for low, high in (
+        ("rotary_low_freq_factor", "rotary_high_freq_factor"),
+        ("rotary_beta_slow", "rotary_beta_fast"),
+    ):
+        if not 0 < getattr(config, low) < getattr(config, high):
+            raise ConfigError(
+                f"{low}={getattr(config, low)} and {high}={getattr(config, high)}, but it must be "
+                f"0 < {low} < {high}"
+            )
+    if not 0 < config.rotary_fraction <= 1:
+        raise ConfigError(
+            f"rotary_fraction={config.rotary_fraction}, but it lies in 0 < rotary_fraction <= 1"
+        )
+    if config.positions == "rotary" and (config.rotary_size % 2 or config.rotary_size < 2):
+        fraction = config.rotary_fraction
+        part = "" if fraction == 1 else f" with rotary_fraction={fraction}: {config.rotary_size}"
+        raise ConfigError(
+            f"rotary positions rotate pairs of numbers, but head_dim={config.key_size}{part} is "
+            "odd or too small: give an even head_dim, and a rotary_fraction of it that is even"
+        )
+    if config.sinusoidal_endpoint and (config.d_model % 2 or config.d_model < 4):
+        raise ConfigError(
+            f"sinusoidal_endpoint=True needs an even d_model of at least 4, but d_model="
+            f"{config.d_model} was given: change one of them"
+        )

@@ -1,0 +1,118 @@
+"""Blocks with parallel sub-layers, norms on both sides, soft caps; windows in some layers."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import AttentionMask, Block, DecoderOnly, TransformerConfig, stack_blocks
+
+B, T, V = 2, 7, 17
+CONFIG = TransformerConfig(
+    vocab_size=V, d_model=12, d_ff=13, num_heads=3, num_decoder_layers=3, norm_placement="pre"
+)
+CAUSAL = AttentionMask(causal=True)
+GEMMA = replace(CONFIG, attention_window=2, full_attention_interval=2, logits_softcap=1.5)
+TOKENS = np.arange(B * T).reshape(B, T) * 5 % V
+
+
+@pytest.fixture
+def x(rng):
+    return rng.standard_normal((B, T, 12), np.float32)
+
+
+def bound(config, params):
+    return Block(config).bind({"params": params})
+
+
+def test_parallel_sublayers_read_the_same_vectors(x, random_params, assert_equal):
+    config = replace(CONFIG, parallel_residual=True)
+    params = random_params(Block(config), x, CAUSAL)
+    block = bound(config, params)
+    read = block.attention_norm(x), block.feed_forward_norm(x)
+    expected = x + block.attention(read[0], mask=CAUSAL) + block.feed_forward(read[1])
+    assert_equal(block(x, CAUSAL)[0], expected)
+    assert np.abs(bound(CONFIG, params)(x, CAUSAL)[0] - expected).max() > 0.1
+
+
+def test_a_sandwich_has_norms_before_and_after_each_sublayer(x, random_params, assert_equal):
+    config = replace(CONFIG, norm_placement="sandwich", norm="rms")
+    block = bound(config, random_params(Block(config), x, CAUSAL))
+    attended = block.attention(block.attention_norm(x), mask=CAUSAL)
+    y = x + block.attention_post_norm(attended)
+    expected = y + block.feed_forward_post_norm(block.feed_forward(block.feed_forward_norm(y)))
+    assert_equal(block(x, CAUSAL)[0], expected)
+
+
+@pytest.fixture(scope="module")
+def params(random_params):
+    return random_params(DecoderOnly(GEMMA), TOKENS)
+
+
+def weights_of(config, params):
+    """The attention weights [B, N, T, T] of each layer."""
+    model = DecoderOnly(config)
+    _, state = model.apply({"params": params}, TOKENS, mutable=["intermediates"])
+    blocks = state["intermediates"]["decoder"]
+    return [blocks[f"blocks_{i}"]["attention"]["weights"][0] for i in range(3)]
+
+
+def test_each_second_layer_attends_to_all_tokens_and_the_others_to_a_window(params):
+    causal = np.tril(np.ones((T, T), bool))
+    near = causal & ~np.tril(causal, -2)
+    for weights, expected in zip(weights_of(GEMMA, params), (near, causal, near), strict=True):
+        assert np.array_equal(weights > 0, np.broadcast_to(expected, weights.shape))
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_decoding_with_windows_in_some_layers_is_the_full_forward(
+    scan_layers, params, assert_equal
+):
+    model = DecoderOnly(replace(GEMMA, scan_layers=scan_layers))
+    given = {"params": stack_blocks(params) if scan_layers else params}
+
+    @jax.jit
+    def decoded():
+        cache = model.apply(given, B, max_length=T, method="init_cache")
+        step = jnp.moveaxis(jnp.asarray(TOKENS), 1, 0)[..., None, None]
+
+        def extend(cache, tokens):
+            logits, cache = model.apply(given, tokens, cache, method="decode_step")
+            return cache, logits
+
+        return jax.lax.scan(extend, cache, step)[1]
+
+    found = jnp.moveaxis(decoded()[:, :, 0, 0], 0, 1)
+    assert_equal(found, DecoderOnly(GEMMA).apply({"params": params}, TOKENS))
+
+
+def test_a_scan_over_layers_with_and_without_windows_has_the_same_gradient(params, assert_equal):
+    def total(config, params):
+        return jnp.sum(jnp.sin(DecoderOnly(config).apply({"params": params}, TOKENS)))
+
+    listed = jax.jit(jax.grad(lambda p: total(GEMMA, p)))(params)
+    scanned = replace(GEMMA, scan_layers=True)
+    found = jax.jit(jax.grad(lambda p: total(scanned, p)))(stack_blocks(params))
+    jax.tree.map(assert_equal, found, stack_blocks(listed))
+    shapes = jax.eval_shape(DecoderOnly(scanned).init, jax.random.key(0), TOKENS)["params"]
+    assert jax.tree.structure(shapes) == jax.tree.structure(found)
+
+
+def test_soft_caps_bound_the_logits_of_the_model_and_of_attention(params):
+    large = jax.tree.map(lambda leaf: 5 * leaf, params)
+    logits = DecoderOnly(GEMMA).apply({"params": large}, TOKENS)
+    assert 1.4 < np.abs(logits).max() <= 1.5
+    weights = weights_of(replace(GEMMA, attention_softcap=0.5), large)[1][:, :, -1]
+    ratio = weights.max(-1) / weights.min(-1)  # of e^0.5 and e^-0.5 at most
+    assert 2 < ratio.max() <= np.e + 1e-5
+
+
+def test_the_divisor_of_the_logits_is_the_configs(params, assert_equal):
+    doubled = jax.tree.map(lambda leaf: leaf, params)
+    for i in range(3):
+        query = doubled["decoder"][f"blocks_{i}"]["attention"]["query"]
+        query["kernel"], query["bias"] = query["kernel"] * 2, query["bias"] * 2
+    found = DecoderOnly(replace(GEMMA, query_pre_attn_scalar=1.0)).apply({"params": params}, TOKENS)
+    assert_equal(found, DecoderOnly(GEMMA).apply({"params": doubled}, TOKENS))  # heads of 4
