@@ -18,6 +18,8 @@ _EXTRAS = {
     "wandb": "tracking",
     "pyarrow": "data",
     "datasets": "data",
+    "jinja2": "finetuning",
+    "rouge_score": "finetuning",
 }
 
 

@@ -1,4 +1,4 @@
-"""Models with a task: a masked language model, and a classifier on any backbone."""
+"""Models with a task: a masked language model, a classifier, and the span of an answer."""
 
 from typing import NamedTuple
 
@@ -143,16 +143,60 @@ class Classifier(nn.Module):
         self,
         tokens: Int[AnyArray, "B T"],
         padding_mask: Bool[AnyArray, "B T"],
+        token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B C"]:
-        """The logits of the C classes; `padding_mask` is True at real tokens, which come first."""
+        """The logits of the C classes; `padding_mask` is True at real tokens, which come first.
+
+        `token_type_ids` tell two sentences apart, where the backbone is an encoder that does.
+        """
         config = self.backbone.config
-        x = self.backbone.pooled(tokens, padding_mask, dropout_rng=dropout_rng)
+        types = () if token_type_ids is None else (token_type_ids,)
+        x = self.backbone.pooled(tokens, padding_mask, *types, dropout_rng=dropout_rng)
         x = Dropout(dropout_rng, "/".join((*self.path, "summary")), config.dropout_rate)(x)
         return nn.Dense(
             self.classes, dtype=config.dtype, kernel_init=dense_init(config), name="head"
         )(x)
+
+
+class SpanPredictor(nn.Module):
+    """A dense layer that gives each token's logits of being the first and the last of an answer.
+
+    `backbone` is an `EncoderOnly`, or any module with a `config` that returns what it does (Devlin
+    et al. 2019, section 4.2).
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.nn import SpanPredictor
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model = SpanPredictor(jf.EncoderOnly(config))
+    >>> tokens, real = jnp.ones((2, 5), int), jnp.ones((2, 5), bool)
+    >>> logits, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), tokens, real)
+    >>> logits.shape  # [B, 2, T]
+    (2, 2, 5)
+    """
+
+    backbone: nn.Module
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B T"],
+        token_type_ids: Int[AnyArray, "B T"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B 2 T"]:
+        """The logits of each token as the start and as the end of the answer.
+
+        `padding_mask` is True at real tokens, `token_type_ids` tell question and context apart.
+        """
+        config = self.backbone.config
+        hidden = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
+        head = nn.Dense(2, dtype=config.dtype, kernel_init=dense_init(config), name="head")
+        return jnp.swapaxes(head(hidden), 1, 2)
 
 
 def take_positions(

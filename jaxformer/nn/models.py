@@ -321,9 +321,10 @@ class EncoderOnly(Model):
         self,
         tokens: Int[AnyArray, "B T"],
         padding_mask: Bool[AnyArray, "B T"],
+        token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B D"]:
         """One vector per text: the pooled one, or the first token's without a pooler."""
-        hidden, pooled = self(tokens, padding_mask, dropout_rng=dropout_rng)
+        hidden, pooled = self(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
         return hidden[:, 0] if pooled is None else pooled

@@ -7,6 +7,7 @@ from jaxformer.training.losses import (
     masked_and_next_sentence_loss,
     masked_loss,
     seq2seq_loss,
+    span_loss,
 )
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from jaxformer.training.parameters import Params
@@ -34,4 +35,5 @@ __all__ = [
     "masked_loss",
     "raise_if_diverged",
     "seq2seq_loss",
+    "span_loss",
 ]

@@ -210,6 +210,7 @@ def classification_loss(model: nn.Module) -> Loss:
     """The loss of a classifier on `tokens` [B, T] with one of the classes `labels` [B].
 
     `padding_mask` [B, T] is False at padding. A row counts where `loss_mask` [B] is true.
+    `token_type_ids` [B, T], where the batch has them, tell the sentences of a pair apart.
 
     >>> from types import SimpleNamespace
     >>> import jax
@@ -234,10 +235,55 @@ def classification_loss(model: nn.Module) -> Loss:
     """
 
     def loss(params, batch, rng):
-        logits = _apply(model, params, batch, rng, batch.tokens, batch.padding_mask)
+        logits = _apply(model, params, batch, rng, *_row_inputs(batch))
         return cross_entropy(logits, batch.labels, batch.loss_mask)
 
     return loss
+
+
+def span_loss(model: nn.Module) -> Loss:
+    """The loss of a `SpanPredictor`: the mean of those of the start and the end of the answer.
+
+    The batch is as that of `classification_loss`, but `labels` [B, 2] are the positions of the
+    first and the last token of the answer.
+
+    >>> from types import SimpleNamespace
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.nn import SpanPredictor
+    >>> from jaxformer.training import span_loss
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model = SpanPredictor(jf.EncoderOnly(config))
+    >>> tokens, real = jnp.ones((2, 7), int), jnp.arange(7) < jnp.array([[5], [5]])
+    >>> batch = SimpleNamespace(
+    ...     tokens=tokens,
+    ...     padding_mask=real,
+    ...     labels=jnp.array([[1, 3], [2, 2]]),
+    ...     loss_mask=jnp.array([True, True]),
+    ...     example_ids=jnp.arange(2),
+    ... )
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, real)["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> nats, count = jax.jit(span_loss(model))(params, batch, None)[:2]
+    >>> float(count), round(float(jnp.exp(nats / count)), 3)  # two rows, 5 places in each
+    (2.0, 5.0)
+    """
+
+    def loss(params, batch, rng):
+        logits = _apply(model, params, batch, rng, *_row_inputs(batch))
+        logits = jnp.where(batch.padding_mask[:, None], logits, jnp.finfo(logits.dtype).min)
+        counts = jnp.broadcast_to(batch.loss_mask[:, None], batch.labels.shape)
+        nats, places = cross_entropy(logits, batch.labels, counts)
+        return nats / 2.0, places / 2.0
+
+    return loss
+
+
+def _row_inputs(batch: Any) -> tuple[Any, ...]:
+    """Tokens, padding mask and, where there are any, token types of a batch."""
+    types = getattr(batch, "token_type_ids", None)
+    return batch.tokens, batch.padding_mask, *(() if types is None else (types,))
 
 
 _SumsOf = Callable[..., tuple[jax.Array, jax.Array]]

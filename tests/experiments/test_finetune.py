@@ -11,19 +11,19 @@ import pytest
 
 from experiments.language_modelling import finetune
 from experiments.language_modelling.finetune import (
-    Examples,
     FinetuneOptions,
     describe,
-    encode,
     fine_tune,
     make_task,
     predict,
-    read_texts,
     summarise,
 )
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from experiments.language_modelling.stdlib_classification import Labelled
+from experiments.language_modelling.tasks import classification
+from experiments.language_modelling.tasks.classification import encode, read
+from experiments.language_modelling.tasks.rows import Examples, frame_of
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, DataError, Diverged
 from jaxformer.nn.heads import MaskedLanguageModel
@@ -122,7 +122,7 @@ def test_with_freeze_backbone_the_backbone_does_not_move_by_a_bit(masked):
     known = masked.params["encoder"]
     pairs = list(zip(leaves(params["backbone"]), leaves(known), strict=True))
     assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
-    fresh = alone.init(jax.random.split(jax.random.key(0))[0], *alone.train[:2])
+    fresh = alone.init(jax.random.split(jax.random.key(0))[0], *alone.data.train[:2])
     assert np.all(np.asarray(params["head"]["kernel"]) != fresh["head"]["kernel"])
 
 
@@ -200,7 +200,7 @@ def test_a_text_is_framed_as_it_was_in_pretraining_and_cut_to_fit(causal, masked
     for name, trained in zip(
         expected, (causal, masked, causal._replace(config=apart)), strict=True
     ):
-        frame = finetune.frame_of(trained)
+        frame = frame_of(trained)
         found = encode(labelled, ["animal", "plant"], tokenizer, 6, frame)
         real = zip(found.tokens, found.padding_mask, strict=True)
         rows = [row[here].tolist() for row, here in real]
@@ -211,7 +211,7 @@ def test_a_text_is_framed_as_it_was_in_pretraining_and_cut_to_fit(causal, masked
 
 def test_a_vocabulary_without_special_tokens_frames_nothing(causal):
     characters = train_characters(LABELLED.texts, special_tokens=())
-    assert finetune.frame_of(causal._replace(tokenizer=characters)) == ([], [])
+    assert frame_of(causal._replace(tokenizer=characters)) == ([], [])
     found = encode(Labelled(["x"], ["cat"]), ["x"], characters, 5, ([], []))
     assert found.padding_mask.sum() == 3
 
@@ -233,8 +233,9 @@ def test_mean_and_sample_deviation_are_over_seeds_and_the_margin_is_by_pairs():
     assert found["margin"]["deviation"] == pytest.approx(0.1)
     one = summarise({"scratch": [0.25]})
     assert one == {"scratch": {"by_seed": [0.25], "mean": 0.25, "deviation": None}}
-    said = describe(OPTIONS, found, Labelled(["a", "b", "a", "a"], ["x"] * 4))
-    assert "the commonest label: 75.0%" in said and "margin      30.0 %, deviation 10.0" in said
+    said = describe(OPTIONS, found, "share of 4 test texts right")
+    assert said.startswith("11 labelled texts, 2 seeds, layers all; share of 4 test texts right")
+    assert "margin      30.0 %, deviation 10.0" in said
 
 
 def test_the_command_learns_prints_and_keeps_what_it_found(
@@ -298,10 +299,14 @@ def test_other_peoples_folder_is_left_as_it_is(task, causal, tmp_path, monkeypat
         finetune.main(replace(options, name="a/b"))
 
 
-def test_every_test_text_is_classified_in_order(task):
+def test_every_test_text_is_classified_in_order(task, assert_equal):
     params = fine_tune(OPTIONS, task, 0, pretrained=True)
-    logits = task.logits(params, task.test.tokens, task.test.padding_mask)
-    assert np.array_equal(predict(task, params, 4), np.argmax(logits, axis=-1))
+    test = task.data.test
+    logits = task.data.model.apply({"params": params}, test.tokens, test.padding_mask)
+    assert_equal(predict(task, params, 4), logits)
+    right = np.mean(np.argmax(np.asarray(logits), axis=-1) == test.labels)
+    assert task.data.score(np.asarray(logits)).metrics == {"accuracy": right}
+    assert "the commonest label: 33.3%" in task.data.title
 
 
 @pytest.mark.parametrize(
@@ -326,7 +331,7 @@ def test_labelled_text_that_cannot_be_used_is_refused(tmp_path, train, test, mes
     paths = [tmp_path / "train.tsv", tmp_path / "test.tsv"]
     files = [write_labelled(path, *lines) for path, lines in zip(paths, (train, test), strict=True)]
     with pytest.raises(DataError, match=message):
-        read_texts(FinetuneOptions(train=files[0], test=files[1], num_train=2))
+        read(FinetuneOptions(train=files[0], test=files[1], num_train=2))
 
 
 def test_impossible_settings_are_refused(tmp_path):
@@ -341,10 +346,10 @@ def test_impossible_settings_are_refused(tmp_path):
     path = write_labelled(tmp_path / "both.tsv", "a\tx", "b\ty", "b\tz")
     for labels in (1, 4):
         with pytest.raises(ConfigError, match=f"num_train={labels}, but there are 3 texts"):
-            read_texts(FinetuneOptions(train=path, test=path, num_train=labels))
+            read(FinetuneOptions(train=path, test=path, num_train=labels))
 
 
 def test_without_files_the_texts_are_snippets_of_the_standard_library(monkeypatch):
     parts = {"train": LABELLED, "test": Labelled(["plant"], ["oak"])}
-    monkeypatch.setattr(finetune, "snippets", parts.__getitem__)
-    assert read_texts(OPTIONS) == (LABELLED, parts["test"])
+    monkeypatch.setattr(classification, "snippets", parts.__getitem__)
+    assert read(OPTIONS) == (LABELLED, parts["test"])

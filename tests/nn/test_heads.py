@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import BERT_BASE, TransformerConfig
-from jaxformer.nn.heads import Classifier, MaskedLanguageModel
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.training.losses import (
@@ -18,6 +18,7 @@ from jaxformer.training.losses import (
     classification_loss,
     masked_and_next_sentence_loss,
     masked_loss,
+    span_loss,
 )
 
 B, T, P, V, D, C = 3, 7, 2, 23, 12, 5
@@ -62,6 +63,15 @@ class Labelled(NamedTuple):
     labels: Any
     loss_mask: Any
     example_ids: Any
+
+
+class Spans(NamedTuple):
+    tokens: Any
+    padding_mask: Any
+    labels: Any
+    loss_mask: Any
+    example_ids: Any
+    token_type_ids: Any
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +199,36 @@ def test_the_loss_of_a_classifier_counts_valid_rows(masked, random_params, asser
     logits = jax.jit(model.apply)({"params": params}, masked.tokens, PRESENT)
     nats, count = jax.jit(classification_loss(model))(params, batch, None)
     expected = -np.asarray(jax.nn.log_softmax(logits))[[0, 2], [4, 0]].sum()
+    assert_equal(nats, expected)
+    assert count == 2
+
+
+def test_the_types_of_a_pair_reach_the_classifier(masked, random_params, assert_equal):
+    backbone = EncoderOnly(BERT)
+    model, types = Classifier(backbone, C), masked.token_type_ids
+    params = random_params(model, masked.tokens, PRESENT)
+    logits = jax.jit(model.apply)({"params": params}, masked.tokens, PRESENT, types)
+    _, pooled = jax.jit(backbone.apply)(
+        {"params": params["backbone"]}, masked.tokens, PRESENT, types
+    )
+    assert_equal(logits, np.asarray(pooled) @ params["head"]["kernel"] + params["head"]["bias"])
+
+
+def test_the_loss_of_a_span_is_the_mean_of_its_ends_over_real_tokens(
+    masked, random_params, assert_equal
+):
+    backbone = EncoderOnly(BERT)
+    model = SpanPredictor(backbone)
+    params = random_params(model, *masked[:3])
+    places = np.array([[2, 6], [0, 0], [4, 4]])
+    counts = np.array([True, False, True])
+    batch = Spans(*masked[:2], places, counts, np.arange(B), masked.token_type_ids)
+    hidden, _ = jax.jit(backbone.apply)({"params": params["backbone"]}, *masked[:3])
+    logits = np.asarray(hidden) @ params["head"]["kernel"] + params["head"]["bias"]
+    assert_equal(jax.jit(model.apply)({"params": params}, *masked[:3]), logits.swapaxes(1, 2))
+    log_probs = jax.nn.log_softmax(np.where(PRESENT[..., None], logits, -np.inf), axis=1)
+    expected = -sum(log_probs[row, places[row, i], i] for row in (0, 2) for i in (0, 1)) / 2
+    nats, count = jax.jit(span_loss(model))(params, batch, None)
     assert_equal(nats, expected)
     assert count == 2
 

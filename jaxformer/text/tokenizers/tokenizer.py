@@ -149,6 +149,19 @@ class Tokenizer:
             self._check_alphabet(lines, self._alphabet)
         return rows
 
+    def encode_with_special(
+        self, texts: Sequence[str]
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """The ids of each text, in which the name of a special token is that token.
+
+        With them start and end in the text of what each id stands for. For text that a program has
+        written, such as a chat template; `encode` takes all names for text.
+        """
+        tokenizer = copy.deepcopy(self._tokenizer)
+        tokenizer.encode_special_tokens = False
+        found = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [(each.ids, each.offsets) for each in found]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens; `DataError` for an id without a token."""
         return self.decode_batch([ids])[0]

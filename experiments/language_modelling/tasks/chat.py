@@ -1,0 +1,168 @@
+"""Conversations: a causal model learns the assistant's answers, and no other token."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.language_modelling import stdlib
+from experiments.language_modelling.load_run import LoadedRun
+from experiments.language_modelling.tasks.rows import (
+    Examples,
+    LabelledBatch,
+    Scored,
+    TaskData,
+    padded,
+)
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.text.chat import ChatTemplate, Message, load_template, read_conversations
+from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers.tokenizer import all_special_ids
+from jaxformer.training.losses import causal_loss
+
+_LONGEST_ANSWER = 200
+
+
+class _Stream(NamedTuple):
+    """A batch as `causal_loss` reads it."""
+
+    tokens: Any
+    loss_mask: Any
+    example_ids: Any
+    segments: None = None
+    positions: None = None
+
+
+def read(options: Any) -> tuple[list[list[Message]], list[list[Message]]]:
+    """The conversations to learn from and to test with, as `options` say."""
+    if options.train:
+        train, test = (read_conversations(Path(x)) for x in (options.train, options.test))
+    else:
+        train, test = made_conversations("train"), made_conversations("test")
+    if options.num_train > len(train):
+        raise ConfigError(
+            f"num_train={options.num_train}, but there are {len(train)} conversations to learn "
+            "from: give at most as many, or 0 for all"
+        )
+    return train, test
+
+
+def made_conversations(part: stdlib.Part) -> list[list[Message]]:
+    """What does this function do? The signatures and docstrings of the standard library."""
+    found: list[list[Message]] = []
+    for path in stdlib.files(part):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and (said := ast.get_docstring(node)):
+                asked = f"def {node.name}({ast.unparse(node.args)}):"
+                answer = said.split("\n")[0][:_LONGEST_ANSWER]
+                if answer:
+                    found.append(
+                        [
+                            {"role": "user", "content": asked},
+                            {"role": "assistant", "content": answer},
+                        ]
+                    )
+    return found
+
+
+def make_chat(
+    options: Any,
+    loaded: LoadedRun,
+    backbone: Any,
+    train: list[list[Message]],
+    test: list[list[Message]],
+) -> TaskData:
+    """The run's own model, and the conversations as rows; `ConfigError` for one that is masked."""
+    if not isinstance(backbone, DecoderOnly):
+        raise ConfigError(
+            f"{options.run} is a masked model, but task='chat' needs one that continues text: use "
+            "a causal run"
+        )
+    length = min(options.seq_len, backbone.config.max_len)
+    template = find_template(options, loaded.tokenizer)
+    made, tested = (
+        encode_conversations(texts, template, loaded.tokenizer, length) for texts in (train, test)
+    )
+    causal = causal_loss(backbone)
+
+    def loss(params: Any, batch: LabelledBatch, rng: jax.Array | None) -> Any:
+        learned = batch.labels[:, 1:] & batch.loss_mask[:, None]
+        return causal(params, _Stream(batch.tokens, learned, batch.example_ids), rng)
+
+    def outputs(params: Any, batch: LabelledBatch) -> jax.Array:
+        logits = backbone.apply({"params": params}, batch.tokens[:, :-1])
+        return _answer_sums(logits, batch.tokens[:, 1:], batch.labels[:, 1:])
+
+    def score(sums: np.ndarray) -> Scored:
+        nats, right, count = sums.sum(0)
+        lines = [json.dumps({"loss": x[0] / x[2], "tokens": int(x[2])}) for x in sums.tolist()]
+        return Scored({"accuracy": float(right / count), "loss": float(nats / count)}, lines)
+
+    title = f"share of the tokens of the answers in {len(tested.tokens)} test conversations right"
+    return TaskData(made, tested, backbone, loss, outputs, score, title)
+
+
+def find_template(options: Any, tokenizer: Tokenizer) -> ChatTemplate:
+    """The template in the file --chat_template, or that of the run's folder."""
+    found = load_template(Path(options.run), tokenizer)
+    if not options.chat_template:
+        return found
+    try:
+        return found._replace(source=Path(options.chat_template).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{options.chat_template}: cannot read the file: {error}") from error
+
+
+def encode_conversations(
+    conversations: list[list[Message]], template: ChatTemplate, tokenizer: Tokenizer, length: int
+) -> Examples:
+    """Rows of at most `length` + 1 ids; `labels` tell the tokens of the assistant's answers.
+
+    What a row has no room for is cut off. Raises `DataError` for a message that contains the name
+    of a special token, and where no answer is left.
+    """
+    names = sorted(all_special_ids(tokenizer.library_tokenizer))
+    for number, messages in enumerate(conversations, start=1):
+        _check_names(messages, names, number)
+    texts = [template.answers(messages) for messages in conversations]
+    encoded = tokenizer.encode_with_special([text for text, _ in texts])
+    rows, masks = [], []
+    for (ids, offsets), (_, spans) in zip(encoded, texts, strict=True):
+        starts = np.array([start for start, _ in offsets], np.int64)
+        learned = np.zeros(len(ids), bool)
+        for start, end in spans:
+            learned |= (starts >= start) & (starts < end)
+        if learned[: length + 1].any():
+            rows.append(ids[: length + 1])
+            masks.append(learned[: length + 1])
+    if not rows:
+        raise DataError(
+            f"no answer begins within {length} tokens of its conversation: give a larger seq_len"
+        )
+    labels = np.zeros((len(rows), length + 1), bool)
+    for i, mask in enumerate(masks):
+        labels[i, : len(mask)] = mask
+    return padded(rows, labels, tokenizer, length + 1)
+
+
+def _check_names(messages: list[Message], names: list[str], number: int) -> None:
+    for message in messages:
+        found = [name for name in names if name in message["content"]]
+        if found:
+            raise DataError(
+                f"conversation {number}: a message contains {found[0]!r}, the name of a special "
+                "token, which a model takes for the token: remove it"
+            )
+
+
+def _answer_sums(logits: Any, labels: Any, learned: Any) -> jax.Array:
+    """For each row the nats, the right tokens and the number of the tokens of answers [B, 3]."""
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    nats = -jnp.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]
+    right = jnp.argmax(logits, axis=-1) == labels
+    return jnp.stack([jnp.sum(x * learned, axis=1) for x in (nats, right, learned)], axis=1)

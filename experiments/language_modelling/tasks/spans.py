@@ -1,0 +1,242 @@
+"""Answers that are a part of a text, as in SQuAD: exact match and F1."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.language_modelling.load_run import LoadedRun
+from experiments.language_modelling.stdlib_classification import snippets
+from experiments.language_modelling.tasks.classification import apply, has_types
+from experiments.language_modelling.tasks.rows import (
+    Examples,
+    LabelledBatch,
+    Scored,
+    TaskData,
+    padded,
+    pair_frame,
+)
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.heads import SpanPredictor
+from jaxformer.nn.models import EncoderOnly
+from jaxformer.text.answers import score_answers
+from jaxformer.training.losses import span_loss
+
+_NO_ANSWER = 0  # the place, of the first token, that stands for it
+_ASSIGNMENT = re.compile(r"^\s*(\w+) = (\S.*)$", re.MULTILINE)
+
+
+class Question(NamedTuple):
+    """A question about a text, with the right answers and where each starts; none: no answer."""
+
+    key: str
+    question: str
+    context: str
+    answers: list[str]
+    starts: list[int]
+
+
+class Windows(NamedTuple):
+    """Rows of question and context: of a long context several, which overlap.
+
+    Row i is about question `of[i]`, and `offsets[i]` [T, 2] are start and end in the context of
+    each of its tokens, -1 for tokens that are not of the context.
+    """
+
+    examples: Examples
+    of: np.ndarray
+    offsets: np.ndarray
+
+
+def read(options: Any) -> tuple[list[Question], list[Question]]:
+    """The questions to learn from and to test with, as `options` say."""
+    if options.train:
+        train, test = read_questions(options.train), read_questions(options.test)
+    else:
+        train, test = made_questions("train"), made_questions("test")
+    if options.num_train > len(train):
+        raise ConfigError(
+            f"num_train={options.num_train}, but there are {len(train)} questions to learn from: "
+            "give at most as many, or 0 for all"
+        )
+    return train, test
+
+
+def read_questions(path: str) -> list[Question]:
+    """The questions of a file in the JSON format of SQuAD 1.1 and 2.0.
+
+    Raises `DataError` for a file of another form, and for an answer that is not in its context.
+    """
+    try:
+        articles = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
+        found = [
+            _question(paragraph["context"], item)
+            for article in articles
+            for paragraph in article["paragraphs"]
+            for item in paragraph["qas"]
+        ]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot read the file: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: needed the JSON of SQuAD (data, paragraphs, context, qas, question, answers, "
+            f"text, answer_start), but {error} is missing"
+        ) from error
+    if not found:
+        raise DataError(f"{path}: there are no questions: give at least one")
+    for each in found:
+        for answer, start in zip(each.answers, each.starts, strict=True):
+            if each.context[start : start + len(answer)] != answer:
+                raise DataError(
+                    f"{path}: question {each.key!r}: the answer {answer!r} is not at {start} of "
+                    "its context"
+                )
+    return found
+
+
+def made_questions(part: Any) -> list[Question]:
+    """What is assigned to a name? Questions about snippets of the standard library."""
+    found = []
+    for number, text in enumerate(snippets(part).texts):
+        matches = list(_ASSIGNMENT.finditer(text))
+        names = [match[1] for match in matches]
+        if matches and names.count(names[0]) == 1:
+            start, answer = matches[0].start(2), matches[0][2]
+            found.append(Question(f"{part}-{number}", names[0], text, [answer], [start]))
+    return found
+
+
+def make_spans(
+    options: Any, loaded: LoadedRun, backbone: Any, train: list[Question], test: list[Question]
+) -> TaskData:
+    """The model on `backbone` that finds answers, and the questions as windows.
+
+    Raises `ConfigError` for a causal model, whose tokens do not see the text that follows them.
+    """
+    if not isinstance(backbone, EncoderOnly):
+        raise ConfigError(
+            f"{options.run} is a causal model, but task='spans' needs an encoder: use a masked run"
+        )
+    length = min(options.seq_len, backbone.config.max_len)
+    made, windows = (
+        make_windows(questions, loaded, length, options.doc_stride) for questions in (train, test)
+    )
+    model = SpanPredictor(backbone)
+    some_have_none = any(not each.answers for each in train)
+
+    def outputs(params: Any, batch: LabelledBatch) -> Any:
+        return apply(model, params, batch)
+
+    def score(logits: np.ndarray) -> Scored:
+        found = best_answers(
+            logits, windows, test, options.max_answer_tokens, may_be_none=some_have_none
+        )
+        metrics = score_answers(found, {each.key: each.answers for each in test})
+        metrics = {"f1": metrics["f1"], "exact": metrics["exact"]}
+        return Scored(metrics, [json.dumps(found, ensure_ascii=False)])
+
+    title = f"F1 of the answers to {len(test)} test questions"
+    return TaskData(made.examples, windows.examples, model, span_loss(model), outputs, score, title)
+
+
+def make_windows(
+    questions: list[Question], loaded: LoadedRun, length: int, doc_stride: int
+) -> Windows:
+    """Rows of at most `length` ids; neighbouring windows of a context share `doc_stride` tokens.
+
+    A question is cut to half of a row. Raises `ConfigError` where a window would have no token
+    that the one before has not.
+    """
+    frame, library = pair_frame(loaded), loaded.tokenizer.library_tokenizer
+    rows, types, labels, of, offsets = [], [], [], [], []
+    for number, each in enumerate(questions):
+        asked = loaded.tokenizer.encode(each.question)[: length // 2]
+        context = library.encode(each.context, add_special_tokens=False)
+        room = length - frame.size - len(asked)
+        if room <= doc_stride:
+            raise ConfigError(
+                f"doc_stride={doc_stride} leaves no new token in a window of {room} tokens: give "
+                "a smaller one, or a larger seq_len"
+            )
+        for start in _starts(len(context.ids), room, doc_stride):
+            ids, kinds = frame.row(asked, context.ids[start : start + room])
+            places = np.full((length, 2), -1, np.int32)
+            begin = len(frame.before) + len(asked) + len(frame.between)
+            here = context.offsets[start : start + room]
+            places[begin : begin + len(here)] = np.array(here, np.int32).reshape(-1, 2)
+            rows.append(ids)
+            types.append(kinds)
+            labels.append(_label(each, places))
+            of.append(number)
+            offsets.append(places)
+    kept = types if has_types(loaded) else None
+    examples = padded(rows, np.array(labels, np.int32), loaded.tokenizer, length, kept)
+    return Windows(examples, np.array(of), np.stack(offsets))
+
+
+def best_answers(
+    logits: np.ndarray,
+    windows: Windows,
+    questions: list[Question],
+    max_answer_tokens: int,
+    *,
+    may_be_none: bool,
+) -> dict[str, str]:
+    """The part of each context with the highest sum of start and end logits [N, 2, T].
+
+    With `may_be_none` it is "" where the first token's sum, of the window in which that is lowest,
+    is higher still (Devlin et al. 2019, section 4.3).
+    """
+    best = {each.key: (-np.inf, "") for each in questions}
+    none = dict.fromkeys(best, np.inf)
+    for window, number, places in zip(logits, windows.of, windows.offsets, strict=True):
+        each = questions[number]
+        none[each.key] = min(none[each.key], float(window[:, _NO_ANSWER].sum()))
+        score, first, last = _best_span(window, places[:, 0] >= 0, max_answer_tokens)
+        if score > best[each.key][0]:
+            text = each.context[places[first, 0] : places[last, 1]].strip()
+            best[each.key] = score, text
+    return {
+        key: "" if may_be_none and none[key] > score else text
+        for key, (score, text) in best.items()
+    }
+
+
+def _question(context: str, item: dict[str, Any]) -> Question:
+    answers = [] if item.get("is_impossible") else item["answers"]
+    texts = [answer["text"] for answer in answers]
+    starts = [int(answer["answer_start"]) for answer in answers]
+    return Question(str(item["id"]), item["question"], context, texts, starts)
+
+
+def _starts(count: int, room: int, stride: int) -> Iterator[int]:
+    """The first token of each window of `room` tokens of a context of `count`."""
+    start = 0
+    yield start
+    while start + room < count:
+        start += room - stride
+        yield start
+
+
+def _label(question: Question, places: np.ndarray) -> tuple[int, int]:
+    """The first and the last token of the first answer, if the window has all of it."""
+    if not question.answers:
+        return _NO_ANSWER, _NO_ANSWER
+    start = question.starts[0]
+    end = start + len(question.answers[0])
+    inside = np.flatnonzero((places[:, 0] >= 0) & (places[:, 1] > start) & (places[:, 0] < end))
+    if not len(inside) or places[inside[0], 0] > start or places[inside[-1], 1] < end:
+        return _NO_ANSWER, _NO_ANSWER
+    return int(inside[0]), int(inside[-1])
+
+
+def _best_span(logits: np.ndarray, real: np.ndarray, most: int) -> tuple[float, int, int]:
+    """The highest sum of a start and an end logit at most `most` tokens apart, and both places."""
+    starts, ends = (np.where(real, side, -np.inf) for side in logits.astype(np.float64))
+    later = np.arange(len(real)) - np.arange(len(real))[:, None]
+    sums = np.where((later >= 0) & (later < most), starts[:, None] + ends, -np.inf)
+    first, last = np.unravel_index(np.argmax(sums), sums.shape)
+    return float(sums[first, last]), int(first), int(last)

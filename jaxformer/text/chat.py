@@ -1,0 +1,192 @@
+"""Conversations as text: chat templates in Jinja, as the folders of `transformers` have them."""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError, DataError, shorten
+from jaxformer.text.tokenizers import Tokenizer
+
+Message = Mapping[str, Any]
+"""{"role": "system", "user" or "assistant", "content": text}."""
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ bos_token }}{{ message.role }}:\n"
+    "{{ message.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token }}assistant:\n{% endif %}"
+)
+"""The template of a tokenizer without one of its own."""
+
+
+class ChatTemplate(NamedTuple):
+    """A template and the names of the special tokens that it may write.
+
+    >>> from jaxformer.text.chat import ChatTemplate
+    >>> source = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    >>> template = ChatTemplate(source, {"eos_token": "</s>"})
+    >>> template.render([{"role": "user", "content": "Hello"}])
+    'user: Hello</s>'
+    """
+
+    source: str
+    tokens: Mapping[str, str]
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+        """The text of `messages`; with `add_generation_prompt` what begins an answer follows.
+
+        Raises `ConfigError` for a template that fails, and `DataError` where it refuses `messages`.
+        """
+        jinja2 = optional_dependencies.load("jinja2")
+        try:
+            return (
+                _environment()
+                .from_string(self.source)
+                .render(
+                    messages=messages, add_generation_prompt=add_generation_prompt, **self.tokens
+                )
+            )
+        except jinja2.exceptions.UndefinedError as error:
+            raise ConfigError(f"the chat template needs what is not there: {error}") from error
+        except jinja2.exceptions.TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template, line {error.lineno}: {error}") from error
+        except (jinja2.exceptions.TemplateError, TypeError) as error:
+            raise DataError(f"the chat template refuses the messages: {error}") from error
+
+    def answers(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """The text of `messages`, and the start and end in it of each of the assistant's answers.
+
+        An answer begins after what `add_generation_prompt` writes, and includes what ends it.
+        Raises `DataError` where the template writes earlier messages otherwise when later ones
+        follow.
+        """
+        text, spans = self.render(messages), []
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before = self.render(messages[:number], add_generation_prompt=True)
+                after = self.render(messages[: number + 1])
+                if not (text.startswith(after) and after.startswith(before)):
+                    raise DataError(
+                        f"message {number + 1}: the chat template writes it otherwise when other "
+                        "messages follow: give one answer in each conversation, as the last message"
+                    )
+                spans.append((len(before), len(after)))
+        return text, spans
+
+
+def load_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
+    """The template in chat_template.jinja or tokenizer_config.json, else `PLAIN_TEMPLATE`.
+
+    The names of special tokens are those of tokenizer_config.json, else the tokenizer's. Raises
+    `DataError` for a file that cannot be read.
+    """
+    path = folder / "tokenizer_config.json"
+    found = _read_object(path) if path.is_file() else {}
+    tokens = special_names(tokenizer)
+    for name, value in found.items():
+        value = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(value, str):
+            tokens[name] = value
+    own = folder / "chat_template.jinja"
+    source = own.read_text(encoding="utf-8") if own.is_file() else found.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in source}
+        source = named.get("default")
+    return ChatTemplate(source if isinstance(source, str) else PLAIN_TEMPLATE, tokens)
+
+
+def special_names(tokenizer: Tokenizer) -> dict[str, str]:
+    """The tokenizer's special tokens as templates name them, such as `eos_token`; "" for none."""
+    ids = tokenizer.special._asdict().items()
+    return {f"{x}_token": "" if i is None else tokenizer.token(i) for x, i in ids}
+
+
+def read_conversations(path: Path) -> list[list[Message]]:
+    """The `messages` of each line of a .jsonl file.
+
+    Raises `DataError` naming the first line without messages that have a role and a text, or
+    without an answer of the assistant.
+    """
+    found = []
+    for number, line in enumerate(_lines(path), start=1):
+        if line.strip():
+            found.append(_conversation(line, f"{path}:{number}"))
+    if not found:
+        raise DataError(f"{path}: there are no conversations: give at least one")
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot read the file: {error}") from error
+
+
+def _conversation(line: str, where: str) -> list[Message]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not a line of JSON: {error}") from error
+    messages = record.get("messages") if isinstance(record, dict) else None
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise DataError(
+            f'{where}: needed {{"messages": [{{"role": .., "content": text}}, ..]}}, got '
+            f"{shorten(line)!r}"
+        )
+    if not any(message["role"] == "assistant" for message in messages):
+        raise DataError(f"{where}: no message has the role assistant: there is nothing to learn")
+    return messages
+
+
+def _is_message(message: Any) -> bool:
+    texts = ("role", "content")
+    return isinstance(message, dict) and all(isinstance(message.get(x), str) for x in texts)
+
+
+def _environment() -> Any:
+    """The environment in which transformers renders templates."""
+    jinja2 = optional_dependencies.load("jinja2")
+    sandbox = optional_dependencies.load("jinja2.sandbox").ImmutableSandboxedEnvironment
+    environment = sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
+    )
+
+    def refuse(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
+    def now(form: str) -> str:
+        return datetime.datetime.now().strftime(form)
+
+    def to_json(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)  # jinja2's own escapes HTML
+
+    environment.filters["tojson"] = to_json
+    environment.globals |= {"raise_exception": refuse, "strftime_now": now}
+    return environment
+
+
+def _generation() -> type:
+    """An extension for {% generation %}: what is in it is written as it is."""
+    extension = optional_dependencies.load("jinja2.ext").Extension
+
+    class Generation(extension):  # type: ignore[misc, valid-type]  # known when it is loaded
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return Generation
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot read the file: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: needed a JSON object, got {type(found).__name__}")
+    return found

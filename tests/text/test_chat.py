@@ -1,0 +1,99 @@
+"""Chat templates: what they write, and where the answers are in it."""
+
+import json
+
+import pytest
+
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text.chat import PLAIN_TEMPLATE, ChatTemplate, load_template, read_conversations
+from jaxformer.text.tokenizers import train_words
+
+CHATML = """{% for message in messages %}
+<|{{ message.role }}|>
+{% if message.role == "assistant" %}{% generation %}{{ message.content }}<end>{% endgeneration %}
+{% else %}{{ message.content }}<end>
+{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}
+<|assistant|>
+{% endif %}"""
+MESSAGES = [
+    {"role": "user", "content": "sun"},
+    {"role": "assistant", "content": "moon"},
+    {"role": "user", "content": "star"},
+    {"role": "assistant", "content": "rain\n"},
+]
+
+
+@pytest.fixture
+def tokenizer():
+    return train_words(["sun moon"], 11)
+
+
+def test_answers_are_all_that_follows_the_prompt_for_one():
+    text, spans = ChatTemplate(CHATML, {}).answers(MESSAGES)
+    assert [text[slice(*span)] for span in spans] == ["moon<end>", "rain\n<end>"]
+    assert text.startswith("<|user|>\nsun<end>\n<|assistant|>\nmoon<end>")
+
+
+def test_special_tokens_are_those_of_the_folder(tmp_path, tokenizer):
+    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    names |= {"unk_token": "<unk>", "mask_token": ""}
+    assert load_template(tmp_path, tokenizer) == ChatTemplate(PLAIN_TEMPLATE, names)
+    config = {"chat_template": "{{ eos_token }}{{ bos_token }}", "eos_token": {"content": "</s>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_template(tmp_path, tokenizer).render([]) == "</s><bos>"
+    several = [{"name": "tool", "template": "x"}, {"name": "default", "template": "y"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert load_template(tmp_path, tokenizer).source == "y"
+    (tmp_path / "chat_template.jinja").write_text("z")
+    assert load_template(tmp_path, tokenizer).source == "z"
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(DataError, match="needed a JSON object, got list"):
+        load_template(tmp_path, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("{% for x %}", ConfigError, "the chat template, line 1: "),
+        ("{{ tools.name }}", ConfigError, "needs what is not there"),
+        ("{{ raise_exception('no system') }}", DataError, "refuses the messages: no system"),
+        ("{{ messages.append(1) }}", DataError, "refuses the messages"),
+    ],
+)
+def test_a_template_that_fails_is_refused(source, error, message):
+    with pytest.raises(error, match=message):
+        ChatTemplate(source, {}).render(MESSAGES)
+
+
+def test_a_template_that_drops_earlier_answers_is_refused():
+    source = "{% for m in messages %}{% if loop.last %}{{ m.content }}{% endif %}{% endfor %}"
+    with pytest.raises(DataError, match="message 2: the chat template writes it otherwise"):
+        ChatTemplate(source, {}).answers(MESSAGES)
+
+
+def test_characters_of_other_languages_and_of_html_stay():
+    template = ChatTemplate("{{ messages[0].content | tojson }}", {})
+    assert template.render([{"role": "user", "content": "<ü>"}]) == '"<ü>"'
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "x.jsonl:2: not a line of JSON"),
+        ("[]", "x.jsonl:2: needed .*messages"),
+        ('{"messages": [{"role": "user"}]}', "x.jsonl:2: needed .*messages"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}]}',
+            "2: no message has the role assistant",
+        ),
+    ],
+)
+def test_lines_without_a_conversation_are_refused(line, message, tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"messages": MESSAGES}) + "\n\n")
+    assert read_conversations(path) == [MESSAGES]
+    path.write_text(json.dumps({"messages": MESSAGES}) + "\n" + line)
+    with pytest.raises(DataError, match=message):
+        read_conversations(path)
