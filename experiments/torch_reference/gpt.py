@@ -36,6 +36,7 @@ _FIXED = {
     "logits_softcap": None,
     "query_key_norm": False,
     "qkv_bias": None,
+    "word_dropout_rate": 0.0,
 }
 
 

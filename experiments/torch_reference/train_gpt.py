@@ -1,52 +1,64 @@
 """Trains a GPT in PyTorch: `python -m experiments.torch_reference.train_gpt --preset NAME`.
 
-Presets, text and batches are those of `experiments.language_modelling`.
+Presets, text, batches and scores are those of `experiments.language_modelling`.
 """
 
-import time
 from typing import Any
 
-from experiments.harness import cli, run_folder
+from experiments.harness import cli, display, run_folder
+from experiments.harness.early_stopping import EarlyStopping
 from experiments.harness.metric_logger import Progress
-from experiments.language_modelling.objectives import objective
-from experiments.language_modelling.prepare import prepare
+from experiments.harness.training_config import record_environment, start_process
+from experiments.language_modelling.load_run import LoadedRun, build_model
+from experiments.language_modelling.prepare import prepare, tokenizer_digest
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
-from jaxformer import optional_dependencies
+from experiments.language_modelling.train import finish, validate
+from experiments.torch_reference.torch_runs import (
+    TorchDecoderOnly,
+    checkpoints_of,
+    load_torch,
+    torch_config,
+    train_steps,
+)
 from jaxformer.errors import ConfigError
 
 _PRESETS = {name: PRESETS[name] for name in ("shakespeare_char_cpu", "shakespeare_char")}
 
 
 def main(config: LanguageConfig) -> None:
-    """Prepares the text, trains, and prints the validation loss."""
-    torch = optional_dependencies.load("torch")
-    from experiments.torch_reference.gpt import GPT
-    from experiments.torch_reference.trainer import Trainer
-
+    """Prepares the text, trains, and measures the result as a run of jaxformer is."""
     _check(config)
-    run = run_folder.open_run(config.runs, "torch_reference", config.name, config)
-    run.resume(0)
-    prepared = prepare(config, run.folder)
-    torch.manual_seed(config.training.seed)
-    model = GPT(prepared.model)
-    trainer = Trainer(model, config.optimizer)
-    total = config.optimizer.total_steps
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters; {total} steps")
-    begin = time.monotonic()
-    with Progress(total, run, log_every=config.training.log_every) as progress:
-        for number in range(1, total + 1):
-            batch: Any = prepared.batches.batch(number - 1)
-            progress.add(number, trainer.step(batch), batch.loss_mask.size)
-    seconds = time.monotonic() - begin
-    held_out = objective(config).iterate_once(
-        prepared.validation.tokens, prepared.tokenizer, config, config.data.seq_len
-    )
-    nats, tokens = trainer.evaluate(held_out)
-    run.log(total, validation_loss=nats / tokens, seconds=seconds)
-    run.close()
-    print(
-        f"validation loss {nats / tokens:.4f} nats per token ({tokens:,} tokens); {seconds:.0f} s"
-    )
+    torch = load_torch(config.training.seed)
+    from experiments.torch_reference.gpt import GPT
+
+    config = torch_config(config, TorchDecoderOnly)
+    with display.opened():
+        _, setup = start_process(config)
+        run = run_folder.open_run(config.runs, "language_modelling", config.name, config)
+        record_environment(run, config, setup=setup, torch=torch.__version__)
+        prepared = prepare(config, run.folder)
+        model = build_model(config, prepared.model)
+
+        def evaluate(
+            params: Any, step: int, stopping: EarlyStopping, progress: Progress
+        ) -> EarlyStopping:
+            loaded = LoadedRun(config, model, params, prepared.tokenizer)
+            return validate(loaded, prepared, step, stopping, run, progress)
+
+        with checkpoints_of(config, run) as checkpoints:
+            module = GPT(prepared.model)
+            train_steps(
+                config,
+                prepared.model,
+                prepared,
+                module,
+                checkpoints,
+                run,
+                evaluate,
+                tokenizer=tokenizer_digest(run.folder),
+            )
+            finish(config, prepared, model, checkpoints, run)
+        run.close()
 
 
 def _check(config: LanguageConfig) -> None:

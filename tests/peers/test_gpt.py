@@ -1,7 +1,5 @@
 """A GPT in PyTorch with our weights gives and learns the same. Run with `-m peer`; needs torch."""
 
-import re
-import sys
 from dataclasses import replace
 
 import jax
@@ -9,10 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.language_modelling.presets import PRESETS
-from experiments.torch_reference import train_gpt
 from jaxformer.config import TransformerConfig
-from jaxformer.errors import ConfigError, MissingExtra
+from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.text.data import Stream, Tokens, iterate_once
 from jaxformer.training.losses import causal_loss
@@ -208,35 +204,3 @@ def test_an_update_that_is_not_finite_is_skipped(torch, stream):
     metrics = trainer.step(whole)
     assert (metrics["skipped"], metrics["consecutive_skips"]) == (2, 0)
     assert trainer.schedule.get_last_lr()[0] == pytest.approx(1e-2 * 2 / 4)
-
-
-@pytest.fixture
-def own(tmp_path):
-    """A short run on a text of one's own, 4,009 characters long."""
-    text = tmp_path / "text.txt"
-    text.write_text("to be or not to be\n" * 211, encoding="utf-8")
-    preset = PRESETS["shakespeare_char_cpu"]
-    return replace(
-        preset,
-        data=replace(preset.data, train=(str(text),)),
-        optimizer=replace(preset.optimizer, warmup_steps=3, total_steps=7),
-        runs=str(tmp_path / "runs"),
-    )
-
-
-def test_the_command_says_the_loss_of_all_that_was_set_aside(torch, own, capsys):
-    train_gpt.main(own)
-    *_, last = capsys.readouterr().out.splitlines()
-    found = re.fullmatch(r"validation loss (\S+) nats per token \(199 tokens\); \d+ s", last)
-    assert 1.0 < float(found[1]) < np.log(8)  # there are 8 characters
-
-
-def test_documents_kept_apart_are_refused(torch, own):
-    with pytest.raises(ConfigError, match="data.isolate_documents=True is not supported by"):
-        train_gpt.main(replace(own, data=replace(own.data, isolate_documents=True)))
-
-
-def test_the_command_without_torch_says_so(own, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtra, match="torch is needed but not installed"):
-        train_gpt.main(own)

@@ -1,0 +1,122 @@
+"""Runs that PyTorch trains, in folders that all commands read: the weights are converted."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from experiments.harness import run_folder
+from experiments.harness.early_stopping import EarlyStopping, due
+from experiments.harness.metric_logger import Progress
+from experiments.harness.own_names import name_of
+from experiments.torch_reference.weight_map import to_jax
+from jaxformer import optional_dependencies
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.training.train_step import init_train_state
+
+Validate = Callable[[Any, int, EarlyStopping, Progress], EarlyStopping]
+"""Evaluates parameters after a step."""
+
+
+class TorchEncoderDecoder(EncoderDecoder):
+    """`EncoderDecoder`, by a name that tells the runs of PyTorch from others in a comparison."""
+
+
+class TorchDecoderOnly(DecoderOnly):
+    """`DecoderOnly`, by a name that tells the runs of PyTorch from others in a comparison."""
+
+
+def torch_config(config: Any, model: type[EncoderDecoder | DecoderOnly]) -> Any:
+    """`config` of a run in RUNS/torch_reference whose model is called `model`.
+
+    Raises `ConfigError` for options that only the steps of jaxformer have.
+    """
+    plain = type(config.training)()
+    for name in ("loss", "r_drop", "z_loss", "ema_decay", "extra_ema_decays", "schedule_free"):
+        given, default = getattr(config.training, name), getattr(plain, name)
+        if given != default:
+            raise ConfigError(
+                f"training.{name}={given!r} is not supported by the PyTorch reference: leave it out"
+            )
+    training = replace(config.training, model=name_of(model, "model"))
+    return replace(config, training=training, runs=str(Path(config.runs, "torch_reference")))
+
+
+def checkpoints_of(config: Any, run: run_folder.Run) -> Checkpoints:
+    """Where the run's weights are kept. Raises `ConfigError` where there are some already."""
+    keep = config.training.average_checkpoints + 1
+    checkpoints = Checkpoints(run.folder / "checkpoints", keep=keep)
+    if checkpoints.newest_step() is not None:
+        raise ConfigError(
+            f"{run.folder} has been trained, and a run of PyTorch is not resumed: give another "
+            "--name, or remove the folder"
+        )
+    return checkpoints
+
+
+def train_steps(
+    config: Any,
+    sizes: TransformerConfig,
+    prepared: Any,
+    module: Any,
+    checkpoints: Checkpoints,
+    run: run_folder.Run,
+    validate: Validate,
+    **origin: str,
+) -> None:
+    """Trains the torch `module` on the batches that a run of jaxformer with `config` has.
+
+    Checkpoints note `origin` beside the digest of the batches.
+    """
+    from experiments.torch_reference.trainer import Trainer
+    from experiments.torch_reference.weights import entries_of
+
+    training, total = config.training, config.optimizer.total_steps
+    trainer, entries = Trainer(module, config.optimizer), entries_of(sizes)
+    parameters = sum(p.numel() for p in module.parameters())
+    print(f"{parameters:,} parameters; {total} steps of PyTorch")
+
+    def params() -> Any:
+        arrays = {name: leaf.numpy().copy() for name, leaf in module.state_dict().items()}
+        return jax.tree.map(np.asarray, to_jax(arrays, entries))
+
+    stopping = EarlyStopping()
+    origin |= {"data": prepared.batches.fingerprint}
+    run.resume(0)
+    log_every, pause_every = training.log_every, training.evaluate_every
+    with Progress(total, run, log_every=log_every, pause_every=pause_every) as progress:
+        for number in range(1, total + 1):
+            batch = prepared.batches.batch(number - 1)
+            progress.add(number, trainer.step(batch), _positions(batch))
+            if due(number, training.evaluate_every):
+                progress.settle()
+                stopping = validate(params(), number, stopping, progress)
+            if number == total or due(number, training.save_every):
+                state = init_train_state(params(), optax.identity(), jax.random.key(0))
+                metadata = {"early_stopping": stopping._asdict(), **origin}
+                step = np.asarray(number, np.int32)
+                checkpoints.save(
+                    number, state.replace(step=step), metadata, stopping.metric_at(number)
+                )
+    checkpoints.wait()
+
+
+def _positions(batch: Any) -> int:
+    """The target positions of a batch, padding included."""
+    if hasattr(batch, "target"):
+        return batch.target.size - len(batch.target)
+    return batch.loss_mask.size
+
+
+def load_torch(seed: int) -> Any:
+    """torch, with its random state set to `seed`; `MissingExtra` where it is not installed."""
+    torch = optional_dependencies.load("torch")
+    torch.manual_seed(seed)
+    return torch

@@ -1,0 +1,117 @@
+"""Runs that PyTorch trains are read by all commands. Run with `-m peer`; needs torch."""
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments.compare import compare
+from experiments.language_modelling import load_run as language_run
+from experiments.language_modelling import train as language_train
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.torch_reference import train_gpt, train_translation
+from experiments.translation import train as translation_train
+from experiments.translation.load_run import load_run
+from experiments.translation.presets import PRESETS
+from jaxformer.errors import ConfigError, MissingExtra
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+
+pytestmark = pytest.mark.peer
+
+WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
+
+
+@pytest.fixture(scope="module")
+def characters(tmp_path_factory):
+    """A short run on a text of one's own, 4,009 characters long."""
+    folder = tmp_path_factory.mktemp("characters")
+    text = folder / "text.txt"
+    text.write_text("to be or not to be\n" * 211, encoding="utf-8")
+    preset = LANGUAGE_PRESETS["shakespeare_char_cpu"]
+    return replace(
+        preset,
+        data=replace(preset.data, train=(str(text),)),
+        optimizer=replace(preset.optimizer, warmup_steps=3, total_steps=17),
+        training=replace(preset.training, log_every=1, evaluate_every=0),
+        sampling=replace(preset.sampling, max_new_tokens=5),
+        runs=str(folder / "runs"),
+    )
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """A short translation of reversed lines."""
+    folder = tmp_path_factory.mktemp("pairs")
+    preset, sides = PRESETS["multi30k_tiny"], {}
+    for part, count in (("train", 211), ("validation", 7), ("test", 5)):
+        lines = [" ".join(line) for line in np.random.default_rng(count).choice(WORDS, (count, 3))]
+        files = folder / f"{part}.en", folder / f"{part}.de"
+        files[0].write_text("\n".join(lines) + "\n")
+        files[1].write_text("\n".join(line[::-1] for line in lines) + "\n")
+        kind = type(getattr(preset.data, part))
+        sides[part] = kind(*map(str, files))
+    sizes = {"vocab_size": 283, "d_model": 14, "d_ff": 22, "num_heads": 2, "max_len": 31}
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    return replace(
+        preset,
+        model=replace(preset.model, **sizes, **layers),
+        data=replace(preset.data, corpus="files", batch_tokens=128, buckets=1, **sides),
+        optimizer=replace(preset.optimizer, warmup_steps=3, total_steps=13),
+        training=replace(
+            preset.training, log_every=1, evaluate_every=7, save_every=5, average_checkpoints=2
+        ),
+        runs=str(folder / "runs"),
+    )
+
+
+def losses(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_a_language_model_of_pytorch_is_measured_and_compared_as_one_of_jaxformer(characters):
+    train_gpt.main(characters)
+    ours = language_train.train(characters).folder
+    theirs = ours.parents[1] / "torch_reference" / "language_modelling" / ours.name
+    loaded = language_run.load_run(theirs)
+    assert isinstance(loaded.model, DecoderOnly)
+    found = losses(theirs)
+    assert len(found) == len(losses(ours)) == 17
+    assert 0.5 < found[-1] < found[0] - 0.3, "or nothing was learned"
+    compared = compare([ours, theirs])
+    assert [group.runs[0].folder for group in compared.groups] == [ours, theirs]
+    assert compared.differences[0].paired
+
+
+def test_a_translation_of_pytorch_is_scored_and_compared_as_one_of_jaxformer(pairs):
+    train_translation.main(pairs)
+    ours = translation_train.train(pairs).folder
+    theirs = ours.parents[1] / "torch_reference" / "translation" / ours.name
+    loaded = load_run(theirs)
+    assert isinstance(loaded.model, EncoderDecoder)
+    assert json.loads((theirs / "weights.json").read_text())["steps"] == [10, 13]
+    found = losses(theirs)
+    assert len(found) == len(losses(ours)) == 13
+    assert found[-1] < found[0] - 0.1, "or nothing was learned"
+    compared = compare([ours, theirs], "chrf")
+    assert [group.runs[0].folder for group in compared.groups] == [ours, theirs]
+    with pytest.raises(ConfigError, match="has been trained"):
+        train_translation.main(pairs)
+
+
+def test_what_the_reference_does_not_have_is_refused(characters, pairs):
+    own = replace(characters.data, isolate_documents=True)
+    with pytest.raises(ConfigError, match="data.isolate_documents=True is not supported by"):
+        train_gpt.main(replace(characters, data=own))
+    r_drop = replace(pairs.training, r_drop=1.0)
+    with pytest.raises(ConfigError, match=r"training.r_drop=1.0 is not supported by"):
+        train_translation.main(replace(pairs, training=r_drop))
+
+
+def test_the_commands_without_torch_say_so(characters, pairs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for command, config in ((train_gpt, characters), (train_translation, pairs)):
+        with pytest.raises(MissingExtra, match="torch is needed but not installed"):
+            command.main(config)
