@@ -57,6 +57,7 @@ def options_of(command: str) -> dict:
         "language_modelling.plan": with_options(LANGUAGE_PRESETS, LanguagePlan),
         "sweep": with_options(PRESETS, TranslationSweep),
         "torch_reference.train_gpt": LANGUAGE_PRESETS,
+        "torch_reference.train_translation": PRESETS,
         "torch_reference.compare": compare_presets(),
     }
     if command in presets:
