@@ -5,10 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
+import optax
 
 from jaxformer.config import check_at_least, check_pattern
 from jaxformer.training import lora
+from jaxformer.training.losses import Loss
 from jaxformer.training.optimizer import OptimizerConfig
+from jaxformer.training.parameter_groups import freeze
 from jaxformer.training.parameters import flatten
 
 R = TypeVar("R", bound=OptimizerConfig)
@@ -47,6 +50,13 @@ def with_adapters(params: Any, rng: jax.Array, options: LoraOptions) -> Any:
 def with_lora(rates: R, options: LoraOptions) -> R:
     """`rates` for the adapters alone, if `options` ask for adapters."""
     return replace(rates, freeze=lora.FROZEN) if options.lora_rank else rates
+
+
+def train_adapters(
+    loss: Loss, optimizer: optax.GradientTransformation, frozen: str = lora.FROZEN
+) -> tuple[Loss, optax.GradientTransformation]:
+    """Loss and optimizer of parameters with adapters, of which those that `frozen` finds stay."""
+    return lora.adapter_loss(loss, frozen), freeze(optimizer, frozen)
 
 
 def describe_size(params: Any) -> str:

@@ -20,9 +20,10 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from experiments.harness import build, cli, run_folder
-from experiments.harness.adapters import LoraOptions, with_adapters
+from experiments.harness import build, cli
+from experiments.harness.adapters import LoraOptions, train_adapters, with_adapters
 from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness.finetuning import result_folder
 from experiments.harness.text_io import write_lines
 from experiments.harness.training_config import OptimizerConfig
 from experiments.language_modelling.load_run import LoadedRun, load_run
@@ -32,7 +33,7 @@ from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.pretrained import is_pretrained, save_pretrained
+from jaxformer.pretrained import save_pretrained
 from jaxformer.pretrained.model_specs import spec_of
 from jaxformer.training import lora
 from jaxformer.training.parameter_groups import freeze, freeze_gradient
@@ -158,7 +159,7 @@ class Task(NamedTuple):
 
 def main(options: FinetuneOptions) -> None:
     """Prints the scores, their means and deviations, and writes them to finetune.json."""
-    folder = result_folder(options)
+    folder = result_folder(options, "language_modelling")
     texts = _READ[options.task](options)
     loaded = load_run(Path(options.run), options)
     task = make_task(options, loaded, *texts)
@@ -182,16 +183,6 @@ def main(options: FinetuneOptions) -> None:
         save_pretrained(options.save, task.data.model, params, loaded.tokenizer)
 
 
-def result_folder(options: FinetuneOptions) -> Path:
-    """The folder for the result; `ConfigError` for a name that no folder can have."""
-    given = Path(options.run)
-    if not options.name and not is_pretrained(given):
-        return given
-    return run_folder.folder_of(
-        options.runs, "language_modelling", options.name or given.resolve().name
-    )
-
-
 def make_task(options: FinetuneOptions, loaded: LoadedRun, train: Any, test: Any) -> Task:
     """The model on the run's backbone, the examples as ids, and the steps to be compiled."""
     backbone, pretrained = find_backbone(loaded.model, loaded.params)
@@ -200,7 +191,7 @@ def make_task(options: FinetuneOptions, loaded: LoadedRun, train: Any, test: Any
     frozen = options.optimizer.freeze
     if options.lora_rank:
         frozen = lora.FROZEN if data.model is backbone else _ADAPTERS_OF_BACKBONE
-        loss, optimizer = lora.adapter_loss(loss, frozen), freeze(optimizer, frozen)
+        loss, optimizer = train_adapters(loss, optimizer, frozen)
     elif options.freeze_backbone:
         loss, optimizer = freeze_gradient(loss, _BACKBONE), freeze(optimizer, _BACKBONE)
     elif frozen:

@@ -22,6 +22,7 @@ from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.text import metrics
+from jaxformer.text.answers import score_summaries
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
 from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.losses import seq2seq_loss
@@ -60,6 +61,11 @@ def evaluate(
         lower = metrics.score_lowercased(hypotheses, text.target, language)
         scores["lowercased"] = lower._asdict()
     return Result(scores, hypotheses)
+
+
+def rouge(evaluation: build.Evaluation) -> dict[str, float]:
+    """ROUGE of the summaries of a text; for --training.metrics."""
+    return score_summaries(evaluation.hypotheses, evaluation.text.target)
 
 
 def losses(loaded: LoadedRun, text: Text) -> dict[str, float]:

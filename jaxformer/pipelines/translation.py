@@ -265,7 +265,7 @@ def find_too_long(
     >>> find_too_long(model, ["a rose", "a rose is a rose"], tokenizer)
     [1]
     """
-    lengths = map(len, _encode_sources(lines, tokenizer, config))
+    lengths = map(len, source_ids(lines, tokenizer, config))
     return [i for i, length in enumerate(lengths) if length > model.config.max_len]
 
 
@@ -292,7 +292,7 @@ def encode_sources(
     [[4, 5, 2], []]
     """
     check_tokenizer(tokenizer, model.config.source_vocab_size or model.config.vocab_size)
-    sources = _encode_sources(lines, tokenizer, config)
+    sources = source_ids(lines, tokenizer, config)
     check_lengths(sources, model.config.max_len)
     return sources
 
@@ -352,12 +352,18 @@ def _log_probs(
     return token_log_probs(logits, target[:, 1:])
 
 
-def _encode_sources(
+def source_ids(
     lines: Sequence[str], tokenizer: Tokenizer, config: GenerationConfig
 ) -> list[list[int]]:
-    bos = None if _has_our_ids(config) else tokenizer.special.bos
-    first = [] if bos is None else [bos]
+    """The ids that the encoder reads for each line; none for a blank one."""
+    first = first_ids(tokenizer, config)
     return [first + ids if ids else [] for ids in _encode(lines, tokenizer, config)]
+
+
+def first_ids(tokenizer: Tokenizer, config: GenerationConfig) -> list[int]:
+    """The ids before each text of a model of others, such as BART's `<s>`."""
+    bos = None if _has_our_ids(config) else tokenizer.special.bos
+    return [] if bos is None else [bos]
 
 
 def _has_our_ids(config: GenerationConfig) -> bool:

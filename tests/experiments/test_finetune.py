@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.harness.finetuning import Examples
 from experiments.language_modelling import finetune
 from experiments.language_modelling.finetune import (
     FinetuneOptions,
@@ -23,7 +24,7 @@ from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from experiments.language_modelling.stdlib_classification import Labelled
 from experiments.language_modelling.tasks import classification
 from experiments.language_modelling.tasks.classification import encode, read
-from experiments.language_modelling.tasks.rows import Examples, frame_of
+from experiments.language_modelling.tasks.rows import frame_of
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, DataError, Diverged
 from jaxformer.nn.heads import MaskedLanguageModel

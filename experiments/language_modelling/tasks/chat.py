@@ -9,14 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.harness.finetuning import Examples, LabelledBatch, padded
 from experiments.language_modelling import stdlib
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.tasks.rows import (
-    Examples,
-    LabelledBatch,
     Scored,
     TaskData,
-    padded,
 )
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
@@ -147,7 +145,7 @@ def encode_conversations(
     labels = np.zeros((len(rows), length + 1), bool)
     for i, mask in enumerate(masks):
         labels[i, : len(mask)] = mask
-    return padded(rows, labels, tokenizer, length + 1)
+    return padded(rows, labels, tokenizer.special.pad, length + 1)
 
 
 def _check_names(messages: list[Message], names: list[str], number: int) -> None:

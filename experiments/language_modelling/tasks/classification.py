@@ -5,15 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.harness.finetuning import Examples, LabelledBatch, padded
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.stdlib_classification import Labelled, snippets
 from experiments.language_modelling.tasks.rows import (
-    Examples,
-    LabelledBatch,
     Scored,
     TaskData,
     frame_of,
-    padded,
     pair_frame,
 )
 from jaxformer.errors import ConfigError, DataError
@@ -143,7 +141,7 @@ def encode(
     ids = tokenizer.encode_batch(labelled.texts)
     rows = [[*frame[0], *row[:room], *frame[1]] for row in ids]
     labels = np.array([kinds.index(label) for label in labelled.labels], np.int32)
-    return padded(rows, labels, tokenizer, length)
+    return padded(rows, labels, tokenizer.special.pad, length)
 
 
 def encode_pairs(
@@ -159,7 +157,7 @@ def encode_pairs(
         rows.append(ids)
         types.append(kind)
     labels = np.array([kinds.index(label) for label in pairs.labels], np.int32)
-    return padded(rows, labels, tokenizer, length, types if has_types(loaded) else None)
+    return padded(rows, labels, tokenizer.special.pad, length, types if has_types(loaded) else None)
 
 
 def has_types(loaded: LoadedRun) -> bool:

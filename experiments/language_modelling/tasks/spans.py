@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.harness.finetuning import Examples, LabelledBatch, padded
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.stdlib_classification import snippets
 from experiments.language_modelling.tasks.classification import apply, has_types
 from experiments.language_modelling.tasks.rows import (
-    Examples,
-    LabelledBatch,
     Scored,
     TaskData,
-    padded,
     pair_frame,
 )
 from jaxformer.errors import ConfigError, DataError
@@ -173,7 +171,7 @@ def make_windows(
             of.append(number)
             offsets.append(places)
     kept = types if has_types(loaded) else None
-    examples = padded(rows, np.array(labels, np.int32), loaded.tokenizer, length, kept)
+    examples = padded(rows, np.array(labels, np.int32), loaded.tokenizer.special.pad, length, kept)
     return Windows(examples, np.array(of), np.stack(offsets))
 
 

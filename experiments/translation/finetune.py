@@ -1,0 +1,260 @@
+"""Learn to summarise or translate: `python -m experiments.translation.finetune --run RUN`.
+
+The encoder-decoder of a run, or of a folder of transformers (T5, BART, Marian), learns the pairs
+of --train.source. Its search is scored by ROUGE or BLEU on those of --test.source, before and
+after.
+"""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.harness import build, cli
+from experiments.harness.adapters import (
+    LoraOptions,
+    describe_size,
+    train_adapters,
+    with_adapters,
+)
+from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness.decoding_options import DecodingOptions
+from experiments.harness.finetuning import Examples, LabelledBatch, padded, result_folder
+from experiments.harness.text_io import write_lines
+from experiments.harness.training_config import OptimizerConfig, text_cache
+from experiments.translation.corpus import Text, open_corpus, read_files
+from experiments.translation.load_run import Translator, load_run, load_translator
+from experiments.translation.presets import Files
+from jaxformer.config import check_at_least
+from jaxformer.errors import ConfigError
+from jaxformer.pipelines.translation import first_ids, source_ids
+from jaxformer.pretrained import is_pretrained, save_pretrained
+from jaxformer.text.answers import score_summaries
+from jaxformer.text.metrics import score_translations
+from jaxformer.training import lora
+from jaxformer.training.losses import Loss, seq2seq_loss
+from jaxformer.training.train_step import init_train_state, make_train_step, raise_if_diverged
+
+
+@dataclass(frozen=True)
+class FinetuneOptions(LoraOptions, RunOptions):
+    """The run, the pairs of texts, and how to learn from them."""
+
+    run: str = "runs/translation/grammar"
+    """The folder of a run, or of pretrained weights."""
+    train: Files = Files()
+    """Files to learn from; none: the training text of the run."""
+    test: Files = Files()
+    """Files to test with; none: the test text of the run."""
+    num_train: int = 0
+    """Pairs to learn from, chosen by the seed; 0: all."""
+    num_test: int = 0
+    """Pairs to test with, the first ones; 0: all."""
+    prefix: str = ""
+    """Written before each source, such as the "summarize: " of T5."""
+    source_len: int = 128
+    """Longest source in tokens; the rest of a longer one is cut off."""
+    target_len: int = 64
+    """Longest target in tokens; the rest of a longer one is cut off."""
+    batch_size: int = 16
+    """Pairs of a batch."""
+    label_smoothing: float = 0.0
+    """Share of the probability that is spread over all tokens."""
+    metric: Literal["rouge", "bleu"] = "rouge"
+    """rouge: ROUGE-1, -2 and -L of summaries. bleu: cased BLEU and chrF of translations."""
+    beam_size: int = 0
+    """Beam size of the test; 0: that of the run or folder."""
+    seed: int = 0
+    """Seed of the chosen pairs, the order of the batches, and dropout."""
+    output: str = ""
+    """A file that receives the texts made of the test sources, a line each; empty: none."""
+    save: str = ""
+    """A new folder that receives the model, adapters merged, in the format of transformers; empty:
+    none."""
+    runs: str = "runs"
+    """The folder that holds the folders of all experiments."""
+    name: str = ""
+    """Name of the folder for the result; empty: the run's own, or that of the weights' folder."""
+    optimizer: OptimizerConfig = OptimizerConfig(
+        schedule="linear",
+        learning_rate=3e-4,
+        warmup_steps=20,
+        total_steps=300,
+        min_lr_ratio=0.0,
+        grad_clip_norm=1.0,
+        weight_decay=0.01,
+    )
+    """The optimizer, and how many steps it takes."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        RunOptions.__post_init__(self)
+        check_at_least(self, 0, "num_train", "num_test", "beam_size")
+        check_at_least(self, 1, "batch_size")
+        check_at_least(self, 3, "source_len", "target_len")
+        check_at_least(self.optimizer, 1, "total_steps")
+        if bool(self.train.source) != bool(self.test.source):
+            raise ConfigError(
+                f"pairs are needed to learn from and to test with, but train.source="
+                f"{self.train.source!r} and test.source={self.test.source!r} were given: give both"
+            )
+
+
+class _Pairs(NamedTuple):
+    """A batch as `seq2seq_loss` reads it."""
+
+    source: Any
+    target: Any
+    example_ids: Any
+
+
+def main(options: FinetuneOptions) -> None:
+    """Prints the scores before and after, and writes them to finetune.json."""
+    folder = result_folder(options, "translation")
+    if options.save and Path(options.save).exists():
+        raise ConfigError(f"save={options.save!r} is there already: give the name of a new folder")
+    decoding = DecodingOptions(beam_size=options.beam_size)
+    translator = load_translator(Path(options.run), options, decoding)
+    train, test = read_texts(options)
+    scores = {"before": score(options, translator, test)[0]}
+    print(f"before: {describe(scores['before'])}", flush=True)
+    translator = translator._replace(params=fine_tune(options, translator, train))
+    scores["after"], hypotheses = score(options, translator, test)
+    print(f"after {options.optimizer.total_steps} steps: {describe(scores['after'])}")
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {"options": asdict(options), **scores}
+    (folder / "finetune.json").write_text(json.dumps(record, indent=2) + "\n")
+    if options.output:
+        write_lines(Path(options.output), hypotheses)
+    if options.save:
+        save(options, translator)
+
+
+def read_texts(options: FinetuneOptions) -> tuple[Text, Text]:
+    """The pairs to learn from and to test with, each source after the prefix.
+
+    Raises `ConfigError` for pretrained weights without files, and for a `num_train` above the
+    number of pairs.
+    """
+    if options.train.source:
+        parts = read_files(options.train), read_files(options.test)
+    elif is_pretrained(options.run):
+        raise ConfigError(f"{options.run} has no text: give --train.source and --test.source")
+    else:
+        config = load_run(Path(options.run), options).config
+        corpus = open_corpus(config.data, text_cache(config))
+        parts = corpus.train(), corpus.test if corpus.test.source else corpus.validation
+    train, test = (
+        Text([options.prefix + line for line in part.source], list(part.target))
+        for part in parts
+        if part is not None
+    )
+    if options.num_train > len(train.source):
+        raise ConfigError(
+            f"num_train={options.num_train}, but there are {len(train.source)} pairs to learn "
+            "from: give at most as many, or 0 for all"
+        )
+    return train, Text(*(side[: options.num_test or None] for side in test))
+
+
+def encode(options: FinetuneOptions, translator: Translator, text: Text) -> Examples:
+    """The pairs as ids: `tokens` are the sources, `labels` [N, T + 1] the targets.
+
+    Each side has the ids before and after it that the model's search uses, also where it is cut.
+    """
+    search, limit = translator.search, translator.model.config.max_len
+    first = first_ids(translator.source_tokenizer, search)
+    if search.forced_bos is not None:
+        first = [search.forced_bos]
+    longest = min(options.source_len, limit), min(options.target_len, limit)
+    sources = source_ids(text.source, translator.source_tokenizer, search)
+    sources = [_cut(ids, longest[0]) for ids in sources]
+    targets = [
+        [search.bos, *_cut([*first, *ids, search.eos[0]], longest[1])]
+        for ids in translator.target_tokenizer.encode_batch(text.target)
+    ]
+    kept = [i for i, ids in enumerate(sources) if ids]
+    labels = np.full((len(kept), longest[1] + 1), search.pad, np.int32)
+    for row, i in enumerate(kept):
+        labels[row, : len(targets[i])] = targets[i]
+    return padded([sources[i] for i in kept], labels, search.pad, longest[0])
+
+
+def fine_tune(options: FinetuneOptions, translator: Translator, text: Text) -> Any:
+    """The parameters after the last step, adapters merged; `Diverged` where they are not finite."""
+    examples = encode(options, translator, text)
+    chosen = examples.select(options.num_train, options.seed)
+    init_rng, rng = jax.random.split(jax.random.key(options.seed))
+    params = jax.tree.map(jnp.array, translator.params)
+    params = with_adapters(params, init_rng, options)
+    print(f"{describe_size(params)}; {len(chosen)} pairs", flush=True)
+    loss, optimizer = _pair_loss(options, translator), build.build_optimizer(options.optimizer)
+    if options.lora_rank:
+        loss, optimizer = train_adapters(loss, optimizer)
+    step = jax.jit(make_train_step(loss, optimizer), donate_argnums=0)
+    state = init_train_state(params, optimizer, rng)
+    for number in range(options.optimizer.total_steps):
+        batch = examples.batch(chosen, options.batch_size, options.seed, number)
+        state, metrics = step(state, batch)
+    raise_if_diverged(options.optimizer.total_steps, metrics)
+    return lora.merge_adapters(state.params)
+
+
+def score(
+    options: FinetuneOptions, translator: Translator, text: Text
+) -> tuple[dict[str, Any], list[str]]:
+    """The scores of what the model makes of the sources, and its texts; a long source is cut."""
+    limit = min(options.source_len, translator.model.config.max_len)
+    tokenizer = translator.source_tokenizer
+    ids = source_ids(text.source, tokenizer, translator.search)
+    lines = [
+        line if len(row) <= limit else tokenizer.decode(row[: limit - 1])
+        for line, row in zip(text.source, ids, strict=True)
+    ]
+    hypotheses = [best[0].text for best in translator(lines)]
+    if options.metric == "rouge":
+        return score_summaries(hypotheses, text.target), hypotheses
+    return score_translations(hypotheses, text.target)._asdict(), hypotheses
+
+
+def describe(scores: dict[str, Any]) -> str:
+    """The numbers of `scores` with their names."""
+    return "  ".join(f"{name} {x:.2f}" for name, x in scores.items() if isinstance(x, float))
+
+
+def save(options: FinetuneOptions, translator: Translator) -> None:
+    """Writes the model as a folder of transformers, with the ids that its search uses."""
+    search = translator.search
+    ids = {"decoder_start_token_id": search.bos, "pad_token_id": search.pad}
+    ids |= {"eos_token_id": search.eos[0]}
+    model, params, tokenizer = translator[:3]
+    save_pretrained(options.save, model, params, tokenizer, token_ids=ids)
+
+
+def _pair_loss(options: FinetuneOptions, translator: Translator) -> Loss:
+    loss = seq2seq_loss(
+        translator.model, pad=translator.search.pad, label_smoothing=options.label_smoothing
+    )
+
+    def of_batch(params: Any, batch: LabelledBatch, rng: jax.Array | None) -> Any:
+        return loss(params, _Pairs(batch.tokens, batch.labels, batch.example_ids), rng)
+
+    return of_batch
+
+
+def _cut(ids: list[int], length: int) -> list[int]:
+    """At most `length` of `ids`, with the last one of them, which ends the text."""
+    return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
+
+
+PRESETS = {
+    "summaries": FinetuneOptions(),
+    "translations": replace(FinetuneOptions(), metric="bleu"),
+}
+
+if __name__ == "__main__":
+    cli.start(main, PRESETS, __doc__)
