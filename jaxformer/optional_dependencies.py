@@ -7,6 +7,7 @@ from jaxformer.errors import MissingExtra
 
 _EXTRAS = {
     "torch": "peers",
+    "torchmetrics": "peers",
     "transformers": "peers",
     "ctranslate2": "peers",
     "jupytext": "notebooks",

@@ -1,0 +1,130 @@
+"""Pairs, windows, conversations and scores are those of `transformers` and its like."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.language_modelling.load_run import LoadedRun
+from experiments.language_modelling.presets import PRESETS
+from experiments.language_modelling.tasks import chat, spans
+from experiments.language_modelling.tasks.classification import LabelledPairs, encode_pairs
+from jaxformer.nn.models import EncoderOnly
+from jaxformer.text import tokenizers
+from jaxformer.text.answers import score_answers
+from jaxformer.text.chat import load_template
+
+pytestmark = pytest.mark.peer
+transformers = pytest.importorskip("transformers", reason="needs the extra peers")
+
+WORDS = "the a sun moon star rain snow wind ##s ##ing is and . , ? hill lake".split()
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+CONTEXT = "The sun is snowing, and the moon rains. " * 5
+TEMPLATE = """{{ bos_token }}{% for message in messages %}
+{% if message.role == "assistant" %}
+{{ "<|assistant|>" }}{% generation %}{{ message.content | trim + eos_token }}{% endgeneration %}
+{% else %}
+{{ "<|" + message.role + "|>" + message.content + eos_token }}
+{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}{{ "<|assistant|>" }}{% endif %}"""
+MESSAGES = [
+    {"role": "system", "content": "Say  it.\n"},
+    {"role": "user", "content": "Ünder <b>the</b> sun?"},
+    {"role": "assistant", "content": " rain & snow "},
+    {"role": "user", "content": "and then?"},
+    {"role": "assistant", "content": "wind"},
+]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A tokenizer like BERT's in both libraries, and a run that has it."""
+    folder = tmp_path_factory.mktemp("bert")
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS]) + "\n")
+    theirs = transformers.BertTokenizerFast(str(folder / "vocab.txt"))
+    config = PRESETS["bert_base"]
+    ours = tokenizers.load(folder)
+    return theirs, LoadedRun(config, EncoderOnly(config.model), None, ours)
+
+
+@pytest.mark.parametrize("length", [9, 10, 40])
+def test_pairs_are_those_of_transformers(bert, length):
+    theirs, run = bert
+    firsts = ["the sun", "snowing and raining, the moon is a star.", "a"]
+    seconds = ["is a hill? the lake and the wind", "the rain", "the moon"]
+    pairs = LabelledPairs(["x", "y", "x"], firsts, seconds)
+    found = encode_pairs(pairs, kinds=["x", "y"], loaded=run, length=length)
+    expected = theirs(firsts, seconds, truncation=True, max_length=length, padding="max_length")
+    assert found.tokens.tolist() == expected["input_ids"]
+    assert found.token_type_ids.tolist() == expected["token_type_ids"]
+    assert found.padding_mask.astype(int).tolist() == expected["attention_mask"]
+
+
+def test_windows_are_those_of_transformers(bert):
+    theirs, run = bert
+    start = CONTEXT.rindex("moon")
+    questions = [
+        spans.Question("a", "what is the sun?", CONTEXT, ["moon"], [start]),
+        spans.Question("b", "the moon?", CONTEXT[:30], ["snow"], [11]),
+    ]
+    found = spans.make_windows(questions, run, 29, doc_stride=5)
+    expected = theirs(
+        [each.question for each in questions],
+        [each.context for each in questions],
+        truncation="only_second",
+        max_length=29,
+        stride=5,
+        padding="max_length",
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    assert found.examples.tokens.tolist() == expected["input_ids"]
+    assert found.examples.token_type_ids.tolist() == expected["token_type_ids"]
+    assert found.of.tolist() == expected["overflow_to_sample_mapping"] and len(found.of) > 3
+    for row, offsets in enumerate(expected["offset_mapping"]):
+        of_context = np.array(expected.sequence_ids(row)) == 1
+        assert (found.offsets[row][of_context] == np.array(offsets)[of_context]).all()
+        assert (found.offsets[row][~of_context] == -1).all()
+
+
+def test_conversations_are_those_of_transformers(tmp_path):
+    tokenizer = tokenizers.train_bpe([CONTEXT, "assistant user system"], 300)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    config |= {"bos_token": "<bos>", "eos_token": "<eos>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    template = load_template(tmp_path, tokenizer)
+    assert template.render(MESSAGES) == theirs.apply_chat_template(MESSAGES, tokenize=False)
+    expected = theirs.apply_chat_template(
+        MESSAGES, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    found = chat.encode_conversations([MESSAGES], template, tokenizer, 200)
+    count = len(expected["input_ids"])
+    assert found.tokens[0, :count].tolist() == expected["input_ids"]
+    assert found.labels[0, :count].astype(int).tolist() == expected["assistant_masks"]
+    assert found.labels.sum() > 5 and found.padding_mask.sum() == count
+
+
+def test_scores_of_answers_are_those_of_the_script():
+    text = pytest.importorskip("torchmetrics.functional.text", reason="needs the extra peers")
+    rng = np.random.default_rng(3)
+    words = ["the", "A", "sun", "moon.", "moon", "rain", "U.S.", "an", "“star”", "-"]
+
+    def some(most: int) -> str:
+        return " ".join(rng.choice(words, rng.integers(1, most)))
+
+    answers = {str(i): [f"sun {some(4)}" for _ in range(rng.integers(1, 4))] for i in range(97)}
+    found = {key: str(rng.choice([some(5), right[-1].upper()])) for key, right in answers.items()}
+    expected = text.squad(
+        [{"prediction_text": found[key], "id": key} for key in answers],
+        [
+            {"answers": {"text": right, "answer_start": [0] * len(right)}, "id": key}
+            for key, right in answers.items()
+        ],
+    )
+    scores = score_answers(found, answers)
+    assert 0.1 < scores["exact"] < scores["f1"] < 0.9
+    assert 100 * scores["exact"] == pytest.approx(float(expected["exact_match"]), rel=1e-6)
+    assert 100 * scores["f1"] == pytest.approx(float(expected["f1"]), rel=1e-6)
