@@ -3,6 +3,7 @@
 All of it runs inside `jax.shard_map` over `BATCH_AXES`, where a device sees its own parts.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -14,6 +15,7 @@ from flax import struct
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import PartitionSpec
 
+from jaxformer.distributed.mesh import Stages
 from jaxformer.errors import ConfigError
 from jaxformer.training.parameters import Params, flatten
 from jaxformer.training.train_step import (
@@ -35,7 +37,8 @@ class Gathering(NamedTuple):
     """How parameters are divided and gathered.
 
     `specs` is the tree of their `PartitionSpec`, `axes` are those of `BATCH_AXES` with more than
-    one device; `Strategy.step` describes `at`, `dtype` and `gradient_noise_scale`.
+    one device; `Strategy.step` describes `at`, `dtype` and `gradient_noise_scale`. `stages` are
+    those of `torus_stages` of the mesh.
     """
 
     specs: Any
@@ -43,6 +46,7 @@ class Gathering(NamedTuple):
     at: GatherAt
     dtype: Any
     gradient_noise_scale: bool = False
+    stages: Stages = ()
 
     def for_loss(self, params: Params) -> Params:
         """What a loss gets: whole parameters, or boxes from which Flax's modules take them."""
@@ -81,7 +85,7 @@ class Gathering(NamedTuple):
 
             like = jax.eval_shape(_as_stored, whole, params)
             grads, *sums = accumulate(sums_of, like, batch, parts)
-            grads = jax.tree.map(_scatter, grads, self.specs)
+            grads = jax.tree.map(partial(_scatter, stages=self.stages), grads, self.specs)
         return jax.tree.map(self._sum_over_copies, grads, self.specs), *self.sum(tuple(sums))
 
     def sum(self, tree: Any) -> Any:
@@ -94,7 +98,7 @@ class Gathering(NamedTuple):
     def _boxes(self, params: Params, box: "type[GatheredAtUse]") -> Params:
         """`params` with each that is divided in a `box`."""
         return jax.tree.map(
-            lambda part, spec: box(part, spec, self.dtype) if _divided(spec) else part,
+            lambda part, spec: box(part, spec, self.dtype, self.stages) if _divided(spec) else part,
             params,
             self.specs,
         )
@@ -137,10 +141,11 @@ class GatheredAtUse(struct.PyTreeNode, nn.meta.AxisMetadata[jax.Array]):
     part: jax.Array
     spec: PartitionSpec = struct.field(pytree_node=False)
     dtype: Any = struct.field(pytree_node=False)
+    stages: Stages = struct.field(pytree_node=False, default=())
 
     def unbox(self) -> jax.Array:
         """The whole parameter, rounded to `dtype`."""
-        return _gather_at_use(self.part, self.spec, self.dtype)
+        return _gather_at_use(self.part, self.spec, self.dtype, self.stages)
 
     def replace_boxed(self, val: Any) -> Any:
         """A box like this one with the part `val`."""
@@ -180,14 +185,34 @@ def _gather(part: jax.Array, spec: PartitionSpec, *, dtype: Any) -> jax.Array:
     return _constrain(whole, spec)
 
 
-def _scatter(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
+def _scatter(gradient: jax.Array, spec: PartitionSpec, stages: Stages = ()) -> jax.Array:
     """This device's part of the sum of `gradient` over the devices that divide the parameter."""
     if not _divided(spec):
         return gradient
     gradient = _constrain(gradient, spec)
     for dimension, axes in _divided(spec):
-        gradient = jax.lax.psum_scatter(gradient, axes, scatter_dimension=dimension, tiled=True)
+        gradient = _sum_and_divide(gradient, dimension, axes, stages if axes == ("fsdp",) else ())
     return gradient
+
+
+def _sum_and_divide(
+    gradient: jax.Array, dimension: int, axes: tuple[str, ...], stages: Stages
+) -> jax.Array:
+    """The sum of `gradient` over `axes`, of which each device keeps a part along `dimension`.
+
+    A TPU's compiler sums all of an array on all devices where a part is no whole number of tiles,
+    or where the devices lie along several axes of its torus. So the parts come first, before two
+    dimensions for the rest, and each of `stages` sums along one axis of the torus.
+    """
+    before, (size, *after) = gradient.shape[:dimension], gradient.shape[dimension:]
+    counts = [len(groups[0]) for groups in stages] or [jax.lax.axis_size(axes)]
+    part = size // math.prod(counts)
+    parts = gradient.reshape(*before, *counts, part, *after)
+    parts = jnp.moveaxis(parts, range(dimension, dimension + len(counts)), range(len(counts)))
+    parts = parts.reshape(*counts, -1, parts.shape[-1])
+    for groups in stages or (None,):
+        parts = jax.lax.psum_scatter(parts, axes, axis_index_groups=groups)
+    return parts.reshape(*before, part, *after)
 
 
 def _as_stored(whole: Params, params: Params) -> Params:
@@ -198,17 +223,17 @@ def _as_stored(whole: Params, params: Params) -> Params:
     return jax.tree.map(lambda x, part: x.astype(part.dtype), whole, params)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gather_at_use(part: jax.Array, spec: PartitionSpec, dtype: Any) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _gather_at_use(part: jax.Array, spec: PartitionSpec, dtype: Any, stages: Stages) -> jax.Array:
     return _as_stored(_gather(part, spec, dtype=dtype), part)
 
 
-def _gather_at_use_forward(part, spec, dtype):
-    return _gather_at_use(part, spec, dtype), None
+def _gather_at_use_forward(part, spec, dtype, stages):
+    return _gather_at_use(part, spec, dtype, stages), None
 
 
-def _gather_at_use_backward(spec, dtype, _, gradient):
-    return (_scatter(gradient, spec),)
+def _gather_at_use_backward(spec, dtype, stages, _, gradient):
+    return (_scatter(gradient, spec, stages),)
 
 
 _gather_at_use.defvjp(_gather_at_use_forward, _gather_at_use_backward)

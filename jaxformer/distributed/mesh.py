@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh
 
@@ -19,6 +20,10 @@ AXES = ("data", "fsdp", "tensor")
 "data" divides the rows of a batch, "fsdp" divides rows and parameters, "tensor" divides heads, the
 feed-forward size F and the vocabulary V.
 """
+
+
+Stages = tuple[tuple[tuple[int, ...], ...], ...]
+"""For each stage of a sum over fsdp: the groups of indices along fsdp that are added up."""
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -65,6 +70,10 @@ def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
         )
     types = (AxisType.Auto,) * len(AXES)
     shape = tuple(sizes.values())
+    if max(shape) == len(devices) and hasattr(devices[0], "coords"):
+        # JAX would lay a ring through a TPU's torus; lines of it can be joined in stages.
+        lines = sorted(devices, key=lambda device: device.coords)
+        return Mesh(np.array(lines).reshape(shape), AXES, axis_types=types)
     try:
         return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)
     except NotImplementedError:  # two mesh axes have to share a TPU's physical axis
@@ -87,3 +96,37 @@ def standardize(mesh: Mesh) -> Mesh:
     shape = tuple(mesh.shape.get(name, 1) for name in AXES)
     devices = mesh.devices.transpose(order).reshape(shape)
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def torus_stages(mesh: Mesh) -> Stages:
+    """How a reduce-scatter over the fsdp axis of `mesh` goes along the axes of a TPU's torus.
+
+    The first stage joins the most distant indices, the last one neighbours, so that index i ends
+    with part i. () where the fsdp devices lie on one line, or are not those of a torus.
+    """
+    rows = np.moveaxis(mesh.devices, 1, -1).reshape(-1, mesh.shape["fsdp"])
+    places = [[getattr(device, "coords", ()) for device in row] for row in rows]
+    found = {line_stages([tuple(place) for place in row]) for row in places}
+    return found.pop() if len(found) == 1 else ()
+
+
+def line_stages(places: list[tuple[int, ...]]) -> Stages:
+    """The stages of `torus_stages` for devices at `places` of a torus, in the order of fsdp."""
+    for axis in range(len(places[0])):
+        size = len({place[axis] for place in places})
+        if not 1 < size < len(places) or len(places) % size:
+            continue
+        others = [place[:axis] + place[axis + 1 :] for place in places]
+        lines = [range(first, first + size) for first in range(0, len(places), size)]
+        columns = [{places[i][axis]: i for i in line} for line in lines]
+        if any(len({others[i] for i in line}) > 1 for line in lines) or any(
+            column.keys() != columns[0].keys() for column in columns
+        ):
+            continue
+        outer = line_stages([others[line[0]] for line in lines])
+        across = tuple(
+            tuple(tuple(columns[i][at] for i in group) for group in groups for at in columns[0])
+            for groups in outer or ((tuple(range(len(lines))),),)
+        )
+        return (*across, tuple(map(tuple, lines)))
+    return ()

@@ -16,7 +16,7 @@ from jaxtyping import Int
 
 from jaxformer.distributed.counted_jit import CountedJit
 from jaxformer.distributed.gathering import BATCH_AXES, GatherAt, Gathering, batch_spec
-from jaxformer.distributed.mesh import AXES, Device, standardize
+from jaxformer.distributed.mesh import AXES, Device, standardize, torus_stages
 from jaxformer.distributed.sharding_rules import RULES, Rule, inherited_specs, partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.training.losses import Loss
@@ -205,8 +205,8 @@ class Strategy:
         update = make_update(optimizer, ema_decay, log_update_ratio=log_update_ratio)
 
         def sums_of(specs: Any, params: Params, batch: Batch, rng: jax.Array) -> GradientSums:
-            gathering = Gathering(specs, self._axes, gather_at, gather_dtype, gradient_noise_scale)
-            parts = grad_accumulation
+            options = gather_at, gather_dtype, gradient_noise_scale, torus_stages(self.mesh)
+            gathering, parts = Gathering(specs, self._axes, *options), grad_accumulation
             return gathering.gradient_sums(checked_loss(loss), params, batch, rng, parts)
 
         def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:

@@ -26,12 +26,12 @@ MESHES = [
 ]
 
 
-def sent(devices, axes, **options):
+def sent(devices, axes, config=WIDE, **options):
     """The number of elements of all large arrays that the step sends, by kind, type and place."""
     strategy = sharded(make_mesh(axes, devices))
     rows = NamedSharding(strategy.mesh, PartitionSpec(("data", "fsdp")))
     program, _ = compiled_step(
-        strategy, 3 * len(devices), rows, config=WIDE, parts=3, gather_dtype="bfloat16", **options
+        strategy, 3 * len(devices), rows, config=config, parts=3, gather_dtype="bfloat16", **options
     )
     return elements([each for each in collectives(program) if each.size > SMALL])
 
@@ -44,6 +44,17 @@ def test_a_step_gathers_once_in_bfloat16_and_scatters_the_gradient_once(
         ("all-gather", "bf16", False): MATRICES,
         ("reduce-scatter", "f32", False): MATRICES // 4,
         ("all-reduce", "f32", False): MATRICES // 4,  # over data
+    }
+
+
+def test_on_a_torus_a_gradient_of_any_shape_is_scattered_along_one_axis_after_the_other(
+    tpu_devices,
+):
+    odd = replace(WIDE, vocab_size=1021, d_model=384, d_ff=1536, num_heads=6)
+    matrices = (1021 + 512) * 384 + 4 * 384 * 384 + 2 * 384 * 1536
+    assert sent(tpu_devices("v5e:4x4"), "fsdp=16", config=odd) == {
+        ("all-gather", "bf16", False): matrices,
+        ("reduce-scatter", "f32", False): matrices // 4 + matrices // 16,
     }
 
 

@@ -28,6 +28,8 @@ from jaxformer.distributed import (
     sharded,
     single,
 )
+from jaxformer.distributed.gathering import Gathering
+from jaxformer.distributed.mesh import line_stages
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
@@ -324,6 +326,40 @@ def scanned() -> dict[str, Any]:
     return out
 
 
+TORUS = {
+    "plane": [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3), (1, 2), (1, 1), (1, 0)],
+    "cube": [(x, y, z) for z in (0, 1) for x in (0, 1) for y in (0, 1)],
+}
+
+
+def staged() -> dict[str, Any]:
+    """The gradient of 8 devices that lie on two or three axes of a torus."""
+    mesh, rng = make_mesh("fsdp=8", jax.devices()), np.random.default_rng(0)
+    params, specs = {"w": jnp.ones((3, 16, 5))}, {"w": P(None, "fsdp")}
+    rows = rng.normal(size=(8, 3, 16, 5)).astype(np.float32)
+
+    def loss(params: Any, batch: Any, rng: Any) -> Any:
+        return jnp.sum(params["w"] * batch[0]), jnp.float32(1.0), {}
+
+    out = {"torus/expected": rows.sum(0)}
+    for name, places in TORUS.items():
+        gathering = Gathering(specs, ("fsdp",), "step", None, stages=line_stages(places))
+        sums = jax.shard_map(
+            lambda params, batch, gathering=gathering: gathering.gradient_sums(
+                loss, params, batch, jax.random.key(0), 1
+            )[0],
+            mesh=mesh,
+            in_specs=(specs, P("fsdp")),
+            out_specs=specs,
+            check_vma=False,
+        )
+        program = jax.jit(sums).lower(params, rows).compile()
+        out[f"torus/{name}"] = program(params, rows)["w"]
+        found = [(c.kind, c.size) for c in collectives(program) if c.kind == "reduce-scatter"]
+        out[f"torus/{name}/collectives"] = json.dumps(found)
+    return out
+
+
 class OneBlock(nn.Module):
     """A block between learned scales, so that gradients leave it as in the middle of a model."""
 
@@ -371,7 +407,7 @@ def compute(path: str, cases: str, steps: str) -> None:
             out |= train(case, name, int(steps))
     if int(steps) < 60:
         with Checkpoints(Path(path).parent / "checkpoints") as checkpoints:
-            out |= toy_runs() | moves(checkpoints) | step_collectives() | scanned()
+            out |= toy_runs() | moves(checkpoints) | step_collectives() | scanned() | staged()
     np.savez(path, **out)
 
 
@@ -519,6 +555,18 @@ def test_a_scan_over_layers_gathers_one_layer_at_a_time(computed):
         ("reduce-scatter", True, layer // 2),
         ("all-reduce", False, layers // 2),
     }
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("plane", [120, 30]), ("cube", [120, 60, 30])])
+def test_a_gradient_is_summed_along_one_axis_of_a_torus_after_the_other(computed, name, sizes):
+    np.testing.assert_allclose(computed[f"torus/{name}"], computed["torus/expected"], rtol=1e-5)
+    found = json.loads(str(computed[f"torus/{name}/collectives"]))
+    assert found == [["reduce-scatter", size] for size in sizes]
+
+
+@pytest.mark.parametrize("places", [[()] * 4, [(0, 1), (0, 2), (0, 0)], [(0, 0), (1, 1), (0, 1)]])
+def test_devices_on_one_line_or_on_none_are_summed_in_one_stage(places):
+    assert line_stages(places) == ()
 
 
 @pytest.mark.parametrize(("block", "times"), [("encoder", 2), ("decoder", 3)])
