@@ -23,7 +23,7 @@ from jaxformer.training import optimizer
 from jaxformer.training.train_step import EmaDecay, ema_name
 
 StrategyName = Literal["single", "replicated", "sharded"]
-Remat = Literal["none", "attention", "matmuls", "blocks"]
+Remat = Literal["none", "attention", "matmuls", "all_but_attention", "blocks"]
 GatherAt = Literal["step", "use"]
 
 

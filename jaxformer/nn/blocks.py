@@ -13,6 +13,7 @@ from jaxformer.nn.layers import FeedForward, Norm
 from jaxformer.nn.positions import Rotation
 from jaxformer.nn.taps import tap
 from jaxformer.ops.attention import AttentionFn, reference
+from jaxformer.ops.attention.spec import FLASH_RESIDUALS
 from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
@@ -155,11 +156,13 @@ REMAT: dict[str, MakeBlock] = {
     "none": Block,
     "attention": _recompute_attention,
     "matmuls": _remat(_is_matmul_with_weights),
+    "all_but_attention": _remat(jax.checkpoint_policies.save_only_these_names(FLASH_RESIDUALS)),
     "blocks": _remat(),
 }
 """Blocks by what the backward pass recomputes (Chen et al. 2016); the gradient is the same.
 
 "none" keeps everything. "attention" recomputes the attention's scores and weights. "matmuls" keeps
 only the products with weights (JAX's `dots_with_no_batch_dims_saveable`), "blocks" only each
-block's input (`nothing_saveable`).
+block's input (`nothing_saveable`). "all_but_attention" also keeps the result of attention, where a
+flash attention function computes it.
 """

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 from jaxformer.errors import ConfigError
+from jaxformer.ops.attention.spec import FLASH_RESIDUALS
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import MASKED_LOGIT, AnyArray, AttentionMask, check_mask
 
@@ -277,7 +279,8 @@ def _forward(plan: _Plan, q, k, v, bias, arrays: _MaskArrays):
     total = jnp.where(some, total, 1.0)
     out = jnp.where(some[..., None], out / total[..., None], 0.0)
     out = _join_queries(plan, out).astype(v.dtype)
-    return out, (q, k, v, bias, arrays, out, highest + jnp.log(total))
+    out, log_sum = checkpoint_name((out, highest + jnp.log(total)), FLASH_RESIDUALS)
+    return out, (q, k, v, bias, arrays, out, log_sum)
 
 
 def _product(equation: str, *operands: Array) -> Array:

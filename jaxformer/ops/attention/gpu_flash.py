@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jaxtyping import Bool, Float, Int32
 
@@ -27,6 +28,7 @@ from jaxformer.ops.attention.gpu_flash_kernels import (
 )
 from jaxformer.ops.attention.spec import (
     AMPERE,
+    FLASH_RESIDUALS,
     AttentionSpec,
     DeviceInfo,
     ampere_reasons,
@@ -192,7 +194,8 @@ def _forward(plan: Plan, q: Array, k: Array, v: Array, arrays: MaskArrays, words
     log_sum = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
     of_block = pl.BlockSpec((None, None, plan.long[0]), lambda i, b, n: (b, n, i))
     outputs = [output_like(out, plan.long[0]), (log_sum, of_block)]
-    out, log_sum = call_kernel(plan, forward, inputs, 1, outputs)
+    computed = call_kernel(plan, forward, inputs, 1, outputs)
+    out, log_sum = checkpoint_name(computed, FLASH_RESIDUALS)
     return out, (q, k, v, arrays, words, out, log_sum)
 
 

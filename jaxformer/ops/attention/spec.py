@@ -13,6 +13,10 @@ from jaxformer.errors import ConfigError
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import AttentionMask, check_mask
 
+FLASH_RESIDUALS = "flash_attention"
+"""The `checkpoint_name` of what a flash attention keeps for its backward pass besides its inputs:
+the result and the logarithm of each row's sum."""
+
 AMPERE = (8, 0)
 """The compute capability of NVIDIA's Ampere generation."""
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.spec import (
+    FLASH_RESIDUALS,
     AttentionSpec,
     DeviceInfo,
     dropout_reasons,
@@ -114,6 +115,7 @@ def _splash_for_one_example(
         block_sizes=sizes,
         attn_logits_soft_cap=spec.softcap,
         interpret=interpret,
+        residual_checkpoint_name=FLASH_RESIDUALS,
     )
 
 

@@ -14,7 +14,9 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxformer.config import TransformerConfig
 from jaxformer.distributed import make_mesh
+from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.ops.attention import blockwise, reference
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
@@ -22,6 +24,7 @@ from jaxformer.ops.masks import AttentionMask
 pytestmark = pytest.mark.usefixtures("optimized")
 
 B, T, S, N, K, H, HV = 2, 11, 13, 6, 2, 5, 3
+CAUSAL = AttentionMask(causal=True)
 SMALL = partial(blockwise, block=4)  # 3 blocks of queries and 4 of keys, the last ones ragged
 
 
@@ -85,6 +88,21 @@ def test_a_query_that_comes_before_all_keys_gets_zeros(inputs):
     attend = jax.jit(partial(SMALL, scale=0.7))
     out = attend(*inputs[:3], AttentionMask(causal=True, offset=-T))
     assert out.shape == (B, T, N, HV) and np.all(out == 0)
+
+
+@pytest.mark.parametrize("remat, loops", [("blocks", 3), ("all_but_attention", 2)])
+def test_a_block_that_keeps_the_result_does_not_compute_it_twice(remat, loops):
+    config = TransformerConfig(13, d_model=6, d_ff=10, num_heads=2, norm_placement="pre")
+    block, plain = REMAT[remat](config, False, blockwise), Block(config, False, reference)
+    x = jax.random.normal(jax.random.key(0), (B, T, 6))
+    params = plain.init(jax.random.key(1), x, CAUSAL)
+
+    def total(params, block):
+        return (block.apply(params, x, CAUSAL)[0] ** 2).sum()
+
+    assert len(scan_lengths(jax.grad(partial(total, block=block)), params)) == loops
+    given, expected = (jax.grad(total)(params, module) for module in (block, plain))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), given, expected)
 
 
 @pytest.mark.slow

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import print_saved_residuals
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxformer.ops.attention import reference, tpu_splash
-from jaxformer.ops.attention.spec import AttentionSpec
+from jaxformer.ops.attention.spec import FLASH_RESIDUALS, AttentionSpec
 from jaxformer.ops.attention.tpu_splash import _each_query_has_a_key
 from jaxformer.ops.masks import AttentionMask
 
@@ -51,6 +52,17 @@ def test_a_block_is_as_long_as_chip_and_length_allow_in_every_kernel(kind, queri
         jaxpr = jax.make_jaxpr(jax.grad(total, (0, 1, 2)))(q, k, k)
     found = [block_lengths(equation, "qkv") for equation in pallas_calls(jaxpr.jaxpr)]
     assert found == [expected] * 3  # forward, the gradient of q, the gradients of k and v
+
+
+def test_the_result_and_the_sums_of_its_rows_can_be_kept(capsys):
+    def attend(q):
+        return tpu_splash(q, q, q, AttentionMask(causal=True), scale=0.1, interpret=True)
+
+    policy = jax.checkpoint_policies.save_only_these_names(FLASH_RESIDUALS)
+    kept = jax.checkpoint(attend, policy=policy)
+    print_saved_residuals(lambda q: kept(q).sum(), jnp.ones((2, 256, 3, 64)))
+    found = [line for line in capsys.readouterr().out.splitlines() if "output of" in line]
+    assert [line.split()[0] for line in found] == ["f32[2,3,256,64]", "f32[2,3,256]"]
 
 
 T, S = 5, 7
