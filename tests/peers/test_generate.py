@@ -1,5 +1,6 @@
 """`generate` of `transformers`, greedy and by beams, writes the tokens that ours writes."""
 
+import itertools
 import json
 from functools import partial
 from typing import Any
@@ -48,6 +49,23 @@ MARIAN = {
     "eos_token_id": 0,
     "forced_eos_token_id": 0,
 }
+MBART = {key: value for key, value in MARIAN.items() if key != "scale_embedding"}
+M2M100 = MARIAN | {"pad_token_id": 1, "decoder_start_token_id": 2}
+M2M100 |= {"eos_token_id": 2, "forced_eos_token_id": 2}
+SIZES = {"Marian": MARIAN, "MBart": MBART, "M2M100": M2M100, "T5": T5, "MT5": T5}
+DECODER = {"vocab_size": V, "eos_token_id": 1, "pad_token_id": 0, "hidden_size": 12}
+DECODER |= {"num_attention_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 20}
+LLAMA = DECODER | {"intermediate_size": 17, "num_key_value_heads": 1, "head_dim": 6}
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 8.0}
+YARN |= {"original_max_position_embeddings": 9}
+CAPS = {"sliding_window": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 8.0}
+DECODERS = {
+    "GPT2": {"vocab_size": V, "n_embd": 12, "n_layer": 1, "n_head": 2, "n_positions": 20},
+    "OPT": DECODER | {"ffn_dim": 17, "word_embed_proj_dim": 12},
+    "GPTNeoX": DECODER | {"intermediate_size": 17, "hidden_size": 16},
+    "Llama": LLAMA | {"rope_parameters": YARN},
+    "Gemma2": LLAMA | CAPS,
+}
 PLAIN = {
     "max_length": LONGEST + 1,
     "max_new_tokens": None,
@@ -92,6 +110,15 @@ ASKED = {
     "t5, several ends": ("T5", {"num_beams": 4, "eos_token_id": [1, 4], "min_length": 3}),
     "t5, penalised": ("T5", {"num_beams": 4, "repetition_penalty": 0.8, "min_new_tokens": 2}),
     "t5, to the end": ("T5", {"num_beams": 3, "early_stopping": "never", "length_penalty": 1.5}),
+    "mbart, greedy": ("MBart", {"num_beams": 1, "forced_bos_token_id": 4}),
+    "mbart": ("MBart", {"num_beams": 4, "forced_bos_token_id": 4}),
+    "m2m_100, greedy": ("M2M100", {"num_beams": 1}),
+    "m2m_100": (
+        "M2M100",
+        {"num_beams": 4, "forced_bos_token_id": 5, "forced_eos_token_id": 2},
+    ),
+    "mt5, greedy": ("MT5", {"num_beams": 1}),
+    "mt5": ("MT5", {"num_beams": 4, "min_new_tokens": 2}),
     "t5, short ones": ("T5", {"num_beams": 4, "length_penalty": -0.5}),
 }
 
@@ -121,13 +148,13 @@ def randomize(torch: Any, model: Any, seed: int, end: int) -> Any:
 def folders(torch, transformers, tmp_path_factory):
     """Four models of each family, as folders."""
     found = {}
-    for kind, config, make in (
-        ("Marian", transformers.MarianConfig(**MARIAN), transformers.MarianMTModel),
-        ("T5", transformers.T5Config(**T5), transformers.T5ForConditionalGeneration),
-    ):
+    for kind, sizes in SIZES.items():
+        config = getattr(transformers, f"{kind}Config")(**sizes)
+        ending = "MTModel" if kind == "Marian" else "ForConditionalGeneration"
+        make = getattr(transformers, kind + ending)
         for seed in range(4):
             model = make(config)
-            if kind == "T5":
+            if kind in ("T5", "MT5"):
                 model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
             randomize(torch, model, seed, config.eos_token_id)
             if kind == "Marian":
@@ -218,15 +245,31 @@ def test_bart_reads_and_writes_texts_as_theirs(torch, transformers, tmp_path):
     assert len(set(expected)) == len(LINES)
 
 
-@pytest.mark.parametrize("width", [1, 4])
-def test_gpt2_goes_on_as_theirs_does(width, torch, transformers, tmp_path, assert_equal):
-    config = transformers.GPT2Config(
-        vocab_size=V, n_embd=12, n_layer=1, n_head=2, n_positions=20, eos_token_id=1, pad_token_id=0
+@partial(jax.jit, static_argnums=(0, 3), compiler_options=QUICK)
+def search(model, params, prompts, settings):
+    """What beam search writes after `prompts`."""
+    cache = model.apply({"params": params}, B, max_length=4 + LONGEST, method="init_cache")
+    start = prompts[:, None, :-1]
+    _, cache = model.apply({"params": params}, start, cache, method="decode_step")
+    return beam_search(
+        make_step_fn(model, params),
+        cache.reorder_beams(jnp.zeros((B, settings.beam_size), jnp.int32)),
+        prompts[:, -1],
+        jnp.full(B, LONGEST),
+        settings,
     )
-    for seed in range(3):
-        theirs = randomize(torch, transformers.GPT2LMHeadModel(config), seed, 1)
-        theirs.save_pretrained(tmp_path / str(seed))
-        model, params, *_ = load_pretrained(tmp_path / str(seed))
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_decoder_goes_on_as_theirs_does(kind, torch, transformers, tmp_path):
+    """After 20 prompts, greedily and with 4 beams."""
+    sizes = {"eos_token_id": 1, "pad_token_id": 0, **DECODERS[kind]}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    make = getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else "ForCausalLM"))
+    for seed, width in itertools.product(range(4), (1, 4)):
+        theirs = randomize(torch, make(config), seed, 1)
+        theirs.save_pretrained(tmp_path / f"{seed}-{width}")
+        model, params, *_ = load_pretrained(tmp_path / f"{seed}-{width}")
         prompts = np.random.default_rng(seed).integers(2, V, (B, 4))
         said = theirs.generate(
             torch.tensor(prompts),
@@ -236,7 +279,6 @@ def test_gpt2_goes_on_as_theirs_does(width, torch, transformers, tmp_path, asser
             num_return_sequences=width,
             do_sample=False,
         )
-
         settings = GenerationConfig(
             beam_size=width,
             length_penalty=1.0,
@@ -247,20 +289,7 @@ def test_gpt2_goes_on_as_theirs_does(width, torch, transformers, tmp_path, asser
             max_length=LONGEST,
             eos=(1,),
         )
-
-        @partial(jax.jit, compiler_options=QUICK)
-        def search(params, prompts, model=model, settings=settings):
-            cache = model.apply({"params": params}, B, max_length=4 + LONGEST, method="init_cache")
-            start = prompts[:, None, :-1]
-            _, cache = model.apply({"params": params}, start, cache, method="decode_step")
-            return beam_search(
-                make_step_fn(model, params),
-                cache.reorder_beams(jnp.zeros((B, width), jnp.int32)),
-                prompts[:, -1],
-                jnp.full(B, LONGEST),
-                settings,
-            )
-
         expected = filled(said.numpy()[:, 4:].reshape(B, width, -1), 1, 0)
-        given = filled(np.asarray(search(params, jnp.asarray(prompts)).tokens), 1, 0)
+        found = search(model, params, jnp.asarray(prompts), settings)
+        given = filled(np.asarray(found.tokens), 1, 0)
         assert np.array_equal(given[..., : expected.shape[-1]], expected)
