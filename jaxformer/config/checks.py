@@ -21,6 +21,16 @@ def check_types(config: Any) -> None:
     """Raises `ConfigError` for a field of the dataclass whose value has another type.
 
     Fields of type int, float, bool, str or None, and unions of these, are checked.
+
+    >>> from dataclasses import dataclass
+    >>> from jaxformer.config import check_types
+    >>> @dataclass
+    ... class Training:
+    ...     steps: int
+    >>> check_types(Training(1.5))
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: steps=1.5 is a float, but it must be an integer: give an integer
     """
     for field in fields(config):
         types, value = get_args(field.type) or (field.type,), getattr(config, field.name)
@@ -36,7 +46,19 @@ def check_types(config: Any) -> None:
 
 
 def check_choices(config: Any) -> None:
-    """Raises `ConfigError` for a field of the dataclass whose `Literal` does not list its value."""
+    """Raises `ConfigError` for a field of the dataclass whose `Literal` does not list its value.
+
+    >>> from dataclasses import dataclass
+    >>> from typing import Literal
+    >>> from jaxformer.config import check_choices
+    >>> @dataclass
+    ... class Training:
+    ...     schedule: Literal["cosine", "constant"]
+    >>> check_choices(Training("linear"))
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: schedule='linear' is unknown: give one of cosine, constant
+    """
     for field in fields(config):
         choices = get_args(field.type) if get_origin(field.type) is Literal else ()
         value = getattr(config, field.name)
@@ -47,7 +69,18 @@ def check_choices(config: Any) -> None:
 
 
 def check_at_least(config: Any, least: float, *names: str) -> None:
-    """Raises `ConfigError` for one of the fields `names` below `least`; None passes."""
+    """Raises `ConfigError` for one of the fields `names` below `least`; None passes.
+
+    >>> from dataclasses import dataclass
+    >>> from jaxformer.config import check_at_least
+    >>> @dataclass
+    ... class Training:
+    ...     steps: int
+    >>> check_at_least(Training(0), 1, "steps")
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: steps=0, but it must be at least 1
+    """
     for name in names:
         value = getattr(config, name)
         if value is not None and value < least:
@@ -55,7 +88,18 @@ def check_at_least(config: Any, least: float, *names: str) -> None:
 
 
 def check_fraction(config: Any, *names: str) -> None:
-    """Raises `ConfigError` for one of the fields `names` below 0, or not below 1."""
+    """Raises `ConfigError` for one of the fields `names` below 0, or not below 1.
+
+    >>> from dataclasses import dataclass
+    >>> from jaxformer.config import check_fraction
+    >>> @dataclass
+    ... class Training:
+    ...     dropout_rate: float
+    >>> check_fraction(Training(1.5), "dropout_rate")
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: dropout_rate=1.5, but it lies in 0 <= dropout_rate < 1
+    """
     for name in names:
         value = getattr(config, name)
         if not 0.0 <= value < 1.0:
@@ -63,7 +107,18 @@ def check_fraction(config: Any, *names: str) -> None:
 
 
 def check_pattern(config: Any, name: str) -> None:
-    """Raises `ConfigError` unless the field `name` is a regular expression."""
+    """Raises `ConfigError` unless the field `name` is a regular expression.
+
+    >>> from dataclasses import dataclass
+    >>> from jaxformer.config import check_pattern
+    >>> @dataclass
+    ... class Training:
+    ...     freeze: str
+    >>> check_pattern(Training("("), "freeze")
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: freeze='(' is not a regular expression: ...
+    """
     pattern = getattr(config, name)
     try:
         re.compile(pattern)

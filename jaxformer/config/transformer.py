@@ -125,7 +125,9 @@ class TransformerConfig:
     num_token_types: int = 0
     """The number of token types (BERT's two sentences); 0: no type embedding."""
     pooler: bool = False
-    """An encoder-only model has a dense layer with tanh on its first token."""
+    """An encoder-only model has a dense layer with an activation on its first token."""
+    pooler_activation: Literal["tanh", "relu"] = "tanh"
+    """The activation of the pooler (BERT: tanh, the classifier of DistilBERT: relu)."""
     dropout_rate: float = 0.0
     """P_drop, on each sub-layer's output and on the sum of embeddings and positions."""
     attention_dropout_rate: float = 0.0

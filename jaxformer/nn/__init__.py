@@ -4,7 +4,13 @@ from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import REMAT, Block, MakeBlock
 from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.ensemble import Ensemble, stack_members
-from jaxformer.nn.heads import Classifier, MaskedLanguageModel, MaskedLMOutput, SpanPredictor
+from jaxformer.nn.heads import (
+    Classifier,
+    MaskedLanguageModel,
+    MaskedLMOutput,
+    SpanPredictor,
+    TokenClassifier,
+)
 from jaxformer.nn.inspection import Patched, read_taps, tap_names, with_attention_weights
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.layers import Embedding, FeedForward, LMHead, Norm
@@ -39,6 +45,7 @@ __all__ = [
     "Rotation",
     "SpanPredictor",
     "Stack",
+    "TokenClassifier",
     "init_cache",
     "quantize",
     "read_taps",

@@ -1,4 +1,4 @@
-"""Models with a task: a masked language model, a classifier, and the span of an answer."""
+"""Models with a task: a masked language model, classifiers, and the span of an answer."""
 
 from typing import NamedTuple
 
@@ -158,6 +158,50 @@ class Classifier(nn.Module):
         return nn.Dense(
             self.classes, dtype=config.dtype, kernel_init=dense_init(config), name="head"
         )(x)
+
+
+class TokenClassifier(nn.Module):
+    """A dense layer on the vector of each token, for names, parts of speech and the like.
+
+    `backbone` is an `EncoderOnly`, or any module with a `config` that returns what it does (Devlin
+    et al. 2019, section 5.3).
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.nn import TokenClassifier
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model = TokenClassifier(jf.EncoderOnly(config), classes=3)
+    >>> tokens, real = jnp.ones((2, 5), int), jnp.ones((2, 5), bool)
+    >>> logits, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), tokens, real)
+    >>> logits.shape  # [B, T, C]
+    (2, 5, 3)
+    """
+
+    backbone: nn.Module
+    classes: int
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B T"],
+        token_type_ids: Int[AnyArray, "B T"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B T C"]:
+        """The logits of the C classes of each token.
+
+        `padding_mask` is True at real tokens, `token_type_ids` tell two sentences apart.
+        """
+        config = self.backbone.config
+        x = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
+        name = "/".join((*self.path, "hidden"))
+        x = Dropout(dropout_rng, name, config.dropout_rate)(x)
+        head = nn.Dense(
+            self.classes, dtype=config.dtype, kernel_init=dense_init(config), name="head"
+        )
+        return head(x)
 
 
 class SpanPredictor(nn.Module):

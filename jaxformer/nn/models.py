@@ -269,7 +269,7 @@ class EncoderOutput(NamedTuple):
     hidden: Float[Array, "B T D"]
     """The vector of each token."""
     pooled: Float[Array, "B D"] | None
-    """tanh of a dense layer on the first token's vector; None without `config.pooler`."""
+    """The pooler's output for the first token's vector; None without `config.pooler`."""
 
 
 class EncoderOnly(Model):
@@ -314,8 +314,10 @@ class EncoderOnly(Model):
             x = x + self.type_embedding(types)
         mask = AttentionMask(padding_mask=padding_mask)
         hidden, _ = self.encoder(x, mask, dropout_rng=dropout_rng)
-        pooled = jnp.tanh(self.pooler(hidden[:, 0])) if self.config.pooler else None
-        return EncoderOutput(hidden, pooled)
+        if not self.config.pooler:
+            return EncoderOutput(hidden, None)
+        activation = {"tanh": jnp.tanh, "relu": jax.nn.relu}[self.config.pooler_activation]
+        return EncoderOutput(hidden, activation(self.pooler(hidden[:, 0])))
 
     def pooled(
         self,

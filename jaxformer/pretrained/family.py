@@ -203,8 +203,8 @@ class Family(NamedTuple):
     """A regular expression for names of tensors that are no parameters."""
     ignored_keys: frozenset[str] = frozenset()
     """Keys of config.json that do not change what the model computes."""
-    classifier_tensor: str = ""
-    """The tensor whose first axis is that of a classifier's classes."""
+    classifier_tensors: tuple[str, ...] = ()
+    """The tensors of classifiers whose first axis is that of the classes."""
 
 
 def token_layers(spec: ModelSpec, embedding: str, output: str = "lm_head.weight") -> list[Entry]:

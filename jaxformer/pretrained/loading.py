@@ -64,11 +64,11 @@ def load_pretrained(
 
     Reads config.json, model.safetensors (also in several files with an index) and the tokenizer's
     files (those of SentencePiece need the extra `subwords`). `architectures` in config.json decides
-    the model: a `DecoderOnly`, `EncoderOnly`, `EncoderDecoder`, `MaskedLanguageModel` or
-    `Classifier`. Weights may be stored as F16, BF16 or F32; `params` are float32. `dtype` is that
-    of the computation. A decoder without an output layer gets the transpose of its embedding. If
-    there is no such folder, `folder` is the name of a model on the hub and is downloaded (needs
-    `huggingface_hub`).
+    the model: a `DecoderOnly`, `EncoderOnly`, `EncoderDecoder`, `MaskedLanguageModel`,
+    `Classifier`, `TokenClassifier` or `SpanPredictor`. Weights may be stored as F16, BF16 or F32;
+    `params` are float32. `dtype` is that of the computation. A decoder without an output layer gets
+    the transpose of its embedding. If there is no such folder, `folder` is the name of a model on
+    the hub and is downloaded (needs `huggingface_hub`).
 
     Raises `ConfigError`, naming the key and its value, for what is not supported, and `DataError`
     for files that are damaged, lead out of the folder, or do not have exactly the tensors that the
@@ -154,8 +154,8 @@ def _read_spec(
     config = replace(read_config(family, hf), dtype=dtype)
     check_layers(config.num_encoder_layers + config.num_decoder_layers, tensors.shapes)
     names = canonical_names(family, tensors.shapes)
-    head = tensors.shapes.get(names.get(family.classifier_tensor, ""), (0,))
-    classes = parse_number(family.classifier_tensor, head[0], int) if head else 0
+    heads = [tensors.shapes[names[x]] for x in family.classifier_tensors if x in names]
+    classes = parse_number("the number of classes", heads[0][0], int) if any(heads) else 0
     spec = ModelSpec(kind, config, classes).completed()
     return family, family.adapt(spec, names), names
 

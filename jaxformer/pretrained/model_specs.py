@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.heads import Classifier, MaskedLanguageModel
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, Model
 from jaxformer.ops.attention import AttentionFn
 from jaxformer.pretrained.weight_map import Shape
@@ -26,6 +26,8 @@ Kind = Literal[
     "encoder_decoder",
     "encoder_classifier",
     "decoder_classifier",
+    "token_classifier",
+    "spans",
 ]
 """A `bare_decoder` is published without an output layer."""
 
@@ -34,10 +36,15 @@ _BODIES = {
     "masked_and_next": "encoder/",
     "encoder_classifier": "backbone/",
     "decoder_classifier": "backbone/",
+    "token_classifier": "backbone/",
+    "spans": "backbone/",
 }
 
+POOLERLESS = ("token_classifier", "spans")
+"""The kinds of models that do not use the pooler of their encoder."""
+
 # Fields that count only with these values of another field.
-_ONLY_WITH = {
+_ONLY_WITH: dict[str, tuple[str, list[Any]]] = {
     "rotary_base": ("positions", ["rotary"]),
     "rotary_fraction": ("positions", ["rotary"]),
     "rotary_scaling": ("positions", ["rotary"]),
@@ -48,6 +55,7 @@ _ONLY_WITH = {
     "rotary_beta_fast": ("rotary_scaling", ["yarn"]),
     "rotary_beta_slow": ("rotary_scaling", ["yarn"]),
     "rotary_attention_factor": ("rotary_scaling", ["yarn"]),
+    "pooler_activation": ("pooler", [True]),
     "sinusoidal_layout": ("positions", ["sinusoidal"]),
     "sinusoidal_endpoint": ("positions", ["sinusoidal"]),
     "sinusoidal_offset": ("positions", ["sinusoidal"]),
@@ -106,10 +114,15 @@ class ModelSpec(NamedTuple):
         if self.kind != "encoder_decoder":
             decoder = self.kind.startswith("decoder")
             unused.append("num_encoder_layers" if decoder else "num_decoder_layers")
-            unused += ["source_vocab_size", *(["pooler", "num_token_types"] if decoder else [])]
+            unused += [
+                "source_vocab_size",
+                *(["pooler", "pooler_activation", "num_token_types"] if decoder else []),
+            ]
             unused += [] if decoder else ["attention_window", "full_attention_interval"]
             tied = self.kind != "decoder" or config.ties_output
             fields["tied_embeddings"] = "output" if tied else "none"
+            if decoder or self.kind in POOLERLESS:
+                unused += ["pooler", "pooler_activation"]
             unused += ["output_bias"] if self.kind != "decoder" else []
         return {name: value for name, value in fields.items() if name not in unused}
 
@@ -130,6 +143,10 @@ def make_model(spec: ModelSpec, attention_fn: AttentionFn) -> nn.Module:
             return Classifier(DecoderOnly(config, attention_fn), spec.classes)
         case "encoder_classifier":
             return Classifier(EncoderOnly(config, attention_fn), spec.classes)
+        case "token_classifier":
+            return TokenClassifier(EncoderOnly(config, attention_fn), spec.classes)
+        case "spans":
+            return SpanPredictor(EncoderOnly(config, attention_fn))
 
 
 def spec_of(model: nn.Module) -> ModelSpec:
@@ -147,9 +164,14 @@ def spec_of(model: nn.Module) -> ModelSpec:
             return ModelSpec("decoder_classifier", backbone.config, model.classes)
         case Classifier(backbone=EncoderOnly() as backbone):
             return ModelSpec("encoder_classifier", backbone.config, model.classes)
+        case TokenClassifier(backbone=EncoderOnly() as backbone):
+            return ModelSpec("token_classifier", backbone.config, model.classes)
+        case SpanPredictor(backbone=EncoderOnly() as backbone):
+            return ModelSpec("spans", backbone.config)
     raise ConfigError(
         f"a {type(model).__name__} cannot be exported: give a DecoderOnly, EncoderOnly, "
-        "EncoderDecoder, MaskedLanguageModel, or a Classifier on a DecoderOnly or EncoderOnly"
+        "EncoderDecoder, MaskedLanguageModel, a Classifier on a DecoderOnly or EncoderOnly, or a "
+        "TokenClassifier or SpanPredictor on an EncoderOnly"
     )
 
 
@@ -160,7 +182,7 @@ def param_shapes(model: nn.Module) -> dict[str, Shape]:
     match model:
         case Model(config=sizes) if sizes.num_encoder_layers and sizes.num_decoder_layers:
             inputs = (tokens, tokens)
-        case Classifier():
+        case Classifier() | TokenClassifier() | SpanPredictor():
             inputs = (tokens, tokens > 0)
         case _:
             inputs = (tokens,)

@@ -21,7 +21,7 @@ from jaxformer.pretrained.weight_map import to_hf
 from jaxformer.text.tokenizers import Tokenizer
 
 _ROLES = ("pad", "bos", "eos")
-_CLASSIFIERS = ("encoder_classifier", "decoder_classifier")
+_CLASSIFIERS = ("encoder_classifier", "decoder_classifier", "token_classifier")
 
 
 def save_pretrained(

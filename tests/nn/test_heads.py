@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import BERT_BASE, TransformerConfig
-from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.training.losses import (
@@ -231,6 +231,31 @@ def test_the_loss_of_a_span_is_the_mean_of_its_ends_over_real_tokens(
     nats, count = jax.jit(span_loss(model))(params, batch, None)
     assert_equal(nats, expected)
     assert count == 2
+
+
+def test_a_class_of_each_token_is_a_dense_layer_on_its_vector(masked, random_params, assert_equal):
+    backbone = EncoderOnly(BERT)
+    model = TokenClassifier(backbone, C)
+    params = random_params(model, *masked[:3])
+    hidden, _ = jax.jit(backbone.apply)({"params": params["backbone"]}, *masked[:3])
+    logits = jax.jit(model.apply)({"params": params}, *masked[:3])
+    assert_equal(logits, np.asarray(hidden) @ params["head"]["kernel"] + params["head"]["bias"])
+    logits = jax.jit(model.apply)({"params": params}, masked.tokens, PRESENT)
+    labels = np.arange(B * T).reshape(B, T) % C
+    batch = Labelled(masked.tokens, PRESENT, labels, PRESENT, np.arange(B))
+    nats, count = jax.jit(classification_loss(model))(params, batch, None)
+    chosen = np.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1)[..., 0]
+    assert_equal(nats, -chosen[PRESENT].sum())
+    assert count == PRESENT.sum()
+
+
+@pytest.mark.parametrize("name", ["tanh", "relu"])
+def test_the_activation_of_the_pooler_is_the_configs(name, masked, random_params, assert_equal):
+    model = EncoderOnly(replace(BERT, pooler_activation=name))
+    params = random_params(model, masked.tokens)
+    hidden, pooled = jax.jit(model.apply)({"params": params}, masked.tokens)
+    sums = np.asarray(hidden)[:, 0] @ params["pooler"]["kernel"] + params["pooler"]["bias"]
+    assert_equal(pooled, np.tanh(sums) if name == "tanh" else np.maximum(sums, 0))
 
 
 def test_dropout_acts_on_the_summary(masked, random_params):

@@ -19,6 +19,7 @@ from experiments.torch_reference import to_safetensors
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.blocks import Block
+from jaxformer.nn.heads import SpanPredictor
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.nn.stack import Stack
 from jaxformer.pretrained import Loaded, load_pretrained, save_pretrained
@@ -88,6 +89,11 @@ CASES = [
     ("DistilBertForMaskedLM", {}),
     ("DistilBertForMaskedLM", {"n_layers": 1, "activation": "relu"}),
     ("DistilBertForMaskedLM", {"n_layers": 1, "sinusoidal_pos_embds": True}),
+    ("DistilBertForSequenceClassification", {"num_labels": 3}),
+    ("DistilBertForTokenClassification", {"num_labels": 3}),
+    ("DistilBertForQuestionAnswering", {"activation": "relu"}),
+    ("BertForTokenClassification", {"num_labels": 3}),
+    ("BertForQuestionAnswering", {"type_vocab_size": 3}),
     ("LlamaForCausalLM", {}),
     ("LlamaForCausalLM", {**GROUPED, **WIDE, **UP, **TIED, **RELU, **EPS, **SHALLOW, **ROPE}),
     ("LlamaForCausalLM", {**GROUPED, **BIASED, **UP, **RELU, **SHALLOW}),
@@ -126,6 +132,8 @@ CASES = [
     ("RobertaModel", {"type_vocab_size": 1}),
     ("RobertaForMaskedLM", {"layer_norm_eps": 1e-2}),
     ("RobertaForSequenceClassification", {"num_labels": 3}),
+    ("RobertaForTokenClassification", {"num_labels": 3}),
+    ("XLMRobertaForQuestionAnswering", {}),
     ("XLMRobertaForMaskedLM", {"layer_norm_eps": 1e-2}),
     ("XLMRobertaForSequenceClassification", {"type_vocab_size": 1}),
     ("GPTNeoXForCausalLM", {}),
@@ -183,7 +191,7 @@ def inputs_of(torch, model):
     theirs = {"input_ids": torch.tensor(ids)}
     if "Bert" in name:
         theirs["attention_mask"] = torch.tensor(PRESENT.astype(np.int64))
-    if name.startswith("Bert") and "Sequence" not in name:
+    if name.startswith("Bert"):
         types = np.broadcast_to(np.arange(7) > 3, IDS.shape) * (model.config.type_vocab_size - 1)
         theirs["token_type_ids"] = torch.tensor(types)
         return theirs, (ids, PRESENT, types)
@@ -195,7 +203,7 @@ def inputs_of(torch, model):
 def outputs(found):
     """The tensors of their output that ours has too: scores, or vectors."""
     names = ("prediction_logits", "seq_relationship_logits", "logits")
-    names += ("last_hidden_state", "pooler_output")
+    names += ("last_hidden_state", "pooler_output", "start_logits", "end_logits")
     return [found[name] for name in names if found.get(name) is not None]
 
 
@@ -241,6 +249,8 @@ def pair(request, torch, make, tmp_path_factory):
             ),
         )
         found = jax.tree.leaves(found)
+        if isinstance(ours.model, SpanPredictor):
+            found = jnp.unstack(found[0], axis=1)  # of starts and of ends
         weighed = (jnp.vdot(part, share) for part, share in zip(found, shares, strict=True))
         return sum(weighed), (found, state)
 

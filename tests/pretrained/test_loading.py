@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, DataError, MissingExtra
-from jaxformer.nn.heads import Classifier, MaskedLanguageModel
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.ops.attention import xla
 from jaxformer.pretrained import load_pretrained, save_pretrained
@@ -66,6 +66,8 @@ DISTILBERT = replace(
 BERT = replace(DISTILBERT, num_token_types=3, pooler=True, norm_eps=1e-3)
 
 ROBERTA = replace(DISTILBERT, num_token_types=1, norm_eps=1e-3, activation="gelu", pooler=True)
+RECTIFIED = replace(DISTILBERT, pooler=True, pooler_activation="relu")
+PLAIN_BERT, PLAIN_ROBERTA = replace(BERT, pooler=False), replace(ROBERTA, pooler=False)
 LLAMA3 = {"rotary_factor": 8.0, "rotary_low_freq_factor": 0.5, "rotary_original_len": 9}
 QWEN2 = replace(LLAMA, head_dim=None, d_model=12, qkv_bias=True)
 YARN = {"rotary_factor": 8.0, "rotary_original_len": 9, "rotary_beta_fast": 2.0}
@@ -109,11 +111,16 @@ MODELS = {
     "gpt_neox, classes": ("gpt_neox", Classifier(DecoderOnly(NEOX), 3)),
     "distilbert": ("distilbert", EncoderOnly(DISTILBERT)),
     "distilbert, masked": ("distilbert", MaskedLanguageModel(DISTILBERT)),
+    "distilbert, classes": ("distilbert", Classifier(EncoderOnly(RECTIFIED), 3)),
+    "distilbert, spans": ("distilbert", SpanPredictor(EncoderOnly(DISTILBERT))),
     "bert": ("bert", EncoderOnly(BERT)),
     "bert, no pooler": ("bert", EncoderOnly(replace(BERT, pooler=False))),
     "bert, masked": ("bert", MaskedLanguageModel(replace(BERT, pooler=False))),
     "bert, masked and next": ("bert", MaskedLanguageModel(BERT)),
     "bert, classes": ("bert", Classifier(EncoderOnly(BERT), 3)),
+    "bert, token classes": ("bert", TokenClassifier(EncoderOnly(PLAIN_BERT), 3)),
+    "bert, spans": ("bert", SpanPredictor(EncoderOnly(PLAIN_BERT))),
+    "roberta, token classes": ("roberta", TokenClassifier(EncoderOnly(PLAIN_ROBERTA), 3)),
     "roberta": ("roberta", EncoderOnly(ROBERTA)),
     "roberta, masked": ("roberta", MaskedLanguageModel(replace(ROBERTA, pooler=False))),
     "roberta, classes": ("roberta", Classifier(EncoderOnly(ROBERTA), 3)),
@@ -129,7 +136,8 @@ def filled(random_params):
 
     def fill(name):
         _, model = MODELS[name]
-        inputs = (TOKENS, TOKENS > 0) if isinstance(model, Classifier) else (TOKENS,)
+        heads = Classifier | TokenClassifier | SpanPredictor
+        inputs = (TOKENS, TOKENS > 0) if isinstance(model, heads) else (TOKENS,)
         params = random_params(model, *inputs)
         if isinstance(model, Classifier) and isinstance(model.backbone, DecoderOnly):
             params["head"]["bias"] *= 0.0
@@ -306,7 +314,7 @@ REFUSED = [
     ("gpt2", "model_type", "bloom"),
     ("gpt2", "model_type", ["gpt2"]),
     ("gpt2", "architectures", ["GPT2DoubleHeadsModel"]),
-    ("distilbert", "architectures", ["DistilBertForSequenceClassification"]),
+    ("distilbert", "architectures", ["DistilBertForMultipleChoice"]),
     ("bert", "architectures", []),
 ]
 
@@ -498,6 +506,18 @@ def test_a_model_that_nobody_has_is_refused_with_what_each_family_lacks(filled, 
 def test_a_bert_without_token_types_is_refused_by_bert(filled, tmp_path):
     with pytest.raises(ConfigError, match="bert: type_vocab_size=0, but it must be .* from 1"):
         save_pretrained(tmp_path / "new", *filled("distilbert"), family="bert")
+
+
+@pytest.mark.parametrize("name", ["bert, token classes", "bert, spans"])
+def test_a_pooler_that_no_output_depends_on_is_not_written(filled, tmp_path, name):
+    model, params = filled(name)
+    pooled = model.copy(backbone=EncoderOnly(BERT))
+    pooler = {"kernel": np.ones((10, 10), np.float32), "bias": np.ones(10, np.float32)}
+    backbone = params["backbone"] | {"pooler": pooler}
+    save_pretrained(tmp_path / "new", pooled, params | {"backbone": backbone})
+    loaded = load_pretrained(tmp_path / "new")
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+    assert type(loaded.model) is type(model)
 
 
 def test_parameters_of_another_model_are_refused(filled, tmp_path):

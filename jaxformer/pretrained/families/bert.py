@@ -15,7 +15,7 @@ from jaxformer.pretrained.family import (
     parse_number,
     unsupported,
 )
-from jaxformer.pretrained.model_specs import ModelSpec
+from jaxformer.pretrained.model_specs import POOLERLESS, ModelSpec
 from jaxformer.pretrained.weight_map import (
     SAME,
     Entry,
@@ -52,13 +52,15 @@ class _Names(NamedTuple):
     next_sentence: str = ""
     """The head for the next sentence."""
     classifier: str = ""
-    """The output layer of a classifier."""
+    """The output layer of a classifier of texts."""
+    heads: Mapping[str, str] = {"token_classifier": "classifier", "spans": "qa_outputs"}
+    """The output layers of the kinds of models with an output for each token."""
     positions: Transform = SAME
     """How the table of positions is stored."""
 
 
 def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
-    """The entries of an encoder with the heads of pretraining, a classifier, or neither."""
+    """The entries of an encoder with the heads of pretraining, of another task, or none."""
     body, config, masked = spec.body, spec.config, spec.kind.startswith("masked")
     embeddings = f"{names.prefix}embeddings"
     table = f"{embeddings}.word_embeddings.weight"
@@ -76,8 +78,9 @@ def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[E
         entries += [entry(f"{body}type_embedding/table", types)]
     for i in range(config.num_encoder_layers):
         entries += _block(names, f"{body}encoder/blocks_{i}", f"{names.blocks}.{i}")
-    if config.pooler:
-        pooler = names.classifier_pooler if spec.classes else names.pooler
+    if config.pooler and spec.kind not in POOLERLESS:
+        classifies = spec.kind == "encoder_classifier"
+        pooler = names.classifier_pooler if classifies else names.pooler
         entries += dense(f"{body}pooler", pooler)
     if masked:
         entries += dense("transform", names.transform)
@@ -85,7 +88,8 @@ def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[E
         entries += [Entry(("bias",), tuple(dict.fromkeys((names.bias, f"{names.output}.bias"))))]
     if masked and config.pooler:
         entries += dense("next_sentence", names.next_sentence)
-    return [*entries, *(dense("head", names.classifier) if spec.classes else [])]
+    heads = {"encoder_classifier": names.classifier, **names.heads}
+    return [*entries, *(dense("head", heads[spec.kind]) if spec.kind in heads else [])]
 
 
 def _block(names: _Names, jax: str, hf: str) -> list[Entry]:
@@ -110,7 +114,7 @@ def _adapt(names: _Names, spec: ModelSpec, given: Collection[str]) -> ModelSpec:
         "masked": f"{names.next_sentence}.weight" in given,
         "masked_and_next": True,
     }
-    pooler = needed[spec.kind]
+    pooler = needed.get(spec.kind, False)
     kind = "masked_and_next" if pooler and spec.kind == "masked" else spec.kind
     return spec._replace(kind=kind, config=replace(spec.config, pooler=pooler))
 
@@ -169,6 +173,8 @@ BERT = Family(
         "BertForMaskedLM": "masked",
         "BertForPreTraining": "masked_and_next",
         "BertForSequenceClassification": "encoder_classifier",
+        "BertForTokenClassification": "token_classifier",
+        "BertForQuestionAnswering": "spans",
     },
     constants=_CONSTANTS,
     settings=(
@@ -181,12 +187,12 @@ BERT = Family(
     ),
     weight_map=partial(_weight_map, _BERT),
     prefix=_BERT.prefix,
-    head_prefixes=("cls.", "classifier."),
+    head_prefixes=("cls.", "classifier.", "qa_outputs."),
     adapt=partial(_adapt, _BERT),
     renamed_endings={".gamma": ".weight", ".beta": ".bias"},
     ignored_tensors=r"\.embeddings\.position_ids$",
     ignored_keys=_IGNORED_KEYS,
-    classifier_tensor="classifier.weight",
+    classifier_tensors=("classifier.weight",),
 )
 """The dropout of a classifier (`classifier_dropout`) is `dropout_rate` here."""
 
@@ -230,6 +236,8 @@ def _roberta(model_type: str, name: str, vocab_size: int) -> Family:
             f"{name}Model": "encoder",
             f"{name}ForMaskedLM": "masked",
             f"{name}ForSequenceClassification": "encoder_classifier",
+            f"{name}ForTokenClassification": "token_classifier",
+            f"{name}ForQuestionAnswering": "spans",
         },
         constants=_CONSTANTS,
         settings=(
@@ -243,11 +251,11 @@ def _roberta(model_type: str, name: str, vocab_size: int) -> Family:
         ),
         weight_map=partial(_weight_map, _ROBERTA),
         prefix=_ROBERTA.prefix,
-        head_prefixes=("lm_head.", "classifier."),
+        head_prefixes=("lm_head.", "classifier.", "qa_outputs."),
         adapt=partial(_adapt, _ROBERTA),
         ignored_tensors=r"\.embeddings\.position_ids$",
         ignored_keys=_IGNORED_KEYS,
-        classifier_tensor="classifier.out_proj.weight",
+        classifier_tensors=("classifier.out_proj.weight", "classifier.weight"),
     )
 
 
@@ -270,12 +278,20 @@ _DISTILBERT = _Names(
     transform_norm="vocab_layer_norm",
     output="vocab_projector",
     bias="vocab_projector.bias",
+    classifier_pooler="pre_classifier",
+    classifier="classifier",
 )
 
 DISTILBERT = Family(
     model_type="distilbert",
-    architectures={"DistilBertModel": "encoder", "DistilBertForMaskedLM": "masked"},
-    constants={**_CONSTANTS, "norm_eps": 1e-12},
+    architectures={
+        "DistilBertModel": "encoder",
+        "DistilBertForMaskedLM": "masked",
+        "DistilBertForSequenceClassification": "encoder_classifier",
+        "DistilBertForTokenClassification": "token_classifier",
+        "DistilBertForQuestionAnswering": "spans",
+    },
+    constants={**_CONSTANTS, "norm_eps": 1e-12, "pooler_activation": "relu"},
     settings=(
         field("vocab_size", "vocab_size", 30_522),
         field("max_position_embeddings", "max_len", 512),
@@ -290,10 +306,12 @@ DISTILBERT = Family(
     ),
     weight_map=partial(_weight_map, _DISTILBERT),
     prefix=_DISTILBERT.prefix,
-    head_prefixes=("vocab_",),
+    head_prefixes=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
+    adapt=partial(_adapt, _DISTILBERT),
+    classifier_tensors=("classifier.weight",),
     ignored_tensors=r"\.embeddings\.position_ids$",
     ignored_keys=frozenset(
         "sinusoidal_pos_embds qa_dropout seq_classif_dropout tie_weights_".split()
     ),
 )
-"""Its classifier is not supported: it has a relu layer where `Classifier` has a tanh pooler."""
+"""The dropouts of its heads are `dropout_rate` here; the layer before its classifier has a relu."""

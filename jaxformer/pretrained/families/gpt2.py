@@ -84,6 +84,6 @@ GPT2 = Family(
         """n_ctx embd_pdrop reorder_and_upcast_attn summary_activation summary_first_dropout
         summary_proj_to_labels summary_type summary_use_proj""".split()
     ),
-    classifier_tensor="score.weight",
+    classifier_tensors=("score.weight",),
 )
 """The dropout of embeddings (`embd_pdrop`) is `dropout_rate` here."""

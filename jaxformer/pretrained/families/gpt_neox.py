@@ -79,5 +79,5 @@ GPT_NEOX = Family(
     renamed_endings={"lm_head.weight": "embed_out.weight"},
     ignored_tensors=r"\.attention\.(masked_bias|bias|rotary_emb\.inv_freq)$",
     ignored_keys=frozenset(["classifier_dropout"]),
-    classifier_tensor="score.weight",
+    classifier_tensors=("score.weight",),
 )

@@ -198,7 +198,7 @@ def _family(
         head_prefixes=("lm_head.", "score."),
         ignored_tensors=r"\.rotary_emb\.inv_freq$",
         ignored_keys=frozenset(ignored_keys.split()),
-        classifier_tensor="score.weight",
+        classifier_tensors=("score.weight",),
     )
 
 

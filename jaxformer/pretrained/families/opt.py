@@ -94,5 +94,5 @@ OPT = Family(
     prefix="model.",
     head_prefixes=("lm_head.", "score."),
     ignored_keys=frozenset(["layerdrop", "init_std"]),
-    classifier_tensor="score.weight",
+    classifier_tensors=("score.weight",),
 )
