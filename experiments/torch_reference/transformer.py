@@ -32,6 +32,8 @@ _FIXED = {
     "initializer": "xavier",
     "dtype": "float32",
     "num_kv_heads": None,
+    "num_encoder_heads": None,
+    "encoder_d_ff": None,
     "head_dim": None,
     "value_head_dim": None,
     "attention_window": None,

@@ -1,7 +1,7 @@
 """`TransformerConfig`: the sizes and choices that define a model."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxformer.config.checks import check_at_least, check_choices, check_fraction, check_types
@@ -44,6 +44,10 @@ class TransformerConfig:
     """The number of source ids; None: `vocab_size`."""
     num_kv_heads: int | None = None
     """The number of key/value heads, each shared by a group of heads; None: `num_heads`."""
+    num_encoder_heads: int | None = None
+    """h of the encoder, where it is another one than that of the decoder; None: `num_heads`."""
+    encoder_d_ff: int | None = None
+    """F of the encoder, where it is another one than that of the decoder; None: `d_ff`."""
     head_dim: int | None = None
     """d_k, the size of a head's queries and keys; None: `d_model` / `num_heads`."""
     value_head_dim: int | None = None
@@ -150,6 +154,7 @@ class TransformerConfig:
         check_choices(self)
         _check_sizes(self)
         _check_positions(self)
+        _ = self.encoder  # checks its sizes
         check_fraction(self, "dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
         check_fraction(self, "word_dropout_rate")
         if self.ties_inputs and self.source_vocab_size not in (None, self.vocab_size):
@@ -158,6 +163,14 @@ class TransformerConfig:
                 f"source_vocab_size={self.source_vocab_size} and vocab_size={self.vocab_size}: "
                 "make them equal or tie 'output' only"
             )
+
+    @property
+    def encoder(self) -> "TransformerConfig":
+        """The config of the encoder's stack."""
+        if self.num_encoder_heads is None and self.encoder_d_ff is None:
+            return self
+        heads, d_ff = self.num_encoder_heads or self.num_heads, self.encoder_d_ff or self.d_ff
+        return replace(self, num_heads=heads, d_ff=d_ff, num_encoder_heads=None, encoder_d_ff=None)
 
     @property
     def ties_inputs(self) -> bool:
@@ -208,6 +221,7 @@ class TransformerConfig:
 def _check_sizes(config: TransformerConfig) -> None:
     check_at_least(config, 1, "vocab_size", "d_model", "d_ff", "num_heads", "max_len")
     check_at_least(config, 1, "source_vocab_size", "num_kv_heads", "head_dim", "value_head_dim")
+    check_at_least(config, 1, "num_encoder_heads", "encoder_d_ff")
     check_at_least(config, 1, "attention_window", "rotary_factor", "rotary_original_len")
     check_at_least(config, 2, "full_attention_interval")
     check_at_least(config, 1e-6, "query_pre_attn_scalar", "attention_softcap", "logits_softcap")

@@ -31,10 +31,15 @@ class Model(nn.Module):
     block: MakeBlock = Block
     position_scheme: MakePositionScheme | None = None
 
-    def stack(self, num_layers: int, cross: bool = False) -> Stack:
-        """A stack of `num_layers` blocks, made of the values that the model was given."""
+    def stack(
+        self, num_layers: int, cross: bool = False, config: TransformerConfig | None = None
+    ) -> Stack:
+        """A stack of `num_layers` blocks, made of the values that the model was given.
+
+        `config` None means that of the model.
+        """
         parts = self.attention_fn, self.block, self.position_scheme
-        return Stack(self.config, num_layers, cross, *parts)
+        return Stack(config or self.config, num_layers, cross, *parts)
 
     def embed(
         self,
@@ -112,7 +117,7 @@ class EncoderDecoder(DecodingModel):
         if not config.ties_inputs:
             size = config.source_vocab_size or config.vocab_size
             self.source_embedding: Embedding = Embedding(size, config)
-        self.encoder: Stack = self.stack(config.num_encoder_layers)
+        self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.encoder)
 
     def __call__(
         self,
@@ -290,7 +295,7 @@ class EncoderOnly(Model):
         self.embedding: Embedding = Embedding(config.vocab_size, config)
         if config.num_token_types:
             self.type_embedding: Embedding = Embedding(config.num_token_types, config)
-        self.encoder: Stack = self.stack(config.num_encoder_layers)
+        self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.encoder)
         if config.pooler:
             self.pooler: nn.Dense = nn.Dense(
                 config.d_model, dtype=config.dtype, kernel_init=dense_init(config)

@@ -103,6 +103,8 @@ class ModelSpec(NamedTuple):
         fields |= {"num_kv_heads": config.kv_heads, "head_dim": config.key_size}
         fields |= {"value_head_dim": config.value_size, "qkv_bias": config.has_qkv_bias}
         fields |= {"source_vocab_size": config.source_vocab_size or config.vocab_size}
+        encoder = config.encoder
+        fields |= {"num_encoder_heads": encoder.num_heads, "encoder_d_ff": encoder.d_ff}
         fields |= {"query_pre_attn_scalar": config.query_divisor}
         if (config.full_attention_interval or 0) > config.num_decoder_layers:
             fields["full_attention_interval"] = None
@@ -121,6 +123,7 @@ class ModelSpec(NamedTuple):
             unused += [] if decoder else ["attention_window", "full_attention_interval"]
             tied = self.kind != "decoder" or config.ties_output
             fields["tied_embeddings"] = "output" if tied else "none"
+            unused += ["num_encoder_heads", "encoder_d_ff"] if decoder else []
             if decoder or self.kind in POOLERLESS:
                 unused += ["pooler", "pooler_activation"]
             unused += ["output_bias"] if self.kind != "decoder" else []

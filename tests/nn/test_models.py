@@ -158,6 +158,17 @@ def test_relative_positions_have_one_table_a_stack_and_none_for_the_memory(leaf_
     }
 
 
+def test_an_encoder_may_have_heads_and_hidden_layers_of_its_own(leaf_shapes):
+    sizes = {"num_heads": 3, "num_encoder_heads": 2, "encoder_d_ff": 19}
+    model = EncoderDecoder(replace(TINY, d_model=12, d_ff=17, head_dim=None, **sizes))
+    tokens = np.zeros((B, T), int)
+    shapes = leaf_shapes(jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"])
+    query, up = "blocks_0/attention/query/kernel", "blocks_0/feed_forward/up/kernel"
+    assert shapes[f"encoder/{query}"] == (12, 2, 6) and shapes[f"encoder/{up}"] == (12, 19)
+    assert shapes[f"decoder/{query}"] == (12, 3, 4) and shapes[f"decoder/{up}"] == (12, 17)
+    assert shapes["decoder/blocks_0/cross_attention/key/kernel"] == (12, 3, 4)
+
+
 def test_an_encoder_tells_what_comes_before_from_what_comes_after(rng, random_params):
     """Only the buckets that hold a distance of seven tokens are felt."""
     config = replace(TINY, positions="relative", relative_buckets=6, relative_max_distance=12)

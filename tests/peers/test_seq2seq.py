@@ -67,6 +67,10 @@ CASES = {
     "m2m_100": ("M2M100", {"activation_function": "relu"}),
     "m2m_100, gelu": ("M2M100", {"activation_function": "gelu", "scale_embedding": False}),
     "mbart": ("MBart", {"activation_function": "gelu", "scale_embedding": True}),
+    "mbart of two widths": (
+        "MBart",
+        {"encoder_attention_heads": 2, "encoder_ffn_dim": 19, "activation_function": "relu"},
+    ),
     "mt5": ("MT5", {"feed_forward_proj": "gated-gelu"}),
     "t5": ("T5", {}),
     "t5, one layer more, of other widths": (

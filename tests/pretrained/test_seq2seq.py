@@ -74,6 +74,10 @@ MODELS = {
         "marian",
         EncoderDecoder(replace(MARIAN, tied_embeddings="output", source_vocab_size=19)),
     ),
+    "bart, a wider encoder": (
+        "bart",
+        EncoderDecoder(replace(BART, num_encoder_heads=4, encoder_d_ff=19)),
+    ),
     "marian, three tables": ("marian", EncoderDecoder(replace(MARIAN, tied_embeddings="none"))),
 }
 TOKENS = np.array([[1, 5, 7, 2, 18], [3, 9, 4, 0, 0]])
@@ -211,8 +215,7 @@ def test_the_table_of_sines_that_early_versions_wrote_is_passed_over(saved):
         ("t5", {"tie_word_embeddings": 2}, "scale_decoder_outputs=2, but it must be true or"),
         ("t5", {"architectures": ["T5Model"]}, r"architectures=\['T5Model'\] is not"),
         ("m2m_100", {"pad_token_id": 3}, "pad_token_id=3 is not supported: only 1"),
-        ("marian", {"decoder_attention_heads": 4}, "encoder_attention_heads=3 and decoder_"),
-        ("marian", {"decoder_ffn_dim": 4}, "encoder_ffn_dim=17 and decoder_ffn_dim=4"),
+        ("marian", {"encoder_attention_heads": 5}, "d_model=12 is not divisible by num_heads=5"),
         ("marian", {"encoder_ffn_dim": 1.5}, "encoder_ffn_dim=1.5, but it must be a whole number"),
         ("marian", {"tie_word_embeddings": False}, "share_encoder_decoder_embeddings=true with"),
         ("marian", {"decoder_vocab_size": 24}, "vocab_size=23, decoder_vocab_size=24 and"),

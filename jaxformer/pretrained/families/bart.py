@@ -86,20 +86,18 @@ def _block(jax: str, hf: str, cross: bool) -> list[Entry]:
     ]
 
 
-def _both(hf: str, jax: str, default: int) -> Setting:
-    """A number that encoder and decoder have each, and that must be the same here."""
+def _of_both(hf: str, jax: str, encoder_jax: str, default: int) -> Setting:
+    """A number that encoder and decoder have each; ours of the encoder is None where it is one."""
     keys = (f"encoder_{hf}", f"decoder_{hf}")
 
     def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        one, other = (parse_number(key, config_json.get(key, default), int) for key in keys)
-        if one != other:
-            raise ConfigError(
-                f"{keys[0]}={one} and {keys[1]}={other} are not supported: encoder and decoder "
-                f"must have the same {jax}"
-            )
-        return {jax: one}
+        encoder, decoder = (parse_number(x, config_json.get(x, default), int) for x in keys)
+        return {jax: decoder, encoder_jax: None if encoder == decoder else encoder}
 
-    return Setting(keys, read, lambda config: dict.fromkeys(keys, getattr(config, jax)))
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        return {keys[0]: getattr(config.encoder, jax), keys[1]: getattr(config, jax)}
+
+    return Setting(keys, read, write)
 
 
 def _read_vocabularies(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,8 +138,8 @@ _SETTINGS = (
     field("d_model", "d_model", 1024),
     field("encoder_layers", "num_encoder_layers", 12),
     field("decoder_layers", "num_decoder_layers", 12),
-    _both("attention_heads", "num_heads", 16),
-    _both("ffn_dim", "d_ff", 4096),
+    _of_both("attention_heads", "num_heads", "num_encoder_heads", 16),
+    _of_both("ffn_dim", "d_ff", "encoder_d_ff", 4096),
     enum_field("activation_function", "activation", "gelu", ACTIVATIONS),
     field("scale_embedding", "scale_embeddings", False),
     field("dropout", "dropout_rate", 0.1),
