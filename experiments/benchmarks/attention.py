@@ -57,7 +57,7 @@ class AttentionOptions(TimingConfig):
     rounds: int = 5
     repetitions: int = 1
     attention_fns: tuple[str, ...] = ("reference", "blockwise", "xla")
-    """The attention functions: reference, blockwise, xla, cudnn, gpu_flash or tpu_splash."""
+    """Names such as reference, blockwise, xla, cudnn, gpu_flash, tpu_flash, tpu_splash."""
     seq_lens: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
     """Numbers of tokens T; each has a table of its own."""
     batch_size: int = 1

@@ -122,13 +122,27 @@ def _nats(
     """The cross-entropy [...] of `logits` [..., V] in nats, and their logsumexp [...]; float32."""
     label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     logits = logits.astype(jnp.float32)
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    normalizer = jax.lax.platform_dependent(
+        logits, tpu=_logsumexp_by_product, default=partial(jax.nn.logsumexp, axis=-1)
+    )
     nats = normalizer - (1.0 - label_smoothing) * label.astype(jnp.float32)
     if label_smoothing:
         nats -= label_smoothing * jnp.mean(logits, axis=-1)
     if z_loss:
         nats += z_loss * jnp.square(normalizer)
     return nats, normalizer
+
+
+def _logsumexp_by_product(logits: jax.Array) -> jax.Array:
+    """`jax.nn.logsumexp` over the last axis, whose sum is a float32 product with ones.
+
+    A TPU's compiler computes it in half the cycles of a reduction.
+    """
+    top = jnp.max(logits, axis=-1, keepdims=True)
+    top = jnp.where(jnp.isfinite(top), top, 0.0)
+    ones = jnp.ones((logits.shape[-1], 8))
+    total = jnp.matmul(jnp.exp(logits - top), ones, precision=jax.lax.Precision.HIGHEST)
+    return jnp.log(total[..., 0]) + top[..., 0]
 
 
 def _slope(

@@ -35,8 +35,8 @@ def test_a_chip_is_planned_with_flash_attention(tpu_devices, capsys, tmp_path):
     text = report(capsys, "v5e", 6, f"--program {path}")
     assert "compiled is not run" in text
     assert "that JAX may use on v5e: fits" in text
-    assert "attention           tpu_splash" in text
-    assert f"{3 * 2 * 3} tpu_custom_call" in text  # 3 kernels, 2 layers, 3 parts
+    assert "attention           tpu_flash" in text
+    assert f"{2 * 2 * 3} tpu_custom_call" in text  # 2 kernels, 2 layers, 3 parts
     assert "collectives         none" in text
     (mfu,) = re.findall(r"MFU (\d+\.\d)%", text)
     assert 0.0 < float(mfu) < 100.0

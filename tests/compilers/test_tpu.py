@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jaxformer import AttentionMask, DecoderOnly, beam_search, make_step_fn
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
-from jaxformer.ops.attention import tpu_splash
+from jaxformer.ops.attention import get
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 
 pytestmark = pytest.mark.compiler
@@ -27,9 +27,9 @@ def test_a_sharded_step_compiles_with_flash_attention_in_each_layer(tpu_devices,
     mesh = make_mesh(axes, tpu_devices(topology))
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     program, used = compiled_step(sharded(mesh), 16, rows)
-    assert used == {"tpu_splash"}
-    # forward, and backward for the queries and for keys and values
-    assert counts(program)["mosaic"] == 3 * CONFIG.num_decoder_layers
+    assert used == {"tpu_flash"}
+    # forward and backward
+    assert counts(program)["mosaic"] == 2 * CONFIG.num_decoder_layers
 
 
 @pytest.mark.parametrize("remat", REMAT)
@@ -37,27 +37,30 @@ def test_flash_attention_is_kept_under_every_remat_policy(tpu_devices, remat):
     strategy = single(tpu_devices("v5e:2x2")[0])
     sharding = NamedSharding(strategy.mesh, PartitionSpec())
     program, used = compiled_step(strategy, 2, sharding, block=REMAT[remat])
-    assert used == {"tpu_splash"}
+    assert used == {"tpu_flash"}
     # the forward kernel runs a second time
-    kernels = 3 if remat in ("none", "all_but_attention") else 4
+    kernels = 2 if remat in ("none", "all_but_attention") else 3
     assert counts(program)["mosaic"] == kernels * CONFIG.num_decoder_layers
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 @pytest.mark.parametrize("queries, keys, heads, size", [(640, 640, 4, 64), (128, 1152, 6, 128)])
-def test_attention_compiles_for_each_chip(tpu_devices, topology, queries, keys, heads, size):
+@pytest.mark.parametrize("name, kv_heads, kernels", [("tpu_splash", 2, 3), ("tpu_flash", 0, 2)])
+def test_attention_compiles_for_each_chip(
+    tpu_devices, topology, queries, keys, heads, size, name, kv_heads, kernels
+):
     mesh = Mesh([tpu_devices(topology)[0]], ("data",))
     where = NamedSharding(mesh, PartitionSpec())
     q = jax.ShapeDtypeStruct((2, queries, heads, size), jnp.bfloat16, sharding=where)
-    k = jax.ShapeDtypeStruct((2, keys, 2, size), jnp.bfloat16, sharding=where)
+    k = jax.ShapeDtypeStruct((2, keys, kv_heads or heads, size), jnp.bfloat16, sharding=where)
     mask = AttentionMask(causal=True, offset=keys - queries)
 
     def loss(q, k, v):
-        return jnp.sum(tpu_splash(q, k, v, mask, scale=0.125).astype(jnp.float32))
+        return jnp.sum(get(name)(q, k, v, mask, scale=0.125).astype(jnp.float32))
 
     with jax.set_mesh(mesh):
         program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k).compile()
-    assert counts(program)["mosaic"] == 3
+    assert counts(program)["mosaic"] == kernels
 
 
 def test_a_step_of_beam_search_sorts_no_vocabulary(tpu_devices):
@@ -90,8 +93,8 @@ def test_a_scanned_step_of_32_layers_compiles_as_fast_as_one_of_4(tpu_devices):
         start = time.process_time()
         program, used = compiled_step(strategy, 2, sharding, config=config, block=REMAT["blocks"])
         seconds[layers] = time.process_time() - start
-        assert used == {"tpu_splash"}
+        assert used == {"tpu_flash"}
         kernels = (program.as_text() or "").count('custom_call_target="tpu_custom_call"')
-        assert kernels == 4, "of one layer: forward, again, and backward twice"
-        assert counts(program)["mosaic"] == 4 * layers
+        assert kernels == 3, "of one layer: forward, again, and backward"
+        assert counts(program)["mosaic"] == 3 * layers
     assert seconds[32] <= 1.5 * seconds[4], seconds

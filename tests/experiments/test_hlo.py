@@ -214,6 +214,24 @@ def test_the_time_of_a_step_adds_what_has_no_cycles(tpu):
     assert time.total == pytest.approx(time.kernels + time.attention + time.collectives)
 
 
+SIDE_BY_SIDE = """\
+HloModule jit_step, is_scheduled=true
+
+ENTRY %main (q: bf16[3,1024,256], k: bf16[3,1024,256], v: bf16[3,1024,256]) -> bf16[3,1024,256] {
+  %q = bf16[3,1024,256]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %k = bf16[3,1024,256]{2,1,0:T(8,128)(2,1)} parameter(1)
+  %v = bf16[3,1024,256]{2,1,0:T(8,128)(2,1)} parameter(2)
+  ROOT %out = bf16[3,1024,256]{2,1,0:T(8,128)(2,1)} custom-call(%q, %k, %v), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/jvp(Net)/tpu_flash_bwd/pallas_call"}
+}
+"""  # noqa: E501
+
+
+def test_heads_side_by_side_take_the_time_of_padded_ones():
+    time = step_time(Program(SIDE_BY_SIDE), "v5e", [SPEC])
+    # 5 products of 3 x 4 heads of 64, each padded to 128
+    assert time.attention == pytest.approx(2 * 5 * 12 * 3 * 512**2 * 128 / (197e12 / 2))
+
+
 def test_a_program_of_this_machine_is_read():
     def steps(x, weights):
         return jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, weights)[0]

@@ -17,6 +17,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import (
+    _logsumexp_by_product,
     chunked_cross_entropy,
     cross_entropy,
     token_log_probs,
@@ -100,6 +101,14 @@ def test_the_written_derivative_is_the_automatic_one(label_smoothing):
         lambda logits: total(logits, labels, valid, label_smoothing), (logits,), (direction,)
     )
     close(forward, (written * direction).sum())
+
+
+def test_the_normalizer_of_a_tpu_is_that_of_other_devices(rng, assert_equal):
+    logits = 30.0 * rng.standard_normal((2, 5, 13)).astype(np.float32)
+    logits[0, 1] = 200.0  # exp overflows without the maximum
+    logits[1, 2, 3:] = -np.inf
+    plain = jax.nn.logsumexp(logits, axis=-1)
+    assert_equal(_logsumexp_by_product(logits), plain)
 
 
 def test_an_invalid_position_adds_exactly_nothing():

@@ -4,9 +4,9 @@ The compiler estimates the cycles of each kernel that it makes itself. It estima
 kernels (flash attention), sorts and collectives:
 
 - A Mosaic attention kernel computes the blocks of scores that its mask does not hide. Its products
-  (2 forward; 3 for the queries' gradient; 4 for that of keys and values, 5 where one kernel
-  computes all three) take their FLOPs, with the head size padded to the matrix unit's lanes, at
-  `KERNEL_UTILIZATION` of the peak.
+  (2 forward; 3 for the queries' gradient; 4 for that of keys and values; 5 where one kernel
+  computes all three, as that of `tpu_flash` does) take their FLOPs, with the head size padded to
+  the matrix unit's lanes, at `KERNEL_UTILIZATION` of the peak.
 - A sort of n values reads and writes its arrays log2(n) times.
 - A collective sends its bytes around a ring at the rate of one axis of the chip's links.
   Asynchronous ones run beside the kernels and count only where they take longer than these.
@@ -27,7 +27,7 @@ from jaxformer.ops.attention import AttentionSpec
 KERNEL_UTILIZATION = 0.5
 """The share of the matrix units' peak that an attention kernel reaches: an assumption."""
 
-_PRODUCTS = (("fwd", 2), ("dq", 3), ("dkv", 4))
+_PRODUCTS = (("fwd", 2), ("bwd", 5), ("dq", 3), ("dkv", 4))
 _LONGEST_BLOCK = 512  # of a kernel whose text does not say its own
 
 
@@ -73,7 +73,10 @@ def _attention_flops(
     specs: Sequence[AttentionSpec],
     lanes: int,
 ) -> float:
-    """FLOPs of an attention kernel on q [..., N, T, H] and k [..., S, H]; 0 for another kernel."""
+    """FLOPs of an attention kernel; 0 for another kernel.
+
+    q and k are [..., N, T, H] and [..., S, H], or [B, T, N * H] and [B, S, N * H] in `tpu_flash`.
+    """
     products = next((n for word, n in _PRODUCTS if f"_{word}" in kernel.op_name), 0)
     large = [s for s in program.operand_shapes(computation, kernel) if _is_array(s.dtype, s.sizes)]
     if products == 0 or len(large) < 3:
@@ -85,8 +88,11 @@ def _attention_flops(
     spec = next((s for s in specs if (s.queries, s.keys) == (queries, keys)), None)
     block = _block(kernel.text)
     pairs = visited_pairs(queries, keys, block, spec)
-    rows = math.prod(q.sizes[:-2])
-    width = (_padded(q.sizes[-1], lanes) + _padded(v.sizes[-1], lanes)) / 2
+    rows, sizes = math.prod(q.sizes[:-2]), (q.sizes[-1], v.sizes[-1])
+    if "tpu_flash" in kernel.op_name and spec is not None:
+        rows *= q.sizes[-1] // spec.key_size
+        sizes = spec.key_size, spec.value_size
+    width = sum(_padded(size, lanes) for size in sizes) / 2
     return 2.0 * products * rows * pairs * width
 
 

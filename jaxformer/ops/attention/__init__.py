@@ -9,8 +9,9 @@ one, the scaled logits x become c tanh(x / c) before the bias. A query that may 
 gets zeros. The plain twin of all is `reference`.
 
 An attention function raises a `ConfigError` for a call that it does not support. There is one
-exception: `cudnn` and `tpu_splash` leave calls with a cache to `reference`, so that a model trained
-with one of them can decode. `AutoAttention` selects a function for each call and records which.
+exception: `cudnn`, `tpu_flash` and `tpu_splash` leave calls with a cache to `reference`, so that a
+model trained with one of them can decode. `AutoAttention` selects a function for each call and
+records which.
 
 | attention function | devices | does not support |
 |---|---|---|
@@ -19,6 +20,7 @@ with one of them can decode. `AutoAttention` selects a function for each call an
 | `xla` | all | dropout, soft cap, values of another size |
 | `cudnn` | NVIDIA | float32, dropout, soft cap, segments, an offset, padding with `causal` |
 | `gpu_flash` | NVIDIA | bias, soft cap, heads of more than 128 |
+| `tpu_flash` | TPU | what `tpu_splash` does not, soft cap, windows, grouped heads, over 4,096 queries |
 | `tpu_splash` | TPU | bias, dropout, lengths not divisible by 128 |
 """
 
@@ -37,6 +39,7 @@ from jaxformer.ops.attention.selection import (
     select,
 )
 from jaxformer.ops.attention.spec import AttentionSpec, DeviceInfo
+from jaxformer.ops.attention.tpu_flash import tpu_flash
 from jaxformer.ops.attention.tpu_splash import tpu_splash
 from jaxformer.ops.attention.xla import xla
 
@@ -56,6 +59,7 @@ __all__ = [
     "gpu_flash",
     "reference",
     "select",
+    "tpu_flash",
     "tpu_splash",
     "xla",
 ]

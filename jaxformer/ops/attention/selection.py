@@ -13,6 +13,7 @@ from jaxformer.ops.attention.cudnn import cudnn, cudnn_unsupported_reasons
 from jaxformer.ops.attention.gpu_flash import gpu_flash, gpu_flash_unsupported_reasons
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.spec import AttentionSpec, DeviceInfo
+from jaxformer.ops.attention.tpu_flash import tpu_flash, tpu_flash_unsupported_reasons
 from jaxformer.ops.attention.tpu_splash import tpu_splash, tpu_splash_unsupported_reasons
 from jaxformer.ops.attention.xla import xla, xla_unsupported_reasons
 from jaxformer.ops.dropout import Dropout
@@ -57,6 +58,7 @@ ATTENTION_FNS: dict[str, AttentionFn] = {
     "blockwise": blockwise,
     "cudnn": cudnn,
     "gpu_flash": gpu_flash,
+    "tpu_flash": tpu_flash,
     "tpu_splash": tpu_splash,
 }
 
@@ -64,6 +66,7 @@ _UNSUPPORTED_REASONS = {
     "xla": xla_unsupported_reasons,
     "cudnn": cudnn_unsupported_reasons,
     "gpu_flash": gpu_flash_unsupported_reasons,
+    "tpu_flash": tpu_flash_unsupported_reasons,
     "tpu_splash": tpu_splash_unsupported_reasons,
 }
 
@@ -138,7 +141,8 @@ def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
     """The fastest attention function that supports `spec` on `device` (None: the current one).
 
     On an NVIDIA GPU cuDNN comes first, and `gpu_flash` where cuDNN does not support a call of at
-    least 16 queries; on a TPU splash attention comes first. After them come `reference` and
+    least 16 queries; on a TPU `tpu_flash`, and splash attention for what it does not support. After
+    them come `reference` and
     `blockwise`, which support every call. Of these two, `blockwise` is selected from 2^28 weights
     B N T S on, because of its memory; on a CPU from 2^26 on, where it is about as fast. `xla` is
     never selected. Milliseconds of a forward and a backward pass of 2 examples with 4 heads of 64
@@ -164,7 +168,8 @@ def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
     others = {name: "; it ".join(found) for name, found in reasons.items() if found}
     if "gpu_flash" not in others and spec.queries < _FEW_QUERIES:
         others["gpu_flash"] = f"supports this call, but saves nothing below {_FEW_QUERIES} queries"
-    supported = [name for name in ("cudnn", "gpu_flash", "tpu_splash") if name not in others]
+    made_for_devices = "cudnn", "gpu_flash", "tpu_flash", "tpu_splash"
+    supported = [name for name in made_for_devices if name not in others]
     if supported:
         name = supported[0]
         reason = f"made for {device.platform}s, and it supports this call"
@@ -196,12 +201,13 @@ def explain(spec: AttentionSpec, device: DeviceInfo | None = None) -> str:
     >>> call = AttentionSpec(batch=2, queries=128, keys=128, dtype="bfloat16", **sizes)
     >>> print(explain(call, DeviceInfo("tpu", "TPU v5 lite")))
     attention B=2 T=128 S=128 N=4 K=4 H=64 Hv=64 bfloat16 causal on tpu (TPU v5 lite)
-      selected: tpu_splash: made for tpus, and it supports this call
-      not reference: it supports this call, but tpu_splash is made for this device
+      selected: tpu_flash: made for tpus, and it supports this call
+      not reference: it supports this call, but tpu_flash is made for this device
       not xla: it computes what reference computes, with its memory and no faster
-      not blockwise: it supports this call, but tpu_splash is made for this device
+      not blockwise: it supports this call, but tpu_flash is made for this device
       not cudnn: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
       not gpu_flash: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
+      not tpu_splash: it supports this call, but tpu_flash comes first
     """
     return str(select(spec, device))
 

@@ -200,8 +200,7 @@ def on_mesh(
     mesh = jax.sharding.get_abstract_mesh()
     if "tensor" not in mesh.auto_axes or mesh.size == 1:
         return attend
-    parts = mesh.shape["tensor"]
-    divided = spec.heads % parts == 0 and spec.kv_heads % parts == 0
+    divided = heads_per_device(spec) != (spec.heads, spec.kv_heads)
 
     def part(axis: int | None) -> PartitionSpec:
         if axis is None or not divided:
@@ -213,6 +212,15 @@ def on_mesh(
     return jax.shard_map(
         attend, in_specs=specs, out_specs=part(out), axis_names=auto, check_vma=False
     )
+
+
+def heads_per_device(spec: AttentionSpec) -> tuple[int, int]:
+    """The heads of queries and of keys that each device of the current mesh computes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = mesh.shape["tensor"] if "tensor" in mesh.auto_axes else 1
+    if spec.heads % parts or spec.kv_heads % parts:
+        return spec.heads, spec.kv_heads
+    return spec.heads // parts, spec.kv_heads // parts
 
 
 def raise_unsupported(name: str, reasons: Sequence[str]) -> None:

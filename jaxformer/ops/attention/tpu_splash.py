@@ -68,7 +68,7 @@ def tpu_splash(
         )
 
     attend = on_mesh(attend, spec, (1, 1, 1, None), 1)
-    out = jnp.swapaxes(attend(q, k, v, _segments(mask, spec)), 1, 2)
+    out = jnp.swapaxes(attend(q, k, v, segment_ids(mask, spec)), 1, 2)
     if _each_query_has_a_key(mask, spec):
         return out
     allowed = mask.materialize(spec.queries, spec.keys)
@@ -129,7 +129,7 @@ def block_size(length: int, device: DeviceInfo) -> int:
     return next(size for size in (1024, 512, 256, _LANES) if size <= largest and not length % size)
 
 
-def _segments(mask: AttentionMask, spec: AttentionSpec) -> Any:
+def segment_ids(mask: AttentionMask, spec: AttentionSpec) -> Any:
     """The segments [B, T] and [B, S] of `mask`, padding as one of its own; None without any."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 

@@ -271,6 +271,7 @@ def test_the_grouped_products_agree_with_their_plain_twins(dtype, rng, assert_eq
 DECODERS = {
     "cudnn": attention.cudnn,
     "gpu_flash": partial(attention.gpu_flash, interpret=True),
+    "tpu_flash": attention.tpu_flash,
     "tpu_splash": attention.tpu_splash,
 }
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.attention import blockwise, reference, tpu_splash, xla
+from jaxformer.ops.attention import blockwise, reference, tpu_flash, tpu_splash, xla
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
@@ -181,6 +181,31 @@ TPU_GRID = [
         )
     ),
 ]
+
+
+def side_by_side(mask, dtype, heads, width, sizes=(256, 384)):
+    """A case of heads that fill groups of lanes."""
+    return Case(sizes, (heads, heads), (width, width), mask, dtype, 0, 0.0, 128)
+
+
+SIDE_BY_SIDE_GRID = [
+    side_by_side("packed", "float32", 4, 64),
+    *(
+        pytest.param(case, marks=pytest.mark.slow)
+        for case in (
+            side_by_side("all", "float32", 1, 256),
+            side_by_side("offset", "bfloat16", 12, 32),
+            side_by_side("causal", "float32", 2, 64, (384, 384)),
+            side_by_side("holes", "float32", 3, 128),
+            side_by_side("segments", "bfloat16", 8, 16),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("case", SIDE_BY_SIDE_GRID, ids=lambda case: f"{case.mask}-{case.dtype}")
+def test_flash_attention_of_tpus_is_the_formula_and_its_gradients(case, assert_equal):
+    check(partial(tpu_flash, interpret=True), case, assert_equal)
 
 
 @pytest.mark.parametrize("case", TPU_GRID, ids=lambda case: f"{case.mask}-{case.dtype}")

@@ -25,6 +25,7 @@ from jaxformer.ops.attention.cudnn import (
     zeros_for_empty,
 )
 from jaxformer.ops.attention.gpu_flash import gpu_flash_unsupported_reasons
+from jaxformer.ops.attention.tpu_flash import tpu_flash_unsupported_reasons
 from jaxformer.ops.attention.tpu_splash import tpu_splash_unsupported_reasons
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
@@ -124,6 +125,42 @@ def test_splash_attention_says_what_it_cannot_do_and_what_can(spec, device, word
     assert select(spec, device).name != "tpu_splash"
 
 
+PAIRED = replace(SPEC, kv_heads=12)
+NOT_IN_TPU_FLASH = {
+    "platform": (PAIRED, HOPPER, r"needs a TPU, not gpu \(NVIDIA H100\): use 'reference'"),
+    "values": (replace(PAIRED, value_size=32), TPU, "head_dim=64 and value_head_dim=32 were"),
+    "grouped": (SPEC, TPU, "needs as many heads of keys as of queries, not 6"),
+    "soft cap": (replace(PAIRED, softcap=50.0), TPU, "but attention_softcap=50.0 was given: use"),
+    "window": (replace(PAIRED, window=5), TPU, "does not support a window"),
+    "five": (
+        replace(PAIRED, heads=5, kv_heads=5),
+        TPU,
+        "but a device has 5 heads of 64",
+    ),
+    "48": (replace(PAIRED, key_size=48, value_size=48), TPU, "but a device has 12 heads of 48"),
+    "long": (replace(PAIRED, queries=8192, keys=8192), TPU, "at most 4096 queries, but T=8192"),
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "device", "words"), NOT_IN_TPU_FLASH.values(), ids=NOT_IN_TPU_FLASH
+)
+def test_flash_attention_of_tpus_says_what_it_cannot_do_and_what_can(
+    spec, device, words, assert_says
+):
+    assert_says(only(tpu_flash_unsupported_reasons(spec, device)), words)
+    assert select(spec, device).name != "tpu_flash"
+
+
+def test_a_mesh_decides_how_many_heads_fill_the_lanes():
+    spec = replace(SPEC, heads=4, kv_heads=4)
+    mesh = jax.sharding.AbstractMesh((4,), ("tensor",), (jax.sharding.AxisType.Auto,))
+    assert select(spec, TPU).name == "tpu_flash"
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert select(spec, TPU).name == "tpu_splash"  # one head of 64 on each device
+        assert select(replace(spec, heads=6, kv_heads=6), TPU).name == "tpu_flash"  # not divided
+
+
 @pytest.fixture
 def assert_says():
     def check(sentence, words):
@@ -142,7 +179,7 @@ def test_all_reasons_are_given():
         attention.spec.raise_unsupported("cudnn", cudnn_unsupported_reasons(spec, HOPPER))
 
 
-@pytest.mark.parametrize("name", ["cudnn", "gpu_flash", "tpu_splash"])
+@pytest.mark.parametrize("name", ["cudnn", "gpu_flash", "tpu_flash", "tpu_splash"])
 def test_a_named_attention_function_is_not_replaced_by_another(name):
     q = jnp.zeros((1, 128, 1, 8), jnp.bfloat16)
     with pytest.raises(
@@ -197,6 +234,7 @@ def test_the_arguments_of_cudnn_mean_the_mask(mask, rng, assert_equal):
         (replace(CROSS, padding_mask=True), AMPERE, "cudnn"),
         (replace(SPEC, key_size=256, value_size=256), HOPPER, "cudnn"),
         (SPEC, TPU, "tpu_splash"),
+        (replace(SPEC, kv_heads=12), TPU, "tpu_flash"),
         (replace(SPEC, segments=True, padding_mask=True, value_size=32), TPU, "tpu_splash"),
         (SPEC, CPU, "reference"),
         (replace(SPEC, queries=1024, keys=1024), CPU, "reference"),
@@ -296,7 +334,7 @@ def test_the_devices_of_the_mesh_that_is_set_decide_also_while_tracing():
         assert DeviceInfo.current() == TPU
         jax.make_jaxpr(attend)(x)
     jax.eval_shape(attend, x)
-    assert [selection.name for selection in auto.selections] == ["tpu_splash", "reference"]
+    assert [selection.name for selection in auto.selections] == ["tpu_flash", "reference"]
 
 
 @pytest.mark.parametrize(
