@@ -20,8 +20,8 @@ records which.
 | `xla` | all | dropout, soft cap, values of another size |
 | `cudnn` | NVIDIA | float32, dropout, soft cap, segments, an offset, padding with `causal` |
 | `gpu_flash` | NVIDIA | bias, soft cap, heads of more than 128 |
-| `tpu_flash` | TPU | what `tpu_splash` does not, soft cap, windows, grouped heads, over 4,096 queries |
 | `tpu_splash` | TPU | bias, dropout, lengths not divisible by 128 |
+| `tpu_flash` | TPU | what `tpu_splash` does not, soft cap, windows, grouped or over 4,096 queries |
 """
 
 from jaxformer.ops.attention.blockwise import blockwise
