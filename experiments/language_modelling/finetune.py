@@ -181,6 +181,8 @@ def main(options: FinetuneOptions) -> None:
         write_lines(Path(options.output), scored.lines)
     if options.save:
         save_pretrained(options.save, task.data.model, params, loaded.tokenizer)
+        for name, text in task.data.files.items():
+            (Path(options.save) / name).write_text(text, encoding="utf-8")
 
 
 def make_task(options: FinetuneOptions, loaded: LoadedRun, train: Any, test: Any) -> Task:

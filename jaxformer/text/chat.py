@@ -1,6 +1,7 @@
 """Conversations as text: chat templates in Jinja, as the folders of `transformers` have them."""
 
 import datetime
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,14 +41,9 @@ class ChatTemplate(NamedTuple):
         Raises `ConfigError` for a template that fails, and `DataError` where it refuses `messages`.
         """
         jinja2 = optional_dependencies.load("jinja2")
+        options = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
-            return (
-                _environment()
-                .from_string(self.source)
-                .render(
-                    messages=messages, add_generation_prompt=add_generation_prompt, **self.tokens
-                )
-            )
+            return _compiled(self.source).render(**options, **self.tokens)
         except jinja2.exceptions.UndefinedError as error:
             raise ConfigError(f"the chat template needs what is not there: {error}") from error
         except jinja2.exceptions.TemplateSyntaxError as error:
@@ -144,6 +140,11 @@ def _conversation(line: str, where: str) -> list[Message]:
 def _is_message(message: Any) -> bool:
     texts = ("role", "content")
     return isinstance(message, dict) and all(isinstance(message.get(x), str) for x in texts)
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(source: str) -> Any:
+    return _environment().from_string(source)
 
 
 def _environment() -> Any:

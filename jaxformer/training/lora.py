@@ -94,12 +94,11 @@ def adapter_loss(loss: Loss, frozen: str = FROZEN) -> Loss:
 
 def replace_base(params: Params, base: Params) -> Params:
     """`base`, which has no adapters, with the adapters of `params`."""
-    if not isinstance(params, Mapping):
+    if not isinstance(base, Mapping):
         return base
-    return {
-        name: leaf if name.endswith(_SUFFIX) else replace_base(leaf, base[name])
-        for name, leaf in params.items()
-    }
+    given = params if isinstance(params, Mapping) else {}
+    adapters = {name: leaf for name, leaf in given.items() if name.endswith(_SUFFIX)}
+    return {name: replace_base(given.get(name), leaf) for name, leaf in base.items()} | adapters
 
 
 def without_adapters(params: Params) -> Params:

@@ -19,7 +19,7 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pretrained import load_pretrained
-from jaxformer.text.chat import PLAIN_TEMPLATE, ChatTemplate, special_names
+from jaxformer.text.chat import PLAIN_TEMPLATE, ChatTemplate, load_template, special_names
 from jaxformer.text.tokenizers import BOS, EOS, MASKED_SPECIAL_TOKENS, train_bpe
 from jaxformer.training.optimizer import OptimizerConfig
 from jaxformer.training.parameters import flatten
@@ -286,6 +286,7 @@ def test_a_conversation_learned_with_adapters_is_saved_as_a_plain_model(
         "metrics"
     ]["pretrained"]
     assert metrics["accuracy"] > 0.4
+    assert load_template(tmp_path / "saved", long.tokenizer).source == PLAIN_TEMPLATE
     saved = load_pretrained(tmp_path / "saved")
     before = flatten(long.params)
     moved = {x for x, leaf in flatten(saved.params).items() if not np.array_equal(leaf, before[x])}

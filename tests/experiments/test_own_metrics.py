@@ -179,6 +179,16 @@ def test_an_optimizer_of_ones_own_makes_the_updates(words):
         replace(PRESETS["python_stdlib"].optimizer, name="adan")
 
 
+def test_an_optimizer_of_ones_own_leaves_frozen_parameters_alone():
+    config = replace(
+        PRESETS["python_stdlib"].optimizer, name=f"{HERE}:plain_descent", freeze="frozen/"
+    )
+    params = {name: {"kernel": jnp.ones((2, 3))} for name in ("frozen", "trained")}
+    rule = build.build_optimizer(config)
+    updates, _ = rule.update(params, rule.init(params), params)
+    assert np.all(updates["frozen"]["kernel"] == 0) and np.all(updates["trained"]["kernel"] != 0)
+
+
 def test_one_file_outside_of_the_project_holds_all_that_is_ones_own(words, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)

@@ -205,6 +205,7 @@ def test_a_new_base_keeps_the_adapters():
     assert new.keys() == flatten(found).keys()
     np.testing.assert_array_equal(new["up/kernel_lora/a"], found["up"]["kernel_lora"]["a"])
     np.testing.assert_array_equal(new["up/bias"], base["up"]["bias"])
+    assert flatten(replace_base({"other": 3}, base)).keys() == flatten(base).keys()
 
 
 @pytest.mark.parametrize("targets", ["nowhere", "bias$"])

@@ -102,7 +102,8 @@ def make_chat(
         return Scored({"accuracy": float(right / count), "loss": float(nats / count)}, lines)
 
     title = f"share of the tokens of the answers in {len(tested.tokens)} test conversations right"
-    return TaskData(made, tested, backbone, loss, outputs, score, title)
+    files = {"chat_template.jinja": template.source}
+    return TaskData(made, tested, backbone, loss, outputs, score, title, files)
 
 
 def find_template(options: Any, tokenizer: Tokenizer) -> ChatTemplate:

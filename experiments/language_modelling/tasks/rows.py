@@ -1,6 +1,7 @@
 """What a task makes of a run and its texts, and the ids that frame a text or a pair."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,8 @@ class TaskData(NamedTuple):
     """What a task makes of a run and its texts.
 
     `model` learns `train` by `loss`. `outputs(params, batch)` [B, ...] of the test rows, all of
-    them [N, ...] in order, are what `score` reads. `title` says what the first score is.
+    them [N, ...] in order, are what `score` reads. `title` says what the first score is. A saved
+    model gets `files`, text by name, beside its own.
     """
 
     train: Examples
@@ -33,6 +35,7 @@ class TaskData(NamedTuple):
     outputs: Callable[[Any, LabelledBatch], Any]
     score: Callable[[np.ndarray], Scored]
     title: str
+    files: Mapping[str, str] = MappingProxyType({})
 
 
 class Frame(NamedTuple):
