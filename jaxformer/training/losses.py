@@ -255,7 +255,7 @@ def span_loss(model: nn.Module) -> Loss:
     >>> from jaxformer.training import span_loss
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = SpanPredictor(jf.EncoderOnly(config))
-    >>> tokens, real = jnp.ones((2, 7), int), jnp.arange(7) < jnp.array([[5], [5]])
+    >>> tokens, real = jnp.ones((2, 7), int), jnp.arange(7)[None] < jnp.array([[5], [5]])
     >>> batch = SimpleNamespace(
     ...     tokens=tokens,
     ...     padding_mask=real,
@@ -265,7 +265,7 @@ def span_loss(model: nn.Module) -> Loss:
     ... )
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, real)["params"]
     >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> nats, count = jax.jit(span_loss(model))(params, batch, None)[:2]
+    >>> nats, count = span_loss(model)(params, batch, None)[:2]
     >>> float(count), round(float(jnp.exp(nats / count)), 3)  # two rows, 5 places in each
     (2.0, 5.0)
     """

@@ -247,15 +247,14 @@ def test_spans_are_learned_and_written_as_the_script_reads_them(
 
 def test_only_tokens_of_answers_are_learned(runs, tokenizer):
     template = ChatTemplate(PLAIN_TEMPLATE, special_names(tokenizer))
-    more = [{"role": "user", "content": "the star"}, {"role": "assistant", "content": "sand"}]
-    texts = [conversation("the sun", "is rain"), [*conversation("the moon", "and snow"), *more]]
-    found = chat.encode_conversations(texts, template, tokenizer, 100)
-    assert found.tokens.shape == found.labels.shape == (2, 101)
+    texts = [conversation("the sun", "is rain"), conversation("the moon", "and snow")]
+    found = chat.encode_conversations(texts, template, tokenizer, 60)
+    assert found.tokens.shape == found.labels.shape == (2, 61)
     learned = [
         [tokenizer.token(i) for i in row[mask]]
         for row, mask in zip(found.tokens, found.labels, strict=True)
     ]
-    assert ["".join(tokens) for tokens in learned] == ["isĠrain<eos>", "andĠsnow<eos>sand<eos>"]
+    assert ["".join(tokens) for tokens in learned] == ["isĠrain<eos>", "andĠsnow<eos>"]
     row = found.tokens[0][found.padding_mask[0]]
     assert row[0] == BOS and tokenizer.decode(row).startswith("system:\nsay it")
 
