@@ -51,6 +51,15 @@ def test_the_collectives_of_a_mesh_are_in_the_report(tpu_devices, capsys):
     assert re.search(r"(all-reduce|reduce-scatter) .*(in a loop|once)", text)
 
 
+def test_of_two_slices_only_the_gradient_of_a_chip_goes_from_one_to_the_other(tpu_devices, capsys):
+    words = "--strategy sharded --mesh data=2,fsdp=4 --training.grad_accumulation 1"
+    text = report(capsys, "2xv5e:2x2", 16, words)
+    (parameters,) = re.findall(r"parameters +([\d,]+)", text)
+    (sent,) = re.findall(r"between slices +([\d.]+) MB per device", text)
+    quarter = int(parameters.replace(",", "")) * 4 / 4  # bytes of float32
+    assert quarter < float(sent) * 1e6 < 1.1 * quarter
+
+
 def test_what_does_not_fit_is_said(tpu_devices, capsys):
     words = "--training.attention_fn reference --training.grad_accumulation 1"
     text = report(capsys, "v5e", 60_000, words)

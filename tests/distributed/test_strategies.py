@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from jaxformer.distributed import (
     single,
 )
 from jaxformer.distributed.gathering import Gathering
-from jaxformer.distributed.mesh import line_stages
+from jaxformer.distributed.mesh import line_stages, torus_stages
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
@@ -587,6 +588,28 @@ def test_a_mesh_is_read_from_text():
     assert parse_mesh("data=2, fsdp=3,tensor=5") == {"data": 2, "fsdp": 3, "tensor": 5}
     assert parse_mesh("tensor=4") == {"data": 1, "fsdp": 1, "tensor": 4}
     assert parse_mesh("") == {"data": 1, "fsdp": 1, "tensor": 1}
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A TPU's chip, of which there is none here."""
+
+    slice_index: int
+    coords: tuple[int, ...]
+
+
+CHIPS = [Chip(index, (x, y, 0)) for index in (1, 0) for x in (0, 1) for y in (0, 1, 2)]
+
+
+def test_only_the_data_axis_goes_from_one_slice_to_the_other():
+    mesh = make_mesh("data=2,fsdp=6", CHIPS)
+    assert [[chip.slice_index for chip in row] for row in mesh.devices[..., 0]] == [
+        [0] * 6,
+        [1] * 6,
+    ]
+    assert torus_stages(mesh) == (((0, 3), (1, 4), (2, 5)), ((0, 1, 2), (3, 4, 5)))
+    with pytest.raises(ConfigError, match="the chips are in 2 slices, .* but data=3: give a mult"):
+        make_mesh("data=3,fsdp=4", CHIPS)
 
 
 @pytest.mark.parametrize(

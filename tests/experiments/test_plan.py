@@ -346,6 +346,7 @@ def test_several_devices_need_a_strategy_for_several():
 def test_a_target_says_its_devices_or_has_as_many_as_the_mesh():
     assert parse_target("v5e:2x3") == Target("v5e", 6, "2x3")
     assert parse_target("v5p:2x2x3").count == 12
+    assert parse_target("3xv5e:2x4") == Target("v5e", 24, "2x4", slices=3)
     assert parse_target("h200x16") == Target("h200", 16, "")
     assert parse_target("v6e").devices_of(1, "single") == 1
     assert parse_target("h100").devices_of(12, "sharded") == 12

@@ -37,7 +37,8 @@ class PlanOptions:
     """What a run is planned for."""
 
     target: str = "h100"
-    """The devices: h100, h100x8, v5e (one chip), v5e:4x4; without a number as many as the mesh."""
+    """The devices: h100, h100x8, v5e (one chip), v5e:4x4, 2xv5e:4x4 (slices); without a number as
+    many as the mesh."""
     compiler: Compiler = "cpu"
     """The compiler: cpu estimates in seconds; tpu and cuda, the targets' own, take minutes."""
     utilization: float = 0.4

@@ -36,6 +36,8 @@ def describe_compiled(
     lines += _work_lines(step, flops, devices)
     lines += _attention_lines(attention)
     lines += _collective_lines(counting.collectives(program))
+    if sent := counting.between_slices(program):
+        lines.append(f"between slices      {gigabytes(sent)} per device, not in the time below")
     lines += _copy_lines(counting.copies(program))
     lines += _padding_lines(counting.padding(program))
     if accelerator in TPUS:

@@ -112,6 +112,15 @@ def count_collectives(program: Program) -> Counter[str]:
     return counted
 
 
+def between_slices(program: Program) -> int:
+    """Bytes that a TPU sends to chips of other slices in a step, over the hosts' network."""
+    return sum(
+        run.times * run.instruction.shapes[0].bytes
+        for run in program.executed
+        if run.instruction.opcode == "send" and "is_host_transfer=true" in run.instruction.text
+    )
+
+
 def custom_calls(program: Program) -> Counter[str]:
     """How often a step runs each custom call, by its target; a TPU's kernels have tpu_custom_call.
 

@@ -33,15 +33,16 @@ _LIBTPU = {
 
 
 class Target(NamedTuple):
-    """Devices by name: `h100`, `h100x8`, `v5e`, `v5e:4x4`.
+    """Devices by name: `h100`, `h100x8`, `v5e`, `v5e:4x4`, `2xv5e:4x4` (two slices).
 
-    `count` is the number of devices, 0 where the name does not say one. `topology` is a TPU's, such
-    as "4x4", else "".
+    `count` is the number of devices, 0 where the name does not say one. `topology` is that of each
+    of `slices` of TPUs, such as "4x4", else "".
     """
 
     accelerator: str
     count: int  # type: ignore[assignment]  # hides `tuple.count`
     topology: str
+    slices: int = 1
 
     def devices_of(self, mesh_size: int, strategy: str) -> int:
         """The number of devices for a mesh of `mesh_size`.
@@ -58,20 +59,20 @@ class Target(NamedTuple):
 
 def parse_target(name: str) -> Target:
     """The target that `name` says; `ConfigError` for an unknown one."""
-    found = re.fullmatch(r"([a-z]\w*?)(?:x(\d+)|:(\d+(?:x\d+)+))?", name)
-    accelerator = found[1] if found else name
+    found = re.fullmatch(r"(?:(\d+)x)?([a-z]\w*?)(?:x(\d+)|:(\d+(?:x\d+)+))?", name)
+    slices, accelerator, number, topology = found.groups("") if found else ("", name, "", "")
     known = accelerator in ACCELERATORS
     is_tpu = accelerator in TPUS
-    if found is None or not known or (is_tpu and found[2]) or (not is_tpu and found[3]):
+    if not known or (is_tpu and number) or (not is_tpu and topology) or (slices and not topology):
         raise ConfigError(
             f"target={name!r} is unknown: give one of {', '.join(ACCELERATORS)}; several GPUs as "
-            "h100x8, several chips of a TPU as v5e:4x4"
+            "h100x8, several chips of a TPU as v5e:4x4, slices of them as 2xv5e:4x4"
         )
-    topology = found[3] or ""
-    count = math.prod(map(int, topology.split("x"))) if topology else int(found[2] or 0)
-    if count == 0 and (topology or found[2]):
+    count = math.prod(map(int, topology.split("x"))) if topology else int(number or 0)
+    count *= int(slices or 1)
+    if count == 0 and (topology or number):
         raise ConfigError(f"target={name!r} has no devices: give at least one")
-    return Target(accelerator, count, topology)
+    return Target(accelerator, count, topology, int(slices or 1))
 
 
 def check_compiler(compiler: Compiler, target: Target) -> None:
@@ -117,7 +118,8 @@ def _tpu_devices(target: Target, count: int) -> Sequence[Device]:
         )
     name = f"{target.accelerator}:{topology}"
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+        slices = {"num_slices": target.slices} if target.slices > 1 else {}
+        found = topologies.get_topology_desc(name, "tpu", **slices).devices
     except Exception as error:
         said = " ".join(str(error).split())
         raise ConfigError(
