@@ -84,7 +84,8 @@ def _slices(devices: Sequence[Device]) -> list[list[Device]]:
     """The devices of each slice of TPUs, in order; all together where they are no TPUs."""
     found: dict[int, list[Device]] = {}
     for device in devices:
-        found.setdefault(device.slice_index if hasattr(device, "coords") else 0, []).append(device)
+        index = getattr(device, "slice_index", 0) if hasattr(device, "coords") else 0
+        found.setdefault(index, []).append(device)
     return [found[index] for index in sorted(found)]
 
 

@@ -110,7 +110,8 @@ class Strategy:
     def shard_state(self, tree: Any) -> Any:
         """A state or parameters from a file or other devices, moved to this strategy's devices.
 
-        Every process gives the whole tree.
+        Every process gives the whole tree. Beam search and sampling with parameters that are
+        divided so run on all of these devices.
         """
         return jax.device_put(tree, self.shardings(tree))
 

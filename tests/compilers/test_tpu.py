@@ -17,6 +17,7 @@ from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import get
 from tests.compilers.conftest import CONFIG, compiled_step, counts
+from tests.hlo import collectives
 
 pytestmark = pytest.mark.compiler
 
@@ -82,6 +83,26 @@ def test_a_step_of_beam_search_sorts_no_vocabulary(tpu_devices):
     sorted_sizes = re.findall(r"= \(?\w+\[([\d,]+)\]\S* .*?sort\(", text)
     assert sorted_sizes and all(int(sizes.split(",")[-1]) < 100 for sizes in sorted_sizes)
     assert text.count('custom_call_target="TopK"') == 1
+
+
+def test_beam_search_of_a_model_divided_over_four_chips_moves_no_parameter(tpu_devices):
+    mesh = make_mesh("tensor=4", tpu_devices("v5e:2x2"))
+    strategy, model = sharded(mesh), DecoderOnly(replace(CONFIG, d_model=512, d_ff=2048))
+
+    def make_params():
+        return model.init(jax.random.key(0), jnp.zeros((2, 3), jnp.int32))["params"]
+
+    def decode(params, bos, max_lengths):
+        cache = model.apply({"params": params}, 16, max_length=64, num_beams=4, method="init_cache")
+        return beam_search(make_step_fn(model, params), cache, bos, max_lengths, max_length=64)
+
+    params = strategy.abstract(make_params)
+    numbers = jax.ShapeDtypeStruct((16,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+    with jax.set_mesh(mesh):
+        program = jax.jit(decode).lower(params, numbers, numbers).compile()
+    largest = max(leaf.size for leaf in jax.tree.leaves(params)) // 4
+    moved = {each.size for each in collectives(program)}
+    assert moved and max(moved) < largest
 
 
 def test_a_scanned_step_of_32_layers_compiles_as_fast_as_one_of_4(tpu_devices):

@@ -32,6 +32,7 @@ from experiments.translation import train as translation_train
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import single
 from jaxformer.errors import ConfigError, MissingExtra
+from jaxformer.nn.blocks import REMAT
 from jaxformer.text.data import (
     MaskedBatch,
     MaskedStream,
@@ -292,7 +293,7 @@ def test_alternatives_are_compiled_or_say_why_they_cannot_be(monkeypatch, capsys
 
     monkeypatch.setattr(planning.command, "compile_config", compile_config)
     language_plan.main(language_config(f"{LANGUAGE} --data.batch_size 2 --alternatives"))
-    remats = [(0, name, "float32") for name in ("none", "attention", "matmuls", "blocks")]
+    remats = [(0, name, "float32") for name in REMAT]
     chunk, half = (1_024, "none", "float32"), (0, "none", "bfloat16")
     assert seen == [remats[0], chunk, *remats[1:], half]
     parts, chunk, _, _, remat, dtype = capsys.readouterr().out.splitlines()[-6:]
