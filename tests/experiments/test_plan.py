@@ -296,7 +296,7 @@ def test_alternatives_are_compiled_or_say_why_they_cannot_be(monkeypatch, capsys
     remats = [(0, name, "float32") for name in REMAT]
     chunk, half = (1_024, "none", "float32"), (0, "none", "bfloat16")
     assert seen == [remats[0], chunk, *remats[1:], half]
-    parts, chunk, *_, remat, dtype = capsys.readouterr().out.splitlines()[-len(seen) + 1 :]
+    parts, chunk, *_, remat, dtype = capsys.readouterr().out.splitlines()[-len(seen) :]
     assert chunk.endswith("43.26 kB per device, 29.76 kB temporary, 10.24 kB less")
     assert parts.startswith(
         "with --training.grad_accumulation 4: batch_size=2 cannot be accumulated in 4"
