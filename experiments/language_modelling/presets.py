@@ -8,6 +8,7 @@ from experiments.harness.training_config import OptimizerConfig, RunConfig
 from jaxformer.config import (
     BERT_BASE,
     GPT2,
+    LLAMA3_8B,
     TransformerConfig,
     check_at_least,
     check_choices,
@@ -265,6 +266,44 @@ gpt2_124m = LanguageConfig(
 )
 """GPT-2's model, with the batch and the schedule of nanoGPT's `config/train_gpt2.py`."""
 
+gpt3_xl = replace(
+    gpt2_124m,
+    name="gpt3_xl",
+    model=replace(
+        gpt2_124m.model,
+        d_model=2_048,
+        d_ff=8_192,
+        num_heads=16,
+        num_decoder_layers=24,
+        max_len=2_048,
+        use_bias=False,
+        scan_layers=True,
+    ),
+    data=replace(gpt2_124m.data, batch_size=256, seq_len=2_048),
+    optimizer=replace(gpt2_124m.optimizer, learning_rate=2e-4),
+    training=replace(
+        gpt2_124m.training,
+        grad_accumulation=1,
+        gather_at="use",
+        remat="all_but_attention",
+        loss_chunk=16_384,
+    ),
+    strategy="sharded",
+    mesh="fsdp=16",
+)
+"""The size of GPT-3 XL (Brown et al. 2020, Table 2.1), with 16 heads of 128, on 16 chips."""
+
+llama3_8b = replace(
+    gpt3_xl,
+    name="llama3_8b",
+    model=LLAMA3_8B,
+    data=replace(gpt3_xl.data, tokenizer="bpe", seq_len=8_192),
+    optimizer=replace(gpt3_xl.optimizer, learning_rate=3e-4, warmup_steps=8_000),
+    training=replace(gpt3_xl.training, loss_chunk=4_096),
+    mesh="fsdp=256",
+)
+"""The model of Llama 3 with 8 billion parameters (Llama Team 2024), on 256 chips."""
+
 _bert_optimizer = replace(
     replace(_COSINE, b2=0.999, eps=1e-6, weight_decay=0.01, min_lr_ratio=0.0),
     learning_rate=1e-4,
@@ -317,6 +356,8 @@ _ALL = (
     shakespeare_char,
     wikitext2,
     gpt2_124m,
+    gpt3_xl,
+    llama3_8b,
     bert_base,
     bert_tiny,
 )

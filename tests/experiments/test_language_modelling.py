@@ -625,6 +625,7 @@ def without_phases(out: str) -> str:
         ("shakespeare_char_cpu", 804_096),
         ("shakespeare_char", 10_745_088),
         ("gpt2_124m", 124_439_808),
+        ("llama3_8b", 8_030_261_248),
         ("bert_base", 109_482_240 + (768 + 1) * 768 + 2 * 768 + 30_522 + 2 * (768 + 1)),
     ],
 )
