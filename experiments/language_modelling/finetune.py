@@ -120,7 +120,6 @@ class FinetuneOptions(LoraOptions, RunOptions):
 
 
 _BACKBONE = "^backbone/"
-_ADAPTERS_OF_BACKBONE = f"{_BACKBONE}(?!.*{lora.ADAPTER})"
 _head = replace(FinetuneOptions().optimizer, learning_rate=1e-2, weight_decay=0.0)
 _MASKED = "runs/language_modelling/python_stdlib_masked"
 
@@ -190,14 +189,14 @@ def make_task(options: FinetuneOptions, loaded: LoadedRun, train: Any, test: Any
     backbone, pretrained = find_backbone(loaded.model, loaded.params)
     data = _MAKE[options.task](options, loaded, backbone, train, test)
     loss, optimizer = data.loss, build.build_optimizer(options.optimizer)
-    frozen = options.optimizer.freeze
+    known = _BACKBONE if "pooler" in pretrained else f"{_BACKBONE}(?!pooler/)"  # may be new
     if options.lora_rank:
-        frozen = lora.FROZEN if data.model is backbone else _ADAPTERS_OF_BACKBONE
+        frozen = lora.FROZEN if data.model is backbone else f"{known}(?!.*{lora.ADAPTER})"
         loss, optimizer = train_adapters(loss, optimizer, frozen)
     elif options.freeze_backbone:
-        loss, optimizer = freeze_gradient(loss, _BACKBONE), freeze(optimizer, _BACKBONE)
-    elif frozen:
-        loss = freeze_gradient(loss, frozen)
+        loss, optimizer = freeze_gradient(loss, known), freeze(optimizer, known)
+    elif options.optimizer.freeze:
+        loss = freeze_gradient(loss, options.optimizer.freeze)
     return Task(
         data,
         pretrained,
@@ -245,7 +244,7 @@ def first_params(task: Task, rng: jax.Array, *, pretrained: bool) -> Any:
     if not pretrained:
         return params
     # Copies, because a step donates its state's buffers.
-    known = {name: task.pretrained[name] for name in params["backbone"]}
+    known = {name: task.pretrained.get(name, leaf) for name, leaf in params["backbone"].items()}
     return {**params, "backbone": jax.tree.map(jnp.array, known)}
 
 

@@ -22,6 +22,7 @@ from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import EnsembleMean
 from jaxformer.pretrained import is_pretrained, load_eos
+from jaxformer.text.chat import check_messages, load_template
 
 _RUN = "runs/language_modelling/python_stdlib"
 
@@ -41,6 +42,9 @@ class SampleOptions(SamplingConfig, RunOptions):
     """Continuations of each prompt."""
     ensemble: EnsembleMean = "arithmetic"
     """Of several runs, the mean of probabilities (arithmetic) or of their logarithms."""
+    chat: bool = False
+    """Takes each prompt for a user's message, and writes the assistant's answer, as the chat
+    template of the folder says."""
     int8: bool = False
     """Computes with weights of 8 bits."""
 
@@ -86,8 +90,18 @@ def main(options: SampleOptions) -> None:
 
 def _continue(loaded: LoadedRun, options: SampleOptions, given: tuple[str, ...]) -> None:
     prompts = [prompt for prompt in given for _ in range(options.count)]
-    texts = pipelines.stream(loaded.model, loaded.params, prompts, loaded.tokenizer, options)
-    print_texts(prompts, texts)
+    asked = chat_ids(prompts, loaded, options) if options.chat else prompts
+    texts = pipelines.stream(loaded.model, loaded.params, asked, loaded.tokenizer, options)
+    print_texts([f"{prompt}\n" for prompt in prompts] if options.chat else prompts, texts)
+
+
+def chat_ids(messages: list[str], loaded: LoadedRun, options: SampleOptions) -> list[list[int]]:
+    """The ids that ask for the assistant's answer to each message of a user."""
+    template = load_template(run_folders(options.run)[0], loaded.tokenizer)
+    check_messages(messages, loaded.tokenizer)
+    asked = ([{"role": "user", "content": message}] for message in messages)
+    texts = [template.render(each, add_generation_prompt=True) for each in asked]
+    return [ids for ids, _ in loaded.tokenizer.encode_with_special(texts)]
 
 
 def print_texts(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:

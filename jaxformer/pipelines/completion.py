@@ -26,6 +26,8 @@ from jaxformer.pipelines.streaming import PartialText, report_tokens, run_stream
 from jaxformer.runtime.concurrency import concurrency, concurrently
 from jaxformer.text.tokenizers import Tokenizer
 
+Prompt = str | Sequence[int]
+"""A text, or the ids of one, such as a chat template's with its special tokens."""
 _Pieces = Generator[tuple[PartialText, str], None, None]
 _Job = Callable[[], _Pieces]
 """Completes the texts of one batch and yields their pieces."""
@@ -53,7 +55,7 @@ class Completion(NamedTuple):
 def complete(
     model: DecoderOnly,
     params: Any,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
     config: SamplingConfig = SamplingConfig(),
     *,
@@ -93,7 +95,7 @@ def complete(
 def stream(
     model: DecoderOnly,
     params: Any,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
     config: SamplingConfig = SamplingConfig(),
     *,
@@ -142,7 +144,7 @@ def _indexed_pieces(jobs: Iterator[_Job], first_example_id: int) -> Iterator[tup
 
 def _start(
     model: DecoderOnly,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
     config: SamplingConfig,
     first_example_id: int,
@@ -154,7 +156,7 @@ def _start(
     if eos is None:
         eos = () if special.eos is None else (special.eos,)
     texts = []
-    for i, ids in enumerate(tokenizer.encode_batch(prompts)):
+    for i, ids in enumerate(_prompt_ids(prompts, tokenizer)):
         if not ids:
             if special.bos is None:
                 raise DataError(
@@ -180,6 +182,19 @@ def _start(
             )
         )
     return texts, replace(config, eos=eos, stop=(), overflow="refuse")
+
+
+def _prompt_ids(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> list[list[int]]:
+    """The ids of each prompt; `DataError` for one that no token has."""
+    written = iter(tokenizer.encode_batch([each for each in prompts if isinstance(each, str)]))
+    found = [next(written) if isinstance(each, str) else list(each) for each in prompts]
+    for number, ids in enumerate(found, start=1):
+        if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
+            raise DataError(
+                f"prompt {number} of {len(prompts)} has ids from {min(ids)} to {max(ids)}, but ids "
+                f"are 0 to {tokenizer.vocab_size - 1}"
+            )
+    return found
 
 
 class _Round(NamedTuple):

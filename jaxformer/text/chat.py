@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers.tokenizer import all_special_ids
 
 Message = Mapping[str, Any]
 """{"role": "system", "user" or "assistant", "content": text}."""
@@ -97,6 +98,21 @@ def special_names(tokenizer: Tokenizer) -> dict[str, str]:
     """The tokenizer's special tokens as templates name them, such as `eos_token`; "" for none."""
     ids = tokenizer.special._asdict().items()
     return {f"{x}_token": "" if i is None else tokenizer.token(i) for x, i in ids}
+
+
+def check_messages(texts: Sequence[str], tokenizer: Tokenizer, where: str = "") -> None:
+    """Raises `DataError`, which begins with `where`, for a text with the name of a special token.
+
+    In a conversation that a template has written, a model would take it for the token.
+    """
+    names = sorted(all_special_ids(tokenizer.library_tokenizer))
+    for text in texts:
+        found = [name for name in names if name in text]
+        if found:
+            raise DataError(
+                f"{where}a message contains {found[0]!r}, the name of a special token, which a "
+                "model takes for the token: remove it"
+            )
 
 
 def read_conversations(path: Path) -> list[list[Message]]:

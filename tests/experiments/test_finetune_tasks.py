@@ -8,16 +8,19 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.language_modelling import finetune
+from experiments.language_modelling import finetune, sample
 from experiments.language_modelling.finetune import FinetuneOptions, fine_tune, make_task, predict
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
+from experiments.language_modelling.sample import SampleOptions
 from experiments.language_modelling.tasks import chat, classification, spans
 from experiments.language_modelling.tasks.classification import LabelledPairs
 from jaxformer.config import TransformerConfig
+from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly
+from jaxformer.pipelines import complete
 from jaxformer.pretrained import load_pretrained
 from jaxformer.text.chat import PLAIN_TEMPLATE, ChatTemplate, load_template, special_names
 from jaxformer.text.tokenizers import BOS, EOS, MASKED_SPECIAL_TOKENS, train_bpe
@@ -247,14 +250,15 @@ def test_spans_are_learned_and_written_as_the_script_reads_them(
 
 def test_only_tokens_of_answers_are_learned(runs, tokenizer):
     template = ChatTemplate(PLAIN_TEMPLATE, special_names(tokenizer))
-    texts = [conversation("the sun", "is rain"), conversation("the moon", "and snow")]
-    found = chat.encode_conversations(texts, template, tokenizer, 60)
-    assert found.tokens.shape == found.labels.shape == (2, 61)
+    more = [{"role": "user", "content": "the star"}, {"role": "assistant", "content": "sand"}]
+    texts = [conversation("the sun", "is rain"), [*conversation("the moon", "and snow"), *more]]
+    found = chat.encode_conversations(texts, template, tokenizer, 100)
+    assert found.tokens.shape == found.labels.shape == (2, 101)
     learned = [
         [tokenizer.token(i) for i in row[mask]]
         for row, mask in zip(found.tokens, found.labels, strict=True)
     ]
-    assert ["".join(tokens) for tokens in learned] == ["isĠrain<eos>", "andĠsnow<eos>"]
+    assert ["".join(tokens) for tokens in learned] == ["isĠrain<eos>", "andĠsnow<eos>sand<eos>"]
     row = found.tokens[0][found.padding_mask[0]]
     assert row[0] == BOS and tokenizer.decode(row).startswith("system:\nsay it")
 
@@ -296,6 +300,20 @@ def test_a_conversation_learned_with_adapters_is_saved_as_a_plain_model(
     assert_equal(list(again.values()), list(metrics.values()))
     with pytest.raises(ConfigError, match="is there already: give the name of a new folder"):
         finetune.main(options)
+    capsys.readouterr()
+    asked = SampleOptions(run=options.save, prompt=("the sun",), chat=True, max_new_tokens=7)
+    sample.main(replace(asked, temperature=0.0))
+    names = special_names(long.tokenizer)
+    written = ChatTemplate(PLAIN_TEMPLATE, names).render(
+        [{"role": "user", "content": "the sun"}], add_generation_prompt=True
+    )
+    ((ids, _),) = long.tokenizer.encode_with_special([written])
+    assert ids[0] == BOS and ids.count(BOS) == 2
+    greedy = SamplingConfig(max_new_tokens=7, temperature=0.0)
+    (answer,) = complete(saved.model, saved.params, [ids], saved.tokenizer, greedy)
+    assert capsys.readouterr().out == f"the sun\n{answer.text}\n"
+    with pytest.raises(DataError, match="a message contains '<eos>', the name of a special token"):
+        sample.main(replace(asked, prompt=("a <eos>",)))
 
 
 @pytest.mark.slow

@@ -5,14 +5,17 @@ import json
 import numpy as np
 import pytest
 
+from experiments.language_modelling import finetune
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.tasks import chat, spans
 from experiments.language_modelling.tasks.classification import LabelledPairs, encode_pairs
 from jaxformer.nn.models import EncoderOnly
+from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
 from jaxformer.text.answers import score_answers
 from jaxformer.text.chat import load_template
+from jaxformer.training.optimizer import OptimizerConfig
 
 pytestmark = pytest.mark.peer
 transformers = pytest.importorskip("transformers", reason="needs the extra peers")
@@ -59,6 +62,54 @@ def test_pairs_are_those_of_transformers(bert, length):
     assert found.tokens.tolist() == expected["input_ids"]
     assert found.token_type_ids.tolist() == expected["token_type_ids"]
     assert found.padding_mask.astype(int).tolist() == expected["attention_mask"]
+
+
+def test_a_saved_classifier_of_pairs_is_one_of_transformers(bert, torch, tmp_path, assert_equal):
+    theirs, _ = bert
+    sizes = {"hidden_size": 12, "intermediate_size": 17, "num_attention_heads": 3}
+    config = transformers.BertConfig(vocab_size=len(theirs), num_hidden_layers=1, **sizes)
+    model = transformers.BertForMaskedLM(config)
+    assert not any("pooler" in name for name, _ in model.named_parameters())
+    model.save_pretrained(tmp_path / "bert")
+    theirs.save_pretrained(tmp_path / "bert")
+    lines = [
+        f"{label}\tthe {word} is rain\tthe {word}"
+        for label, word in zip(
+            "xyz" * 2, ["sun", "moon", "star", "wind", "hill", "lake"], strict=True
+        )
+    ]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
+    finetune.main(
+        finetune.FinetuneOptions(
+            run=str(tmp_path / "bert"),
+            task="pairs",
+            train=str(tmp_path / "pairs.tsv"),
+            test=str(tmp_path / "pairs.tsv"),
+            num_train=0,
+            seeds=1,
+            start="pretrained",
+            seq_len=13,
+            batch_size=3,
+            lora_rank=2,
+            runs=str(tmp_path / "runs"),
+            output=str(tmp_path / "found.tsv"),
+            save=str(tmp_path / "saved"),
+            optimizer=OptimizerConfig(
+                "constant", learning_rate=3e-2, warmup_steps=1, total_steps=20
+            ),
+        )
+    )
+    saved = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    found = [line.split("\t") for line in (tmp_path / "found.tsv").read_text().splitlines()]
+    pairs = theirs([row[2] for row in found], [row[3] for row in found], return_tensors="pt")
+    with torch.no_grad():
+        logits = saved(**pairs).logits.numpy()
+    labels = logits.argmax(-1).tolist()
+    assert ["xyz"[label] for label in labels] == [row[0] for row in found]
+    ours = load_pretrained(tmp_path / "saved")
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    tokens, mask, types = (pairs[name].numpy() for name in names)
+    assert_equal(ours.model.apply({"params": ours.params}, tokens, mask > 0, types), logits)
 
 
 def test_windows_are_those_of_transformers(bert):

@@ -148,6 +148,13 @@ def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch(
     assert complete(*system, PROMPTS, tokenizer, seed, first_example_id=11) != whole
 
 
+def test_a_prompt_may_be_given_as_ids(system, tokenizer):
+    ids = [tokenizer.encode(prompt) if i % 2 else prompt for i, prompt in enumerate(PROMPTS)]
+    assert complete(*system, ids, tokenizer, FREE) == complete(*system, PROMPTS, tokenizer, FREE)
+    with pytest.raises(DataError, match="prompt 2 of 2 has ids from 5 to 16, but ids are 0 to 15"):
+        complete(*system, ["a", [5, 16]], tokenizer, FREE)
+
+
 def test_nothing_to_complete_is_nothing(system, tokenizer):
     assert complete(*system, [], tokenizer) == []
     assert list(stream(*system, [], tokenizer)) == []

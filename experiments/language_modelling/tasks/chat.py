@@ -18,9 +18,14 @@ from experiments.language_modelling.tasks.rows import (
 )
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.text.chat import ChatTemplate, Message, load_template, read_conversations
+from jaxformer.text.chat import (
+    ChatTemplate,
+    Message,
+    check_messages,
+    load_template,
+    read_conversations,
+)
 from jaxformer.text.tokenizers import Tokenizer
-from jaxformer.text.tokenizers.tokenizer import all_special_ids
 from jaxformer.training.losses import causal_loss
 
 _LONGEST_ANSWER = 200
@@ -125,9 +130,9 @@ def encode_conversations(
     What a row has no room for is cut off. Raises `DataError` for a message that contains the name
     of a special token, and where no answer is left.
     """
-    names = sorted(all_special_ids(tokenizer.library_tokenizer))
     for number, messages in enumerate(conversations, start=1):
-        _check_names(messages, names, number)
+        texts_of = [message["content"] for message in messages]
+        check_messages(texts_of, tokenizer, f"conversation {number}: ")
     texts = [template.answers(messages) for messages in conversations]
     encoded = tokenizer.encode_with_special([text for text, _ in texts])
     rows, masks = [], []
@@ -147,16 +152,6 @@ def encode_conversations(
     for i, mask in enumerate(masks):
         labels[i, : len(mask)] = mask
     return padded(rows, labels, tokenizer.special.pad, length + 1)
-
-
-def _check_names(messages: list[Message], names: list[str], number: int) -> None:
-    for message in messages:
-        found = [name for name in names if name in message["content"]]
-        if found:
-            raise DataError(
-                f"conversation {number}: a message contains {found[0]!r}, the name of a special "
-                "token, which a model takes for the token: remove it"
-            )
 
 
 def _answer_sums(logits: Any, labels: Any, learned: Any) -> jax.Array:

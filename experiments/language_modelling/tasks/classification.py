@@ -1,5 +1,6 @@
 """Labels of texts, or of pairs of texts: `label<TAB>text` or `label<TAB>premise<TAB>hypothesis`."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from experiments.language_modelling.tasks.rows import (
 )
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier
+from jaxformer.nn.models import EncoderOnly
+from jaxformer.pretrained import is_pretrained
 from jaxformer.text.data import is_record_file, read_fields, read_lines, read_tab_pairs
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.losses import classification_loss
@@ -92,7 +95,12 @@ def check(train: Any, test: Any, paths: tuple[str, str], num_train: int) -> None
 def make_classification(
     options: Any, loaded: LoadedRun, backbone: Any, train: Any, test: Any
 ) -> TaskData:
-    """The classifier on `backbone`, and the texts or pairs as ids."""
+    """The classifier on `backbone`, and the texts or pairs as ids.
+
+    Published encoders without a pooler get a new one: their classifiers have it.
+    """
+    if isinstance(backbone, EncoderOnly) and is_pretrained(options.run):
+        backbone = backbone.clone(config=replace(backbone.config, pooler=True))
     kinds = sorted(set(train.labels))
     length = min(options.seq_len, backbone.config.max_len)
     if isinstance(train, LabelledPairs):
