@@ -208,8 +208,9 @@ def outputs(found):
 
 
 def method_of(model):
-    name = type(model).__name__
-    return "hidden" if name.endswith("Model") and "ert" not in name else None
+    bare = ("GPT2Model", "LlamaModel", "MistralModel", "GemmaModel", "Gemma2Model")
+    bare += ("GPTNeoXModel", "OPTModel")
+    return "hidden" if type(model).__name__ in bare else None
 
 
 class Pair(NamedTuple):
