@@ -1,66 +1,58 @@
-"""Export a run's search: `python -m experiments.translation.export --run RUN --output FILE`.
+"""Export a run: `python -m experiments.translation.export --run RUN --format F --out FOLDER`.
 
-The file holds one program with the weights. It needs JAX (with flatbuffers) but not jaxformer: see
-this folder's README for the lines that load it.
+transformers: a folder for AutoModelForSeq2SeqLM and for ct2-transformers-converter, of a run of a
+preset such as grammar_marian. ctranslate2: that folder, converted. stablehlo: the run's search as
+one function with its weights, of any run; this folder's README has the lines that load it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.export import export as export_function
+from jaxtyping import Array, Int
 
-from experiments.harness import cli
-from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness import cli, exporting
 from experiments.harness.decoding_options import DecodingOptions, load_members
 from experiments.translation.load_run import LoadedRun, load_run
-from jaxformer import optional_dependencies
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError
+from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import max_target_length, translate_ids
+from jaxformer.pretrained import marian_layout
 from jaxformer.text.tokenizers import PAD
+
+_PRESETS = ("grammar_marian", "wmt14_base_marian")
 
 
 @dataclass(frozen=True)
-class ExportOptions(DecodingOptions, RunOptions):
-    """The run to export, and the shape that the exported function takes."""
+class ExportOptions(DecodingOptions, exporting.ExportOptions):
+    """The run to export, what for, and where to."""
 
     run: str = "runs/translation/grammar"
-    """The folder of the run; several folders, separated by commas, are exported as one ensemble."""
-    output: str = "translate.jax"
-    """The file to write."""
-    batch_size: int = 8
-    """Sentences of a call."""
+    """The folder of the run; several folders, separated by commas, are one ensemble (stablehlo)."""
     source_length: int = 32
-    """Ids of each sentence, padding included."""
-    platforms: str = "cpu"
-    """What it runs on, separated by commas: cpu, cuda, rocm, tpu."""
+    """Ids of each sentence, padding included, with --format stablehlo."""
 
     def __post_init__(self):
         super().__post_init__()
-        RunOptions.__post_init__(self)
+        exporting.ExportOptions.__post_init__(self)
         if self.decoding != "beam":
             raise ConfigError(
                 f"decoding={self.decoding!r} cannot be exported, only beam search: leave it out"
             )
 
 
-def export(
-    loaded: LoadedRun,
-    batch_size: int,
-    source_length: int,
-    platforms: tuple[str, ...],
-    search: GenerationConfig | None = None,
-) -> bytes:
-    """The run's beam search as a serialised function of source ids [B, S] int32.
+def search_function(
+    loaded: LoadedRun, search: GenerationConfig, source_length: int
+) -> Callable[[Int[Array, "B S"]], dict[str, Any]]:
+    """The run's beam search as a function of source ids [B, S], S = `source_length`.
 
-    B is `batch_size` and S is `source_length`. Each sentence ends with EOS. The function returns
-    {"tokens" [B, W, L], "scores" [B, W], "log_probs" [B, W, L]}. `search` replaces the run's own.
+    Each sentence ends with EOS. The function returns {"tokens" [B, W, L], "scores" [B, W],
+    "log_probs" [B, W, L]}.
     """
-    search = search or loaded.config.search
 
-    def translate(source):
+    def translate(source: Int[Array, "B S"]) -> dict[str, Any]:
         limits = jnp.sum(source != PAD, axis=1, dtype=jnp.int32) + search.max_extra_tokens
         if search.max_length is not None:
             limits = jnp.full_like(limits, search.max_length)
@@ -70,28 +62,39 @@ def export(
         )
         return found._asdict()
 
-    shape = jax.ShapeDtypeStruct((batch_size, source_length), jnp.int32)
-    return bytes(export_function(jax.jit(translate), platforms=platforms)(shape).serialize())
+    return translate
+
+
+def published(loaded: LoadedRun, search: GenerationConfig) -> exporting.Published:
+    """The run in Marian's layout; `ConfigError` for a model that does not fit."""
+    model, tokenizer = loaded.model, loaded.source_tokenizer
+    if not isinstance(model, EncoderDecoder):
+        raise ConfigError("an ensemble is several models: give one run")
+    if tokenizer is not loaded.target_tokenizer:
+        raise ConfigError(
+            "source and target have a vocabulary each, but a tokenizer.json has one: train "
+            "without --model.source_vocab_size"
+        )
+    return exporting.Published(*marian_layout(model, loaded.params, tokenizer, search))
 
 
 def main(options: ExportOptions) -> None:
-    """Writes the exported function."""
-    optional_dependencies.load("flatbuffers")  # JAX would raise a bare ImportError at the end
-    platforms = tuple(options.platforms.split(","))
-    unknown = set(platforms) - {"cpu", "cuda", "rocm", "tpu"}
-    if unknown:
-        raise ConfigError(f"platforms={options.platforms!r}: choose among cpu, cuda, rocm and tpu")
+    """Writes the folder."""
     loaded = load_members(lambda folder: load_run(folder, options), options.run, options.ensemble)
-    limit = loaded.config.model.max_len
-    if options.batch_size < 1 or not 1 <= options.source_length <= limit:
-        raise ConfigError(
-            f"batch_size={options.batch_size} and source_length={options.source_length}, but they "
-            f"must be at least 1, and source_length at most max_len={limit}"
-        )
     search = options.search(loaded.config.search)
-    program = export(loaded, options.batch_size, options.source_length, platforms, search)
-    Path(options.output).write_bytes(program)
-    print(f"{options.output}: {len(program):,} bytes, for {options.platforms}")
+    joint = loaded.source_tokenizer is loaded.target_tokenizer
+    files = {"tokenizer.json": loaded.target_tokenizer}
+    files |= {} if joint else {"source_tokenizer.json": loaded.source_tokenizer}
+    run = exporting.Exportable(
+        config=loaded.config,
+        task="translation",
+        published=lambda: published(loaded, search),
+        presets=_PRESETS,
+        function=search_function(loaded, search, options.source_length),
+        length=("source_length", options.source_length),
+        tokenizers=files,
+    )
+    exporting.export(options, run)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from jaxformer.config import (
 )
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError
+from jaxformer.text.tokenizers import BOS, PAD
 from jaxformer.training.optimizer import noam_peak_learning_rate
 
 
@@ -215,5 +216,46 @@ wmt14_big = replace(
     training=TrainingConfig(average_checkpoints=20, attention_fn="auto"),
 )
 
-_ALL = (grammar, multi30k_tiny, multi30k_base, tatoeba, wmt14_base, wmt14_big)
+
+def _marian(config: TranslationConfig) -> TranslationConfig:
+    """`config` with Marian's model and the search of CTranslate2; `export` writes such a run."""
+    model = replace(
+        config.model,
+        positions="sinusoidal",
+        sinusoidal_layout="halves",
+        norm_placement="post",
+        norm_eps=1e-5,
+        output_bias=True,
+        zero_embedding_id=BOS,
+    )
+    search = replace(
+        config.search,
+        length_penalty=1.0,
+        length_penalty_kind="power",
+        early_stopping="beam_full",
+        at_max_length="cut",
+        max_length=config.model.max_len - 1,
+        extra_candidates=1,
+        suppress_tokens=(PAD, BOS),
+        renormalize_logits=True,
+    )
+    return replace(config, name=f"{config.name}_marian", model=model, search=search)
+
+
+grammar_marian = _marian(grammar)
+grammar_marian = replace(
+    grammar_marian, optimizer=replace(grammar.optimizer, learning_rate=1.5e-3, warmup_steps=200)
+)
+wmt14_base_marian = _marian(wmt14_base)
+
+_ALL = (
+    grammar,
+    grammar_marian,
+    multi30k_tiny,
+    multi30k_base,
+    tatoeba,
+    wmt14_base,
+    wmt14_base_marian,
+    wmt14_big,
+)
 PRESETS = {preset.name: preset for preset in _ALL}

@@ -124,6 +124,8 @@ class TransformerConfig:
     """The model's logits x become c tanh(x / c) with this c (Gemma 2: 30); None: they stay."""
     scale_embeddings: bool = True
     """Embeddings are multiplied by the square root of `d_model`."""
+    zero_embedding_id: int | None = None
+    """The token whose embedding is zero, such as the start token of Marian; None: none."""
     embedding_norm: bool = False
     """A norm follows the sum of embeddings and positions."""
     num_token_types: int = 0
@@ -228,6 +230,12 @@ def _check_sizes(config: TransformerConfig) -> None:
     check_at_least(config, 0, "num_encoder_layers", "num_decoder_layers", "num_token_types")
     check_at_least(config, 0, "sinusoidal_offset", "rotary_attention_factor")
     check_at_least(config, 4, "relative_buckets")
+    check_at_least(config, 0, "zero_embedding_id")
+    if (config.zero_embedding_id or 0) >= config.vocab_size:
+        raise ConfigError(
+            f"zero_embedding_id={config.zero_embedding_id}, but vocab_size={config.vocab_size}: "
+            "give an id below it"
+        )
     if config.relative_max_distance <= config.relative_buckets // 2:
         raise ConfigError(
             f"relative_max_distance={config.relative_max_distance} is too small for "

@@ -59,6 +59,8 @@ class Embedding(nn.Module):
 
     size: int
     config: TransformerConfig
+    zero_id: int | None = None
+    """The id whose vector is zero, whatever its row of the table; None: none."""
 
     def setup(self) -> None:
         if not (self.is_mutable_collection("params") or self.has_variable("params", "table")):
@@ -76,6 +78,8 @@ class Embedding(nn.Module):
         """
         self._check_ids(ids)
         vectors = self.lookup(ids).astype(self.config.dtype)
+        if self.zero_id is not None:
+            vectors = jnp.where(jnp.equal(ids, self.zero_id)[..., None], 0.0, vectors)
         return vectors * math.sqrt(self.config.d_model) if self.config.scale_embeddings else vectors
 
     def lookup(self, ids: Int[AnyArray, "*shape"]) -> Float[Array, "*shape D"]:

@@ -60,7 +60,7 @@ class DecodingModel(Model):
 
     def setup(self) -> None:
         config = self.config
-        self.embedding: Embedding = Embedding(config.vocab_size, config)
+        self.embedding: Embedding = Embedding(config.vocab_size, config, config.zero_embedding_id)
         self.decoder: Stack = self.stack(config.num_decoder_layers, self._cross)
         self.output: LMHead = LMHead(config)
 
@@ -292,7 +292,7 @@ class EncoderOnly(Model):
 
     def setup(self) -> None:
         config = self.config
-        self.embedding: Embedding = Embedding(config.vocab_size, config)
+        self.embedding: Embedding = Embedding(config.vocab_size, config, config.zero_embedding_id)
         if config.num_token_types:
             self.type_embedding: Embedding = Embedding(config.num_token_types, config)
         self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.encoder)

@@ -4,6 +4,7 @@ Each family has one weight map of entries *our path, name of the tensor, transfo
 settings for its config.json; both are used in both directions, on numpy arrays.
 """
 
+from jaxformer.pretrained.generation_json import generation_json, left_out
 from jaxformer.pretrained.generation_settings import load_eos, load_generation_config
 from jaxformer.pretrained.loading import (
     Loaded,
@@ -11,14 +12,19 @@ from jaxformer.pretrained.loading import (
     load,
     load_pretrained,
 )
+from jaxformer.pretrained.marian_layout import MarianLayout, marian_layout
 from jaxformer.pretrained.saving import save_pretrained
 
 __all__ = [
     "Loaded",
+    "MarianLayout",
+    "generation_json",
     "is_pretrained",
+    "left_out",
     "load",
     "load_eos",
     "load_generation_config",
     "load_pretrained",
+    "marian_layout",
     "save_pretrained",
 ]

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,25 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from jaxformer import optional_dependencies
+from jaxformer.decoding import GenerationConfig, SamplingConfig
 from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.stacking import unstack_blocks
+from jaxformer.ops.attention import ATTENTION_FNS, AutoAttention, reference
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, read_config, write_config
-from jaxformer.pretrained.model_specs import ModelSpec, check_params, spec_of
+from jaxformer.pretrained.generation_json import generation_json
+from jaxformer.pretrained.model_specs import (
+    ModelSpec,
+    check_params,
+    make_model,
+    param_shapes,
+    spec_of,
+)
 from jaxformer.pretrained.weight_map import to_hf
-from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers import Tokenizer, with_template
 
+_JSON: dict[str, Any] = {"indent": 2, "sort_keys": True}
 _ROLES = ("pad", "bos", "eos")
 _CLASSIFIERS = ("encoder_classifier", "decoder_classifier", "token_classifier")
 
@@ -32,15 +44,20 @@ def save_pretrained(
     *,
     family: str | None = None,
     token_ids: Mapping[str, int] | None = None,
+    generation: GenerationConfig | SamplingConfig | None = None,
+    card: str = "",
 ) -> None:
     """Writes a folder that `transformers` loads: config.json, model.safetensors, tokenizer.json.
 
     `family` is a `model_type` such as "gpt2"; None means the first one that supports the model.
     The ids of special tokens in config.json are those of the tokenizer; `token_ids`, such as
-    {"decoder_start_token_id": 0}, replaces them. The folder is written completely or not at all.
+    {"decoder_start_token_id": 0}, replaces them. `generation` is written to
+    generation_config.json, and `card` to README.md. The folder is written completely or not at all.
+    A model without biases is written to a family with biases, which are zero.
 
-    Raises `ConfigError` for a model that the family does not support, naming the fields, for
-    parameters that are not the model's, and for a folder that is not empty.
+    Raises `ConfigError` for a model that the family does not support, naming the fields, for a
+    block, attention function or position scheme of your own, for parameters that are not the
+    model's, and for a folder that is not empty.
 
     >>> from dataclasses import replace
     >>> from pathlib import Path
@@ -58,38 +75,84 @@ def save_pretrained(
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} is there already: give the name of a new folder")
     spec = spec_of(model)
+    _refuse_own_parts(model)
     check_params(model, params)
     flat = flatten_dict(unstack_blocks(params), sep="/")
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flat.items()}
-    chosen, hf = _choose(family, spec)
-    tensors = to_hf(chosen.weight_map(spec, hf), leaves)
+    chosen, spec, hf = _choose(family, spec)
+    shapes = param_shapes(make_model(spec, reference))
+    biases = {path: np.zeros(shape, np.float32) for path, shape in shapes.items()}
+    tensors = to_hf(chosen.weight_map(spec, hf), biases | leaves)
     hf = {"torch_dtype": "float32", **_token_ids(None), **hf}
     hf |= {} if tokenizer is None else _token_ids(tokenizer)
+    if isinstance(generation, GenerationConfig):
+        hf["decoder_start_token_id"] = generation.bos
     hf |= token_ids or {}
     read_config(chosen, hf)  # refuses ids that the family does not support
     if spec.kind in _CLASSIFIERS:
         hf |= _labels(spec.classes)
+    files: dict[str, Any] = {"config.json": hf, "README.md": card}
+    if generation is not None:
+        ids = {key: value for key, value in hf.items() if key.endswith("_token_id")}
+        files["generation_config.json"] = generation_json(generation, spec.config.max_len, ids)
+    if tokenizer is not None:
+        files["tokenizer_config.json"] = _tokenizer_config(tokenizer, spec)
+        tokenizer = _with_template(tokenizer, spec)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     unfinished.mkdir(parents=True)
     try:
-        _write(unfinished, hf, tensors, tokenizer)
+        _write(unfinished, files, tensors, tokenizer)
         os.replace(unfinished, path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
-def _choose(name: str | None, spec: ModelSpec) -> tuple[Family, dict[str, Any]]:
-    """The family `name`, or the first that supports `spec`, and its config.json."""
+def _refuse_own_parts(model: Any) -> None:
+    """Raises `ConfigError` for a part of the model that no other program has."""
+    body = getattr(model, "backbone", model)
+    known: dict[str, tuple[Any, ...]] = {
+        "block": (*REMAT.values(),),
+        "attention_fn": (*ATTENTION_FNS.values(),),
+        "position_scheme": (None,),
+    }
+    for name, values in known.items():
+        value = getattr(body, name)
+        if not any(value is one for one in values) and not isinstance(value, AutoAttention):
+            called = getattr(value, "__name__", repr(value))
+            raise ConfigError(
+                f"the model has the {name} {called}, which no family has, so the folder would "
+                f"compute something else: train without it, or, if it computes what the usual one "
+                f"does, give model.clone({name}=...) with that"
+            )
+
+
+def _choose(name: str | None, spec: ModelSpec) -> tuple[Family, ModelSpec, dict[str, Any]]:
+    """The family `name`, or the first that supports `spec`; what it stores; its config.json."""
     if name is not None and name not in FAMILIES:
         raise ConfigError(f"family={name!r} is not supported: only {', '.join(FAMILIES)}")
-    refused = []
-    for family in FAMILIES.values() if name is None else (FAMILIES[name],):
-        try:
-            return family, write_config(family, spec)
-        except ConfigError as error:
-            refused.append(f"{family.model_type}: {error}")
-    raise ConfigError(f"no family supports the model. {'. '.join(refused)}")
+    families = FAMILIES.values() if name is None else (FAMILIES[name],)
+    refused: dict[str, str] = {}
+    for stored in (spec, _with_biases(spec)):
+        for family in families:
+            try:
+                return family, stored, write_config(family, stored)
+            except ConfigError as error:
+                refused.setdefault(family.model_type, str(error))
+    of_kind = [x.model_type for x in families if spec.kind in x.architectures.values()]
+    closest = min(of_kind or refused, key=lambda family: refused[family].count(";"))
+    among = f" among {', '.join(of_kind)}" if of_kind[1:] else ""
+    raise ConfigError(
+        f"no family supports the model. The closest{among} is {closest}: {refused[closest]}"
+    )
+
+
+def _with_biases(spec: ModelSpec) -> ModelSpec:
+    """The spec of the same model with biases of zero; RMSNorm has none."""
+    config = spec.config
+    if config.norm == "layer" and not config.use_bias:
+        config = replace(config, use_bias=True, qkv_bias=None)
+    return spec._replace(config=config)
 
 
 def _token_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
@@ -108,31 +171,43 @@ def _labels(classes: int) -> dict[str, Any]:
 
 def _write(
     folder: Path,
-    hf: dict[str, Any],
+    files: Mapping[str, Any],
     tensors: dict[str, np.ndarray],
     tokenizer: Tokenizer | None,
 ) -> None:
-    """Writes the files, each on disk when this returns."""
+    """Writes the files that are not empty, each on disk when this returns."""
     library = optional_dependencies.load("safetensors.numpy")
-    _write_json(folder / "config.json", hf)
+    for name, content in files.items():
+        if content:
+            text = content if isinstance(content, str) else json.dumps(content, **_JSON) + "\n"
+            (folder / name).write_text(text, encoding="utf-8")
     library.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save(folder / "tokenizer.json")
-        _write_json(folder / "tokenizer_config.json", _tokenizer_config(tokenizer))
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
 
-def _tokenizer_config(tokenizer: Tokenizer) -> dict[str, str]:
+def _with_template(tokenizer: Tokenizer, spec: ModelSpec) -> Tokenizer:
+    """`tokenizer` that adds the special tokens which the model reads around each text."""
+    decoder = spec.kind in ("decoder", "bare_decoder", "decoder_classifier")
+    if decoder or tokenizer.library_tokenizer.post_processor is not None:
+        return tokenizer
+    return with_template(tokenizer, bos=spec.kind != "encoder_decoder", eos=True)
+
+
+def _tokenizer_config(tokenizer: Tokenizer, spec: ModelSpec) -> dict[str, Any]:
     special = tokenizer.special._asdict()
     names = {
         f"{role}_token": tokenizer.token(index)
         for role, index in special.items()
         if index is not None
     }
-    return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": spec.config.max_len,
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": special["mask"] is None,
+        **names,
+    }

@@ -13,6 +13,7 @@ from jaxformer.text.tokenizers.load_tokenizer import (
     load_pair,
     load_standard,
 )
+from jaxformer.text.tokenizers.rewriting import renumber, with_template
 from jaxformer.text.tokenizers.tokenizer import (
     BOS,
     EOS,
@@ -39,9 +40,11 @@ __all__ = [
     "load",
     "load_standard",
     "load_pair",
+    "renumber",
     "require_standard_ids",
     "sample_encodings",
     "train_bpe",
     "train_characters",
     "train_words",
+    "with_template",
 ]

@@ -1,0 +1,67 @@
+"""Export a run: `python -m experiments.language_modelling.export --run RUN --out FOLDER`.
+
+transformers: a folder for its pipelines "text-generation" and "fill-mask", as GPT-2, Llama,
+DistilBERT or BERT. ctranslate2: that folder, converted. stablehlo: the logits of ids [B, T] as
+one function with its weights.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Array, Float, Int
+
+from experiments.harness import cli, exporting
+from experiments.harness.model_card import Task
+from experiments.language_modelling.load_run import LoadedRun, load_run
+from jaxformer.decoding import SamplingConfig
+from jaxformer.errors import ConfigError
+from jaxformer.pretrained import is_pretrained
+
+_TASKS: dict[str, Task] = {"causal": "text-generation", "masked": "fill-mask"}
+_PRESETS = {
+    "causal": ("python_stdlib", "shakespeare_char", "wikitext2", "gpt2_124m"),
+    "masked": ("bert_tiny", "bert_base"),
+}
+
+
+@dataclass(frozen=True)
+class ExportOptions(exporting.ExportOptions):
+    """The run to export, what for, and where to."""
+
+    run: str = "runs/language_modelling/python_stdlib"
+    """The folder of the run."""
+    seq_len: int = 0
+    """Ids of each row, with --format stablehlo; 0: as many as in the training."""
+
+
+def main(options: ExportOptions) -> None:
+    """Writes the folder."""
+    folder = Path(options.run)
+    if is_pretrained(folder):
+        raise ConfigError(f"{folder} is a folder of transformers already: give the folder of a run")
+    loaded = load_run(folder, options)
+    config = loaded.config
+    generation: SamplingConfig | None = config.sampling if config.objective == "causal" else None
+    run = exporting.Exportable(
+        config=config,
+        task=_TASKS[config.objective],
+        published=lambda: exporting.Published(*loaded[1:], generation),
+        presets=_PRESETS[config.objective],
+        function=lambda ids: _logits(loaded, ids),
+        length=("seq_len", options.seq_len or config.data.seq_len),
+        tokenizers={"tokenizer.json": loaded.tokenizer},
+    )
+    exporting.export(options, run)
+
+
+def _logits(loaded: LoadedRun, ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+    """The logits of all tokens; of a masked model, padding is left out."""
+    variables: dict[str, Any] = {"params": loaded.params}
+    if loaded.config.objective == "causal":
+        return loaded.model.apply(variables, ids)
+    return loaded.model.apply(variables, ids, ids != loaded.tokenizer.special.pad).logits
+
+
+if __name__ == "__main__":
+    cli.start(main, {"default": ExportOptions()}, __doc__)

@@ -1,0 +1,83 @@
+"""A translation model in the layout of Marian's folders, which CTranslate2 converts.
+
+Marian has no BOS: its padding, the last row of the table, is zero and starts each target text.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxformer.decoding import GenerationConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.nn.stacking import unstack_blocks
+from jaxformer.text.tokenizers import Tokenizer, renumber
+
+_NEVER = -1e4
+"""The bias of padding: as a probability 0, also in 16 bits."""
+
+
+class MarianLayout(NamedTuple):
+    """A model whose ids are EOS, the unknown token, all other tokens, and padding."""
+
+    model: EncoderDecoder
+    params: dict[str, Any]
+    tokenizer: Tokenizer
+    search: GenerationConfig
+
+
+def marian_layout(
+    model: EncoderDecoder, params: Mapping[str, Any], tokenizer: Tokenizer, search: GenerationConfig
+) -> MarianLayout:
+    """The model, tokenizer and search with Marian's ids.
+
+    The translations are the same where `search` suppresses padding and BOS and renormalizes, since
+    neither has a probability in the result. Raises `ConfigError` unless the model reads BOS as a
+    zero vector, has an output bias, and one vocabulary with one table for all.
+    """
+    config, special = model.config, tokenizer.special
+    if config.zero_embedding_id is None or config.zero_embedding_id != special.bos:
+        raise ConfigError(
+            f"zero_embedding_id={config.zero_embedding_id}, but Marian starts each text with a "
+            f"zero vector: train with --model.zero_embedding_id {special.bos}, the id of BOS"
+        )
+    if config.tied_embeddings != "all" or not config.output_bias:
+        raise ConfigError(
+            f"tied_embeddings={config.tied_embeddings!r} and output_bias={config.output_bias}, but "
+            "Marian's layout needs one table for source, target and output, and an output bias: "
+            "train with --model.tied_embeddings all and --model.output_bias"
+        )
+    first = [special.eos, special.unk]
+    moved = {special.pad, special.bos, *first}
+    rest = [index for index in range(config.vocab_size) if index not in moved]
+    order = np.array([*first, *rest, special.pad])
+    new_ids = {old: new for new, old in enumerate(order.tolist())}
+    new_ids[config.zero_embedding_id] = new_ids[special.pad]
+    flat = flatten_dict(unstack_blocks(params), sep="/")
+    leaves = {path: np.asarray(leaf) for path, leaf in flat.items()}
+    for path, last in (("embedding/table", 0.0), ("output/bias", _NEVER)):
+        leaves[path] = leaves[path][order]
+        leaves[path][-1] = last
+    sizes = replace(config, vocab_size=len(order), zero_embedding_id=None, scan_layers=False)
+    return MarianLayout(
+        model.clone(config=sizes),
+        unflatten_dict(leaves, sep="/"),
+        renumber(tokenizer, order.tolist()),
+        _with_ids(search, new_ids),
+    )
+
+
+def _with_ids(search: GenerationConfig, new_ids: Mapping[int, int]) -> GenerationConfig:
+    """`search` with other ids."""
+    suppressed = {new_ids[old] for old in search.suppress_tokens}
+    return replace(
+        search,
+        bos=new_ids[search.bos],
+        pad=new_ids[search.pad],
+        eos=tuple(new_ids[old] for old in search.eos),
+        suppress_tokens=tuple(sorted(suppressed)),
+        forced_bos=None if search.forced_bos is None else new_ids[search.forced_bos],
+    )

@@ -1,0 +1,67 @@
+"""Tokenizers for other libraries: with other ids, and with special tokens around each text."""
+
+import copy
+import json
+from collections.abc import Sequence
+
+from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError
+from jaxformer.text.tokenizers.tokenizer import Tokenizer
+
+
+def renumber(tokenizer: Tokenizer, ids: Sequence[int]) -> Tokenizer:
+    """A tokenizer whose token i is the token `ids[i]` of `tokenizer`; others are left out.
+
+    Only special tokens may be left out. Raises `ConfigError` for another token that is missing,
+    and for a vocabulary that is not a table of tokens and ids.
+
+    >>> from jaxformer.text.tokenizers import renumber, train_words
+    >>> tokenizer = train_words(["a rose"], 6)  # <pad> <bos> <eos> <unk> a rose
+    >>> last = renumber(tokenizer, [2, 3, 4, 5, 0])
+    >>> last.encode("a rose"), last.token(4), last.special.bos
+    ([2, 3], '<pad>', None)
+    """
+    found = json.loads(tokenizer.library_tokenizer.to_str())
+    vocabulary = found["model"].get("vocab")
+    if not isinstance(vocabulary, dict):
+        raise ConfigError(
+            f"the ids of a {found['model']['type']} tokenizer cannot be changed: use one that "
+            "train_bpe, train_words or train_characters made"
+        )
+    new_ids = {old: new for new, old in enumerate(ids)}
+    special = {token["content"] for token in found["added_tokens"] if token["special"]}
+    lost = [name for name, old in vocabulary.items() if old not in new_ids and name not in special]
+    if lost:
+        raise ConfigError(f"ids has no id of {lost[0]!r}: only special tokens may be left out")
+    kept = {name: new_ids[old] for name, old in vocabulary.items() if old in new_ids}
+    found["model"]["vocab"] = dict(sorted(kept.items(), key=lambda item: item[1]))
+    added = [token for token in found["added_tokens"] if token["id"] in new_ids]
+    found["added_tokens"] = [token | {"id": new_ids[token["id"]]} for token in added]
+    found["post_processor"] = None  # it may hold ids
+    library = optional_dependencies.load("tokenizers")
+    return Tokenizer(library.Tokenizer.from_str(json.dumps(found)))
+
+
+def with_template(tokenizer: Tokenizer, *, bos: bool = False, eos: bool = False) -> Tokenizer:
+    """A tokenizer that, in other programs, puts its BOS before and its EOS after each text.
+
+    `encode` here gives the same ids as before. A role without a token is left out.
+
+    >>> from jaxformer.text.tokenizers import train_words, with_template
+    >>> tokenizer = with_template(train_words(["a rose"], 6), eos=True)
+    >>> tokenizer.encode("a rose"), tokenizer.library_tokenizer.encode("a rose").ids
+    ([4, 5], [4, 5, 2])
+    """
+    special = tokenizer.special
+    first = [special.bos] if bos and special.bos is not None else []
+    last = [special.eos] if eos and special.eos is not None else []
+    names = {tokenizer.token(index): index for index in (*first, *last)}
+    before, after = ([tokenizer.token(index) for index in side] for side in (first, last))
+    library = optional_dependencies.load("tokenizers")
+    changed = copy.deepcopy(tokenizer.library_tokenizer)
+    changed.post_processor = library.processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, "$B:1", *(f"{name}:1" for name in after)],
+        special_tokens=list(names.items()),
+    )
+    return Tokenizer(changed)
