@@ -14,12 +14,13 @@ import pytest
 
 import jaxformer as jf
 from experiments.harness import cli
+from experiments.harness.exporting import PROGRAM, compile_function
 from experiments.harness.planning import with_options
 from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.sweep import TranslationSweep
 from experiments.torch_reference.compare import presets as compare_presets
-from experiments.translation.export import export
+from experiments.translation.export import search_function
 from experiments.translation.load_run import LoadedRun
 from experiments.translation.plan import TranslationPlan
 from experiments.translation.presets import PRESETS
@@ -191,11 +192,12 @@ def test_the_readme_loads_the_program_that_export_writes(
     params = jax.tree.map(jnp.asarray, random_params(model, ids, ids))
     search = jf.GenerationConfig(beam_size=2, max_extra_tokens=3)
     settings = replace(PRESETS["grammar"], model=config, search=search)
-    folder = tmp_path / "runs" / "translation" / "grammar" / "tokenizer"
-    folder.mkdir(parents=True)
-    tokenizer.save(folder / "target.json")
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    tokenizer.save(folder / "tokenizer.json")
     loaded = LoadedRun(settings, model, params, tokenizer, tokenizer)
-    (tmp_path / "translate.jax").write_bytes(export(loaded, 8, 32, ("cpu",)))
+    program = compile_function(search_function(loaded, search, 32), 8, 32, ("cpu",))
+    (folder / PROGRAM).write_bytes(program)
     names = {}
     with contextlib.chdir(tmp_path):
         exec(compile(code, str(TRANSLATION), "exec"), names)

@@ -235,6 +235,7 @@ def _marian(config: TranslationConfig) -> TranslationConfig:
         early_stopping="beam_full",
         at_max_length="cut",
         max_length=config.model.max_len - 1,
+        min_length=1,
         extra_candidates=1,
         suppress_tokens=(PAD, BOS),
         renormalize_logits=True,

@@ -19,7 +19,7 @@ from jaxformer.pipelines.batching import (
     pad_right,
     pad_with_mask,
 )
-from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers import Tokenizer, mask_joins_spaces
 
 # How many words of a text show how its tokenizer treats spaces.
 _WORDS = 64
@@ -123,7 +123,7 @@ def encode_masked(text: str, index: int, tokenizer: Tokenizer) -> list[int]:
         raise DataError(
             f"text {index + 1} has no mask: write {tokenizer.token(mask)} where a token is missing"
         )
-    before, after = _joins_spaces("".join(parts), tokenizer)
+    before, after = mask_joins_spaces("".join(parts).split()[:_WORDS], tokenizer)
     ids: list[int] = []
     for i, part in enumerate(parts):
         if before and i < len(parts) - 1:
@@ -140,19 +140,6 @@ def _mask_id(tokenizer: Tokenizer) -> int:
             "the vocabulary has no mask token: give the tokenizer of a masked language model"
         )
     return tokenizer.special.mask
-
-
-def _joins_spaces(text: str, tokenizer: Tokenizer) -> tuple[bool, bool]:
-    """Whether the space before a mask, and the one after it, is no token of its own."""
-    words = text.split()[:_WORDS]
-    single, spaced, pairs = (
-        tokenizer.encode_batch([form.format(word) for word in words])
-        for form in ("{0}", " {0}", "{0} {0}")
-    )
-    # Both where tokens have no spaces; the one before where a token begins with its space.
-    apart = all(pair == ids * 2 for pair, ids in zip(pairs, single, strict=True))
-    joined = any(len(a) >= len(b) for a, b in zip(single, spaced, strict=True))
-    return apart or joined, apart
 
 
 def _predictions(

@@ -21,7 +21,16 @@ _NEVER = -1e4
 
 
 class MarianLayout(NamedTuple):
-    """A model whose ids are EOS, the unknown token, all other tokens, and padding."""
+    """A model whose ids are EOS, the unknown token, all other tokens, and padding.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.pretrained import MarianLayout
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
+    >>> search = jf.GenerationConfig(bos=10, eos=(0,), pad=10)
+    >>> layout = MarianLayout(jf.EncoderDecoder(config), {}, jf.train_bpe(["a"], 260), search)
+    >>> layout.search.bos == layout.search.pad
+    True
+    """
 
     model: EncoderDecoder
     params: dict[str, Any]
@@ -37,6 +46,20 @@ def marian_layout(
     The translations are the same where `search` suppresses padding and BOS and renormalizes, since
     neither has a probability in the result. Raises `ConfigError` unless the model reads BOS as a
     zero vector, has an output bias, and one vocabulary with one table for all.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.pretrained import marian_layout
+    >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
+    >>> sizes = {"d_model": 8, "d_ff": 12, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    >>> rest = {"num_heads": 2, "output_bias": True, "zero_embedding_id": jf.BOS}
+    >>> model = jf.EncoderDecoder(jf.TransformerConfig(264, **sizes, **rest))
+    >>> ids = jnp.ones((1, 3), int)
+    >>> params = jax.jit(model.init)(jax.random.key(0), ids, ids)["params"]
+    >>> found = marian_layout(model, params, tokenizer, jf.GenerationConfig())
+    >>> found.model.config.vocab_size, found.tokenizer.token(262)
+    (263, '<pad>')
     """
     config, special = model.config, tokenizer.special
     if config.zero_embedding_id is None or config.zero_embedding_id != special.bos:

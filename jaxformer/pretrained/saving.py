@@ -140,11 +140,8 @@ def _choose(name: str | None, spec: ModelSpec) -> tuple[Family, ModelSpec, dict[
             except ConfigError as error:
                 refused.setdefault(family.model_type, str(error))
     of_kind = [x.model_type for x in families if spec.kind in x.architectures.values()]
-    closest = min(of_kind or refused, key=lambda family: refused[family].count(";"))
-    among = f" among {', '.join(of_kind)}" if of_kind[1:] else ""
-    raise ConfigError(
-        f"no family supports the model. The closest{among} is {closest}: {refused[closest]}"
-    )
+    reasons = (f"{name}: {refused[name]}" for name in of_kind or refused)
+    raise ConfigError(f"no family supports the model. {'. '.join(reasons)}")
 
 
 def _with_biases(spec: ModelSpec) -> ModelSpec:

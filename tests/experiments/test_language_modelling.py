@@ -26,6 +26,7 @@ from experiments.language_modelling import (
     embed,
     evaluate,
     evaluation,
+    export,
     fill_mask,
     load_run,
     prepare,
@@ -39,6 +40,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import CountedJit, Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import Int8
+from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
 from jaxformer.text.data import Stream, open_tokens, write_tokens
 from jaxformer.training.optimizer import make_schedule
@@ -110,6 +112,7 @@ def parsed(command, args):
         evaluate: evaluate.EvaluateOptions,
         fill_mask: fill_mask.FillMaskOptions,
         embed: embed.EmbedOptions,
+        export: export.ExportOptions,
     }
     if command is sample:
         return sample.parse(words_of(args))
@@ -803,3 +806,32 @@ def test_what_a_run_says_after_each_layer_is_shown(run, masked, capsys):
     assert capsys.readouterr().out.split()[:2] == ["token", "input"]
     with pytest.raises(ConfigError, match="use a causal run"):
         logit_lens.main(logit_lens.LensOptions(str(masked.folder)))
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+def test_an_exported_run_is_read_as_one_of_transformers(objective, request, tmp_path):
+    folder = request.getfixturevalue("run" if objective == "causal" else "masked").folder
+    options = {"--run": folder, "--out": tmp_path / "out"}
+    done = call(export, options)
+    assert done.code == 0 and f"{tmp_path}/out/model.safetensors: " in done.out, done.err
+    expected, found = load_run.load_run(folder), load_pretrained(tmp_path / "out")
+    (ids,) = expected.tokenizer.encode_batch(["sun rain sun"])
+    assert found.tokenizer.encode("sun rain sun") == ids
+    around = [1, *ids, 2] if objective == "masked" else ids
+    assert found.tokenizer.library_tokenizer.encode("sun rain sun").ids == around
+    logits = [
+        jax.tree.leaves(x.model.apply({"params": x.params}, np.array([ids])))[0]
+        for x in (found, expected)
+    ]
+    np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert '"text_sha256"' in card and "step" in card and "licence of the training" in card
+    refused(call(export, options), 2, "is there already")
+    refused(call(export, options | {"--run": tmp_path / "out"}), 2, "of transformers already")
+    done = call(export, options | {"--format": "stablehlo", "--out": tmp_path / "program"})
+    assert done.code == 0, done.err
+    program = jax.export.deserialize((tmp_path / "program" / "program.jax").read_bytes())
+    rows = np.full((8, 19), 2, np.int32)
+    rows[:, : len(ids)] = ids
+    shape = (8, 19, expected.model.config.vocab_size)
+    assert program.call(rows).shape == shape

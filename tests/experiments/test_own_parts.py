@@ -259,7 +259,7 @@ def test_an_exported_program_is_that_of_the_model_that_was_trained(translation):
     ids = loaded.source_tokenizer.encode("sun rain moon") + [EOS]
     source = np.array([ids + [0] * (13 - len(ids))] * 2, np.int32)
     found, expected = (
-        jax.export.deserialize(export.export(system, 2, 13, ("cpu",))).call(source)
+        jax.jit(export.search_function(system, loaded.config.search, 13))(source)
         for system in (loaded, loaded._replace(model=translation.model))
     )
     jax.tree.map(np.testing.assert_array_equal, found, expected)

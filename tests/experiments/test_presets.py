@@ -26,10 +26,12 @@ from jaxformer.training.train_step import init_train_state
 STEPS = 3
 TRANSLATION = {
     "grammar": (5.33867, 5.56759, 5.76399),
+    "grammar_marian": (5.95307, 5.40166, 6.00522),
     "multi30k_tiny": (5.42873, 5.24406, 5.20162),
     "multi30k_base": (6.83068, 7.17733, 5.72735),
     "tatoeba": (5.36428, 5.10228, 5.91557),
     "wmt14_base": (6.36287, 7.90967, 6.49254),
+    "wmt14_base_marian": (6.89725, 8.16869, 6.28356),
     "wmt14_big": (7.46358, 7.49703, 6.80139),
 }
 LANGUAGE = {

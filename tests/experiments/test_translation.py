@@ -735,11 +735,13 @@ def test_pairs_that_cannot_be_scored_are_refused(run, text, tmp_path):
 
 
 def test_an_exported_function_gives_the_tokens_that_the_run_decodes(run, system, tmp_path):
-    output = tmp_path / "translate.jax"
-    sizes = {"--batch_size": 1, "--source_length": 16}
-    done = call(export, {"--run": run.folder, "--output": output} | sizes)
-    assert done.code == 0 and "bytes, for cpu" in done.out
-    loaded = jax.export.deserialize(output.read_bytes())
+    output = tmp_path / "exported"
+    sizes = {"--batch_size": 1, "--source_length": 16, "--format": "stablehlo"}
+    done = call(export, {"--run": run.folder, "--out": output} | sizes)
+    assert done.code == 0 and f"{output}/program.jax: " in done.out
+    assert "## Scores" in (output / "README.md").read_text()
+    assert Path(output, "tokenizer.json").exists()
+    loaded = jax.export.deserialize(Path(output, "program.jax").read_bytes())
     ids = system.source_tokenizer.encode("dog sees bird") + [EOS]
     found = loaded.call(np.array([ids + [0] * (16 - len(ids))], np.int32))
     expected = pipelines.translate(
@@ -755,13 +757,19 @@ def test_an_exported_function_gives_the_tokens_that_the_run_decodes(run, system,
     "option, value, said",
     [
         ("platforms", "cpu,abacus", "choose among cpu, cuda, rocm and tpu"),
-        ("batch_size", 0, "batch_size=0 and source_length=32, but they must be at least 1"),
-        ("source_length", 32, "source_length at most max_len=31"),
+        ("batch_size", 0, "batch_size=0, but it must be at least 1"),
+        ("source_length", 32, "source_length=32, but it must be at least 1 and at most max_len=31"),
+        ("out", ROOT / "tests", "is there already: give --out the name of a new folder"),
+        ("format", "transformers", "train with --model.zero_embedding_id 1"),
     ],
 )
-def test_an_export_that_cannot_be_is_refused(run, option, value, said):
-    done = call(export, {"--run": run.folder, f"--{option}": value})
+def test_an_export_that_cannot_be_is_refused(run, option, value, said, tmp_path):
+    base = {"--run": run.folder, "--format": "stablehlo", "--out": tmp_path / "new"}
+    done = call(export, base | {f"--{option}": value})
     assert done.code == 2 and said in done.err and done.err.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+    if option == "format":
+        assert "grammar_marian" in done.err and "--format stablehlo" in done.err
 
 
 # Bad input to prepare and train: one sentence, a code, and nothing lost

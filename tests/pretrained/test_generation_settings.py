@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from jaxformer.decoding import GenerationConfig
+from jaxformer.decoding import GenerationConfig, SamplingConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import load_eos, load_generation_config
+from jaxformer.pretrained import generation_json, left_out, load_eos, load_generation_config
 
 MARIAN = {
     "vocab_size": 17,
@@ -166,3 +166,60 @@ def test_the_ids_that_end_a_text_are_one_several_or_not_stated(folder):
     assert load_eos(folder(gpt | {"eos_token_id": 3}, {"max_length": 9})) is None
     with pytest.raises(ConfigError, match="eos_token_id=19, but it must be one id from 0 to 18"):
         load_eos(folder(gpt, {"eos_token_id": [3, 19]}))
+
+
+@pytest.mark.parametrize("at_max_length", ["cut", "force_eos_at_no_cost"])
+def test_settings_that_are_written_are_read_again(folder, at_max_length):
+    settings = GenerationConfig(
+        bos=18,
+        eos=(7,),
+        pad=17,
+        min_length=5,
+        no_repeat_ngram_size=3,
+        repetition_penalty=1.5,
+        forced_bos=5,
+        suppress_tokens=(3, 4),
+        renormalize_logits=True,
+        beam_size=2,
+        length_penalty=0.5,
+        length_penalty_kind="power",
+        early_stopping="beam_full",
+        at_max_length=at_max_length,
+        extra_candidates=1,
+        max_length=11,
+    )
+    assert left_out(settings) == []
+    written = generation_json(settings, 23, {"pad_token_id": 0, "bos_token_id": None})
+    assert load_generation_config(folder(MARIAN, written)) == settings
+    plain = GenerationConfig(
+        length_penalty_kind="power", at_max_length="cut", max_length=11, extra_candidates=1
+    )
+    written = generation_json(plain, 23, {})
+    assert load_generation_config(folder(MARIAN, written)) == plain
+
+
+def test_settings_without_a_counterpart_are_named():
+    names = ["length_penalty_kind", "extra_candidates", "at_max_length", "max_length"]
+    assert [each.partition("=")[0] for each in left_out(GenerationConfig())] == names
+    found = left_out(SamplingConfig(stop=("x",), overflow="slide"))
+    assert found == ["stop=('x',)", "overflow='slide'"]
+    assert generation_json(GenerationConfig(), 23, {})["max_new_tokens"] == 22
+
+
+def test_sampling_is_written_as_transformers_names_it():
+    config = SamplingConfig(
+        max_new_tokens=7, temperature=0.5, top_k=3, min_p=0.1, no_repeat_ngram_size=2, eos=(3, 4)
+    )
+    assert generation_json(config, 23, {"eos_token_id": 2, "pad_token_id": None}) == {
+        "do_sample": True,
+        "max_new_tokens": 7,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 1.0,
+        "min_p": 0.1,
+        "repetition_penalty": 1.0,
+        "no_repeat_ngram_size": 2,
+        "eos_token_id": [3, 4],
+    }
+    greedy = generation_json(SamplingConfig(temperature=0.0), 23, {"eos_token_id": 2})
+    assert not greedy["do_sample"] and "temperature" not in greedy and greedy["eos_token_id"] == 2

@@ -17,9 +17,10 @@ from safetensors.numpy import load_file, save_file
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, DataError, MissingExtra
+from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.ops.attention import xla
+from jaxformer.ops.attention import AutoAttention, reference, xla
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import ACTIVATIONS, write_config
@@ -501,6 +502,50 @@ def test_a_model_that_nobody_has_is_refused_with_what_each_family_lacks(filled, 
     with pytest.raises(ConfigError, match="a Dense cannot be exported: give a DecoderOnly"):
         save_pretrained(tmp_path / "new", nn.Dense(3), params)
     assert not any(tmp_path.iterdir())
+
+
+class DoubledBlock(Block):
+    """A block of another function with the parameters of the usual one."""
+
+    def __call__(self, x, *args, **kwargs):
+        x, cache = super().__call__(x, *args, **kwargs)
+        return 2.0 * x, cache
+
+
+def doubled_attention(*args, **kwargs):
+    return 2.0 * reference(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "part", [{"block": DoubledBlock}, {"attention_fn": doubled_attention}], ids=lambda part: [*part]
+)
+def test_a_part_of_ones_own_is_never_exported_as_the_usual_one(part, filled, tmp_path):
+    model, params = filled("gpt2")
+    ((name, value),) = part.items()
+    with pytest.raises(ConfigError, match=f"has the {name} {value.__name__}, which no family has"):
+        save_pretrained(tmp_path / "new", model.clone(**part), params)
+    classifier = Classifier(model.clone(**part), classes=3)
+    with pytest.raises(ConfigError, match=f"has the {name} {value.__name__}"):
+        save_pretrained(tmp_path / "new", classifier, {"backbone": params})
+    for usual in ({"block": REMAT["matmuls"]}, {"attention_fn": AutoAttention()}):
+        save_pretrained(tmp_path / next(iter(usual)), model.clone(**usual), params)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_without_biases_is_written_with_biases_of_zero(random_params, tmp_path):
+    small = {"vocab_size": 11, "d_model": 12, "d_ff": 17, "num_heads": 3, "num_decoder_layers": 2}
+    model = DecoderOnly(replace(GPT2, **small, max_len=13, use_bias=False))
+    tokens = np.array([[1, 5, 7], [4, 2, 3]])
+    params = random_params(model, tokens)
+    save_pretrained(tmp_path / "new", model, params)
+    found = load_pretrained(tmp_path / "new")
+    assert found.model.config.use_bias
+    np.testing.assert_allclose(
+        found.model.apply({"params": found.params}, tokens),
+        model.apply({"params": params}, tokens),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_a_bert_without_token_types_is_refused_by_bert(filled, tmp_path):

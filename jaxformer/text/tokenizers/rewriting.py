@@ -3,10 +3,17 @@
 import copy
 import json
 from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 from jaxformer.text.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_WORDS = 64
 
 
 def renumber(tokenizer: Tokenizer, ids: Sequence[int]) -> Tokenizer:
@@ -59,9 +66,42 @@ def with_template(tokenizer: Tokenizer, *, bos: bool = False, eos: bool = False)
     before, after = ([tokenizer.token(index) for index in side] for side in (first, last))
     library = optional_dependencies.load("tokenizers")
     changed = copy.deepcopy(tokenizer.library_tokenizer)
+    if special.mask is not None:
+        changed = _with_mask_spaces(tokenizer)
     changed.post_processor = library.processors.TemplateProcessing(
         single=[*before, "$A", *after],
         pair=[*before, "$A", *after, "$B:1", *(f"{name}:1" for name in after)],
         special_tokens=list(names.items()),
     )
     return Tokenizer(changed)
+
+
+def mask_joins_spaces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[bool, bool]:
+    """Whether the space before a mask, and the one after it, is no token of its own.
+
+    `words` show how the tokenizer treats spaces.
+
+    >>> from jaxformer.text.tokenizers import mask_joins_spaces, train_bpe
+    >>> mask_joins_spaces(["a", "rose"], train_bpe(["a rose is a rose"], 264))
+    (True, False)
+    """
+    single, spaced, pairs = (
+        tokenizer.encode_batch([form.format(word) for word in words])
+        for form in ("{0}", " {0}", "{0} {0}")
+    )
+    # Both where tokens have no spaces; the one before where a token begins with its space.
+    apart = all(pair == ids * 2 for pair, ids in zip(pairs, single, strict=True))
+    joined = any(len(a) >= len(b) for a, b in zip(single, spaced, strict=True))
+    return apart or joined, apart
+
+
+def _with_mask_spaces(tokenizer: Tokenizer) -> "tokenizers.Tokenizer":
+    """The library's tokenizer, whose mask takes the spaces around it as `fill_mask` does."""
+    found = json.loads(tokenizer.library_tokenizer.to_str())
+    texts = (tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size))
+    words = list(islice((text for text in texts if text.isalpha()), _WORDS))
+    before, after = mask_joins_spaces(words, tokenizer)
+    for token in found["added_tokens"]:
+        if token["id"] == tokenizer.special.mask:
+            token |= {"lstrip": before, "rstrip": after}
+    return optional_dependencies.load("tokenizers").Tokenizer.from_str(json.dumps(found))

@@ -1,0 +1,115 @@
+"""A model in Marian's layout: other ids, one row for padding and BOS, the same translations."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.errors import ConfigError
+from jaxformer.pretrained import load_generation_config, load_pretrained, marian_layout
+from jaxformer.text.tokenizers import train_characters
+
+SEARCH = jf.GenerationConfig(
+    beam_size=3,
+    length_penalty_kind="power",
+    early_stopping="beam_full",
+    at_max_length="cut",
+    max_length=7,
+    extra_candidates=1,
+    suppress_tokens=(jf.PAD, jf.BOS),
+    renormalize_logits=True,
+)
+LINES = ["a b c d", "d", "", "c c b <pad>", "b a"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_characters(["abcd <pad>"])
+
+
+@pytest.fixture(scope="module")
+def system(tokenizer, random_params):
+    """A model whose BOS and padding are likely, and whose BOS has a row that is not zero."""
+    config = jf.TransformerConfig(
+        tokenizer.vocab_size,
+        d_model=12,
+        d_ff=17,
+        num_heads=3,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        max_len=23,
+        sinusoidal_layout="halves",
+        norm_eps=1e-5,
+        output_bias=True,
+        zero_embedding_id=jf.BOS,
+    )
+    model, ids = jf.EncoderDecoder(config), np.ones((2, 3), np.int32)
+    params = random_params(model, ids, ids)
+    params["output"]["bias"][:2] = 1.5, 1.0
+    return model, params
+
+
+def test_the_folder_gives_the_translations_of_the_model(system, tokenizer, tmp_path, assert_equal):
+    expected = jf.translate(*system, LINES, tokenizer, tokenizer, SEARCH)
+    layout = marian_layout(*system, tokenizer, SEARCH)
+    jf.save_pretrained(tmp_path / "m", *layout[:3], generation=layout.search, card="# A card\n")
+    model, params, *tokenizers = load_pretrained(tmp_path / "m")
+    search = load_generation_config(tmp_path / "m")
+    assert search == replace(layout.search, max_length=7)
+    last = tokenizer.vocab_size - 2
+    assert (search.bos, search.pad, search.eos, search.suppress_tokens) == (
+        last,
+        last,
+        (0,),
+        (last,),
+    )
+    assert not params["embedding"]["table"][-1].any() and params["output"]["bias"][-1] < -1e3
+    found = jf.translate(model, params, LINES, *tokenizers, search)
+    assert [[x.text for x in each] for each in found] == [
+        [x.text for x in each] for each in expected
+    ]
+    assert_equal(
+        [x.score for each in found for x in each], [x.score for each in expected for x in each]
+    )
+    assert (tmp_path / "m" / "README.md").read_text() == "# A card\n"
+
+
+def test_the_start_token_is_read_as_zero_whatever_its_row(system):
+    model, params = system
+    ids = np.array([[1, 4, 5], [1, 6, 1]])
+    changed = {**params, "embedding": {"table": params["embedding"]["table"].copy()}}
+    changed["embedding"]["table"][1] += 7.0
+
+    def hidden(params):
+        return np.asarray(model.apply({"params": params}, ids, ids, method="hidden"))
+
+    assert np.array_equal(hidden(params), hidden(changed))
+    plain = model.clone(config=replace(model.config, zero_embedding_id=None))
+    zeroed = {**params, "embedding": {"table": changed["embedding"]["table"].copy()}}
+    zeroed["embedding"]["table"][1] = 0.0
+    np.testing.assert_allclose(
+        plain.apply({"params": zeroed}, ids, ids, method="hidden"), hidden(params), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"zero_embedding_id": None}, "zero_embedding_id=None.*train with .*_id 1"),
+        ({"output_bias": False}, "output_bias=False, but Marian's layout needs"),
+        ({"tied_embeddings": "none"}, "tied_embeddings='none' and"),
+    ],
+)
+def test_another_model_is_refused_with_the_option_that_it_needs(
+    changes, message, system, tokenizer
+):
+    model, params = system
+    other = model.clone(config=replace(model.config, **changes))
+    with pytest.raises(ConfigError, match=message):
+        marian_layout(other, params, tokenizer, SEARCH)
+
+
+def test_an_id_outside_the_vocabulary_is_refused(system):
+    with pytest.raises(ConfigError, match="zero_embedding_id=97, but vocab_size=.* below it"):
+        replace(system[0].config, zero_embedding_id=97)
