@@ -16,6 +16,8 @@ from jaxformer import optional_dependencies
 from jaxformer.decoding import GenerationConfig, SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.nn.stacking import unstack_blocks
 from jaxformer.ops.attention import ATTENTION_FNS, AutoAttention, reference
 from jaxformer.pretrained.families import FAMILIES
@@ -83,11 +85,7 @@ def save_pretrained(
     shapes = param_shapes(make_model(spec, reference))
     biases = {path: np.zeros(shape, np.float32) for path, shape in shapes.items()}
     tensors = to_hf(chosen.weight_map(spec, hf), biases | leaves)
-    hf = {"torch_dtype": "float32", **_token_ids(None), **hf}
-    hf |= {} if tokenizer is None else _token_ids(tokenizer)
-    if isinstance(generation, GenerationConfig):
-        hf["decoder_start_token_id"] = generation.bos
-    hf |= token_ids or {}
+    hf = {**_with_ids(hf, tokenizer, generation), **(token_ids or {})}
     read_config(chosen, hf)  # refuses ids that the family does not support
     if spec.kind in _CLASSIFIERS:
         hf |= _labels(spec.classes)
@@ -98,6 +96,16 @@ def save_pretrained(
     if tokenizer is not None:
         files["tokenizer_config.json"] = _tokenizer_config(tokenizer, spec)
         tokenizer = _with_template(tokenizer, spec)
+    _write_folder(path, files, tensors, tokenizer)
+
+
+def _write_folder(
+    path: Path,
+    files: Mapping[str, Any],
+    tensors: dict[str, np.ndarray],
+    tokenizer: Tokenizer | None,
+) -> None:
+    """Writes the folder `path` completely or not at all."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     unfinished.mkdir(parents=True)
     try:
@@ -111,6 +119,11 @@ def save_pretrained(
 def _refuse_own_parts(model: Any) -> None:
     """Raises `ConfigError` for a part of the model that no other program has."""
     body = getattr(model, "backbone", model)
+    if type(body) not in (DecoderOnly, EncoderOnly, EncoderDecoder, MaskedLanguageModel):
+        raise ConfigError(
+            f"a {type(body).__name__} may compute something else than the model that it derives "
+            "from, so no family has it: train the library's own class"
+        )
     known: dict[str, tuple[Any, ...]] = {
         "block": (*REMAT.values(),),
         "attention_fn": (*ATTENTION_FNS.values(),),
@@ -150,6 +163,19 @@ def _with_biases(spec: ModelSpec) -> ModelSpec:
     if config.norm == "layer" and not config.use_bias:
         config = replace(config, use_bias=True, qkv_bias=None)
     return spec._replace(config=config)
+
+
+def _with_ids(
+    hf: Mapping[str, Any],
+    tokenizer: Tokenizer | None,
+    generation: GenerationConfig | SamplingConfig | None,
+) -> dict[str, Any]:
+    """The config.json `hf` with the ids of special tokens."""
+    found = {"torch_dtype": "float32", **_token_ids(None), **hf}
+    found |= {} if tokenizer is None else _token_ids(tokenizer)
+    if isinstance(generation, GenerationConfig):
+        found["decoder_start_token_id"] = generation.bos
+    return found
 
 
 def _token_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:

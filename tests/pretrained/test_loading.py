@@ -512,6 +512,10 @@ class DoubledBlock(Block):
         return 2.0 * x, cache
 
 
+class DerivedDecoder(DecoderOnly):
+    """A decoder that may have methods of its own."""
+
+
 def doubled_attention(*args, **kwargs):
     return 2.0 * reference(*args, **kwargs)
 
@@ -527,6 +531,8 @@ def test_a_part_of_ones_own_is_never_exported_as_the_usual_one(part, filled, tmp
     classifier = Classifier(model.clone(**part), classes=3)
     with pytest.raises(ConfigError, match=f"has the {name} {value.__name__}"):
         save_pretrained(tmp_path / "new", classifier, {"backbone": params})
+    with pytest.raises(ConfigError, match="a DerivedDecoder may compute something else"):
+        save_pretrained(tmp_path / "new", DerivedDecoder(model.config), params)
     for usual in ({"block": REMAT["matmuls"]}, {"attention_fn": AutoAttention()}):
         save_pretrained(tmp_path / next(iter(usual)), model.clone(**usual), params)
     assert not (tmp_path / "new").exists()
