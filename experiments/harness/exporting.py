@@ -44,7 +44,7 @@ class ExportOptions(RunOptions):
         super().__post_init__()
         check_at_least(self, 1, "batch_size")
         if set(self.platforms.split(",")) - set(_PLATFORMS):
-            raise ConfigError(f"platforms={self.platforms!r}: choose among {', '.join(_PLATFORMS)}")
+            raise ConfigError(f"platforms={self.platforms!r}: choose among cpu, cuda, rocm and tpu")
 
 
 class Published(NamedTuple):
