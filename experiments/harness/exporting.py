@@ -22,6 +22,11 @@ from jaxformer.text.tokenizers import Tokenizer
 
 PROGRAM = "program.jax"
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_NEEDED = {
+    "transformers": ("safetensors",),
+    "ctranslate2": ("ctranslate2", "transformers", "torch"),
+    "stablehlo": ("flatbuffers",),
+}
 _COPIED = ("README.md", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -73,15 +78,18 @@ class Exportable(NamedTuple):
     """The tokenizers by the file names that they get beside the function."""
 
 
-def export(options: ExportOptions, run: Exportable) -> None:
-    """Writes the folder `options.out`; `ConfigError` for a run that cannot be exported."""
+def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
+    """Writes the folder `options.out` of the run that `load` reads.
+
+    Raises `ConfigError` for a run that cannot be exported, and what `load` raises.
+    """
+    for name in _NEEDED[options.format]:  # before anything is done
+        optional_dependencies.load(name)
     out = Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give --out the name of a new folder")
-    if options.format == "stablehlo":
-        _write_program(out, options, run)
-    else:
-        _write_pretrained(out, options, run)
+    write = _write_program if options.format == "stablehlo" else _write_pretrained
+    write(out, options, load())
     for path in sorted(out.iterdir()):
         print(f"{path}: {path.stat().st_size:,} bytes")
 
@@ -89,9 +97,6 @@ def export(options: ExportOptions, run: Exportable) -> None:
 def _write_pretrained(out: Path, options: ExportOptions, run: Exportable) -> None:
     """The folder for transformers, or what CTranslate2 makes of it."""
     convert = options.format == "ctranslate2"
-    if convert:  # before anything is written
-        for name in ("ctranslate2", "transformers", "torch"):
-            optional_dependencies.load(name)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as place:
         folder = Path(place) / "transformers" if convert else out
@@ -133,7 +138,6 @@ def _convert(folder: Path, out: Path) -> None:
 
 def _write_program(out: Path, options: ExportOptions, run: Exportable) -> None:
     """The compiled function, the tokenizers and the model card."""
-    optional_dependencies.load("flatbuffers")  # JAX would raise a bare ImportError at the end
     (name, length), limit = run.length, run.config.model.max_len
     if not 1 <= length <= limit:
         raise ConfigError(f"{name}={length}, but it must be at least 1 and at most max_len={limit}")

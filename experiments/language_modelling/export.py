@@ -35,15 +35,15 @@ class ExportOptions(exporting.ExportOptions):
     """Ids of each row, with --format stablehlo; 0: as many as in the training."""
 
 
-def main(options: ExportOptions) -> None:
-    """Writes the folder."""
+def exportable(options: ExportOptions) -> exporting.Exportable:
+    """The run that `options` name, with its sampling."""
     folder = Path(options.run)
     if is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers already: give the folder of a run")
     loaded = load_run(folder, options)
     config = loaded.config
     generation: SamplingConfig | None = config.sampling if config.objective == "causal" else None
-    run = exporting.Exportable(
+    return exporting.Exportable(
         config=config,
         task=_TASKS[config.objective],
         published=lambda: exporting.Published(*loaded[1:], generation),
@@ -52,7 +52,11 @@ def main(options: ExportOptions) -> None:
         length=("seq_len", options.seq_len or config.data.seq_len),
         tokenizers={"tokenizer.json": loaded.tokenizer},
     )
-    exporting.export(options, run)
+
+
+def main(options: ExportOptions) -> None:
+    """Writes the folder."""
+    exporting.export(options, lambda: exportable(options))
 
 
 def _logits(loaded: LoadedRun, ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:

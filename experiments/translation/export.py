@@ -78,14 +78,14 @@ def published(loaded: LoadedRun, search: GenerationConfig) -> exporting.Publishe
     return exporting.Published(*marian_layout(model, loaded.params, tokenizer, search))
 
 
-def main(options: ExportOptions) -> None:
-    """Writes the folder."""
+def exportable(options: ExportOptions) -> exporting.Exportable:
+    """The run that `options` name, with its search."""
     loaded = load_members(lambda folder: load_run(folder, options), options.run, options.ensemble)
     search = options.search(loaded.config.search)
     joint = loaded.source_tokenizer is loaded.target_tokenizer
     files = {"tokenizer.json": loaded.target_tokenizer}
     files |= {} if joint else {"source_tokenizer.json": loaded.source_tokenizer}
-    run = exporting.Exportable(
+    return exporting.Exportable(
         config=loaded.config,
         task="translation",
         published=lambda: published(loaded, search),
@@ -94,7 +94,11 @@ def main(options: ExportOptions) -> None:
         length=("source_length", options.source_length),
         tokenizers=files,
     )
-    exporting.export(options, run)
+
+
+def main(options: ExportOptions) -> None:
+    """Writes the folder."""
+    exporting.export(options, lambda: exportable(options))
 
 
 if __name__ == "__main__":

@@ -827,7 +827,8 @@ def test_an_exported_run_is_read_as_one_of_transformers(objective, request, tmp_
     card = (tmp_path / "out" / "README.md").read_text()
     assert '"text_sha256"' in card and "step" in card and "licence of the training" in card
     refused(call(export, options), 2, "is there already")
-    refused(call(export, options | {"--run": tmp_path / "out"}), 2, "of transformers already")
+    again = {"--run": tmp_path / "out", "--out": tmp_path / "again"}
+    refused(call(export, again), 2, "of transformers already")
     done = call(export, options | {"--format": "stablehlo", "--out": tmp_path / "program"})
     assert done.code == 0, done.err
     program = jax.export.deserialize((tmp_path / "program" / "program.jax").read_bytes())

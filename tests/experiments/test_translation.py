@@ -866,7 +866,8 @@ def test_a_missing_extra_is_named_before_anything_is_done(
     module, command, text, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, module, None)
-    done = call(command, {} if command is export else settings(text, tmp_path))
+    options = {"--format": "stablehlo"} if command is export else settings(text, tmp_path)
+    done = call(command, options)
     assert done.code == 2
     assert done.err == (
         f"error: {module} is needed but not installed: pip install 'jaxformer[experiments]'\n"
