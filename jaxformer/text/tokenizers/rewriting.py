@@ -83,7 +83,7 @@ def mask_joins_spaces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[bool,
 
     >>> from jaxformer.text.tokenizers import mask_joins_spaces, train_bpe
     >>> mask_joins_spaces(["a", "rose"], train_bpe(["a rose is a rose"], 264))
-    (True, False)
+    (True, True)
     """
     single, spaced, pairs = (
         tokenizer.encode_batch([form.format(word) for word in words])
