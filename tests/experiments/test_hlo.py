@@ -181,6 +181,7 @@ def test_cycles_are_counted_by_module(tpu):
 def test_an_origin_is_the_module():
     assert origin("jit(s)/jvp(Net)/Net.go/decoder/blocks_3/up/add") == "decoder/blocks_*/up"
     assert origin("jit(s)/jvp()/lt") == "loss"
+    assert origin("jit(s)/jvp()/cond/branch_0_fun/exp") == "loss"
     assert origin("jit(s)/mul") == "update"
     assert origin("") == ""
 

@@ -41,6 +41,7 @@ class Result:
     interval: float | None = None
     """Half of the 95 % bootstrap interval over test items."""
     seeds: list[int] | None = None
+    """Empty for a number that depends on no seed."""
     scores: list[float] | None = None
     """The score of each seed."""
     deviation: float | None = None
@@ -117,7 +118,10 @@ def pages(root: Path) -> list[Path]:
 
 
 def table_of(results: Iterable[Result]) -> Table:
-    """A row for each result."""
+    """A row for each result; for each system where no result depends on a seed."""
+    results = list(results)
+    if all(result.seeds == [] for result in results):
+        return _by_system(results)
     rows = [
         (
             result.system,
@@ -130,6 +134,17 @@ def table_of(results: Iterable[Result]) -> Table:
         for result in results
     ]
     return Table(("system", "metric", "seeds", "mean", "sd", "± 95 %"), rows)
+
+
+def _by_system(results: list[Result]) -> Table:
+    """A row for each system, a column for each metric."""
+    found = {(result.system, result.metric): result for result in results}
+    metrics = list(dict.fromkeys(result.metric for result in results))
+    rows = []
+    for system in dict.fromkeys(result.system for result in results):
+        numbers = (found.get((system, metric)) for metric in metrics)
+        rows.append((system, *("-" if x is None else _shown(x.score, x) for x in numbers)))
+    return Table(("system", *metrics), rows)
 
 
 def _shown(value: float | None, result: Result) -> str:

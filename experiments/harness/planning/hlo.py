@@ -190,6 +190,7 @@ def origin(op_name: str) -> str:
     if not inside:
         return "update"
     path = [word for word in words[inside[-1] + 1 :] if word[:1].islower() and "(" not in word]
+    path = [word for word in path if not re.fullmatch(r"cond|branch_\d+_fun", word)]  # a platform's
     return re.sub(r"_\d+", "_*", "/".join(path)) or "loss"
 
 

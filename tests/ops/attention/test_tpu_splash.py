@@ -7,7 +7,7 @@ import pytest
 from jax.ad_checkpoint import print_saved_residuals
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from jaxformer.ops.attention import reference, tpu_splash
+from jaxformer.ops.attention import reference, tpu_flash, tpu_splash
 from jaxformer.ops.attention.spec import FLASH_RESIDUALS, AttentionSpec
 from jaxformer.ops.attention.tpu_splash import _each_query_has_a_key
 from jaxformer.ops.masks import AttentionMask
@@ -54,15 +54,26 @@ def test_a_block_is_as_long_as_chip_and_length_allow_in_every_kernel(kind, queri
     assert found == [expected] * 3  # forward, the gradient of q, the gradients of k and v
 
 
-def test_the_result_and_the_sums_of_its_rows_can_be_kept(capsys):
+@pytest.mark.parametrize(
+    "attention_fn, shapes",
+    [
+        (tpu_splash, ["f32[2,4,256,64]", "f32[2,4,256]"]),
+        (tpu_flash, ["f32[2,256,256]", "f32[2,2,8,256]"]),
+    ],
+)
+def test_the_result_and_the_sums_of_its_rows_can_be_kept(attention_fn, shapes, capsys):
     def attend(q):
-        return tpu_splash(q, q, q, AttentionMask(causal=True), scale=0.1, interpret=True)
+        return attention_fn(q, q, q, AttentionMask(causal=True), scale=0.1, interpret=True)
 
     policy = jax.checkpoint_policies.save_only_these_names(FLASH_RESIDUALS)
     kept = jax.checkpoint(attend, policy=policy)
-    print_saved_residuals(lambda q: kept(q).sum(), jnp.ones((2, 256, 3, 64)))
-    found = [line for line in capsys.readouterr().out.splitlines() if "output of" in line]
-    assert [line.split()[0] for line in found] == ["f32[2,3,256,64]", "f32[2,3,256]"]
+    print_saved_residuals(lambda q: kept(q).sum(), jnp.ones((2, 256, 4, 64)))
+    found = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if "output of" in line or "named" in line
+    ]
+    assert [line.split()[0] for line in found] == shapes
 
 
 T, S = 5, 7

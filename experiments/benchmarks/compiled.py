@@ -1,0 +1,99 @@
+"""Training steps of gpt2_124m compiled for a TPU v5e: `python -m experiments.benchmarks.compiled`.
+
+Nothing is run, and no TPU is needed: libtpu (extra `compilers`) says the cycles of its kernels and
+the memory. Each number becomes a line of results.jsonl beside this file, which also holds those of
+MaxText; `python -m experiments.results` makes the table of the page.
+"""
+
+import datetime
+import gc
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from experiments.harness import cli, planning
+from experiments.harness.comparison.evidence import FILE, Result, append
+from experiments.harness.planning import targets
+from experiments.harness.planning.accelerators import ACCELERATORS, TPUS
+from experiments.harness.planning.step_time import step_time
+from experiments.language_modelling.plan import TRAINING, LanguagePlan
+from experiments.language_modelling.presets import PRESETS
+from jaxformer.errors import ConfigError
+
+_RECOMPUTED = "--training.grad_accumulation 1 --training.remat blocks"
+_ONE_CHIP = f"--target v5e --data.batch_size 12 {_RECOMPUTED}"
+_FOUR_CHIPS = (
+    "--target v5e:2x2 --strategy sharded --mesh fsdp=4 --training.gather_at use "
+    f"--data.batch_size 48 {_RECOMPUTED}"
+)
+PROGRAMS = {
+    "nothing recomputed": "--target v5e",
+    "blocks recomputed": _ONE_CHIP,
+    "blocks recomputed, logits in chunks": f"{_ONE_CHIP} --training.loss_chunk 2048",
+    "fsdp=4, blocks recomputed": _FOUR_CHIPS,
+    "fsdp=4, blocks recomputed, logits in chunks": f"{_FOUR_CHIPS} --training.loss_chunk 2048",
+}
+"""Options of `plan`, by the name of the program; 12 rows of 1,024 tokens a chip and part."""
+
+TABLE = "compiled"
+
+
+@dataclass(frozen=True)
+class CompiledOptions:
+    """Which programs are compiled."""
+
+    only: tuple[str, ...] = ()
+    """Names of programs, as the table has them; none: all."""
+    results: Path = Path(__file__).with_name(FILE)
+    """File to which a line for each number is added, in place of an earlier one."""
+
+    def __post_init__(self):
+        for name in set(self.only) - PROGRAMS.keys():
+            raise ConfigError(f"only has {name!r}: give one of {', '.join(PROGRAMS)}")
+
+
+def main(options: CompiledOptions) -> None:
+    """Compiles the programs one after the other, prints what is found and writes it down."""
+    for name in options.only or PROGRAMS:
+        found = measure(name, PROGRAMS[name])
+        append(options.results, found)
+        numbers = ", ".join(f"{each.metric} {each.score:,}" for each in found)
+        print(f"{name}: {numbers}; compiled, not run", flush=True)
+        gc.collect()  # a program takes gigabytes
+
+
+def measure(name: str, words: str) -> list[Result]:
+    """The MFU, the cycles of a part and the memory of the step that `words` say."""
+    arguments = ["--preset", "gpt2_124m", "--compiler", "tpu", *words.split()]
+    config = cli.parse(planning.with_options(PRESETS, LanguagePlan), arguments)
+    target = targets.parse_target(config.target)
+    count = target.count or 1
+    step, calls = planning.compile_config(config, TRAINING, targets.devices(target, count))
+    time = step_time(step.program, target.accelerator, [each.spec for _, each in calls])
+    peak = count * ACCELERATORS[target.accelerator].bfloat16
+    cycles = time.kernels * TPUS[target.accelerator].clock / config.training.grad_accumulation
+    numbers = {
+        "MFU, %": round(100 * TRAINING.flops(config) / time.total / peak, 1),
+        "M cycles": round(cycles / 1e6, 1),
+        "memory, GiB": round(step.memory.total / 2**30, 2),
+        "temporary, GiB": round(step.memory.temporary / 2**30, 2),
+    }
+    return [
+        Result(
+            table=TABLE,
+            system=f"jaxformer, {name}",
+            metric=metric,
+            score=score,
+            seeds=[],
+            command=f"python -m experiments.language_modelling.plan {' '.join(arguments)}",
+            versions={each: metadata.version(each) for each in ("jax", "libtpu")},
+            device=f"{count} x {target.accelerator}, compiled, not run",
+            seconds=round(step.seconds),
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        )
+        for metric, score in numbers.items()
+    ]
+
+
+if __name__ == "__main__":
+    cli.start(main, {"default": CompiledOptions()}, __doc__)

@@ -1,0 +1,37 @@
+"""The programs that are compiled for a TPU beside MaxText's."""
+
+import pytest
+
+from experiments.benchmarks import compiled
+from experiments.harness import cli, planning
+from experiments.harness.comparison import evidence
+from experiments.language_modelling.plan import LanguagePlan
+from experiments.language_modelling.presets import PRESETS
+from jaxformer.distributed import parse_mesh
+from jaxformer.errors import ConfigError
+
+
+@pytest.mark.parametrize("words", compiled.PROGRAMS.values(), ids=compiled.PROGRAMS)
+def test_every_chip_has_the_rows_that_maxtext_had(words):
+    arguments = ["--preset", "gpt2_124m", "--compiler", "tpu", *words.split()]
+    config = cli.parse(planning.with_options(PRESETS, LanguagePlan), arguments)
+    parts = config.training.grad_accumulation * parse_mesh(config.mesh).get("fsdp", 1)
+    assert config.data.batch_size == 12 * parts
+    assert config.training.attention_fn == "auto"
+
+
+def test_a_program_that_there_is_not_is_named():
+    with pytest.raises(
+        ConfigError, match="only has 'two parts': give one of nothing recomputed, blocks"
+    ):
+        compiled.CompiledOptions(only=("blocks recomputed", "two parts"))
+
+
+def test_numbers_without_seeds_have_a_row_for_each_system():
+    result = evidence.Result(table="t", system="s", metric="m", score=13.5, seeds=[])
+    other = evidence.Result(table="t", system="u", metric="n", score=17, seeds=[])
+    table = evidence.table_of([result, other])
+    assert table.titles == ("system", "m", "n")
+    assert table.rows == [("s", "13.5", "-"), ("u", "-", "17")]
+    drawn = evidence.Result(table="t", system="s", metric="m", score=13.5, seeds=[0])
+    assert len(evidence.table_of([result, drawn]).titles) == 6
