@@ -204,6 +204,11 @@ class RunConfig:
 
     def __post_init__(self):
         distributed.check(self)
+        if "://" in self.runs:
+            raise ConfigError(
+                f"runs={self.runs!r} is an address: give a folder, such as one where the bucket is "
+                "mounted (gcsfuse)"
+            )
         if self.init_from and self.continue_from:
             raise ConfigError(
                 f"init_from={self.init_from!r} and continue_from={self.continue_from!r} both say "

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from jaxformer.checkpoint import manifest, serialization
 from jaxformer.checkpoint.steps import StepFolders, lock
-from jaxformer.errors import CheckpointError
+from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
 from jaxformer.training.parameters import unflatten
 
@@ -51,6 +51,11 @@ class Checkpoints:
         for name, number in (("keep", keep), ("patience", patience)):
             if number < 1:
                 raise CheckpointError(f"{name}={number}, but it must be at least 1")
+        if "://" in str(folder):
+            raise ConfigError(
+                f"checkpoints cannot be kept at {folder}: give a folder, such as one where the "
+                "bucket is mounted (gcsfuse)"
+            )
         self.folder: Path = Path(folder).absolute()
         self._keep, self._patience, self._failed = keep, patience, 0
         self._steps = StepFolders(self.folder)

@@ -80,6 +80,11 @@ def test_a_restored_state_has_the_bytes_types_and_metadata_of_the_saved_one(chec
     assert jax.random.bits(restored.rng) == jax.random.bits(state.rng)
 
 
+def test_an_address_is_not_taken_for_a_folder_here():
+    with pytest.raises(ConfigError, match="cannot be kept at gs://bucket/run: give a folder"):
+        Checkpoints("gs://bucket/run")
+
+
 def test_metadata_and_metric_may_be_left_out(checkpoints):
     checkpoints.save(3, make_state(3))
     state, metadata = checkpoints.restore(make_state(0))

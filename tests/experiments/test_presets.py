@@ -19,6 +19,7 @@ from experiments.translation import load_run
 from experiments.translation import train as translation_train
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.distributed import single
+from jaxformer.errors import ConfigError
 from jaxformer.text.data import Tokens, bucket_pairs
 from jaxformer.text.tokenizers import SpecialTokens
 from jaxformer.training.train_step import init_train_state
@@ -139,3 +140,8 @@ def test_a_language_preset_begins_with_the_losses_recorded(name, random_params):
     model = objectives.build_model(config, config.model)
     found = losses(config, model, task.inputs, language_train.assemble, batches, random_params)
     assert found == pytest.approx(LANGUAGE[name], rel=1e-4)
+
+
+def test_an_address_is_no_folder_for_runs():
+    with pytest.raises(ConfigError, match="runs='gs://bucket' is an address: give a folder"):
+        replace(LANGUAGE_PRESETS["python_stdlib"], runs="gs://bucket")
