@@ -80,7 +80,7 @@ def test_attention_function_and_block_are_chosen_by_name():
 @pytest.mark.parametrize("old", [True, False, "full"])
 def test_what_is_computed_again_has_a_name(old):
     assert get_args(Remat) == tuple(REMAT)
-    known = "give one of none, attention, matmuls, blocks"
+    known = "give one of none, attention, matmuls, all_but_attention, blocks"
     with pytest.raises(ConfigError, match=f"remat={old!r} is unknown: {known}"):
         TrainingConfig(remat=old)
 
