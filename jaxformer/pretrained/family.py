@@ -201,6 +201,8 @@ class Family(NamedTuple):
     """Old endings of tensor names and their current ones."""
     ignored_tensors: str = r"(?!)"
     """A regular expression for names of tensors that are no parameters."""
+    unused_tensors: Mapping[Kind, str] = {}
+    """Regular expressions for names of tensors that a kind of model has no use for."""
     ignored_keys: frozenset[str] = frozenset()
     """Keys of config.json that do not change what the model computes."""
     classifier_tensors: tuple[str, ...] = ()

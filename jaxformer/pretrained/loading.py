@@ -3,6 +3,7 @@
 import functools
 import importlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,8 @@ def _read_spec(
     config = replace(read_config(family, hf), dtype=dtype)
     check_layers(config.num_encoder_layers + config.num_decoder_layers, tensors.shapes)
     names = canonical_names(family, tensors.shapes)
+    unused = family.unused_tensors.get(kind, r"(?!)")
+    names = {name: given for name, given in names.items() if not re.search(unused, name)}
     heads = [tensors.shapes[names[x]] for x in family.classifier_tensors if x in names]
     classes = parse_number("the number of classes", heads[0][0], int) if any(heads) else 0
     spec = ModelSpec(kind, config, classes).completed()

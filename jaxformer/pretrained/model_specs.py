@@ -40,7 +40,7 @@ _BODIES = {
     "spans": "backbone/",
 }
 
-POOLERLESS = ("token_classifier", "spans")
+POOLERLESS: tuple[Kind, ...] = ("token_classifier", "spans")
 """The kinds of models that do not use the pooler of their encoder."""
 
 # Fields that count only with these values of another field.

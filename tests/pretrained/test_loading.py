@@ -559,6 +559,14 @@ def test_a_bert_without_token_types_is_refused_by_bert(filled, tmp_path):
         save_pretrained(tmp_path / "new", *filled("distilbert"), family="bert")
 
 
+@pytest.mark.parametrize("name", ["bert, token classes", "bert, spans", "roberta, token classes"])
+def test_a_pooler_that_a_head_does_not_use_is_passed_over(filled, folder, name):
+    path, prefix = folder(name), MODELS[name][0]
+    pooler = {f"{prefix}.pooler.dense.weight": np.ones((10, 10), np.float32)}
+    rewrite(path, lambda tensors: tensors | pooler)
+    jax.tree.map(np.testing.assert_array_equal, load_pretrained(path).params, filled(name)[1])
+
+
 @pytest.mark.parametrize("name", ["bert, token classes", "bert, spans"])
 def test_a_pooler_that_no_output_depends_on_is_not_written(filled, tmp_path, name):
     model, params = filled(name)

@@ -191,6 +191,7 @@ BERT = Family(
     adapt=partial(_adapt, _BERT),
     renamed_endings={".gamma": ".weight", ".beta": ".bias"},
     ignored_tensors=r"\.embeddings\.position_ids$",
+    unused_tensors=dict.fromkeys(POOLERLESS, r"^bert\.pooler\."),
     ignored_keys=_IGNORED_KEYS,
     classifier_tensors=("classifier.weight",),
 )
@@ -254,6 +255,7 @@ def _roberta(model_type: str, name: str, vocab_size: int) -> Family:
         head_prefixes=("lm_head.", "classifier.", "qa_outputs."),
         adapt=partial(_adapt, _ROBERTA),
         ignored_tensors=r"\.embeddings\.position_ids$",
+        unused_tensors=dict.fromkeys(POOLERLESS, r"^roberta\.pooler\."),
         ignored_keys=_IGNORED_KEYS,
         classifier_tensors=("classifier.out_proj.weight", "classifier.weight"),
     )
