@@ -1,4 +1,4 @@
-"""Training steps of gpt2_124m compiled for a TPU v5e: `python -m experiments.benchmarks.compiled`.
+"""Training steps compiled for TPUs of the kind v5e: `python -m experiments.benchmarks.compiled`.
 
 Nothing is run, and no TPU is needed: libtpu (extra `compilers`) says the cycles of its kernels and
 the memory. Each number becomes a line of results.jsonl beside this file, which also holds those of
@@ -35,6 +35,9 @@ PROGRAMS = {
 }
 """Options of `plan`, by the name of the program; 12 rows of 1,024 tokens a chip and part."""
 
+LARGE = {"gpt3_xl": "--target v5e:4x4", "llama3_8b": "--target v5e:16x16"}
+"""Options of `plan`, by the preset, for those that need many chips."""
+
 TABLE = "compiled"
 
 
@@ -48,23 +51,24 @@ class CompiledOptions:
     """File to which a line for each number is added, in place of an earlier one."""
 
     def __post_init__(self):
-        for name in set(self.only) - PROGRAMS.keys():
-            raise ConfigError(f"only has {name!r}: give one of {', '.join(PROGRAMS)}")
+        for name in set(self.only) - {*PROGRAMS, *LARGE}:
+            raise ConfigError(f"only has {name!r}: give one of {', '.join((*PROGRAMS, *LARGE))}")
 
 
 def main(options: CompiledOptions) -> None:
     """Compiles the programs one after the other, prints what is found and writes it down."""
-    for name in options.only or PROGRAMS:
-        found = measure(name, PROGRAMS[name])
+    for name in options.only or (*PROGRAMS, *LARGE):
+        found = measure(name)
         append(options.results, found)
         numbers = ", ".join(f"{each.metric} {each.score:,}" for each in found)
         print(f"{name}: {numbers}; compiled, not run", flush=True)
         gc.collect()  # a program takes gigabytes
 
 
-def measure(name: str, words: str) -> list[Result]:
-    """The MFU, the cycles of a part and the memory of the step that `words` say."""
-    arguments = ["--preset", "gpt2_124m", "--compiler", "tpu", *words.split()]
+def measure(name: str) -> list[Result]:
+    """The MFU, the cycles of a part and the memory of the step of that name."""
+    preset, words = (name, LARGE[name]) if name in LARGE else ("gpt2_124m", PROGRAMS[name])
+    arguments = ["--preset", preset, "--compiler", "tpu", *words.split()]
     config = cli.parse(planning.with_options(PRESETS, LanguagePlan), arguments)
     target = targets.parse_target(config.target)
     count = target.count or 1
@@ -80,7 +84,7 @@ def measure(name: str, words: str) -> list[Result]:
     }
     return [
         Result(
-            table=TABLE,
+            table=f"{TABLE}_large" if name in LARGE else TABLE,
             system=f"jaxformer, {name}",
             metric=metric,
             score=score,
