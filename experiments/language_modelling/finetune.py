@@ -34,7 +34,8 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pretrained import save_pretrained
-from jaxformer.pretrained.model_specs import spec_of
+from jaxformer.pretrained.saving import check_savable
+from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training import lora
 from jaxformer.training.parameter_groups import freeze, freeze_gradient
 from jaxformer.training.train_step import init_train_state, make_train_step, raise_if_diverged
@@ -179,9 +180,7 @@ def main(options: FinetuneOptions) -> None:
     if options.output:
         write_lines(Path(options.output), scored.lines)
     if options.save:
-        save_pretrained(options.save, task.data.model, params, loaded.tokenizer)
-        for name, text in task.data.files.items():
-            (Path(options.save) / name).write_text(text, encoding="utf-8")
+        save(options, task, params, loaded.tokenizer)
 
 
 def make_task(options: FinetuneOptions, loaded: LoadedRun, train: Any, test: Any) -> Task:
@@ -260,7 +259,15 @@ def check_new_folder(folder: str, task: Task) -> None:
     """Raises `ConfigError` for a folder that is there, and for a model that cannot be saved."""
     if Path(folder).exists():
         raise ConfigError(f"save={folder!r} is there already: give the name of a new folder")
-    spec_of(task.data.model)
+    check_savable(task.data.model)
+
+
+def save(options: FinetuneOptions, task: Task, params: Any, tokenizer: Tokenizer) -> None:
+    """Writes the model as a folder of transformers."""
+    data = task.data
+    save_pretrained(options.save, data.model, params, tokenizer, labels=data.labels)
+    for name, text in data.files.items():
+        (Path(options.save) / name).write_text(text, encoding="utf-8")
 
 
 def summarise(found: dict[str, list[float]]) -> dict[str, dict]:

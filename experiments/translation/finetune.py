@@ -33,6 +33,7 @@ from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines.translation import first_ids, source_ids
 from jaxformer.pretrained import is_pretrained, save_pretrained
+from jaxformer.pretrained.saving import check_savable
 from jaxformer.text.answers import score_summaries
 from jaxformer.text.metrics import score_translations
 from jaxformer.training import lora
@@ -119,6 +120,8 @@ def main(options: FinetuneOptions) -> None:
         raise ConfigError(f"save={options.save!r} is there already: give the name of a new folder")
     decoding = DecodingOptions(beam_size=options.beam_size)
     translator = load_translator(Path(options.run), options, decoding)
+    if options.save:
+        check_savable(translator.model)
     train, test = read_texts(options)
     scores = {"before": score(options, translator, test)[0]}
     print(f"before: {describe(scores['before'])}", flush=True)
@@ -232,7 +235,9 @@ def save(options: FinetuneOptions, translator: Translator) -> None:
     ids = {"decoder_start_token_id": search.bos, "pad_token_id": search.pad}
     ids |= {"eos_token_id": search.eos[0]}
     model, params, tokenizer = translator[:3]
-    save_pretrained(options.save, model, params, tokenizer, token_ids=ids)
+    save_pretrained(
+        options.save, model, params, tokenizer, token_ids=ids, generation=translator.search
+    )
 
 
 def _pair_loss(options: FinetuneOptions, translator: Translator) -> Loss:

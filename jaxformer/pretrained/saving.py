@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ def save_pretrained(
     family: str | None = None,
     token_ids: Mapping[str, int] | None = None,
     generation: GenerationConfig | SamplingConfig | None = None,
+    labels: Sequence[str] = (),
     card: str = "",
 ) -> None:
     """Writes a folder that `transformers` loads: config.json, model.safetensors, tokenizer.json.
@@ -55,7 +56,8 @@ def save_pretrained(
     The ids of special tokens in config.json are those of the tokenizer; `token_ids`, such as
     {"decoder_start_token_id": 0}, replaces them. `generation` is written to
     generation_config.json, and `card` to README.md. The folder is written completely or not at all.
-    A model without biases is written to a family with biases, which are zero.
+    A model without biases is written to a family with biases, which are zero. `labels` are the
+    names of a classifier's classes.
 
     Raises `ConfigError` for a model that the family does not support, naming the fields, for a
     block, attention function or position scheme of your own, for parameters that are not the
@@ -88,7 +90,7 @@ def save_pretrained(
     hf = {**_with_ids(hf, tokenizer, generation), **(token_ids or {})}
     read_config(chosen, hf)  # refuses ids that the family does not support
     if spec.kind in _CLASSIFIERS:
-        hf |= _labels(spec.classes)
+        hf |= _labels(labels or [f"LABEL_{number}" for number in range(spec.classes)])
     files: dict[str, Any] = {"config.json": hf, "README.md": card}
     if generation is not None:
         ids = {key: value for key, value in hf.items() if key.endswith("_token_id")}
@@ -97,6 +99,17 @@ def save_pretrained(
         files["tokenizer_config.json"] = _tokenizer_config(tokenizer, spec)
         tokenizer = _with_template(tokenizer, spec)
     _write_folder(path, files, tensors, tokenizer)
+
+
+def check_savable(model: nn.Module) -> None:
+    """Raises `ConfigError` for a model that `save_pretrained` refuses; to call before training.
+
+    >>> import jaxformer as jf
+    >>> from jaxformer.pretrained.saving import check_savable
+    >>> check_savable(jf.DecoderOnly(jf.GPT2))
+    """
+    _refuse_own_parts(model)
+    _choose(None, spec_of(model))
 
 
 def _write_folder(
@@ -184,8 +197,7 @@ def _token_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
     return {f"{role}_token_id": getattr(special, role, None) for role in _ROLES}
 
 
-def _labels(classes: int) -> dict[str, Any]:
-    names = [f"LABEL_{number}" for number in range(classes)]
+def _labels(names: Sequence[str]) -> dict[str, Any]:
     return {
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},

@@ -133,9 +133,8 @@ def test_adapters_learn_to_shorten_and_the_saved_folder_scores_the_same(folder, 
         assert np.array_equal(leaf, base[path]) != moved, path
     decoding = DecodingOptions(beam_size=0)
     again = load_translator(Path(options.save), decoding=decoding)
-    search = load_translator(folder).search
     _, test = finetune.read_texts(options)
-    scores, hypotheses = score(options, again._replace(search=search), test)
+    scores, hypotheses = score(options, again, test)
     assert scores == pytest.approx(after)
     assert open(options.output).read().splitlines() == hypotheses
     evaluation = Evaluation(None, test, {}, hypotheses)

@@ -105,7 +105,7 @@ def test_a_saved_classifier_of_pairs_is_one_of_transformers(bert, torch, tmp_pat
     with torch.no_grad():
         logits = saved(**pairs).logits.numpy()
     labels = logits.argmax(-1).tolist()
-    assert ["xyz"[label] for label in labels] == [row[0] for row in found]
+    assert [saved.config.id2label[label] for label in labels] == [row[0] for row in found]
     ours = load_pretrained(tmp_path / "saved")
     names = ("input_ids", "attention_mask", "token_type_ids")
     tokens, mask, types = (pairs[name].numpy() for name in names)

@@ -128,7 +128,7 @@ def make_classification(
     commonest = max(map(test.labels.count, set(test.labels))) / len(test.labels)
     title = f"share of {len(test.labels)} test texts right (the commonest label: {commonest:.1%})"
     loss = classification_loss(model)
-    return TaskData(as_rows(train), rows, model, loss, outputs, score, title)
+    return TaskData(as_rows(train), rows, model, loss, outputs, score, title, labels=kinds)
 
 
 def apply(model: Any, params: Any, batch: LabelledBatch) -> Any:

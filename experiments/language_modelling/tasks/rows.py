@@ -1,6 +1,6 @@
 """What a task makes of a run and its texts, and the ids that frame a text or a pair."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ class TaskData(NamedTuple):
 
     `model` learns `train` by `loss`. `outputs(params, batch)` [B, ...] of the test rows, all of
     them [N, ...] in order, are what `score` reads. `title` says what the first score is. A saved
-    model gets `files`, text by name, beside its own.
+    model gets the names `labels` of its classes, and `files`, text by name, beside its own.
     """
 
     train: Examples
@@ -36,6 +36,7 @@ class TaskData(NamedTuple):
     score: Callable[[np.ndarray], Scored]
     title: str
     files: Mapping[str, str] = MappingProxyType({})
+    labels: Sequence[str] = ()
 
 
 class Frame(NamedTuple):
