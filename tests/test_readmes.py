@@ -18,7 +18,7 @@ from experiments.harness.exporting import PROGRAM, compile_function
 from experiments.harness.planning import with_options
 from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
-from experiments.sweep import TranslationSweep
+from experiments.sweep import LanguageSweep, TranslationSweep
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.export import search_function
 from experiments.translation.load_run import LoadedRun
@@ -57,6 +57,7 @@ def options_of(command: str) -> dict:
         "language_modelling.train": LANGUAGE_PRESETS,
         "language_modelling.plan": with_options(LANGUAGE_PRESETS, LanguagePlan),
         "sweep": with_options(PRESETS, TranslationSweep),
+        "sweep language_modelling": with_options(LANGUAGE_PRESETS, LanguageSweep),
         "torch_reference.train_gpt": LANGUAGE_PRESETS,
         "torch_reference.train_translation": PRESETS,
         "torch_reference.compare": compare_presets(),
@@ -142,6 +143,8 @@ def test_a_command_of_a_readme_parses(command, args):
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
     positional = POSITIONAL.get(command, "")
+    if f"{command} {words[:1]}" == "sweep ['language_modelling']":
+        command = f"{command} {words[0]}"
     cli.parse(options_of(command), words, positional=positional)
 
 
