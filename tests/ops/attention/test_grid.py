@@ -33,6 +33,11 @@ class Case:
     cap: float | None = None
 
     @property
+    def scale(self):
+        """The scale of the logits, lower for wide heads, whose products are large."""
+        return min(SCALE, self.widths[0] ** -0.5)
+
+    @property
     def settings(self):
         """The mask, the bias and the dropout, drawn for two rows."""
         rng = np.random.default_rng(3)
@@ -77,11 +82,11 @@ def formula(case, q, k, v, direction):
     mask, bias, dropout = case.settings
     share = q.shape[2] // k.shape[2]
     wide_k, wide_v = (np.repeat(x, share, axis=2) for x in (k, v))
-    logits = np.einsum("btnh,bsnh->bnts", q, wide_k) * SCALE
-    slope = SCALE
+    logits = np.einsum("btnh,bsnh->bnts", q, wide_k) * case.scale
+    slope = case.scale
     if case.cap is not None:
         tanh = np.tanh(logits / case.cap)
-        logits, slope = case.cap * tanh, SCALE * (1 - tanh**2)
+        logits, slope = case.cap * tanh, case.scale * (1 - tanh**2)
     logits = logits + (0 if bias is None else bias.astype(np.float64))
     dense = mask.materialize(*case.sizes)
     dense = np.broadcast_to(True if dense is None else dense, logits.shape)
@@ -121,7 +126,7 @@ def computed(attention_fn, case, q, k, v, direction):
     def mixture(inputs):
         bias = inputs.get("bias")
         q, k, v = (inputs[name] for name in "qkv")
-        out = attention_fn(q, k, v, mask, scale=SCALE, bias=bias, dropout=dropout, **options)
+        out = attention_fn(q, k, v, mask, scale=case.scale, bias=bias, dropout=dropout, **options)
         return (out * direction).sum(), out
 
     (_, out), gradients = jax.jit(jax.value_and_grad(mixture, has_aux=True))(inputs)
