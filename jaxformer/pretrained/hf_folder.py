@@ -13,18 +13,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, MissingExtra, shorten
 from jaxformer.pretrained.weight_map import Shape
 
 _MIB = 2**20
+_CHUNK = 2**16
 _JSON_LIMIT = 16 * _MIB
 _HEADER_LIMIT = 16 * _MIB
 _TENSORS_LIMIT = 20_000
-_TYPES = ("F16", "BF16", "F32")
+_TYPES = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32}
 _WHOLE, _INDEX, _PICKLE = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -124,6 +126,7 @@ class Tensors:
         self.shapes: dict[str, Shape] = {}
         self._types: dict[str, str] = {}
         self._files: dict[str, Any] = {}
+        self._places: dict[str, tuple[Path, int]] = {}
         if folder.has(_WHOLE):
             self._open(folder.file(_WHOLE), None)
         elif folder.has(_INDEX):
@@ -137,9 +140,10 @@ class Tensors:
         else:
             raise DataError(f"{folder.path} has neither {_WHOLE} nor {_INDEX}")
 
-    def read(self, name: str) -> Float32[np.ndarray, "*shape"]:
-        """The tensor `name` in float32.
+    def read(self, name: str, *, mapped: bool = False) -> Float[np.ndarray, "*shape"]:
+        """The tensor `name` in the type in which it is stored.
 
+        With `mapped` the array is a view of the file, of which only what is used is in memory.
         Raises `DataError` for another type than F16, BF16 and F32, and for numbers that are not
         finite.
         """
@@ -147,8 +151,15 @@ class Tensors:
             raise DataError(
                 f"{name} has the type {self._types[name]}, but only {', '.join(_TYPES)} are read"
             )
-        tensor = self._files[name].get_tensor(name).astype(np.float32)
-        if not np.isfinite(tensor).all():
+        if mapped and np.prod(self.shapes[name]):
+            path, start = self._places[name]
+            kind = np.dtype(_TYPES[self._types[name]])
+            tensor: np.ndarray = np.memmap(path, kind, "r", start, self.shapes[name])
+        else:
+            tensor = self._files[name].get_tensor(name)
+        flat = tensor.reshape(-1)
+        parts = (flat[i : i + _CHUNK] for i in range(0, flat.size, _CHUNK))
+        if not all(np.isfinite(part).all() for part in parts):
             raise DataError(f"{name} holds numbers that are not finite: the weights are damaged")
         return tensor
 
@@ -202,8 +213,10 @@ class Tensors:
             raise DataError(
                 f"{path}: {repeated!r} occurs twice in the header, so its tensor is ambiguous"
             )
+        fields = json.loads(header)
         for name in names:
             part = opened.get_slice(name)
+            self._places[name] = path, 8 + size + fields[name]["data_offsets"][0]
             self.shapes[name] = tuple(part.get_shape())
             self._types[name] = part.get_dtype()
             self._files[name] = opened

@@ -4,16 +4,19 @@ import functools
 import importlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
+import numpy as np
 from flax import linen as nn
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
+from jaxformer.distributed import Strategy
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
@@ -23,7 +26,7 @@ from jaxformer.pretrained import families
 from jaxformer.pretrained.family import Family, canonical_names, parse_number, read_config
 from jaxformer.pretrained.hf_folder import HFFolder, Tensors, check_layers, locate
 from jaxformer.pretrained.model_specs import ModelSpec, check_params, make_model, param_shapes
-from jaxformer.pretrained.weight_map import WeightMap, check_names, check_shapes, to_jax
+from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -60,6 +63,7 @@ def load_pretrained(
     *,
     attention_fn: AttentionFn = reference,
     dtype: Literal["float32", "bfloat16"] = "float32",
+    strategy: Strategy | None = None,
 ) -> Loaded:
     """The model, parameters and tokenizers in `folder`, as `transformers` writes them.
 
@@ -68,7 +72,9 @@ def load_pretrained(
     the model: a `DecoderOnly`, `EncoderOnly`, `EncoderDecoder`, `MaskedLanguageModel`,
     `Classifier`, `TokenClassifier` or `SpanPredictor`. Weights may be stored as F16, BF16 or F32;
     `params` are float32. `dtype` is that of the computation. A decoder without an output layer gets
-    the transpose of its embedding. If there is no such folder, `folder` is the name of a model on
+    the transpose of its embedding. With a `strategy`, such as `sharded(mesh)`, `params` are JAX
+    arrays of the stored type, and each device reads only its parts from the files.
+    If there is no such folder, `folder` is the name of a model on
     the hub and is downloaded (needs `huggingface_hub`).
 
     Raises `ConfigError`, naming the key and its value, for what is not supported, and `DataError`
@@ -96,7 +102,7 @@ def load_pretrained(
     try:
         family, spec, names = _read_spec(hf, tensors, dtype)
         model = make_model(spec, attention_fn)
-        params = _read_params(family.weight_map(spec, hf), model, tensors, names)
+        params = _read_params(family.weight_map(spec, hf), model, tensors, names, strategy)
     except ConfigError as error:
         raise ConfigError(f"{source.path / 'config.json'}: {error}") from error
     except DataError as error:
@@ -164,14 +170,46 @@ def _read_spec(
 
 
 def _read_params(
-    weight_map: WeightMap, model: nn.Module, tensors: Tensors, names: dict[str, str]
+    weight_map: WeightMap,
+    model: nn.Module,
+    tensors: Tensors,
+    names: dict[str, str],
+    strategy: Strategy | None,
 ) -> dict[str, Any]:
     """The model's parameters; no tensor is read before all names and shapes fit."""
     check_names(weight_map, names)
     shapes = param_shapes(model)
     check_shapes(weight_map, shapes, {name: tensors.shapes[names[name]] for name in names})
-    leaves = to_jax(weight_map, shapes, names, lambda name: tensors.read(names[name]))
-    return unflatten_dict(leaves, sep="/")
+
+    def read(name: str) -> np.ndarray:
+        if strategy:
+            return tensors.read(names[name], mapped=True)
+        return tensors.read(names[name]).astype(np.float32, copy=False)
+
+    places = (_place_on(strategy, shapes),) if strategy else ()
+    return unflatten_dict(to_jax(weight_map, shapes, names, read, *places), sep="/")
+
+
+def _place_on(
+    strategy: Strategy, shapes: Mapping[str, Shape]
+) -> Callable[[str, np.ndarray], jax.Array]:
+    """place(path, array) -> the array on the devices of `strategy`; only parts are copied."""
+    leaves = {path: jax.ShapeDtypeStruct(shape, np.float32) for path, shape in shapes.items()}
+    tree = strategy.shardings(unflatten_dict(leaves, sep="/"))
+    shardings: dict[str, Any] = flatten_dict(tree, sep="/")
+
+    def place(path: str, value: np.ndarray) -> jax.Array:
+        sharding = shardings[path]
+        indices = sharding.addressable_devices_indices_map(value.shape)
+        parts = [
+            jax.block_until_ready(
+                jax.device_put(np.array(value[index], order="C"), device, may_alias=False)
+            )
+            for device, index in indices.items()
+        ]
+        return jax.make_array_from_single_device_arrays(value.shape, sharding, parts)
+
+    return place
 
 
 def load(
@@ -179,6 +217,7 @@ def load(
     *,
     attention_fn: AttentionFn | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
+    strategy: Strategy | None = None,
 ) -> Loaded:
     """The model in `folder`: a run of `experiments`, or what `load_pretrained` reads.
 
@@ -186,6 +225,8 @@ def load(
     block, attention function and position scheme that it was trained with. A run's config.json may
     name Python modules, which are imported: load only runs that you trust. `attention_fn` and
     `dtype` replace those of the run; None means `reference` and "float32" for other folders.
+    `strategy` puts the parameters on its devices, tensor by tensor as `load_pretrained` does; those
+    of a run are read whole first.
 
     Raises `ConfigError` for a folder of neither kind, `CheckpointError` for a run without a
     complete checkpoint or with weights that do not fit, and what `load_pretrained` raises.
@@ -207,14 +248,20 @@ def load(
     config = source.json("config.json")
     if "model_type" in config:
         return load_pretrained(
-            folder, attention_fn=attention_fn or reference, dtype=dtype or "float32"
+            folder,
+            attention_fn=attention_fn or reference,
+            dtype=dtype or "float32",
+            strategy=strategy,
         )
     if not isinstance(config.get("model"), dict):
         raise ConfigError(
             f"{source.path} is neither a run nor a folder of transformers: its config.json has "
             "no 'model' and no 'model_type'"
         )
-    return _load_run(source.path, config, attention_fn, dtype)
+    loaded = _load_run(source.path, config, attention_fn, dtype)
+    if strategy is None:
+        return loaded
+    return loaded._replace(params=strategy.shard_state(loaded.params))
 
 
 def _load_run(

@@ -5,8 +5,8 @@ the name of a tensor in the folder.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -185,29 +185,43 @@ def to_jax(
     shapes: Mapping[str, Shape],
     names: Iterable[str],
     read: Callable[[str], np.ndarray],
-) -> dict[str, np.ndarray]:
-    """The parameters by path, from the tensors `names` that `read` gives.
+    place: Callable[[str, np.ndarray], Any] = lambda path, value: np.ascontiguousarray(value),
+) -> dict[str, Any]:
+    """The parameters by path, from the tensors `names` that `read` gives, each in its type.
 
+    A parameter is what `place(path, array)` returns; it is called before the next tensor is read.
     Raises `DataError` for copies of one tensor that differ.
     """
     there = set(names)
-    params: dict[str, np.ndarray] = {}
+    params: dict[str, Any] = {}
     for entry in weight_map:
-        if not entry.hf:
-            params |= {path: np.zeros(shapes[path], np.float32) for path in entry.jax}
-            continue
-        first, *copies = (name for name in entry.hf if name in there)
-        tensor = read(first)
-        for name in copies:
-            if not np.array_equal(read(name), tensor):
-                raise DataError(f"{name} and {first} are one tensor in this model, but differ")
-        tensor = entry.joined.to_jax(tensor, entry.joined_shape(shapes))
-        widths = [entry.transform.shape(shapes[path])[-1] for path in entry.jax]
-        parts = np.split(tensor, np.cumsum(widths)[:-1], axis=-1)
-        for path, part in zip(entry.jax, parts, strict=True):
-            value = entry.transform.to_jax(part, shapes[path])
-            params[path] = np.ascontiguousarray(value, np.float32)
+        present = [name for name in entry.hf if name in there]
+        for path, value in _entry_params(entry, shapes, present, read):
+            params[path] = place(path, value)
+            del value  # before the next tensor is read
     return params
+
+
+def _entry_params(
+    entry: Entry,
+    shapes: Mapping[str, Shape],
+    present: Sequence[str],
+    read: Callable[[str], np.ndarray],
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Each path of `entry` and its parameter."""
+    if not entry.hf:
+        yield from ((path, np.zeros(shapes[path], np.float32)) for path in entry.jax)
+        return
+    first, *copies = present
+    tensor = read(first)
+    for name in copies:
+        if not np.array_equal(read(name), tensor):
+            raise DataError(f"{name} and {first} are one tensor in this model, but differ")
+    tensor = entry.joined.to_jax(tensor, entry.joined_shape(shapes))
+    widths = [entry.transform.shape(shapes[path])[-1] for path in entry.jax]
+    parts = np.split(tensor, np.cumsum(widths)[:-1], axis=-1)
+    for path, part in zip(entry.jax, parts, strict=True):
+        yield path, entry.transform.to_jax(part, shapes[path]).astype(tensor.dtype, copy=False)
 
 
 def to_hf(weight_map: WeightMap, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
