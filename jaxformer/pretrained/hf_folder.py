@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -26,7 +26,7 @@ _CHUNK = 2**16
 _JSON_LIMIT = 16 * _MIB
 _HEADER_LIMIT = 16 * _MIB
 _TENSORS_LIMIT = 20_000
-_TYPES = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32}
+_TYPES = {"F16": np.float16, "BF16": jnp.bfloat16, "F32": np.float32}
 _WHOLE, _INDEX, _PICKLE = (
     "model.safetensors",
     "model.safetensors.index.json",
