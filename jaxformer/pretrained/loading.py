@@ -163,8 +163,8 @@ def _read_spec(
     names = canonical_names(family, tensors.shapes)
     unused = family.unused_tensors.get(kind, r"(?!)")
     names = {name: given for name, given in names.items() if not re.search(unused, name)}
-    heads = [tensors.shapes[names[x]] for x in family.classifier_tensors if x in names]
-    classes = parse_number("the number of classes", heads[0][0], int) if any(heads) else 0
+    heads = [(x, tensors.shapes[names[x]]) for x in family.classifier_tensors if x in names]
+    classes = parse_number(heads[0][0], heads[0][1][0], int) if heads and heads[0][1] else 0
     spec = ModelSpec(kind, config, classes).completed()
     return family, family.adapt(spec, names), names
 

@@ -48,7 +48,7 @@ def tpu_splash(
 
     >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, select
     >>> v5e = DeviceInfo("tpu", "TPU v5 lite")
-    >>> sizes = {"heads": 12, "kv_heads": 12, "key_size": 64, "value_size": 64, "causal": True}
+    >>> sizes = {"heads": 12, "kv_heads": 4, "key_size": 64, "value_size": 64, "causal": True}
     >>> call = AttentionSpec(batch=8, queries=1024, keys=1024, dtype="bfloat16", **sizes)
     >>> select(call, v5e).name
     'tpu_splash'
