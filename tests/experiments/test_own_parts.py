@@ -21,6 +21,7 @@ from experiments.language_modelling import plan as language_plan
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.language_modelling.tasks import classification
 from experiments.translation import export, score, translate
 from experiments.translation import load_run as translation_run
 from experiments.translation import plan as translation_plan
@@ -188,13 +189,13 @@ def test_a_classifier_stands_on_the_model_that_was_trained(language, text):
     )
     called(lambda: finetune.main(options))
     assert "all" in json.loads((language.folder / "finetune.json").read_text())
-    train, test = finetune.read_texts(options)
-    task = finetune.make_task(options, language.loaded, train, test)
-    inputs = task.test.tokens, task.test.padding_mask
+    task = finetune.make_task(options, language.loaded, *classification.read(options))
+    (batch,) = task.data.test.iterate_once(rows=7)
+    inputs = batch.tokens, batch.padding_mask
     params = task.init(jax.random.key(0), *inputs) | {"backbone": language.loaded.params}
-    model = Classifier(language.model, len(task.kinds))
+    model = Classifier(language.model, len(task.data.labels))
     expected = jax.jit(model.apply)({"params": params}, *inputs)
-    np.testing.assert_array_equal(task.logits(params, *inputs), expected)
+    np.testing.assert_array_equal(task.outputs(params, batch), expected)
 
 
 def test_a_plan_counts_the_parameters_of_the_block_given(language, translation, capsys):

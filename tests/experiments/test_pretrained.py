@@ -21,9 +21,10 @@ from experiments.language_modelling import (
     sample,
     train,
 )
-from experiments.language_modelling.finetune import find_backbone, frame_of
+from experiments.language_modelling.finetune import find_backbone
 from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.presets import PRESETS, DataConfig
+from experiments.language_modelling.tasks.rows import frame_of
 from jaxformer import pipelines
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import single

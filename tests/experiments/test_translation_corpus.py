@@ -101,10 +101,12 @@ def test_no_tatoeba_sentence_is_trained_on_and_tested(real_data):
 def test_every_preset_can_be_written_to_a_run_and_read_back(tmp_path):
     assert list(PRESETS) == [
         "grammar",
+        "grammar_marian",
         "multi30k_tiny",
         "multi30k_base",
         "tatoeba",
         "wmt14_base",
+        "wmt14_base_marian",
         "wmt14_big",
     ]
     for name, preset in PRESETS.items():

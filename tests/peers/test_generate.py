@@ -172,10 +172,55 @@ def test_a_translation_has_their_tokens_and_their_score(
 ):
     """Of ragged sources, by four models; some texts end, and some are as long as they may be."""
     kind, changes = ASKED[asked]
-    rng = np.random.default_rng(0)
-    ended = 0
-    for seed in range(4):
-        folder = folders[kind, seed]
+    places = [folders[kind, seed] for seed in range(4)]
+    assert same_translations(torch, transformers, places, changes, assert_equal) > 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(300))
+def test_drawn_settings_give_their_translations(number, torch, transformers, folders, assert_equal):
+    """300 draws of all settings together, each with one model."""
+    kind, seed, changes = drawn(number)
+    same_translations(torch, transformers, [folders[kind, seed]], changes, assert_equal)
+
+
+def drawn(number: int) -> tuple[str, int, dict[str, Any]]:
+    """A family, the number of one of its models, and settings: the draw `number`."""
+    rng = np.random.default_rng([number, 7])
+
+    def one_of(*values: Any) -> Any:
+        return values[rng.integers(len(values))]
+
+    kind = one_of("Marian", "T5", "MBart", "M2M100")
+    end = 0 if kind == "Marian" else 1 if kind == "T5" else 2
+    beams = one_of(1, 2, 3, 4)
+    found = {
+        "num_beams": beams,
+        "early_stopping": one_of(False, True, "never") if beams > 1 else False,
+        "length_penalty": one_of(1.0, 0.0, 0.6, 1.5, -0.5),
+        "no_repeat_ngram_size": one_of(0, 0, 1, 2, 3),
+        "repetition_penalty": one_of(1.0, 1.0, 1.3, 0.8),
+        "min_length": one_of(0, 0, 3, 7),
+        "min_new_tokens": one_of(None, None, 2, 5),
+        "forced_bos_token_id": one_of(None, None, 5),
+        "forced_eos_token_id": one_of(None, end),
+        "suppress_tokens": one_of(None, None, [3, 7]),
+        "bad_words_ids": one_of(None, [[3]], [[4, 6], [8]], [[end], [9]]),
+        "renormalize_logits": one_of(False, True),
+    }
+    if kind == "T5":
+        found["eos_token_id"] = one_of(1, [1, 4], [1, 4, 6])
+    if kind == "Marian":
+        found["bad_words_ids"] = [[V - 1], *(found["bad_words_ids"] or [])]
+    return kind, int(rng.integers(4)), found
+
+
+def same_translations(
+    torch: Any, transformers: Any, folders: Any, changes: dict[str, Any], assert_equal: Any
+) -> int:
+    """Asserts that the models in `folders` translate as theirs; how many texts have an end."""
+    rng, ended = np.random.default_rng(0), 0
+    for folder in folders:
         theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
         for key, value in (PLAIN | changes).items():
             setattr(theirs.generation_config, key, value)
@@ -211,7 +256,7 @@ def test_a_translation_has_their_tokens_and_their_score(
         if config.beam_size > 1:
             scores = said.sequences_scores.numpy().reshape(B, -1)
             assert_equal(found.scores, scores)
-    assert ended > 4
+    return ended
 
 
 def filled(tokens: np.ndarray, ends: int | tuple[int, ...], pad: int) -> np.ndarray:
