@@ -109,11 +109,12 @@ class Recurrent(Model):
             for _ in range(config.num_encoder_layers)
         ]
         self.keys = nn.Dense(config.d_ff, use_bias=False)
+        axes: Any = (1, nn.broadcast)  # of the embeddings, and the source that all steps see
         scan = nn.scan(
             DecoderStep,
             variable_broadcast="params",
             split_rngs={"params": False},
-            in_axes=(1, nn.broadcast),
+            in_axes=axes,
             out_axes=1,
         )
         self.decoder = scan(config.d_model, config.d_ff, config.num_decoder_layers)

@@ -62,7 +62,7 @@ def write(options: Any, config: Any, task: Task, differing: list[str]) -> str:
 
 
 def _library(options: Any) -> str:
-    return {"stablehlo": "jax"}.get(options.format, options.format)
+    return "jax" if options.format == "stablehlo" else options.format
 
 
 def _usage(task: Task) -> str:
