@@ -197,7 +197,7 @@ def drawn(number: int) -> tuple[str, int, dict[str, Any]]:
     found = {
         "num_beams": beams,
         "early_stopping": one_of(False, True, "never") if beams > 1 else False,
-        "length_penalty": one_of(1.0, 0.0, 0.6, 1.5, -0.5),
+        "length_penalty": one_of(1.0, 0.0, 0.6, 1.5, -0.5) if beams > 1 else 1.0,
         "no_repeat_ngram_size": one_of(0, 0, 1, 2, 3),
         "repetition_penalty": one_of(1.0, 1.0, 1.3, 0.8),
         "min_length": one_of(0, 0, 3, 7),
