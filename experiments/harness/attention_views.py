@@ -29,6 +29,8 @@ class AttentionView(NamedTuple):
     query_tokens: Sequence[str]
     key_tokens: Sequence[str]
     weights: Float[np.ndarray, "layers heads T S"]
+    first_layer: int = 0
+    first_head: int = 0
 
 
 def read_weights(
@@ -95,13 +97,18 @@ def chosen(view: AttentionView, layer: int | None, head: int | None) -> Attentio
                 f"numbered 0 to {weights.shape[axis] - 1}"
             )
         weights = weights.take([number], axis=axis)
-    return view._replace(weights=weights)
+    return view._replace(weights=weights, first_layer=layer or 0, first_head=head or 0)
+
+
+def draw(view: AttentionView) -> "Figure":
+    """A panel for each layer and head."""
+    first = view.first_layer, view.first_head
+    return plots.attention_grid(view.weights, view.query_tokens, view.key_tokens, *first)
 
 
 def last_layer(view: AttentionView) -> "Figure":
     """The heads of the last layer, a panel each."""
-    last = len(view.weights) - 1
-    return plots.attention_grid(view.weights[last:], view.query_tokens, view.key_tokens, last)
+    return draw(chosen(view, len(view.weights) - 1, None))
 
 
 def entropy(

@@ -52,10 +52,12 @@ def attention_grid(
     query_tokens: Sequence[str],
     key_tokens: Sequence[str],
     first_layer: int = 0,
+    first_head: int = 0,
 ) -> "Figure":
-    """Heat maps of attention weights, one panel for each head, of the layers from `first_layer` on.
+    """Heat maps of attention weights, one panel for each head of each layer.
 
-    Queries are rows, keys are columns. A row of a panel sums to 1: dark means near 1.
+    `first_layer` and `first_head` are the numbers of the first ones given. Queries are rows, keys
+    are columns. A row of a panel sums to 1: dark means near 1.
     """
     layers, heads = weights.shape[:2]
     width = max(2.4, 0.28 * len(key_tokens)) * heads + 1.2
@@ -66,7 +68,7 @@ def attention_grid(
         for head in range(heads):
             axes = panels[layer, head]
             attention_map(axes, weights[layer, head], query_tokens, key_tokens)
-            axes.set_title(f"layer {first_layer + layer}, head {head}", fontsize=8)
+            axes.set_title(f"layer {first_layer + layer}, head {first_head + head}", fontsize=8)
             axes.tick_params(labelbottom=layer == layers - 1, labelleft=head == 0)
     return figure
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.harness import attention_views, cli, plots
+from experiments.harness import attention_views, cli
 from experiments.harness.attention_views import AttentionView, label, read_weights
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.language_modelling.load_run import LoadedRun, load_run
@@ -45,8 +45,7 @@ def main(options: AttendOptions) -> None:
     """Writes the picture, and shows the mean of the drawn heads."""
     view = attend(load_run(Path(options.run), options), options.text)
     view = attention_views.chosen(view, options.layer, options.head)
-    figure = plots.attention_grid(view.weights, view.query_tokens, view.key_tokens)
-    figure.savefig(options.output)
+    attention_views.draw(view).savefig(options.output)
     print(attention_views.as_text(view))
     print(f"see {options.output}")
 

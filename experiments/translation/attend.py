@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from experiments.harness import attention_views, cli, plots
+from experiments.harness import attention_views, cli
 from experiments.harness.attention_views import AttentionView, label, read_weights
 from experiments.harness.checkpoint_selection import RunOptions
 from experiments.translation.load_run import LoadedRun, Translator, load_translator
@@ -50,7 +50,7 @@ def main(options: AttendOptions) -> None:
     translator = load_translator(Path(options.run), options=options)
     translation, views = attend(translator, options.text)
     view = attention_views.chosen(views[options.kind], options.layer, options.head)
-    plots.attention_grid(view.weights, view.query_tokens, view.key_tokens).savefig(options.output)
+    attention_views.draw(view).savefig(options.output)
     print(f"{options.text} = {translation}")
     print(attention_views.as_text(view))
     print(f"see {options.output}")

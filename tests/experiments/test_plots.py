@@ -62,6 +62,17 @@ def test_a_layer_or_a_head_that_is_not_there_is_refused():
         attention_views.chosen(view, None, 3)
 
 
+def test_panels_are_titled_by_the_layers_and_heads_that_were_asked_for():
+    view = AttentionView("cross", list("abcd"), list("vwxyz"), np.zeros((5, 3, 4, 5)))
+    for layer, head, expected in (
+        (4, 2, ["layer 4, head 2"]),
+        (3, None, ["layer 3, head 0", "layer 3, head 1", "layer 3, head 2"]),
+        (None, 1, [f"layer {layer}, head 1" for layer in range(5)]),
+    ):
+        figure = attention_views.draw(attention_views.chosen(view, layer, head))
+        assert [axes.get_title() for axes in figure.axes] == expected
+
+
 def test_uniform_weights_have_the_most_entropy_and_one_weight_none():
     layers = np.full((2, 3, 5, 8), 1 / 8), np.broadcast_to(np.eye(8)[:5], (2, 3, 5, 8)).copy()
     layers[1][1, :, 4] = 1 / 8  # a query that is padding

@@ -82,8 +82,8 @@ def total(model, params, *inputs):
 
 def assert_close(given, expected):
     """The difference of two trees is at most a millionth of their size."""
-    difference = optax.global_norm(jax.tree.map(jnp.subtract, given, expected))
-    assert difference <= 1e-6 * optax.global_norm(expected)
+    difference = optax.tree.norm(jax.tree.map(jnp.subtract, given, expected))
+    assert difference <= 1e-6 * optax.tree.norm(expected)
 
 
 @pytest.mark.parametrize(

@@ -203,9 +203,9 @@ each = jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))(params, rows)
 
 for one, total in zip(jax.tree.leaves(each), jax.tree.leaves(gradient), strict=True):
     np.testing.assert_allclose(one.sum(axis=0), total, atol=1e-3, rtol=1e-3)
-norms = jax.vmap(optax.global_norm)(each)
+norms = jax.vmap(optax.tree.norm)(each)
 print("norm of each sentence's gradient:", *(f"{norm:.1f}" for norm in norms))
-print(f"norm of their sum: {optax.global_norm(gradient):.1f}")
+print(f"norm of their sum: {optax.tree.norm(gradient):.1f}")
 
 # %% [markdown]
 # An object with hidden state cannot be mapped. PyTorch has the same transformations in
