@@ -1,6 +1,7 @@
 """Weights that a run starts from: of another run, or in the format of `transformers`."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.nn.stacking import stack_blocks
-from jaxformer.pretrained import Loaded, load_pretrained
+from jaxformer.pretrained import Loaded, load_pretrained, load_without_weights
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
@@ -34,7 +35,11 @@ def read(folder: str | Path) -> tuple[LanguageConfig, Loaded]:
 
     Raises `ConfigError` for a model that is not a language model, and for one without a tokenizer.
     """
-    found = load_pretrained(folder)
+    return describe(folder, load_pretrained(folder))
+
+
+def describe(folder: str | Path, found: Loaded) -> tuple[LanguageConfig, Loaded]:
+    """`found` in `folder`, and a configuration that describes it; raises as `read` does."""
     name = _OBJECTIVES.get(type(found.model))
     if name is None:
         raise ConfigError(
@@ -63,7 +68,7 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     if not config.init_from or initialization.is_begun(run):
         return config
     folder = locate(config.init_from)
-    pretrained, found = read(folder)
+    pretrained, found = describe(folder, load_without_weights(folder))
     needed = objective(config).model
     if not isinstance(found.model, needed):
         raise ConfigError(
@@ -99,15 +104,18 @@ def _with_run(config: LanguageConfig, folder: Path) -> LanguageConfig:
 def with_pretrained_params(
     config: LanguageConfig, state: TrainState, devices: Strategy
 ) -> TrainState:
-    """`state` with the parameters in the folder of `transformers` that `config` starts from."""
+    """`state` with the parameters in the folder of `transformers` that `config` starts from.
+
+    Each device reads only its parts from the files.
+    """
     run = run_folder.folder_of(config.runs, "language_modelling", config.name)
     of_run = initialization.parent_of(config) is not None or initialization.is_begun(run)
     if not config.init_from or of_run:
         return state
 
     def fresh() -> Any:  # a copy, because a step donates its state's buffers
-        return devices.shard_state(jax.tree.map(jnp.array, params))
+        return devices.shard_state(jax.tree.map(partial(jnp.array, dtype=jnp.float32), params))
 
-    params: Any = load_pretrained(config.init_from).params
+    params: Any = load_pretrained(config.init_from, strategy=devices).params
     params = stack_blocks(params) if config.model.scan_layers else params
     return build.with_params(state, config.training, fresh)

@@ -11,6 +11,7 @@ from jaxformer.pretrained.loading import (
     is_pretrained,
     load,
     load_pretrained,
+    load_without_weights,
 )
 from jaxformer.pretrained.marian_layout import MarianLayout, marian_layout
 from jaxformer.pretrained.saving import save_pretrained
@@ -25,6 +26,7 @@ __all__ = [
     "load_eos",
     "load_generation_config",
     "load_pretrained",
+    "load_without_weights",
     "marian_layout",
     "save_pretrained",
 ]

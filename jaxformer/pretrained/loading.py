@@ -96,13 +96,41 @@ def load_pretrained(
     >>> all(jax.tree.leaves(equal))
     True
     """
+    return _load(folder, attention_fn, dtype, functools.partial(_read_params, strategy=strategy))
+
+
+def load_without_weights(folder: str | os.PathLike[str]) -> Loaded:
+    """What `load_pretrained` gives, with no `params`: of the weights only the shapes are read.
+
+    >>> from dataclasses import replace
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.pretrained import load_without_weights
+    >>> small = {"vocab_size": 11, "d_model": 8, "d_ff": 32, "num_heads": 2}
+    >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))
+    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> jf.save_pretrained("model", model, params)
+    >>> loaded = load_without_weights("model")
+    >>> loaded.model.config.d_ff, loaded.params
+    (32, {})
+    """
+    return _load(folder, reference, "float32", lambda *_: {})
+
+
+def _load(
+    folder: str | os.PathLike[str],
+    attention_fn: AttentionFn,
+    dtype: Literal["float32", "bfloat16"],
+    read_params: Callable[[WeightMap, nn.Module, Tensors, dict[str, str]], dict[str, Any]],
+) -> Loaded:
     source = HFFolder(locate(folder))
     hf = source.json("config.json")
     tensors = Tensors(source)
     try:
         family, spec, names = _read_spec(hf, tensors, dtype)
         model = make_model(spec, attention_fn)
-        params = _read_params(family.weight_map(spec, hf), model, tensors, names, strategy)
+        params = read_params(family.weight_map(spec, hf), model, tensors, names)
     except ConfigError as error:
         raise ConfigError(f"{source.path / 'config.json'}: {error}") from error
     except DataError as error:

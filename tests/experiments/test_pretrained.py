@@ -27,11 +27,12 @@ from experiments.language_modelling.presets import PRESETS, DataConfig
 from experiments.language_modelling.tasks.rows import frame_of
 from jaxformer import pipelines
 from jaxformer.config import TransformerConfig
-from jaxformer.distributed import single
+from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pretrained import is_pretrained, load_pretrained, save_pretrained
+from jaxformer.pretrained.hf_folder import Tensors
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS
 from jaxformer.training.optimizer import OptimizerConfig
@@ -230,6 +231,28 @@ def test_a_run_begins_with_the_weights(folder):
         jax.tree.map(np.testing.assert_array_equal, tree, expected)
     for one, other in zip(jax.tree.leaves(state.params), jax.tree.leaves(state.ema), strict=True):
         assert one.unsafe_buffer_pointer() != other.unsafe_buffer_pointer()
+
+
+def test_only_the_devices_read_the_weights_that_a_run_begins_with(folder, monkeypatch):
+    read, mapped = Tensors.read, []
+
+    def recorded(self, name, **options):
+        mapped.append(options.get("mapped", False))
+        return read(self, name, **options)
+
+    monkeypatch.setattr(Tensors, "read", recorded)
+    given = begun_from(folder("gpt"))
+    config, devices = (
+        init_from_pretrained.with_pretrained_sizes(given),
+        sharded(make_mesh("fsdp=1")),
+    )
+    assert not mapped  # the sizes need no weights
+    make_state, _ = train.assemble(
+        config, build_model(config, config.model), plan.batch_of(config), devices
+    )
+    state = init_from_pretrained.with_pretrained_params(config, devices.init(make_state), devices)
+    assert len(mapped) > 10 and all(mapped)  # from the file to each device, not by way of the host
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype(np.float32)}
 
 
 @pytest.mark.slow
