@@ -1,6 +1,7 @@
 """The options that all experiments share: where a run is made, how it trains, its optimizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -243,11 +244,17 @@ class RunConfig:
         return [*names, "optimizer.total_steps"] if endless else names
 
 
-def start_process(config: RunConfig) -> tuple[Strategy, ProcessSetup]:
-    """Sets the process up for speed; returns the devices of `config` and what was set."""
+@contextmanager
+def started(config: RunConfig) -> Iterator[tuple[Strategy, ProcessSetup]]:
+    """Sets the process up for speed and opens its screen; the devices of `config`, what was set.
+
+    In this order: the screen is a thread, and glibc's heap of a thread that starts before the
+    setup gives large memory back after each step.
+    """
     cache = config.compilation_cache_dir
     setup = setup_process((Path(config.runs) / cache).absolute() if cache else None)
-    return choose_devices(config.strategy, config.mesh, setup.compiler_options), setup
+    with display.opened():
+        yield choose_devices(config.strategy, config.mesh, setup.compiler_options), setup
 
 
 def text_cache(config: RunConfig) -> TextCache:

@@ -42,7 +42,7 @@ from experiments.harness.training_config import (
     OptimizerConfig,
     TrainingConfig,
     record_environment,
-    start_process,
+    started,
 )
 from experiments.language_modelling.attend import draw_attention
 from experiments.language_modelling.evaluation import (
@@ -96,8 +96,7 @@ def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: A
     config = build.with_values(config, **values)
     build.check(config)
     stopping_metric(config.training, known_scores(config))
-    with distributed.joined(config), display.opened():
-        devices, setup = start_process(config)
+    with distributed.joined(config), started(config) as (devices, setup):
         config = with_pretrained_sizes(config)
         run = run_folder.open_run(
             config.runs, "language_modelling", config.name, config, may_differ=config.free_fields()

@@ -5,10 +5,10 @@ Presets, text, batches and scores are those of `experiments.translation`.
 
 from typing import Any
 
-from experiments.harness import cli, display, run_folder
+from experiments.harness import cli, run_folder
 from experiments.harness.early_stopping import EarlyStopping
 from experiments.harness.metric_logger import Progress
-from experiments.harness.training_config import record_environment, start_process
+from experiments.harness.training_config import record_environment, started
 from experiments.torch_reference.torch_runs import (
     TorchEncoderDecoder,
     checkpoints_of,
@@ -32,8 +32,7 @@ def main(config: TranslationConfig) -> None:
 
     config = torch_config(config, TorchEncoderDecoder)
     check_extras(config)
-    with display.opened():
-        _, setup = start_process(config)
+    with started(config) as (_, setup):
         run = run_folder.open_run(config.runs, "translation", config.name, config)
         record_environment(run, config, setup=setup, torch=torch.__version__)
         prepared = prepare(config, run.folder)

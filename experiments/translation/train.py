@@ -37,7 +37,7 @@ from experiments.harness.planning import peak_of, rows_and_length, seq2seq_flops
 from experiments.harness.preemption import asked_to_stop
 from experiments.harness.prefetch import prefetched
 from experiments.harness.profiling import profiled
-from experiments.harness.training_config import OptimizerConfig, record_environment, start_process
+from experiments.harness.training_config import OptimizerConfig, record_environment, started
 from experiments.harness.training_view import sample_lines
 from experiments.translation.attend import draw_attention
 from experiments.translation.closing import describe_run
@@ -87,8 +87,7 @@ def train(
     build.check(config)
     stopping_metric(config.training, METRICS)
     check_extras(config)
-    with distributed.joined(config), display.opened():
-        devices, setup = start_process(config)
+    with distributed.joined(config), started(config) as (devices, setup):
         config = with_parent(config)
         run = run_folder.open_run(
             config.runs, "translation", config.name, config, may_differ=config.free_fields()
