@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -144,3 +145,28 @@ def test_an_experiment_learns_the_same_on_any_devices_and_may_change_them(words,
         found = {line["step"]: line["loss"] for line in found if "loss" in line}
         expected = {line["step"]: line["loss"] for line in expected if "loss" in line}
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+HEAPS = """
+import ctypes, sys
+import jax.numpy as jnp
+from dataclasses import replace
+from experiments.harness import display
+from experiments.harness.training_config import started
+from experiments.translation.presets import PRESETS
+
+with started(replace(PRESETS["grammar"], compilation_cache_dir="")), display.phase("waiting"):
+    jnp.ones((3, 5)).block_until_ready()
+    libc = ctypes.CDLL(None)
+    libc.fopen.restype = ctypes.c_void_p
+    file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+    libc.malloc_info(0, file)
+    libc.fclose(file)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its allocator is set")
+def test_no_thread_of_a_run_has_a_heap_that_gives_memory_back(tmp_path):
+    command = [sys.executable, "-c", HEAPS, tmp_path / "heaps.xml"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "heaps.xml").read_text().count("<heap nr=") == 1
