@@ -192,7 +192,7 @@ def drawn(number: int) -> tuple[str, int, dict[str, Any]]:
         return values[rng.integers(len(values))]
 
     kind = one_of("Marian", "T5", "MBart", "M2M100")
-    end = 0 if kind == "Marian" else 1 if kind == "T5" else 2
+    end = 1 if kind == "T5" else 0
     beams = one_of(1, 2, 3, 4)
     found = {
         "num_beams": beams,
@@ -205,11 +205,12 @@ def drawn(number: int) -> tuple[str, int, dict[str, Any]]:
         "forced_bos_token_id": one_of(None, None, 5),
         "forced_eos_token_id": one_of(None, end),
         "suppress_tokens": one_of(None, None, [3, 7]),
-        "bad_words_ids": one_of(None, [[3]], [[4, 6], [8]], [[end], [9]]),
+        "bad_words_ids": one_of(None, [[3]], [[4], [8]], [[end], [9]]),
         "renormalize_logits": one_of(False, True),
     }
     if kind == "T5":
         found["eos_token_id"] = one_of(1, [1, 4], [1, 4, 6])
+        found["forced_eos_token_id"] = one_of(None, 1) if found["eos_token_id"] == 1 else None
     if kind == "Marian":
         found["bad_words_ids"] = [[V - 1], *(found["bad_words_ids"] or [])]
     return kind, int(rng.integers(4)), found
