@@ -246,10 +246,10 @@ class RunConfig:
 
 @contextmanager
 def started(config: RunConfig) -> Iterator[tuple[Strategy, ProcessSetup]]:
-    """Sets the process up for speed and opens its screen; the devices of `config`, what was set.
+    """Sets the process up for speed, opens its screen; yields `config`'s devices and what was set.
 
-    In this order: the screen is a thread, and glibc's heap of a thread that starts before the
-    setup gives large memory back after each step.
+    The setup comes first. The screen starts a thread, and glibc gives a thread that starts before
+    the setup a heap of its own, which returns its large memory to the system after each step.
     """
     cache = config.compilation_cache_dir
     setup = setup_process((Path(config.runs) / cache).absolute() if cache else None)

@@ -241,11 +241,8 @@ def test_only_the_devices_read_the_weights_that_a_run_begins_with(folder, monkey
         return read(self, name, **options)
 
     monkeypatch.setattr(Tensors, "read", recorded)
-    given = begun_from(folder("gpt"))
-    config, devices = (
-        init_from_pretrained.with_pretrained_sizes(given),
-        sharded(make_mesh("fsdp=1")),
-    )
+    config = init_from_pretrained.with_pretrained_sizes(begun_from(folder("gpt")))
+    devices = sharded(make_mesh("fsdp=1"))
     assert not mapped  # the sizes need no weights
     make_state, _ = train.assemble(
         config, build_model(config, config.model), plan.batch_of(config), devices
