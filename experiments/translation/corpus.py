@@ -38,7 +38,8 @@ def load_corpus(config: DataConfig) -> Corpus:
     """
     corpus = _without_own(config)
     validation = read_files(config.validation) or corpus.validation
-    return corpus._replace(validation=validation, test=read_files(config.test) or corpus.test)
+    test = read_files(config.test) or corpus.test
+    return Corpus(*(as_trained(text, config) for text in (corpus.train, validation, test)))
 
 
 class OpenCorpus(NamedTuple):
@@ -55,17 +56,25 @@ def open_corpus(config: DataConfig, cache: TextCache) -> OpenCorpus:
     """What `load_corpus` reads; `cache` keeps all of it but the training text."""
     read = functools.cache(lambda: _without_own(config))
 
+    def train() -> Text:
+        return as_trained(read().train, config)
+
     def outline() -> dict[str, Any]:
-        train, *held_out = read()
-        return {"fingerprint": fingerprint(train), "held_out": held_out}
+        return {"fingerprint": fingerprint(train()), "held_out": read()[1:]}
 
     names = [sources.identity(str(name), cache) for name in _sources(config)]
     fields = [config.train.source_field, config.train.target_field]
     own = config.validation.source != ""
-    found = cache.record([config.corpus, names, fields, own], outline)
+    found = cache.record([config.corpus, names, fields, own, config.lowercase], outline)
     validation, test = (Text(*sides) for sides in found["held_out"])
     validation, test = read_files(config.validation) or validation, read_files(config.test) or test
-    return OpenCorpus(found["fingerprint"], lambda: read().train, validation, test)
+    held_out = as_trained(validation, config), as_trained(test, config)
+    return OpenCorpus(found["fingerprint"], train, *held_out)
+
+
+def as_trained(text: Text, config: DataConfig) -> Text:
+    """`text`, in lower case if `config.lowercase`."""
+    return Text(*([line.lower() for line in side] for side in text)) if config.lowercase else text
 
 
 def fingerprint(text: Text) -> str:

@@ -154,6 +154,7 @@ def _wanted(config: TranslationConfig, folder: Path) -> list:
     data, model = config.data, config.model
     wanted: list = [data.tokenizer, model.vocab_size, model.source_vocab_size]
     wanted += [data.bpe_dropout, data.bpe_encodings] if data.bpe_dropout else []
+    wanted += ["lowercase"] if data.lowercase else []
     run = tokenizer_run(config)
     if run is None and not initialization.is_begun(folder):
         return wanted
@@ -196,13 +197,13 @@ def _write_tokenizers(config: TranslationConfig, read: Callable[[], Text], folde
         for path in run.glob("tokenizer/*.json"):
             shutil.copyfile(path, folder / path.name)
         return
-    text, model, kind = read(), config.model, config.data.tokenizer
+    text, model, train = read(), config.model, partial(_train, config.data)
     with display.phase("training the tokenizer"):
         if model.source_vocab_size is None:
-            target = _train(kind, [*text.source, *text.target], model.vocab_size)
+            target = train([*text.source, *text.target], model.vocab_size)
         else:
-            source = _train(kind, text.source, model.source_vocab_size)
-            target = _train(kind, text.target, model.vocab_size)
+            source = train(text.source, model.source_vocab_size)
+            target = train(text.target, model.vocab_size)
             source.save(folder / "source.json")
         target.save(folder / "target.json")
 
@@ -227,13 +228,15 @@ def _encode(
         known_words.write(folder, text.source)
 
 
-def _train(kind: str, lines: list[str], size: int) -> Tokenizer:
+def _train(data: DataConfig, lines: list[str], size: int) -> Tokenizer:
+    kind = data.tokenizer
     if is_own(kind):
         return tokenizers.require_standard_ids(own_names.resolve(kind, "tokenizer")(lines, size))
     if kind == "characters":
         return tokenizers.train_characters(lines)
-    train = {"bpe": tokenizers.train_bpe, "words": tokenizers.train_words}[kind]
-    return train(lines, size)
+    if kind == "words":
+        return tokenizers.train_words(lines, size)
+    return tokenizers.train_bpe(lines, size, lowercase=data.lowercase)
 
 
 def main(config: TranslationConfig) -> None:

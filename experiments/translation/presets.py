@@ -50,6 +50,8 @@ class DataConfig:
     tokenizer: str = "bpe"
     """bpe, words, characters, or your own as package.module:name; source and target share one
     vocabulary unless --model.source_vocab_size is given."""
+    lowercase: bool = False
+    """All text is read and written in lower case: smaller vocabulary, scores without case."""
     bpe_dropout: float = 0.0
     """Share of the merges that are left out at random in the training text; 0: none."""
     bpe_encodings: int = 8
@@ -69,6 +71,11 @@ class DataConfig:
         training_config.check_name(self, "tokenizer", ("bpe", "words", "characters"))
         check_fraction(self, "bpe_dropout")
         check_at_least(self, 1, "bpe_encodings")
+        if self.lowercase and self.tokenizer != "bpe":
+            raise ConfigError(
+                f"lowercase=True is for tokenizer='bpe', got tokenizer={self.tokenizer!r}: give "
+                "--data.tokenizer bpe, or files in lower case"
+            )
         if self.bpe_dropout and self.tokenizer != "bpe":
             raise ConfigError(
                 f"bpe_dropout={self.bpe_dropout} leaves out merges of a BPE, but tokenizer="

@@ -17,7 +17,7 @@ from experiments.harness.decoding_options import DecodingOptions, load_members
 from experiments.harness.text_io import write_lines
 from experiments.harness.training_config import text_cache
 from experiments.translation import evaluation
-from experiments.translation.corpus import Text, fingerprint, open_corpus, read_files
+from experiments.translation.corpus import Text, as_trained, fingerprint, open_corpus, read_files
 from experiments.translation.load_run import LoadedRun, load_run
 from experiments.translation.presets import Files
 from jaxformer.errors import DataError
@@ -78,7 +78,7 @@ def main(options: ScoreOptions) -> None:
 def _text(options: ScoreOptions, loaded: LoadedRun) -> Text:
     text = read_files(Files(options.source, options.target))
     if text is not None:
-        return text
+        return as_trained(text, loaded.config.data)
     corpus = open_corpus(loaded.config.data, text_cache(loaded.config))
     return corpus.test if corpus.test.source else corpus.validation
 

@@ -6,10 +6,11 @@ import os
 import numpy as np
 import pytest
 
-from experiments.harness import run_folder
+from experiments.harness import run_folder, training_config
 from experiments.harness.profiling import profiled
 from experiments.translation import corpus
 from experiments.translation.corpus import Text, fingerprint, load_corpus
+from experiments.translation.prepare import prepare
 from experiments.translation.presets import (
     PRESETS,
     DataConfig,
@@ -80,6 +81,27 @@ def test_files_of_ones_own_replace_the_part_they_are_given_for(tmp_path, monkeyp
     assert load_corpus(DataConfig(test=own)) == built_in._replace(test=Text(["g"], ["h"]))
     whole = load_corpus(DataConfig(train=own, validation=own))
     assert whole == corpus.Corpus(Text(["g"], ["h"]), Text(["g"], ["h"]), Text([], []))
+
+
+def test_a_run_in_lower_case_prepares_no_other(tmp_path):
+    own = write(tmp_path, "own", [("A Dog", "Ein Hund"), ("THE dog", "DER Hund"), ("dog", "Öl")])
+    data = DataConfig(train=own, validation=own, test=own, lowercase=True)
+    small = dataclasses.replace(PRESETS["grammar"].model, vocab_size=270)
+    config = dataclasses.replace(
+        PRESETS["grammar"], data=data, model=small, text_cache_dir=str(tmp_path / "texts")
+    )
+    for given in (data, dataclasses.replace(data, lowercase=False)):  # the cache keeps them apart
+        found = load_corpus(given)
+        opened = corpus.open_corpus(given, training_config.text_cache(config))
+        assert (opened.train(), opened.validation, opened.test) == tuple(found)
+        assert opened.fingerprint == fingerprint(found.train)
+        assert (found.train.target[1] == "der hund") == given.lowercase
+        assert found.test.source[0] == ("a dog" if given.lowercase else "A Dog")
+    with pytest.raises(ConfigError, match="lowercase=True is for tokenizer='bpe', got .*'words'"):
+        DataConfig(lowercase=True, tokenizer="words")
+    prepared = prepare(config, tmp_path / "run")
+    assert prepared.validation.target[2] == "öl"
+    assert prepared.source_tokenizer.encode("A DOG") == prepared.source_tokenizer.encode("a dog")
 
 
 def test_multi30k_has_its_published_sizes(real_data):

@@ -92,6 +92,15 @@ def test_a_first_word_is_the_same_token_as_elsewhere(bpe):
     assert bpe.encode("Hund") == bpe.encode("sieht Hund")[-1:]
 
 
+@pytest.mark.parametrize("prefix", ["", " "])
+def test_a_lower_case_tokenizer_reads_all_cases_as_lower_case(prefix):
+    lower = train_bpe(LINES * 7, 307, prefix=prefix, lowercase=True)
+    assert lower.encode("ÖL Der Hund") == lower.encode("öl der hund")
+    assert lower.decode(lower.encode("ÖL Der Hund!")) == "öl der hund!"
+    learned = "".join(lower.token(i) for i in range(260, lower.vocab_size)).replace("Ġ", "")
+    assert len(learned) > 41 and not re.search("[A-Z]", learned)
+
+
 def test_bpe_learns_the_size_asked_for_and_stops_early_where_the_text_ends(bpe):
     assert bpe.vocab_size == 307
     assert train_bpe(["ab"], 307).vocab_size == 262  # 260, "ab" and " ab"

@@ -26,13 +26,15 @@ def train_bpe(
     vocab_size: int,
     *,
     prefix: Literal["", " "] = " ",
+    lowercase: bool = False,
     special_tokens: Sequence[str] = SPECIAL_TOKENS,
 ) -> Tokenizer:
     """A byte-level BPE with at most `vocab_size` ids; decode(encode(text)) == text.
 
     Every byte has an id, so no text is unknown. With the prefix " " a space is put before each
     text, so that its first word is the same token as elsewhere; decoding removes the space. With
-    "" nothing is added, and a text cut at single line feeds has the same ids as the whole. There
+    "" nothing is added, and a text cut at single line feeds has the same ids as the whole. With
+    `lowercase` text is put into lower case before it is encoded, and so is what is decoded. There
     are fewer ids when the text has no pair left to merge. Raises `ConfigError` for fewer ids than
     256 bytes and the special tokens, `DataError` when there is no text. Sennrich et al. 2016;
     bytes as in GPT-2 (Radford et al. 2019).
@@ -53,9 +55,12 @@ def train_bpe(
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = pieces(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
+    steps = [library.normalizers.Lowercase()] if lowercase else []
     if prefix:
-        tokenizer.normalizer = library.normalizers.Prepend(prefix)
+        steps.append(library.normalizers.Prepend(prefix))
         tokenizer.decoder = _join(library, tokenizer.decoder)
+    if steps:
+        tokenizer.normalizer = steps[0] if len(steps) == 1 else library.normalizers.Sequence(steps)
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(special_tokens),
