@@ -11,6 +11,7 @@ from experiments.harness import json_records
 from experiments.harness.training_config import TrainingConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import check_choices
+from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 
@@ -33,9 +34,13 @@ class RunOptions:
     ema@DECAY: the one with this decay."""
     step: int | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
+    mesh: str = ""
+    """How all devices divide the weights of a model that is too large for one, such as tensor=4 or
+    fsdp=4,tensor=2. Empty: the first device has them."""
 
     def __post_init__(self):
         check_choices(self)
+        parse_mesh(self.mesh)
         if self.checkpoint not in _CHECKPOINTS and self.ema_decay is None:
             raise ConfigError(
                 f"checkpoint={self.checkpoint!r} is unknown: give one of "
@@ -58,6 +63,11 @@ class RunOptions:
     def chooses(self) -> bool:
         """Whether other weights are asked for than those that a command takes by itself."""
         return self.checkpoint != "final" or self.step is not None
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """Where the weights are; None: on the first device."""
+        return sharded(make_mesh(self.mesh)) if self.mesh else None
 
     def check_pretrained(self) -> None:
         """Raises `ConfigError` where one of several weights is asked for, but there is only one."""
@@ -118,7 +128,9 @@ def note(folder: Path, steps: list[int], **scores: float) -> None:
 def load(folder: Path, training: TrainingConfig, options: RunOptions = FINAL) -> Any:
     """The weights of the run in `folder` that `options` name; raises as `select` does."""
     steps, tree = select(folder, training, options)
-    return Checkpoints(folder / "checkpoints").average_params(steps, tree=tree)
+    params = Checkpoints(folder / "checkpoints").average_params(steps, tree=tree)
+    devices = options.strategy
+    return params if devices is None else devices.shard_state(params)
 
 
 def select(

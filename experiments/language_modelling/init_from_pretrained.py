@@ -30,12 +30,13 @@ _OBJECTIVES: dict[type, Literal["causal", "masked"]] = {
 }
 
 
-def read(folder: str | Path) -> tuple[LanguageConfig, Loaded]:
+def read(folder: str | Path, strategy: Strategy | None = None) -> tuple[LanguageConfig, Loaded]:
     """The model, weights and tokenizer in the folder, and a configuration that describes them.
 
-    Raises `ConfigError` for a model that is not a language model, and for one without a tokenizer.
+    `strategy` puts the weights on its devices. Raises `ConfigError` for a model that is not a
+    language model, and for one without a tokenizer.
     """
-    return describe(folder, load_pretrained(folder))
+    return describe(folder, load_pretrained(folder, strategy=strategy))
 
 
 def describe(folder: str | Path, found: Loaded) -> tuple[LanguageConfig, Loaded]:

@@ -40,7 +40,7 @@ def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
     checkpoint_selection.check_folder(folder)
     if is_pretrained(folder):
         options.check_pretrained()
-        config, found = init_from_pretrained.read(folder)
+        config, found = init_from_pretrained.read(folder, options.strategy)
         assert found.tokenizer is not None  # `read` refuses a folder without one
         return LoadedRun(config, found.model, found.params, found.tokenizer)
     config = run_folder.load_config(folder, LanguageConfig)

@@ -106,7 +106,7 @@ def load_translator(
         search = _at_least(decoding.search(loaded.config.search), n_best)
         return Translator(*loaded[1:], search, decoding)
     options.check_pretrained()
-    model, params, tokenizer, target = load_pretrained(folder)
+    model, params, tokenizer, target = load_pretrained(folder, strategy=options.strategy)
     if not isinstance(model, EncoderDecoder):
         raise ConfigError(f"{folder} holds a {type(model).__name__}, which does not translate")
     if tokenizer is None or target is None:

@@ -1,6 +1,7 @@
 """`experiments.examples.recurrent`: LSTMs with attention, given as a model of one's own."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -35,22 +36,27 @@ def made():
     model = Recurrent(SIZES)
     source = ids(0, 3, 7) * (np.arange(7) < np.array(LENGTHS)[:, None])
     target = ids(1, 3, 6)
-    params = model.init(jax.random.key(2), source, target)["params"]
+    params = jax.jit(model.init)(jax.random.key(2), source, target)["params"]
     return model, params, source, target
+
+
+@partial(jax.jit, static_argnums=0)
+def apply(model, params, *inputs):
+    return model.apply({"params": params}, *inputs)
 
 
 def test_padding_of_the_source_changes_nothing(made):
     model, params, source, target = made
-    logits = model.apply({"params": params}, source, target, source != 0)
+    logits = apply(model, params, source, target, source != 0)
     for row, length in enumerate(LENGTHS):
-        alone = model.apply({"params": params}, source[row : row + 1, :length], target[row][None])
+        alone = apply(model, params, source[row : row + 1, :length], target[row][None])
         np.testing.assert_allclose(logits[row], alone[0], rtol=2e-5, atol=2e-6)
 
 
 def test_a_token_does_not_depend_on_later_ones(made):
     model, params, source, target = made
-    logits = model.apply({"params": params}, source, target)
-    other = model.apply({"params": params}, source, target.at[:, 4].add(1))
+    logits = apply(model, params, source, target)
+    other = apply(model, params, source, target.at[:, 4].add(1))
     np.testing.assert_array_equal(logits[:, :4], other[:, :4])
     assert np.abs(logits[:, 4:] - other[:, 4:]).max() > 1e-4
 
@@ -58,20 +64,25 @@ def test_a_token_does_not_depend_on_later_ones(made):
 def test_a_best_translation_has_the_score_that_the_model_gives_it(made):
     model, params, source, _ = made
     config = jf.GenerationConfig(beam_size=4, length_penalty=0.0)
+    found = search(model, params, source, config)
+    for beam in range(4):
+        tokens = found.tokens[:, beam]
+        target = jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=jf.BOS)[:, :-1]
+        logits = apply(model, params, source, target, source != 0)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], -1)[..., 0]
+        real = found.log_probs[:, beam] != 0.0
+        assert real.sum() > 3
+        expected = jnp.sum(chosen * real, axis=-1)
+        np.testing.assert_allclose(found.scores[:, beam], expected, rtol=1e-4)
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def search(model, params, source, config):
     cache = model.apply(
         {"params": params}, source, source != 0, max_length=9, num_beams=4, method="init_cache"
     )
     step = jf.make_step_fn(model, params)
-    found = beam_search(step, cache, jnp.full(3, jf.BOS), jnp.full(3, 9), config)
-    for row in range(3):
-        for beam in range(4):
-            tokens = found.tokens[row, beam][found.log_probs[row, beam] != 0.0]
-            target = jnp.concatenate([jnp.array([jf.BOS]), tokens])[None]
-            logits = model.apply(
-                {"params": params}, source[row][None], target[:, :-1], source[row][None] != 0
-            )
-            chosen = jax.nn.log_softmax(logits[0])[np.arange(len(tokens)), tokens]
-            np.testing.assert_allclose(found.scores[row, beam], chosen.sum(), rtol=1e-4)
+    return beam_search(step, cache, jnp.full(3, jf.BOS), jnp.full(3, 9), config, max_length=9)
 
 
 def test_dropout_changes_the_loss_and_its_gradient_is_finite(made):
@@ -79,8 +90,10 @@ def test_dropout_changes_the_loss_and_its_gradient_is_finite(made):
     model = Recurrent(jf.TransformerConfig(**{**vars(SIZES), "dropout_rate": 0.3}))
     batch = jf.PairBatch.create(source, target, vocab_size=23)
     loss = seq2seq_loss(model, pad=jf.PAD)
-    plain = loss(params, batch, None)[0]
-    dropped, gradient = jax.value_and_grad(lambda p: loss(p, batch, jax.random.key(3))[0])(params)
+    plain = jax.jit(loss)(params, batch, None)[0]
+    dropped, gradient = jax.jit(jax.value_and_grad(lambda p: loss(p, batch, jax.random.key(3))[0]))(
+        params
+    )
     assert abs(float(plain - dropped)) > 1e-3
     sizes = jax.tree.map(lambda leaf: float(jnp.abs(leaf).sum()), gradient)
     assert all(0 < size < 1e6 for size in jax.tree.leaves(sizes)), sizes

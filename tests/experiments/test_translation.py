@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,11 +37,11 @@ from experiments.translation import (
     translate,
 )
 from experiments.translation.presets import PRESETS
-from jaxformer import pipelines
+from jaxformer import GPT2, DecoderOnly, pipelines, save_pretrained
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.nn.int8 import Int8
 from jaxformer.text import minimum_bayes_risk
-from jaxformer.text.tokenizers import BOS, EOS, PAD
+from jaxformer.text.tokenizers import BOS, EOS, PAD, train_bpe
 from jaxformer.training.optimizer import make_schedule
 from tests.experiments.events import events
 
@@ -524,6 +525,52 @@ def test_standard_input_and_output_in_a_process_of_their_own(run, tmp_path):
     assert done.stderr.startswith(b"error: standard input:4: byte 6 of the line (0xff) is not UTF")
     expected = translated(run, tmp_path, "\n".join(ODD[:3]).encode()).lines
     assert done.stdout.decode().split("\n") == expected
+
+
+_DIVIDED = """
+import jax, sys
+from pathlib import Path
+jax.config.update("jax_num_cpu_devices", 4)
+from experiments.harness.checkpoint_selection import RunOptions, in_int8
+from experiments.harness.decoding_options import load_members
+from experiments.language_modelling import load_run as language
+from experiments.translation.load_run import load_translator
+from jaxformer.pipelines import complete
+
+run, folder, text = sys.argv[1:]
+lines = Path(text).read_text().splitlines()
+for mesh in ("", "fsdp=2,tensor=2"):
+    def load(path):
+        return load_translator(path, RunOptions(mesh=mesh))
+    one = load(Path(run))
+    both = load_members(load, f"{run},{run}", "arithmetic")
+    print([[best.text for best in found] for x in (one, in_int8(one), both) for found in x(lines)])
+    loaded = language.load_run(Path(folder), RunOptions(mesh=mesh))
+    written = complete(loaded.model, loaded.params, ["a", "rose is"], loaded.tokenizer)
+    print([each.ids[:20] for each in written])
+    for params in (one.params, loaded.params):
+        sizes = [leaf.addressable_shards[0].data.size / leaf.size
+                 for leaf in map(jax.numpy.asarray, jax.tree.leaves(params)) if leaf.size > 400]
+        assert sizes and max(sizes) <= 0.5 if mesh else set(sizes) == {1}, sizes
+"""
+
+
+def test_weights_divided_over_devices_translate_and_write_as_on_one(
+    run, text, tmp_path, random_params
+):
+    """A run and a folder of GPT-2; with 8 bits and in an ensemble too."""
+    sizes = {"vocab_size": 264, "d_model": 8, "d_ff": 32, "num_heads": 2, "num_decoder_layers": 1}
+    model = DecoderOnly(replace(GPT2, **sizes))
+    tokenizer = train_bpe(["a rose is a rose"], 264)
+    save_pretrained(tmp_path / "gpt2", model, random_params(model, np.ones((1, 3), int)), tokenizer)
+    command = [sys.executable, "-c", _DIVIDED, run.folder, tmp_path / "gpt2", text / "val.en"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4 and lines[:2] == lines[2:]
+    refused = call(translate, {"--run": run.folder, "--mesh": "tensor=3"})
+    assert refused.code == 2 and "tensor=3 needs 3 devices, but there are 1" in refused.err
 
 
 # Runs that cannot translate
