@@ -62,6 +62,9 @@ class FinetuneOptions(LoraOptions, RunOptions):
     """How many times to choose examples and learn, each with another seed."""
     freeze_backbone: bool = False
     """Trains only the classifier's head."""
+    pooling: Literal["own", "mean"] = "own"
+    """What a classifier sees of a text (classification, pairs). own: a causal model's vector of the
+    last token, an encoder's of the first; mean: the mean of the tokens' vectors."""
     start: Literal["both", "pretrained", "scratch"] = "both"
     """Starts from the pretrained weights, from random ones, or once from each."""
     seq_len: int = 128

@@ -1,6 +1,6 @@
 """Models with a task: a masked language model, classifiers, and the span of an answer."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -119,8 +119,10 @@ class MaskedLanguageModel(Model):
 class Classifier(nn.Module):
     """A dense layer on the backbone's `pooled` vector of each text.
 
-    `backbone` is an `EncoderOnly`, a `DecoderOnly`, or any module with a `config` and a method
-    `pooled` like theirs.
+    `pooling` "own" takes a decoder's vector of the last token, an encoder's of the first one (or
+    of its pooler), "mean" the mean of the tokens' vectors, which is often better where a few
+    examples are learned. `backbone` is an `EncoderOnly`, a `DecoderOnly`, or any module with a
+    `config` and a method `pooled` like theirs.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -137,6 +139,7 @@ class Classifier(nn.Module):
 
     backbone: nn.Module
     classes: int
+    pooling: Literal["own", "mean"] = "own"
 
     @nn.compact
     def __call__(
@@ -153,7 +156,8 @@ class Classifier(nn.Module):
         """
         config = self.backbone.config
         types = () if token_type_ids is None else (token_type_ids,)
-        x = self.backbone.pooled(tokens, padding_mask, *types, dropout_rng=dropout_rng)
+        mean = {"mean": True} if self.pooling == "mean" else {}  # a backbone may have no mean
+        x = self.backbone.pooled(tokens, padding_mask, *types, **mean, dropout_rng=dropout_rng)
         x = Dropout(dropout_rng, "/".join((*self.path, "summary")), config.dropout_rate)(x)
         return nn.Dense(
             self.classes, dtype=config.dtype, kernel_init=dense_init(config), name="head"

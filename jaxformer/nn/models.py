@@ -237,11 +237,17 @@ class DecoderOnly(DecodingModel):
         tokens: Int[AnyArray, "B T"],
         padding_mask: Bool[AnyArray, "B T"],
         *,
+        mean: bool = False,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B D"]:
-        """One vector per text: that of its last token. Padding must be at the end."""
-        last = jnp.maximum(jnp.sum(padding_mask, axis=-1, dtype=jnp.int32) - 1, 0)
+        """One vector per text: that of its last token, or the `mean` of all.
+
+        Padding must be at the end.
+        """
         hidden = self.hidden(tokens, dropout_rng=dropout_rng)
+        if mean:
+            return mean_of_tokens(hidden, padding_mask)
+        last = jnp.maximum(jnp.sum(padding_mask, axis=-1, dtype=jnp.int32) - 1, 0)
         return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
 
     def init_cache(
@@ -259,6 +265,14 @@ class DecoderOnly(DecodingModel):
         """
         cache = init_cache(self.config, batch_size, num_beams, max_length)
         return cache.replace(left_padding=left_padding)
+
+
+def mean_of_tokens(
+    hidden: Float[Array, "B T D"], padding_mask: Bool[AnyArray, "B T"]
+) -> Float[Array, "B D"]:
+    """The mean of the vectors of each text's real tokens; 0 for a text without any."""
+    total = jnp.sum(jnp.where(padding_mask[..., None], hidden, 0), axis=1)
+    return total / jnp.maximum(jnp.sum(padding_mask, axis=-1, keepdims=True), 1).astype(total.dtype)
 
 
 class EncoderOutput(NamedTuple):
@@ -330,8 +344,14 @@ class EncoderOnly(Model):
         padding_mask: Bool[AnyArray, "B T"],
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
+        mean: bool = False,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B D"]:
-        """One vector per text: the pooled one, or the first token's without a pooler."""
+        """One vector per text: the pooled one, or the first token's without a pooler, or the mean.
+
+        The `mean` is that of the real tokens.
+        """
         hidden, pooled = self(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
+        if mean:
+            return mean_of_tokens(hidden, padding_mask)
         return hidden[:, 0] if pooled is None else pooled

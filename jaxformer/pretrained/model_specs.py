@@ -163,6 +163,11 @@ def spec_of(model: nn.Module) -> ModelSpec:
             return ModelSpec("encoder_decoder", model.config)
         case MaskedLanguageModel():
             return ModelSpec("masked_and_next" if model.config.pooler else "masked", model.config)
+        case Classifier(pooling="mean"):
+            raise ConfigError(
+                "a Classifier with pooling='mean' cannot be exported, because transformers has "
+                "none: give pooling='own'"
+            )
         case Classifier(backbone=DecoderOnly() as backbone):
             return ModelSpec("decoder_classifier", backbone.config, model.classes)
         case Classifier(backbone=EncoderOnly() as backbone):

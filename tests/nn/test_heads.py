@@ -191,6 +191,26 @@ def test_a_decoder_sums_a_text_up_in_its_last_token(masked, random_params, asser
     assert np.array_equal(logits, run({"params": params}, padded, PRESENT))
 
 
+@pytest.mark.parametrize("kind", [DecoderOnly, EncoderOnly])
+def test_a_mean_is_that_of_the_real_tokens(kind, masked, random_params, assert_equal):
+    backbone = kind(GPT if kind is DecoderOnly else BERT)
+    model = Classifier(backbone, C, "mean")
+    params = random_params(model, masked.tokens, PRESENT)
+    run = jax.jit(model.apply)
+    logits = np.asarray(run({"params": params}, masked.tokens, PRESENT))
+    hidden = jax.jit(
+        lambda p: (
+            backbone.apply({"params": p}, masked.tokens, method="hidden")
+            if kind is DecoderOnly
+            else backbone.apply({"params": p}, masked.tokens, PRESENT).hidden
+        )
+    )(params["backbone"])
+    vectors = np.stack([np.mean(hidden[i][PRESENT[i]], axis=0) for i in range(B)])
+    assert_equal(logits, vectors @ params["head"]["kernel"] + params["head"]["bias"])
+    padded = np.where(PRESENT, masked.tokens, 1)
+    assert_equal(logits, run({"params": params}, padded, PRESENT))
+
+
 def test_the_loss_of_a_classifier_counts_valid_rows(masked, random_params, assert_equal):
     model = Classifier(DecoderOnly(GPT), C)
     params = random_params(model, masked.tokens, PRESENT)

@@ -499,6 +499,9 @@ def test_a_model_that_nobody_has_is_refused_with_what_each_family_lacks(filled, 
         save_pretrained(tmp_path / "new", model, params, family="bert")
     with pytest.raises(ConfigError, match="family='bloom' is not supported: only gpt2, llama"):
         save_pretrained(tmp_path / "new", model, params, family="bloom")
+    mean = Classifier(DecoderOnly(GPT2), 3, "mean")
+    with pytest.raises(ConfigError, match="'mean' cannot be exported, .* give pooling='own'"):
+        save_pretrained(tmp_path / "mean", mean, {})
     with pytest.raises(ConfigError, match="a Dense cannot be exported: give a DecoderOnly"):
         save_pretrained(tmp_path / "new", nn.Dense(3), params)
     assert not any(tmp_path.iterdir())

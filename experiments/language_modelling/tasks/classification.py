@@ -113,7 +113,7 @@ def make_classification(
             length=length,
             frame=frame_of(loaded),
         )
-    model = Classifier(backbone, len(kinds))
+    model = Classifier(backbone, len(kinds), options.pooling)
 
     def outputs(params: Any, batch: LabelledBatch) -> Any:
         return apply(model, params, batch)
