@@ -328,9 +328,10 @@ def _keep(
 
 
 def _layers(options: FinetuneOptions) -> str:
+    layers = "head" if options.freeze_backbone else "all"
     if options.lora_rank:
-        return f"adapters of rank {options.lora_rank}"
-    return "head" if options.freeze_backbone else "all"
+        layers = f"adapters of rank {options.lora_rank}"
+    return f"{layers}, mean of the tokens" if options.pooling == "mean" else layers
 
 
 if __name__ == "__main__":

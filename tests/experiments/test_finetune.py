@@ -239,6 +239,14 @@ def test_mean_and_sample_deviation_are_over_seeds_and_the_margin_is_by_pairs():
     assert "margin      30.0 %, deviation 10.0" in said
 
 
+def test_a_classifier_that_sees_the_mean_is_made_and_kept_under_a_name_of_its_own(masked):
+    options = replace(OPTIONS, pooling="mean")
+    model = make_task(options, masked, LABELLED, LABELLED).data.model
+    assert model.pooling == "mean"
+    found = {"scratch": {"mean": 0.25, "deviation": None}}
+    assert "layers all, mean of the tokens; right" in describe(options, found, "right")
+
+
 def test_the_command_learns_prints_and_keeps_what_it_found(
     task, causal, tmp_path, monkeypatch, capsys
 ):
