@@ -178,6 +178,15 @@ multi30k_tiny = TranslationConfig(
     search=GenerationConfig(beam_size=5, length_penalty=1.0),
 )
 
+multi30k_lower = replace(
+    multi30k_tiny,
+    name="multi30k_lower",
+    model=replace(_TINY, vocab_size=8_000, positions="rotary", norm="rms", use_bias=False),
+    data=DataConfig("multi30k", lowercase=True, batch_tokens=2_048),
+    optimizer=replace(multi30k_tiny.optimizer, name="muon", total_steps=10_000),
+    training=replace(multi30k_tiny.training, save_every=200, evaluate_every=1_000, loss_chunk=256),
+)
+
 multi30k_base = replace(
     multi30k_tiny,
     name="multi30k_base",
@@ -260,6 +269,7 @@ _ALL = (
     grammar,
     grammar_marian,
     multi30k_tiny,
+    multi30k_lower,
     multi30k_base,
     tatoeba,
     wmt14_base,

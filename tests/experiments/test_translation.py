@@ -876,7 +876,7 @@ def test_preparing_anew_with_one_vocabulary_leaves_no_second_tokenizer(text, tmp
     [
         ("--model.d_model 15", "d_model=15 is not divisible by num_heads=2: choose a divisor"),
         ("--model.source_vocab_size 290", "tied_embeddings='all' needs one vocabulary"),
-        ("--preset multi30k_tny", "did you mean multi30k_tiny or multi30k_base? choose one of"),
+        ("--preset multi30k_tny", "did you mean multi30k_tiny or multi30k_base or"),
         ("--model.dmodel 16", "no option --model.dmodel: did you mean --model.d_model"),
         ("--optimizer.warmup 16", "no option --optimizer.warmup: use --optimizer.warmup_steps"),
         ("--training.average_checkpoints 0", "average_checkpoints=0, but it must be at least 1"),

@@ -125,6 +125,7 @@ def test_every_preset_can_be_written_to_a_run_and_read_back(tmp_path):
         "grammar",
         "grammar_marian",
         "multi30k_tiny",
+        "multi30k_lower",
         "multi30k_base",
         "tatoeba",
         "wmt14_base",
