@@ -164,7 +164,7 @@ def main(options: FinetuneOptions) -> None:
     """Prints the scores, their means and deviations, and writes them to finetune.json."""
     folder = result_folder(options, "language_modelling")
     texts = _READ[options.task](options)
-    loaded = load_run(Path(options.run), options)
+    loaded = load_run(Path(options.run), options, without_head=True)
     task = make_task(options, loaded, *texts)
     if options.save:
         check_new_folder(options.save, task)

@@ -13,7 +13,7 @@ from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
-from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.nn.stacking import stack_blocks
 from jaxformer.pretrained import Loaded, load_pretrained, load_without_weights
@@ -30,13 +30,20 @@ _OBJECTIVES: dict[type, Literal["causal", "masked"]] = {
 }
 
 
-def read(folder: str | Path, strategy: Strategy | None = None) -> tuple[LanguageConfig, Loaded]:
+def read(
+    folder: str | Path, strategy: Strategy | None = None, *, without_head: bool = False
+) -> tuple[LanguageConfig, Loaded]:
     """The model, weights and tokenizer in the folder, and a configuration that describes them.
 
-    `strategy` puts the weights on its devices. Raises `ConfigError` for a model that is not a
-    language model, and for one without a tokenizer.
+    `strategy` puts the weights on its devices. `without_head` also takes the model below the head
+    of a classifier. Raises `ConfigError` for a model that is not a language model, and for one
+    without a tokenizer.
     """
-    return describe(folder, load_pretrained(folder, strategy=strategy))
+    found = load_pretrained(folder, strategy=strategy)
+    if without_head and isinstance(found.model, Classifier | TokenClassifier | SpanPredictor):
+        backbone: Any = found.model.backbone
+        found = found._replace(model=backbone, params=found.params["backbone"])
+    return describe(folder, found)
 
 
 def describe(folder: str | Path, found: Loaded) -> tuple[LanguageConfig, Loaded]:

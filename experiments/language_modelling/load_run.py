@@ -29,10 +29,11 @@ class LoadedRun(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
+def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = False) -> LoadedRun:
     """The run in `folder`, with the weights that `options` name.
 
-    The folder may also hold pretrained weights, as `load_pretrained` reads them.
+    The folder may also hold pretrained weights, as `load_pretrained` reads them; `without_head`
+    takes a classifier too, and leaves its head out.
 
     Raises `ConfigError` for a folder that is no run, and for a tokenizer that is not the one of
     its training, `CheckpointError` for one without a complete checkpoint.
@@ -40,7 +41,9 @@ def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
     checkpoint_selection.check_folder(folder)
     if is_pretrained(folder):
         options.check_pretrained()
-        config, found = init_from_pretrained.read(folder, options.strategy)
+        config, found = init_from_pretrained.read(
+            folder, options.strategy, without_head=without_head
+        )
         assert found.tokenizer is not None  # `read` refuses a folder without one
         return LoadedRun(config, found.model, found.params, found.tokenizer)
     config = run_folder.load_config(folder, LanguageConfig)

@@ -19,18 +19,20 @@ from experiments.language_modelling.finetune import (
     predict,
     summarise,
 )
-from experiments.language_modelling.load_run import LoadedRun
+from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from experiments.language_modelling.stdlib_classification import Labelled
 from experiments.language_modelling.tasks import classification
 from experiments.language_modelling.tasks.classification import encode, read
 from experiments.language_modelling.tasks.rows import frame_of
-from jaxformer.config import TransformerConfig
+from jaxformer.config import BERT_BASE, TransformerConfig
 from jaxformer.errors import ConfigError, DataError, Diverged
-from jaxformer.nn.heads import MaskedLanguageModel
-from jaxformer.nn.models import DecoderOnly
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
+from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.pretrained import save_pretrained
 from jaxformer.text.tokenizers import BOS, EOS, MASKED_SPECIAL_TOKENS, train_characters, train_words
 from jaxformer.training.optimizer import OptimizerConfig
+from jaxformer.training.parameters import flatten
 
 T = 7
 TEXTS = {
@@ -253,7 +255,7 @@ def test_the_command_learns_prints_and_keeps_what_it_found(
     lines = [f"{label}\t{text}" for label, text in zip(*LABELLED, strict=True)]
     train = write_labelled(tmp_path / "train.tsv", *lines)
     made = []
-    monkeypatch.setattr(finetune, "load_run", lambda folder, options: (folder, causal))
+    monkeypatch.setattr(finetune, "load_run", lambda folder, *_, **__: (folder, causal))
     monkeypatch.setattr(finetune, "make_task", lambda *inputs: made.append(inputs) or task)
     options = replace(
         OPTIONS,
@@ -286,7 +288,7 @@ def test_other_peoples_folder_is_left_as_it_is(task, causal, tmp_path, monkeypat
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     lines = [f"{label}\t{text}" for label, text in zip(*LABELLED, strict=True)]
     train = write_labelled(tmp_path / "train.tsv", *lines)
-    monkeypatch.setattr(finetune, "load_run", lambda folder, options: causal)
+    monkeypatch.setattr(finetune, "load_run", lambda *_, **__: causal)
     monkeypatch.setattr(finetune, "make_task", lambda *inputs: task)
     options = replace(
         OPTIONS,
@@ -306,6 +308,27 @@ def test_other_peoples_folder_is_left_as_it_is(task, causal, tmp_path, monkeypat
     assert (kept / "tuned" / "finetune.json").is_file()
     with pytest.raises(ConfigError, match="'a/b' cannot name a folder"):
         finetune.main(replace(options, name="a/b"))
+
+
+@pytest.mark.parametrize("kind", [Classifier, TokenClassifier, SpanPredictor])
+def test_a_published_classifier_is_learned_from_without_its_head(kind, tmp_path, random_params):
+    tokenizer = train_words(LABELLED.texts, 31, special_tokens=MASKED_SPECIAL_TOKENS)
+    sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 12, "d_ff": 17, "num_heads": 3}
+    config = replace(BERT_BASE, **sizes, num_encoder_layers=1, max_len=T)
+    backbone = EncoderOnly(replace(config, pooler=kind is Classifier))
+    model = kind(backbone) if kind is SpanPredictor else kind(backbone, 4)
+    ids = np.ones((2, T), np.int32)
+    params = random_params(model, ids, ids > 0)
+    save_pretrained(tmp_path / "bert", model, params, tokenizer)
+    with pytest.raises(ConfigError, match=f"holds a {kind.__name__}, but a language model"):
+        load_run(tmp_path / "bert")
+    loaded = load_run(tmp_path / "bert", without_head=True)
+    options = replace(OPTIONS, run=str(tmp_path / "bert"), freeze_backbone=True)
+    task = make_task(options, loaded, LABELLED, LABELLED)
+    tuned = fine_tune(options, task, 0, pretrained=True)
+    kept, known = (flatten(tree["backbone"]) for tree in (tuned, params))
+    for path in known:
+        np.testing.assert_array_equal(kept[path], known[path])
 
 
 def test_every_test_text_is_classified_in_order(task, assert_equal):

@@ -227,7 +227,7 @@ def test_the_best_span_lies_in_the_context_and_ends_after_it_starts(runs, questi
 def test_spans_are_learned_and_written_as_the_script_reads_them(
     runs, questions, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(finetune, "load_run", lambda folder, options: runs["masked"])
+    monkeypatch.setattr(finetune, "load_run", lambda *_, **__: runs["masked"])
     output = tmp_path / "found.json"
     options = replace(
         OPTIONS,
@@ -268,7 +268,7 @@ def test_a_conversation_learned_with_adapters_is_saved_as_a_plain_model(
 ):
     config = replace(runs["causal"].model.config, max_len=71)
     long = runs["causal"]._replace(model=runs["causal"].model.clone(config=config))
-    monkeypatch.setattr(finetune, "load_run", lambda folder, options: long)
+    monkeypatch.setattr(finetune, "load_run", lambda *_, **__: long)
     path = tmp_path / "chat.jsonl"
     lines = [{"messages": conversation(f"the {a}", "is rain and snow")} for a in WORDS[:7]]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
