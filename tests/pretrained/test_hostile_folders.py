@@ -68,7 +68,7 @@ def refused(folder, tmp_path):
         start = time.process_time()
         with pytest.raises(error, match=reason):
             load_pretrained(folder)
-        assert time.process_time() - start < 1.0
+        assert time.process_time() - start < 5.0, "what a header claims must not be computed with"
         ours = [path for path in opened if path.startswith(str(tmp_path))]
         assert [path for path in ours if not path.startswith(str(folder))] == []
 
