@@ -61,7 +61,7 @@ def folder(whole, tmp_path):
 
 @pytest.fixture
 def refused(folder, tmp_path):
-    """Loads the folder, which must be refused within a second without a look outside of it."""
+    """Loads the folder, which must be refused within seconds without a look outside of it."""
 
     def check(error, reason):
         opened.clear()
