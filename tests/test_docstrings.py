@@ -11,6 +11,8 @@ import pytest
 
 import jaxformer
 
+pytestmark = pytest.mark.long
+
 MODULES = ["jaxformer", *(m.name for m in pkgutil.walk_packages(jaxformer.__path__, "jaxformer."))]
 
 

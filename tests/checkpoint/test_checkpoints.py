@@ -683,6 +683,7 @@ def test_a_with_block_that_ends_in_an_error_has_saved_all(tmp_path):
     assert Checkpoints(tmp_path).steps() == [2]
 
 
+@pytest.mark.long
 def test_saves_leave_no_lists_behind(checkpoints):
     def lists() -> int:
         gc.collect()
@@ -782,6 +783,7 @@ def run_two_processes(folder):
     return [(code, out.split("\n")[-2:][0] if code == 0 else err) for (out, err), code in done]
 
 
+@pytest.mark.long
 def test_two_processes_save_and_resume_alike_from_what_the_first_one_found_intact(tmp_path):
     assert run_two_processes(tmp_path) == [(0, "0 2 3")] * 2
     flip(next(tmp_path.glob("3/state/ocdbt.process_1/d/*")))

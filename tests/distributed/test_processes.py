@@ -32,6 +32,8 @@ from tests.distributed.test_strategies import (
     texts,
 )
 
+pytestmark = pytest.mark.long
+
 HEARTBEAT = 5  # seconds
 
 

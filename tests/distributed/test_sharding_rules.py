@@ -136,6 +136,7 @@ def test_a_rule_that_cannot_be_followed_is_refused(rule, message):
         partition_specs({"up": {"kernel": jnp.ones((10, 14))}}, [rule], SIZES)
 
 
+@pytest.mark.long
 def test_in_the_packages_models_the_last_rule_finds_what_it_found_by_name(package_models):
     by_name = (*RULES[:-1], Rule(r"(^|/)(kernel|table)$", P(), fsdp=True))
     for params in package_models:

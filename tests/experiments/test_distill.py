@@ -16,6 +16,8 @@ from experiments.translation.train import train
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
 
+pytestmark = pytest.mark.long
+
 WORDS = "sun moon star rain snow wind hill".split()
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from jaxformer.training.losses import causal_loss
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 HERE = "tests.experiments.test_exit_codes"
 SIZES = """

@@ -23,6 +23,8 @@ from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.pretrained import load
 from jaxformer.training.parameters import flatten
 
+pytestmark = pytest.mark.long
+
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 
 

@@ -197,6 +197,7 @@ def run(text, tmp_path_factory):
     return SimpleNamespace(folder=folder, args=args, out=done.out, err=done.err, events=events)
 
 
+@pytest.mark.long
 def test_tensorboard_shows_prompts_with_answers_and_attention(run):
     shown = [(e.step, v) for e in events(run.folder) for v in e.summary.value]
     (text,) = (v.tensor.string_val[0].decode() for _, v in shown if "text" in v.tag)
@@ -460,6 +461,7 @@ def test_samples_are_split_as_they_were_joined_unless_the_prompts_are_others():
 # Masked models
 
 
+@pytest.mark.long
 def test_a_masked_run_measures_hidden_tokens_and_fills_its_prompts(masked):
     scores = json.loads((masked.folder / "scores.json").read_text())
     assert "bits_per_byte" not in scores and scores["loss"] < 6.5

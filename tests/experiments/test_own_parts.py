@@ -38,6 +38,8 @@ from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.losses import causal_loss, seq2seq_loss
 from tests.experiments import own_parts
 
+pytestmark = pytest.mark.long
+
 HERE = "tests.experiments.own_parts"
 OWN = f"""--training.block {HERE}:OwnBlock --training.attention_fn {HERE}:cosine_attention
     --training.position_scheme {HERE}:OwnPositions"""

@@ -405,16 +405,19 @@ def test_remat_takes_less_memory_and_more_flops(eight):
     assert remat["flops"] > 1.05 * one["flops"]
 
 
+@pytest.mark.long
 def test_xla_counts_the_flops_of_the_equations_and_those_above_the_diagonal(eight):
     config = language_config(LANGUAGE)
     assert 1.0 < eight["one"]["flops"] / language_plan.flops_of(config) < 1.5
 
 
+@pytest.mark.long
 def test_the_largest_arrays_are_the_logits(eight):
     shapes = [buffer[0] for buffer in eight["one"]["buffers"]]
     assert "280" in shapes[0] and shapes[0].startswith("f32")
 
 
+@pytest.mark.long
 def test_the_command_prints_the_plan(output):
     text = "\n".join(output[0])
     assert "tiny: a step of 368 tokens on 8 x h100, replicated" in text
@@ -422,6 +425,7 @@ def test_the_command_prints_the_plan(output):
     assert "Memory and traffic are upper bounds" in text
 
 
+@pytest.mark.long
 def test_what_does_not_divide_ends_with_code_2_and_one_sentence(output):
     assert [line for line in output[0] if line.startswith("code")] == 3 * ["code 2"]
     places, heads, rows = (line for line in output[1] if line.startswith("error: "))

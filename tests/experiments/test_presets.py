@@ -24,6 +24,8 @@ from jaxformer.text.data import Tokens, bucket_pairs
 from jaxformer.text.tokenizers import SpecialTokens
 from jaxformer.training.train_step import init_train_state
 
+pytestmark = pytest.mark.long
+
 STEPS = 3
 TRANSLATION = {
     "grammar": (5.33867, 5.56759, 5.76399),

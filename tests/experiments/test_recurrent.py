@@ -18,8 +18,10 @@ from jaxformer.decoding import beam_search
 from jaxformer.errors import ConfigError
 from jaxformer.training.losses import seq2seq_loss
 
+pytestmark = pytest.mark.long
+
 SIZES = jf.TransformerConfig(
-    vocab_size=23, d_model=10, d_ff=14, num_heads=2, num_encoder_layers=2, num_decoder_layers=2
+    vocab_size=23, d_model=10, d_ff=14, num_heads=2, num_encoder_layers=1, num_decoder_layers=2
 )
 LENGTHS = (7, 3, 5)
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()

@@ -16,6 +16,8 @@ from jaxformer.nn.stacking import STACKED
 from jaxformer.training.parameters import flatten
 from tests.experiments import own_parts
 
+pytestmark = pytest.mark.long
+
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 FROZEN = "feed_forward"
 KEYS = ("loss", "kl", "grad_norm", "gradient_noise", "gradient_square", "learning_rate")

@@ -357,6 +357,7 @@ def test_the_moving_average_moves_as_its_decay_says(averaged, assert_equal):
         assert max(jax.tree.leaves(moved)) > 1e-4
 
 
+@pytest.mark.long
 def test_the_result_is_the_mean_of_the_last_moving_averages(averaged, assert_equal):
     checkpoints = Checkpoints(averaged / "checkpoints")
     assert json.loads((averaged / "weights.json").read_text())["steps"] == [2, 3, 4]
@@ -380,6 +381,7 @@ def test_rows_divide_by_the_accumulation(text, tmp_path):
     assert all(bucket.batch_size % 24 == 0 for bucket in prepared.batches.buckets)
 
 
+@pytest.mark.long
 def test_training_ends_when_validation_is_tired_and_keeps_the_best_weights(
     text, tmp_path, monkeypatch
 ):
@@ -618,6 +620,7 @@ def test_the_weights_of_a_step_are_those_of_its_checkpoint(run, text):
     assert done.code == 66 and "no checkpoint of step 4: it keeps 5, 10, 15, 17" in done.err
 
 
+@pytest.mark.long
 def test_a_run_is_resumed_by_its_folder_alone(run, tmp_path):
     folder = tmp_path / "translation" / "copy"
     shutil.copytree(run.folder, folder)
@@ -922,6 +925,7 @@ def test_a_missing_extra_is_named_before_anything_is_done(
     assert not list(tmp_path.rglob("metrics.jsonl")) + list(tmp_path.rglob("checkpoints"))
 
 
+@pytest.mark.long
 def test_a_run_shows_its_attention_over_training_and_its_heads(run, tmp_path, capsys):
     picture, folder = tmp_path / "entropy.svg", str(run.folder)
     figures.main(figures.FigureOptions(kind="entropy", run=folder, output=str(picture), pairs=2))

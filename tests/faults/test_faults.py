@@ -13,6 +13,8 @@ from tests.faults import files, kills, peers, soak
 from tests.faults.__main__ import FAULTS, Fault, run
 from tests.faults.children import Count, counted
 
+pytestmark = pytest.mark.long
+
 TIMES = ("seconds", "processor_seconds")
 ROOT = Path(__file__).parents[2]
 

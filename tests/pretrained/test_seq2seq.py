@@ -1,6 +1,7 @@
 """Weights of T5 and Marian: tables and settings, without anything of theirs installed."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import jax
@@ -83,18 +84,31 @@ MODELS = {
 TOKENS = np.array([[1, 5, 7, 2, 18], [3, 9, 4, 0, 0]])
 
 
+@pytest.fixture(scope="module")
+def written(random_params, tmp_path_factory):
+    """Random parameters of one of `MODELS`, and the folder of them, which is written once."""
+    root, params = tmp_path_factory.mktemp("written"), {}
+
+    def write(name):
+        if name not in params:
+            family, model = MODELS[name]
+            inputs = (TOKENS,) if isinstance(model, EncoderOnly) else (TOKENS, TOKENS)
+            params[name] = random_params(model, *inputs)
+            save_pretrained(root / name, model, params[name], family=family)
+        return params[name], root / name
+
+    return write
+
+
 @pytest.fixture
-def saved(random_params, tmp_path):
-    """Random parameters of one of `MODELS`, and the folder that they were written to."""
+def saved(written, tmp_path):
+    """The same, with a copy of the folder, to be changed."""
 
-    def save(name):
-        family, model = MODELS[name]
-        inputs = (TOKENS,) if isinstance(model, EncoderOnly) else (TOKENS, TOKENS)
-        params = random_params(model, *inputs)
-        save_pretrained(tmp_path / "saved", model, params, family=family)
-        return params, tmp_path / "saved"
+    def copy(name):
+        params, folder = written(name)
+        return params, shutil.copytree(folder, tmp_path / "saved")
 
-    return save
+    return copy
 
 
 def change(folder, **settings):

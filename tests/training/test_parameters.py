@@ -83,6 +83,7 @@ def is_named_for_muon(path: str) -> bool:
     return in_block and path.rpartition("/")[2] == "kernel"
 
 
+@pytest.mark.long
 def test_in_the_packages_models_shapes_decide_as_names_did(package_models):
     kinds = set()
     for params in package_models:
