@@ -197,19 +197,11 @@ multi30k_base = replace(
 )
 
 tatoeba = replace(
-    multi30k_tiny,
+    multi30k_lower,
     name="tatoeba",
-    model=replace(
-        _TINY,
-        d_model=256,
-        d_ff=1_024,
-        num_encoder_layers=3,
-        num_decoder_layers=3,
-        dropout_rate=0.1,
-    ),
-    data=DataConfig("tatoeba"),
-    optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=1_000, total_steps=10_000),
-    search=GenerationConfig(),
+    model=replace(multi30k_lower.model, dropout_rate=0.1),
+    data=DataConfig("tatoeba", batch_tokens=2_048),
+    optimizer=replace(multi30k_lower.optimizer, total_steps=5_500),
 )
 
 wmt14_base = TranslationConfig(
