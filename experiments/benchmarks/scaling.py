@@ -1,7 +1,8 @@
 """Times a model as it grows: `python -m experiments.benchmarks.scaling`.
 
-A training step by layers, vocabulary, batch size and devices; a decoding step by source and target
-length. Prints a table for each and writes RUNS/benchmarks/NAME.json.
+A training step by layers, vocabulary, batch size, devices and the length of sentences (also of
+LSTMs with attention); a decoding step by source and target length. Prints a table for each and
+writes RUNS/benchmarks/NAME.json.
 """
 
 import re
@@ -19,8 +20,15 @@ import numpy as np
 from experiments.benchmarks import report
 from experiments.benchmarks.interleaved_timing import TimingConfig
 from experiments.benchmarks.subprocesses import Case, MakeCase
-from experiments.benchmarks.train_cases import GPTWork, assemble, random_batches
+from experiments.benchmarks.train_cases import (
+    GPTWork,
+    TranslationWork,
+    assemble,
+    jax_step,
+    random_batches,
+)
 from experiments.harness import cli
+from experiments.translation.presets import multi30k_tiny
 from jaxformer.config import GPT2, TRANSFORMER_BASE, TransformerConfig, check_at_least
 from jaxformer.distributed import replicated, single
 from jaxformer.errors import ConfigError
@@ -84,6 +92,12 @@ class DecodingWork:
         return layers * 4 * width * (self.source_len + self.target_len)
 
 
+_TRANSLATING = TranslationWork(
+    model=replace(multi30k_tiny.model, max_len=256), batch_size=16, seq_len=256
+)
+_RECURRENT = "experiments.examples.recurrent:Recurrent"
+
+
 @dataclass(frozen=True)
 class ScalingOptions(TimingConfig):
     """Which sizes are varied, and the sizes that stay."""
@@ -96,6 +110,8 @@ class ScalingOptions(TimingConfig):
     """The training step, of which one size is varied at a time."""
     decoding: DecodingWork = DecodingWork()
     """The decoding step, of which one size is varied at a time."""
+    translating: TranslationWork = _TRANSLATING
+    """The training step of a translator, whose tokens are cut into sentences of each length."""
     layers: tuple[int, ...] = (4, 8, 12, 16, 32)
     """Numbers of layers of the training step."""
     vocab_sizes: tuple[int, ...] = (1_024, 8_192, 50_257)
@@ -104,6 +120,8 @@ class ScalingOptions(TimingConfig):
     """Batch sizes of the training step."""
     devices: tuple[int, ...] = (1, 2, 4)
     """Numbers of simulated devices of the training step; each divides its batch size."""
+    sentence_lens: tuple[int, ...] = (16, 64, 256)
+    """Lengths of the sentences of the translator's training step."""
     source_lens: tuple[int, ...] = (16, 64, 256)
     """Source lengths of the decoding step."""
     target_lens: tuple[int, ...] = (16, 64, 256)
@@ -128,6 +146,7 @@ def tables(options: ScalingOptions) -> dict[str, dict[str, MakeCase]]:
         "by vocabulary": train("model.vocab_size", options.vocab_sizes),
         "by batch size": train("batch_size", options.batch_sizes),
         "by simulated devices": train("devices", options.devices),
+        "of a translator by the length of sentences": _translators(options),
         "a step of decoding by source length": decode("source_len", options.source_lens),
         "by target length": decode("target_len", options.target_lens),
     }
@@ -144,6 +163,20 @@ def _varied(
         return replace(work, model=replace(work.model, **{name: size}))
 
     return {f"{name} {size:,}": partial(make, changed(size)) for size in sizes}
+
+
+def _translators(options: ScalingOptions) -> dict[str, MakeCase]:
+    """Steps of a Transformer and of LSTMs of about as many parameters, with the same tokens."""
+    transformer = options.translating
+    layers = replace(transformer.model, num_encoder_layers=2, num_decoder_layers=1)
+    recurrent = replace(transformer, model=layers, own_model=_RECURRENT)
+    return {
+        f"{name}, length {size:,}": partial(
+            jax_step, replace(work, batch_size=max(1, work.tokens // size), seq_len=size)
+        )
+        for name, work in (("Transformer", transformer), ("LSTMs", recurrent))
+        for size in options.sentence_lens
+    }
 
 
 def train_case(work: TrainingWork) -> Case:
@@ -189,7 +222,7 @@ def decode_case(work: DecodingWork) -> Case:
 
 
 _METADATA = ("compiled in, s", "from the cache, s", "instructions", "FLOPs a token", "of attention")
-COLUMNS = report.TIMES | {name: report.value(name) for name in _METADATA}
+COLUMNS = report.TIMES | report.TOKENS | {name: report.value(name) for name in _METADATA}
 
 if __name__ == "__main__":
     cli.start(main, {"default": ScalingOptions()}, __doc__)

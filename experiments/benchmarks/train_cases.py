@@ -54,6 +54,8 @@ class StepWork:
     """jaxformer's: reference, blockwise, xla, cudnn, gpu_flash, tpu_flash, tpu_splash, or auto."""
     remat: Remat = "none"
     """What jaxformer's backward pass computes again to save memory; blocks saves the most."""
+    own_model: str = ""
+    """Your own model as package.module:name in place of jaxformer's; empty: the library's."""
 
     def __post_init__(self):
         check_at_least(self, 1, "batch_size", "seq_len")
@@ -75,6 +77,7 @@ class StepWork:
             grad_accumulation=self.grad_accumulation,
             attention_fn=self.attention_fn,
             remat=self.remat,
+            model=self.own_model,
         )
 
 

@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 
+import jax
 import pytest
 
 from experiments.benchmarks import report, scaling
 from experiments.benchmarks.interleaved_timing import Summary, TimingConfig
 from experiments.benchmarks.scaling import DecodingWork, ScalingOptions, TrainingWork
 from experiments.benchmarks.subprocesses import compare
+from experiments.benchmarks.train_cases import assemble
+from experiments.harness.run_folder import count
 from experiments.language_modelling.presets import PRESETS
+from jaxformer.distributed import single
 from jaxformer.errors import ConfigError
 
 
@@ -21,13 +25,29 @@ def test_each_table_grows_one_size_and_leaves_the_others():
     works = [
         make.args[0]
         for name, table in tables.items()
-        if "length" in name
+        if name in ("a step of decoding by source length", "by target length")
         for make in table.values()
     ]
     assert [(work.source_len, work.target_len) for work in works] == [
         *((size, 32) for size in (16, 64, 256)),
         *((16, size) for size in (16, 64, 256)),
     ]
+
+
+def test_longer_sentences_are_fewer_and_lstms_have_as_many_parameters():
+    tables = scaling.tables(ScalingOptions(sentence_lens=(16, 32)))
+    makes = tables["of a translator by the length of sentences"]
+    names = ["Transformer, length 16", "Transformer, length 32", "LSTMs, length 16"]
+    assert list(makes)[:3] == names
+    works = [make.args[0] for make in makes.values()]
+    assert [(work.batch_size, work.seq_len) for work in works] == 2 * [(256, 16), (128, 32)]
+    transformer, recurrent = (count_parameters(work) for work in (works[0], works[2]))
+    assert transformer != recurrent == pytest.approx(transformer, rel=0.01)
+
+
+def count_parameters(work):
+    make_state, _, _ = assemble(work, single())
+    return count(jax.eval_shape(make_state).params)
 
 
 def test_the_step_is_gpt2s_but_for_its_sizes():
