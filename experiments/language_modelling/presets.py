@@ -342,7 +342,10 @@ bert_tiny = LanguageConfig(
     objective="masked",
     data=DataConfig("wikitext2", seq_len=128),
     optimizer=replace(
-        _bert_optimizer, learning_rate=2e-3, warmup_steps=500, total_steps=10_000, b2=0.98
+        replace(_bert_optimizer, name="muon", b2=0.98),
+        learning_rate=4e-3,
+        warmup_steps=500,
+        total_steps=10_000,
     ),
     training=TrainingConfig(log_every=50, evaluate_every=1_000),
     prompts=(" The film was <mask> in the United States .", " He was born in <mask> ."),

@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 from experiments.language_modelling import stdlib
 from jaxformer.errors import DataError
 
+Part = Literal["train", "test"]
+
 LINES = 8
 """Lines of a snippet, counting only those with at least two words."""
 
@@ -29,7 +31,7 @@ class Labelled(NamedTuple):
     texts: list[str]
 
 
-def snippets(part: Literal["train", "test"]) -> Labelled:
+def snippets(part: Part) -> Labelled:
     """All snippets from the train files, or `TEST_SNIPPETS` of each package from the test files.
 
     No two of a part overlap, and no test snippet is also a training one. They are sorted by a hash

@@ -14,6 +14,15 @@ def shakespeare_changes() -> Iterator[Overrides]:
         {"model.gated": True, "model.activation": "silu", "model.d_ff": 346},
         {"optimizer.learning_rate": 3e-3},
         {"optimizer.name": "muon"},
+        {
+            "model.num_decoder_layers": 6,
+            "model.d_model": 104,
+            "model.d_ff": 280,
+            "model.tied_embeddings": "none",
+            "model.query_key_norm": True,
+            "optimizer.learning_rate": 4e-3,
+            "optimizer.min_lr_ratio": 0.0,
+        },
     ]
     made: Overrides = {}
     for change in changes:

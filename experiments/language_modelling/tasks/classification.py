@@ -1,5 +1,6 @@
 """Labels of texts, or of pairs of texts: `label<TAB>text` or `label<TAB>premise<TAB>hypothesis`."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,13 +9,14 @@ import numpy as np
 
 from experiments.harness.finetuning import Examples, LabelledBatch, padded
 from experiments.language_modelling.load_run import LoadedRun
-from experiments.language_modelling.stdlib_classification import Labelled, snippets
+from experiments.language_modelling.stdlib_classification import Labelled, Part, snippets
 from experiments.language_modelling.tasks.rows import (
     Scored,
     TaskData,
     frame_of,
     pair_frame,
 )
+from experiments.language_modelling.wikitext_classification import passages
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier
 from jaxformer.nn.models import EncoderOnly
@@ -24,6 +26,10 @@ from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.losses import classification_loss
 
 _FIELDS = ("label", "premise", "hypothesis")
+_LABELLED: dict[str, Callable[[Part], Labelled]] = {
+    "python_stdlib": snippets,
+    "wikitext2": passages,
+}
 
 
 class LabelledPairs(NamedTuple):
@@ -195,7 +201,7 @@ def read(options: Any) -> tuple[Any, Any]:
         from_file = read_pairs if pairs else read_labelled
         train, test = from_file(options.train), from_file(options.test)
     else:
-        made = snippet_pairs if pairs else snippets
+        made = snippet_pairs if pairs else _LABELLED[options.examples]
         train, test = made("train"), made("test")
     check(train, test, (options.train, options.test), options.num_train)
     return train, test

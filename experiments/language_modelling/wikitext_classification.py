@@ -1,0 +1,79 @@
+"""A task to learn from few labels: which article of WikiText-2 is a passage from?
+
+The articles are those of its validation and test parts, on which no run of the text is trained.
+Words of an article's title are removed, because they would give the answer away.
+"""
+
+import re
+from collections.abc import Iterator
+
+from experiments.harness import datasets
+from experiments.language_modelling.stdlib_classification import Labelled, Part
+from jaxformer.text.data import read_lines
+
+ARTICLES = 10
+"""The articles with the most passages are the labels."""
+
+WORDS = 30
+"""Words of a passage."""
+
+TEST_PASSAGES = 50
+"""The last passages of each article, to test with."""
+
+_TITLE = re.compile(r" = ([^=].*[^=]) = ")
+
+
+def passages(part: Part) -> Labelled:
+    """The last `TEST_PASSAGES` passages of each article, or those of the paragraphs before."""
+    labels: list[str] = []
+    texts: list[str] = []
+    for title, paragraphs in _largest():
+        test = [paragraph for paragraph, _ in paragraphs[-TEST_PASSAGES:]]
+        chosen = [
+            text
+            for place, (paragraph, text) in enumerate(paragraphs)
+            if (place >= len(paragraphs) - TEST_PASSAGES if part == "test" else paragraph < test[0])
+        ]
+        labels += [title] * len(chosen)
+        texts += chosen
+    return Labelled(labels, texts)
+
+
+def _largest() -> list[tuple[str, list[tuple[int, str]]]]:
+    """Titles and passages, each with the number of its paragraph, of the longest articles.
+
+    Articles with an unknown word in their title are left out: two of them may have one name.
+    """
+    found = {
+        title: [
+            (number, text)
+            for number, paragraph in enumerate(paragraphs)
+            for text in cut(paragraph, title)
+        ]
+        for name in ("valid", "test")
+        for title, paragraphs in _articles(name)
+        if "<unk>" not in title
+    }
+    return sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))[:ARTICLES]
+
+
+def cut(paragraph: str, title: str) -> Iterator[str]:
+    """The passages of `WORDS` words of a paragraph; a shorter rest is left out."""
+    known = set(title.lower().split())
+    words = [word for word in paragraph.split() if word.lower() not in known]
+    for start in range(0, len(words) - WORDS + 1, WORDS):
+        yield " " + " ".join(words[start : start + WORDS])
+
+
+def _articles(name: str) -> Iterator[tuple[str, list[str]]]:
+    """Title and paragraphs of each article of a part; headings of sections are left out."""
+    title, paragraphs = "", []
+    for line in read_lines(datasets.find("wikitext-2", f"{name}.txt.gz")):
+        heading = _TITLE.fullmatch(line)
+        if heading:
+            if paragraphs:
+                yield title, paragraphs
+            title, paragraphs = heading[1], []
+        elif line.strip() and not line.startswith(" = "):
+            paragraphs.append(line)
+    yield title, paragraphs

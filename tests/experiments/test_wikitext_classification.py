@@ -1,0 +1,95 @@
+"""The passages of WikiText-2's held-out articles, as a task to learn from few labels."""
+
+import gzip
+import os
+from dataclasses import replace
+
+import pytest
+
+from experiments.language_modelling import wikitext_classification as cutting
+from experiments.language_modelling.finetune import PRESETS
+from experiments.language_modelling.wikitext_classification import cut, passages
+from jaxformer.errors import ConfigError
+
+# As in the files, a line begins and ends with a space.
+VALIDATION = [
+    "= Red stars =",
+    "The stars are red and old 0 .",
+    "= = Colour = =",
+    "They glow 1 2 3 4 5 6 7 8 9 10 .",
+    "And 11 12 13 14 15 16 17 18 19 .",
+    "= <unk> <unk> =",
+    "a b c d e f g h i j k l m n o p q r s t u v w x y z a b c d e f g h i j k l m n o p q r s t",
+]
+TEST = [
+    "= Short =",
+    "a b c",
+    "= Rain =",
+    "it rained all night on the 1 2 3 hills and 4 5 6",
+    "in the morning 7 8 9 the rain stopped 10 11 12 13 14 15 16 17 18 19",
+]
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Two small parts of WikiText-2: two labels, passages of 3 words, two of each to test with."""
+    for name, lines in (("valid", VALIDATION), ("test", TEST)):
+        path = tmp_path / "wikitext-2" / f"{name}.txt.gz"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(gzip.compress("".join(f" {line} \n \n" for line in lines).encode()))
+    monkeypatch.setenv("JAXFORMER_DATA", str(tmp_path))
+    for name, value in {"ARTICLES": 2, "WORDS": 3, "TEST_PASSAGES": 2}.items():
+        monkeypatch.setattr(cutting, name, value)
+
+
+def test_a_passage_has_its_number_of_words_and_none_of_the_title(monkeypatch):
+    monkeypatch.setattr(cutting, "WORDS", 3)
+    found = list(cut(" The red Stars are old and RED and far away .", "Red stars"))
+    assert found == [" The are old", " and and far"]
+
+
+def test_the_labels_are_the_longest_articles_whose_title_is_known(small):
+    train, test = parts()
+    assert set(train.labels) == set(test.labels) == {"Red stars", "Rain"}
+
+
+def test_the_last_passages_are_to_test_with_and_no_paragraph_is_in_both_parts(small):
+    train, test = (dict(zip(texts, labels, strict=True)) for labels, texts in parts())
+    assert test == {
+        " 14 15 16": "Rain",
+        " 17 18 19": "Rain",
+        " 13 14 15": "Red stars",
+        " 16 17 18": "Red stars",
+    }
+    assert train == {
+        " it rained all": "Rain",
+        " night on the": "Rain",
+        " 1 2 3": "Rain",
+        " hills and 4": "Rain",
+        " The are and": "Red stars",
+        " old 0 .": "Red stars",
+        " They glow 1": "Red stars",
+        " 2 3 4": "Red stars",
+        " 5 6 7": "Red stars",
+        " 8 9 10": "Red stars",
+    }
+
+
+def parts():
+    return passages("train"), passages("test")
+
+
+def test_the_real_articles_give_fifty_passages_each_to_test_with():
+    if not os.environ.get("JAXFORMER_DATA"):
+        pytest.skip("JAXFORMER_DATA is not set")
+    train, test = parts()
+    assert len(set(test.labels)) == 10 and len(test.texts) == 500
+    assert min(map(train.labels.count, set(test.labels))) > 100
+    assert not set(train.texts) & set(test.texts)
+
+
+def test_articles_are_for_classification_without_files_alone():
+    with pytest.raises(ConfigError, match="task='pairs' and train='': leave one out"):
+        replace(PRESETS["articles"], task="pairs")
+    with pytest.raises(ConfigError, match="task='classification' and train='a.tsv'"):
+        replace(PRESETS["articles"], train="a.tsv", test="b.tsv")
