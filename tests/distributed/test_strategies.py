@@ -45,6 +45,8 @@ from jaxformer.training.parameters import flatten
 from jaxformer.training.train_step import init_train_state
 from tests.hlo import collectives
 
+pytestmark = pytest.mark.long
+
 P = PartitionSpec
 ROWS, BASE = 16, dict(vocab_size=22, d_model=10, d_ff=14, num_heads=2, head_dim=6)
 NOISY = dict(dropout_rate=0.2, attention_dropout_rate=0.1)

@@ -183,6 +183,7 @@ def test_processes_with_different_settings_all_say_which_and_leave_nothing(begin
     assert not (text / "runs").exists()
 
 
+@pytest.mark.long
 def test_what_the_first_process_cannot_read_ends_all_with_its_code(text):
     (text / "a.txt").write_bytes(b"sun\xff")
     first, second = ended(*begin_two(text, f"{LANGUAGE} --strategy replicated"))

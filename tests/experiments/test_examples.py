@@ -31,6 +31,8 @@ from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.training.train_step import init_train_state, make_train_step
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 MODELS = custom_modules.models()
 

@@ -383,5 +383,5 @@ def test_impossible_settings_are_refused(tmp_path):
 
 def test_without_files_the_texts_are_snippets_of_the_standard_library(monkeypatch):
     parts = {"train": LABELLED, "test": Labelled(["plant"], ["oak"])}
-    monkeypatch.setattr(classification, "snippets", parts.__getitem__)
+    monkeypatch.setitem(classification._LABELLED, "python_stdlib", parts.__getitem__)
     assert read(OPTIONS) == (LABELLED, parts["test"])

@@ -117,6 +117,7 @@ def test_texts_of_bart_begin_with_its_own_token(forced, second):
     assert found.labels[0, :5].tolist() == [2, second, 6, 2, 0]
 
 
+@pytest.mark.long
 def test_adapters_learn_to_shorten_and_the_saved_folder_scores_the_same(folder, options, capsys):
     finetune.main(options)
     record = json.loads(

@@ -263,6 +263,7 @@ def test_only_tokens_of_answers_are_learned(runs, tokenizer):
     assert row[0] == BOS and tokenizer.decode(row).startswith("system:\nsay it")
 
 
+@pytest.mark.long
 def test_a_conversation_learned_with_adapters_is_saved_as_a_plain_model(
     runs, tmp_path, monkeypatch, capsys, assert_equal
 ):

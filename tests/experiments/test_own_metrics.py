@@ -22,6 +22,8 @@ from jaxformer.errors import ConfigError
 from jaxformer.training.train_step import init_train_state, make_train_step
 from tests.experiments import own_parts
 
+pytestmark = pytest.mark.long
+
 HERE = "tests.experiments.own_parts"
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 OPTIONS = """--model.vocab_size 283 --model.d_model 16 --model.d_ff 22 --model.num_heads 2

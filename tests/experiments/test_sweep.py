@@ -25,6 +25,8 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.training.parameters import flatten
 from tests.experiments import own_parts
 
+pytestmark = pytest.mark.long
+
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 RATES = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4)
 TRAINING = PRESETS["python_stdlib"].training

@@ -557,6 +557,7 @@ for mesh in ("", "fsdp=2,tensor=2"):
 """
 
 
+@pytest.mark.long
 def test_weights_divided_over_devices_translate_and_write_as_on_one(
     run, text, tmp_path, random_params
 ):

@@ -178,7 +178,11 @@ def assert_decoding_is_the_full_forward(model, texts, random_params, check):
     check(third, full[:, :, 5:])
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=[pytest.mark.long] if i % 3 else []) for i, row in enumerate(ROWS)],
+    ids=["-".join(map(str, row)) for row in ROWS],
+)
 def test_decoding_step_by_step_is_the_full_forward(row, rng, random_params, assert_equal):
     """One start read at once, shared by W beams, re-ordered, and continued one by one."""
     assert_decoding_is_the_full_forward(model_of(row), Texts(rng), random_params, assert_equal)

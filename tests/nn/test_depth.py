@@ -9,7 +9,7 @@ import pytest
 from jaxformer import DecoderOnly, TransformerConfig, causal_loss
 from jaxformer.text.data import StreamBatch
 
-pytestmark = pytest.mark.usefixtures("optimized")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("optimized")]
 
 DEPTHS = (1, 2, 3)
 

@@ -89,7 +89,7 @@ def assert_close(given, expected):
 @pytest.mark.parametrize(
     ("kind", "block"),
     [
-        (EncoderDecoder, REMAT["blocks"]),
+        pytest.param(EncoderDecoder, REMAT["blocks"], marks=pytest.mark.long),
         (DecoderOnly, OwnBlock),
         pytest.param(MaskedLanguageModel, Block, marks=pytest.mark.slow),
         pytest.param(DecoderOnly, Block, marks=pytest.mark.slow),

@@ -76,6 +76,7 @@ def test_the_symmetric_divergence_is_the_mean_of_both_directions():
     close(symmetric_kl(logits, others, mask), jnp.sum(both * mask) / 2.0)
 
 
+@pytest.mark.long
 def test_r_drop_is_two_passes_with_other_masks_and_the_divergence_between_them(params, batch):
     model, rng = EncoderDecoder(SMALL), jax.random.key(3)
     loss = seq2seq_loss(model, pad=PAD, label_smoothing=0.1, r_drop=2.5)
@@ -124,6 +125,7 @@ def test_weights_of_zero_change_no_bit(params, batch):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.long
 def test_r_drop_has_the_same_gradient_in_parts_of_the_batch(params, batch):
     model = EncoderDecoder(replace(SMALL, word_dropout_rate=0.2))
     loss = seq2seq_loss(model, pad=PAD, r_drop=2.5, z_loss=0.01)

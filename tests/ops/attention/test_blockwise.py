@@ -90,7 +90,9 @@ def test_a_query_that_comes_before_all_keys_gets_zeros(inputs):
     assert out.shape == (B, T, N, HV) and np.all(out == 0)
 
 
-@pytest.mark.parametrize("remat, loops", [("blocks", 3), ("all_but_attention", 2)])
+@pytest.mark.parametrize(
+    "remat, loops", [pytest.param("blocks", 3, marks=pytest.mark.long), ("all_but_attention", 2)]
+)
 def test_a_block_that_keeps_the_result_does_not_compute_it_twice(remat, loops):
     config = TransformerConfig(13, d_model=6, d_ff=10, num_heads=2, norm_placement="pre")
     block, plain = REMAT[remat](config, False, blockwise), Block(config, False, reference)
