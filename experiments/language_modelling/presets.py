@@ -342,8 +342,10 @@ bert_tiny = LanguageConfig(
     objective="masked",
     data=DataConfig("wikitext2", seq_len=128),
     optimizer=replace(
-        replace(_bert_optimizer, name="muon", b2=0.98),
+        _bert_optimizer,
+        name="muon",
         learning_rate=4e-3,
+        b2=0.98,
         warmup_steps=500,
         total_steps=10_000,
     ),

@@ -27,13 +27,12 @@ def passages(part: Part) -> Labelled:
     """The last `TEST_PASSAGES` passages of each article, or those of the paragraphs before."""
     labels: list[str] = []
     texts: list[str] = []
-    for title, paragraphs in _largest():
-        test = [paragraph for paragraph, _ in paragraphs[-TEST_PASSAGES:]]
-        chosen = [
-            text
-            for place, (paragraph, text) in enumerate(paragraphs)
-            if (place >= len(paragraphs) - TEST_PASSAGES if part == "test" else paragraph < test[0])
-        ]
+    for title, numbered in _largest():
+        first = numbered[-TEST_PASSAGES][0]
+        if part == "test":
+            chosen = [text for _, text in numbered[-TEST_PASSAGES:]]
+        else:
+            chosen = [text for paragraph, text in numbered if paragraph < first]
         labels += [title] * len(chosen)
         texts += chosen
     return Labelled(labels, texts)
@@ -67,7 +66,8 @@ def cut(paragraph: str, title: str) -> Iterator[str]:
 
 def _articles(name: str) -> Iterator[tuple[str, list[str]]]:
     """Title and paragraphs of each article of a part; headings of sections are left out."""
-    title, paragraphs = "", []
+    title = ""
+    paragraphs: list[str] = []
     for line in read_lines(datasets.find("wikitext-2", f"{name}.txt.gz")):
         heading = _TITLE.fullmatch(line)
         if heading:
