@@ -17,8 +17,6 @@ from jaxformer.training.parameters import flatten
 _FIRST = ("translation", "language_modelling", "strategies", "processes", "models", "plan")
 # Where the shapes in the package's signatures are checked at every call.
 _SHAPES = ("ops", "nn", "text", "decoding", "training")
-# The option -m of pyproject.toml.
-_BY_DEFAULT = "not long and not slow and not peer and not types and not compiler"
 # On a CPU a program with XLA's newer loops takes up to twice as long to compile.
 _OLDER_LOOPS = "--xla_cpu_use_fusion_emitters=false"
 
@@ -36,7 +34,8 @@ def pytest_configure(config: pytest.Config):
     be_strict()
     # Most of the time goes into compiling programs that run once. What is marked slow or peer runs
     # as users' programs do, and so do the attention functions (see `optimized`).
-    quick = config.option.markexpr in (_BY_DEFAULT, "long", "long and not slow")
+    by_default = config.getini("addopts")[-1]
+    quick = config.option.markexpr in (by_default, "long", "long and not slow")
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
         jax.config.update("jax_disable_most_optimizations", quick)
     # Children of this process inherit it. A flag that XLA does not know ends a process: this one
@@ -73,6 +72,15 @@ def misuse() -> None:
 def rng() -> np.random.Generator:
     """A generator that starts anew in every test."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of data that JAXFORMER_DATA names; without it the test is skipped."""
+    folder = os.environ.get("JAXFORMER_DATA")
+    if not folder:
+        pytest.skip("JAXFORMER_DATA is not set")
+    return Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 import gzip
 import hashlib
 import http.server
-import os
 import threading
 from pathlib import Path
 
@@ -176,15 +175,12 @@ def test_every_known_file_has_a_whole_address_and_a_sha256():
         assert all(len(bytes.fromhex(digest)) == 32 for digest in group.files.values())
 
 
-def test_the_known_files_that_lie_here_have_the_sha256_that_is_known():
-    own = os.environ.get("JAXFORMER_DATA")
-    if not own:
-        pytest.skip("JAXFORMER_DATA is not set")
+def test_the_known_files_that_lie_here_have_the_sha256_that_is_known(real_data):
     checked = 0
     for dataset, groups in datasets.known_datasets().items():
         for group in groups:
             for file, digest in group.files.items():
-                content = (Path(own) / dataset / file).read_bytes()
+                content = (real_data / dataset / file).read_bytes()
                 content = gzip.decompress(content) if group.zipped else content
                 assert hashlib.sha256(content).hexdigest() == digest, file
                 checked += 1

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -584,21 +583,13 @@ def test_other_training_text_makes_another_tokenizer_for_all_parts(text, tmp_pat
     assert without_phases(alone).replace("alone", "tiny") == without_phases(done.out)
 
 
-@pytest.fixture
-def data():
-    own = os.environ.get("JAXFORMER_DATA")
-    if not own:
-        pytest.skip("JAXFORMER_DATA is not set")
-    return Path(own)
-
-
-def test_wikitext_has_the_published_number_of_words(data):
+def test_wikitext_has_the_published_number_of_words(real_data):
     parts = corpus.load_corpus(PRESETS["wikitext2"].data)
     words = [corpus.metadata_of(part).amount.words for part in parts]
     assert words == [2_088_628, 217_646, 245_569]
 
 
-def test_shakespeare_is_split_and_cut_into_characters_as_is_customary(data, tmp_path):
+def test_shakespeare_is_split_and_cut_into_characters_as_is_customary(real_data, tmp_path):
     args = {"--preset": "shakespeare_char_cpu", "--runs": tmp_path}
     done = call(prepare, args)
     assert done.code == 0, done.err
@@ -607,7 +598,9 @@ def test_shakespeare_is_split_and_cut_into_characters_as_is_customary(data, tmp_
 
 
 @pytest.mark.parametrize("name, size", [("gpt2", 50_257), ("bert-base-uncased", 30_522)])
-def test_published_vocabularies_are_found_and_kept_with_the_run(data, text, tmp_path, name, size):
+def test_published_vocabularies_are_found_and_kept_with_the_run(
+    real_data, text, tmp_path, name, size
+):
     base = MASKED if name.startswith("bert") else CAUSAL
     args = settings(text, tmp_path, base) | {"--data.tokenizer": name}
     done = call(prepare, args)

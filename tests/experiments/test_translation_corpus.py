@@ -1,7 +1,6 @@
 """The text of the translation experiment: where it comes from, how it is split, named settings."""
 
 import dataclasses
-import os
 
 import numpy as np
 import pytest
@@ -19,12 +18,6 @@ from experiments.translation.presets import (
     TranslationConfig,
 )
 from jaxformer.errors import ConfigError
-
-
-@pytest.fixture
-def real_data():
-    if not os.environ.get("JAXFORMER_DATA"):
-        pytest.skip("JAXFORMER_DATA is not set")
 
 
 def write(folder, name, pairs):

@@ -1,7 +1,6 @@
 """The passages of WikiText-2's held-out articles, as a task to learn from few labels."""
 
 import gzip
-import os
 from dataclasses import replace
 
 import pytest
@@ -79,9 +78,7 @@ def parts():
     return passages("train"), passages("test")
 
 
-def test_the_real_articles_give_fifty_passages_each_to_test_with():
-    if not os.environ.get("JAXFORMER_DATA"):
-        pytest.skip("JAXFORMER_DATA is not set")
+def test_the_real_articles_give_fifty_passages_each_to_test_with(real_data):
     train, test = parts()
     assert len(set(test.labels)) == 10 and len(test.texts) == 500
     assert min(map(train.labels.count, set(test.labels))) > 100

@@ -31,7 +31,6 @@ from jaxformer.text import tokenizers
 
 pytestmark = pytest.mark.peer
 
-DATA = os.environ.get("JAXFORMER_DATA")
 TINY = "tokenizers/checkpoints/hf-tiny"
 IDS = np.random.default_rng(5).integers(1, 23, (2, 7))
 LENGTHS = np.array([7, 5])
@@ -339,17 +338,16 @@ def test_a_switch_that_we_lack_is_refused_before_its_weights_mislead(make, tmp_p
 
 
 @pytest.fixture
-def tiny(tmp_path):
+def tiny(tmp_path, real_data):
     """A copy of one of the small checkpoints, which may be written to."""
 
     def copy(name):
-        source = Path(DATA) / TINY / name
+        source = real_data / TINY / name
         return shutil.copytree(source, tmp_path / name, copy_function=shutil.copyfile)
 
     return copy
 
 
-@pytest.mark.skipif(not DATA, reason="needs the folder JAXFORMER_DATA")
 def test_the_published_bert_is_converted_and_classifies(torch, transformers, tiny, assert_equal):
     folder = tiny("BertForSequenceClassification")
     with pytest.raises(DataError, match="experiments.torch_reference.to_safetensors"):
@@ -367,7 +365,6 @@ def test_the_published_bert_is_converted_and_classifies(torch, transformers, tin
     assert_equal(jax.jit(ours.model.apply)({"params": ours.params}, ids, present), found)
 
 
-@pytest.mark.skipif(not DATA, reason="needs the folder JAXFORMER_DATA")
 def test_the_published_gpt2_gives_the_same_vectors(torch, transformers, tiny, assert_equal):
     folder = tiny("gpt2")
     ours = load_pretrained(folder)

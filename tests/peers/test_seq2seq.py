@@ -1,9 +1,7 @@
 """T5 and Marian of `transformers` say the same here, and ours say the same there."""
 
-import os
 import shutil
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -328,13 +326,10 @@ def test_buckets_are_theirs_up_to_a_thousand(torch, transformers, causal):
 
 
 @pytest.fixture(scope="module")
-def tiny(torch, tmp_path_factory):
+def tiny(torch, tmp_path_factory, real_data):
     """The hub's tiny T5 with its weights as safetensors."""
-    if not os.environ.get("JAXFORMER_DATA"):
-        pytest.skip("JAXFORMER_DATA is not set")
-    data = Path(os.environ["JAXFORMER_DATA"])
     folder = tmp_path_factory.mktemp("tiny")
-    published = data / "tokenizers/checkpoints/hf-tiny/T5ForConditionalGeneration"
+    published = real_data / "tokenizers/checkpoints/hf-tiny/T5ForConditionalGeneration"
     for path in published.glob("*.json"):
         shutil.copy(path, folder)
     tensors = torch.load(published / "pytorch_model.bin", weights_only=True)

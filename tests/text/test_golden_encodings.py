@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,8 @@ from jaxformer.text.tokenizers import Tokenizer
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    if not os.environ.get("JAXFORMER_DATA"):
-        pytest.skip("JAXFORMER_DATA is not set")
-    return Path(os.environ["JAXFORMER_DATA"]) / "tokenizers"
+def folder(real_data) -> Path:
+    return real_data / "tokenizers"
 
 
 @pytest.fixture(scope="module")

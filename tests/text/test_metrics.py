@@ -2,8 +2,6 @@
 
 import gzip
 import math
-import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -61,10 +59,8 @@ def test_lowercased_tokens_follow_moses_on_the_hard_cases():
 
 
 @pytest.mark.parametrize("language", ["en", "de", "fr"])
-def test_the_published_lowercased_references_are_reproduced_line_for_line(language):
-    if "JAXFORMER_DATA" not in os.environ:
-        pytest.skip("JAXFORMER_DATA is not set: Multi30k is needed")
-    folder = Path(os.environ["JAXFORMER_DATA"]) / "multi30k"
+def test_the_published_lowercased_references_are_reproduced_line_for_line(language, real_data):
+    folder = real_data / "multi30k"
     for split, count in (("test_2016_flickr", 1000), ("val", 1014)):
         published = read_lines(folder / "tok" / f"{split}.lc.norm.tok.{language}.gz")
         raw = read_lines(folder / f"{split}.{language}.gz")
@@ -165,10 +161,8 @@ def test_the_count_does_not_depend_on_where_blocks_end(text, cuts):
 
 
 @pytest.mark.parametrize("part, words", [("test", 245_569), ("valid", 217_646)])
-def test_wikitext_2_has_as_many_words_as_the_papers_divide_by(part, words):
-    if "JAXFORMER_DATA" not in os.environ:
-        pytest.skip("JAXFORMER_DATA is not set: WikiText-2 is needed")
-    path = Path(os.environ["JAXFORMER_DATA"]) / "wikitext-2" / f"{part}.txt.gz"
+def test_wikitext_2_has_as_many_words_as_the_papers_divide_by(part, words, real_data):
+    path = real_data / "wikitext-2" / f"{part}.txt.gz"
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
         blocks = iter(lambda: file.read(99_991), "")
         assert metrics.count_text(blocks).words == words

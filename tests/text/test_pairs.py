@@ -1,9 +1,7 @@
 """Pairs of sentences to batches."""
 
 import itertools
-import os
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -281,10 +279,8 @@ def test_a_hundred_batches_of_4096_tokens_take_less_than_a_second():
     assert time.perf_counter() - start < 1
 
 
-def test_multi30k_is_read_whole_and_comes_back_whole(tmp_path):
-    if "JAXFORMER_DATA" not in os.environ:
-        pytest.skip("JAXFORMER_DATA is not set: Multi30k is needed")
-    root = Path(os.environ["JAXFORMER_DATA"]) / "multi30k"
+def test_multi30k_is_read_whole_and_comes_back_whole(tmp_path, real_data):
+    root = real_data / "multi30k"
     lines = data.read_pairs(root / "val.en.gz", root / "val.de.gz")
     tokenizer = train_bpe(lines[0] + lines[1], 997)
     sides = data.encode_pairs(*lines, tokenizer, tmp_path)
