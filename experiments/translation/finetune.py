@@ -31,7 +31,7 @@ from experiments.translation.load_run import Translator, load_run, load_translat
 from experiments.translation.presets import Files
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
-from jaxformer.pipelines.translation import first_ids, source_ids
+from jaxformer.pipelines.encoding import first_ids, source_ids
 from jaxformer.pretrained import is_pretrained, save_pretrained
 from jaxformer.pretrained.saving import check_savable
 from jaxformer.text.answers import score_summaries

@@ -1,4 +1,4 @@
-"""How likely texts are to a language model."""
+"""How likely texts are to a language model, and translations to a translator."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,17 +9,21 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.models import DecoderOnly
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines.batching import (
+    BATCH_SIZE,
+    check_lengths,
     check_tokenizer,
     group_by_length,
     next_power_of_two,
     pad_right,
 )
+from jaxformer.pipelines.encoding import encode_sources, with_eos
 from jaxformer.text.metrics import Likelihood, count_text
-from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers import BOS, PAD, Tokenizer
 
 # The logits of so many tokens of GPT-2's vocabulary take 0.4 GB.
 _BATCH_TOKENS = 2048
@@ -96,3 +100,58 @@ def _groups(lengths: list[int], max_len: int) -> Iterator[tuple[list[int], int]]
         batch = max(1, _BATCH_TOKENS // size)
         for start in range(0, len(chosen), batch):
             yield chosen[start : start + batch], size
+
+
+def score_pairs(
+    model: EncoderDecoder,
+    params: Any,
+    pairs: Sequence[tuple[str, str]],
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    *,
+    batch_size: int = BATCH_SIZE,
+) -> list[list[float]]:
+    """The log-probability (nats) of each target token given the source, EOS included.
+
+    Their sum is the log-probability of the target; a pair with a blank side has none. Raises
+    `DataError` for a side of more than `max_len` tokens, `ConfigError` for tokenizers that do not
+    fit the model.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxformer as jf
+    >>> from jaxformer.pipelines import score_pairs
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
+    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
+    >>> ids, tokenizer = jnp.ones((1, 3), int), train_words(["a rose eine Rose"], 8)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> (found,) = score_pairs(model, params, [("a rose", "eine Rose")], tokenizer, tokenizer)
+    >>> [round(float(jnp.exp(log_prob)), 4) for log_prob in found]  # eine, Rose, EOS: 1 / V each
+    [0.125, 0.125, 0.125]
+    """
+    config, max_len = GenerationConfig(), model.config.max_len
+    check_tokenizer(target_tokenizer, model.config.vocab_size)
+    sources = encode_sources(model, [pair[0] for pair in pairs], source_tokenizer)
+    targets = with_eos([pair[1] for pair in pairs], target_tokenizer, config)
+    check_lengths(targets, max_len)
+    results: list[list[float]] = [[] for _ in pairs]
+    sides = zip(sources, targets, strict=True)
+    lengths = [max(len(a), len(b)) if a and b else 0 for a, b in sides]
+    for chosen, size in group_by_length(lengths, max_len, batch_size):
+        source = pad_right([sources[i] for i in chosen], batch_size, size)
+        target = pad_right([[BOS, *targets[i]] for i in chosen], batch_size, size + 1)
+        found = np.asarray(_pair_log_probs(model, params, source, target))
+        for row, index in enumerate(chosen):
+            results[index] = found[row, : len(targets[index])].tolist()
+    return results
+
+
+@partial(jax.jit, static_argnames="model")
+def _pair_log_probs(
+    model: EncoderDecoder, params: Any, source: Int[Array, "B S"], target: Int[Array, "B T+1"]
+) -> Float[Array, "B T"]:
+    logits: Any = model.apply({"params": params}, source, target[:, :-1], source != PAD)
+    return token_log_probs(logits, target[:, 1:])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Int, Key
 
 from jaxformer.config import TransformerConfig
 from jaxformer.decoding import (
@@ -22,19 +22,17 @@ from jaxformer.decoding import (
     sample,
 )
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines.batching import (
-    BATCH_SIZE,
-    check_lengths,
     check_tokenizer,
     group_by_length,
     make_step_fn,
     pad_right,
     split_batch,
 )
+from jaxformer.pipelines.encoding import encode_sources
 from jaxformer.runtime.concurrency import concurrency, concurrently
 from jaxformer.text.minimum_bayes_risk import Utility, expected_utilities
-from jaxformer.text.tokenizers import BOS, EOS, PAD, Tokenizer, require_standard_ids
+from jaxformer.text.tokenizers import Tokenizer
 
 
 class Translation(NamedTuple):
@@ -245,140 +243,6 @@ def max_target_length(
     """
     length = config.max_length or source_length + config.max_extra_tokens
     return min(length, model_config.max_len) if model_config.positions == "learned" else length
-
-
-def find_too_long(
-    model: EncoderDecoder,
-    lines: Sequence[str],
-    tokenizer: Tokenizer,
-    config: GenerationConfig = GenerationConfig(),
-) -> list[int]:
-    """The indices of the lines of more than `max_len` tokens, which `translate` refuses.
-
-    >>> import jaxformer as jf
-    >>> from jaxformer.pipelines import find_too_long
-    >>> from jaxformer.text.tokenizers import train_words
-    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2, "max_len": 4}
-    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
-    >>> tokenizer = train_words(["a rose is a rose"], 8)
-    >>> find_too_long(model, ["a rose", "a rose is a rose"], tokenizer)
-    [1]
-    """
-    lengths = map(len, source_ids(lines, tokenizer, config))
-    return [i for i, length in enumerate(lengths) if length > model.config.max_len]
-
-
-def encode_sources(
-    model: EncoderDecoder,
-    lines: Sequence[str],
-    tokenizer: Tokenizer,
-    config: GenerationConfig = GenerationConfig(),
-) -> list[list[int]]:
-    """Each line's ids and EOS; nothing for a blank line.
-
-    For models that were not trained here, BOS comes first where the vocabulary has one (BART).
-    Raises as `translate` does, and `DataError` if `config` has the special ids of the models
-    trained here and `tokenizer` has others.
-
-    >>> import jaxformer as jf
-    >>> from jaxformer.pipelines import encode_sources
-    >>> from jaxformer.text.tokenizers import train_words
-    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
-    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
-    >>> tokenizer = train_words(["a rose"], 8)
-    >>> encode_sources(model, ["a rose", ""], tokenizer)  # 2 is EOS
-    [[4, 5, 2], []]
-    """
-    check_tokenizer(tokenizer, model.config.source_vocab_size or model.config.vocab_size)
-    sources = source_ids(lines, tokenizer, config)
-    check_lengths(sources, model.config.max_len)
-    return sources
-
-
-def score_pairs(
-    model: EncoderDecoder,
-    params: Any,
-    pairs: Sequence[tuple[str, str]],
-    source_tokenizer: Tokenizer,
-    target_tokenizer: Tokenizer,
-    *,
-    batch_size: int = BATCH_SIZE,
-) -> list[list[float]]:
-    """The log-probability (nats) of each target token given the source, EOS included.
-
-    Their sum is the log-probability of the target; a pair with a blank side has none. Raises
-    `DataError` for a side of more than `max_len` tokens, `ConfigError` for tokenizers that do not
-    fit the model.
-
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.pipelines import score_pairs
-    >>> from jaxformer.text.tokenizers import train_words
-    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
-    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
-    >>> ids, tokenizer = jnp.ones((1, 3), int), train_words(["a rose eine Rose"], 8)
-    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
-    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> (found,) = score_pairs(model, params, [("a rose", "eine Rose")], tokenizer, tokenizer)
-    >>> [round(float(jnp.exp(log_prob)), 4) for log_prob in found]  # eine, Rose, EOS: 1 / V each
-    [0.125, 0.125, 0.125]
-    """
-    config, max_len = GenerationConfig(), model.config.max_len
-    check_tokenizer(target_tokenizer, model.config.vocab_size)
-    sources = encode_sources(model, [pair[0] for pair in pairs], source_tokenizer)
-    targets = _encode([pair[1] for pair in pairs], target_tokenizer, config)
-    check_lengths(targets, max_len)
-    results: list[list[float]] = [[] for _ in pairs]
-    sides = zip(sources, targets, strict=True)
-    lengths = [max(len(a), len(b)) if a and b else 0 for a, b in sides]
-    for chosen, size in group_by_length(lengths, max_len, batch_size):
-        source = pad_right([sources[i] for i in chosen], batch_size, size)
-        target = pad_right([[BOS, *targets[i]] for i in chosen], batch_size, size + 1)
-        found = np.asarray(_log_probs(model, params, source, target))
-        for row, index in enumerate(chosen):
-            results[index] = found[row, : len(targets[index])].tolist()
-    return results
-
-
-@partial(jax.jit, static_argnames="model")
-def _log_probs(
-    model: EncoderDecoder, params: Any, source: Int[Array, "B S"], target: Int[Array, "B T+1"]
-) -> Float[Array, "B T"]:
-    logits: Any = model.apply({"params": params}, source, target[:, :-1], source != PAD)
-    return token_log_probs(logits, target[:, 1:])
-
-
-def source_ids(
-    lines: Sequence[str], tokenizer: Tokenizer, config: GenerationConfig
-) -> list[list[int]]:
-    """The ids that the encoder reads for each line; none for a blank one."""
-    first = first_ids(tokenizer, config)
-    return [first + ids if ids else [] for ids in _encode(lines, tokenizer, config)]
-
-
-def first_ids(tokenizer: Tokenizer, config: GenerationConfig) -> list[int]:
-    """The ids before each text of a model of others, such as BART's `<s>`."""
-    bos = None if _has_our_ids(config) else tokenizer.special.bos
-    return [] if bos is None else [bos]
-
-
-def _has_our_ids(config: GenerationConfig) -> bool:
-    """Whether the special ids are those of the models trained here."""
-    return (config.bos, config.eos, config.pad) == (BOS, (EOS,), PAD)
-
-
-def _encode(
-    lines: Sequence[str], tokenizer: Tokenizer, config: GenerationConfig
-) -> list[list[int]]:
-    if _has_our_ids(config):
-        require_standard_ids(tokenizer)
-    ids = tokenizer.encode_batch(lines)
-    eos = config.eos[0]
-    return [x + [eos] if line.strip() else [] for x, line in zip(ids, lines, strict=True)]
 
 
 class _Batch(NamedTuple):
