@@ -1,7 +1,7 @@
 """Evidence for reported numbers: `python -m experiments.results [RUN|SWEEP ..]`.
 
-With runs: adds a line for each group of them to the results.jsonl of their experiment. Then makes
-the tables of the experiments' pages from these files.
+With runs: adds a line for each group of them to the results.jsonl of their experiment, and one for
+each run to its runs.jsonl. Then makes the tables of the experiments' pages from these files.
 """
 
 from dataclasses import dataclass
@@ -35,9 +35,11 @@ def main(options: ResultsOptions) -> None:
     """Adds the results and makes the tables."""
     if options.runs and not options.check:
         found = evidence.results_of(options.runs, options.table, options.system, options.metrics)
-        path = ROOT / experiment_of(expand(options.runs)[0]) / evidence.FILE
-        evidence.append(path, found)
-        print(f"{len(found)} results are recorded in {path}")
+        trained = evidence.trained_runs(options.runs)
+        folder = ROOT / experiment_of(expand(options.runs)[0])
+        evidence.append(folder / evidence.FILE, found)
+        evidence.append(folder / evidence.RUNS_FILE, trained)
+        print(f"{len(found)} results of {len(trained)} runs are recorded in {folder}")
     for page in evidence.pages(ROOT):
         text = evidence.with_tables(page)
         if text == page.read_text(encoding="utf-8"):

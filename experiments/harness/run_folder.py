@@ -265,12 +265,23 @@ class Follower(Run):
 
 
 def _write_environment(path: Path) -> None:
-    """Writes versions, devices and command of this start, and keeps those of earlier ones."""
+    """Writes versions, devices and command of this start, and keeps those of earlier ones.
+
+    The start before this one gets its `seconds`, until the last line that it logged.
+    """
     earlier = []
     if path.exists():
         before = _read_json(path)
-        earlier = [*_earlier(before, path), before]
+        earlier = [*_earlier(before, path), before | _seconds(before, path)]
     write_json(path, {**_environment(), "earlier": earlier})
+
+
+def _seconds(before: dict, path: Path) -> dict[str, float]:
+    metrics = path.with_name("metrics.jsonl")
+    if "time" not in before or not metrics.exists():
+        return {}
+    started = datetime.datetime.fromisoformat(before["time"]).timestamp()
+    return {"seconds": max(0.0, round(metrics.stat().st_mtime - started))}
 
 
 def _earlier(before: dict, path: Path) -> list:

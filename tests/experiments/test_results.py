@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
+from datetime import datetime
 
 import pytest
 
@@ -44,6 +46,8 @@ def test_a_line_names_every_field_and_a_wrong_one_is_named(tmp_path):
     for path in PAGES:
         for line in path.with_name(evidence.FILE).read_text().splitlines():
             assert json.loads(line).keys() == names
+        if path.with_name(evidence.RUNS_FILE).exists():
+            assert evidence.read(path.with_name(evidence.RUNS_FILE), evidence.TrainedRun)
     path = tmp_path / evidence.FILE
     path.write_text('{"table": "a", "system": "b", "metric": "c", "score": "high"}\n')
     with pytest.raises(DataError, match='results.jsonl:1: score is "high", but must be float'):
@@ -60,6 +64,9 @@ def test_a_recorded_run_has_all_that_is_known_of_it(tmp_path, monkeypatch, capsy
             tmp_path / "translation" / f"s{seed}", worse(text, 0.3, seed), text, seed=seed
         )
         (run / "env.json").write_text(json.dumps(environment))
+        points = [{"step": step, "loss": 1 / step} for step in range(1, 98)]
+        points += [{"step": 97, "validation_bleu": 31.5}]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in points))
     monkeypatch.setattr(results, "ROOT", tmp_path)
     page = tmp_path / "translation" / "README.md"
     page.write_text("before\n<!-- results: own -->\n<!-- end -->\nafter\n")
@@ -76,9 +83,27 @@ def test_a_recorded_run_has_all_that_is_known_of_it(tmp_path, monkeypatch, capsy
     assert bleu.device == "cpu:cpu, 2 CPU cores" and bleu.command == "python -m x"
     assert bleu.seconds > 0 and bleu.date == "2026-11-22" and "tok:13a" in bleu.signature
     assert len(bleu.config_sha256) == len(bleu.text_sha256) == 64 and exact.signature is None
+    runs = evidence.read(tmp_path / "translation" / evidence.RUNS_FILE, evidence.TrainedRun)
+    assert [run.seed for run in runs] == [0, 1]
+    assert runs[0].config_sha256 == runs[1].config_sha256 == bleu.config_sha256
+    assert runs[1].config["model.width"] == 7 and runs[1].commit == bleu.commit
+    assert runs[1].curve["validation_bleu"] == [[97, 31.5]]
+    assert runs[1].curve["loss"] == [[x, float(f"{1 / x:.5g}")] for x in range(1, 98, 2)]
     row = f"| toy | bleu | 2 | {bleu.score:.2f} | {bleu.deviation:.2f} | {bleu.interval:.2f} |"
     assert row in page.read_text() and page.read_text().endswith("after\n")
     page.write_text(page.read_text().replace("toy", "another"))
     with pytest.raises(DataError, match="has a table that its results do not make: run python -m"):
         results.main(dataclasses.replace(options, check=True))
     capsys.readouterr()
+
+
+def test_the_time_of_a_run_is_that_of_all_its_starts(tmp_path):
+    text = sentences(3, seed=1)
+    run = write_run(tmp_path / "translation" / "resumed", text, text)
+    environment = {"time": "2026-11-22T10:00:00+00:00", "earlier": [{"seconds": 40.0}]}
+    (run / "env.json").write_text(json.dumps(environment))
+    ended = datetime.fromisoformat(environment["time"]).timestamp() + 7
+    os.utime(run / "scores.json", (ended, ended))
+    assert evidence.trained_runs([run])[0].seconds == 47
+    (run / "env.json").write_text(json.dumps(environment | {"earlier": [{}]}))
+    assert evidence.trained_runs([run])[0].seconds is None

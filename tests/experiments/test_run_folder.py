@@ -2,9 +2,11 @@ import dataclasses
 import enum
 import io
 import json
+import os
 import resource
 import sys
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -84,6 +86,15 @@ def test_the_surroundings_are_written_down_and_those_of_earlier_starts_kept(tmp_
     assert {"git_commit", "time", "command"} < found.keys()
     assert len(found["earlier"]) == 2
     assert found["earlier"][0]["jax"] == found["jax"] and "earlier" not in found["earlier"][0]
+
+
+def test_a_start_lasted_until_the_last_line_that_it_logged(tmp_path):
+    open_run(tmp_path, "translation", "tiny", CONFIG).log(1, loss=2.0)
+    folder = tmp_path / "translation" / "tiny"
+    started = datetime.fromisoformat(json.loads((folder / "env.json").read_text())["time"])
+    os.utime(folder / "metrics.jsonl", (0, started.timestamp() + 29))
+    open_run(tmp_path, "translation", "tiny", CONFIG)
+    assert json.loads((folder / "env.json").read_text())["earlier"][0]["seconds"] == 29
 
 
 def begin_run(root):

@@ -1,5 +1,7 @@
 """Reported results: a line of results.jsonl for each number, and the tables made from them.
 
+A line of runs.jsonl is a run that such a number is made of, with its settings and its curve.
+
 A table of a page stands between `<!-- results: NAME -->` and `<!-- end -->`; NAME is the `table` of
 its lines, which are in the results.jsonl of the page's folder.
 """
@@ -9,22 +11,24 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar
 
 from experiments.harness import config_files
 from experiments.harness.comparison.comparing import GroupScore, compare
-from experiments.harness.comparison.groups import FREE, settings_of
+from experiments.harness.comparison.groups import FREE, expand, seed_of, settings_of
 from experiments.harness.comparison.tables import Table, markdown
+from experiments.harness.run_folder import Run
 from jaxformer.errors import ConfigError, DataError
 
 FILE = "results.jsonl"
+RUNS_FILE = "runs.jsonl"
 _MARKED = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _VERSIONS = ("python", "jax", "jaxlib", "flax", "optax", "numpy")
+_POINTS = 50
+"""Points of a curve; more are thinned."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,8 +62,30 @@ class Result:
     versions: dict[str, str] | None = None
     device: str | None = None
     seconds: float | None = None
-    """From the start of the training to its scores, of one seed."""
+    """Of the training and its scores, of one seed."""
     date: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedRun:
+    """A run that results are made of; `config_sha256` and `seed` tell which one."""
+
+    config_sha256: str
+    seed: int
+    command: str | None = None
+    commit: str | None = None
+    versions: dict[str, str] | None = None
+    device: str | None = None
+    seconds: float | None = None
+    """Of the training and its scores, over all starts."""
+    date: str | None = None
+    curve: dict[str, list[list[float]]]
+    """Points [step, value] of the training loss and of each score of the validation."""
+    config: dict[str, Any]
+    """The settings by their dotted names, without seed and name."""
+
+
+Line = TypeVar("Line", Result, TrainedRun)
 
 
 def results_of(
@@ -75,24 +101,43 @@ def results_of(
     return found
 
 
-def read(path: Path) -> list[Result]:
-    """The results in the file `path`; `DataError` names a line that is none."""
+def trained_runs(paths: Iterable[str | Path]) -> list[TrainedRun]:
+    """The runs in `paths`, each a run's folder or one with runs below it."""
+    return [
+        TrainedRun(
+            **_origin(folder),
+            seed=seed_of(folder),
+            curve=_curve(folder),
+            config={name: json.loads(text) for name, text in _settings(folder).items()},
+        )
+        for folder in expand(list(paths), finished=True)
+    ]
+
+
+def read(path: Path, kind: type[Line] = Result) -> list[Line]:
+    """The results, or runs, in the file `path`; `DataError` names a line that is none."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            found.append(config_files.build(Result, json.loads(line)))
+            found.append(config_files.build(kind, json.loads(line)))
         except (ValueError, ConfigError) as error:
             raise DataError(f"{path}:{number}: {error}") from error
     return found
 
 
-def append(path: Path, results: Iterable[Result]) -> None:
-    """Adds a line for each of `results`, in place of one of the same table, system and metric."""
-    key = lambda x: (x.table, x.system, x.metric)  # noqa: E731
-    lines = {key(result): result for result in (read(path) if path.is_file() else [])}
-    lines |= {key(result): result for result in results}
-    texts = (json.dumps(config_files.plain(result)) + "\n" for result in lines.values())
+def append(path: Path, new: Sequence[Line]) -> None:
+    """Adds a line for each of `new`, in place of one of the same table, system and metric, or of
+    the same settings and seed."""
+    known = read(path, type(new[0])) if new and path.is_file() else []
+    lines = {_key(line): line for line in (*known, *new)}
+    texts = (json.dumps(config_files.plain(line)) + "\n" for line in lines.values())
     path.write_text("".join(texts), encoding="utf-8")
+
+
+def _key(line: Result | TrainedRun) -> tuple[str | int, ...]:
+    if isinstance(line, TrainedRun):
+        return line.config_sha256, line.seed
+    return line.table, line.system, line.metric
 
 
 def with_tables(page: Path) -> str:
@@ -158,8 +203,6 @@ def _shown(value: float | None, result: Result) -> str:
 
 def _result(group: GroupScore, table: str, system: str, metric: str) -> Result:
     first = group.runs[0]
-    environment = config_files.read_object(first.folder / "env.json")
-    devices = ", ".join(environment.get("devices", []))
     return Result(
         table=table,
         system=system,
@@ -172,14 +215,24 @@ def _result(group: GroupScore, table: str, system: str, metric: str) -> Result:
         text=first.text,
         text_sha256=first.digest or None,
         signature=first.signature or None,
-        command=environment.get("command"),
-        config_sha256=_settings_digest(first.folder),
-        commit=_commit(environment),
-        versions={name: environment[name] for name in _VERSIONS if name in environment},
-        device=f"{devices}, {environment.get('cpus', '?')} CPU cores",
-        seconds=_seconds(first.folder, environment),
-        date=environment.get("time", "")[:10] or None,
+        **_origin(first.folder),
     )
+
+
+def _origin(folder: Path) -> dict[str, Any]:
+    """What the run in `folder` says of where it comes from."""
+    environment = config_files.read_object(folder / "env.json")
+    devices = ", ".join(environment.get("devices", []))
+    text = json.dumps(_settings(folder), sort_keys=True)
+    return {
+        "command": environment.get("command"),
+        "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "commit": _commit(environment),
+        "versions": {name: environment[name] for name in _VERSIONS if name in environment},
+        "device": f"{devices}, {environment.get('cpus', '?')} CPU cores",
+        "seconds": _seconds(folder, environment),
+        "date": environment.get("time", "")[:10] or None,
+    }
 
 
 def _known(value: float) -> float | None:
@@ -193,13 +246,24 @@ def _commit(environment: dict[str, Any]) -> str | None:
 
 
 def _seconds(folder: Path, environment: dict[str, Any]) -> float | None:
-    """The time of a training that was started once; None of one that was resumed."""
-    if environment.get("earlier") or "time" not in environment:
+    """The time of a training and its scores; None where a start does not say how long it was."""
+    earlier = [start.get("seconds") for start in environment.get("earlier", [])]
+    if None in earlier or "time" not in environment:
         return None
     started = datetime.fromisoformat(environment["time"]).timestamp()
-    return float(np.round((folder / "scores.json").stat().st_mtime - started))
+    return float(round(sum(earlier) + (folder / "scores.json").stat().st_mtime - started))
 
 
-def _settings_digest(folder: Path) -> str:
-    settings = {k: v for k, v in settings_of(folder).items() if k not in FREE}
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+def _settings(folder: Path) -> dict[str, str]:
+    return {k: v for k, v in settings_of(folder).items() if k not in FREE}
+
+
+def _curve(folder: Path) -> dict[str, list[list[float]]]:
+    lines = Run(folder).metrics()
+    names = sorted({name for line in lines for name in line if name.startswith("validation_")})
+    found = {}
+    for name in ("loss", *names):
+        points = [[line["step"], float(f"{line[name]:.5g}")] for line in lines if name in line]
+        every = math.ceil(len(points) / _POINTS) or 1
+        found[name] = points[::-every][::-1]  # the last one stays
+    return found
