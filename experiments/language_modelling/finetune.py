@@ -4,8 +4,8 @@ The run's model with the head of `--task` learns from `--num_train` examples, on
 pretrained weights and once from scratch, for each of `--seeds` seeds, and its score on the test
 examples is printed. Without files they are made of the standard library: which of ten packages is
 a snippet from (classification)? Does one half follow the other (pairs)? What is assigned to a name
-(spans)? What does a function do (chat)? The preset `articles` makes them of WikiText-2: which
-article is a passage from?
+(spans)? What does a function do (chat)? Two presets make them of WikiText-2: which article is a
+passage from (`articles`)? Are two words of a sentence swapped (`word_order`)?
 """
 
 import json
@@ -56,8 +56,8 @@ class FinetuneOptions(LoraOptions, RunOptions):
     JSON of SQuAD; chat: .jsonl with a list of messages in each line."""
     test: str = ""
     """A file of the same form to test with; empty: made of the standard library."""
-    examples: Literal["python_stdlib", "wikitext2"] = "python_stdlib"
-    """What examples are made of without files; wikitext2 has classification alone."""
+    examples: Literal["python_stdlib", "articles", "word_order"] = "python_stdlib"
+    """What examples are made of without files; all but python_stdlib have classification alone."""
     num_train: int = 200
     """Examples to learn from; each seed chooses others, as evenly over the labels as possible. 0:
     all."""
@@ -113,10 +113,11 @@ class FinetuneOptions(LoraOptions, RunOptions):
                 f"labelled text needs both files, but train={self.train!r} and "
                 f"test={self.test!r} were given"
             )
-        if self.examples == "wikitext2" and (self.train or self.task != "classification"):
+        made = self.examples != "python_stdlib"
+        if made and (self.train or self.task != "classification"):
             raise ConfigError(
-                "examples='wikitext2' are for task='classification' without files, but task="
-                f"{self.task!r} and train={self.train!r}: leave one out"
+                f"examples={self.examples!r} are for task='classification' without files, but "
+                f"task={self.task!r} and train={self.train!r}: leave one out"
             )
         if self.freeze_backbone and (self.task == "chat" or self.lora_rank):
             raise ConfigError(
@@ -134,12 +135,18 @@ class FinetuneOptions(LoraOptions, RunOptions):
 _BACKBONE = "^backbone/"
 _head = replace(FinetuneOptions().optimizer, learning_rate=1e-2, weight_decay=0.0)
 _MASKED = "runs/language_modelling/python_stdlib_masked"
+_BERT = "runs/language_modelling/bert_tiny"
 
 PRESETS = {
     "all_layers": FinetuneOptions(),
     "frozen_backbone": FinetuneOptions(freeze_backbone=True, optimizer=_head),
-    "articles": FinetuneOptions(
-        examples="wikitext2", run="runs/language_modelling/bert_tiny", pooling="mean"
+    "articles": FinetuneOptions(examples="articles", run=_BERT, pooling="mean"),
+    "word_order": FinetuneOptions(
+        examples="word_order",
+        run=_BERT,
+        pooling="mean",
+        num_train=0,
+        optimizer=replace(FinetuneOptions().optimizer, total_steps=450),
     ),
     "pairs": FinetuneOptions(task="pairs", run=_MASKED, num_train=0, seeds=1),
     "spans": FinetuneOptions(task="spans", run=_MASKED, num_train=0, seeds=1),

@@ -1,11 +1,13 @@
-"""A task to learn from few labels: which article of WikiText-2 is a passage from?
+"""Labelled texts of WikiText-2's validation and test parts, on which no run of it is trained.
 
-The articles are those of its validation and test parts, on which no run of the text is trained.
-Words of an article's title are removed, because they would give the answer away.
+`passages`: which article is a passage from? Words of the article's title are removed, because they
+would give the answer away. `word_order`: are two words of a sentence swapped?
 """
 
 import re
 from collections.abc import Iterator
+
+import numpy as np
 
 from experiments.harness import datasets
 from experiments.language_modelling.stdlib_classification import Labelled, Part
@@ -19,6 +21,9 @@ WORDS = 30
 
 TEST_PASSAGES = 50
 """The last passages of each article, to test with."""
+
+SENTENCES = 1_800
+"""Sentences to learn word order from, and as many to test with."""
 
 _TITLE = re.compile(r" = ([^=].*[^=]) = ")
 
@@ -36,6 +41,39 @@ def passages(part: Part) -> Labelled:
         labels += [title] * len(chosen)
         texts += chosen
     return Labelled(labels, texts)
+
+
+def word_order(part: Part) -> Labelled:
+    """Sentences, of which every second has two neighbouring words swapped (Conneau et al. 2018).
+
+    Those to test with are of the test part, the others of the validation part.
+    """
+    rng = np.random.default_rng(0)
+    found = list(dict.fromkeys(_sentences("test" if part == "test" else "valid")))
+    chosen = [found[i].split() for i in rng.permutation(len(found))[:SENTENCES]]
+    texts = []
+    for number, words in enumerate(chosen):
+        if number % 2:
+            place = rng.choice(_swappable(words))
+            words = [*words[:place], words[place + 1], words[place], *words[place + 2 :]]
+        texts.append(" " + " ".join(words) + " .")
+    return Labelled([("original", "swapped")[i % 2] for i in range(len(texts))], texts)
+
+
+def _sentences(name: str) -> Iterator[str]:
+    """Each sentence of 10 to 30 known words in which two can be swapped."""
+    for _, paragraphs in _articles(name):
+        for paragraph in paragraphs:
+            for sentence in paragraph.strip().removesuffix(" .").split(" . "):
+                words = sentence.split()
+                if 10 <= len(words) <= 30 and "<unk>" not in words and _swappable(words):
+                    yield sentence
+
+
+def _swappable(words: list[str]) -> list[int]:
+    """The places of words that differ from the next, both of letters alone."""
+    pairs = enumerate(zip(words, words[1:], strict=False))
+    return [i for i, (a, b) in pairs if a != b and a.isalpha() and b.isalpha()]
 
 
 def _largest() -> list[tuple[str, list[tuple[int, str]]]]:

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.language_modelling import wikitext_classification as cutting
 from experiments.language_modelling.finetune import PRESETS
-from experiments.language_modelling.wikitext_classification import cut, passages
+from experiments.language_modelling.wikitext_classification import cut, passages, word_order
 from jaxformer.errors import ConfigError
 
 # As in the files, a line begins and ends with a space.
@@ -78,6 +78,37 @@ def parts():
     return passages("train"), passages("test")
 
 
+def test_every_second_sentence_has_two_neighbouring_words_swapped(tmp_path, monkeypatch):
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    sentences = [f"{letter} 1 b c c d 2 e 3 {letter}" for letter in letters]
+    left_out = ["too short to be used", "<unk> a b c d e f g h i", " ".join(letters + letters)]
+    left_out += ["1 2 3 4 5 6 7 8 9 10", "a a 1 b b 2 c c 3 d"]
+    for name, part in (("valid", sentences[:13]), ("test", sentences[13:])):
+        path = tmp_path / "wikitext-2" / f"{name}.txt.gz"
+        path.parent.mkdir(exist_ok=True)
+        lines = ["= A heading of an article with more than ten words in it ="]
+        lines += [" . ".join([*part, *left_out]) + " ."]
+        path.write_bytes(gzip.compress("".join(f" {line} \n" for line in lines).encode()))
+    monkeypatch.setenv("JAXFORMER_DATA", str(tmp_path))
+    train, test = word_order("train"), word_order("test")
+    assert train.labels == test.labels == (["original", "swapped"] * 7)[:13]
+    for found, part in ((train, sentences[:13]), (test, sentences[13:])):
+        words = [text.removeprefix(" ").removesuffix(" .").split() for text in found.texts]
+        right = [x for x, label in zip(words, found.labels, strict=True) if label == "original"]
+        wrong = [x for x, label in zip(words, found.labels, strict=True) if label == "swapped"]
+        assert {" ".join(x) for x in right} < set(part)
+        restored = {" ".join(x).replace("c b c", "b c c").replace("c d c", "c c d") for x in wrong}
+        assert restored | {" ".join(x) for x in right} == set(part)
+        assert all(" b c c d " not in " ".join(x) for x in wrong)
+    assert word_order("test") == test
+
+
+def test_the_real_sentences_are_in_one_part_each(real_data):
+    train, test = word_order("train"), word_order("test")
+    assert len(train.texts) == len(test.texts) == 1_800
+    assert len(set(train.texts) | set(test.texts)) == 3_600  # no sentence is in both
+
+
 def test_the_real_articles_give_fifty_passages_each_to_test_with(real_data):
     train, test = parts()
     assert len(set(test.labels)) == 10 and len(test.texts) == 500
@@ -88,5 +119,5 @@ def test_the_real_articles_give_fifty_passages_each_to_test_with(real_data):
 def test_articles_are_for_classification_without_files_alone():
     with pytest.raises(ConfigError, match="task='pairs' and train='': leave one out"):
         replace(PRESETS["articles"], task="pairs")
-    with pytest.raises(ConfigError, match="task='classification' and train='a.tsv'"):
-        replace(PRESETS["articles"], train="a.tsv", test="b.tsv")
+    with pytest.raises(ConfigError, match="'word_order' are .* train='a.tsv'"):
+        replace(PRESETS["word_order"], train="a.tsv", test="b.tsv")

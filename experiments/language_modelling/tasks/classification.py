@@ -16,7 +16,7 @@ from experiments.language_modelling.tasks.rows import (
     frame_of,
     pair_frame,
 )
-from experiments.language_modelling.wikitext_classification import passages
+from experiments.language_modelling.wikitext_classification import passages, word_order
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier
 from jaxformer.nn.models import EncoderOnly
@@ -28,7 +28,8 @@ from jaxformer.training.losses import classification_loss
 _FIELDS = ("label", "premise", "hypothesis")
 _LABELLED: dict[str, Callable[[Part], Labelled]] = {
     "python_stdlib": snippets,
-    "wikitext2": passages,
+    "articles": passages,
+    "word_order": word_order,
 }
 
 
