@@ -51,7 +51,7 @@ def test_a_line_names_every_field_and_a_wrong_one_is_named(tmp_path):
     path = tmp_path / evidence.FILE
     path.write_text('{"table": "a", "system": "b", "metric": "c", "score": "high"}\n')
     with pytest.raises(DataError, match='results.jsonl:1: score is "high", but must be float'):
-        evidence.read(path)
+        evidence.read(path, evidence.Result)
 
 
 def test_a_recorded_run_has_all_that_is_known_of_it(tmp_path, monkeypatch, capsys):
@@ -76,7 +76,7 @@ def test_a_recorded_run_has_all_that_is_known_of_it(tmp_path, monkeypatch, capsy
     for _ in range(2):  # recorded again, a line takes the place of the old one
         results.main(options)
     results.main(dataclasses.replace(options, system="again", metrics=("bleu",)))
-    bleu, exact, again = evidence.read(tmp_path / "translation" / evidence.FILE)
+    bleu, exact, again = evidence.read(tmp_path / "translation" / evidence.FILE, evidence.Result)
     assert again == dataclasses.replace(bleu, system="again")
     assert bleu.seeds == [0, 1] and bleu.score == sum(bleu.scores) / 2 and bleu.interval > 0
     assert bleu.commit == "ab12, changed" and bleu.versions == {"python": "3.11.7", "jax": "0.10.2"}

@@ -114,7 +114,7 @@ def trained_runs(paths: Iterable[str | Path]) -> list[TrainedRun]:
     ]
 
 
-def read(path: Path, kind: type[Line] = Result) -> list[Line]:
+def read(path: Path, kind: type[Line]) -> list[Line]:
     """The results, or runs, in the file `path`; `DataError` names a line that is none."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -128,7 +128,7 @@ def read(path: Path, kind: type[Line] = Result) -> list[Line]:
 def append(path: Path, new: Sequence[Line]) -> None:
     """Adds a line for each of `new`, in place of one of the same table, system and metric, or of
     the same settings and seed."""
-    known = read(path, type(new[0])) if new and path.is_file() else []
+    known: list[Line] = read(path, type(new[0])) if new and path.is_file() else []
     lines = {_key(line): line for line in (*known, *new)}
     texts = (json.dumps(config_files.plain(line)) + "\n" for line in lines.values())
     path.write_text("".join(texts), encoding="utf-8")
@@ -145,7 +145,7 @@ def with_tables(page: Path) -> str:
 
     Raises `DataError` for a table without results.
     """
-    results = read(page.with_name(FILE)) if page.with_name(FILE).is_file() else []
+    results = read(page.with_name(FILE), Result) if page.with_name(FILE).is_file() else []
 
     def made(match: re.Match) -> str:
         rows = [result for result in results if result.table == match[2]]
