@@ -34,8 +34,7 @@ def pytest_configure(config: pytest.Config):
     be_strict()
     # Most of the time goes into compiling programs that run once. What is marked slow or peer runs
     # as users' programs do, and so do the attention functions (see `optimized`).
-    by_default = config.getini("addopts")[-1]
-    quick = config.option.markexpr in (by_default, "long", "long and not slow")
+    quick = config.option.markexpr in (*config.getini("addopts"), "long", "long and not slow")
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
         jax.config.update("jax_disable_most_optimizations", quick)
     # Children of this process inherit it. A flag that XLA does not know ends a process: this one

@@ -50,14 +50,16 @@ def word_order(part: Part) -> Labelled:
     """
     rng = np.random.default_rng(0)
     found = list(dict.fromkeys(_sentences("test" if part == "test" else "valid")))
-    chosen = [found[i].split() for i in rng.permutation(len(found))[:SENTENCES]]
-    texts = []
-    for number, words in enumerate(chosen):
+    labels: list[str] = []
+    texts: list[str] = []
+    for number, index in enumerate(rng.permutation(len(found))[:SENTENCES]):
+        words = found[index].split()
         if number % 2:
             place = rng.choice(_swappable(words))
-            words = [*words[:place], words[place + 1], words[place], *words[place + 2 :]]
+            words[place : place + 2] = words[place + 1], words[place]
+        labels.append("swapped" if number % 2 else "original")
         texts.append(" " + " ".join(words) + " .")
-    return Labelled([("original", "swapped")[i % 2] for i in range(len(texts))], texts)
+    return Labelled(labels, texts)
 
 
 def _sentences(name: str) -> Iterator[str]:

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from experiments.harness import config_files
 from experiments.harness.comparison.comparing import GroupScore, compare
-from experiments.harness.comparison.groups import FREE, expand, seed_of, settings_of
+from experiments.harness.comparison.groups import expand, seed_of, shared_settings
+from experiments.harness.comparison.scored_runs import validation_names
 from experiments.harness.comparison.tables import Table, markdown
 from experiments.harness.run_folder import Run
 from jaxformer.errors import ConfigError, DataError
@@ -108,7 +109,7 @@ def trained_runs(paths: Iterable[str | Path]) -> list[TrainedRun]:
             **_origin(folder),
             seed=seed_of(folder),
             curve=_curve(folder),
-            config={name: json.loads(text) for name, text in _settings(folder).items()},
+            config={name: json.loads(text) for name, text in shared_settings(folder).items()},
         )
         for folder in expand(list(paths), finished=True)
     ]
@@ -223,7 +224,7 @@ def _origin(folder: Path) -> dict[str, Any]:
     """What the run in `folder` says of where it comes from."""
     environment = config_files.read_object(folder / "env.json")
     devices = ", ".join(environment.get("devices", []))
-    text = json.dumps(_settings(folder), sort_keys=True)
+    text = json.dumps(shared_settings(folder), sort_keys=True)
     return {
         "command": environment.get("command"),
         "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
@@ -254,15 +255,10 @@ def _seconds(folder: Path, environment: dict[str, Any]) -> float | None:
     return float(round(sum(earlier) + (folder / "scores.json").stat().st_mtime - started))
 
 
-def _settings(folder: Path) -> dict[str, str]:
-    return {k: v for k, v in settings_of(folder).items() if k not in FREE}
-
-
 def _curve(folder: Path) -> dict[str, list[list[float]]]:
     lines = Run(folder).metrics()
-    names = sorted({name for line in lines for name in line if name.startswith("validation_")})
     found = {}
-    for name in ("loss", *names):
+    for name in ("loss", *validation_names(lines)):
         points = [[line["step"], float(f"{line[name]:.5g}")] for line in lines if name in line]
         every = math.ceil(len(points) / _POINTS) or 1
         found[name] = points[::-every][::-1]  # the last one stays

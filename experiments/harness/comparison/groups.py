@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from experiments.harness.config_files import flat, read_object, with_defaults
 from jaxformer.errors import ConfigError
 
-FREE = (
+_FREE = (
     *("name", "runs", "sweep", "training.seed"),
     *("verbose", "profile", "compilation_cache_dir", "text_cache_dir", "coordinator", "process_id"),
     *("training.log_every", "training.log_attention", "training.log_update_ratio"),
@@ -71,7 +71,7 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
     found: dict[str, list[Path]] = {}
     settings: list[dict[str, str]] = []
     for folder in folders:
-        values = {k: v for k, v in settings_of(folder).items() if k not in FREE}
+        values = shared_settings(folder)
         key = json.dumps(values, sort_keys=True)
         if key not in found:
             settings.append(values)
@@ -96,6 +96,11 @@ def settings_of(folder: Path) -> dict[str, str]:
     except ImportError:  # a run of somebody else's experiment
         return flat(stored)
     return flat(with_defaults(stored, next(iter(presets.PRESETS.values()))))
+
+
+def shared_settings(folder: Path) -> dict[str, str]:
+    """`settings_of` the run in `folder` that all runs of its group have."""
+    return {name: text for name, text in settings_of(folder).items() if name not in _FREE}
 
 
 def experiment_of(folder: Path) -> str:

@@ -1,7 +1,7 @@
 """What a finished run scored on its test text, with the sums that its score is made of."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import log
 from pathlib import Path
@@ -75,7 +75,7 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
     value = _validated(folder, result.validation, metric) if validation else None
     value = numbers(result.scores).get(metric) if value is None else value
     if value is None:
-        known = [*numbers(result.scores), *_validation_names(folder)]
+        known = [*numbers(result.scores), *validation_names(Run(folder).metrics())]
         raise ConfigError(f"{folder} has no metric {metric!r}: it has {', '.join(known)}")
     text = "validation" if validation else result.scores["text"]
     items, score = (None, None) if validation else _items(folder, metric, result.scores)
@@ -211,6 +211,6 @@ def _validated(folder: Path, chosen: dict[str, float], metric: str) -> float | N
     return float(max(lines, key=best)[metric])
 
 
-def _validation_names(folder: Path) -> list[str]:
-    lines = Run(folder).metrics()
+def validation_names(lines: Iterable[dict[str, Any]]) -> list[str]:
+    """The names of the validation's numbers in lines of metrics.jsonl."""
     return sorted({name for line in lines for name in line if name.startswith("validation_")})
