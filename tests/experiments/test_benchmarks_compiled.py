@@ -35,3 +35,12 @@ def test_numbers_without_seeds_have_a_row_for_each_system():
     assert table.rows == [("s", "13.5", "-"), ("u", "-", "17")]
     drawn = evidence.Result(table="t", system="s", metric="m", score=13.5, seeds=[0])
     assert len(evidence.table_of([result, drawn]).titles) == 6
+
+
+@pytest.mark.parametrize(
+    ("score", "text"),
+    [(0.51237, "0.5124"), (3.25, "3.25"), (25.066, "25.07"), (17, "17"), (6200.0, "6,200")],
+)
+def test_a_larger_number_has_fewer_decimals(score, text):
+    result = evidence.Result(table="t", system="s", metric="m", score=score, seeds=[])
+    assert evidence.table_of([result]).rows == [("s", text)]

@@ -194,10 +194,11 @@ def _by_system(results: list[Result]) -> Table:
 
 
 def _shown(value: float | None, result: Result) -> str:
-    """`value` with the decimals that the score has, at most two if it is 10 or more, else four."""
+    """`value` with the score's decimals: at most four, two from 10 on and none from 1,000."""
     if value is None:
         return "-"
-    most = 2 if abs(result.score) >= 10 else 4
+    size = abs(result.score)
+    most = 0 if size >= 1_000 else 2 if size >= 10 else 4
     known = len(repr(result.score).partition(".")[2])
     return f"{value:,.{min(most, known)}f}"
 
