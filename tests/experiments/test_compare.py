@@ -16,7 +16,7 @@ from experiments.harness import cli
 from experiments.harness.comparison import statistics, tables
 from experiments.harness.comparison.by_length import by_length
 from experiments.harness.comparison.comparing import compare as compare_runs
-from experiments.harness.comparison.groups import find_runs
+from experiments.harness.comparison.groups import find_runs, group_runs
 from experiments.harness.text_io import read_table
 from experiments.translation.evaluation import describe_each, half_widths
 from jaxformer.errors import ConfigError, DataError
@@ -102,6 +102,18 @@ def test_items_that_are_all_alike_have_no_interval(text, tmp_path):
         "BLEU 100.00",
         "chrF 100.00",
     )
+
+
+def test_groups_with_long_settings_are_called_as_their_runs_without_seeds(text, tmp_path):
+    cells = {"wide,seed=0": 10**40, "wide,seed=1": 10**40, "seed=0": 7}
+    folders = [
+        write_run(tmp_path / cell, text, text, seed=number % 2, width=width)
+        for number, (cell, width) in enumerate(cells.items())
+    ]
+    groups = group_runs(folders)
+    assert [(group.name, group.seeds) for group in groups] == [("wide", [0, 1]), ("unchanged", [0])]
+    other = write_run(tmp_path / "other" / "wide,seed=0", text, text, width=11)
+    assert [group.name for group in group_runs([folders[0], other])] == ["wide,seed=0"] * 2
 
 
 def test_a_lowercased_score_has_an_interval_too(text, tmp_path):

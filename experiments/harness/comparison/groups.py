@@ -18,7 +18,7 @@ _FREE = (
 )
 """Settings that runs of one group may differ in: the seed, places, and what is only logged."""
 _LONGEST = 40
-"""Characters of a name that is made of settings; a longer one is that of the first run."""
+"""Characters of a name that is made of settings; a longer one is made of the first run's."""
 
 
 class Group(NamedTuple):
@@ -66,7 +66,8 @@ def expand(paths: Sequence[str | Path], *, finished: bool = False) -> list[Path]
 def group_runs(folders: Sequence[Path]) -> list[Group]:
     """Groups in the order of their first runs; the runs of a group are in the order of seeds.
 
-    A group is called by the settings in which it differs from others, or as its first run.
+    A group is called by the settings in which it differs from others, or as its first run without
+    the seed; the group of a sweep's runs that change nothing is then called unchanged.
     """
     found: dict[str, list[Path]] = {}
     settings: list[dict[str, str]] = []
@@ -125,4 +126,5 @@ def _names(settings: Sequence[dict[str, str]], runs: Sequence[str]) -> list[str]
     ]
     names = [name.replace('"', "") for name in names]
     readable = all(0 < len(name) <= _LONGEST for name in names) and len(set(names)) == len(names)
-    return names if readable else list(runs)
+    shortened = [re.sub(r"(^|,)seed=\d+$", "", run) or "unchanged" for run in runs]
+    return names if readable else shortened if len(set(shortened)) == len(runs) else list(runs)
