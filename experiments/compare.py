@@ -8,10 +8,10 @@ are those that its validation chose.
 from dataclasses import dataclass
 
 from experiments.harness import cli
-from experiments.harness.comparison import tables
-from experiments.harness.comparison.by_length import by_length
-from experiments.harness.comparison.comparing import compare
-from experiments.harness.comparison.tables import Format
+from experiments.harness.results import tables
+from experiments.harness.results.by_length import by_length
+from experiments.harness.results.comparing import compare
+from experiments.harness.results.tables import Format
 from jaxformer.config import check_choices
 from jaxformer.errors import ConfigError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.config_files import flat, read_object
+from experiments.harness.cli.config_files import flat, read_object
 from jaxformer.errors import ConfigError
 
 

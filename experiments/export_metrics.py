@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.comparison.groups import expand, group_runs
-from experiments.harness.trackers import TRACKERS, Tracker, read_run
+from experiments.harness.results.groups import expand, group_runs
+from experiments.harness.results.trackers import TRACKERS, Tracker, read_run
 from jaxformer.config import check_choices
 from jaxformer.errors import ConfigError
 

@@ -11,8 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.harness import attention_views, checkpoint_selection, cli, config_files, plots
-from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness import cli
+from experiments.harness.cli import config_files
+from experiments.harness.results import attention_views, plots
+from experiments.harness.runs import checkpoint_selection
+from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.language_modelling import load_run as language_run
 from experiments.translation import load_run as translation_run
 from experiments.translation.evaluation import pair_batch, scored_text

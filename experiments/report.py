@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.comparison.report import page
+from experiments.harness.results.comparison_formats import page
 from jaxformer.errors import ConfigError
 
 

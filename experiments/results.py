@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.comparison import evidence
-from experiments.harness.comparison.groups import expand, experiment_of
+from experiments.harness.results import evidence
+from experiments.harness.results.groups import expand, experiment_of
 from jaxformer.errors import DataError
 
 ROOT = Path(__file__).parent

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness import cli, initialization
-from experiments.harness.comparison.groups import find_runs
-from experiments.harness.run_folder import Run
-from experiments.harness.sweeping import SWEEP
+from experiments.harness import cli
+from experiments.harness.results.groups import find_runs
+from experiments.harness.results.sweeping import SWEEP
+from experiments.harness.runs.run_folder import Run
+from experiments.harness.training import initialization
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import DataError
 

@@ -16,12 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import build, cli, own_names, sweeping
-from experiments.harness.checkpoint_selection import TrainResult
-from experiments.harness.comparison import comparing, tables
-from experiments.harness.loggers import Logger
+from experiments.harness import cli
+from experiments.harness.cli import own_names
 from experiments.harness.planning import with_options
-from experiments.harness.sweeping import Sweep
+from experiments.harness.results import comparing, sweeping, tables
+from experiments.harness.results.sweeping import Sweep
+from experiments.harness.runs.checkpoint_selection import TrainResult
+from experiments.harness.runs.loggers import Logger
+from experiments.harness.training import build
 from experiments.language_modelling import train as language_modelling
 from experiments.language_modelling.presets import LanguageConfig
 from experiments.translation import train as translation

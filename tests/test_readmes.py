@@ -14,8 +14,8 @@ import pytest
 
 import jaxformer as jf
 from experiments.harness import cli
-from experiments.harness.exporting import PROGRAM, compile_function
 from experiments.harness.planning import with_options
+from experiments.harness.results.exporting import PROGRAM, compile_function
 from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.sweep import LanguageSweep, TranslationSweep

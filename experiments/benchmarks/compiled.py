@@ -12,10 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 from experiments.harness import cli, planning
-from experiments.harness.comparison.evidence import FILE, Result, append
 from experiments.harness.planning import targets
 from experiments.harness.planning.accelerators import ACCELERATORS, TPUS
 from experiments.harness.planning.step_time import step_time
+from experiments.harness.results.evidence import FILE, Result, append
 from experiments.language_modelling.plan import TRAINING, LanguagePlan
 from experiments.language_modelling.presets import PRESETS
 from jaxformer.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.benchmarks.environment import environment
 from experiments.benchmarks.interleaved_timing import Summary, TimingConfig
 from experiments.benchmarks.subprocesses import Comparison, MakeCase, compare
-from experiments.harness import run_folder
+from experiments.harness.runs import run_folder
 
 Column = Callable[[Summary, Mapping[str, Any]], str]
 """column(summary, metadata) -> the text of a cell."""

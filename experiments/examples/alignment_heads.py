@@ -20,8 +20,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from experiments.harness import cli
-from experiments.harness.attention_views import label
-from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness.results.attention_views import label
+from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.evaluation import pair_batch, scored_text
 from experiments.translation.load_run import LoadedRun, load_run
 from jaxformer.config import check_at_least

@@ -6,8 +6,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.harness import datasets, sources
-from experiments.harness.text_cache import NOTHING_KEPT, TextCache
+from experiments.harness.runs import datasets, sources
+from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.language_modelling import stdlib
 from experiments.language_modelling.presets import DataConfig
 from jaxformer.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ _MOST_SET_ASIDE = 1_000_000
 class Part(NamedTuple):
     """The characters `start` to `stop` of documents, counted over all `paths`.
 
-    A path may also be another source's name (`experiments.harness.sources`), of whose records
+    A path may also be another source's name (`experiments.harness.runs.sources`), of whose records
     `field` is a document.
     """
 

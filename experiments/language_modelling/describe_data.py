@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.harness import cli, text_statistics
-from experiments.harness.text_statistics import share, spread
-from experiments.harness.training_config import text_cache
+from experiments.harness import cli
+from experiments.harness.results import text_statistics
+from experiments.harness.results.text_statistics import share, spread
+from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling.corpus import Part, load_corpus
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
 from experiments.language_modelling.prepare import Encoded, prepare

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from experiments.harness import cli
-from experiments.harness.checkpoint_selection import RunOptions
-from experiments.harness.text_io import read_texts
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.text_io import read_texts
 from experiments.language_modelling.evaluation import token_text
 from experiments.language_modelling.load_run import load_run
 from jaxformer import pipelines

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.harness import cli
-from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.language_modelling.corpus import part_of
 from experiments.language_modelling.evaluation import (
     batch_losses,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.harness import build
-from experiments.harness.comparison.scored_runs import ratio
-from experiments.harness.comparison.statistics import item_half_width, plus_minus
-from experiments.harness.text_io import RULE, write_table
+from experiments.harness.results.scored_runs import ratio
+from experiments.harness.results.statistics import item_half_width, plus_minus
+from experiments.harness.runs.text_io import RULE, write_table
+from experiments.harness.training import build
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import Encoded

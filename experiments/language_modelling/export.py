@@ -11,8 +11,9 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int
 
-from experiments.harness import cli, exporting
-from experiments.harness.model_card import Task
+from experiments.harness import cli
+from experiments.harness.results import exporting
+from experiments.harness.results.model_card import Task
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError

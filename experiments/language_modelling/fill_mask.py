@@ -7,9 +7,10 @@ text, it asks for one.
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.harness import cli, prompting
-from experiments.harness.checkpoint_selection import RunOptions
-from experiments.harness.text_io import read_texts
+from experiments.harness import cli
+from experiments.harness.cli import prompting
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.text_io import read_texts
 from experiments.language_modelling.evaluation import filled_texts
 from experiments.language_modelling.load_run import load_objective
 from jaxformer.config import check_at_least

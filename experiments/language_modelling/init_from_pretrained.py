@@ -8,7 +8,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from experiments.harness import build, initialization, run_folder
+from experiments.harness.runs import run_folder
+from experiments.harness.training import build, initialization
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from jaxformer.distributed import Strategy

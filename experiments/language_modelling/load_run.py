@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness import checkpoint_selection, run_folder
-from experiments.harness.checkpoint_selection import FINAL, RunOptions
+from experiments.harness.runs import checkpoint_selection, run_folder
+from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
 from experiments.language_modelling import init_from_pretrained
 from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.prepare import load_tokenizer, sized, tokenizer_digest

@@ -7,19 +7,12 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness import (
-    cli,
-    datasets,
-    display,
-    distributed,
-    json_records,
-    own_names,
-    run_folder,
-    sources,
-)
-from experiments.harness.config_files import is_own
-from experiments.harness.text_cache import NOTHING_KEPT, TextCache
-from experiments.harness.training_config import text_cache
+from experiments.harness import cli
+from experiments.harness.cli import display, own_names
+from experiments.harness.cli.config_files import is_own
+from experiments.harness.runs import datasets, distributed, json_records, run_folder, sources
+from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
+from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes

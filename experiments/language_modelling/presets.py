@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from experiments.harness import training_config
-from experiments.harness.training_config import OptimizerConfig, RunConfig
+from experiments.harness.training import training_config
+from experiments.harness.training.training_config import OptimizerConfig, RunConfig
 from jaxformer.config import (
     BERT_BASE,
     GPT2,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.checkpoint_selection import RunOptions
-from experiments.harness.report import Sentence, page
+from experiments.harness.results.report import Sentence, page
+from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.language_modelling.attend import attend, has_mask
 from experiments.language_modelling.evaluation import answer_prompts, split_samples
 from experiments.language_modelling.load_run import LoadedRun, load_run

@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from experiments.harness import cli, prompting, run_folder
-from experiments.harness.checkpoint_selection import RunOptions
-from experiments.harness.decoding_options import load_members, run_folders
-from experiments.harness.text_io import RULE, read_text
+from experiments.harness import cli
+from experiments.harness.cli import prompting
+from experiments.harness.runs import run_folder
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.decoding_options import load_members, run_folders
+from experiments.harness.runs.text_io import RULE, read_text
 from experiments.language_modelling.load_run import LoadedRun, load_objective
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines

@@ -13,32 +13,27 @@ import jax
 from flax import linen as nn
 from jax.tree_util import Partial
 
-from experiments.harness import (
-    build,
-    checkpoint_selection,
-    cli,
-    display,
-    distributed,
-    initialization,
-    run_folder,
-)
-from experiments.harness.adapters import describe_size, with_lora
-from experiments.harness.checkpoint_selection import TrainResult, read_result
-from experiments.harness.closing import closing
-from experiments.harness.early_stopping import (
+from experiments.harness import cli
+from experiments.harness.cli import display
+from experiments.harness.cli.prompting import mark
+from experiments.harness.planning import peak_of
+from experiments.harness.runs import checkpoint_selection, distributed, run_folder
+from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
+from experiments.harness.runs.loggers import Logger
+from experiments.harness.runs.preemption import asked_to_stop
+from experiments.harness.training import build, initialization
+from experiments.harness.training.adapters import describe_size, with_lora
+from experiments.harness.training.closing import closing
+from experiments.harness.training.early_stopping import (
     EarlyStopping,
     due,
     restore_newest,
     stopping_metric,
 )
-from experiments.harness.loggers import Logger
-from experiments.harness.metric_logger import Progress
-from experiments.harness.planning import peak_of
-from experiments.harness.preemption import asked_to_stop
-from experiments.harness.prefetch import prefetched
-from experiments.harness.profiling import profiled
-from experiments.harness.prompting import mark
-from experiments.harness.training_config import (
+from experiments.harness.training.metric_logger import Progress
+from experiments.harness.training.prefetch import prefetched
+from experiments.harness.training.profiling import profiled
+from experiments.harness.training.training_config import (
     OptimizerConfig,
     TrainingConfig,
     record_environment,

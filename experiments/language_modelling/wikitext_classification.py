@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from experiments.harness import datasets
+from experiments.harness.runs import datasets
 from experiments.language_modelling.stdlib_classification import Labelled, Part
 from jaxformer.text.data import read_lines
 

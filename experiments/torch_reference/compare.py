@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 
-from experiments.harness import cli, run_folder
+from experiments.harness import cli
 from experiments.harness.planning import with_options
+from experiments.harness.runs import run_folder
 from experiments.translation.prepare import Prepared, describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer import optional_dependencies

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from experiments.harness.build import build_attention
+from experiments.harness.training.build import build_attention
 from experiments.torch_reference import weights
 from experiments.torch_reference.trainer import Trainer
 from experiments.torch_reference.transformer import Transformer

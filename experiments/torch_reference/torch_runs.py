@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import optax
 
-from experiments.harness import run_folder
-from experiments.harness.early_stopping import EarlyStopping, due
-from experiments.harness.metric_logger import Progress
-from experiments.harness.own_names import name_of
+from experiments.harness.cli.own_names import name_of
+from experiments.harness.runs import run_folder
+from experiments.harness.training.early_stopping import EarlyStopping, due
+from experiments.harness.training.metric_logger import Progress
 from experiments.torch_reference.weight_map import to_jax
 from jaxformer import optional_dependencies
 from jaxformer.checkpoint import Checkpoints

@@ -5,10 +5,11 @@ Presets, text, batches and scores are those of `experiments.language_modelling`.
 
 from typing import Any
 
-from experiments.harness import cli, run_folder
-from experiments.harness.early_stopping import EarlyStopping
-from experiments.harness.metric_logger import Progress
-from experiments.harness.training_config import record_environment, started
+from experiments.harness import cli
+from experiments.harness.runs import run_folder
+from experiments.harness.training.early_stopping import EarlyStopping
+from experiments.harness.training.metric_logger import Progress
+from experiments.harness.training.training_config import record_environment, started
 from experiments.language_modelling.load_run import LoadedRun, build_model
 from experiments.language_modelling.prepare import prepare, tokenizer_digest
 from experiments.language_modelling.presets import PRESETS, LanguageConfig

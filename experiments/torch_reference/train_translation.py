@@ -5,10 +5,11 @@ Presets, text, batches and scores are those of `experiments.translation`.
 
 from typing import Any
 
-from experiments.harness import cli, run_folder
-from experiments.harness.early_stopping import EarlyStopping
-from experiments.harness.metric_logger import Progress
-from experiments.harness.training_config import record_environment, started
+from experiments.harness import cli
+from experiments.harness.runs import run_folder
+from experiments.harness.training.early_stopping import EarlyStopping
+from experiments.harness.training.metric_logger import Progress
+from experiments.harness.training.training_config import record_environment, started
 from experiments.torch_reference.torch_runs import (
     TorchEncoderDecoder,
     checkpoints_of,

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from experiments.harness import attention_views, cli
-from experiments.harness.attention_views import AttentionView, label, read_weights
-from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness import cli
+from experiments.harness.results import attention_views
+from experiments.harness.results.attention_views import AttentionView, label, read_weights
+from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.load_run import LoadedRun, Translator, load_translator
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import encode_sources

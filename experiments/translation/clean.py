@@ -14,8 +14,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.harness import cli, own_names, sources
-from experiments.harness.text_statistics import digest, report, share
+from experiments.harness import cli
+from experiments.harness.cli import own_names
+from experiments.harness.results.text_statistics import digest, report, share
+from experiments.harness.runs import sources
 from experiments.translation.presets import Files
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError

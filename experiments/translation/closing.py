@@ -3,7 +3,7 @@
 import textwrap
 from pathlib import Path
 
-from experiments.harness.closing import closing
+from experiments.harness.training.closing import closing
 from experiments.translation import known_words
 from experiments.translation.corpus import Text
 from experiments.translation.evaluation import describe_each

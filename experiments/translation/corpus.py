@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness import datasets, display, sources
-from experiments.harness.text_cache import TextCache
-from experiments.harness.text_io import lines_digest
+from experiments.harness.cli import display
+from experiments.harness.runs import datasets, sources
+from experiments.harness.runs.text_cache import TextCache
+from experiments.harness.runs.text_io import lines_digest
 from experiments.translation import grammar
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.errors import ConfigError, DataError

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.harness import cli, text_statistics
-from experiments.harness.text_statistics import share, spread
-from experiments.harness.training_config import text_cache
+from experiments.harness import cli
+from experiments.harness.results import text_statistics
+from experiments.harness.results.text_statistics import share, spread
+from experiments.harness.training.training_config import text_cache
 from experiments.translation.corpus import Text, open_corpus
 from experiments.translation.prepare import Prepared, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import cli, json_records, run_folder
-from experiments.harness.checkpoint_selection import RunOptions
-from experiments.harness.decoding_options import DecodingOptions, load_members, run_folders
-from experiments.harness.text_io import write_lines
+from experiments.harness import cli
+from experiments.harness.runs import json_records, run_folder
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
+from experiments.harness.runs.text_io import write_lines
 from experiments.translation.corpus import Corpus, Text, fingerprint, load_corpus
 from experiments.translation.evaluation import without_too_long
 from experiments.translation.load_run import Translator, load_translator

@@ -12,8 +12,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from experiments.harness import cli, exporting
-from experiments.harness.decoding_options import DecodingOptions, load_members
+from experiments.harness import cli
+from experiments.harness.results import exporting
+from experiments.harness.runs.decoding_options import DecodingOptions, load_members
 from experiments.translation.load_run import LoadedRun, load_run
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError

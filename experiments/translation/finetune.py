@@ -14,18 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness import build, cli
-from experiments.harness.adapters import (
+from experiments.harness import cli
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.decoding_options import DecodingOptions
+from experiments.harness.runs.text_io import write_lines
+from experiments.harness.training import build
+from experiments.harness.training.adapters import (
     LoraOptions,
     describe_size,
     train_adapters,
     with_adapters,
 )
-from experiments.harness.checkpoint_selection import RunOptions
-from experiments.harness.decoding_options import DecodingOptions
-from experiments.harness.finetuning import Examples, LabelledBatch, padded, result_folder
-from experiments.harness.text_io import write_lines
-from experiments.harness.training_config import OptimizerConfig, text_cache
+from experiments.harness.training.finetuning import Examples, LabelledBatch, padded, result_folder
+from experiments.harness.training.training_config import OptimizerConfig, text_cache
 from experiments.translation.corpus import Text, open_corpus, read_files
 from experiments.translation.load_run import Translator, load_run, load_translator
 from experiments.translation.presets import Files

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness import build, checkpoint_selection, run_folder
-from experiments.harness.checkpoint_selection import FINAL, RunOptions
-from experiments.harness.decoding_options import DecodingOptions
+from experiments.harness.runs import checkpoint_selection, run_folder
+from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
+from experiments.harness.runs.decoding_options import DecodingOptions
+from experiments.harness.training import build
 from experiments.translation.prepare import load_tokenizers, sized
 from experiments.translation.presets import TranslationConfig
 from jaxformer.config import TransformerConfig

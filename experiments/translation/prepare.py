@@ -7,18 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.harness import (
-    cli,
-    display,
-    distributed,
-    initialization,
-    json_records,
-    own_names,
-    run_folder,
-)
-from experiments.harness.config_files import is_own
-from experiments.harness.text_cache import NOTHING_KEPT, TextCache
-from experiments.harness.training_config import text_cache
+from experiments.harness import cli
+from experiments.harness.cli import display, own_names
+from experiments.harness.cli.config_files import is_own
+from experiments.harness.runs import distributed, json_records, run_folder
+from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
+from experiments.harness.training import initialization
+from experiments.harness.training.training_config import text_cache
 from experiments.translation import known_words
 from experiments.translation.corpus import Text, open_corpus
 from experiments.translation.presets import PRESETS, DataConfig, TranslationConfig

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.checkpoint_selection import RunOptions
-from experiments.harness.report import Sentence, page
+from experiments.harness.results.report import Sentence, page
+from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.attend import attend
 from experiments.translation.evaluation import read_samples
 from experiments.translation.load_run import load_translator

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import build, cli
-from experiments.harness.checkpoint_selection import RunOptions
-from experiments.harness.decoding_options import DecodingOptions, load_members
-from experiments.harness.text_io import write_lines
-from experiments.harness.training_config import text_cache
+from experiments.harness import cli
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.decoding_options import DecodingOptions, load_members
+from experiments.harness.runs.text_io import write_lines
+from experiments.harness.training import build
+from experiments.harness.training.training_config import text_cache
 from experiments.translation import evaluation
 from experiments.translation.corpus import Text, as_trained, fingerprint, open_corpus, read_files
 from experiments.translation.load_run import LoadedRun, load_run

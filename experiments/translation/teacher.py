@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from experiments.harness import display, distributed, initialization, json_records
+from experiments.harness.cli import display
+from experiments.harness.runs import distributed, json_records
+from experiments.harness.training import initialization
 from experiments.translation.load_run import LoadedRun, load_run
 from experiments.translation.prepare import Prepared
 from experiments.translation.presets import TranslationConfig

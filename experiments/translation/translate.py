@@ -10,10 +10,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.harness import cli, prompting
-from experiments.harness.checkpoint_selection import RunOptions
-from experiments.harness.decoding_options import DecodingOptions, load_members, run_folders
-from experiments.harness.text_io import one_line, open_binary, read_chunks, source_name
+from experiments.harness import cli
+from experiments.harness.cli import prompting
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
+from experiments.harness.runs.text_io import one_line, open_binary, read_chunks, source_name
 from experiments.translation import known_words
 from experiments.translation.evaluation import describe_too_long, without_too_long
 from experiments.translation.load_run import Translator, load_translator

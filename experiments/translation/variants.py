@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from experiments.harness.sweeping import Overrides
+from experiments.harness.results.sweeping import Overrides
 
 
 def choices_of_the_paper() -> Iterator[Overrides]:

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.run_folder import Run
+from experiments.harness.runs.run_folder import Run
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single
 from jaxformer.distributed.counted_jit import describe_memory, is_out_of_memory

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.benchmarks import compiled
 from experiments.harness import cli, planning
-from experiments.harness.comparison import evidence
+from experiments.harness.results import evidence
 from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS
 from jaxformer.distributed import parse_mesh

@@ -10,7 +10,7 @@ from experiments.benchmarks.interleaved_timing import Summary, TimingConfig
 from experiments.benchmarks.scaling import DecodingWork, ScalingOptions, TrainingWork
 from experiments.benchmarks.subprocesses import compare
 from experiments.benchmarks.train_cases import assemble
-from experiments.harness.run_folder import count
+from experiments.harness.runs.run_folder import count
 from experiments.language_modelling.presets import PRESETS
 from jaxformer.distributed import single
 from jaxformer.errors import ConfigError

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.harness import checkpoint_selection
-from experiments.harness.checkpoint_selection import RunOptions
-from experiments.harness.training_config import TrainingConfig
+from experiments.harness.runs import checkpoint_selection
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
 

@@ -13,11 +13,11 @@ from scipy import stats
 
 from experiments import compare
 from experiments.harness import cli
-from experiments.harness.comparison import statistics, tables
-from experiments.harness.comparison.by_length import by_length
-from experiments.harness.comparison.comparing import compare as compare_runs
-from experiments.harness.comparison.groups import find_runs, group_runs
-from experiments.harness.text_io import read_table
+from experiments.harness.results import statistics, tables
+from experiments.harness.results.by_length import by_length
+from experiments.harness.results.comparing import compare as compare_runs
+from experiments.harness.results.groups import find_runs, group_runs
+from experiments.harness.runs.text_io import read_table
 from experiments.translation.evaluation import describe_each, half_widths
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import bleu_interval, score_lowercased, score_translations

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness import datasets
-from experiments.harness.datasets import Group, find
+from experiments.harness.runs import datasets
+from experiments.harness.runs.datasets import Group, find
 from jaxformer.errors import DataError
 from jaxformer.text.data import read_lines
 

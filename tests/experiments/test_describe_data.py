@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.harness import cli, text_statistics
+from experiments.harness import cli
+from experiments.harness.results import text_statistics
 from experiments.language_modelling import describe_data as language
 from experiments.language_modelling.presets import PRESETS as LANGUAGE
 from experiments.translation import clean

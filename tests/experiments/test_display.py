@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.harness import display, training_view
-from experiments.harness.terminal_drawing import curve, heat_map
-from experiments.harness.training_view import Sample, Thinned, View
+from experiments.harness.cli import display
+from experiments.harness.cli.terminal_drawing import curve, heat_map
+from experiments.harness.training import training_view
+from experiments.harness.training.training_view import Sample, Thinned, View
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,7 +146,7 @@ def test_a_heat_map_is_darkest_where_the_weight_is_largest():
 
 BLOCKED = """
 import hashlib
-from experiments.harness.preemption import asked_to_stop
+from experiments.harness.runs.preemption import asked_to_stop
 with asked_to_stop():
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2**31 - 1)  # no signal handler runs meanwhile

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.harness import cli, distributed
+from experiments.harness import cli
+from experiments.harness.runs import distributed
 from experiments.language_modelling import train as language
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.translation import train as translation

@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.harness.early_stopping import EarlyStopping, StoppingMetric, stopping_metric
-from experiments.harness.training_config import TrainingConfig
+from experiments.harness.training.early_stopping import (
+    EarlyStopping,
+    StoppingMetric,
+    stopping_metric,
+)
+from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.errors import ConfigError
 
 KNOWN = ("validation_bleu", "validation_loss", "validation_other")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.harness.finetuning import Examples
+from experiments.harness.training.finetuning import Examples
 from experiments.language_modelling import finetune
 from experiments.language_modelling.finetune import (
     FinetuneOptions,

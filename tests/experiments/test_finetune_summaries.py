@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.harness.build import Evaluation
-from experiments.harness.decoding_options import DecodingOptions
+from experiments.harness.runs.decoding_options import DecodingOptions
+from experiments.harness.training.build import Evaluation
 from experiments.translation import finetune
 from experiments.translation.corpus import Text
 from experiments.translation.evaluation import rouge

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.harness.decoding_options import DecodingOptions
+from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.translation import report
 from experiments.translation import translate as command
 from experiments.translation.load_run import load_translator

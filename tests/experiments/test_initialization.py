@@ -10,7 +10,7 @@ import pytest
 
 from experiments import runs
 from experiments.harness import cli
-from experiments.harness.initialization import NOTE, parent_of
+from experiments.harness.training.initialization import NOTE, parent_of
 from experiments.language_modelling import load_run
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.language_modelling.train import train

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness import checkpoint_selection, json_records
-from experiments.harness.text_cache import TextCache
-from experiments.harness.training_config import TrainingConfig
+from experiments.harness.runs import checkpoint_selection, json_records
+from experiments.harness.runs.text_cache import TextCache
+from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.errors import DataError
 from jaxformer.text.data import write_tokens
 from tests.faults import states

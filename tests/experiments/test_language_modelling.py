@@ -17,9 +17,10 @@ import pytest
 
 from experiments import figures
 from experiments.examples import logit_lens
-from experiments.harness import checkpoint_selection, cli, planning
-from experiments.harness.metric_logger import Progress
+from experiments.harness import cli, planning
 from experiments.harness.planning import utilization
+from experiments.harness.runs import checkpoint_selection
+from experiments.harness.training.metric_logger import Progress
 from experiments.language_modelling import (
     corpus,
     embed,

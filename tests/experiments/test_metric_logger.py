@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.harness.metric_logger import Progress
-from experiments.harness.run_folder import Run
+from experiments.harness.runs.run_folder import Run
+from experiments.harness.training.metric_logger import Progress
 from jaxformer import optional_dependencies
 from jaxformer.errors import Diverged
 
@@ -187,7 +187,7 @@ def test_a_terminal_without_rich_gets_lines(run, clock, monkeypatch):
     def absent(name):
         raise optional_dependencies.MissingExtra(name)
 
-    monkeypatch.setattr("experiments.harness.display.optional_dependencies.load", absent)
+    monkeypatch.setattr("experiments.harness.cli.display.optional_dependencies.load", absent)
     stream = Terminal()
     train(Progress(97, run, log_every=50, stream=stream, clock=clock), clock, [5])
     assert stream.getvalue() == "step 5/97  loss 5.0000  tokens/s -  padding 12.5%  left -\n"

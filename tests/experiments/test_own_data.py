@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.harness import build, cli
+from experiments.harness import cli
+from experiments.harness.training import build
 from experiments.language_modelling import export_shards
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling.presets import PRESETS

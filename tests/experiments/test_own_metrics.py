@@ -10,11 +10,12 @@ import optax
 import pytest
 
 from experiments import compare
-from experiments.harness import build, cli
-from experiments.harness.comparison.comparing import compare as compare_runs
-from experiments.harness.early_stopping import stopping_metric
-from experiments.harness.loggers import Loggers
-from experiments.harness.run_folder import Run
+from experiments.harness import cli
+from experiments.harness.results.comparing import compare as compare_runs
+from experiments.harness.runs.loggers import Loggers
+from experiments.harness.runs.run_folder import Run
+from experiments.harness.training import build
+from experiments.harness.training.early_stopping import stopping_metric
 from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.train import train
 from jaxformer.checkpoint import Checkpoints

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.text_io import read_table
+from experiments.harness.runs.text_io import read_table
 from experiments.language_modelling import evaluate, finetune, sample
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import plan as language_plan

@@ -8,8 +8,8 @@ import pytest
 
 import jaxformer as jf
 from experiments import figures
-from experiments.harness import attention_views, plot, plots
-from experiments.harness.attention_views import AttentionView
+from experiments.harness.results import attention_views, plot, plots
+from experiments.harness.results.attention_views import AttentionView
 from experiments.translation.attend import attend
 from experiments.translation.load_run import Translator
 from jaxformer.decoding import GenerationConfig

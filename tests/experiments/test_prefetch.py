@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from experiments.harness.prefetch import prefetched
+from experiments.harness.training.prefetch import prefetched
 from jaxformer.errors import DataError
 
 

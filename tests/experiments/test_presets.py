@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.harness import build
+from experiments.harness.training import build
 from experiments.language_modelling import objectives
 from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS

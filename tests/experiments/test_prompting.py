@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from experiments.harness import prompting
-from experiments.harness.text_io import read_table, write_table
+from experiments.harness.cli import prompting
+from experiments.harness.runs.text_io import read_table, write_table
 from experiments.translation import known_words
 from experiments.translation.closing import describe_run
 from experiments.translation.corpus import Text

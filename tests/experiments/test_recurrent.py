@@ -11,7 +11,7 @@ import pytest
 import jaxformer as jf
 from experiments.examples.recurrent import Recurrent
 from experiments.harness import cli
-from experiments.harness.decoding_options import load_members
+from experiments.harness.runs.decoding_options import load_members
 from experiments.translation import load_run, train
 from experiments.translation.presets import PRESETS
 from jaxformer.decoding import beam_search

@@ -10,11 +10,11 @@ import pytest
 
 import jaxformer as jf
 from experiments import report
-from experiments.harness.attention_views import AttentionView
-from experiments.harness.comparison.comparing import compare
-from experiments.harness.comparison.report import page as several_page
-from experiments.harness.report import Sentence, page
-from experiments.harness.text_io import read_table
+from experiments.harness.results.attention_views import AttentionView
+from experiments.harness.results.comparing import compare
+from experiments.harness.results.comparison_formats import page as several_page
+from experiments.harness.results.report import Sentence, page
+from experiments.harness.runs.text_io import read_table
 from experiments.language_modelling.report import attend
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel

@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from experiments import results
-from experiments.harness.comparison import evidence
+from experiments.harness.results import evidence
 from jaxformer.errors import DataError
 from tests.experiments.finished_runs import sentences, worse, write_run
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from experiments.harness.attention_views import AttentionView, chosen, last_layer
-from experiments.harness.run_folder import Run, as_json, count, load_config, open_run
+from experiments.harness.results.attention_views import AttentionView, chosen, last_layer
+from experiments.harness.runs.run_folder import Run, as_json, count, load_config, open_run
 from jaxformer import optional_dependencies
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
@@ -346,7 +346,7 @@ def test_without_tensorboard_the_lines_are_still_written(tmp_path, monkeypatch, 
     def absent(name):
         raise optional_dependencies.MissingExtra(name)
 
-    monkeypatch.setattr("experiments.harness.run_folder.optional_dependencies.load", absent)
+    monkeypatch.setattr("experiments.harness.runs.run_folder.optional_dependencies.load", absent)
     run = Run(tmp_path)
     run.log(3, loss=2.5)
     run.log(5, loss=1.5)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from experiments.harness import sources
-from experiments.harness.text_cache import TextCache
+from experiments.harness.runs import sources
+from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import corpus as language_corpus
 from experiments.language_modelling.presets import DataConfig as LanguageData
 from experiments.translation.corpus import Text, load_corpus, open_corpus, read_files

@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 
 from experiments import runs
-from experiments.harness import checkpoint_selection, cli, config_files, sweeping
+from experiments.harness import cli
+from experiments.harness.cli import config_files
 from experiments.harness.planning import with_options
+from experiments.harness.results import sweeping
+from experiments.harness.runs import checkpoint_selection
 from experiments.language_modelling import train as language_modelling
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.sweep import LanguageSweep, main, sweep

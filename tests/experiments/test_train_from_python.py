@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.harness.checkpoint_selection import TrainResult, read_result
+from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.language_modelling.train import assemble, programs, train
 from jaxformer.checkpoint import Checkpoints

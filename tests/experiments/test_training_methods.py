@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.harness import checkpoint_selection
-from experiments.harness.checkpoint_selection import RunOptions
+from experiments.harness.runs import checkpoint_selection
+from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.presets import PRESETS, Files, TranslationConfig
 from experiments.translation.train import train
 from jaxformer.checkpoint import Checkpoints

@@ -20,12 +20,13 @@ import pytest
 
 from experiments import figures
 from experiments.examples import alignment_heads
-from experiments.harness import checkpoint_selection, cli, planning
-from experiments.harness.attention_views import read_weights
-from experiments.harness.checkpoint_selection import RunOptions
-from experiments.harness.metric_logger import Progress
+from experiments.harness import cli, planning
 from experiments.harness.planning import utilization
-from experiments.harness.text_io import read_table
+from experiments.harness.results.attention_views import read_weights
+from experiments.harness.runs import checkpoint_selection
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.text_io import read_table
+from experiments.harness.training.metric_logger import Progress
 from experiments.translation import (
     attend,
     evaluation,
@@ -533,8 +534,8 @@ _DIVIDED = """
 import jax, sys
 from pathlib import Path
 jax.config.update("jax_num_cpu_devices", 4)
-from experiments.harness.checkpoint_selection import RunOptions, in_int8
-from experiments.harness.decoding_options import load_members
+from experiments.harness.runs.checkpoint_selection import RunOptions, in_int8
+from experiments.harness.runs.decoding_options import load_members
 from experiments.language_modelling import load_run as language
 from experiments.translation.load_run import load_translator
 from jaxformer.pipelines import complete

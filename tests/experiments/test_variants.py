@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.harness.config_files import with_overrides
-from experiments.harness.sweeping import name_cells
+from experiments.harness.cli.config_files import with_overrides
+from experiments.harness.results.sweeping import name_cells
 from experiments.language_modelling.presets import shakespeare_char_cpu
 from experiments.language_modelling.variants import shakespeare_changes
 from experiments.translation.presets import multi30k_tiny

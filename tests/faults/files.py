@@ -9,7 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from experiments.harness import checkpoint_selection, cli, run_folder
+from experiments.harness import cli
+from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.translation import prepare
 from experiments.translation.presets import TranslationConfig
 from tests.faults import children, mutations, states, trainings

@@ -20,7 +20,7 @@ import numpy as np
 import jaxformer as jf
 from experiments.examples import alignment_heads
 from experiments.examples.notebooks.toy_language import encode_pairs, sentence_pairs
-from experiments.harness import plots
+from experiments.harness.results import plots
 from jaxformer.text.tokenizers import train_words
 
 # %% [markdown]

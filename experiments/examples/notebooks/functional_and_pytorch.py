@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 
 import jaxformer as jf
 from experiments.examples.notebooks.toy_language import encode_pairs, sentence_pairs
-from experiments.harness import plots
+from experiments.harness.results import plots
 from experiments.torch_reference.transformer import Transformer
 from experiments.torch_reference.weights import gradients_of, load_params
 from jaxformer.text.tokenizers import train_words

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import jaxformer as jf
-from experiments.harness.plots import COLORS
+from experiments.harness.results.plots import COLORS
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, train_words
 
 # %% [markdown]

@@ -15,7 +15,7 @@ import optax
 
 import jaxformer as jf
 from experiments.examples.notebooks.toy_language import encode_pairs, sentence_pairs
-from experiments.harness import plots
+from experiments.harness.results import plots
 from jaxformer.nn.layers import Embedding, FeedForward, Norm
 from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.ops.attention import reference

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness.finetuning import Examples, LabelledBatch, padded
+from experiments.harness.training.finetuning import Examples, LabelledBatch, padded
 from experiments.language_modelling import stdlib
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.tasks.rows import (

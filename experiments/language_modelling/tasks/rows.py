@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import linen as nn
 
-from experiments.harness.finetuning import Examples, LabelledBatch
+from experiments.harness.training.finetuning import Examples, LabelledBatch
 from experiments.language_modelling.load_run import LoadedRun
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.training.losses import Loss

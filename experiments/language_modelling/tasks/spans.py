@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.harness.finetuning import Examples, LabelledBatch, padded
+from experiments.harness.training.finetuning import Examples, LabelledBatch, padded
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.stdlib_classification import snippets
 from experiments.language_modelling.tasks.classification import apply, has_types

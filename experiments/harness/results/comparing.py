@@ -1,0 +1,194 @@
+"""Groups of runs compared by one metric: means, intervals, and tests against a baseline."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from experiments.harness.results import statistics
+from experiments.harness.results.groups import Group, expand, group_runs
+from experiments.harness.results.scored_runs import ScoredRun, default_metric, read_scored
+from experiments.harness.results.statistics import Items
+from jaxformer.errors import ConfigError, DataError
+
+_NONE = float("nan")
+
+
+class GroupScore(NamedTuple):
+    """The mean score of a group and halves of its 95 % intervals; NaN for what is not known."""
+
+    name: str
+    runs: list[ScoredRun]
+    mean: float
+    deviation: float
+    """Of the scores of the seeds (n - 1)."""
+    seeds: float
+    """Over other seeds: Student's t."""
+    items: float
+    """Over other texts: bootstrap over the items of the test text."""
+    both: float
+    """Bootstrap over items and seeds."""
+
+
+class Difference(NamedTuple):
+    """A group's mean score minus the baseline's, with intervals as in `GroupScore`."""
+
+    name: str
+    value: float
+    seeds: float
+    items: float
+    both: float
+    p_bootstrap: float
+    p_randomization: float
+    paired: bool
+    """Whether both groups have the same seeds, so that runs of one seed are compared."""
+    warning: str
+    """Why the difference may be noise; "" if it is larger than that."""
+
+
+class Comparison(NamedTuple):
+    """Groups of runs by one metric, and their differences from the first one, the baseline."""
+
+    metric: str
+    text: str
+    signature: str
+    groups: list[GroupScore]
+    differences: list[Difference]
+
+
+def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -> Comparison:
+    """Compares the runs in `paths`, folders of runs or of sweeps, by `metric`.
+
+    Runs whose settings differ in the seed alone are a group. `baseline` is a run of the group that
+    the others are compared with; "" is the first run. Raises `ConfigError` and `DataError` for runs
+    that cannot be compared: not finished, without the metric, or scored on different texts.
+    """
+    folders = expand(paths, finished=True)
+    metric = metric or default_metric(folders[0])
+    groups = [_scored(group, metric) for group in baseline_first(group_runs(folders), baseline)]
+    runs = [run for group in groups for run in group.runs]
+    _check_texts(runs, metric)
+    return Comparison(
+        metric,
+        runs[0].text,
+        runs[0].signature,
+        groups,
+        [_difference(group, groups[0]) for group in groups[1:]],
+    )
+
+
+def baseline_first(groups: list[Group], baseline: str) -> list[Group]:
+    """`groups` with the one of the run `baseline` first; `ConfigError` where it is in none."""
+    if not baseline:
+        return groups
+    wanted = Path(baseline).resolve()
+    first = [g for g in groups if wanted in [folder.resolve() for folder in g.folders]]
+    if not first:
+        raise ConfigError(f"baseline={baseline!r} is none of the runs that are compared")
+    return first + [group for group in groups if group is not first[0]]
+
+
+def _scored(group: Group, metric: str) -> GroupScore:
+    runs = [read_scored(folder, metric) for folder in group.folders]
+    for before, after in zip(runs, runs[1:], strict=False):
+        if before.seed == after.seed:
+            raise ConfigError(
+                f"{before.folder} and {after.folder} have the same settings and seed: give one"
+            )
+    values = np.array([run.value for run in runs])
+    resampled = _resampled(runs)
+    return GroupScore(
+        group.name,
+        runs,
+        float(values.mean()),
+        float(values.std(ddof=1)) if len(values) > 1 else _NONE,
+        statistics.t_half_width(values),
+        _NONE if resampled is None else statistics.percentile_half_width(resampled.mean(axis=1)),
+        _NONE
+        if resampled is None or len(runs) < 2
+        else statistics.percentile_half_width(statistics.over_runs(resampled)),
+    )
+
+
+def _difference(group: GroupScore, base: GroupScore) -> Difference:
+    values, others = (np.array([run.value for run in g.runs]) for g in (group, base))
+    paired = [run.seed for run in group.runs] == [run.seed for run in base.runs]
+    value = group.mean - base.mean
+    seeds = (
+        statistics.t_half_width(values - others)
+        if paired
+        else statistics.welch_half_width(values, others)
+    )
+    items = both = p_bootstrap = p_randomization = _NONE
+    resampled = _resampled([*group.runs, *base.runs])
+    if resampled is not None and value != 0.0:
+        a, b = np.split(resampled, [len(group.runs)], axis=1)
+        items = statistics.percentile_half_width(a.mean(axis=1) - b.mean(axis=1))
+        if min(len(values), len(others)) > 1:
+            drawn = statistics.over_runs(a) - statistics.over_runs(b, draw=0 if paired else 1)
+            both = statistics.percentile_half_width(drawn)
+        p_bootstrap = statistics.bootstrap_p_value(a, b, value)
+        if paired:
+            p_randomization = _randomized(group.runs, base.runs)
+    warning = _warning(value, seeds, items, min(len(values), len(others)))
+    return Difference(
+        group.name, value, seeds, items, both, p_bootstrap, p_randomization, paired, warning
+    )
+
+
+def _warning(value: float, seeds: float, items: float, least: int) -> str:
+    """Why a difference may be noise; "" where the intervals say that it is not."""
+    if value == 0.0:
+        return "the scores are equal"
+    if least < 2:
+        return "one seed: the noise of seeds is not known; train at least 3"
+    if abs(value) <= seeds:
+        return "lies within the noise of seeds"
+    return "lies within the noise of the test text" if abs(value) <= items else ""
+
+
+def _stacked(runs: Sequence[ScoredRun]) -> Items | None:
+    """The sums of all runs [runs, items, statistics]; None unless they have the same items."""
+    found = [run.items for run in runs]
+    first = found[0]
+    if first is None or any(items is None or items.shape != first.shape for items in found):
+        return None
+    stacked = np.stack([items for items in found if items is not None])
+    # The last of a language model's sums counts tokens: other batches have other counts.
+    ratio = stacked.shape[-1] == 2
+    return None if ratio and not np.allclose(stacked[..., 1], first[:, 1]) else stacked
+
+
+def _resampled(runs: Sequence[ScoredRun]) -> Float[np.ndarray, "resamples runs"] | None:
+    items, score = _stacked(runs), runs[0].score
+    return None if items is None or score is None else statistics.resampled_scores(items, score)
+
+
+def _randomized(runs: Sequence[ScoredRun], others: Sequence[ScoredRun]) -> float:
+    a, b, score = _stacked(runs), _stacked(others), runs[0].score
+    assert a is not None and b is not None and score is not None  # they have been resampled
+    return statistics.randomization_p_value(a, b, score)
+
+
+def _check_texts(runs: Sequence[ScoredRun], metric: str) -> None:
+    """Raises `DataError` unless all runs were scored on the text of the first one, in one way."""
+    first = runs[0]
+    for run in runs[1:]:
+        if run.digest != first.digest:
+            raise DataError(
+                f"{first.folder} was scored on the {first.text} text {first.digest[:12] or '?'}, "
+                f"{run.folder} on the {run.text} text {run.digest[:12] or '?'}: score all runs on "
+                "one text (--data.test)"
+            )
+        if run.signature != first.signature:
+            raise DataError(
+                f"{metric} of {first.folder} has the signature {first.signature}, that of "
+                f"{run.folder} {run.signature}: score one of them again"
+            )
+        if run.unit != first.unit:
+            raise DataError(
+                f"{first.folder} and {run.folder} cut the text into different tokens, so {metric} "
+                "cannot be compared: give --metric bits_per_byte"
+            )

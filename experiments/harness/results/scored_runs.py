@@ -1,0 +1,216 @@
+"""What a finished run scored on its test text, with the sums that its score is made of."""
+
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import log
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from experiments.harness.cli.config_files import flat
+from experiments.harness.results.groups import seed_of, settings_of
+from experiments.harness.results.statistics import Score
+from experiments.harness.runs.checkpoint_selection import read_result
+from experiments.harness.runs.run_folder import Run
+from experiments.harness.runs.text_io import lines_digest, read_table
+from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.text.metrics import lowercased_tokens
+
+_DEFAULTS = ("bleu", "bits_per_byte", "loss")
+"""The metric of a comparison: the first that the runs have."""
+_LIKELIHOODS = {
+    "loss": ("tokens", 1.0),
+    "perplexity": ("tokens", 1.0),
+    "bits_per_byte": ("bytes", log(2.0)),
+    "word_perplexity": ("words", 1.0),
+}
+"""What the nats of a text are divided by."""
+
+
+class ScoredRun(NamedTuple):
+    """A run, its score, and the score as a function of sums over the items of the test text.
+
+    `items` is None for a metric that is known of the whole text only. `text` names what was scored,
+    `digest` is its SHA-256, and `signature` says how a translation was scored.
+    """
+
+    folder: Path
+    seed: int
+    value: float
+    items: Float[np.ndarray, "items statistics"] | None
+    score: Score | None
+    text: str
+    digest: str
+    signature: str
+    unit: str
+    """How many tokens the text was cut into, for scores of a token; else ""."""
+    steps: list[int]
+    """The steps whose mean are the weights."""
+
+
+def default_metric(folder: Path) -> str:
+    """The metric by which runs like that in `folder` are compared."""
+    scores = read_result(folder).scores
+    return next((name for name in _DEFAULTS if name in scores), "loss")
+
+
+def read_scored(folder: Path, metric: str) -> ScoredRun:
+    """The finished run in `folder`, scored by `metric`.
+
+    A metric is a number of scores.json, by its dotted name, or one of the validation. The weights
+    are those that the validation chose. Raises `ConfigError` for a run that is not finished or has
+    no such number, `DataError` for samples that are not those of the score.
+    """
+    result = read_result(folder)
+    if not result.steps:
+        raise ConfigError(
+            f"{folder} has no weights.json, which says how its weights were chosen: finish its "
+            "training first"
+        )
+    validation = metric.startswith("validation_")
+    value = _validated(folder, result.validation, metric) if validation else None
+    value = numbers(result.scores).get(metric) if value is None else value
+    if value is None:
+        known = [*numbers(result.scores), *validation_names(Run(folder).metrics())]
+        raise ConfigError(f"{folder} has no metric {metric!r}: it has {', '.join(known)}")
+    text = "validation" if validation else result.scores["text"]
+    items, score = (None, None) if validation else _items(folder, metric, result.scores)
+    if items is not None and score is not None:
+        found = float(score(items.sum(axis=0)[None])[0])
+        if abs(found - value) > 1e-3 * max(1.0, abs(value)):
+            raise DataError(
+                f"{folder / 'samples'} gives {metric} {found:.4f}, but scores.json says "
+                f"{value:.4f}: score the run again"
+            )
+    signature = json.loads(flat(result.scores).get(f"{metric}_signature", '""'))
+    per_token = "bytes" in result.scores and metric in ("loss", "perplexity")
+    return ScoredRun(
+        folder=folder,
+        seed=seed_of(folder),
+        value=value,
+        items=items,
+        score=score,
+        text=text,
+        digest=text_digest(folder, text),
+        signature=signature,
+        unit=str(result.scores["tokens"]) if per_token else "",
+        steps=result.steps,
+    )
+
+
+def text_digest(folder: Path, text: str) -> str:
+    """SHA-256 (hex) of the part `text` that a run was scored on: of all lines of both sides, or of
+    the text of a language model. "" where the run does not say."""
+    scores = read_result(folder).scores
+    if text == scores["text"] and "text_sha256" in scores:
+        return scores["text_sha256"]
+    table = _table(folder, text)
+    return lines_digest(table["source"], table["reference"]) if "source" in table else ""
+
+
+def _items(
+    folder: Path, metric: str, scores: dict[str, Any]
+) -> tuple[Float[np.ndarray, "items statistics"] | None, Score | None]:
+    """The sums of each item of the test text, and the score of their sum."""
+    table = _table(folder, scores["text"])
+    if metric in _LIKELIHOODS and "nats" in table:
+        unit, factor = _LIKELIHOODS[metric]
+        nats, tokens = (np.array(table[name], float) for name in ("nats", "tokens"))
+        share = tokens * (factor * scores[unit] / scores["tokens"])
+        return np.stack([nats, share], axis=1), _exp_ratio if "perpl" in metric else ratio
+    if "model" not in table:
+        return None, None
+    language = json.loads(settings_of(folder).get("data.target_language", '""'))
+    return translation_items(metric, table["model"], table["reference"], language) or (None, None)
+
+
+def translation_items(
+    metric: str, hypotheses: list[str], references: list[str], language: str = ""
+) -> tuple[Float[np.ndarray, "items statistics"], Score] | None:
+    """The sums of each sentence that `metric` is made of, and the score of their sum.
+
+    `metric` is bleu, chrf or exact; after `lowercased.` for text of `language`, as
+    `jaxformer.text.metrics.score_lowercased` does. None for any other.
+    """
+    if metric == "exact":
+        right = [(a == b, 1) for a, b in zip(hypotheses, references, strict=True)]
+        return np.array(right, float), ratio
+    lowercased, _, name = metric.rpartition(".")
+    found = _corpus_metric(name, tokenized=bool(lowercased))
+    if found is None or lowercased not in ("", "lowercased"):
+        return None
+    if lowercased:
+        sides = (lowercased_tokens(side, language) for side in (hypotheses, references))
+        hypotheses, references = sides
+    items = found._extract_corpus_statistics(hypotheses, [references])
+    return np.array(items, float), partial(_corpus_scores, found)
+
+
+def sample_table(folder: Path) -> dict[str, list[str]]:
+    """The samples of the text that the run in `folder` was scored on; {} where it has none."""
+    path = folder / "scores.json"
+    return _table(folder, read_result(folder).scores["text"]) if path.is_file() else {}
+
+
+def _table(folder: Path, text: str) -> dict[str, list[str]]:
+    """The columns of the samples of the part `text`; {} where there are none."""
+    for name in (text, f"{text}-losses"):
+        path = folder / "samples" / f"{name}.tsv"
+        if path.is_file():
+            return read_table(path)
+    return {}
+
+
+def _corpus_metric(name: str, tokenized: bool) -> Any:
+    """sacreBLEU's metric, with the settings of `jaxformer.text.metrics`."""
+    metrics = optional_dependencies.load("sacrebleu").metrics
+    if name == "bleu":
+        return metrics.BLEU(tokenize="none" if tokenized else "13a", force=tokenized)
+    return metrics.CHRF() if name == "chrf" else None
+
+
+def _corpus_scores(
+    metric: Any, sums: Float[np.ndarray, "resamples statistics"]
+) -> Float[np.ndarray, " resamples"]:
+    return np.array([metric._compute_score_from_stats(row).score for row in sums.tolist()])
+
+
+def ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " resamples"]:
+    """The first sum divided by the second."""
+    return sums[:, 0] / sums[:, 1]
+
+
+def _exp_ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " resamples"]:
+    return np.exp(ratio(sums))
+
+
+def numbers(scores: dict[str, Any]) -> dict[str, float]:
+    """The numbers of scores.json by their dotted names."""
+    found = {name: json.loads(text) for name, text in flat(scores).items()}
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and not name.startswith("search.")
+    }
+
+
+def _validated(folder: Path, chosen: dict[str, float], metric: str) -> float | None:
+    """A number of the validation: of the chosen weights, else of the best evaluation."""
+    if metric in chosen:
+        return chosen[metric]
+    lines = [line for line in Run(folder).metrics() if metric in line]
+    if not lines:
+        return None
+    best: Callable[[dict], float] = lambda line: (  # noqa: E731
+        line.get("validation_bleu", -line.get("validation_loss", 0.0))
+    )
+    return float(max(lines, key=best)[metric])
+
+
+def validation_names(lines: Iterable[dict[str, Any]]) -> list[str]:
+    """The names of the validation's numbers in lines of metrics.jsonl."""
+    return sorted({name for line in lines for name in line if name.startswith("validation_")})

@@ -1,0 +1,210 @@
+"""Sweeps: runs that differ in a few settings and in their seeds, the cells, in one folder."""
+
+import itertools
+import json
+import re
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.harness import cli
+from experiments.harness.cli import config_files, display
+from experiments.harness.cli.option_hints import suggestion
+from experiments.harness.runs import run_folder
+from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
+from jaxformer.checkpoint.steps import lock
+from jaxformer.errors import ConfigError
+
+Overrides = dict[str, Any]
+"""Dotted names of settings, such as model.d_model -> plain JSON values."""
+Train = Callable[[Any], TrainResult]
+
+SWEEP = "sweep.json"
+"""The file in a sweep's folder that says what its cells are."""
+_SEED = "training.seed"
+_CONSTANTS = {"True": True, "False": False, "None": None}
+
+
+class Sweep(NamedTuple):
+    """A folder RUNS/sweeps/NAME, and the settings of each cell by its name."""
+
+    folder: Path
+    experiment: str
+    cells: dict[str, Any]
+
+    def folder_of(self, cell: str) -> Path:
+        """The folder of the run that is the `cell`."""
+        return run_folder.folder_of(self.folder, self.experiment, cell)
+
+    def failure_of(self, cell: str) -> Path:
+        """The file that says why the `cell` failed, if it has."""
+        return self.folder / "failed" / f"{cell}.json"
+
+    def result(self, cell: str) -> TrainResult | None:
+        """The result of the `cell`, or None until it is finished."""
+        folder, config = self.folder_of(cell), self.cells[cell]
+        try:
+            same = run_folder.load_config(folder, type(config)).optimizer == config.optimizer
+            return read_result(folder) if same else None
+        except ConfigError:
+            return None
+
+
+class Failure(NamedTuple):
+    """Why a cell failed: the exit code of a run that fails so, one sentence, the traceback."""
+
+    exit_code: int
+    error: str
+    traceback: str
+
+
+def grid(vary: Mapping[str, Sequence[Any]]) -> Iterator[Overrides]:
+    """Each combination of the values of each setting."""
+    for values in itertools.product(*vary.values()):
+        yield dict(zip(vary, values, strict=True))
+
+
+def read_vary(config: Any, texts: Iterable[str]) -> dict[str, list[Any]]:
+    """FIELD=a,b as a field of `config` and its values; `ConfigError` where that does not fit."""
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        field, equals, values = text.partition("=")
+        if not (field and equals and values) or field in found:
+            raise ConfigError(f"--vary {text}: give each field once, as FIELD=VALUE,VALUE")
+        kind = _type_of(config, field)
+        found[field] = [_read(kind, field, value) for value in values.split(",")]
+    return found
+
+
+def name_cells(
+    config: Any, variants: Iterable[Mapping[str, Any]], seeds: int
+) -> dict[str, Overrides]:
+    """The cells of `variants` with `seeds` seeds each, from that of `config` on, by their names.
+
+    A variant with a seed of its own is one cell. A name has the last words of the settings, as in
+    `learning_rate=0.001,seed=0`. Raises `ConfigError` for an unknown setting and for two cells of
+    one name.
+    """
+    first = config.training.seed
+    cells: list[Overrides] = [
+        {**variant, _SEED: seed}
+        for variant in config_files.plain(list(variants))
+        for seed in ([variant[_SEED]] if _SEED in variant else range(first, first + seeds))
+    ]
+    fields = dict.fromkeys(field for cell in cells for field in cell)
+    for field in fields:
+        _type_of(config, field)
+    last = Counter(field.rpartition(".")[2] for field in fields)
+    short = {f: w if last[w := f.rpartition(".")[2]] == 1 else f for f in fields}
+    found: dict[str, Overrides] = {}
+    for cell in cells:
+        name = ",".join(f"{short[field]}={_word(value)}" for field, value in cell.items())
+        if name in found:
+            raise ConfigError(f"two cells would be named {name}: give each setting once")
+        found[name] = cell
+    return found
+
+
+def open_sweep(config: Any, experiment: str, cells: Mapping[str, Overrides]) -> Sweep:
+    """The sweep RUNS/sweeps/NAME with `cells` of the run `config`, created or opened again.
+
+    Writes sweep.json, which keeps the cells of earlier calls too. Raises `ConfigError` when it was
+    made with other settings, and for a cell with settings that contradict each other.
+    """
+    sweep_folder = run_folder.folder_of(config.runs, "sweeps", config.name)
+    base = replace(config, runs=str(sweep_folder), sweep=config.name, **_shared_caches(config))
+    configs = {
+        name: replace(config_files.with_overrides(base, overrides), name=name)
+        for name, overrides in cells.items()
+    }
+    path, given = sweep_folder / SWEEP, config_files.plain(config)
+    before = config_files.read_object(path) if path.exists() else {}
+    begun = any(sweep_folder.glob("*/*/checkpoints/[0-9]*"))
+    stored = before if begun else {}
+    if stored:
+        settings = config_files.with_defaults(stored["settings"], config)
+        run_folder.refuse_differences(settings, given, sweep_folder, config.free_fields())
+    content = {"experiment": experiment, "settings": given} | stored
+    content["cells"] = stored.get("cells", {}) | dict(cells)
+    if content != before:  # several processes open a sweep, and the first one has written it
+        sweep_folder.mkdir(parents=True, exist_ok=True)
+        run_folder.write_json(path, content)
+    return Sweep(sweep_folder, experiment, configs)
+
+
+def run_cells(sweep: Sweep, train: Train) -> None:
+    """Trains the cells that are not finished, one after the other.
+
+    A cell that another process trains is left to it. An error ends its cell alone, and is written
+    to failed/CELL.json; a signal ends all.
+    """
+    for number, cell in enumerate(sweep.cells, start=1):
+        display.say(f"\ncell {number} of {len(sweep.cells)}: {cell}")
+        try:
+            held = lock(sweep.folder_of(cell))
+        except ConfigError:
+            display.say("another process trains it")
+            continue
+        with held:
+            run_cell(sweep, cell, train)
+
+
+def run_cell(sweep: Sweep, cell: str, train: Train) -> None:
+    """Trains `cell`, unless it is finished."""
+    path = sweep.failure_of(cell)
+    path.unlink(missing_ok=True)
+    if sweep.result(cell) is not None:
+        display.say("finished before")
+        return
+    try:
+        train(sweep.cells[cell])
+    except Exception as error:
+        said = cli.sentence(error)
+        failure = Failure(cli.exit_code(error), said, "".join(traceback.format_exception(error)))
+        path.parent.mkdir(exist_ok=True)
+        run_folder.write_json(path, failure._asdict())
+        display.say(f"failed: {said}")
+
+
+def failures(sweep: Sweep) -> dict[str, Failure]:
+    """The failed cells, and why."""
+    paths = {name: sweep.failure_of(name) for name in sweep.cells}
+    return {
+        name: Failure(**config_files.read_object(path))
+        for name, path in paths.items()
+        if path.exists()
+    }
+
+
+def _shared_caches(config: Any) -> dict[str, str]:
+    """The caches in RUNS, as the cells of a sweep in RUNS/sweeps/NAME name them."""
+    names = ("compilation_cache_dir", "text_cache_dir")
+    given = {name: getattr(config, name) for name in names}
+    return {name: str(Path("..", "..", path)) for name, path in given.items() if path}
+
+
+def _type_of(config: Any, field: str) -> Any:
+    """The type of the setting `field` of `config`; `ConfigError` where there is none."""
+    known = config_files.flat(config_files.plain(config))
+    if field not in known:
+        hint = suggestion(f"--{field}", [f"--{name}" for name in known]).replace("--", "")
+        raise ConfigError(f"there is no setting {field}: {hint}")
+    return config_files.type_of(type(config), field)
+
+
+def _read(kind: Any, field: str, text: str) -> Any:
+    """`text` as a value of the type `kind`: a number or the like, or the text itself."""
+    try:
+        value = _CONSTANTS[text] if text in _CONSTANTS else json.loads(text)
+        return config_files.plain(config_files.build(kind, value, field))
+    except (ValueError, ConfigError):
+        return config_files.plain(config_files.build(kind, text, field))
+
+
+def _word(value: Any) -> str:
+    """`value` as a part of a folder's name."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-") or "none"

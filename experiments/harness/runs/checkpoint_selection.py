@@ -1,0 +1,218 @@
+"""Which checkpoints become a run's final weights: the mean of the last ones, or the best one."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from experiments.harness.runs import json_records
+from experiments.harness.training.training_config import TrainingConfig
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import check_choices
+from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded
+from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.nn.int8 import Int8, quantize
+
+_NOTE = "weights.json"
+_CHECKPOINTS = ("final", "best", "last", "average", "ema")
+
+_Loaded = TypeVar("_Loaded", bound=NamedTuple)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Which weights of which run a command uses."""
+
+    run: str = ""
+    """The folder of the run."""
+    _: KW_ONLY
+    checkpoint: str = "final"
+    """Weights of the run. final: chosen when training ended (before: the newest); best: of the best
+    validation; last: of the newest step; average: mean of the last steps; ema: moving average, or
+    ema@DECAY: the one with this decay."""
+    step: int | None = None
+    """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
+    mesh: str = ""
+    """How all devices divide the weights of a model that is too large for one, such as tensor=4 or
+    fsdp=4,tensor=2. Empty: the first device has them."""
+
+    def __post_init__(self):
+        check_choices(self)
+        parse_mesh(self.mesh)
+        if self.checkpoint not in _CHECKPOINTS and self.ema_decay is None:
+            raise ConfigError(
+                f"checkpoint={self.checkpoint!r} is unknown: give one of "
+                f"{', '.join(_CHECKPOINTS)}, ema@DECAY"
+            )
+        if self.step is not None and self.checkpoint in ("best", "average"):
+            raise ConfigError(
+                f"step={self.step} and checkpoint={self.checkpoint!r} both choose a step: give one"
+            )
+
+    @property
+    def ema_decay(self) -> float | None:
+        """The decay of the moving average that `checkpoint` names; None where it names none."""
+        kind, _, decay = self.checkpoint.partition("@")
+        with contextlib.suppress(ValueError):
+            return float(decay) if kind == "ema" else None
+        return None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether other weights are asked for than those that a command takes by itself."""
+        return self.checkpoint != "final" or self.step is not None
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """Where the weights are; None: on the first device."""
+        return sharded(make_mesh(self.mesh)) if self.mesh else None
+
+    def check_pretrained(self) -> None:
+        """Raises `ConfigError` where one of several weights is asked for, but there is only one."""
+        if self.chooses:
+            raise ConfigError(
+                f"{self.run} is a folder of transformers, which has one set of weights: leave out "
+                "--checkpoint and --step"
+            )
+
+
+FINAL = RunOptions()
+"""The weights that a command takes by itself."""
+
+
+class Chosen(NamedTuple):
+    """The final weights, the `steps` whose mean they are, and the metric they were chosen by."""
+
+    params: Any
+    steps: list[int]
+    metric: float
+
+
+def choose(
+    checkpoints: Checkpoints, training: TrainingConfig, metric: Callable[[Any, list[int]], float]
+) -> Chosen:
+    """The mean of the last `training.average_checkpoints` checkpoints, or the best one alone.
+
+    The one with the smaller metric(params, steps) wins; the mean wins a tie.
+    """
+    last = _last(checkpoints, training)
+    best = checkpoints.best_step()
+    candidates = [last] if best is None or last == [best] else [last, [best]]
+    found = []
+    for steps in candidates:
+        params = mean(checkpoints, training, steps)
+        found.append(Chosen(params, steps, metric(params, steps)))
+    return min(found, key=lambda chosen: chosen.metric)
+
+
+def _last(checkpoints: Checkpoints, training: TrainingConfig) -> list[int]:
+    """The last `training.average_checkpoints` steps that were not saved on preemption."""
+    # A resumed run averages the same steps as one that was never stopped.
+    every, complete = max(training.save_every, 1), checkpoints.steps()
+    regular = [step for step in complete[:-1] if step % every == 0] + complete[-1:]
+    return regular[-training.average_checkpoints :]
+
+
+def mean(checkpoints: Checkpoints, training: TrainingConfig, steps: list[int]) -> Any:
+    """The mean over `steps` of the parameters, or of their moving averages if there are any."""
+    return checkpoints.average_params(steps, tree=training.result_tree)
+
+
+def note(folder: Path, steps: list[int], **scores: float) -> None:
+    """Records that the final weights are the mean of those of `steps`, and their scores."""
+    json_records.write(folder / _NOTE, {"steps": steps, **scores})
+
+
+def load(folder: Path, training: TrainingConfig, options: RunOptions = FINAL) -> Any:
+    """The weights of the run in `folder` that `options` name; raises as `select` does."""
+    steps, tree = select(folder, training, options)
+    params = Checkpoints(folder / "checkpoints").average_params(steps, tree=tree)
+    devices = options.strategy
+    return params if devices is None else devices.shard_state(params)
+
+
+def select(
+    folder: Path, training: TrainingConfig, options: RunOptions = FINAL
+) -> tuple[list[int], str]:
+    """The steps whose mean are the weights that `options` name, and the field of the state.
+
+    Raises `CheckpointError` where there is no complete checkpoint, or none of the step asked for,
+    `ConfigError` for a moving average that the run does not keep, `DataError` where the record of
+    the final choice is damaged.
+    """
+    checkpoints = Checkpoints(folder / "checkpoints")
+    newest, kept = checkpoints.newest_step(), checkpoints.steps()
+    if newest is None:
+        raise CheckpointError(f"{folder} holds no complete checkpoint: train first")
+    if options.step is not None and options.step not in kept:
+        raise CheckpointError(
+            f"{folder} has no checkpoint of step {options.step}: it keeps "
+            f"{', '.join(map(str, kept))}"
+        )
+    if options.checkpoint == "ema" and training.result_tree == "params":
+        raise ConfigError(f"{folder} keeps no moving average: it was trained with ema_decay=0")
+    decays = {training.ema_decay, *training.extra_ema_decays} - {0.0}
+    if options.ema_decay is not None and options.ema_decay not in decays:
+        raise ConfigError(
+            f"checkpoint={options.checkpoint!r}, but the decays of the moving averages that "
+            f"{folder} keeps are {sorted(decays)}: give one of these, or last"
+        )
+    step = newest if options.step is None else options.step
+    if options.checkpoint == "last":
+        return [step], "params"
+    if options.ema_decay is not None:
+        return [step], training.ema_tree(options.ema_decay)
+    steps = [step]
+    if options.checkpoint == "average":
+        steps = _last(checkpoints, training)
+    elif options.checkpoint == "best":
+        steps = [checkpoints.best_step() or newest]
+    elif options.checkpoint == "final" and options.step is None:
+        steps = _final(folder, checkpoints, newest)
+    return steps, training.result_tree
+
+
+def _final(folder: Path, checkpoints: Checkpoints, newest: int) -> list[int]:
+    """The steps that were chosen when training ended, or the newest one."""
+    said = json_records.read(
+        folder / _NOTE, {"steps": list}, "remove it to use the newest checkpoint"
+    )
+    chosen = said["steps"] if said else []
+    # A run that is continued after its end may have deleted the checkpoints chosen then.
+    return chosen if chosen and set(chosen) <= set(checkpoints.steps()) else [newest]
+
+
+class TrainResult(NamedTuple):
+    """What a training leaves in its `folder`."""
+
+    folder: Path
+    steps: list[int]
+    """The steps whose mean are the final weights."""
+    validation: dict[str, float]
+    """The scores of the validation text by which they were chosen."""
+    scores: dict[str, Any]
+    """The content of scores.json: the scores of the test text, or of the validation text."""
+
+
+def read_result(folder: Path) -> TrainResult:
+    """The result of the finished training in `folder`; `ConfigError` where there is none."""
+    try:
+        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} has no scores.json: finish its training first") from error
+    chosen = json_records.read(folder / _NOTE, {"steps": list}) or {"steps": []}
+    return TrainResult(folder, chosen.pop("steps"), chosen, scores)
+
+
+def in_int8(loaded: _Loaded) -> _Loaded:
+    """`loaded` with its `model` and `params` in 8 bits."""
+    run: Any = loaded
+    return run._replace(model=Int8(run.model), params=quantize(run.model, run.params))
+
+
+def check_folder(folder: Path) -> None:
+    """Raises `ConfigError` unless `folder` is one."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder: give --run the folder of a trained run")

@@ -1,0 +1,114 @@
+"""How texts are decoded: the options that all decoding commands share, and ensembles of runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from experiments.harness.runs import checkpoint_selection
+from jaxformer.config import check_at_least
+from jaxformer.decoding import GenerationConfig, SamplerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.ensemble import Ensemble, EnsembleMean, stack_members
+from jaxformer.pretrained.model_specs import TRAINING_ONLY
+from jaxformer.text.minimum_bayes_risk import UtilityName
+from jaxformer.text.tokenizers import Tokenizer
+
+_Loaded = TypeVar("_Loaded", bound=NamedTuple)
+
+_OF_BEAM = ("beam_size", "length_penalty")
+_OF_SEARCH = (*_OF_BEAM, "no_repeat_ngram_size", "repetition_penalty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions(SamplerConfig):
+    """How texts are decoded; None, and a beam size of 0, are the run's own."""
+
+    decoding: Literal["beam", "sample", "mbr"] = "beam"
+    """beam: beam search. sample: texts are drawn from the model. mbr: of mbr_samples drawn texts
+    the one that is most like the others (minimum Bayes risk)."""
+    beam_size: int = 0
+    """Beam size; 0: the run's."""
+    length_penalty: float | None = None
+    """Exponent of the length penalty of beam search; None: the run's."""
+    no_repeat_ngram_size: int | None = None
+    """No run of so many tokens occurs twice in a text; 0: any may; None: as the run says."""
+    repetition_penalty: float | None = None
+    """Above 1, tokens that a text already holds become less likely; None: as the run says."""
+    mbr_samples: int = 32
+    """Texts that are drawn for each line and compared, with --decoding mbr."""
+    utility: UtilityName = "chrf"
+    """How texts are compared, with --decoding mbr: sacreBLEU's sentence chrF or BLEU."""
+    ensemble: EnsembleMean = "arithmetic"
+    """Of several runs, the mean of probabilities (arithmetic) or of their logarithms."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(self, 0, "beam_size")
+        check_at_least(self, 1, "mbr_samples")
+        searches = self.decoding == "beam"
+        names = [field.name for field in fields(SamplerConfig)] if searches else _OF_BEAM
+        for field in fields(DecodingOptions):
+            value = getattr(self, field.name)
+            if field.name in names and value != field.default:
+                needed = "sample or mbr" if searches else "beam"
+                raise ConfigError(
+                    f"{field.name}={value} needs --decoding {needed}, but decoding="
+                    f"{self.decoding!r}: leave one of them out"
+                )
+
+    @property
+    def sampler(self) -> SamplerConfig:
+        """How a token is drawn."""
+        names = (field.name for field in fields(SamplerConfig))
+        return SamplerConfig(**{name: getattr(self, name) for name in names})
+
+    def search(self, config: GenerationConfig) -> GenerationConfig:
+        """The run's `config` with what these options say."""
+        given = {name: getattr(self, name) for name in _OF_SEARCH}
+        beam_size = given.pop("beam_size") or config.beam_size
+        given = {name: value for name, value in given.items() if value is not None}
+        return replace(config, beam_size=beam_size, **given)
+
+
+def run_folders(run: str) -> list[Path]:
+    """The folders that `run` names, separated by commas."""
+    return [Path(run)] if Path(run).is_dir() else [Path(name) for name in run.split(",")]
+
+
+def load_members(
+    load: Callable[[Path], _Loaded], run: str, mean: EnsembleMean, *, int8: bool = False
+) -> _Loaded:
+    """What `load` finds in the folder `run`; of several folders, the first with their ensemble.
+
+    Raises `ConfigError` for runs whose models or tokenizers differ.
+    """
+    folders = run_folders(run)
+    members = [load(folder) for folder in folders]
+    members = [checkpoint_selection.in_int8(each) if int8 else each for each in members]
+    first: Any = members[0]
+    if len(members) == 1:
+        return first
+    for folder, member in zip(folders, members, strict=True):
+        _check_member(folders[0], first, folder, member)
+    params = [member.params for member in members]  # type: ignore[attr-defined]
+    return first._replace(model=Ensemble(first.model, mean), params=stack_members(params))
+
+
+def _check_member(first_folder: Path, first: Any, folder: Path, member: Any) -> None:
+    end = f", but the models of an ensemble must agree: leave out {folder}"
+    sizes = first.model.config
+    theirs = member.model.config
+    for field in fields(sizes):
+        ours, other = getattr(sizes, field.name), getattr(theirs, field.name)
+        if field.name not in TRAINING_ONLY and ours != other:
+            names = f"{ours!r} in {first_folder} and {other!r} in {folder}"
+            raise ConfigError(f"model.{field.name} is {names}{end}")
+    if type(first.model) is not type(member.model):
+        raise ConfigError(f"{first_folder} and {folder} differ in their model{end}")
+    for name in ("block", "position_scheme"):
+        if getattr(first.model, name, None) != getattr(member.model, name, None):
+            raise ConfigError(f"{first_folder} and {folder} differ in their {name}{end}")
+    for ours, other in zip(first, member, strict=True):
+        if isinstance(ours, Tokenizer) and ours.fingerprint != other.fingerprint:
+            raise ConfigError(f"{first_folder} and {folder} have different tokenizers{end}")

@@ -1,0 +1,134 @@
+"""A run of several processes: they start, fail and end together, and the first one writes."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from experiments.harness import cli
+from experiments.harness.cli import config_files
+from jaxformer import distributed
+from jaxformer.distributed import Strategy
+from jaxformer.errors import ConfigError
+
+_LOST_PROCESS = ("Gloo", "NCCL", "Socket closed", "coordination service")  # in XLA's errors
+
+
+def check(config: Any) -> None:
+    """Raises `ConfigError` when the options of `config` about processes contradict each other."""
+    if config.distributed and _placed(config):
+        raise ConfigError(
+            "distributed=True reads coordinator, num_processes and process_id from the cluster, "
+            f"but coordinator={config.coordinator!r}, num_processes={config.num_processes} and "
+            f"process_id={config.process_id} were given: give one or the other"
+        )
+    if _several(config) and config.strategy == "single":
+        raise ConfigError(
+            "strategy='single' trains in one process, but several were asked for: give --strategy "
+            "replicated or --strategy sharded"
+        )
+
+
+@contextmanager
+def joined(config: Any) -> Iterator[None]:
+    """Within it this process is one of those that `config` asks for, and only the first prints.
+
+    Enter it before anything touches a device; all processes leave it together. Raises `ConfigError`
+    as `jaxformer.distributed.initialize` does, and when the processes have different settings.
+    """
+    if not _several(config):
+        yield
+        return
+    distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
+    given = config_files.flat(config_files.plain(config))
+    given.pop("process_id")
+    kind = {"experiment": type(config).__name__, "count of settings": len(given)}
+    distributed.assert_processes_agree(kind)
+    distributed.assert_processes_agree(given)
+    with contextlib.ExitStack() as stack:
+        if not is_first():
+            silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(silence))
+        with explain_lost_process():
+            yield
+        wait("end")  # a process that ends early would stop the runtime of the others
+
+
+@contextmanager
+def explain_lost_process() -> Iterator[None]:
+    """Within it, a step that fails because another process is gone exits with a message.
+
+    If JAX's runtime notices first, it ends this process with code 134.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not any(word in str(error) for word in _LOST_PROCESS):
+            raise
+        said = " ".join(str(error).split())
+        raise SystemExit(f"another process has died, or its connection has: {said}") from error
+
+
+def is_several() -> bool:
+    """Whether this process is one of several."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes."""
+    return not is_several() or jax.process_index() == 0
+
+
+def wait(name: str) -> None:
+    """Returns when all processes have called it."""
+    if is_several():
+        multihost_utils.sync_global_devices(name)
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """All processes leave it together; where one fails, the others exit with its code."""
+    if not is_several():
+        yield
+        return
+    code = 0
+    try:
+        yield
+    except BaseException as error:
+        code = cli.exit_code(error)
+        raise
+    finally:
+        codes = multihost_utils.process_allgather(np.int32(code))
+    failed = np.flatnonzero(codes)
+    if failed.size:
+        print(f"error: process {failed[0]} has failed: see its message", file=sys.stderr)
+        raise SystemExit(int(codes[failed[0]]))
+
+
+def agreed(number: float) -> float:
+    """The `number` of the first process."""
+    if not is_several():
+        return number
+    words = np.frombuffer(np.float64(number).tobytes(), np.uint32)
+    return float(multihost_utils.broadcast_one_to_all(words).view(np.float64)[0])
+
+
+def local(devices: Strategy, tree: Any) -> Any:
+    """`tree`, which is on `devices`, as arrays that this process can use alone."""
+    if not is_several():
+        return tree
+    return jax.device_put(devices.gather(tree), jax.local_devices()[0])
+
+
+def _placed(config: Any) -> bool:
+    return bool(config.coordinator) or (config.num_processes, config.process_id) != (None, None)
+
+
+def _several(config: Any) -> bool:
+    return config.distributed or _placed(config)

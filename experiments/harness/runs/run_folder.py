@@ -1,0 +1,349 @@
+"""A run's folder: its configuration, its environment and its metrics."""
+
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+
+from experiments.harness import cli
+from experiments.harness.cli import config_files
+from experiments.harness.results import plots
+from experiments.harness.runs import distributed
+from experiments.harness.runs.event_file import EventFile
+from experiments.harness.runs.loggers import Loggers
+from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError
+from jaxformer.runtime.concurrency import cpu_count
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def open_run(
+    root: str | Path,
+    experiment: str,
+    name: str,
+    config: Any,
+    *,
+    may_differ: Iterable[str] = (),
+) -> "Run":
+    """The run `root/experiment/name`, created or opened again with `config`, a dataclass.
+
+    Writes `config` to config.json, and versions and devices to env.json. If the folder already has
+    a config.json and a checkpoint, a field with another value raises `ConfigError`, except those
+    under the dotted names in `may_differ`; where one of the two values is a function of the user's
+    own, these too. A field that is absent there has its default. Of several processes the first
+    one writes.
+    """
+    folder = folder_of(root, experiment, name)
+    with distributed.together():
+        if distributed.is_first():
+            _record(folder, config, may_differ)
+    return Run(folder) if distributed.is_first() else Follower(folder)
+
+
+def _record(folder: Path, config: Any, may_differ: Iterable[str]) -> None:
+    given = as_json(config)
+    begun = any((folder / "checkpoints").glob("[0-9]*"))
+    if begun and (folder / "config.json").exists():
+        stored = config_files.with_defaults(_read_json(folder / "config.json"), config)
+        refuse_differences(stored, given, folder, may_differ)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_environment(folder / "env.json")
+    write_json(folder / "config.json", given)
+
+
+def folder_of(root: str | Path, experiment: str, name: str) -> Path:
+    """The folder of a run; `ConfigError` for a name that no folder can have."""
+    for word in (experiment, name):
+        if not re.fullmatch(r"\w[\w.=,+-]*", word):
+            raise ConfigError(f"{word!r} cannot name a folder: use letters, digits and _ - . = , +")
+    return Path(root) / experiment / name
+
+
+def load_config(folder: str | Path, kind: type[T]) -> T:
+    """The configuration of the run in `folder`, a dataclass of type `kind`.
+
+    A field that is absent has its default. `ConfigError` names fields that are unknown, of
+    another type, or absent though they have no default.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
+    try:
+        return config_files.build(kind, _read_json(path))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def as_json(config: Any) -> dict:
+    """The dataclass `config` as JSON holds it: nested dicts, lists, numbers, strings, None."""
+    return config_files.plain(config)
+
+
+def count(params: Any) -> int:
+    """The number of parameters in the tree `params`."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def refuse_differences(stored: dict, given: dict, folder: Path, may_differ: Iterable[str]) -> None:
+    """Raises `ConfigError` where the settings `given` differ from those `stored` in `folder`.
+
+    Those under the dotted names `may_differ` may, unless one is a function of the user's own.
+    """
+    before, now = config_files.flat(stored), config_files.flat(given)
+    free = tuple(f"{prefix}." for prefix in may_differ)
+    wrong = []
+    for field in sorted(before.keys() | now.keys()):
+        pair = before.get(field, "absent"), now.get(field, "absent")
+        own = any(config_files.is_own(text.strip('"')) for text in pair)
+        if pair[0] != pair[1] and (own or not f"{field}.".startswith(free)):
+            wrong.append(f"{field} is {pair[0]} there but {pair[1]} here")
+    if wrong:
+        raise ConfigError(
+            f"{folder} was made with another configuration: {'; '.join(wrong)}: use another "
+            "--name, or give the stored value"
+        )
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Writes `value` to `path` so that a crash leaves either the old file or the new one."""
+    _replace(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+class Run:
+    """The folder of one run, and its log of metrics: a JSON line for each step, and TensorBoard.
+
+    `loggers` get the same numbers. If a metric cannot be written, training goes on, with one
+    warning on stderr. TensorBoard files are written where tensorboardX is installed.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self._path = self.folder / "metrics.jsonl"
+        self.loggers = Loggers()
+        self._events: EventFile | None = None
+        self._first_step = 0
+        self._torn = False
+        self._warned: set[str] = set()
+
+    def log(self, step: int, **values: float) -> None:
+        """Appends `values` of `step` to metrics.jsonl, on disk when this returns."""
+        numbers = {name: float(value) for name, value in values.items()}
+        line = json.dumps({"step": int(step), **numbers}) + "\n"
+        with self.surviving("metrics.jsonl"):
+            self._append(line.encode())
+        with self.surviving("tensorboard"):
+            if events := self._opened_events():
+                events.add_numbers(int(step), numbers)
+        self.loggers.log(int(step), numbers)
+
+    def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
+        """Shows `lines` of `step` in TensorBoard, beside numbers that were logged before."""
+        with self.surviving("tensorboard"):
+            if self._events is not None:  # Markdown shows indented lines as they are
+                text = "".join(f"    {line}\n" for line in lines)
+                self._events.add_text(int(step), name, text)
+
+    def log_figure(self, step: int, name: str, draw: Callable[[], "Figure"]) -> None:
+        """Shows what `draw` draws of `step` in TensorBoard.
+
+        Without matplotlib, and for a model whose attention cannot be drawn, there is no picture.
+        """
+        with self.surviving("tensorboard"):
+            if events := self._opened_events():
+                with contextlib.suppress(optional_dependencies.MissingExtra, ConfigError):
+                    events.add_picture(int(step), name, *plots.as_png(draw()))
+
+    def add_environment(self, **facts: str) -> None:
+        """Adds `facts` to what env.json says of this start."""
+        path = self.folder / "env.json"
+        with self.surviving("env.json"):
+            write_json(path, _read_json(path) | facts)
+
+    def resume(self, step: int) -> None:
+        """Removes the metrics after `step`, from which training goes on, and damaged lines.
+
+        Warns of a damaged line, unless it is the last one, which a crash may leave half written.
+        """
+        with self.surviving("metrics.jsonl"):
+            self._warn_of_damage()
+            kept = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
+            if self._path.exists():
+                _replace(self._path, "".join(kept))
+        self._close_events()
+        self._first_step = step + 1
+
+    def metrics(self) -> list[dict]:
+        """The logged lines in order, without damaged ones."""
+        if not self._path.exists():
+            return []
+        lines = (_parse(line) for line in self._path.read_bytes().split(b"\n"))
+        return [line for line in lines if line is not None]
+
+    def close(self) -> None:
+        """Closes the TensorBoard file and the loggers."""
+        self._close_events()
+        self.loggers.close()
+
+    def _warn_of_damage(self) -> None:
+        whole = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
+        wrong = [n for n, line in enumerate(whole, 1) if line and _parse(line) is None]
+        if wrong:
+            numbers = ", ".join(map(str, wrong))
+            cli.say(f"warning: {self._path} lines {numbers}: no metrics, left out", sys.stderr)
+
+    @contextlib.contextmanager
+    def surviving(self, name: str) -> Iterator[None]:
+        """Within it, an error in writing `name` gives one warning and nothing more."""
+        try:
+            yield
+        except OSError as error:
+            if name not in self._warned:
+                said = f"{self.folder / name} could not be written and now lacks metrics: {error}"
+                cli.say(f"warning: {said}", sys.stderr)
+            self._warned.add(name)
+
+    def _append(self, line: bytes) -> None:
+        if self._torn:
+            line = b"\n" + line
+        self._torn = True
+        # Unbuffered: what a full disk refused must not be written with the next line.
+        with self._path.open("ab", buffering=0) as file:
+            written = file.write(line)
+        if written != len(line):
+            raise OSError(f"only {written} of {len(line)} bytes were written")
+        self._torn = False
+
+    def _opened_events(self) -> EventFile | None:
+        """The TensorBoard file; None without tensorboardX, or once it could not be written."""
+        if "tensorboard" in self._warned:
+            return None
+        if self._events is None:
+            try:
+                self._events = EventFile(self.folder / "tensorboard", self._first_step)
+            except optional_dependencies.MissingExtra:
+                self._warned.add("tensorboard")
+        return self._events
+
+    def _close_events(self) -> None:
+        if self._events is not None:
+            with self.surviving("tensorboard"):
+                self._events.close()
+        self._events = None
+
+
+class Follower(Run):
+    """The folder of a run whose log another process writes."""
+
+    def log(self, step: int, **values: float) -> None:
+        """Nothing."""
+
+    def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
+        """Nothing."""
+
+    def log_figure(self, step: int, name: str, draw: Callable[[], "Figure"]) -> None:
+        """Nothing."""
+
+    def add_environment(self, **facts: str) -> None:
+        """Nothing."""
+
+    def resume(self, step: int) -> None:
+        """Nothing."""
+
+
+def _write_environment(path: Path) -> None:
+    """Writes versions, devices and command of this start, and keeps those of earlier ones.
+
+    The start before this one gets its `seconds`, until the last line that it logged.
+    """
+    earlier = []
+    if path.exists():
+        before = _read_json(path)
+        earlier = [*_earlier(before, path), before | _seconds(before, path)]
+    write_json(path, {**_environment(), "earlier": earlier})
+
+
+def _seconds(before: dict, path: Path) -> dict[str, float]:
+    metrics = path.with_name("metrics.jsonl")
+    if "time" not in before or not metrics.exists():
+        return {}
+    started = datetime.datetime.fromisoformat(before["time"]).timestamp()
+    return {"seconds": max(0.0, round(metrics.stat().st_mtime - started))}
+
+
+def _earlier(before: dict, path: Path) -> list:
+    earlier = before.pop("earlier", [])
+    if not isinstance(earlier, list):
+        raise ConfigError(
+            f"{path} is damaged: earlier is not a list. Remove it: only history is lost"
+        )
+    return earlier
+
+
+def _environment() -> dict:
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "devices": [f"{device.platform}:{device.device_kind}" for device in jax.devices()],
+        "processes": jax.process_count(),
+        "cpus": cpu_count(),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.orig_argv),
+    }
+
+
+def _git(*words: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _parse(line: bytes) -> dict | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and type(found.get("step")) is int else None
+
+
+def _read_json(path: Path) -> dict:
+    """The object in `path`; `ConfigError`, naming the file, where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} must hold a JSON object, but holds {json.dumps(found):.60}")
+    return found
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes `text` to `path` so that a crash leaves either the old file or the new one."""
+    new = path.with_name(f".{path.name}.new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

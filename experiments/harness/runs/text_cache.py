@@ -1,0 +1,184 @@
+"""What is made of text, kept for all runs: tokenizers and ids, found by what they are made from.
+
+RUNS/texts/facts/INODE.json   what is known of a file, while its size, time and inode stay
+RUNS/texts/records/KEY.json   what is known of a text
+RUNS/texts/KEY/               the files made from KEY, and their checksums in manifest.json
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.runs import json_records
+from experiments.harness.cli import display
+from jaxformer import __version__
+from jaxformer.errors import DataError
+from jaxformer.text.data import Tokens, open_tokens
+
+_SETTLED_NS = 50_000_000
+"""A file that has changed since may change again without another time of modification."""
+
+
+class TextCache:
+    """The folder `folder` of what was made of text; None: nothing is kept.
+
+    Several processes may use it at once.
+    """
+
+    def __init__(self, folder: Path | None = None):
+        self.folder = folder
+
+    def digest(self, path: Path) -> str:
+        """The SHA-256 (hex) of a file's bytes, or the fingerprint of a file of ids.
+
+        It is read again only when its size, time of modification or inode has changed.
+        """
+        if self.folder is None or not path.is_file():
+            return _digest(path)
+        before = _status(path)
+        fact = self.folder / "facts" / f"{before[0]}.json"
+        known = _read_record(fact, {"status": list, "digest": str})
+        if known is not None and known["status"] == before:
+            return known["digest"]
+        found = _digest(path)
+        if before == _status(path) and time.time_ns() - before[-1] > _SETTLED_NS:
+            _write_record(fact, {"status": before, "digest": found})
+        return found
+
+    def name_of(self, path: Path) -> str:
+        """The digest of a file, as part of what something is made from.
+
+        It is "" where nothing is kept, and for what is no file: whoever reads it says so.
+        """
+        return self.digest(path) if self.folder is not None and path.is_file() else ""
+
+    def record(self, made_from: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `make` returns, which is JSON; it is called once for all that equals `made_from`."""
+        if self.folder is None:
+            return make()
+        path = self.folder / "records" / f"{_key(made_from)}.json"
+        found = _read_record(path, {})
+        if found is None:
+            found = make()
+            _write_record(path, found)
+        return found
+
+    def fill(self, folder: Path, made_from: Any, make: Callable[[Path], None]) -> None:
+        """Puts the files that `make(FOLDER)` writes into `folder`.
+
+        It is called once for all that equals `made_from`; later its files are linked (ids) or
+        copied (all others). Damaged files are made anew.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.folder is None:
+            make(folder)
+            return
+        entry = self.folder / _key(made_from)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _locked(entry.with_suffix(".lock")):
+            if not self._is_intact(entry):
+                self._make(entry, make)
+            for path in entry.iterdir():
+                if path.name != "manifest.json":
+                    _place(path, folder / path.name)
+
+    def whole_tokens(self, path: Path) -> Tokens:
+        """The sequences in `path`, compared with their fingerprint; `DataError` for others."""
+        tokens = open_tokens(path)
+        if self.digest(path) != tokens.fingerprint:
+            raise DataError(f"{path} is damaged: {json_records.REMEDY}")
+        return tokens
+
+    def _is_intact(self, entry: Path) -> bool:
+        """Whether `entry` is there with all its files, none of them damaged."""
+        if not entry.exists():
+            return False
+        manifest = _read_record(entry / "manifest.json", {"files": dict}) or {"files": {"": ""}}
+        with contextlib.suppress(DataError):
+            if all(self.digest(entry / x) == digest for x, digest in manifest["files"].items()):
+                return True
+        display.say(f"{entry} is damaged: it is made again")
+        return False
+
+    def _make(self, entry: Path, make: Callable[[Path], None]) -> None:
+        unfinished = entry.with_suffix(".unfinished")
+        for path in (entry, unfinished):
+            shutil.rmtree(path, ignore_errors=True)
+        unfinished.mkdir()
+        make(unfinished)
+        files = {path.name: self.digest(path) for path in unfinished.iterdir()}
+        json_records.write(unfinished / "manifest.json", {"files": files})
+        unfinished.rename(entry)
+
+
+NOTHING_KEPT = TextCache()
+
+
+def _digest(path: Path) -> str:
+    if path.suffix != ".tokens":
+        return json_records.digest(path)
+    tokens = open_tokens(path)
+    return Tokens(tokens.ids, tokens.offsets).fingerprint
+
+
+def _status(path: Path) -> list[int]:
+    """What changes when a file's bytes do: inode, size, time of modification."""
+    status = path.stat()
+    return [status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns]
+
+
+def _key(made_from: Any) -> str:
+    """A name for what is made from this JSON by this version of the code."""
+    versions = [__version__, importlib.metadata.version("tokenizers")]
+    text = json.dumps([versions, made_from], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _read_record(path: Path, fields: dict[str, type]) -> dict[str, Any] | None:
+    """What `_write_record` wrote; None where there is nothing, or it is damaged."""
+    try:
+        return json_records.read(path, fields)
+    except DataError:
+        return None
+
+
+def _write_record(path: Path, content: dict[str, Any]) -> None:
+    """Writes `content` so that another process sees all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    json_records.write(unfinished, content)
+    unfinished.replace(path)
+
+
+def _place(path: Path, target: Path) -> None:
+    """Makes `target` a link to `path`, or a copy of it."""
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    unfinished.unlink(missing_ok=True)
+    try:
+        if path.suffix != ".tokens":  # a person may edit it
+            raise OSError
+        os.link(path, unfinished)
+    except OSError:  # also: another file system
+        shutil.copyfile(path, unfinished)
+    unfinished.replace(target)
+    unfinished.unlink(missing_ok=True)  # the two were links to one file
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Within it no other process is within it; it waits for the others."""
+    with open(path, "a", encoding="utf-8") as file:
+        if importlib.util.find_spec("fcntl") is not None:
+            import fcntl
+
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,1 @@
+"""Training of a run: its settings, what it is built of, the loop's helpers, screen and loggers."""

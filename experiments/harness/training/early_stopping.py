@@ -1,0 +1,118 @@
+"""The validation metric so far, kept with every checkpoint, and when it says to stop."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from experiments.harness.training.training_config import TrainingConfig
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.distributed import assert_processes_agree
+from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.training.train_step import TrainState
+
+_MODES = {
+    "min": ("loss", "perplexity", "bits_per_byte", "kl"),
+    "max": ("bleu", "chrf", "exact", "accuracy"),
+}
+"""Whether less or more is better of a metric whose name ends so."""
+
+
+class EarlyStopping(NamedTuple):
+    """The last metric and its step, the least one, and evaluations since then.
+
+    A smaller metric is better: a loss, or minus a score. None before the first evaluation.
+    """
+
+    metric: float | None = None
+    step: int = 0
+    best: float | None = None
+    since_best: int = 0
+
+    def update(self, metric: float, step: int) -> "EarlyStopping":
+        """This after one more evaluation."""
+        if self.best is None or metric < self.best:
+            return EarlyStopping(metric, step, metric, 0)
+        return EarlyStopping(metric, step, self.best, self.since_best + 1)
+
+    def should_stop(self, patience: int) -> bool:
+        """Whether the metric has not fallen for `patience` evaluations (never, when 0)."""
+        return 0 < patience <= self.since_best
+
+    def metric_at(self, step: int) -> float | None:
+        """The metric of `step`, or None where it was not evaluated."""
+        return self.metric if step == self.step else None
+
+
+class StoppingMetric(NamedTuple):
+    """The score that early stopping watches; `sign` is 1 where less is better, else -1."""
+
+    name: str
+    sign: float
+
+    def of(self, scores: Mapping[str, float]) -> float:
+        """The score of an evaluation, negated where more is better.
+
+        Raises `ConfigError` where the evaluation has no such score.
+        """
+        if self.name not in scores:
+            raise ConfigError(
+                f"early_stopping_metric={self.name!r}, but an evaluation of this run gives "
+                f"{', '.join(scores)}: give one of these"
+            )
+        return self.sign * scores[self.name]
+
+    def describe_best(self, stopping: EarlyStopping) -> str:
+        """The best score so far, such as "best loss 1.2345" or "best chrf 61.23"."""
+        name = self.name.removeprefix("validation_").replace("_", " ")
+        best = 0.0 if stopping.best is None else self.sign * stopping.best
+        return f"best {name} {best:.{4 if self.sign > 0 else 2}f}"
+
+
+def stopping_metric(training: TrainingConfig, known: Sequence[str]) -> StoppingMetric:
+    """The metric that `training` names, or the first of `known`, those of every evaluation.
+
+    Raises `ConfigError` for another name, unless your own loss or metric may give it, and for one
+    of which neither its name nor `training.early_stopping_mode` tells whether less or more is
+    better.
+    """
+    name = training.early_stopping_metric or known[0]
+    mode: str = training.early_stopping_mode
+    if name not in known and not training.loss and not training.metrics:
+        raise ConfigError(
+            f"early_stopping_metric={name!r} is unknown: give one of {', '.join(known)}"
+        )
+    if mode == "auto":
+        found = [mode for mode, ends in _MODES.items() if name.endswith(ends)]
+        if not found:
+            raise ConfigError(
+                f"early_stopping_metric={name!r}: its name does not tell whether less or more is "
+                "better: give --training.early_stopping_mode min or max"
+            )
+        mode = found[0]
+    return StoppingMetric(name, 1.0 if mode == "min" else -1.0)
+
+
+def restore_newest(
+    checkpoints: Checkpoints, state: TrainState, fingerprint: str
+) -> tuple[TrainState, EarlyStopping]:
+    """The newest checkpoint's state and validation; `state` and none where there is no checkpoint.
+
+    Raises `CheckpointError` when it was trained on batches of another `fingerprint`, `ConfigError`
+    when several processes have other batches, or see other checkpoints, than each other.
+    """
+    steps = checkpoints.steps()
+    assert_processes_agree({"batches": fingerprint, "checkpoints": steps})
+    if not steps:
+        return state, EarlyStopping()
+    state, metadata = checkpoints.restore(state)
+    assert_processes_agree({"step": int(state.step)})
+    if metadata["data"] != fingerprint:
+        raise CheckpointError(
+            "the checkpoint was trained on other batches than these: the training text, the "
+            "tokenizer or the settings of its batches have changed; use another --name"
+        )
+    return state, EarlyStopping(**metadata["early_stopping"])
+
+
+def due(step: int, interval: int) -> bool:
+    """Whether what is done every `interval` steps (never, when 0) is done after `step`."""
+    return interval > 0 and step % interval == 0

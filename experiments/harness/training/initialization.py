@@ -1,0 +1,173 @@
+"""What a run starts from: the weights of another run (init_from), or its state (continue_from)."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from experiments.harness.cli import display
+from experiments.harness.cli.config_files import split_step
+from experiments.harness.runs import checkpoint_selection, distributed, run_folder
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.training import build
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.distributed import Strategy
+from jaxformer.errors import ConfigError
+from jaxformer.nn.stacking import stack_blocks, unstack_blocks
+from jaxformer.pretrained.model_specs import TRAINING_ONLY
+from jaxformer.training.lora import without_adapters
+from jaxformer.training.parameters import flatten, map_with_path
+from jaxformer.training.train_step import TrainState
+
+C = TypeVar("C")
+
+NOTE = "parent.json"
+"""The file of a run that says which weights of which run it started from."""
+
+
+class Parent(NamedTuple):
+    """The run that another one starts from, and which of its weights."""
+
+    folder: Path
+    options: RunOptions
+
+
+def parent_of(config: Any) -> Parent | None:
+    """The run that `config` names by init_from or continue_from; None where it names none.
+
+    A folder of `transformers` is no run.
+    """
+    return find_run(config.continue_from or config.init_from)
+
+
+def find_run(name: str) -> Parent | None:
+    """The run RUN, RUN@STEP or RUN@best (last, average, ema); None where there is none."""
+    path, which = split_step(name)
+    if not name or not (path / "checkpoints").is_dir():
+        return None
+    if which.isdigit():
+        return Parent(path, RunOptions(str(path), step=int(which)))
+    options: Any = {"checkpoint": which} if which else {}
+    return Parent(path, RunOptions(str(path), **options))
+
+
+def with_parent(config: C, experiment: str) -> C:
+    """`config` with the sizes, model, block and position scheme of the run it starts from.
+
+    Dropout, dtype and initializer stay those of `config`. Raises `ConfigError` where
+    `continue_from` names what is not a run; a run that has begun no longer needs its parent.
+    """
+    run: Any = config
+    parent = parent_of(run)
+    if parent is None:
+        if run.continue_from and not is_begun(run_folder.folder_of(run.runs, experiment, run.name)):
+            refuse_parent("continue_from", run.continue_from)
+        return config
+    found: Any = run_folder.load_config(parent.folder, type(config))
+    kept = {name: getattr(run.model, name) for name in TRAINING_ONLY}
+    parts = ("model", "block", "position_scheme")
+    values = {name: getattr(found.training, name) for name in parts}
+    model, training = replace(found.model, **kept), replace(run.training, **values)
+    return replace(run, model=model, training=training)
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether the run in `folder` started from another run."""
+    return (folder / NOTE).exists()
+
+
+def refuse_parent(option: str, name: str) -> NoReturn:
+    """Raises `ConfigError`: `name` is not a run."""
+    raise ConfigError(
+        f"{option}={name!r} is not the folder of a trained run: give RUN, or RUN@STEP"
+    )
+
+
+def start(
+    config: Any, state: TrainState, checkpoints: Checkpoints, devices: Strategy, fingerprint: str
+) -> TrainState:
+    """`state`, the first one of a run, with what it takes over from the run it starts from.
+
+    A run with a checkpoint of its own goes on from that instead. Raises `ConfigError` for
+    parameters of other shapes, and as `_continued` does.
+    """
+    parent = parent_of(config)
+    if parent is None or checkpoints.steps():
+        return state
+    with display.phase(f"reading {parent.folder}"):
+        if config.continue_from:
+            state, steps = _continued(config, state, parent, fingerprint)
+        else:
+            state, steps = _initialized(config, state, parent, devices)
+    option = "continue_from" if config.continue_from else "init_from"
+    numbers = ", ".join(map(str, steps))
+    display.say(f"{option.replace('_', ' ')} {parent.folder}, step {numbers}")
+    if distributed.is_first():
+        note = {"how": option, "run": str(parent.folder), "steps": steps}
+        run_folder.write_json(checkpoints.folder.parent / NOTE, note)
+    return state
+
+
+def _initialized(
+    config: Any, state: TrainState, parent: Parent, devices: Strategy
+) -> tuple[TrainState, list[int]]:
+    """`state` with the parent's weights, and the steps whose mean they are."""
+    found: Any = run_folder.load_config(parent.folder, type(config))
+    steps, tree = checkpoint_selection.select(parent.folder, found.training, parent.options)
+    params: Any = Checkpoints(parent.folder / "checkpoints").average_params(steps, tree=tree)
+    if found.model.scan_layers != config.model.scan_layers:
+        params = stack_blocks(params) if config.model.scan_layers else unstack_blocks(params)
+    check_shapes(parent.folder, params, without_adapters(state.params))
+
+    def fresh() -> Any:  # a copy, because a step donates its state's buffers
+        return devices.shard_state(jax.tree.map(jnp.array, params))
+
+    return build.with_params(state, config.training, fresh), steps
+
+
+def check_shapes(folder: Path, params: Any, needed: Any) -> None:
+    """Raises `ConfigError`, naming the first, for parameters of a run that have other shapes."""
+    given, wanted = ({p: x.shape for p, x in flatten(tree).items()} for tree in (params, needed))
+    wrong = sorted(p for p in given | wanted if given.get(p) != wanted.get(p))
+    if wrong:
+        path = wrong[0]
+        raise ConfigError(
+            f"{folder} does not fit this model: {path} is {given.get(path, 'absent')} there, but "
+            f"{wanted.get(path, 'absent')} here ({len(wrong)} parameters differ): use its sizes"
+        )
+
+
+def _continued(
+    config: Any, state: TrainState, parent: Parent, fingerprint: str
+) -> tuple[TrainState, list[int]]:
+    """The state of the parent, with the peak learning rate of `state`, and its step.
+
+    Raises `ConfigError` where the parent was trained on other batches, has done all steps of
+    `config`, or is asked for a mean of checkpoints, `CheckpointError` for another optimizer.
+    """
+    if parent.options.checkpoint not in ("final", "last"):
+        raise ConfigError(
+            f"continue_from={config.continue_from!r} asks for weights without an optimizer state: "
+            "give RUN or RUN@STEP, or use --init_from"
+        )
+    checkpoints = Checkpoints(parent.folder / "checkpoints")
+    restored, metadata = checkpoints.restore(state, parent.options.step)
+    step = int(restored.step)
+    if metadata["data"] != fingerprint:
+        raise ConfigError(
+            f"{parent.folder} was trained on other batches than these: continue_from goes on with "
+            "the same text, seed and batch settings; for others use --init_from"
+        )
+    if step >= config.optimizer.total_steps:
+        raise ConfigError(
+            f"{parent.folder} is at step {step} already, but optimizer.total_steps="
+            f"{config.optimizer.total_steps}: give more steps"
+        )
+    ours = flatten(state.opt_state)
+
+    def own_rate(path: str, leaf: Any) -> Any:
+        return ours[path] if path.endswith("learning_rate") else leaf
+
+    return restored.replace(opt_state=map_with_path(own_rate, restored.opt_state)), [step]

@@ -1,0 +1,303 @@
+"""The options that all experiments share: where a run is made, how it trains, its optimizer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
+
+import jax
+
+from experiments.harness.cli import display
+from experiments.harness.cli.config_files import is_own
+from experiments.harness.runs import distributed
+from experiments.harness.runs.run_folder import Run
+from experiments.harness.runs.text_cache import TextCache
+from experiments.harness.training.adapters import LoraOptions
+from jaxformer.config import check_at_least, check_choices, check_fraction
+from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
+from jaxformer.distributed.mesh import Device
+from jaxformer.errors import ConfigError
+from jaxformer.ops.attention import ATTENTION_FNS
+from jaxformer.runtime.setup import ProcessSetup, setup_process
+from jaxformer.training import optimizer
+from jaxformer.training.train_step import EmaDecay, ema_name
+
+StrategyName = Literal["single", "replicated", "sharded"]
+Remat = Literal["none", "attention", "matmuls", "all_but_attention", "blocks"]
+GatherAt = Literal["step", "use"]
+
+
+@dataclass(frozen=True)
+class TrainingConfig(LoraOptions):
+    """How a run trains. Intervals are in steps; 0 switches one off."""
+
+    grad_accumulation: int = 1
+    """Parts of a batch whose gradients are summed one after the other before each update."""
+    ema_decay: float = 0.0
+    """Decay of the moving average of the parameters, which then becomes the result; 0: none."""
+    extra_ema_decays: tuple[float, ...] = ()
+    """Decays of further moving averages, which --checkpoint ema@DECAY chooses later."""
+    schedule_free: bool = False
+    """Adam with schedule-free averaging, whose average is the result; needs a constant schedule."""
+    gradient_noise_scale: bool = False
+    """Logs the gradient noise scale; needs grad_accumulation or several devices."""
+    seed: int = 0
+    """Seed of the initial parameters, the order of the data and dropout."""
+    log_every: int = 100
+    """Steps between two lines of metrics; 0 logs the last step only."""
+    save_every: int = 1_000
+    """Steps between two checkpoints; 0 saves the last step only."""
+    evaluate_every: int = 1_000
+    """Steps between two evaluations on the validation text; 0: none before the end."""
+    patience: int = 0
+    """Evaluations in a row without a better result after which training ends; 0: never."""
+    early_stopping_metric: str = ""
+    """Validation score that patience and --checkpoint best go by; empty: BLEU, or the loss."""
+    early_stopping_mode: Literal["auto", "min", "max"] = "auto"
+    """Whether a smaller or a larger score is better; auto: known by its name, such as _loss."""
+    average_checkpoints: int = 5
+    """The result is the mean of this many last checkpoints, or the best one if it is better."""
+    attention_fn: str = "reference"
+    """Function of attention: reference, xla, blockwise, cudnn, gpu_flash, tpu_flash, tpu_splash,
+    auto (by shape), or your own as package.module:name."""
+    model: str = ""
+    """Your own model as package.module:name, made and called as the experiment's is; empty: that
+    of the experiment."""
+    block: str = ""
+    """Your own block of the model as package.module:name; empty: the library's."""
+    position_scheme: str = ""
+    """Your own position scheme as package.module:name; it replaces that of --model.positions."""
+    loss: str = ""
+    """Your own loss to train with as package.module:name; empty: the experiment's own."""
+    z_loss: float = 0.0
+    """Weight of log(Z)^2 of each token's softmax in the loss (PaLM: 1e-4); 0 disables it."""
+    r_drop: float = 0.0
+    """Weight of R-Drop's divergence between two passes with dropout (1 to 5); 0: one pass."""
+    metrics: tuple[str, ...] = ()
+    """Your own metrics of each evaluation, as package.module:name."""
+    loggers: tuple[str, ...] = ()
+    """Your own loggers of all metrics, as package.module:name; each is called with the folder."""
+    log_attention: bool = False
+    """Draws the attention in one text at each evaluation, for TensorBoard."""
+    log_update_ratio: bool = False
+    """Logs update_ratio: the norm of each update divided by that of the parameters."""
+    remat: Remat = "none"
+    """What the backward pass computes again to save memory; blocks saves the most."""
+    gather_at: GatherAt = "step"
+    """When parameters divided by fsdp are gathered: once a step, or at each use to save memory."""
+    loss_chunk: int = 0
+    """Tokens per logits chunk on each device; 0 disables chunking."""
+    prefetch: int = 2
+    """Batches that a thread reads and copies to the devices ahead of the steps; 0: none."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_choices(self)
+        check_at_least(self, 1, "grad_accumulation", "average_checkpoints")
+        check_at_least(self, 0, "loss_chunk", "z_loss", "r_drop", "prefetch")
+        check_fraction(self, "ema_decay")
+        if not all(0.0 < decay < 1.0 for decay in self.extra_ema_decays):
+            raise ConfigError(
+                f"extra_ema_decays={self.extra_ema_decays}, but each lies in 0 < decay < 1"
+            )
+        if self.schedule_free and (self.ema_decay or self.extra_ema_decays):
+            raise ConfigError(
+                "schedule_free has an average of its own: leave out --training.ema_decay and "
+                "--training.extra_ema_decays"
+            )
+        check_name(self, "attention_fn", (*ATTENTION_FNS, "auto"))
+        if self.block and self.remat != "none":
+            raise ConfigError(
+                f"remat={self.remat!r} needs the library's own block, but block={self.block!r} was "
+                "given: leave out --training.remat, and use flax.linen.remat in your module"
+            )
+
+    @property
+    def ema_decays(self) -> EmaDecay:
+        """The decay of the moving average, or of each one where there are several."""
+        if not self.extra_ema_decays:
+            return self.ema_decay
+        own = (self.ema_decay,) if self.ema_decay else ()
+        return tuple(dict.fromkeys((*own, *self.extra_ema_decays)))
+
+    @property
+    def result_tree(self) -> str:
+        """The part of a state that is evaluated and becomes the result: "params" or an average."""
+        if self.schedule_free:
+            return "ema"
+        return self.ema_tree(self.ema_decay) if self.ema_decay else "params"
+
+    def ema_tree(self, decay: float) -> str:
+        """The part of a state that is the moving average with this decay."""
+        return f"ema/{ema_name(decay)}" if self.extra_ema_decays else "ema"
+
+    def compiled(self) -> "TrainingConfig":
+        """The settings that a program depends on: seed, intervals and patience have defaults."""
+        names = ["seed", "log_every", "save_every", "evaluate_every", "patience", "log_attention"]
+        names += ["early_stopping_metric", "early_stopping_mode"]
+        defaults: dict[str, Any] = {x.name: x.default for x in fields(self) if x.name in names}
+        return replace(self, **defaults)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(optimizer.OptimizerConfig):
+    """The library's optimizer; the schedule and the whole optimizer may be your own."""
+
+    name: str = "adam"  # type: ignore[assignment]  # wider: also your own
+    """The update rule: adam, muon, lion, adafactor, or your own optimizer as package.module:name,
+    which decides on clipping and weight decay itself."""
+    schedule: str = "inverse_square_root"  # type: ignore[assignment]  # wider: also your own
+    """inverse_square_root, cosine, constant, linear, wsd (warm-up, stable, decay), step, or your
+    own as package.module:name."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_name(self, "schedule", get_args(optimizer.ScheduleName))
+        check_name(self, "name", get_args(optimizer.RuleName))
+
+    def compiled(self) -> "OptimizerConfig":
+        """The settings that a program depends on: the peak rate is data, unless you use it."""
+        own = is_own(self.schedule) or is_own(self.name)
+        return self if own else replace(self, learning_rate=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where a run is kept, what it starts from, and where its steps are computed.
+
+    All but `init_from` and `continue_from` may change on resuming.
+    """
+
+    may_change: ClassVar[tuple[str, ...]] = ()
+    """Dotted names of further fields that do not alter the steps already done."""
+
+    runs: str = "runs"
+    """The folder that holds the folders of all experiments."""
+    init_from: str = ""
+    """Run whose weights this one starts from, with its sizes and tokenizers: RUN, RUN@STEP or
+    RUN@best. A language model also from a folder or hub name of transformers. Empty: none."""
+    continue_from: str = ""
+    """Run that this one continues under a name of its own, as RUN or RUN@STEP: weights, optimizer
+    state and step are taken over, the schedule is that of these options. Empty: none."""
+    compilation_cache_dir: str = "programs"
+    """Folder in `runs` that keeps compiled programs for the next start; empty: none is kept."""
+    text_cache_dir: str = "texts"
+    """Folder in `runs` that keeps tokenizers and ids for other runs; empty: none are kept."""
+    sweep: str = ""
+    """The sweep that the run is a cell of; `experiments.sweep` writes it."""
+    verbose: bool = False
+    """Prints compiler options, the formula of mfu and signatures; env.json always has them."""
+    profile: bool = False
+    """Writes a trace of a few steps into the run's folder, for TensorBoard or Perfetto."""
+    strategy: StrategyName = "single"
+    """One device, a copy of the state on each device, or parts of it on a mesh of devices."""
+    mesh: str = ""
+    """The mesh of --strategy sharded, such as data=2,fsdp=2,tensor=2; empty: all along data."""
+    distributed: bool = False
+    """Joins the processes that the cluster (SLURM, Cloud TPU, ...) has started."""
+    coordinator: str = ""
+    """HOST:PORT of process 0, where no cluster provides it; empty: none."""
+    num_processes: int | None = None
+    """Number of processes, given with --coordinator only."""
+    process_id: int | None = None
+    """Number of this process, from 0, given with --coordinator only."""
+
+    def __post_init__(self):
+        distributed.check(self)
+        if "://" in self.runs:
+            raise ConfigError(
+                f"runs={self.runs!r} is an address: give a folder, such as one where the bucket is "
+                "mounted (gcsfuse)"
+            )
+        if self.init_from and self.continue_from:
+            raise ConfigError(
+                f"init_from={self.init_from!r} and continue_from={self.continue_from!r} both say "
+                "where the weights come from: give one"
+            )
+        self._check_lora()
+
+    def _check_lora(self: Any) -> None:
+        """Raises `ConfigError` for adapters of random weights, and with `optimizer.freeze`."""
+        rank = self.training.lora_rank
+        if rank and not (self.init_from or self.continue_from):
+            raise ConfigError(
+                f"lora_rank={rank} trains adapters of weights that are there: give --init_from"
+            )
+        if rank and self.optimizer.freeze:
+            raise ConfigError(
+                f"lora_rank={rank} freezes all weights, but freeze={self.optimizer.freeze!r} was "
+                "given too: choose the matrices with adapters by --training.lora_targets"
+            )
+
+    def free_fields(self: Any) -> list[str]:
+        """Dotted names of the fields that may differ when the run is resumed."""
+        training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
+        training += ["attention_fn", "remat", "loss_chunk", "gather_at", "prefetch"]
+        training += ["metrics", "loggers", "log_attention", "log_update_ratio"]
+        training += ["gradient_noise_scale"]
+        places = set(RunConfig.__dataclass_fields__) - {"init_from", "continue_from"}
+        names = ["name", *sorted(places), *self.may_change]
+        names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
+        endless = self.optimizer.schedule in ("inverse_square_root", "constant", "step")
+        endless &= not is_own(self.optimizer.name)
+        return [*names, "optimizer.total_steps"] if endless else names
+
+
+@contextmanager
+def started(config: RunConfig) -> Iterator[tuple[Strategy, ProcessSetup]]:
+    """Sets the process up for speed, opens its screen; yields `config`'s devices and what was set.
+
+    The setup comes first. The screen starts a thread, and glibc gives a thread that starts before
+    the setup a heap of its own, which returns its large memory to the system after each step.
+    """
+    cache = config.compilation_cache_dir
+    setup = setup_process((Path(config.runs) / cache).absolute() if cache else None)
+    with display.opened():
+        yield choose_devices(config.strategy, config.mesh, setup.compiler_options), setup
+
+
+def text_cache(config: RunConfig) -> TextCache:
+    """Where the runs of `config.runs` keep what they make of text."""
+    name = config.text_cache_dir
+    return TextCache(Path(config.runs) / name if name else None)
+
+
+def record_environment(run: Run, config: RunConfig, **facts: object) -> None:
+    """Adds `facts` to the run's env.json, and prints them with `verbose`."""
+    run.add_environment(**{name: str(fact) for name, fact in facts.items()})
+    if config.verbose:
+        display.say("\n".join(map(str, facts.values())))
+
+
+def choose_devices(
+    strategy: StrategyName,
+    mesh: str,
+    options: Mapping[str, str] = MappingProxyType({}),
+    devices: Sequence[Device] | None = None,
+) -> Strategy:
+    """Where a run's steps are computed: on one of `devices`, or on all; None: those that JAX sees.
+
+    "replicated" keeps a copy of the state on each, "sharded" its parts on `mesh`, such as
+    "data=2,fsdp=2,tensor=2" (empty: all of them along data). The compiler gets `options`. Raises
+    `ConfigError` for a mesh without "sharded", or one with another number of devices.
+    """
+    if strategy == "sharded":
+        count = jax.device_count() if devices is None else len(devices)
+        return sharded(make_mesh(mesh or f"data={count}", devices), compiler_options=options)
+    if mesh:
+        raise ConfigError(f"mesh={mesh!r} needs --strategy sharded, got strategy={strategy!r}")
+    if strategy == "replicated":
+        return replicated(devices, compiler_options=options)
+    return single(devices[0] if devices else None, compiler_options=options)
+
+
+def check_name(config: Any, field: str, known: tuple[str, ...]) -> None:
+    """Raises `ConfigError` unless `field` is one of `known` or the name of a value of your own."""
+    name = getattr(config, field)
+    if name not in known and not is_own(name):
+        raise ConfigError(
+            f"{field}={name!r} is unknown: give one of {', '.join(known)}, or your own as "
+            "package.module:name"
+        )
