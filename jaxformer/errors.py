@@ -4,7 +4,6 @@
 class ConfigError(ValueError):
     """A setting is unknown, out of range, or contradicts another.
 
-    >>> import jaxformer as jf
     >>> jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=3)
     Traceback (most recent call last):
         ...
@@ -15,7 +14,6 @@ class ConfigError(ValueError):
 class DataError(ValueError):
     """A text, an id or a data file cannot be used.
 
-    >>> import jaxformer as jf
     >>> jf.score_translations(["Ein Haus.", "Zwei."], ["Ein Haus."])
     Traceback (most recent call last):
         ...
@@ -26,7 +24,6 @@ class DataError(ValueError):
 class CheckpointError(ValueError):
     """A checkpoint is missing, incomplete, damaged, or does not fit the state to restore.
 
-    >>> import jaxformer as jf
     >>> jf.Checkpoints("empty").restore({})
     Traceback (most recent call last):
         ...

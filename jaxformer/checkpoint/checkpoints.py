@@ -35,8 +35,6 @@ class Checkpoints:
     A save that fails is only a warning until `patience` saves in a row have failed, for a disk that
     is full for a while.
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> with jf.Checkpoints("checkpoints") as checkpoints:
     ...     checkpoints.save(100, {"scale": jnp.ones(3)}, metric=2.5)
     ...     checkpoints.save(200, {"scale": jnp.zeros(3)}, metric=2.7)

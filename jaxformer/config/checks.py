@@ -23,7 +23,6 @@ def check_types(config: Any) -> None:
     Fields of type int, float, bool, str or None, and unions of these, are checked.
 
     >>> from dataclasses import dataclass
-    >>> from jaxformer.config import check_types
     >>> @dataclass
     ... class Training:
     ...     steps: int
@@ -50,7 +49,6 @@ def check_choices(config: Any) -> None:
 
     >>> from dataclasses import dataclass
     >>> from typing import Literal
-    >>> from jaxformer.config import check_choices
     >>> @dataclass
     ... class Training:
     ...     schedule: Literal["cosine", "constant"]
@@ -72,7 +70,6 @@ def check_at_least(config: Any, least: float, *names: str) -> None:
     """Raises `ConfigError` for one of the fields `names` below `least`; None passes.
 
     >>> from dataclasses import dataclass
-    >>> from jaxformer.config import check_at_least
     >>> @dataclass
     ... class Training:
     ...     steps: int
@@ -91,7 +88,6 @@ def check_fraction(config: Any, *names: str) -> None:
     """Raises `ConfigError` for one of the fields `names` below 0, or not below 1.
 
     >>> from dataclasses import dataclass
-    >>> from jaxformer.config import check_fraction
     >>> @dataclass
     ... class Training:
     ...     dropout_rate: float
@@ -110,7 +106,6 @@ def check_pattern(config: Any, name: str) -> None:
     """Raises `ConfigError` unless the field `name` is a regular expression.
 
     >>> from dataclasses import dataclass
-    >>> from jaxformer.config import check_pattern
     >>> @dataclass
     ... class Training:
     ...     freeze: str

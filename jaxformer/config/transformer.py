@@ -20,7 +20,6 @@ class TransformerConfig:
 
     The letters are those of Vaswani et al. 2017.
 
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
     >>> config.key_size  # d_model / num_heads
     4

@@ -37,7 +37,6 @@ LengthPenalty = Callable[[Float[Array, "..."], Float[Array, "..."]], Float[Array
 def gnmt_length_penalty(exponent: float) -> LengthPenalty:
     """score = log p / ((5 + length) / 6)^exponent (Wu et al. 2016, equation 14).
 
-    >>> from jaxformer.decoding import gnmt_length_penalty
     >>> gnmt_length_penalty(1.0)(-6.0, 7.0)  # -6 / (12 / 6)
     -3.0
     """
@@ -47,7 +46,6 @@ def gnmt_length_penalty(exponent: float) -> LengthPenalty:
 def power_length_penalty(exponent: float) -> LengthPenalty:
     """score = log p / length^exponent: with 0 the log-probability, with 1 its mean.
 
-    >>> from jaxformer.decoding import power_length_penalty
     >>> power_length_penalty(1.0)(-6.0, 3.0)
     -2.0
     """
@@ -82,8 +80,6 @@ def beam_search(
     Raises `ValueError` for shapes that do not fit.
 
     >>> from typing import NamedTuple
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> class NoCache(NamedTuple):
     ...     def reorder_beams(self, parents):
     ...         return self

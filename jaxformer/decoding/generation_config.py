@@ -15,7 +15,6 @@ class GenerationConfig:
     `jaxformer.pretrained.load_generation_config` reads them from a folder of transformers.
     Raises `ConfigError` for a value out of range.
 
-    >>> import jaxformer as jf
     >>> greedy = jf.GenerationConfig(beam_size=1, max_length=20)
     >>> greedy.eos
     (2,)
@@ -93,7 +92,6 @@ class GenerationConfig:
 class SamplerConfig:
     """How a token is drawn. Raises `ConfigError` for a value out of range.
 
-    >>> from jaxformer.decoding import SamplerConfig
     >>> config = SamplerConfig(temperature=0.8, top_k=40)
     >>> config.top_p  # all of the 40 tokens
     1.0
@@ -131,7 +129,6 @@ class SamplerConfig:
 class SamplingConfig(SamplerConfig):
     r"""Settings of the continuations of prompts. Raises `ConfigError` for a value out of range.
 
-    >>> import jaxformer as jf
     >>> config = jf.SamplingConfig(max_new_tokens=50, temperature=0.8, stop=("\n",))
     >>> config.top_p, config.overflow  # from all tokens; a prompt must fit
     (1.0, 'refuse')

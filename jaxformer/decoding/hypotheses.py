@@ -18,8 +18,6 @@ Step = Callable[[Int[Array, "B W"], Any], tuple[Float[Array, "B W V"], Any]]
 class Hypotheses(NamedTuple):
     """W continuations of each of B sentences, best first.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import Hypotheses
     >>> log_probs = jnp.array([[[-1.0, -2.0, 0.0], [-4.0, 0.0, 0.0]]])  # B = 1, W = 2, L = 3
     >>> tokens = jnp.array([[[5, 2, 0], [2, 0, 0]]])
     >>> found = Hypotheses(tokens, log_probs.sum(-1), log_probs)

@@ -14,8 +14,6 @@ from jaxformer.decoding.generation_config import GenerationConfig
 class DecodeHistory(NamedTuple):
     """The text so far, as a logits processor sees it.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import DecodeHistory
     >>> def forbid_repeats(logits, history):
     ...     return jnp.where(history.token_counts > 0, -jnp.inf, logits)
     >>> counts, tokens, length = jnp.array([0, 2, 1]), jnp.array([1, 2, 1, 0]), jnp.array(3)
@@ -50,8 +48,6 @@ def repetition_penalty(penalty: float, before: Sequence[int] = ()) -> LogitsProc
     A positive logit is divided by `penalty`, a negative one multiplied, as in the paper's code. The
     tokens `before` count as part of the text. Raises `ValueError` unless penalty > 0.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import DecodeHistory, repetition_penalty
     >>> history = DecodeHistory(jnp.array([1, 0, 1]), jnp.array([0, 2, 0]), jnp.array(2))
     >>> repetition_penalty(2.0)(jnp.array([3.0, 3.0, -3.0]), history)
     Array([ 1.5,  3. , -6. ], dtype=float32)
@@ -75,8 +71,6 @@ def force_token_at(token: int, index: int = 0) -> LogitsProcessor:
     Its logit becomes 0, the others' -inf: as a log-probability it costs nothing. Raises
     `ValueError` for a token outside the vocabulary.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import DecodeHistory, force_token_at
     >>> empty = DecodeHistory(jnp.zeros(3, int), jnp.zeros(4, int), jnp.array(0))
     >>> force_token_at(2)(jnp.array([3.0, 2.0, 1.0]), empty)
     Array([-inf, -inf,   0.], dtype=float32)
@@ -94,8 +88,6 @@ def force_token_at(token: int, index: int = 0) -> LogitsProcessor:
 def renormalize(logits: Float[Array, " V"], history: DecodeHistory) -> Float[Array, " V"]:
     """A processor that makes log-probabilities of the logits, which add up to one again.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import DecodeHistory, renormalize
     >>> empty = DecodeHistory(jnp.zeros(3, int), jnp.zeros(4, int), jnp.array(0))
     >>> jnp.exp(renormalize(jnp.array([1.0, 1.0, -jnp.inf]), empty)).round(4)
     Array([0.5, 0.5, 0. ], dtype=float32)
@@ -106,8 +98,6 @@ def renormalize(logits: Float[Array, " V"], history: DecodeHistory) -> Float[Arr
 def suppress_tokens(ids: Sequence[int]) -> LogitsProcessor:
     """Never writes a token of `ids`; `ValueError` for one outside the vocabulary.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import DecodeHistory, suppress_tokens
     >>> empty = DecodeHistory(jnp.zeros(3, int), jnp.zeros(4, int), jnp.array(0))
     >>> suppress_tokens([0])(jnp.array([3.0, 2.0, 1.0]), empty)
     Array([-inf,   2.,   1.], dtype=float32)
@@ -128,8 +118,6 @@ def suppress_tokens(ids: Sequence[int]) -> LogitsProcessor:
 def min_length(length: int, eos: Sequence[int]) -> LogitsProcessor:
     """Writes no token of `eos` before the continuation has `length` tokens.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import DecodeHistory, min_length
     >>> history = DecodeHistory(jnp.array([1, 0, 0]), jnp.array([0, 0, 0]), jnp.array(1))
     >>> min_length(2, eos=[2])(jnp.array([3.0, 2.0, 1.0]), history)  # one token so far
     Array([  3.,   2., -inf], dtype=float32)
@@ -148,8 +136,6 @@ def no_repeat_ngram(size: int, before: Sequence[int] = ()) -> LogitsProcessor:
     The tokens `before` count as the first of the continuation (Paulus et al. 2018, section 2.5,
     with size 3). Raises `ValueError` if size < 1.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import DecodeHistory, no_repeat_ngram
     >>> history = DecodeHistory(jnp.array([0, 2, 1]), jnp.array([1, 2, 1, 0]), jnp.array(3))
     >>> no_repeat_ngram(2)(jnp.zeros(3), history)  # 1 2 occurs in 1 2 1, so 2 is excluded
     Array([  0.,   0., -inf], dtype=float32)
@@ -176,8 +162,6 @@ def make_processors(
 ) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
     """The processors that `config` describes: penalties, and constraints that forbid tokens.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.decoding import make_processors
     >>> config = jf.GenerationConfig(repetition_penalty=1.2, suppress_tokens=(3,), min_length=5)
     >>> penalties, constraints = make_processors(config)
     >>> len(penalties), len(constraints)

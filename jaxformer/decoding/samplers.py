@@ -17,9 +17,6 @@ Sampler = Callable[[Float[Array, " V"], Key[Array, ""]], Int[Array, ""]]
 def greedy(logits: Float[Array, " V"], rng: Key[Array, ""]) -> Int[Array, ""]:
     """The most likely token.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import greedy
     >>> int(greedy(jnp.array([0.1, 3.0, 2.0]), jax.random.key(0)))
     1
     """
@@ -29,9 +26,6 @@ def greedy(logits: Float[Array, " V"], rng: Key[Array, ""]) -> Int[Array, ""]:
 def temperature(value: float) -> Sampler:
     """Draws from softmax(logits / value); `ValueError` unless value > 0.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import temperature
     >>> logits = jnp.array([0.0, 1.0, 0.0])
     >>> int(temperature(0.01)(logits, jax.random.key(0)))  # its probability is 1 - 2 exp(-100)
     1
@@ -42,9 +36,6 @@ def temperature(value: float) -> Sampler:
 def top_k(k: int, value: float = 1.0) -> Sampler:
     """Draws from the k most likely tokens, at temperature `value`; `ValueError` if k < 1.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import top_k
     >>> keys = jax.random.split(jax.random.key(0), 50)
     >>> logits = jnp.log(jnp.array([0.5, 0.1, 0.4]))
     >>> jnp.unique(jax.vmap(top_k(2), (None, 0))(logits, keys))
@@ -59,9 +50,6 @@ def top_p(p: float, value: float = 1.0) -> Sampler:
     Probabilities are those at temperature `value` (Holtzman et al. 2020). Raises `ValueError`
     unless 0 < p <= 1.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import top_p
     >>> keys = jax.random.split(jax.random.key(0), 50)
     >>> logits = jnp.log(jnp.array([0.5, 0.1, 0.4]))
     >>> jnp.unique(jax.vmap(top_p(0.8), (None, 0))(logits, keys))  # 0.5 + 0.4 is enough
@@ -76,9 +64,6 @@ def min_p(share: float, value: float = 1.0) -> Sampler:
     Probabilities are those at temperature `value` (Nguyen et al. 2024). Raises `ValueError` unless
     0 <= share <= 1.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import min_p
     >>> keys = jax.random.split(jax.random.key(0), 50)
     >>> logits = jnp.log(jnp.array([0.5, 0.1, 0.4]))
     >>> jnp.unique(jax.vmap(min_p(0.7), (None, 0))(logits, keys))  # from 0.7 x 0.5 = 0.35 on
@@ -95,9 +80,6 @@ def top_k_top_p(
     `p` refers to the probabilities among the k most likely tokens. At least one token is kept; of
     equally likely tokens those with the lower ids are. Raises `ValueError` as those three do.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.decoding import top_k_top_p
     >>> sampler = top_k_top_p(1.0, k=2, p=0.5)
     >>> logits = jnp.log(jnp.array([0.5, 0.1, 0.4]))
     >>> int(sampler(logits, jax.random.key(0)))  # 0.5 / (0.5 + 0.4) is more than p
@@ -126,8 +108,6 @@ def top_k_top_p(
 def make_sampler(config: SamplerConfig) -> Sampler:
     """The sampler that `config` describes.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.decoding import greedy, make_sampler
     >>> make_sampler(jf.SamplingConfig(temperature=0.0)) is greedy
     True
     """

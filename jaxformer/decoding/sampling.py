@@ -36,8 +36,6 @@ StopFn = Callable[[Int[Array, ""], Int[Array, " B"]], Bool[Array, " B"]]
 class Prompts(NamedTuple):
     """B texts to continue, whose tokens before the last are in the cache.
 
-    >>> import numpy as np
-    >>> from jaxformer.decoding import Prompts
     >>> two = Prompts(np.array([7, 9]), max_lengths=np.array([5, 3]), example_ids=np.array([0, 1]))
     >>> two.step_offset, two.token_counts
     (0, None)
@@ -77,10 +75,6 @@ def sample(
 
     Eager calls compile as those of `beam_search`. Raises `ValueError` for shapes that do not fit.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.decoding import Prompts
     >>> def step(tokens, cache):  # the token after t is t + 1
     ...     return jax.nn.one_hot(tokens + 1, 9), cache
     >>> ids = jnp.array([0, 1])

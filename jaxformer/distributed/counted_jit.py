@@ -17,8 +17,6 @@ class CountedJit:
 
     `num_compiled` is how many times it was traced and compiled so far.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
     >>> from jaxformer.distributed import CountedJit, make_mesh
     >>> mesh = make_mesh("data=1", jax.devices()[:1])
     >>> double = CountedJit(lambda x: 2 * x, jax.jit, mesh)

@@ -31,7 +31,6 @@ def parse_mesh(text: str) -> dict[str, int]:
 
     Raises `ConfigError` for an unknown or repeated axis and for a size that is not 1 or more.
 
-    >>> from jaxformer.distributed import parse_mesh
     >>> parse_mesh("data=2,tensor=4")
     {'data': 2, 'fsdp': 1, 'tensor': 4}
     """
@@ -56,8 +55,6 @@ def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
     `parse_mesh` does, when the product of the sizes is not the number of devices, and when the
     number of slices does not divide the data axis.
 
-    >>> import jax
-    >>> from jaxformer.distributed import make_mesh
     >>> dict(make_mesh("data=1", jax.devices()[:1]).shape)
     {'data': 1, 'fsdp': 1, 'tensor': 1}
     """

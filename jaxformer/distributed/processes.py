@@ -30,7 +30,6 @@ def initialize(
     Raises `ConfigError` for incomplete or impossible arguments, and if no cluster is found without
     arguments; raises `RuntimeError` if it is called too late.
 
-    >>> from jaxformer.distributed import initialize
     >>> initialize("host0:1234", num_processes=2)
     Traceback (most recent call last):
         ...
@@ -67,7 +66,6 @@ def assert_processes_agree(values: Mapping[str, Any]) -> None:
     `values`: what must be equal everywhere (settings, fingerprints, the restored step), under the
     same names. Values are compared by their `repr`. With one process nothing is checked.
 
-    >>> from jaxformer.distributed import assert_processes_agree
     >>> assert_processes_agree({"seed": 0, "step": 100})
     """
     if jax.process_count() == 1:

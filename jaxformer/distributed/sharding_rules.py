@@ -16,8 +16,6 @@ class Rule(NamedTuple):
     """How parameters whose path matches `pattern` are divided over the mesh.
 
     >>> from jax.sharding import PartitionSpec
-    >>> from jaxformer.distributed import Rule, partition_specs
-    >>> import numpy as np
     >>> columns = Rule("(^|/)up/kernel$", PartitionSpec(None, "tensor"), fsdp=True)
     >>> params = {"up": {"kernel": np.ones((6, 8))}}
     >>> specs = partition_specs(params, [columns], {"data": 1, "fsdp": 3, "tensor": 2})
@@ -75,9 +73,6 @@ def partition_specs(
     the numbers, where a rule does not fit. The layer axis of stacked blocks is not divided, and
     does not count in a rule's dimensions.
 
-    >>> import numpy as np
-    >>> from jaxformer.distributed import partition_specs
-    >>> from jaxformer.distributed.sharding_rules import RULES
     >>> params = {"embedding": {"table": np.ones((6, 8))}, "norm": {"scale": np.ones(8)}}
     >>> specs = partition_specs(params, RULES, {"data": 1, "fsdp": 1, "tensor": 2})
     >>> tuple(specs["embedding/table"]), tuple(specs["norm/scale"])

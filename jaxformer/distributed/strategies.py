@@ -47,8 +47,6 @@ class Strategy:
       num_shards: into how many parts the rows of a batch are divided.
       local_shards: the indices of the parts that devices of this process hold.
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> strategy = jf.single()
     >>> def loss(params, batch, rng):
     ...     return jnp.sum(batch["x"] * params["scale"]), jnp.float32(batch["x"].size)
@@ -331,7 +329,6 @@ def single(
 ) -> Strategy:
     """Everything on `device`, or on the first device of this process.
 
-    >>> import jaxformer as jf
     >>> jf.single().num_shards
     1
     """
@@ -349,8 +346,6 @@ def replicated(
     Each device computes on its rows. One sum per step adds gradients, losses and tokens up, also
     with gradient accumulation.
 
-    >>> import jax
-    >>> import jaxformer as jf
     >>> strategy = jf.replicated(jax.devices()[:1])
     >>> strategy.local_rows(6)  # of a batch of 6, on the devices of this process
     array([0, 1, 2, 3, 4, 5])
@@ -370,11 +365,8 @@ def sharded(
     The first of `rules` whose pattern matches a parameter's path decides; `(Rule(...), *RULES)`
     changes one. Explicit axes are used as Auto axes.
 
-    >>> import jax
     >>> from jax.sharding import PartitionSpec
-    >>> import jaxformer as jf
     >>> from jaxformer.distributed import Rule, make_mesh
-    >>> from jaxformer.distributed.sharding_rules import RULES
     >>> replicated_tables = Rule("(^|/)table$", PartitionSpec())
     >>> mesh = make_mesh("data=1,fsdp=1,tensor=1", jax.devices()[:1])
     >>> jf.sharded(mesh, (replicated_tables, *RULES)).num_shards

@@ -25,8 +25,6 @@ class MultiHeadAttention(nn.Module):
     [R, T, N, H], `keys` [B, S, K, H], `values` [B, S, K, Hv], `weights` [B, N, T, S] with
     `reference` only, `heads` [R, T, N, Hv], `output` [R, T, D].
 
-    >>> import jax
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
     >>> attention = jf.MultiHeadAttention(config)
     >>> x = jax.random.normal(jax.random.key(0), (3, 5, 8))  # [B, T, D]

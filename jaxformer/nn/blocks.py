@@ -32,9 +32,6 @@ class Block(nn.Module):
     each of the three, `after_attention`, `after_cross_attention` and
     `after_feed_forward`.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
     >>> block, causal = jf.Block(config), jf.AttentionMask(causal=True)
     >>> x = jnp.ones((3, 5, 8))  # [B, T, D]

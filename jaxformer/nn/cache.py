@@ -24,9 +24,6 @@ class Cache(struct.PyTreeNode):
     `left_padding` [B]: how many of the tokens are padding before the sentence; None: none.
     `beam_ancestors` [B, W, L]: which beam wrote token l of beam w; None: there is one beam.
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.nn import init_cache
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> cache = init_cache(config, batch_size=2, num_beams=3, max_length=5)
     >>> cache.max_length, cache.num_beams, int(cache.length)
@@ -108,8 +105,6 @@ def init_cache(
 
     Raises `ValueError` when learned positions end before `max_length`.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.nn import init_cache
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=3)
     >>> cache = init_cache(config, batch_size=5, num_beams=1, max_length=7)
     >>> len(cache.layers), cache.layers[0].key.shape  # [B, K, H, L] of each layer

@@ -26,8 +26,6 @@ def stack_members(members: Sequence[Any]) -> Any:
 
     Raises `ConfigError`, naming the first difference, for members of different shapes, or none.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.nn import stack_members
     >>> stack_members([{"scale": jnp.zeros(3)}, {"scale": jnp.ones(3)}])["scale"]
     Array([[0., 0., 0.],
            [1., 1., 1.]], dtype=float32)
@@ -57,10 +55,6 @@ class Ensemble:
     probability or, with "geometric", the mean of their log-probabilities, which a search
     normalizes. Raises `ConfigError` for another `mean`.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.nn import Ensemble, stack_members
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model, tokens = jf.DecoderOnly(config), jnp.array([[1, 5, 7]])
     >>> init = jax.jit(model.init)

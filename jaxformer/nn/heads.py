@@ -18,8 +18,6 @@ from jaxformer.ops.masks import AnyArray
 class MaskedLMOutput(NamedTuple):
     """The output of a masked language model, for P positions or all T.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.nn import MaskedLMOutput
     >>> output = MaskedLMOutput(logits=jnp.eye(3)[None], next_sentence=None)  # B = 1, P = V = 3
     >>> output.logits.argmax(-1).tolist()  # the most likely token at each masked position
     [[0, 1, 2]]
@@ -37,9 +35,6 @@ class MaskedLanguageModel(Model):
     The token head is a dense layer, the activation, a norm, and the embedding's transpose with a
     bias. With `config.pooler` a second head tells whether sentence B follows sentence A.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = jf.MaskedLanguageModel(config)
     >>> tokens, positions = jnp.ones((2, 7), int), jnp.array([[1, 3, 6], [0, 2, 5]])
@@ -124,9 +119,6 @@ class Classifier(nn.Module):
     examples are learned. `backbone` is an `EncoderOnly`, a `DecoderOnly`, or any module with a
     `config` and a method `pooled` like theirs.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = jf.Classifier(jf.EncoderOnly(config), classes=3)
     >>> tokens, real = jnp.ones((2, 5), int), jnp.ones((2, 5), bool)
@@ -170,10 +162,6 @@ class TokenClassifier(nn.Module):
     `backbone` is an `EncoderOnly`, or any module with a `config` that returns what it does (Devlin
     et al. 2019, section 5.3).
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.nn import TokenClassifier
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = TokenClassifier(jf.EncoderOnly(config), classes=3)
     >>> tokens, real = jnp.ones((2, 5), int), jnp.ones((2, 5), bool)
@@ -214,10 +202,6 @@ class SpanPredictor(nn.Module):
     `backbone` is an `EncoderOnly`, or any module with a `config` that returns what it does (Devlin
     et al. 2019, section 4.2).
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.nn import SpanPredictor
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = SpanPredictor(jf.EncoderOnly(config))
     >>> tokens, real = jnp.ones((2, 5), int), jnp.ones((2, 5), bool)

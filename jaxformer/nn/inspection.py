@@ -30,7 +30,6 @@ def tap_names(model: Any, *inputs: Any) -> dict[str, jax.ShapeDtypeStruct]:
     Nothing is computed. `inputs` are arrays; they default to one token per text, which is what the
     models of this package take.
 
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
     >>> jf.tap_names(jf.DecoderOnly(config))["decoder/blocks_0/feed_forward/hidden"].shape
     (1, 1, 5)
@@ -47,7 +46,6 @@ def read_taps(
     a tuple of values. `options` are those of `apply`, such as `method`. Raises `ConfigError` for a
     name that the call does not have.
 
-    >>> import jax, jax.numpy as jnp, jaxformer as jf
     >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
     >>> model, tokens = jf.DecoderOnly(config), jnp.array([[3, 5, 6]])
     >>> params = model.init(jax.random.key(0), tokens)["params"]
@@ -74,7 +72,6 @@ class Patched:
     A module that is not from this package needs `inputs`, as `tap_names` does. Raises `ConfigError`
     for a name that the model does not have.
 
-    >>> import jax, jax.numpy as jnp, jaxformer as jf
     >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
     >>> model, tokens = jf.DecoderOnly(config), jnp.array([[3, 5, 6]])
     >>> params = model.init(jax.random.key(0), tokens)["params"]
@@ -125,8 +122,6 @@ class Patched:
 def with_attention_weights(model: Any) -> Any:
     """`model` with the attention function that has weights to read and replace, `reference`.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.nn import with_attention_weights
     >>> from jaxformer.ops.attention import blockwise
     >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
     >>> model, name = jf.DecoderOnly(config, blockwise), "decoder/blocks_0/attention/weights"

@@ -31,10 +31,6 @@ def quantize(model: DecodingModel, params: Any) -> Any:
     so this also works for your own block. Each output of a dense layer and each row of an embedding
     has its own scale. Norms, biases and learned positions do not change.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.nn import quantize
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model, tokens = jf.DecoderOnly(config), jnp.array([[1, 5, 7]])
     >>> init = lambda: quantize(model, model.init(jax.random.key(0), tokens)["params"])
@@ -59,10 +55,6 @@ class Int8:
     (vector-wise quantization, Dettmers et al. 2022, section 3). Attention, norms and sums stay in
     `config.dtype`. Raises `ConfigError` for a model that does not decode.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.nn import Int8, quantize
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model, tokens = jf.DecoderOnly(config), jnp.array([[1, 5, 7]])
     >>> params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]

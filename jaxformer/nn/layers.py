@@ -47,9 +47,6 @@ def as_row(vector: Float[Array, " D"], ndim: int) -> Float[Array, "*ones D"]:
 class Embedding(nn.Module):
     """A `table` [size, D] that maps ids to vectors and, transposed, vectors to logits.
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.nn import Embedding
     >>> config = jf.TransformerConfig(vocab_size=5, d_model=4, d_ff=12, num_heads=2)
     >>> table = jnp.arange(20.0).reshape(5, 4)
     >>> vectors = Embedding(5, config).apply({"params": {"table": table}}, jnp.array([[3, 0]]))
@@ -101,9 +98,6 @@ class Embedding(nn.Module):
 class LMHead(nn.Module):
     """Maps vectors to logits by its own matrix, or by the embedding's transpose if they are tied.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model, tokens = jf.DecoderOnly(config), jnp.ones((2, 5), int)
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
@@ -139,10 +133,6 @@ class LMHead(nn.Module):
 class Norm(nn.Module):
     """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019) over the last axis.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.nn import Norm
     >>> config = jf.TransformerConfig(vocab_size=5, d_model=2, d_ff=3, num_heads=1)
     >>> out, _ = Norm(config).init_with_output(jax.random.key(0), jnp.array([[3.0, 7.0]]))
     >>> out.round(3)  # mean 5, deviation 2
@@ -169,10 +159,6 @@ class FeedForward(nn.Module):
     Gated (Shazeer 2020): the activation of one projection multiplies another. Values to read and
     replace: `hidden` [B, T, F] and `output` [B, T, D].
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.nn import FeedForward
     >>> config = jf.TransformerConfig(vocab_size=5, d_model=4, d_ff=6, num_heads=1)
     >>> x = jnp.ones((2, 3, 4))
     >>> out, variables = FeedForward(config).init_with_output(jax.random.key(0), x)

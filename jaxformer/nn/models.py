@@ -93,9 +93,6 @@ class EncoderDecoder(DecodingModel):
     `model.apply({"params": params}, source, target)` gives the logits for training;
     `method="init_cache"` and `method="decode_step"` are for decoding with a cache.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, **layers)
     >>> model = jf.EncoderDecoder(config)
@@ -188,9 +185,6 @@ class EncoderDecoder(DecodingModel):
 class DecoderOnly(DecodingModel):
     """A causal language model (GPT).
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model, tokens = jf.DecoderOnly(config), jnp.array([[1, 5, 7, 9]])
     >>> params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
@@ -278,8 +272,6 @@ def mean_of_tokens(
 class EncoderOutput(NamedTuple):
     """The output of an encoder.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.nn import EncoderOutput
     >>> output = EncoderOutput(hidden=jnp.ones((2, 5, 8)), pooled=None)
     >>> output.hidden[:, 0].shape  # the vector of each first token
     (2, 8)
@@ -294,9 +286,6 @@ class EncoderOutput(NamedTuple):
 class EncoderOnly(Model):
     """A bidirectional encoder (BERT).
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model, tokens = jf.EncoderOnly(config), jnp.ones((2, 5), int)
     >>> output, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), tokens)

@@ -88,9 +88,6 @@ class Rotation(NamedTuple):
 
     `half` is the number of pairs; the numbers of a head after them are not rotated.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.nn import Rotation
-    >>> from jaxformer.nn.positions import rotate
     >>> quarter = Rotation(sin=jnp.ones((1, 1, 1, 1)), cos=jnp.zeros((1, 1, 1, 1)))
     >>> rotate(jnp.array([[[[1.0, 0.0]]]]), quarter)  # by 90 degrees
     Array([[[[0., 1.]]]], dtype=float32)
@@ -185,8 +182,6 @@ class PositionScheme(nn.Module):
     A scheme acts at one or more of three places: on the stack's input, on queries and keys, and on
     the logits of self-attention. Your own scheme is a subclass that defines the methods it needs.
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> class Counted(jf.PositionScheme):
     ...     def add(self, x, positions, length):
     ...         return x.at[..., 0].add(positions)

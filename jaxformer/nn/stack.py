@@ -40,9 +40,6 @@ class Stack(nn.Module):
     that `config.positions` names. Values to read and replace: `input` [R, T, D], embeddings with
     positions, and `output` [R, T, D].
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, norm_placement="pre")
     >>> stack, x = jf.Stack(config, num_layers=2), jnp.ones((3, 5, 8))
     >>> variables = jax.eval_shape(lambda: stack.init(jax.random.key(0), x, jf.AttentionMask()))

@@ -22,8 +22,6 @@ def stack_blocks(params: Any) -> Any:
 
     The subtrees blocks_0, blocks_1, ... of each stack become one, `stacked_blocks`.
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> blocks = {"blocks_0": {"scale": jnp.zeros(3)}, "blocks_1": {"scale": jnp.ones(3)}}
     >>> jf.stack_blocks({"decoder": blocks})["decoder"]["stacked_blocks"]["scale"]
     Array([[0., 0., 0.],
@@ -42,8 +40,6 @@ def stack_blocks(params: Any) -> Any:
 def unstack_blocks(params: Any) -> Any:
     """The inverse of `stack_blocks`, also for the intermediates that such a model returns.
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> blocks = jf.unstack_blocks({"stacked_blocks": {"scale": jnp.array([[1.0], [2.0]])}})
     >>> blocks["blocks_1"]["scale"]
     Array([2.], dtype=float32)

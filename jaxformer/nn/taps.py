@@ -18,10 +18,6 @@ REPLACEMENTS = "replacements"
 def tap(module: nn.Module, name: str, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """`x`, or what replaces the value `name` of `module`; recorded if asked.
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from flax import linen as nn
-    >>> from jaxformer.nn import tap
     >>> class Doubled(nn.Module):
     ...     def __call__(self, x):
     ...         return tap(self, "doubled", 2 * x)

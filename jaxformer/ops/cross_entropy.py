@@ -23,8 +23,6 @@ def cross_entropy(
     log(Z)^2 is added for each token, where Z is the sum of exp(logits) (Chowdhery et al. 2022,
     section 5).
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> logits = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.75]]))  # of two tokens, V = 2
     >>> labels, loss_mask = jnp.array([0, 0]), jnp.array([True, True])
     >>> nats, count = jf.cross_entropy(logits, labels, loss_mask)

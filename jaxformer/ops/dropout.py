@@ -26,9 +26,6 @@ class DropoutRng(NamedTuple):
     feature). It is therefore the same on one device, with gradient accumulation, on any mesh and on
     any number of hosts. On a CPU it takes about 1 ns per element (threefry: 27).
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> def mask(example_ids):
     ...     rng = jf.DropoutRng.create(jax.random.key(0), jnp.array(example_ids))
     ...     return rng.keep_mask("input", (len(example_ids), 5), rate=0.5)

@@ -45,8 +45,6 @@ class AttentionMask:
     Raises `ConfigError` for segments of queries or keys alone, a window below 1 or not a Python
     int, and a window without `causal`.
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> causal = jf.AttentionMask(causal=True)
     >>> causal.materialize(3, 3)[0, 0].astype(int)
     Array([[1, 0, 0],

@@ -101,9 +101,6 @@ def make_step_fn(model: nn.Module, params: Any) -> Step:
 
     It is a `jax.tree_util.Partial`: an input of compiled programs, with `params` as its leaves.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model = jf.DecoderOnly(config)
     >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]

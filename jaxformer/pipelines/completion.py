@@ -36,7 +36,6 @@ _Job = Callable[[], _Pieces]
 class Completion(NamedTuple):
     """The continuation of a prompt.
 
-    >>> from jaxformer.pipelines import Completion
     >>> added = Completion(text=" rose", ids=[7, 2], log_probs=[-0.5, -0.25], ended=True)
     >>> sum(added.log_probs), added.ended  # of " rose" and EOS
     (-0.75, True)
@@ -68,9 +67,6 @@ def complete(
     vocabulary's BOS. Raises `DataError` for an empty prompt if there is no BOS, and `ConfigError`
     for a prompt that does not fit `max_len` and for a tokenizer that does not fit the model.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> from jaxformer.text.tokenizers import train_characters
     >>> tokenizer = train_characters(["abcdef"])  # 10 ids with the special tokens
     >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
@@ -107,10 +103,6 @@ def stream(
     character. The program runs ahead; closing the iterator stops it. Raises at once what
     `complete` raises.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.pipelines import stream
     >>> from jaxformer.text.tokenizers import train_characters
     >>> tokenizer = train_characters(["abcdef"])
     >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)

@@ -27,8 +27,6 @@ from jaxformer.text.tokenizers import Tokenizer
 class TextEmbeddings(NamedTuple):
     """The T tokens of a text and their vectors.
 
-    >>> import numpy as np
-    >>> from jaxformer.pipelines import TextEmbeddings
     >>> vectors = np.array([[1.0, 0.0], [3.0, 2.0]])
     >>> found = TextEmbeddings(["a", " rose"], vectors, vectors, mean=vectors.mean(axis=0))
     >>> found.mean
@@ -57,9 +55,6 @@ def embed(
     for a text without tokens or with more than `max_len`, `ConfigError` for a tokenizer that does
     not fit the model.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> from jaxformer.text.tokenizers import train_words
     >>> tokenizer = train_words(["a rose is a rose"], 10)
     >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)

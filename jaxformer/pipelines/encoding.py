@@ -16,8 +16,6 @@ def find_too_long(
 ) -> list[int]:
     """The indices of the lines of more than `max_len` tokens, which `translate` refuses.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.pipelines import find_too_long
     >>> from jaxformer.text.tokenizers import train_words
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2, "max_len": 4}
     >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -42,8 +40,6 @@ def encode_sources(
     Raises as `translate` does, and `DataError` if `config` has the special ids of the models
     trained here and `tokenizer` has others.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.pipelines import encode_sources
     >>> from jaxformer.text.tokenizers import train_words
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
     >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}

@@ -28,7 +28,6 @@ _WORDS = 64
 class MaskPrediction(NamedTuple):
     """A token that may replace a mask.
 
-    >>> from jaxformer.pipelines import MaskPrediction
     >>> MaskPrediction(token="Ġrose", text=" rose", probability=0.5).text
     ' rose'
     """
@@ -56,9 +55,6 @@ def fill_mask(
     without a mask or with more than `max_len` tokens and for a vocabulary without a mask token,
     `ConfigError` for a tokenizer that does not fit the model.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, train_words
     >>> tokenizer = train_words(["a rose is a rose"], 10, special_tokens=MASKED_SPECIAL_TOKENS)
     >>> config = jf.TransformerConfig(8, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)

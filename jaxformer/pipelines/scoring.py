@@ -45,9 +45,6 @@ def score(
     `ConfigError` for a `stride` outside 1 to `max_len` and for a tokenizer that does not fit the
     model.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> from jaxformer.text.tokenizers import train_characters
     >>> tokenizer = train_characters(["abcd"])
     >>> config = jf.TransformerConfig(8, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
@@ -117,10 +114,6 @@ def score_pairs(
     `DataError` for a side of more than `max_len` tokens, `ConfigError` for tokenizers that do not
     fit the model.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.pipelines import score_pairs
     >>> from jaxformer.text.tokenizers import train_words
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
     >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}

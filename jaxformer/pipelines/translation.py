@@ -38,7 +38,6 @@ from jaxformer.text.tokenizers import Tokenizer
 class Translation(NamedTuple):
     """One hypothesis of a search.
 
-    >>> from jaxformer.pipelines import Translation
     >>> best = Translation(text="Haus", score=-0.75, ids=[5, 2], log_probs=[-0.5, -0.25])
     >>> best.score == sum(best.log_probs)  # with length_penalty=0
     True
@@ -97,9 +96,6 @@ def translate(
     A line's translations do not depend on the other lines. Raises `DataError` for a line of more
     than `max_len` tokens, `ConfigError` for tokenizers that do not fit the model.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> from jaxformer.text.tokenizers import train_words
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
     >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -177,10 +173,6 @@ def sample_translations(
     not the other lines. Lengths, special ids and logits processors are those of `config`. Blank
     lines, batches and errors are as in `translate`.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.pipelines import sample_translations
     >>> from jaxformer.text.tokenizers import train_words
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
     >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -215,7 +207,6 @@ def rank_by_utility(samples: Sequence[Translation], utility: Utility) -> list[Tr
 
     Their scores are their `expected_utilities`. Of equal ones the first comes first.
 
-    >>> from jaxformer.pipelines import Translation, rank_by_utility
     >>> def same_length(text, reference):
     ...     return float(len(text) == len(reference))
     >>> samples = [Translation(text, 0.0, [], []) for text in ("Haus", "Hut", "Hof")]
@@ -235,8 +226,6 @@ def max_target_length(
 ) -> int:
     """The most tokens of a translation; with learned positions at most `max_len`.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.pipelines import max_target_length
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> max_target_length(config, 20, jf.GenerationConfig(max_extra_tokens=10))
     30

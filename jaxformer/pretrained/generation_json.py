@@ -16,8 +16,6 @@ def generation_json(
     `max_len` is the longest text of the model, `token_ids` has the ids of the special tokens, such
     as "eos_token_id". `left_out` names the settings that have no counterpart.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.pretrained import generation_json
     >>> found = generation_json(jf.SamplingConfig(temperature=0.5), 64, {"eos_token_id": 2})
     >>> found["do_sample"], found["temperature"], found["eos_token_id"]
     (True, 0.5, 2)
@@ -68,8 +66,6 @@ def _sampling(config: SamplingConfig) -> dict[str, Any]:
 def left_out(config: GenerationConfig | SamplingConfig) -> list[str]:
     """The settings of `config`, as "name=value", with which transformers gives other texts.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.pretrained import left_out
     >>> left_out(jf.GenerationConfig(beam_size=1, at_max_length="cut", max_length=20))
     []
     >>> left_out(jf.GenerationConfig(beam_size=4, at_max_length="cut"))

@@ -34,8 +34,6 @@ def load_generation_config(folder: str | os.PathLike[str]) -> GenerationConfig:
     settings that are not supported.
 
     >>> import json
-    >>> from pathlib import Path
-    >>> from jaxformer.pretrained import load_generation_config
     >>> ids = {"pad_token_id": 10, "decoder_start_token_id": 10, "eos_token_id": 0}
     >>> Path("model").mkdir()
     >>> config = {"model_type": "marian", "vocab_size": 11, **ids, "num_beams": 6}
@@ -59,8 +57,6 @@ def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
     Raises `ConfigError` for ids outside the vocabulary.
 
     >>> import json
-    >>> from pathlib import Path
-    >>> from jaxformer.pretrained import load_eos
     >>> Path("model").mkdir()
     >>> config = {"model_type": "gpt2", "vocab_size": 11, "eos_token_id": 10}
     >>> _ = Path("model", "config.json").write_text(json.dumps(config))

@@ -41,8 +41,6 @@ _SOURCE, _TARGET = Path("tokenizer", "source.json"), Path("tokenizer", "target.j
 class Loaded(NamedTuple):
     """A trained model, ready for use.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.pretrained import Loaded
     >>> loaded = Loaded(jf.DecoderOnly(jf.GPT2), {}, tokenizer=None, target_tokenizer=None)
     >>> model, params, *_ = loaded
     >>> model.config.num_decoder_layers
@@ -82,9 +80,6 @@ def load_pretrained(
     model needs.
 
     >>> from dataclasses import replace
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> small = {"vocab_size": 11, "d_model": 8, "d_ff": 32, "num_heads": 2}
     >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))
     >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
@@ -103,10 +98,6 @@ def load_without_weights(folder: str | os.PathLike[str]) -> Loaded:
     """What `load_pretrained` gives, with no `params`: of the weights only the shapes are read.
 
     >>> from dataclasses import replace
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.pretrained import load_without_weights
     >>> small = {"vocab_size": 11, "d_model": 8, "d_ff": 32, "num_heads": 2}
     >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))
     >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
@@ -147,8 +138,6 @@ def _load(
 def is_pretrained(folder: str | os.PathLike[str]) -> bool:
     """Whether `folder` holds a model as `transformers` writes it, and not a run.
 
-    >>> from pathlib import Path
-    >>> from jaxformer.pretrained import is_pretrained
     >>> Path("model").mkdir()
     >>> is_pretrained("model")
     False
@@ -260,9 +249,6 @@ def load(
     complete checkpoint or with weights that do not fit, and what `load_pretrained` raises.
 
     >>> from dataclasses import replace
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
     >>> small = {"vocab_size": 264, "d_model": 8, "d_ff": 32, "num_heads": 2}
     >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))

@@ -23,8 +23,6 @@ _NEVER = -1e4
 class MarianLayout(NamedTuple):
     """A model whose ids are EOS, the unknown token, all other tokens, and padding.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.pretrained import MarianLayout
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
     >>> search = jf.GenerationConfig(bos=10, eos=(0,), pad=10)
     >>> layout = MarianLayout(jf.EncoderDecoder(config), {}, jf.train_bpe(["a"], 260), search)
@@ -47,10 +45,6 @@ def marian_layout(
     neither has a probability in the result. Raises `ConfigError` unless the model reads BOS as a
     zero vector, has an output bias, and one vocabulary with one table for all.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.pretrained import marian_layout
     >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_encoder_layers": 1, "num_decoder_layers": 1}
     >>> rest = {"num_heads": 2, "output_bias": True, "zero_embedding_id": jf.BOS}

@@ -64,10 +64,6 @@ def save_pretrained(
     model's, and for a folder that is not empty.
 
     >>> from dataclasses import replace
-    >>> from pathlib import Path
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> small = {"vocab_size": 11, "d_model": 8, "d_ff": 32, "num_heads": 2}
     >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))
     >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
@@ -104,8 +100,6 @@ def save_pretrained(
 def check_savable(model: nn.Module) -> None:
     """Raises `ConfigError` for a model that `save_pretrained` refuses; to call before training.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.pretrained.saving import check_savable
     >>> check_savable(jf.DecoderOnly(jf.GPT2))
     """
     _refuse_own_parts(model)

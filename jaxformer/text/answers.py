@@ -20,7 +20,6 @@ def score_answers(
     the prediction is empty. The best of the answers counts. Case, punctuation and articles do not
     count. Raises `DataError` for questions without a prediction. Rajpurkar et al. 2016, 2018.
 
-    >>> from jaxformer.text.answers import score_answers
     >>> score_answers({"q1": "the red roof", "q2": ""}, {"q1": ["A roof.", "red roofs"], "q2": []})
     {'exact': 0.5, 'f1': 0.8333333333333333}
     """
@@ -42,7 +41,6 @@ def score_answers(
 def normalize_answer(text: str) -> str:
     """`text` in lower case, without punctuation and articles, with single spaces.
 
-    >>> from jaxformer.text.answers import normalize_answer
     >>> normalize_answer(" The  U.S.-led plan")
     'usled plan'
     """

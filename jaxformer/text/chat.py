@@ -26,7 +26,6 @@ PLAIN_TEMPLATE = (
 class ChatTemplate(NamedTuple):
     """A template and the names of the special tokens that it may write.
 
-    >>> from jaxformer.text.chat import ChatTemplate
     >>> source = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
     >>> template = ChatTemplate(source, {"eos_token": "</s>"})
     >>> template.render([{"role": "user", "content": "Hello"}])

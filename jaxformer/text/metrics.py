@@ -30,7 +30,6 @@ def score_translations(hypotheses: Sequence[str], references: Sequence[str]) -> 
 
     Raises `DataError` for different numbers of sentences, or none. Post 2018, Popović 2015.
 
-    >>> import jaxformer as jf
     >>> text = ["Ein Haus steht dort."]
     >>> round(jf.score_translations(text, text).bleu, 1)
     100.0

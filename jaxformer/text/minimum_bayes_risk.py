@@ -28,7 +28,6 @@ def expected_utilities(samples: Sequence[str], utility: Utility) -> list[float]:
 
     The samples stand for the model's distribution. Equal ones are compared once and counted.
 
-    >>> from jaxformer.text.minimum_bayes_risk import expected_utilities
     >>> expected_utilities(["a", "b", "a", "a"], lambda hypothesis, text: float(hypothesis == text))
     [0.75, 0.25, 0.75, 0.75]
     """

@@ -44,9 +44,6 @@ def add_adapters(
     `a` is random and `b` is zero, so that nothing changes before the first step; the scale is
     `alpha` / `rank`. Raises `ConfigError` where `targets` finds no matrix.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.training.lora import add_adapters, merge_adapters
     >>> params = {"up": {"kernel": jnp.ones((5, 7)), "bias": jnp.ones(7)}}
     >>> adapted = add_adapters(params, jax.random.key(0), rank=2, alpha=4.0, targets="up/")
     >>> {name: leaf.shape for name, leaf in adapted["up"]["kernel_lora"].items()}

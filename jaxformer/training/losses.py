@@ -58,9 +58,6 @@ def seq2seq_loss(
     `target` begins with the start token: position t is predicted from those before it. The id
     `pad` marks padding on both sides.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, **layers)
     >>> model = jf.EncoderDecoder(config)
@@ -91,9 +88,6 @@ def causal_loss(
     Label t is token t + 1, and counts where `loss_mask` [B, T] is true. `segments` and `positions`
     [B, T + 1] tell packed documents apart, or are None.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model = jf.DecoderOnly(config)
     >>> batch = jf.StreamBatch.create(jnp.ones((2, 6), int), vocab_size=11)
@@ -121,10 +115,6 @@ def masked_loss(
 
     The labels [B, P] count where `loss_mask` [B, P] is true (Devlin et al. 2019, task 1).
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import numpy as np
-    >>> import jaxformer as jf
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = jf.MaskedLanguageModel(config)
     >>> batch = jf.MaskedBatch(
@@ -162,11 +152,6 @@ def masked_and_next_sentence_loss(
     predicted tokens, the sum divided by their number is the sum of two means: the loss of Devlin
     et al. 2019 (appendix A.2).
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import numpy as np
-    >>> import jaxformer as jf
-    >>> from jaxformer.training import masked_and_next_sentence_loss
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2, "num_encoder_layers": 1}
     >>> model = jf.MaskedLanguageModel(jf.TransformerConfig(11, **sizes, pooler=True))
     >>> batch = jf.MaskedBatch(
@@ -213,10 +198,6 @@ def classification_loss(model: nn.Module) -> Loss:
     `token_type_ids` [B, T], where the batch has them, tell the sentences of a pair apart.
 
     >>> from types import SimpleNamespace
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> from jaxformer.training import classification_loss
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = jf.Classifier(jf.EncoderOnly(config), classes=4)
     >>> tokens, real = jnp.ones((3, 5), int), jnp.ones((3, 5), bool)
@@ -248,11 +229,7 @@ def span_loss(model: nn.Module) -> Loss:
     first and the last token of the answer.
 
     >>> from types import SimpleNamespace
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> from jaxformer.nn import SpanPredictor
-    >>> from jaxformer.training import span_loss
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = SpanPredictor(jf.EncoderOnly(config))
     >>> tokens, real = jnp.ones((2, 7), int), jnp.arange(7)[None] < jnp.array([[5], [5]])

@@ -32,7 +32,6 @@ RuleName = Literal["adam", "muon", "lion", "adafactor"]
 class OptimizerConfig:
     """The settings of `make_optimizer`; the defaults are those of Vaswani et al. 2017.
 
-    >>> import jaxformer as jf
     >>> config = jf.OptimizerConfig(name="muon", schedule="cosine", total_steps=5000)
     >>> config.learning_rate, config.warmup_steps
     (0.0007, 4000)
@@ -134,8 +133,6 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
     schedule (warm-up, stable, decay: Hu et al. 2024; Hägele et al. 2024) ends at update number
     `total_steps`.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.training import make_schedule
     >>> schedule = make_schedule(jf.OptimizerConfig(learning_rate=1.0, warmup_steps=10))
     >>> [round(float(schedule(updates)), 4) for updates in (4, 9, 39)]  # 5 / 10, 1, (10 / 40)^0.5
     [0.5, 1.0, 0.5]
@@ -200,8 +197,6 @@ def make_optimizer(
     replaces Adam's first moment by an average of the parameters, which `b1` weighs: the state of
     a train step keeps it as `ema`. Raises `ConfigError` where the config does not fit it.
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> config = jf.OptimizerConfig(schedule="constant", learning_rate=0.1, warmup_steps=0)
     >>> optimizer, params = jf.make_optimizer(config), {"scale": jnp.array([1.0, 1.0])}
     >>> gradient = {"scale": jnp.array([5.0, -0.01])}

@@ -41,10 +41,6 @@ class TrainState(struct.PyTreeNode):
     None. `skipped` counts the steps that changed nothing because their loss or gradient was not
     finite. `consecutive_skips` counts those since the last finite step.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> import optax
     >>> state = jf.init_train_state({"mean": jnp.zeros(())}, optax.sgd(0.5), jax.random.key(0))
     >>> int(state.step), int(state.skipped), state.ema
     (0, 0, None)
@@ -75,10 +71,6 @@ def init_train_state(
     `ema` keeps a moving average of the parameters, or one for each of several decays; give
     `make_train_step` its `ema_decay`. The average of a schedule-free optimizer takes its place.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> import optax
     >>> params = {"mean": jnp.zeros((2, 3))}
     >>> state = jf.init_train_state(params, optax.adam(1e-3), jax.random.key(0), ema=True)
     >>> state.ema["mean"].shape, state.opt_state[0].mu["mean"].shape
@@ -124,10 +116,6 @@ def make_train_step(
 
     Raises `TypeError` for a loss that returns anything else, and `ConfigError` as `make_update`.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
-    >>> import optax
     >>> def loss(params, batch, rng):
     ...     return jnp.sum((batch - params["mean"]) ** 2), jnp.float32(batch.size)
     >>> optimizer = optax.sgd(0.5)
@@ -211,7 +199,6 @@ def raise_if_diverged(step: int, metrics: Mapping[str, Any], *, patience: int = 
     `metrics` are those of `step`; reading them waits for it. A run can go on from any checkpoint:
     skipped steps leave no trace in the parameters.
 
-    >>> from jaxformer.training import raise_if_diverged
     >>> metrics = {"loss": float("nan"), "grad_norm": float("nan"), "consecutive_skips": 2}
     >>> raise_if_diverged(12, metrics)  # training goes on
     >>> raise_if_diverged(12, metrics, patience=2)
@@ -235,8 +222,6 @@ def make_eval_step(loss: Loss) -> Callable[[Params, Batch], Metrics]:
     Metrics: "loss" (in nats), "tokens", and every auxiliary sum under its name, as those of
     `make_train_step`. Add them up over batches, then divide.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.training import make_eval_step
     >>> def loss(params, batch, rng):
     ...     return jnp.sum((batch - params["mean"]) ** 2), jnp.float32(batch.size)
     >>> metrics = make_eval_step(loss)({"mean": jnp.float32(3.0)}, jnp.array([1.0, 2.0, 6.0]))

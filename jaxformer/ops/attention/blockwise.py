@@ -40,9 +40,6 @@ def blockwise(
     key are skipped. Sums are in float32. On two CPU cores blocks of 256 are faster than blocks of
     128 and 512. Raises `ConfigError` for a block below 1.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.ops.attention import blockwise
-    >>> from jaxformer.ops.masks import AttentionMask
     >>> q = k = jnp.zeros((1, 3, 1, 4))
     >>> v = jnp.array([1.0, 2.0, 6.0]).reshape(1, 3, 1, 1)
     >>> out = blockwise(q, k, v, AttentionMask(causal=True), scale=0.5)

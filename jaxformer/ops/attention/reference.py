@@ -26,9 +26,6 @@ def reference(
 ) -> Float[Array, "B T N Hv"]:
     """Attention that stores all weights [B, N, T, S], and passes them through `on_weights`.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.ops.attention import reference
-    >>> from jaxformer.ops.masks import AttentionMask
     >>> q, k = jnp.zeros((1, 2, 1, 4)), jnp.zeros((1, 3, 1, 4))  # all weights are 1/3
     >>> v = jnp.array([1.0, 2.0, 6.0]).reshape(1, 3, 1, 1)
     >>> reference(q, k, v, AttentionMask(), scale=0.5)[0, :, 0, 0].round(4)  # the mean of v
@@ -55,9 +52,6 @@ def attention_weights(
 
     The weights of a query sum to one, or are zero where the mask allows no key.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.ops.attention import attention_weights
-    >>> from jaxformer.ops.masks import AttentionMask
     >>> q = k = jnp.ones((3, 2, 1, 5))  # [B, T, N, H]: all logits are equal
     >>> weights = attention_weights(q, k, AttentionMask(causal=True), scale=1.0)
     >>> weights.shape

@@ -25,9 +25,6 @@ class AttentionFn(Protocol):
 
     With `config.attention_softcap` a function also gets the argument `softcap`, a number.
 
-    >>> import jax
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> def first_key(q, k, v, mask, *, scale, bias=None, dropout=None):  # all weight on key 0
     ...     return jnp.broadcast_to(v[:, :1], (*q.shape[:3], v.shape[3]))
     >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
@@ -91,7 +88,6 @@ def get(name: str) -> AttentionFn:
 def check_attention_fn(attention_fn: Any) -> None:
     """Raises `ConfigError` for whatever cannot be called, such as the name of a function.
 
-    >>> from jaxformer.ops.attention import check_attention_fn, reference
     >>> check_attention_fn(reference)
     >>> check_attention_fn(7)
     Traceback (most recent call last):
@@ -114,7 +110,6 @@ class Selection:
     `others` says for each other name why it is not selected. As text, a selection is the
     explanation, one line for each attention function.
 
-    >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, select
     >>> sizes = {"heads": 4, "kv_heads": 4, "key_size": 16, "value_size": 16}
     >>> call = AttentionSpec(batch=2, queries=8, keys=8, dtype="float32", **sizes)
     >>> selection = select(call, DeviceInfo("cpu"))
@@ -156,7 +151,6 @@ def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
 
     The choice on GPUs and TPUs does not rest on measurements yet.
 
-    >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, select
     >>> sizes = {"heads": 8, "kv_heads": 8, "key_size": 64, "value_size": 64}
     >>> short = AttentionSpec(batch=2, queries=512, keys=512, dtype="float32", **sizes)
     >>> long = AttentionSpec(batch=2, queries=4096, keys=4096, dtype="float32", **sizes)
@@ -196,7 +190,6 @@ def _select_by_memory(spec: AttentionSpec, device: DeviceInfo) -> tuple[str, str
 def explain(spec: AttentionSpec, device: DeviceInfo | None = None) -> str:
     """A text: what `select` selects for `spec` on `device` (None: the current one), and why.
 
-    >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, explain
     >>> sizes = {"heads": 4, "kv_heads": 4, "key_size": 64, "value_size": 64, "causal": True}
     >>> call = AttentionSpec(batch=2, queries=128, keys=128, dtype="bfloat16", **sizes)
     >>> print(explain(call, DeviceInfo("tpu", "TPU v5 lite")))
@@ -220,8 +213,6 @@ class AutoAttention:
 
         model = DecoderOnly(config, AutoAttention(on_select=print))
 
-    >>> import jax.numpy as jnp
-    >>> import jaxformer as jf
     >>> attention = jf.AutoAttention()
     >>> q = k = v = jnp.ones((2, 3, 1, 4))
     >>> attention(q, k, v, jf.AttentionMask(), scale=0.5).shape

@@ -27,7 +27,6 @@ class DeviceInfo(NamedTuple):
     `platform` is JAX's "cpu", "gpu" or "tpu", `kind` the device's name, `capability` NVIDIA's
     compute capability such as (9, 0), None for all other devices.
 
-    >>> from jaxformer.ops.attention import DeviceInfo
     >>> print(DeviceInfo("gpu", "NVIDIA H100", (9, 0)))
     gpu (NVIDIA H100)
     """
@@ -101,7 +100,6 @@ class AttentionSpec:
     `bias` say whether the call has one; `dropout` is the rate on the weights, `softcap` the bound
     of the logits.
 
-    >>> from jaxformer.ops.attention import AttentionSpec
     >>> sizes = {"heads": 4, "kv_heads": 2, "key_size": 16, "value_size": 16}
     >>> call = AttentionSpec(batch=2, queries=8, keys=8, dtype="float32", causal=True, **sizes)
     >>> print(call)

@@ -33,9 +33,6 @@ def xla(
     Raises `ConfigError` for what JAX's function does not support: dropout on the weights, a soft
     cap, and values of another size than the keys.
 
-    >>> import jax.numpy as jnp
-    >>> from jaxformer.ops.attention import xla
-    >>> from jaxformer.ops.masks import AttentionMask
     >>> q = k = jnp.zeros((1, 2, 1, 2))
     >>> v = jnp.array([[1.0, 10.0], [3.0, 30.0]]).reshape(1, 2, 1, 2)
     >>> xla(q, k, v, AttentionMask(causal=True), scale=0.5)[0, :, 0].round(4)

@@ -29,7 +29,6 @@ FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 def find(hf: Mapping[str, Any]) -> tuple[Family, Kind]:
     """The family and kind of model of a config.json; `ConfigError` lists what is supported.
 
-    >>> from jaxformer.pretrained.families import find
     >>> family, kind = find({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})
     >>> family.model_type, kind
     ('gpt2', 'decoder')

@@ -23,7 +23,6 @@ else:  # this layer does not import JAX
 class Batches(Protocol):
     """The source of a training's batches: a batch is a function of (seed, step).
 
-    >>> import numpy as np
     >>> from jaxformer.text.data import Batches, StreamBatch, all_rows
     >>> class Counting:
     ...     steps_per_epoch, fingerprint = 10, "counting, version 1"
@@ -53,8 +52,6 @@ class Batches(Protocol):
 class PairBatch(NamedTuple):
     """B pairs of sentences; a row that is all `<pad>` on both sides holds no pair.
 
-    >>> import numpy as np
-    >>> import jaxformer as jf
     >>> source, target = np.array([[5, 6, jf.EOS]]), np.array([[jf.BOS, 7, jf.EOS, jf.PAD]])
     >>> jf.PairBatch.create(source, target, vocab_size=8).example_ids
     array([0], dtype=int32)
@@ -93,8 +90,6 @@ class PairBatch(NamedTuple):
 class StreamBatch(NamedTuple):
     """B rows of T tokens and the token after them: the labels are `tokens[:, 1:]`.
 
-    >>> import numpy as np
-    >>> import jaxformer as jf
     >>> batch = jf.StreamBatch.create(np.array([[1, 5, 6], [7, 8, 2]]), vocab_size=9)
     >>> batch.tokens[:, 1:].tolist(), batch.loss_mask.shape  # the labels
     ([[5, 6], [8, 2]], (2, 2))
@@ -126,7 +121,6 @@ class StreamBatch(NamedTuple):
 class MaskedBatch(NamedTuple):
     """B rows of T tokens; the model predicts at most P tokens of each row.
 
-    >>> import jaxformer as jf
     >>> from jaxformer.text.data import Tokens
     >>> from jaxformer.text.tokenizers import SpecialTokens
     >>> documents = Tokens.from_lists([[5, 6, 7, 8, 9, 10] * 10])

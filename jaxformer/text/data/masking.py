@@ -36,9 +36,6 @@ class MaskedStream:
 
     Attributes: `tokens`; `batch_size`; `steps_per_epoch`.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.text.data import Tokens
-    >>> from jaxformer.text.tokenizers import SpecialTokens
     >>> documents = Tokens.from_lists([[5] * 60])  # a document of one word
     >>> special = SpecialTokens(bos=1, eos=2, mask=3)
     >>> stream = jf.MaskedStream(
@@ -105,8 +102,6 @@ def iterate_masked_once(
     `next_sentence` there is a row for each window, of text around the window's middle. Raises what
     `MaskedStream` raises, except for a corpus shorter than one context.
 
-    >>> from jaxformer.text.data import Tokens, iterate_masked_once
-    >>> from jaxformer.text.tokenizers import SpecialTokens
     >>> documents, special = Tokens.from_lists([[5] * 25]), SpecialTokens(bos=1, eos=2, mask=3)
     >>> batches = iterate_masked_once(
     ...     documents, batch_size=2, seq_len=12, seed=0, special=special, vocab_size=6

@@ -25,8 +25,6 @@ class Mixture:
 
     Attributes: `steps_per_epoch`, the batches that hold as many rows as all streams together.
 
-    >>> import numpy as np
-    >>> import jaxformer as jf
     >>> from jaxformer.text.data import Mixture, Tokens, all_rows
     >>> sizes = {"batch_size": 4, "seq_len": 2, "seed": 0, "isolate_documents": False}
     >>> ones, twos = (jf.Stream(Tokens.from_lists([[i] * 99]), **sizes) for i in (1, 2))

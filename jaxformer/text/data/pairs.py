@@ -23,7 +23,6 @@ from jaxformer.text.tokenizers import BOS, EOS, PAD
 class Bucket(NamedTuple):
     """One shape of batch.
 
-    >>> from jaxformer.text.data import Bucket
     >>> bucket = Bucket(source_length=8, target_length=16, batch_size=32)
     >>> bucket.batch_size * (bucket.source_length + bucket.target_length)  # positions of a batch
     768
@@ -47,8 +46,6 @@ class PairBatches:
     Attributes: `source`, `target`; `buckets`; `pairs`; `dropped`, the number of pairs left out by
     reason; `seed`; `steps_per_epoch`.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.text.data import Tokens
     >>> sides = Tokens.from_lists([[5, 6], [7], []]), Tokens.from_lists([[8], [9, 5], [6]])
     >>> batches = jf.bucket_pairs(*sides, seed=0, batch_tokens=16, buckets=1, max_len=10)
     >>> batches.pairs.tolist(), batches.dropped  # the third source is empty
@@ -179,8 +176,6 @@ def bucket_pairs(
     them; the longest decides. Raises `DataError` when the sides differ in number or no pair is
     left.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.text.data import Tokens
     >>> sentences = Tokens.from_lists([[5] * 7] * 64 + [[5] * 31] * 16)
     >>> batches = jf.bucket_pairs(
     ...     sentences, sentences, seed=0, batch_tokens=256, buckets=2, max_len=50
@@ -238,8 +233,6 @@ def plan_buckets(
     `batch_size_multiple`, at least one such multiple. Raises `ConfigError` for a setting below 1,
     `DataError` for no pairs.
 
-    >>> import numpy as np
-    >>> from jaxformer.text.data import plan_buckets
     >>> lengths = np.array([8] * 64 + [32] * 16)
     >>> shapes = plan_buckets(lengths, lengths, batch_tokens=256, buckets=2)
     >>> [tuple(shape) for shape in shapes]  # S, T, B = 256 / T

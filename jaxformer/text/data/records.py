@@ -17,7 +17,6 @@ _JSON_LINES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 def is_record_file(path: str | os.PathLike[str]) -> bool:
     """Whether the name of a file says that it holds records: .jsonl, .ndjson (.gz) or .parquet.
 
-    >>> from jaxformer.text.data import is_record_file
     >>> [is_record_file(name) for name in ("pairs.jsonl.gz", "pairs.tsv")]
     [True, False]
     """
@@ -31,8 +30,6 @@ def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator
     with the number of the record, where a field is absent or holds no text, and for a file that
     cannot be read.
 
-    >>> from pathlib import Path
-    >>> from jaxformer.text.data import read_fields
     >>> _ = Path("pairs.jsonl").write_text('{"en": "A house.", "de": "Ein Haus.", "id": 7}')
     >>> list(read_fields("pairs.jsonl", ["en", "de"]))
     [('A house.', 'Ein Haus.')]
@@ -49,7 +46,6 @@ def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator
 def field_of(record: Any, field: str, where: str) -> str:
     """The text under the dotted name `field` of `record`, which an error calls `where`.
 
-    >>> from jaxformer.text.data import field_of
     >>> field_of({"translation": {"en": "A house."}}, "translation.en", "record 1")
     'A house.'
     """

@@ -25,7 +25,6 @@ def open_shard(path: str | os.PathLike[str]) -> UInt16[np.ndarray, " ids"]:
     Raises `DataError` for a file that is absent, empty or of an odd number of bytes, and for a
     header of another version or number of ids.
 
-    >>> from jaxformer.text.data import Tokens, open_shard, write_shards
     >>> tokens = Tokens.from_lists([[5, 6, 7], [8]], vocab_size=9)
     >>> (path,) = write_shards(tokens, "shards")
     >>> open_shard(path).tolist(), path.stat().st_size  # 1,024 bytes of header, 2 for each id
@@ -64,7 +63,6 @@ def write_shards(
     `header` False writes bare ids, as nanoGPT reads them. Raises `ConfigError` for a vocabulary of
     more than 65,536 ids.
 
-    >>> from jaxformer.text.data import Tokens, write_shards
     >>> tokens = Tokens.from_lists([[5, 6, 7], [8]], vocab_size=9)
     >>> [path.name for path in write_shards(tokens, "shards", ids_per_shard=3)]
     ['train_000000.bin', 'train_000001.bin']
@@ -95,7 +93,6 @@ def shard_documents(
 
     A document begins at each id `begin`; with None all shards are one document.
 
-    >>> from jaxformer.text.data import Tokens, shard_documents, write_shards
     >>> paths = write_shards(Tokens.from_lists([[1, 5, 6, 1, 7]], vocab_size=9), "shards")
     >>> [(ids.tolist(), ends) for ids, ends in shard_documents(paths, begin=1) if len(ids) or ends]
     [([1, 5, 6], False), ([], True), ([1, 7], False), ([], True)]

@@ -29,8 +29,6 @@ class Stream:
 
     Attributes: `tokens`; `batch_size`; `steps_per_epoch`.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.text.data import Tokens
     >>> text = Tokens.from_lists([list(range(25))])
     >>> stream = jf.Stream(text, batch_size=2, seq_len=4, seed=0, isolate_documents=False)
     >>> tokens = stream.batch(0).tokens
@@ -90,7 +88,6 @@ def iterate_once(
     last row and the last batch are filled up. Raises `ConfigError` for a stride outside 1 to
     seq_len, `DataError` for fewer than two ids.
 
-    >>> from jaxformer.text.data import Tokens, iterate_once
     >>> text = Tokens.from_lists([list(range(10))])
     >>> batches = iterate_once(text, batch_size=2, seq_len=4, isolate_documents=False)
     >>> [int(batch.loss_mask.sum()) for batch in batches]  # 9 labels

@@ -41,8 +41,6 @@ def read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
     r"""What `iterate_lines` gives, in a list.
 
-    >>> from pathlib import Path
-    >>> from jaxformer.text.data import read_lines
     >>> _ = Path("lines.txt").write_bytes(b"one\r\n\ntwo\n")
     >>> read_lines("lines.txt")
     ['one', '', 'two']
@@ -58,8 +56,6 @@ def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     file are removed. Raises `DataError` for a file that is absent, empty, a directory, not
     readable, a damaged gzip file, or (with the line) not UTF-8.
 
-    >>> from pathlib import Path
-    >>> from jaxformer.text.data import iterate_lines
     >>> _ = Path("lines.txt").write_text("one\n\ntwo\n")
     >>> next(iterate_lines("lines.txt"))
     'one'
@@ -82,8 +78,6 @@ def read_pairs(
 
     Raises `DataError` when the numbers of lines differ, and as `iterate_lines` does.
 
-    >>> from pathlib import Path
-    >>> from jaxformer.text.data import read_pairs
     >>> _ = Path("en.txt").write_text("A house.\nTwo.\n")
     >>> _ = Path("de.txt").write_text("Ein Haus.\n")
     >>> read_pairs("en.txt", "de.txt")
@@ -106,8 +100,6 @@ def read_tab_pairs(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     Raises `DataError` naming the first line with fewer than two columns, and as `iterate_lines`
     does.
 
-    >>> from pathlib import Path
-    >>> from jaxformer.text.data import read_tab_pairs
     >>> _ = Path("pairs.tsv").write_text("A house.\tEin Haus.\tCC-BY\n")
     >>> read_tab_pairs("pairs.tsv")
     (['A house.'], ['Ein Haus.'])
@@ -137,8 +129,6 @@ def read_documents(
     removed. Raises `DataError` for a file that is absent or not readable, a damaged gzip file, a
     binary file (NUL bytes), one that is not UTF-8 (both with the line), and when there is no text.
 
-    >>> from pathlib import Path
-    >>> from jaxformer.text.data import read_documents
     >>> _ = Path("two.txt").write_text("One.\n\nTwo,\nthree.\n")
     >>> ["".join(blocks) for blocks in read_documents(["two.txt"], split="blank_line")]
     ['One.', 'Two,\nthree.']

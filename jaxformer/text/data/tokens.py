@@ -35,7 +35,6 @@ class Tokens:
     that no vocabulary is known. `fingerprint` is the value of the property, where it is known.
     Raises `DataError` for offsets that do not fit and for negative ids.
 
-    >>> from jaxformer.text.data import Tokens
     >>> tokens = Tokens.from_lists([[5, 6, 7], [8]], vocab_size=9)
     >>> len(tokens), tokens[1].tolist(), tokens.lengths.tolist()
     (2, [8], [3, 1])
@@ -135,7 +134,6 @@ def write_tokens(
     Two bytes an id up to a vocabulary of 65,536, four above. Raises `DataError` for an id
     outside 0 to vocab_size - 1, `ConfigError` for a vocabulary that four bytes cannot hold.
 
-    >>> from jaxformer.text.data import write_tokens
     >>> tokens = write_tokens("a.tokens", ([i, i + 1] for i in range(3)), vocab_size=65_536)
     >>> tokens.ids.dtype, len(tokens)  # two bytes an id
     (dtype('uint16'), 3)
@@ -153,7 +151,6 @@ def write_parts(
 
     Not even one sequence has to fit in memory.
 
-    >>> from jaxformer.text.data import write_parts
     >>> tokens = write_parts("a.tokens", [([5, 6], False), ([7], True), ([8], True)], vocab_size=9)
     >>> tokens.lengths.tolist()  # 5 6 7, and 8
     [3, 1]
@@ -183,7 +180,6 @@ def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) 
     a larger vocabulary, and for one that is absent, of another kind, cut short or damaged in its
     offsets.
 
-    >>> from jaxformer.text.data import open_tokens, write_tokens
     >>> _ = write_tokens("a.tokens", [[5, 6], [7]], vocab_size=8)
     >>> open_tokens("a.tokens")[0].tolist()
     [5, 6]
@@ -235,7 +231,6 @@ def encode_lines(
     With `bpe_dropout` each of N lines has a random segmentation for each of `seeds`: sequence
     k N + i is that of line i with seed k (see `sample_encodings`).
 
-    >>> from jaxformer.text.data import encode_lines
     >>> from jaxformer.text.tokenizers import train_words
     >>> tokenizer = train_words(["a rose is a rose"], 10)
     >>> encode_lines(["a rose", " ", "is"], tokenizer, "a.tokens").lengths.tolist()
@@ -265,8 +260,6 @@ def encode_pairs(
     `encodings` random segmentations (see `encode_lines`). Raises `DataError` when the numbers of
     lines differ.
 
-    >>> from pathlib import Path
-    >>> from jaxformer.text.data import encode_pairs
     >>> from jaxformer.text.tokenizers import train_words
     >>> tokenizer = train_words(["a rose eine Rose"], 10)
     >>> Path("pairs").mkdir()
@@ -310,8 +303,6 @@ def encode_documents(
     document is a text or an iterable of blocks of text. Each block is encoded separately, so use a
     tokenizer that adds no space before a text. Only a few blocks are in memory at a time.
 
-    >>> import jaxformer as jf
-    >>> from jaxformer.text.data import encode_documents
     >>> tokenizer = jf.train_bpe(["a rose is a rose"], 270, prefix="")
     >>> tokens = encode_documents([["a ro", "se"]], tokenizer, "a.tokens", isolate_documents=True)
     >>> ids = tokens[0].tolist()

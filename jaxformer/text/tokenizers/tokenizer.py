@@ -31,7 +31,6 @@ SPECIAL_TOKEN = re.compile(r"<[^\s<>]*[^\W_][^\s<>]*>|\[\w*[^\W_]\w*\]")
 class SpecialTokens(NamedTuple):
     """The ids of a vocabulary's special tokens; None where it has no token for a role.
 
-    >>> from jaxformer.text.tokenizers import SpecialTokens
     >>> SpecialTokens(bos=1, eos=2).pad is None
     True
     """
@@ -81,7 +80,6 @@ class Tokenizer:
 
     Attributes: `special`, the ids of the special tokens; `vocab_size`, the highest id plus one.
 
-    >>> import jaxformer as jf
     >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
     >>> ids = tokenizer.encode("a rose")
     >>> [tokenizer.token(index) for index in ids], tokenizer.decode(ids)

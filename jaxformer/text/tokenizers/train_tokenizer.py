@@ -39,7 +39,6 @@ def train_bpe(
     256 bytes and the special tokens, `DataError` when there is no text. Sennrich et al. 2016;
     bytes as in GPT-2 (Radford et al. 2019).
 
-    >>> import jaxformer as jf
     >>> tokenizer = jf.train_bpe(["aaaa aaaa"], 262)  # 256 bytes, 4 special tokens, 2 merges
     >>> [tokenizer.token(index) for index in tokenizer.encode("aaaa!")]
     ['Ġaa', 'aa', '!']
@@ -81,7 +80,6 @@ def train_words(
     `ConfigError` for special tokens without `<unk>` and for fewer ids than the special tokens and
     one word, `DataError` when there is no text.
 
-    >>> from jaxformer.text.tokenizers import train_words
     >>> tokenizer = train_words(["a rose is a rose"], 6)  # 4 special tokens and 2 words
     >>> tokenizer.encode("a rose is"), tokenizer.special.unk
     ([4, 5, 3], 3)
@@ -116,7 +114,6 @@ def train_characters(
     nothing; without `<unk>` in `special_tokens` it raises a `DataError` that names it. Raises
     `DataError` when there is no text.
 
-    >>> from jaxformer.text.tokenizers import train_characters
     >>> tokenizer = train_characters(["abba"])
     >>> tokenizer.encode("ab"), tokenizer.vocab_size  # after 4 special tokens
     ([4, 5], 6)
