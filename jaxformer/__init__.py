@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxformer.distributed import replicated, sharded, single
     from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged, MissingExtra
     from jaxformer.nn import (
+        Axes,
         Block,
         Cache,
         Classifier,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         Patched,
         PositionScheme,
         Stack,
+        parameter_axes,
         read_taps,
         stack_blocks,
         stack_members,
@@ -86,6 +88,7 @@ __all__ = [
     "TRANSFORMER_BIG",
     "AttentionMask",
     "AutoAttention",
+    "Axes",
     "Block",
     "Cache",
     "CheckpointError",
@@ -131,6 +134,7 @@ __all__ = [
     "make_step_fn",
     "make_train_step",
     "masked_loss",
+    "parameter_axes",
     "read_taps",
     "replicated",
     "sample",
@@ -165,6 +169,7 @@ _MODULES = {
     "distributed": ("replicated", "sharded", "single"),
     "errors": ("CheckpointError", "ConfigError", "DataError", "Diverged", "MissingExtra"),
     "nn": (
+        "Axes",
         "Block",
         "Cache",
         "Classifier",
@@ -177,6 +182,7 @@ _MODULES = {
         "Patched",
         "PositionScheme",
         "Stack",
+        "parameter_axes",
         "read_taps",
         "stack_blocks",
         "stack_members",

@@ -25,6 +25,7 @@ from experiments.translation.presets import multi30k_tiny
 from jaxformer.config import TransformerConfig, check_at_least
 from jaxformer.distributed import CountedJit, Strategy, single
 from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.runtime.setup import setup_process
 from jaxformer.text.data import PairBatch, StreamBatch
@@ -159,7 +160,7 @@ def assemble(
         loss = seq2seq_loss(translator, pad=PAD, label_smoothing=work.label_smoothing)
         flops = seq2seq_flops(work.model, size, length, length)
         inputs = [tokens, tokens]
-    optimizer = make_optimizer(work.optimizer)
+    optimizer = make_optimizer(work.optimizer, axes=parameter_axes(model, *inputs))
 
     def make_state() -> TrainState:
         params = init_params(model, jax.random.key(0), *inputs)

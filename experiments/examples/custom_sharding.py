@@ -1,6 +1,6 @@
 """Shards a model by custom rules: `python -m experiments.examples.custom_sharding`.
 
-Rules map parameter paths to mesh axes. Custom rules come first and the package's rules follow.
+Specs by the path of a parameter come first. The package's rules by the names of axes follow.
 """
 
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from experiments.examples.inside_linen import SeriesModel
 from experiments.harness import cli
 from experiments.harness.planning import start_devices
 from jaxformer.config import check_at_least
-from jaxformer.distributed import RULES, Rule, Strategy, make_mesh, sharded, single
+from jaxformer.distributed import Strategy, make_mesh, sharded, single
 from jaxformer.training.parameters import flatten
 from jaxformer.training.train_step import TrainState, init_train_state
 
-CUSTOM_RULES = (
-    Rule(r"^enter/kernel$", P(None, "fsdp")),  # [1, D]
-    Rule(r"^classes/kernel$", P(("fsdp", "tensor"))),  # [D, 2]
+CUSTOM_SPECS = {
+    r"^enter/kernel$": P(None, "fsdp"),  # [1, D]
+    r"^classes/kernel$": P(("fsdp", "tensor")),  # [D, 2]
     # The package's rule also divides it along fsdp.
-    Rule(r"feed_forward/up/kernel$", P(None, "tensor")),  # [D, F]
-)
-"""The first rule that matches a path applies."""
+    r"feed_forward/up/kernel$": P(None, "tensor"),  # [D, F]
+}
+"""The first regular expression that matches a path applies."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ def layout(state: TrainState) -> list[str]:
 def main(options: CustomShardingOptions) -> None:
     """Prints the layout of the parameters, and the losses on four devices and on one."""
     start_devices(4)
-    devices = sharded(make_mesh("fsdp=2,tensor=2"), (*CUSTOM_RULES, *RULES))
+    devices = sharded(make_mesh("fsdp=2,tensor=2"), paths=CUSTOM_SPECS).for_model(
+        SeriesModel(series.SIZES), series.random_batch(0).series[:2]
+    )
     state, sharded_losses = train(devices, options.steps)
     print("\n".join(layout(state)))
     _, single_losses = train(single(), options.steps)

@@ -33,13 +33,14 @@ from experiments.language_modelling.tasks import chat, classification, spans
 from experiments.language_modelling.tasks.rows import TaskData
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pretrained import save_pretrained
 from jaxformer.pretrained.saving import check_savable
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training import lora
-from jaxformer.training.parameter_groups import freeze, freeze_gradient
+from jaxformer.training.parameters import freeze, freeze_gradient
 from jaxformer.training.train_step import init_train_state, make_train_step, raise_if_diverged
 
 
@@ -209,7 +210,8 @@ def make_task(options: FinetuneOptions, loaded: LoadedRun, train: Any, test: Any
     """The model on the run's backbone, the examples as ids, and the steps to be compiled."""
     backbone, pretrained = find_backbone(loaded.model, loaded.params)
     data = _MAKE[options.task](options, loaded, backbone, train, test)
-    loss, optimizer = data.loss, build.build_optimizer(options.optimizer)
+    axes = parameter_axes(data.model)
+    loss, optimizer = data.loss, build.build_optimizer(options.optimizer, axes=axes)
     known = _BACKBONE if "pooler" in pretrained else f"{_BACKBONE}(?!pooler/)"  # may be new
     if options.lora_rank:
         frozen = lora.FROZEN if data.model is backbone else f"{known}(?!.*{lora.ADAPTER})"
@@ -246,7 +248,7 @@ def fine_tune(options: FinetuneOptions, task: Task, seed: int, *, pretrained: bo
     train = task.data.train
     chosen = train.select(options.num_train, seed)
     params = first_params(task, init_rng, pretrained=pretrained)
-    params = with_adapters(params, init_rng, options)
+    params = with_adapters(params, init_rng, options, parameter_axes(task.data.model))
     state = init_train_state(params, task.optimizer, rng)
     for number in range(options.optimizer.total_steps):
         batch = train.batch(chosen, options.batch_size, seed, number)

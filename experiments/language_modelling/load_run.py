@@ -47,14 +47,15 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
         assert found.tokenizer is not None  # `read` refuses a folder without one
         return LoadedRun(config, found.model, found.params, found.tokenizer)
     config = run_folder.load_config(folder, LanguageConfig)
-    params = checkpoint_selection.load(folder, config.training, options)
     tokenizer = load_tokenizer(folder)
     if Checkpoints(folder / "checkpoints").metadata()["tokenizer"] != tokenizer_digest(folder):
         raise ConfigError(
             f"{folder / 'tokenizer'} is not the tokenizer that the run was trained with, and does "
             "not fit its weights: put the run's own back"
         )
-    return LoadedRun(config, build_model(config, sized(config, tokenizer)), params, tokenizer)
+    model = build_model(config, sized(config, tokenizer))
+    params = checkpoint_selection.load(folder, model, config.training, options)
+    return LoadedRun(config, model, params, tokenizer)
 
 
 def load_objective(

@@ -69,6 +69,7 @@ from experiments.language_modelling.prepare import (
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.text.data import all_rows
 from jaxformer.training.losses import Loss
 from jaxformer.training.train_step import TrainState
@@ -128,6 +129,7 @@ def run_steps(
     batches = build.build_batches(config, prepared)
     flops = objective(config).flops
     step: Callable[..., Any]
+    devices = devices.for_model(model)
     make_state, step = assemble(config, model, batches.batch(0, all_rows), devices)
     with display.phase("creating the model"):
         state = with_pretrained_params(config, devices.init(make_state), devices)
@@ -205,9 +207,12 @@ def programs(
     rates: OptimizerConfig,
 ) -> tuple[Callable[..., TrainState], CountedJit]:
     """What makes a first state, and the compiled step, of runs whose seed and rate are data."""
+    axes = devices.axes or parameter_axes(model)
     step = devices.step(
         build.build_loss(training, loss, rates.freeze)(model, loss_chunk=training.loss_chunk),
-        build.build_optimizer(with_lora(rates, training), schedule_free=training.schedule_free),
+        build.build_optimizer(
+            with_lora(rates, training), axes=axes, schedule_free=training.schedule_free
+        ),
         grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decays,
         gradient_noise_scale=training.gradient_noise_scale,
@@ -215,7 +220,7 @@ def programs(
         gather_at=training.gather_at,
         gather_dtype=model.config.dtype,
     )
-    return build.make_first_state(model, training, rates), step
+    return build.make_first_state(model, training, rates, axes), step
 
 
 def validate(

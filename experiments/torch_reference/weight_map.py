@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from jaxformer.errors import ConfigError
-from jaxformer.training.parameters import flatten, unflatten
+from jaxformer.training.parameters import flatten
 
 State = Mapping[str, np.ndarray]
 
@@ -121,7 +122,7 @@ def to_jax(state: State, entries: Sequence[Entry]) -> dict[str, Any]:
                 f"({error})"
             ) from error
         leaves |= zip(entry.jax_paths, arrays, strict=True)
-    return unflatten(leaves)
+    return unflatten_dict(leaves, sep="/")
 
 
 def _check_names(found: Mapping[str, Any], wanted: Sequence[str], where: str) -> None:

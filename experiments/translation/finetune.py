@@ -32,6 +32,7 @@ from experiments.translation.load_run import Translator, load_run, load_translat
 from experiments.translation.presets import Files
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.pipelines.encoding import first_ids, source_ids
 from jaxformer.pretrained import is_pretrained, save_pretrained
 from jaxformer.pretrained.saving import check_savable
@@ -194,9 +195,11 @@ def fine_tune(options: FinetuneOptions, translator: Translator, text: Text) -> A
     chosen = examples.select(options.num_train, options.seed)
     init_rng, rng = jax.random.split(jax.random.key(options.seed))
     params = jax.tree.map(jnp.array, translator.params)
-    params = with_adapters(params, init_rng, options)
+    axes = parameter_axes(translator.model)
+    params = with_adapters(params, init_rng, options, axes)
     print(f"{describe_size(params)}; {len(chosen)} pairs", flush=True)
-    loss, optimizer = _pair_loss(options, translator), build.build_optimizer(options.optimizer)
+    loss = _pair_loss(options, translator)
+    optimizer = build.build_optimizer(options.optimizer, axes=axes)
     if options.lora_rank:
         loss, optimizer = train_adapters(loss, optimizer)
     step = jax.jit(make_train_step(loss, optimizer), donate_argnums=0)

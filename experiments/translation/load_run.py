@@ -48,9 +48,9 @@ def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
     """
     checkpoint_selection.check_folder(folder)
     config = run_folder.load_config(folder, TranslationConfig)
-    params = checkpoint_selection.load(folder, config.training, options)
     source, target = load_tokenizers(folder)
     model = build_model(config, sized(config.model, source, target))
+    params = checkpoint_selection.load(folder, model, config.training, options)
     return LoadedRun(config, model, params, source, target)
 
 

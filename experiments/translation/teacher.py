@@ -45,6 +45,7 @@ def make_teach(
     _check_tokenizers(parent.folder, teacher, prepared)
     with distributed.together():
         _record(folder, config.training.teacher, digest(teacher.params))
+    devices = devices.for_model(teacher.model)
     params = devices.shard_state(jax.tree.map(jnp.asarray, teacher.params))
     logits = CountedJit(partial(_logits, teacher.model), jax.jit, devices.mesh)
     return lambda batch: with_logits(batch, logits(params, batch))

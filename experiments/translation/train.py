@@ -56,6 +56,7 @@ from experiments.translation.teacher import make_teach
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch, all_rows
 from jaxformer.text.tokenizers import PAD
@@ -115,6 +116,7 @@ def run_steps(
     """The training loop, from the newest checkpoint, or from the start, to the last step."""
     training, total = config.training, config.optimizer.total_steps
     batches = build.build_batches(config, prepared)
+    devices = devices.for_model(model)
     make_state, compiled = assemble(config, model, batches.batch(0, all_rows), devices)
     with display.phase("creating the model"):
         state = devices.init(make_state)
@@ -189,6 +191,7 @@ def programs(
     model: nn.Module, devices: Strategy, training: TrainingConfig, rates: OptimizerConfig
 ) -> tuple[Callable[..., TrainState], CountedJit]:
     """What makes a first state, and the compiled step, of runs whose seed and rate are data."""
+    axes = devices.axes or parameter_axes(model)
     loss: Callable[..., Loss] = seq2seq_loss
     if training.teacher:
         loss = partial(seq2seq_loss, distillation=training.distillation_weight)
@@ -197,7 +200,9 @@ def programs(
         make_loss(
             model, pad=PAD, label_smoothing=training.label_smoothing, loss_chunk=training.loss_chunk
         ),
-        build.build_optimizer(with_lora(rates, training), schedule_free=training.schedule_free),
+        build.build_optimizer(
+            with_lora(rates, training), axes=axes, schedule_free=training.schedule_free
+        ),
         grad_accumulation=training.grad_accumulation,
         ema_decay=training.ema_decays,
         gradient_noise_scale=training.gradient_noise_scale,
@@ -205,7 +210,7 @@ def programs(
         gather_at=training.gather_at,
         gather_dtype=model.config.dtype,
     )
-    return build.make_first_state(model, training, rates), step
+    return build.make_first_state(model, training, rates, axes), step
 
 
 def validate(

@@ -11,13 +11,13 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from flax.traverse_util import unflatten_dict
 from jax.experimental import multihost_utils
 
 from jaxformer.checkpoint import manifest, serialization
 from jaxformer.checkpoint.steps import StepFolders, lock
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
-from jaxformer.training.parameters import unflatten
 
 
 class Checkpoints:
@@ -183,7 +183,7 @@ class Checkpoints:
         found = _entry(self._stored(step), tree)
         if not found:
             raise CheckpointError(f"{self._steps.path(step)} holds no {tree!r}")
-        target = unflatten({tree: found})
+        target = unflatten_dict({tree: found}, sep="/")
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
         return _entry(self._read(step, target, as_numpy, partial=True), tree)
 

@@ -2,7 +2,7 @@
 
     strategy = single()                                           # jit
     strategy = replicated()                                       # data parallel
-    strategy = sharded(make_mesh("data=2,fsdp=2,tensor=2"))       # the state divided over a mesh
+    strategy = sharded(make_mesh("data=2,fsdp=2,tensor=2")).for_model(model)  # a divided state
 
     state = strategy.init(make_state)
     step = strategy.step(loss, optimizer, grad_accumulation=4)
@@ -15,7 +15,7 @@ depends on the example's id, not on how a batch is split (`jaxformer.ops.dropout
 from jaxformer.distributed.counted_jit import CountedJit
 from jaxformer.distributed.mesh import AXES, make_mesh, parse_mesh
 from jaxformer.distributed.processes import assert_processes_agree, initialize
-from jaxformer.distributed.sharding_rules import RULES, Rule, partition_specs
+from jaxformer.distributed.sharding_rules import RULES, partition_specs
 from jaxformer.distributed.strategies import (
     Strategy,
     replicated,
@@ -27,7 +27,6 @@ __all__ = [
     "AXES",
     "RULES",
     "CountedJit",
-    "Rule",
     "Strategy",
     "assert_processes_agree",
     "initialize",

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.tree_util import Partial
@@ -17,10 +18,16 @@ from jaxtyping import Int
 from jaxformer.distributed.counted_jit import CountedJit
 from jaxformer.distributed.gathering import BATCH_AXES, GatherAt, Gathering, batch_spec
 from jaxformer.distributed.mesh import AXES, Device, standardize, torus_stages
-from jaxformer.distributed.sharding_rules import RULES, Rule, inherited_specs, partition_specs
+from jaxformer.distributed.sharding_rules import (
+    RULES,
+    MeshAxes,
+    inherited_specs,
+    partition_specs,
+)
 from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.training.losses import Loss
-from jaxformer.training.parameters import Params, flatten, map_with_path
+from jaxformer.training.parameters import ModelAxes, Params, flatten, map_with_path
 from jaxformer.training.train_step import (
     Batch,
     EmaDecay,
@@ -42,7 +49,9 @@ class Strategy:
 
     Attributes:
       mesh: the devices that programs are compiled for.
-      rules: how parameters are divided (see `partition_specs`).
+      rules: the mesh axis of each named axis of a parameter; None copies all parameters.
+      paths: specs by a regular expression of the parameter's path, before `rules`.
+      axes: the named axes of the parameters, which `rules` need (see `for_model`).
       compiler_options: passed to XLA (see `ProcessSetup.compiler_options`).
       num_shards: into how many parts the rows of a batch are divided.
       local_shards: the indices of the parts that devices of this process hold.
@@ -60,12 +69,16 @@ class Strategy:
     def __init__(
         self,
         mesh: Mesh,
-        rules: Sequence[Rule] = (),
+        rules: Mapping[str, MeshAxes] | None = None,
         *,
+        paths: Mapping[str, PartitionSpec] = MappingProxyType({}),
+        axes: ModelAxes | None = None,
         compiler_options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.mesh: Mesh = standardize(mesh)
-        self.rules: tuple[Rule, ...] = tuple(rules)
+        self.rules: Mapping[str, MeshAxes] | None = rules
+        self.paths: Mapping[str, PartitionSpec] = paths
+        self.axes: ModelAxes | None = axes
         self.compiler_options: Mapping[str, str] = compiler_options
         self.num_shards: int = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         groups = self.mesh.devices.reshape(self.num_shards, -1)
@@ -83,7 +96,23 @@ class Strategy:
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        return type(self), self.mesh, self.rules, frozenset(self.compiler_options.items())
+        named = self.rules, self.axes, self.compiler_options
+        items = (None if each is None else frozenset(each.items()) for each in named)
+        return type(self), self.mesh, tuple(self.paths.items()), *items
+
+    def for_model(self, model: nn.Module, *inputs: Any) -> "Strategy":
+        """This strategy for the parameters of `model`, whose axes it then knows.
+
+        `inputs` are those of `parameter_axes`. `sharded` strategies need it for parameters with
+        more than two dimensions, and to divide axes by name.
+        """
+        return Strategy(
+            self.mesh,
+            self.rules,
+            paths=self.paths,
+            axes=parameter_axes(model, *inputs),
+            compiler_options=self.compiler_options,
+        )
 
     def init(self, make_state: Callable[[], Any]) -> Any:
         """The state that `make_state()` returns, each part created on the device that keeps it.
@@ -261,7 +290,10 @@ class Strategy:
         return mapped
 
     def _specs(self, params: Params) -> dict[str, PartitionSpec]:
-        return partition_specs(params, self.rules, self.mesh.shape)
+        if self.rules is None:
+            return dict.fromkeys(flatten(params), PartitionSpec())
+        sizes = self.mesh.shape
+        return partition_specs(params, sizes, self.rules, paths=self.paths, axes=self.axes)
 
     def _tree_of_specs(self, params: Params) -> Any:
         specs = self._specs(params)
@@ -356,23 +388,29 @@ def replicated(
 
 def sharded(
     mesh: Mesh,
-    rules: Sequence[Rule] = RULES,
+    rules: Mapping[str, MeshAxes] = RULES,
     *,
+    paths: Mapping[str, PartitionSpec] = MappingProxyType({}),
+    axes: ModelAxes | None = None,
     compiler_options: Mapping[str, str] = MappingProxyType({}),
 ) -> Strategy:
     """The state divided over `mesh`, whose axes are named data, fsdp and tensor.
 
-    The first of `rules` whose pattern matches a parameter's path decides; `(Rule(...), *RULES)`
-    changes one. Explicit axes are used as Auto axes.
+    `rules` say which mesh axis divides each axis of a parameter, by the names in `axes`, those of
+    `parameter_axes(model)` (see also `Strategy.for_model`); `{**RULES, "vocab": None}` changes one.
+    `paths` give a whole spec by a regular expression of a parameter's path. Explicit axes of the
+    mesh are used as Auto axes.
 
     >>> from jax.sharding import PartitionSpec
-    >>> from jaxformer.distributed import Rule, make_mesh
-    >>> replicated_tables = Rule("(^|/)table$", PartitionSpec())
+    >>> from jaxformer.distributed import make_mesh
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> mesh = make_mesh("data=1,fsdp=1,tensor=1", jax.devices()[:1])
-    >>> jf.sharded(mesh, (replicated_tables, *RULES)).num_shards
+    >>> whole_tables = {"(^|/)table$": PartitionSpec()}
+    >>> strategy = jf.sharded(mesh, paths=whole_tables).for_model(jf.DecoderOnly(config))
+    >>> strategy.num_shards
     1
     """
-    return Strategy(mesh, rules, compiler_options=compiler_options)
+    return Strategy(mesh, rules, paths=paths, axes=axes, compiler_options=compiler_options)
 
 
 def _call(function: Callable[[], Any]) -> Any:

@@ -1,6 +1,7 @@
 """The modules of a Transformer, as the papers write them."""
 
 from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.axes import Axes, parameter_axes
 from jaxformer.nn.blocks import REMAT, Block, MakeBlock
 from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.ensemble import Ensemble, stack_members
@@ -22,6 +23,7 @@ from jaxformer.nn.taps import tap
 
 __all__ = [
     "REMAT",
+    "Axes",
     "Block",
     "Cache",
     "Classifier",
@@ -47,6 +49,7 @@ __all__ = [
     "Stack",
     "TokenClassifier",
     "init_cache",
+    "parameter_axes",
     "quantize",
     "read_taps",
     "stack_blocks",

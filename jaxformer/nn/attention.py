@@ -1,6 +1,8 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
 
+from collections.abc import Mapping
 from functools import partial
+from typing import ClassVar
 
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -34,6 +36,17 @@ class MultiHeadAttention(nn.Module):
     >>> sum(leaf.size for leaf in jax.tree.leaves(variables))  # 4 x (8 x 8 + 8)
     288
     """
+
+    AXES: ClassVar[Mapping[str, str]] = {
+        "query/kernel": "embed -> heads head_dim",
+        "query/bias": "heads head_dim",
+        "key/kernel": "embed -> kv_heads head_dim",
+        "key/bias": "kv_heads head_dim",
+        "value/kernel": "embed -> kv_heads head_dim",
+        "value/bias": "kv_heads head_dim",
+        "out/kernel": "heads head_dim -> embed",
+        "out/bias": "embed",
+    }
 
     config: TransformerConfig
     attention_fn: AttentionFn = reference

@@ -1,20 +1,18 @@
 """A model whose weights are 8-bit integers: a quarter of the memory, faster steps on a CPU."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import Axes, axes_in, trace_modules
 from jaxformer.nn.layers import Embedding, LMHead
-from jaxformer.nn.models import DecodingModel, EncoderDecoder
-from jaxformer.nn.stacking import STACKED
+from jaxformer.nn.models import DecodingModel
 from jaxformer.ops.int8 import (
     QuantizedMatrix,
     int8_matmul,
@@ -29,7 +27,7 @@ def quantize(model: DecodingModel, params: Any) -> Any:
 
     The result is for `Int8(model)`. The type of a module decides whether its weights are quantized,
     so this also works for your own block. Each output of a dense layer and each row of an embedding
-    has its own scale. Norms, biases and learned positions do not change.
+    has its own scale. Norms, biases, learned positions and matrices of other modules do not change.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model, tokens = jf.DecoderOnly(config), jnp.array([[1, 5, 7]])
@@ -38,12 +36,15 @@ def quantize(model: DecodingModel, params: Any) -> Any:
     >>> table.values.shape, table.values.dtype, table.scale.shape  # 11 rows, each with a scale
     ((11, 8), dtype('int8'), (11,))
     """
-    leaves: dict[tuple[str, ...], Any] = flatten_dict(params)
-    rules = _rules(model, params)
-    for path in rules.keys() & leaves.keys():
-        rule = rules[path]
-        leaves[path] = (jax.vmap(rule) if STACKED in path else rule)(leaves[path])
-    return unflatten_dict(leaves)
+    _check_model(model)
+    trace = trace_modules(model)
+    axes = axes_in(trace)
+    leaves: dict[str, Any] = flatten_dict(params, sep="/")
+    for path, leaf in leaves.items():
+        parent, _, name = path.rpartition("/")
+        if parent in trace.modules and path in axes:
+            leaves[path] = _quantized(trace.modules[parent], name, leaf, axes[path])
+    return unflatten_dict(leaves, sep="/")
 
 
 @dataclass(frozen=True)
@@ -94,31 +95,22 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _rules(model: DecodingModel, params: Any) -> dict[tuple[str, ...], Callable[[jax.Array], Any]]:
-    """How to quantize the parameters at these paths, by the modules that a call of `model` uses."""
-    _check_model(model)
-    rules: dict[tuple[str, ...], Callable[[jax.Array], Any]] = {}
+def _quantized(module: nn.Module, name: str, leaf: jax.Array, axes: Axes) -> Any:
+    """The parameter `name` of `module` in 8 bits, or as it is where the module needs it so."""
 
-    def record(call, args, kwargs, context):
-        module = context.module
-        if _is_dense(context):
-            rules[*module.path, "kernel"] = lambda leaf: _quantize_kernel(leaf, _input_axes(module))
-        elif isinstance(module, Embedding):
-            rules[*module.path, "table"] = lambda leaf: quantize_matrix(leaf, 1)
-        elif isinstance(module, LMHead):
-            # Not transposed: Flax checks that what `LMHead` declares has its shape.
-            rules[*module.path, "kernel"] = lambda leaf: quantize_matrix(leaf, 0)
-        return call(*args, **kwargs)
+    def of_layer(leaf: jax.Array) -> QuantizedMatrix:
+        matrix = leaf.reshape(math.prod(leaf.shape[: len(axes.inputs)]), -1)
+        # XLA on a CPU is faster where the inputs of each output are next to each other.
+        return quantize_matrix(matrix.T, 1)
 
-    ids = [jax.ShapeDtypeStruct((1, 1), jnp.int32)] * (1 + isinstance(model, EncoderDecoder))
-    with nn.intercept_methods(record):
-        jax.eval_shape(lambda params, *ids: model.apply({"params": params}, *ids), params, *ids)
-    return rules
-
-
-def _quantize_kernel(kernel: jax.Array, input_axes: int) -> QuantizedMatrix:
-    # XLA on a CPU is faster where the inputs of each output are next to each other.
-    return quantize_matrix(kernel.reshape(math.prod(kernel.shape[:input_axes]), -1).T, 1)
+    if name == "table" and isinstance(module, Embedding):
+        return quantize_matrix(leaf, 1)
+    if name == "kernel" and isinstance(module, LMHead):
+        # Not transposed: Flax checks that what `LMHead` declares has its shape.
+        return quantize_matrix(leaf, 0)
+    if name == "kernel" and _is_dense(module):
+        return jax.vmap(of_layer)(leaf) if axes.layers else of_layer(leaf)
+    return leaf
 
 
 def _intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
@@ -127,34 +119,18 @@ def _intercept(call: Any, args: Any, kwargs: Any, context: nn.module.Interceptor
     if context.method_name == "lookup" and isinstance(module, Embedding):
         table: Any = module.table
         return take_rows(table, *args)
-    if context.method_name == "__call__" and isinstance(module, LMHead):
-        return _lm_head(module, *args)
-    if _is_dense(context) and is_quantized(module.get_variable("params", "kernel")):
-        return _dense(module, *args)
+    if context.method_name == "__call__" and _is_dense(module):
+        if is_quantized(module.get_variable("params", "kernel")):
+            return _dense(module, *args)
     return call(*args, **kwargs)
 
 
-def _is_dense(context: nn.module.InterceptorContext) -> bool:
-    module = context.module
-    if context.method_name != "__call__" or not isinstance(module, nn.Dense | nn.DenseGeneral):
+def _is_dense(module: nn.Module) -> bool:
+    """Whether `module` multiplies the last axes of its input with a kernel."""
+    if not isinstance(module, nn.Dense | nn.DenseGeneral) or getattr(module, "batch_dims", ()):
         return False
-    # Those that act on other than the last axes stay as they are.
-    axes = getattr(module, "axis", -1)
-    last = axes == -1 or axes == tuple(range(-_input_axes(module), 0))
-    return last and not getattr(module, "batch_dims", ())
-
-
-def _input_axes(module: nn.Dense | nn.DenseGeneral) -> int:
     axis = getattr(module, "axis", -1)
-    return len(axis) if isinstance(axis, tuple) else 1
-
-
-def _lm_head(head: LMHead, hidden: jax.Array, embedding: Embedding) -> jax.Array:
-    matrix: Any = embedding.table if head.config.ties_output else head.kernel
-    logits = int8_matmul(hidden.reshape(-1, hidden.shape[-1]), matrix)
-    if head.config.output_bias:
-        logits = logits + head.bias[None]
-    return logits.reshape(*hidden.shape[:-1], -1)
+    return axis == -1 or axis == tuple(range(-len(axis), 0))
 
 
 def _dense(module: Any, x: jax.Array) -> jax.Array:
@@ -163,4 +139,6 @@ def _dense(module: Any, x: jax.Array) -> jax.Array:
     if module.use_bias:
         out = out + module.get_variable("params", "bias").reshape(1, -1)
     features = module.features if isinstance(module.features, tuple) else (module.features,)
-    return out.reshape(*x.shape[: x.ndim - _input_axes(module)], *features).astype(module.dtype)
+    axis = getattr(module, "axis", -1)
+    num_inputs = len(axis) if isinstance(axis, tuple) else 1
+    return out.reshape(*x.shape[: x.ndim - num_inputs], *features).astype(module.dtype)

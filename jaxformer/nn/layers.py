@@ -1,7 +1,9 @@
 """The parts of a block besides attention: embeddings, norms, the feed-forward network."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,8 @@ class Embedding(nn.Module):
     >>> vectors[0, 0]  # row 3, times sqrt(4)
     Array([24., 26., 28., 30.], dtype=float32)
     """
+
+    AXES: ClassVar[Mapping[str, str]] = {"table": "vocab -> embed"}
 
     size: int
     config: TransformerConfig
@@ -108,6 +112,8 @@ class LMHead(nn.Module):
     >>> model.apply({"params": params}, hidden, method="lm_head")[0, 0, 0]  # 8 ones times ones
     Array(8., dtype=float32)
     """
+
+    AXES: ClassVar[Mapping[str, str]] = {"kernel": "embed -> vocab", "bias": "vocab"}
 
     config: TransformerConfig
 
@@ -167,6 +173,15 @@ class FeedForward(nn.Module):
     >>> sum(leaf.size for leaf in jax.tree.leaves(variables))  # 4 x 6 + 6 and 6 x 4 + 4
     58
     """
+
+    AXES: ClassVar[Mapping[str, str]] = {
+        "gate/kernel": "embed -> mlp",
+        "gate/bias": "mlp",
+        "up/kernel": "embed -> mlp",
+        "up/bias": "mlp",
+        "down/kernel": "mlp -> embed",
+        "down/bias": "embed",
+    }
 
     config: TransformerConfig
 

@@ -3,7 +3,8 @@
 Arguments that are masks are True where attention is allowed. `dropout_rng` None means no dropout.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -292,6 +293,8 @@ class EncoderOnly(Model):
     >>> output.hidden.shape, output.pooled
     ((2, 5, 8), None)
     """
+
+    AXES: ClassVar[Mapping[str, str]] = {"type_embedding/table": "type -> embed"}
 
     def setup(self) -> None:
         config = self.config

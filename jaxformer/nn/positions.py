@@ -1,8 +1,8 @@
 """Position schemes: how a stack of blocks knows the order of its tokens."""
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -234,6 +234,8 @@ class SinusoidalPositions(PositionScheme):
 class LearnedPositions(PositionScheme):
     """Adds a learned `table` [max_len, D]."""
 
+    AXES: ClassVar[Mapping[str, str]] = {"table": "position -> embed"}
+
     def setup(self) -> None:
         shape = self.config.max_len, self.config.d_model
         self.table: Array = self.param("table", nn.initializers.normal(0.02), shape)
@@ -272,6 +274,8 @@ class AlibiPositions(PositionScheme):
 
 class RelativePositions(PositionScheme):
     """Adds a learned number per head and bucket of distances (Raffel et al. 2020, section 2.1)."""
+
+    AXES: ClassVar[Mapping[str, str]] = {"relative_bias": "bucket -> heads"}
 
     def setup(self) -> None:
         shape = self.config.relative_buckets, self.config.num_heads

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Float32, Num
 
+from jaxformer.ops.int8 import QuantizedMatrix, int8_matmul
+
 Axes = tuple[Sequence[int], Sequence[int]]
 
 # The number of parts of a product of one vector with a matrix. On a CPU, XLA computes the whole
@@ -50,13 +52,18 @@ def dense_dot_general(
     return out.reshape(*x.shape[: x.ndim - count], *kernel.shape[count:])
 
 
-def logits_matmul(x: Float[Array, "... D"], matrix: Float[Array, "D V"]) -> Float32[Array, "... V"]:
+def logits_matmul(
+    x: Float[Array, "... D"], matrix: Float[Array, "D V"] | QuantizedMatrix
+) -> Float32[Array, "... V"]:
     """`x` times `matrix` in float32; the plain twin is `x @ matrix` of float32 arrays.
 
-    If `x` has 16 bits, `matrix` is rounded to the dtype of `x` once, and so is the gradient of the
-    logits in the backward pass. The sums are not rounded: in bfloat16 several of the likeliest
-    tokens would have equal logits.
+    A `QuantizedMatrix` is multiplied by `int8_matmul`. If `x` has 16 bits, `matrix` is rounded to
+    the dtype of `x` once, and so is the gradient of the logits in the backward pass. The sums are
+    not rounded: in bfloat16 several of the likeliest tokens would have equal logits.
     """
+    if isinstance(matrix, QuantizedMatrix):
+        out = int8_matmul(x.reshape(-1, x.shape[-1]), matrix)
+        return out.reshape(*x.shape[:-1], -1)
     # Unlike `dense_dot_general`, never in parts: parts of a transposed table would be copies.
     if x.dtype in (jnp.bfloat16, jnp.float16):
         # Without a reshape a TPU's compiler fuses the gradient of the logits into the products.

@@ -25,6 +25,11 @@ class QuantizedMatrix:
     scale: jax.Array
     inputs: int = struct.field(pytree_node=False)
 
+    @property
+    def T(self) -> "QuantizedMatrix":  # noqa: N802  (the name of an array's transpose)
+        """The transposed matrix; the inputs stay the inputs."""
+        return QuantizedMatrix(self.values.T, self.scale, 1 - self.inputs)
+
 
 def is_quantized(leaf: Any) -> bool:
     """Whether `leaf` is a `QuantizedMatrix`."""
@@ -32,7 +37,7 @@ def is_quantized(leaf: Any) -> bool:
 
 
 def quantize_matrix(matrix: Float[Array, "rows columns"], inputs: int) -> QuantizedMatrix:
-    """`matrix` with each output rounded to 1/254 of its largest number; inputs on axis `inputs`."""
+    """`matrix` in int8 per output, scale max / 127; the inputs are on axis `inputs`."""
     values, scale = _quantize(matrix, inputs)
     return QuantizedMatrix(values, scale.squeeze(inputs), inputs)
 

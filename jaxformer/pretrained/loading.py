@@ -203,7 +203,7 @@ def _read_params(
             return tensors.read(names[name], mapped=True)
         return tensors.read(names[name]).astype(np.float32, copy=False)
 
-    places = (_place_on(strategy, shapes),) if strategy else ()
+    places = (_place_on(strategy.for_model(model), shapes),) if strategy else ()
     return unflatten_dict(to_jax(weight_map, shapes, names, read, *places), sep="/")
 
 
@@ -275,7 +275,7 @@ def load(
     loaded = _load_run(source.path, config, attention_fn, dtype)
     if strategy is None:
         return loaded
-    return loaded._replace(params=strategy.shard_state(loaded.params))
+    return loaded._replace(params=strategy.for_model(loaded.model).shard_state(loaded.params))
 
 
 def _load_run(

@@ -5,7 +5,10 @@ An adapter of the matrix W is a subtree beside it, named like it with `_lora`: `
 W + scale * a b, which are the parameters of the same model without adapters. The base has no
 gradient and no optimizer state, so any model, loss, optimizer and strategy can be used:
 
-    params = add_adapters(params, rng, rank=8, alpha=16.0, targets="attention/.*/kernel$")
+    axes = parameter_axes(model)
+    params = add_adapters(
+        params, rng, rank=8, alpha=16.0, targets="attention/.*/kernel$", axes=axes
+    )
     step = make_train_step(adapter_loss(loss), freeze(optimizer, FROZEN))
 
 The product a b has the size of W. It is computed once in each part of a batch.
@@ -22,27 +25,38 @@ import numpy as np
 from flax import linen as nn
 
 from jaxformer.errors import ConfigError
-from jaxformer.nn.stacking import is_stacked
+from jaxformer.nn.axes import Axes
 from jaxformer.training.losses import Loss
-from jaxformer.training.parameter_groups import freeze_gradient
-from jaxformer.training.parameters import Params, flatten, matrix_mask, matrix_shape
+from jaxformer.training.parameters import (
+    ADAPTER_SUFFIX,
+    ModelAxes,
+    Params,
+    axes_of,
+    flatten,
+    freeze_gradient,
+)
 
-_SUFFIX = "_lora"
-
-ADAPTER = f"{_SUFFIX}/[ab]$"
-"""Found in the paths of what is trained of an adapter."""
+ADAPTER = f"{ADAPTER_SUFFIX}/[ab]$"
+"""Matches the paths of the trained parameters of an adapter."""
 
 FROZEN = f"^(?!.*{ADAPTER})"
-"""Found in the paths of all other parameters (see `freeze`)."""
+"""Matches the paths of all other parameters (see `freeze`)."""
 
 
 def add_adapters(
-    params: Params, rng: jax.Array, *, rank: int, alpha: float, targets: str
+    params: Params,
+    rng: jax.Array,
+    *,
+    rank: int,
+    alpha: float,
+    targets: str,
+    axes: ModelAxes | None = None,
 ) -> Params:
-    """`params` with an adapter of each matrix in whose path the regular expression is found.
+    """`params` with an adapter of each matrix whose path matches the regular expression `targets`.
 
     `a` is random and `b` is zero, so that nothing changes before the first step; the scale is
-    `alpha` / `rank`. Raises `ConfigError` where `targets` finds no matrix.
+    `alpha` / `rank`. `axes` are those of `parameter_axes`; without them a matrix has two
+    dimensions. Raises `ConfigError` where `targets` matches no matrix.
 
     >>> params = {"up": {"kernel": jnp.ones((5, 7)), "bias": jnp.ones(7)}}
     >>> adapted = add_adapters(params, jax.random.key(0), rank=2, alpha=4.0, targets="up/")
@@ -51,19 +65,19 @@ def add_adapters(
     >>> sorted(merge_adapters(adapted)["up"])
     ['bias', 'kernel']
     """
-    is_matrix = flatten(matrix_mask(params))
     leaves = flatten(params)
-    chosen = [path for path in leaves if is_matrix[path] and re.search(targets, path)]
+    matrices = {path: axes_of(path, leaf, axes) for path, leaf in leaves.items()}
+    matrices = {path: parameter for path, parameter in matrices.items() if parameter.inputs}
+    chosen = [path for path in matrices if re.search(targets, path)]
     if not chosen:
-        matrices = ", ".join(sorted(path for path in leaves if is_matrix[path])[:3])
         raise ConfigError(
-            f"lora_targets={targets!r} is found in no path of a matrix, such as {matrices}: give "
-            "another regular expression"
+            f"lora_targets={targets!r} matches no path of a matrix, such as "
+            f"{', '.join(sorted(matrices)[:3])}: give another regular expression"
         )
     adapters: dict[str, Any] = {}
     for number, path in enumerate(chosen):
         key = jax.random.fold_in(rng, number)
-        adapters[path] = _adapter(path, leaves[path], key, rank, alpha)
+        adapters[path] = _adapter(matrices[path], leaves[path], key, rank, alpha)
     return _with_adapters(params, adapters)
 
 
@@ -74,16 +88,16 @@ def merge_adapters(params: Params) -> Params:
     """
     if not isinstance(params, Mapping):
         return params
-    found = {}
+    merged = {}
     for name, leaf in params.items():
-        if not name.endswith(_SUFFIX):
-            adapter = params.get(name + _SUFFIX)
-            found[name] = merge_adapters(leaf) if adapter is None else _merged(leaf, adapter)
-    return found
+        if not name.endswith(ADAPTER_SUFFIX):
+            adapter = params.get(name + ADAPTER_SUFFIX)
+            merged[name] = merge_adapters(leaf) if adapter is None else _merged(leaf, adapter)
+    return merged
 
 
 def adapter_loss(loss: Loss, frozen: str = FROZEN) -> Loss:
-    """`loss` of the merged parameters, without a gradient by those in whose path `frozen` is."""
+    """`loss` of the merged parameters, without a gradient by those that `frozen` matches."""
     return freeze_gradient(
         lambda params, batch, rng: loss(merge_adapters(params), batch, rng), frozen
     )
@@ -93,35 +107,37 @@ def replace_base(params: Params, base: Params) -> Params:
     """`base`, which has no adapters, with the adapters of `params`."""
     if not isinstance(base, Mapping):
         return base
-    given = params if isinstance(params, Mapping) else {}
-    adapters = {name: leaf for name, leaf in given.items() if name.endswith(_SUFFIX)}
-    return {name: replace_base(given.get(name), leaf) for name, leaf in base.items()} | adapters
+    adapted = params if isinstance(params, Mapping) else {}
+    adapters = {name: leaf for name, leaf in adapted.items() if name.endswith(ADAPTER_SUFFIX)}
+    return {name: replace_base(adapted.get(name), leaf) for name, leaf in base.items()} | adapters
 
 
 def without_adapters(params: Params) -> Params:
-    """The base: `params` without adapters, and without what these have learned."""
+    """The base: `params` without adapters, which are not merged."""
     if not isinstance(params, Mapping):
         return params
-    names = (name for name in params if not name.endswith(_SUFFIX))
+    names = (name for name in params if not name.endswith(ADAPTER_SUFFIX))
     return {name: without_adapters(params[name]) for name in names}
 
 
 def _with_adapters(params: Params, adapters: Mapping[str, Any], parent: str = "") -> Params:
-    found = {}
+    adapted = {}
     for name, leaf in params.items():
         path = f"{parent}{name}"
-        found[name] = leaf
+        adapted[name] = leaf
         if isinstance(leaf, Mapping):
-            found[name] = _with_adapters(leaf, adapters, f"{path}/")
+            adapted[name] = _with_adapters(leaf, adapters, f"{path}/")
         elif path in adapters:
-            found[name + _SUFFIX] = adapters[path]
-    return found
+            adapted[name + ADAPTER_SUFFIX] = adapters[path]
+    return adapted
 
 
-def _adapter(path: str, leaf: Any, rng: jax.Array, rank: int, alpha: float) -> dict[str, jax.Array]:
+def _adapter(
+    axes: Axes, leaf: Any, rng: jax.Array, rank: int, alpha: float
+) -> dict[str, jax.Array]:
     """The adapter of a matrix before the first step."""
-    inputs, outputs = matrix_shape(path, leaf)
-    layers = leaf.shape[:1] if is_stacked(path) else ()
+    inputs, outputs = axes.matrix_shape(leaf.shape)
+    layers = leaf.shape[: axes.layers]
     limit = 1.0 / math.sqrt(inputs)
     return {
         "a": jax.random.uniform(rng, (*layers, inputs, rank), leaf.dtype, -limit, limit),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -10,18 +11,22 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float
 
-from jaxformer.config import check_at_least, check_choices, check_fraction, check_pattern
+from jaxformer.config import (
+    check_at_least,
+    check_choices,
+    check_fraction,
+    check_pattern,
+    check_types,
+)
 from jaxformer.errors import ConfigError
-from jaxformer.nn.stacking import is_stacked
-from jaxformer.training.parameter_groups import freeze, scale_layers
 from jaxformer.training.parameters import (
+    ModelAxes,
     Params,
-    flatten,
-    layer_shape,
+    axes_of,
+    freeze,
     map_with_path,
-    matrix_axes,
     matrix_mask,
-    matrix_shape,
+    scale_layers,
 )
 
 ScheduleName = Literal["inverse_square_root", "cosine", "constant", "linear", "wsd", "step"]
@@ -70,9 +75,10 @@ class OptimizerConfig:
     layer_lr_decay: float = 1.0
     """Factor of the learning rate from each layer to the one below it; 1 disables it."""
     freeze: str = ""
-    """Regular expression; parameters in whose path it is found are not trained. Empty: none."""
+    """Regular expression; parameters whose path it matches are not trained. Empty: none."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_at_least(self, 0, "learning_rate", "warmup_steps", "min_lr_ratio")
         check_at_least(self, 0, "eps", "grad_clip_norm", "weight_decay")
@@ -175,9 +181,14 @@ def make_optimizer(
     schedule: optax.Schedule | None = None,
     learning_rate: Float[jax.Array, ""] | None = None,
     *,
+    axes: ModelAxes | None = None,
     schedule_free: bool = False,
 ) -> optax.GradientTransformation:
     """An optimizer that clips by global norm, applies the rule, the weight decay and the rate.
+
+    `axes`, those of `parameter_axes(model)`, say which parameters are matrices and which of their
+    axes are inputs. Weight decay, "muon", "adafactor" and `layer_lr_decay` read them; without them
+    a parameter with two dimensions is a matrix [inputs, outputs], and one with more is refused.
 
     `schedule` takes the place of `make_schedule(config)`. Without one, the peak learning rate is
     data: `init` writes `learning_rate` (default: that of `config`), which may be traced, into the
@@ -189,13 +200,13 @@ def make_optimizer(
     - "lion": Chen et al. 2023, algorithm 2.
     - "adafactor": Shazeer & Stern 2018, algorithm 5, without momentum. Updates are relative to the
       size of each parameter.
-    - "muon": Jordan 2024 for the matrices of the blocks, Adam for all other parameters. Muon's
-      updates have the size of Adam's, a root mean square of 0.2 (Liu et al. 2025, equation 4).
+    - "muon": Jordan 2024 for hidden matrices (`Axes.is_hidden`), Adam for all other parameters.
+      Muon's updates have the size of Adam's, a root mean square of 0.2 (Liu et al. 2025, eq. 4).
 
-    `matrix_mask` decides which parameters are matrices. For `config.freeze` and
-    `config.layer_lr_decay` see `freeze` and `scale_layers`. `schedule_free` (Defazio et al. 2024)
-    replaces Adam's first moment by an average of the parameters, which `b1` weighs: the state of
-    a train step keeps it as `ema`. Raises `ConfigError` where the config does not fit it.
+    For `config.freeze` and `config.layer_lr_decay` see `freeze` and `scale_layers`.
+    `schedule_free` (Defazio et al. 2024) replaces Adam's first moment by an average of the
+    parameters, which `b1` weighs: the state of a train step keeps it as `ema`. Raises `ConfigError`
+    where the config does not fit it, and without `axes` where it needs them.
 
     >>> config = jf.OptimizerConfig(schedule="constant", learning_rate=0.1, warmup_steps=0)
     >>> optimizer, params = jf.make_optimizer(config), {"scale": jnp.array([1.0, 1.0])}
@@ -204,6 +215,11 @@ def make_optimizer(
     >>> [round(update, 4) for update in updates["scale"].tolist()]  # Adam's first update
     [-0.1, 0.1]
     """
+    if axes is None and (config.name == "muon" or config.layer_lr_decay < 1.0):
+        raise ConfigError(
+            f"name={config.name!r} and layer_lr_decay={config.layer_lr_decay} depend on the blocks "
+            "of the model: give axes=jf.parameter_axes(model, *inputs)"
+        )
     parts = []
     if config.grad_clip_norm > 0:
         parts.append(optax.clip_by_global_norm(config.grad_clip_norm))
@@ -213,9 +229,10 @@ def make_optimizer(
             optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True)
         )
     else:
-        parts.append(_RULES[config.name](config))
+        parts.append(_RULES[config.name](config, axes))
     if config.weight_decay > 0:
-        parts.append(optax.add_decayed_weights(config.weight_decay, matrix_mask))
+        mask = partial(matrix_mask, axes=axes)
+        parts.append(optax.add_decayed_weights(config.weight_decay, mask))
     if schedule is None:
         peak = config.learning_rate if learning_rate is None else learning_rate
         parts.append(_scale_by_peak(peak, _relative_schedule(config)))
@@ -224,8 +241,8 @@ def make_optimizer(
     optimizer = optax.chain(*parts)
     if config.freeze:
         optimizer = freeze(optimizer, config.freeze)
-    if config.layer_lr_decay < 1.0:
-        optimizer = optax.chain(optimizer, scale_layers(config.layer_lr_decay))
+    if axes is not None and config.layer_lr_decay < 1.0:
+        optimizer = optax.chain(optimizer, scale_layers(config.layer_lr_decay, axes))
     if schedule_free:
         relative = _relative_schedule(config)  # optax counts updates from 1, the next one included
         optimizer = optax.contrib.schedule_free(
@@ -270,30 +287,41 @@ def _scale_by_peak(
     return optax.GradientTransformation(init, update)
 
 
-def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
+def _adam(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTransformation:
     return optax.scale_by_adam(config.b1, config.b2, config.eps)
 
 
-def _lion(config: OptimizerConfig) -> optax.GradientTransformation:
+def _lion(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTransformation:
     return optax.scale_by_lion(config.b1, config.b2)
 
 
-def _muon(config: OptimizerConfig) -> optax.GradientTransformation:
-    def dimensions(tree: Params) -> Params:
-        def axes(path: str, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers:
-            return optax.contrib.MuonDimensionNumbers(*matrix_axes(path, leaf))
+def _muon(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTransformation:
+    def label(path: str, leaf: jax.Array) -> str:
+        return "muon" if axes_of(path, leaf, axes).is_hidden else "adam"
 
-        return map_with_path(axes, tree)
+    def dimensions(path: str, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers:
+        parameter = axes_of(path, leaf, axes)
+        first = parameter.layers + len(parameter.inputs)
+        inputs, outputs = range(parameter.layers, first), range(first, leaf.ndim)
+        return optax.contrib.MuonDimensionNumbers(tuple(inputs), tuple(outputs))
 
-    muon = optax.contrib.scale_by_muon(beta=config.momentum, weight_dimension_numbers=dimensions)
+    def scale(path: str, leaf: jax.Array) -> jax.Array:
+        """The orthogonal update of R inputs and C outputs, times 0.2 sqrt(max(R, C))."""
+        sizes = axes_of(path, leaf, axes).matrix_shape(leaf.shape)
+        return 0.2 * math.sqrt(max(sizes)) * leaf
+
+    muon = optax.contrib.scale_by_muon(
+        beta=config.momentum, weight_dimension_numbers=partial(map_with_path, dimensions)
+    )
+    scaled = optax.stateless(lambda updates, params=None: map_with_path(scale, updates))
     rules: dict[Hashable, optax.GradientTransformation] = {
-        "muon": optax.chain(muon, optax.stateless(_scale_like_adam)),
-        "adam": _adam(config),
+        "muon": optax.chain(muon, scaled),
+        "adam": _adam(config, axes),
     }
-    return optax.partition(rules, muon_labels)
+    return optax.partition(rules, partial(map_with_path, label))
 
 
-def _adafactor(config: OptimizerConfig) -> optax.GradientTransformation:
+def _adafactor(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTransformation:
     rule = optax.chain(
         optax.scale_by_factored_rms(),
         optax.clip_by_block_rms(1.0),
@@ -301,13 +329,24 @@ def _adafactor(config: OptimizerConfig) -> optax.GradientTransformation:
     )
 
     # optax factors the two longest axes. In a kernel [D, N, H] these are not the two of the matrix.
+    def as_matrix(path: str, leaf: jax.Array) -> jax.Array | list[jax.Array]:
+        """The leaf as [inputs, outputs] if it is a matrix; stacked layers as the list of them."""
+        parameter = axes_of(path, leaf, axes)
+        shape = leaf.shape[parameter.layers :]
+        shape = parameter.matrix_shape(leaf.shape) if parameter.inputs else shape
+        if parameter.layers:
+            return [layer.reshape(shape) for layer in leaf.reshape(-1, *shape)]
+        return leaf.reshape(shape)
+
+    as_matrices = partial(map_with_path, as_matrix)
+
     def init(params: Params) -> optax.OptState:
-        return rule.init(_as_matrices(params))
+        return rule.init(as_matrices(params))
 
     def update(
         updates: Params, state: optax.OptState, params: Params = None
     ) -> tuple[Params, optax.OptState]:
-        matrices, state = rule.update(_as_matrices(updates), state, _as_matrices(params))
+        matrices, state = rule.update(as_matrices(updates), state, as_matrices(params))
         return jax.tree.map(_in_shape, updates, matrices), state
 
     return optax.GradientTransformation(init, update)
@@ -316,41 +355,6 @@ def _adafactor(config: OptimizerConfig) -> optax.GradientTransformation:
 _RULES = {"adam": _adam, "muon": _muon, "lion": _lion, "adafactor": _adafactor}
 
 
-def muon_labels(params: Params) -> Params:
-    """The rule of each parameter: "muon" for matrices of the blocks, "adam" for all others."""
-
-    def label(path: str, is_matrix: bool) -> str:
-        in_block = is_stacked(path) or any(x.startswith("blocks_") for x in path.split("/"))
-        return "muon" if is_matrix and in_block else "adam"
-
-    return map_with_path(label, matrix_mask(params))
-
-
-def _scale_like_adam(updates: Params, params: Params | None = None) -> Params:
-    """Orthogonal updates of R inputs and C outputs, times 0.2 sqrt(max(R, C))."""
-
-    def scale(path: str, leaf: jax.Array) -> jax.Array:
-        return 0.2 * math.sqrt(max(matrix_shape(path, leaf))) * leaf
-
-    return map_with_path(scale, updates)
-
-
-def _as_matrices(tree: Params) -> Params:
-    """`tree` with its matrices in two dimensions, [inputs, outputs].
-
-    A leaf of stacked blocks becomes the list of its layers.
-    """
-    is_matrix = flatten(matrix_mask(tree))
-
-    def reshape(path: str, leaf: jax.Array) -> jax.Array | list[jax.Array]:
-        shape = matrix_shape(path, leaf) if is_matrix[path] else layer_shape(path, leaf)
-        if is_stacked(path):
-            return [layer.reshape(shape) for layer in leaf]
-        return leaf.reshape(shape)
-
-    return map_with_path(reshape, tree)
-
-
 def _in_shape(old: jax.Array, new: jax.Array | list[jax.Array]) -> jax.Array:
-    """`new`, a leaf of `_as_matrices` or the list of its layers, in the shape of `old`."""
+    """`new`, a matrix or the list of its layers, in the shape of `old`."""
     return (jnp.stack(new) if isinstance(new, list) else new).reshape(old.shape)

@@ -1,17 +1,26 @@
-"""A tree of parameters by the paths of its leaves, and which leaves are matrices."""
+"""Parameters by path: which are matrices, which are frozen, which learn at which rate."""
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
-from flax import traverse_util
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
 
-from jaxformer.nn.stacking import is_stacked
+from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import INPUT, OUTPUT, Axes
+from jaxformer.training.losses import Loss
 
 Params = Any
 """Nested dicts of arrays: what a Flax module's `init` returns under "params"."""
+
+ModelAxes = Mapping[str, Axes]
+"""{"path/of/leaf": its axes}, as `parameter_axes` returns them."""
+
+ADAPTER_SUFFIX = "_lora"
+"""An adapter of the matrix at "path/of/leaf" is the subtree "path/of/leaf_lora" (see `lora`)."""
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -20,13 +29,11 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """The leaves of any pytree (parameters, a state, a batch) as {"path/of/leaf": leaf}."""
+    """The leaves of any pytree (parameters, a state, a batch) as {"path/of/leaf": leaf}.
+
+    In the order of JAX; `flax.traverse_util.flatten_dict` takes nested dicts only.
+    """
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested dicts for which `flatten` returns `leaves`."""
-    return traverse_util.unflatten_dict(leaves, sep="/")
 
 
 def map_with_path(function: Callable[[str, Any], Any], tree: Any) -> Any:
@@ -34,42 +41,93 @@ def map_with_path(function: Callable[[str, Any], Any], tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, x: function(path_name(path), x), tree)
 
 
-def layer_shape(path: str, leaf: Any) -> tuple[int, ...]:
-    """The shape of the leaf at "path/of/leaf", without the layer axis of stacked blocks."""
-    return leaf.shape[1:] if is_stacked(path) else leaf.shape
+def axes_of(path: str, leaf: Any, axes: ModelAxes | None) -> Axes:
+    """The axes of the leaf at `path`.
 
-
-def matrix_mask(params: Params) -> Params:
-    """True at each matrix or table of `params`, False at biases, scales and other vectors.
-
-    Shapes decide, not names: a matrix has at least two dimensions and is not a bias. A bias has
-    the trailing dimensions of a larger leaf of the same module, as a query's bias [N, H] has
-    beside its kernel [D, N, H]. The layer axis of stacked blocks does not count.
+    A leaf that `axes` does not have is a matrix [inputs, outputs] if it has two dimensions, and a
+    vector if it has fewer. Raises `ConfigError` for one with more.
     """
-    shapes = defaultdict(list)
-    for path, leaf in flatten(params).items():
-        shapes[path.rpartition("/")[0]].append(layer_shape(path, leaf))
+    axes = axes or {}
+    if path in axes:
+        return axes[path]
+    parent, _, name = path.rpartition("/")
+    if parent.endswith(ADAPTER_SUFFIX) and parent.removesuffix(ADAPTER_SUFFIX) in axes:
+        adapted = axes[parent.removesuffix(ADAPTER_SUFFIX)]
+        names = ((), ()) if name == "scale" else ((INPUT,), (OUTPUT,))
+        return Axes(*names, adapted.layers, adapted.is_hidden, adapted.distance)
+    if leaf.ndim > 2:
+        raise ConfigError(
+            f"{path} has the shape {list(leaf.shape)}, but which of its axes are inputs is not "
+            "known: give axes=jf.parameter_axes(model, *inputs)"
+        )
+    return Axes((INPUT,), (OUTPUT,)) if leaf.ndim == 2 else Axes((), (OUTPUT,) * leaf.ndim)
 
-    def is_matrix(path: str, leaf: Any) -> bool:
-        own = layer_shape(path, leaf)
-        larger = (s for s in shapes[path.rpartition("/")[0]] if len(s) > len(own))
-        return len(own) >= 2 and all(shape[-len(own) :] != own for shape in larger)
 
-    return map_with_path(is_matrix, params)
+def matrix_mask(params: Params, axes: ModelAxes | None = None) -> Params:
+    """True at each parameter with inputs (matrices, tables), False at biases, scales, vectors."""
+    return map_with_path(lambda path, leaf: bool(axes_of(path, leaf, axes).inputs), params)
 
 
-def matrix_axes(path: str, leaf: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The input axes and the output axes of a matrix.
+def freeze_gradient(loss: Loss, pattern: str) -> Loss:
+    """`loss` without the gradient by the parameters that `freeze` leaves unchanged."""
 
-    The first axis is the input, as in a query's kernel [D, N, H]. The output projection of
-    attention, a module named `out` with a kernel [N, H, D], has one output axis, the last. The
-    layer axis of stacked blocks is neither.
+    def stop(path: Any, leaf: Any) -> Any:
+        return jax.lax.stop_gradient(leaf) if re.search(pattern, path_name(path)) else leaf
+
+    def is_boxed(leaf: Any) -> bool:  # a box has the path of its parameter
+        return isinstance(leaf, nn.meta.AxisMetadata)
+
+    def trained(params, batch, rng):
+        params = jax.tree_util.tree_map_with_path(stop, params, is_leaf=is_boxed)
+        return loss(params, batch, rng)
+
+    return trained
+
+
+def freeze(optimizer: optax.GradientTransformation, pattern: str) -> optax.GradientTransformation:
+    """`optimizer` for the parameters whose path the regular expression `pattern` does not match.
+
+    The others do not change and have no state. With stacked blocks (`scan_layers`) a path stands
+    for all layers. `init` raises `ConfigError` for a pattern that matches no or every parameter.
     """
-    axes = tuple(range(1 if is_stacked(path) else 0, leaf.ndim))
-    inputs = len(axes) - 1 if path.split("/")[-2:-1] == ["out"] else 1
-    return axes[:inputs], axes[inputs:]
+
+    def label(params: Params) -> Params:
+        return map_with_path(
+            lambda path, _: "frozen" if re.search(pattern, path) else "trained", params
+        )
+
+    def init(params: Params) -> optax.OptState:
+        paths = sorted(flatten(params))
+        frozen = [path for path in paths if re.search(pattern, path)]
+        if len(frozen) in (0, len(paths)):
+            raise ConfigError(
+                f"freeze={pattern!r} matches {'every' if frozen else 'no'} path of a parameter, "
+                f"such as {', '.join(paths[:3])}: give another regular expression"
+            )
+        return inner.init(params)
+
+    rules: dict[Hashable, optax.GradientTransformation] = {
+        "trained": optimizer,
+        "frozen": optax.set_to_zero(),
+    }
+    inner = optax.partition(rules, label)
+    return optax.GradientTransformationExtraArgs(init, inner.update)
 
 
-def matrix_shape(path: str, leaf: jax.Array) -> tuple[int, ...]:
-    """The number of inputs and the number of outputs of a matrix."""
-    return tuple(math.prod(leaf.shape[i] for i in group) for group in matrix_axes(path, leaf))
+def scale_layers(decay: float, axes: ModelAxes) -> optax.GradientTransformation:
+    """Multiplies updates by `decay` once for each layer between a parameter and the output.
+
+    Clark et al. 2020 (ELECTRA). In a stack of L blocks the last is multiplied by `decay`, the first
+    by decay^L, and embeddings and positions by decay^(L + 1), with the L of the deepest stack. What
+    follows the blocks, such as norms and heads, is not changed.
+    """
+
+    def scaled(path: str, leaf: jax.Array) -> jax.Array:
+        parameter = axes_of(path, leaf, axes)
+        scale = jnp.asarray(decay**parameter.distance)
+        if parameter.layers:
+            distances = parameter.distance - jnp.arange(len(leaf), dtype=jnp.float32)
+            scale = (decay**distances).reshape(-1, *[1] * (leaf.ndim - 1))
+        return leaf * scale.astype(leaf.dtype)
+
+    return optax.stateless(lambda updates, params=None: map_with_path(scaled, updates))

@@ -84,6 +84,7 @@ def compiled_step(
     """
     attention = AutoAttention()
     model = DecoderOnly(config, attention, block)
+    strategy = strategy.for_model(model)
     optimizer = make_optimizer(OptimizerConfig())
 
     def make_state():

@@ -87,7 +87,8 @@ def test_a_step_of_beam_search_sorts_no_vocabulary(tpu_devices):
 
 def test_beam_search_of_a_model_divided_over_four_chips_moves_no_parameter(tpu_devices):
     mesh = make_mesh("tensor=4", tpu_devices("v5e:2x2"))
-    strategy, model = sharded(mesh), DecoderOnly(replace(CONFIG, d_model=512, d_ff=2048))
+    model = DecoderOnly(replace(CONFIG, d_model=512, d_ff=2048))
+    strategy = sharded(mesh).for_model(model)
 
     def make_params():
         return model.init(jax.random.key(0), jnp.zeros((2, 3), jnp.int32))["params"]

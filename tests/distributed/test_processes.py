@@ -74,7 +74,7 @@ def ended(devices: Any, state: Any) -> dict[str, np.ndarray]:
 
 
 def mesh_of_all() -> Any:
-    return sharded(make_mesh("data=2,tensor=2"))
+    return sharded(make_mesh("data=2,tensor=2")).for_model(WRITER)
 
 
 def own_rows(devices: Any, batch: Any) -> Any:

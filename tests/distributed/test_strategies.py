@@ -24,7 +24,6 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.decoding import Prompts, SamplingConfig, beam_search, sample
 from jaxformer.distributed import (
-    Rule,
     make_mesh,
     parse_mesh,
     replicated,
@@ -131,13 +130,15 @@ def layout(name: str) -> tuple[Any, dict[str, Any]]:
     if name == "replicated":
         return replicated(jax.devices()[:4]), {}
     at_use = {"gather_at": "use", "grad_accumulation": 2}
-    return sharded(make_mesh("data=2,fsdp=2,tensor=2")), at_use if name != "partitioned" else {}
+    devices = sharded(make_mesh("data=2,fsdp=2,tensor=2"))
+    return devices, at_use if name != "partitioned" else {}
 
 
 def train(case: str, name: str, steps: int) -> dict[str, Any]:
     """What a layout makes of a case: start, first gradient, losses, what each device holds."""
     model, loss, batch = CASES[case]
     devices, options = layout(name)
+    devices = devices.for_model(model)
     optimizer = recorded_adam()
     make_state = state_maker(model, optimizer)
     state = devices.init(make_state)
@@ -229,12 +230,12 @@ def equal_trees(given: Any, expected: Any) -> bool:
 def moves(checkpoints: Checkpoints) -> dict[str, Any]:
     """A state from 8 devices on 1, 2 and 4, moved and restored, and a batch on 1, 2, 4 and 8."""
     make_state = state_maker(TRANSLATOR, optax.adam(1e-3))
-    state = sharded(make_mesh("data=2,fsdp=2,tensor=2")).init(make_state)
+    state = sharded(make_mesh("data=2,fsdp=2,tensor=2")).for_model(TRANSLATOR).init(make_state)
     checkpoints.save(1, state, {})
     batch, equal = pairs(5), {}
     for text in ("data=1", "fsdp=2", "data=2,tensor=2", "data=2,fsdp=4"):
         count = int(np.prod(list(parse_mesh(text).values())))
-        devices = sharded(make_mesh(text, jax.devices()[:count]))
+        devices = sharded(make_mesh(text, jax.devices()[:count])).for_model(TRANSLATOR)
         there = devices.shard_state(state)
         restored, _ = checkpoints.restore(devices.abstract(make_state))
         same = [equal_trees(devices.gather(s), devices.gather(state)) for s in (there, restored)]
@@ -308,8 +309,9 @@ class Layers(nn.Module):
 def scanned() -> dict[str, Any]:
     """A step of `Layers` whose parameters are gathered at use, and on one device."""
     x, optimizer, few = np.random.default_rng(0).normal(size=(8, 10)), optax.sgd(1.0), 4
-    rules = (Rule("w_in", P(None, None, "fsdp")), Rule("w_out", P(None, "fsdp")))
-    spread = sharded(make_mesh("data=2,fsdp=2", jax.devices()[:few]), rules)
+    paths = {"w_in": P(None, "fsdp"), "w_out": P("fsdp")}
+    mesh = make_mesh("data=2,fsdp=2", jax.devices()[:few])
+    spread = sharded(mesh, paths=paths).for_model(Layers(), x[:2])
 
     def loss(params: Any, batch: Any, rng: Any) -> Any:
         y = Layers().apply({"params": params}, batch["x"])
@@ -369,7 +371,8 @@ def decoded() -> dict[str, Any]:
     """What a model that is too large for a device decodes: beam search, and sampling."""
     model, ids, sizes, out = WRITER.clone(block=Block), jnp.arange(3), {"max_length": 6}, {}
     start = jax.jit(model.init)(jax.random.key(1), pairs(0).source[:2])["params"]
-    for name, devices in {"one": single(), "mesh": sharded(make_mesh("fsdp=4,tensor=2"))}.items():
+    mesh = sharded(make_mesh("fsdp=4,tensor=2")).for_model(model)
+    for name, devices in {"one": single(), "mesh": mesh}.items():
         params = devices.shard_state(jax.tree.map(lambda leaf: 3 * leaf, start))
         step, lengths = make_step_fn(model, params), jnp.array([6, 2, 5])
         cache = model.apply({"params": params}, 3, **sizes, num_beams=4, method="init_cache")
@@ -407,7 +410,7 @@ def block_all_reduces(cross: bool) -> list[list[int]]:
         y = model.apply({"params": params}, batch["x"])
         return jnp.sum(y * y * y), jnp.float32(y.size)
 
-    devices = sharded(make_mesh("tensor=2", jax.devices()[:2]))
+    devices = sharded(make_mesh("tensor=2", jax.devices()[:2])).for_model(model, x)
     state = devices.init(
         lambda: init_train_state(
             model.init(jax.random.key(0), x)["params"], optax.sgd(1.0), jax.random.key(0)

@@ -23,10 +23,12 @@ from experiments.examples import (
     many_seeds,
     series,
 )
+from experiments.examples.inside_linen import SeriesModel
 from experiments.examples.plain_attention import dependencies, random_weights, self_attention
-from jaxformer.distributed import RULES, partition_specs
+from jaxformer.distributed import partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.training.train_step import init_train_state, make_train_step
@@ -188,8 +190,9 @@ def test_a_repeating_row_is_known_from_its_third_token_on():
 def test_rules_of_ones_own_come_first_and_the_packages_follow():
     params = jax.eval_shape(custom_sharding.make_state).params
     sizes = {"data": 1, "fsdp": 2, "tensor": 2}
-    specs = partition_specs(params, (*custom_sharding.CUSTOM_RULES, *RULES), sizes)
-    theirs = partition_specs(params, RULES, sizes)
+    axes = parameter_axes(SeriesModel(series.SIZES), series.random_batch(0).series[:2])
+    specs = partition_specs(params, sizes, paths=custom_sharding.CUSTOM_SPECS, axes=axes)
+    theirs = partition_specs(params, sizes, axes=axes)
     assert specs["enter/kernel"] == P(None, "fsdp")
     assert specs["classes/kernel"] == P(("fsdp", "tensor"))
     assert specs["encoder/blocks_0/feed_forward/up/kernel"] == P(None, "tensor")

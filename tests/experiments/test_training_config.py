@@ -49,7 +49,7 @@ METHODS = f"""
 
 
 def test_one_device_copies_or_parts_are_chosen_by_name():
-    for strategy, rules in (("single", ()), ("replicated", ()), ("sharded", RULES)):
+    for strategy, rules in (("single", None), ("replicated", None), ("sharded", RULES)):
         chosen = choose_devices(strategy, "")
         assert (chosen.rules, chosen.mesh.size) == (rules, jax.device_count())
     for mesh in ("data=1", "tensor=1,fsdp=1"):

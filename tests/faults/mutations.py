@@ -17,6 +17,7 @@ from experiments.translation import prepare, presets
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import CheckpointError
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.train_step import TrainState, init_train_state
@@ -76,7 +77,7 @@ def _state(config: TransformerConfig, *, name: str = "adam", ema: bool = False) 
     tokens = jnp.ones((2, 3), jnp.int32)
     model = EncoderDecoder(config)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
-    optimizer = make_optimizer(replace(OptimizerConfig(), name=name))
+    optimizer = make_optimizer(replace(OptimizerConfig(), name=name), axes=parameter_axes(model))
     make = partial(init_train_state, optimizer=optimizer, ema=ema)
     return jax.eval_shape(lambda params, rng: make(params, rng=rng), params, jax.random.key(0))
 

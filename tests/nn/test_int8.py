@@ -92,8 +92,9 @@ def build(random_params, config):
         replace(TRANSLATOR, tied_embeddings="output", source_vocab_size=31, norm_placement="pre"),
         GPT,
         replace(GPT, tied_embeddings="output", positions="learned", use_bias=True),
+        replace(GPT, logits_softcap=0.5),
     ],
-    ids=["all tied", "two vocabularies", "Llama", "GPT"],
+    ids=["all tied", "two vocabularies", "Llama", "GPT", "softcap"],
 )
 def test_logits_are_those_of_rounded_weights_and_rounded_rows(random_params, assert_equal, config):
     model, params, ids = build(random_params, config)

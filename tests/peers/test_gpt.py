@@ -9,6 +9,7 @@ import pytest
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.text.data import Stream, Tokens, iterate_once
 from jaxformer.training.losses import causal_loss
@@ -119,7 +120,7 @@ def test_ten_updates_are_those_of_the_reference(torch, stream, random_params, as
     model = DecoderOnly(CONFIG)
     params = random_params(model, stream.batch(0).tokens[:, :-1])
     trainer = Trainer(pair(torch, params), LEARNING)
-    optimizer = make_optimizer(LEARNING)
+    optimizer = make_optimizer(LEARNING, axes=parameter_axes(model))
     step = jax.jit(make_train_step(causal_loss(model), optimizer))
     state = init_train_state(jax.tree.map(jnp.asarray, params), optimizer, jax.random.key(0))
     for number in range(10):

@@ -13,6 +13,7 @@ from experiments.torch_reference import compare
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, MissingExtra
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
@@ -134,7 +135,8 @@ def test_ten_updates_are_the_references(torch, make_reference, assert_equal):
 
     params, reference = make_reference()
     trainer = Trainer(reference, LEARNING)
-    model, optimizer = EncoderDecoder(CONFIG), make_optimizer(LEARNING)
+    model = EncoderDecoder(CONFIG)
+    optimizer = make_optimizer(LEARNING, axes=parameter_axes(model))
     loss = seq2seq_loss(model, pad=PAD, label_smoothing=SMOOTHING)
     step = jax.jit(make_train_step(loss, optimizer))
     state = init_train_state(jax.tree.map(jnp.asarray, params), optimizer, jax.random.key(0))

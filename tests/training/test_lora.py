@@ -14,6 +14,7 @@ import pytest
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.nn.stacking import stack_blocks, unstack_blocks
 from jaxformer.pretrained import load_pretrained, save_pretrained
@@ -71,12 +72,13 @@ CASES = {
 
 def adapted(random_params, model, inputs, targets=BLOCKS):
     params = jax.tree.map(jnp.asarray, random_params(model, *inputs))
-    return add_adapters(params, jax.random.key(5), rank=RANK, alpha=6.0, targets=targets)
+    axes = parameter_axes(model)
+    return add_adapters(params, jax.random.key(5), rank=RANK, alpha=6.0, targets=targets, axes=axes)
 
 
-def trained(params, loss, batch, steps=3, name="adam"):
+def trained(params, loss, batch, axes, steps=3):
     """The state after `steps` steps, and the loss before and after them."""
-    optimizer = make_optimizer(replace(RATES, name=name, freeze=FROZEN))
+    optimizer = make_optimizer(replace(RATES, freeze=FROZEN), axes=axes)
     step = jax.jit(make_train_step(adapter_loss(loss), optimizer, grad_accumulation=2))
     state = init_train_state(jax.tree.map(jnp.copy, params), optimizer, jax.random.key(1))
     losses = []
@@ -90,7 +92,7 @@ def trained(params, loss, batch, steps=3, name="adam"):
 def case(request, random_params):
     model, loss, batch, inputs = CASES[request.param]()
     params = adapted(random_params, model, inputs)
-    return params, *trained(params, loss, batch)
+    return params, *trained(params, loss, batch, parameter_axes(model))
 
 
 def is_adapter(path):
@@ -144,9 +146,10 @@ def print_losses():
     """Prints the losses of three steps on one device, and on four that divide the parameters."""
     model, loss, batch, inputs = of_decoder(scan_layers=True)
     params = jax.jit(model.init)(jax.random.key(0), *inputs)["params"]
-    params = add_adapters(params, jax.random.key(5), rank=4, alpha=6.0, targets=BLOCKS)
-    optimizer = make_optimizer(replace(RATES, freeze=FROZEN))
-    mesh = sharded(make_mesh("fsdp=2,tensor=2"))
+    axes = parameter_axes(model)
+    params = add_adapters(params, jax.random.key(5), rank=4, alpha=6.0, targets=BLOCKS, axes=axes)
+    optimizer = make_optimizer(replace(RATES, freeze=FROZEN), axes=axes)
+    mesh = sharded(make_mesh("fsdp=2,tensor=2"), axes=axes)
     for devices, gather_at in ((single(), "step"), (mesh, "step"), (mesh, "use")):
         step = devices.step(adapter_loss(loss), optimizer, gather_at=gather_at)
         state = init_train_state(jax.tree.map(jnp.copy, params), optimizer, jax.random.key(1))
@@ -212,5 +215,5 @@ def test_a_new_base_keeps_the_adapters():
 @pytest.mark.parametrize("targets", ["nowhere", "bias$"])
 def test_targets_without_a_matrix_are_refused(targets):
     params = {"up": {"kernel": np.ones((5, 7)), "bias": np.ones(7)}}
-    with pytest.raises(ConfigError, match="is found in no path of a matrix, such as up/kernel"):
+    with pytest.raises(ConfigError, match="matches no path of a matrix, such as up/kernel"):
         add_adapters(params, jax.random.key(0), rank=2, alpha=1.0, targets=targets)

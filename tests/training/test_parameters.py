@@ -1,177 +1,172 @@
-"""Which parameters are matrices: by shape, and for the package's models as by name."""
+"""Parameters by path, frozen ones, and learning rates by layer, on those of real models."""
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import linen as nn
 
-from jaxformer.config import BERT_BASE, GPT2, TRANSFORMER_BASE, TRANSFORMER_BIG, TransformerConfig
-from jaxformer.nn.heads import Classifier, MaskedLanguageModel
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
-from jaxformer.training.optimizer import OptimizerConfig, make_optimizer, muon_labels
-from jaxformer.training.parameters import flatten, map_with_path, matrix_mask, unflatten
+from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import parameter_axes
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.stacking import stack_blocks, unstack_blocks
+from jaxformer.text.data import StreamBatch
+from jaxformer.training.losses import causal_loss
+from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
+from jaxformer.training.parameters import flatten, freeze_gradient, map_with_path, scale_layers
+from jaxformer.training.train_step import init_train_state, make_train_step
 
 SMALL = TransformerConfig(
-    vocab_size=22,
-    d_model=10,
-    d_ff=14,
+    vocab_size=11,
+    d_model=6,
+    d_ff=10,
     num_heads=2,
-    head_dim=6,
-    num_encoder_layers=1,
-    num_decoder_layers=2,
+    num_encoder_layers=2,
+    num_decoder_layers=3,
+    norm_placement="pre",
+    positions="learned",
+    max_len=7,
 )
-OPTIONS = [
-    *({"positions": name} for name in ("learned", "rotary", "alibi", "relative", "none")),
-    *({"tied_embeddings": name} for name in ("none", "output", "inputs")),
-    {"tied_embeddings": "none", "source_vocab_size": 26, "output_bias": True},
-    {"num_kv_heads": 1, "value_head_dim": 3, "use_bias": False},
-    {"num_kv_heads": 1, "head_dim": 1, "positions": "learned"},
-    {"num_heads": 1, "d_model": 1, "head_dim": 2, "d_ff": 1, "vocab_size": 1},
-    {"norm": "rms", "norm_placement": "pre", "gated": True, "activation": "silu"},
-    {"num_token_types": 2, "pooler": True, "embedding_norm": True, "positions": "learned"},
-]
-CONFIGS = [replace(SMALL, **options) for options in OPTIONS]
-PRESETS = [TRANSFORMER_BASE, TRANSFORMER_BIG, GPT2, BERT_BASE]
+FROZEN = "^encoder/|embedding"
+BASE = OptimizerConfig("constant", learning_rate=0.1, warmup_steps=1, weight_decay=0.1)
 
 
-def models_of(config: TransformerConfig) -> list[nn.Module]:
-    """Every model of the package that `config` has the layers for, with one of each."""
-    config = replace(
-        config,
-        num_encoder_layers=min(config.num_encoder_layers, 1),
-        num_decoder_layers=min(config.num_decoder_layers, 2),
-    )
-    models: list[nn.Module] = []
-    if config.num_encoder_layers:
-        encoder = EncoderOnly(config)
-        models += [encoder, MaskedLanguageModel(config), Classifier(encoder, 1)]
-    if config.num_decoder_layers:
-        models += [DecoderOnly(config), Classifier(DecoderOnly(config), 3)]
-    if config.num_encoder_layers and config.num_decoder_layers:
-        models.append(EncoderDecoder(config))
-    return models
+@pytest.fixture
+def params(random_params):
+    ids = np.ones((2, 3), int)
+    return random_params(EncoderDecoder(SMALL), ids, ids)
 
 
-def shapes_of(model: nn.Module) -> Any:
-    tokens = jnp.zeros((2, 3), jnp.int32)
-    more = {EncoderDecoder: (tokens,), Classifier: (tokens == 0,)}.get(type(model), ())
-    return jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, *more)["params"])
+AXES = parameter_axes(EncoderDecoder(SMALL))
 
 
-@pytest.fixture(scope="session")
-def package_models() -> list[Any]:
-    """The shapes of the parameters of the package's models under many options."""
-    models = [model for config in (SMALL, *PRESETS) for model in models_of(config)]
-    for config in CONFIGS:  # these two have all layers of the others
-        models += [MaskedLanguageModel(config), EncoderDecoder(config)]
-    return [shapes_of(model) for model in models]
+def updated(config, params, grads, steps=2, axes=AXES):
+    optimizer = make_optimizer(config, axes=axes)
+    state, start = optimizer.init(params), params
+    update = jax.jit(optimizer.update) if steps > 1 else optimizer.update
+    for _ in range(steps):
+        updates, state = update(grads, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    changes = jax.tree.map(lambda new, old: np.asarray(new - old), params, start)
+    return flatten(params), flatten(changes), state
 
 
-def is_named_as_a_matrix(path: str) -> bool:
-    """The rule by names that shapes have replaced."""
-    return path.rpartition("/")[2] in ("kernel", "table", "relative_bias")
+@pytest.mark.parametrize(
+    "name",
+    ["adam", "muon", *(pytest.param(x, marks=pytest.mark.slow) for x in ("lion", "adafactor"))],
+)
+def test_frozen_parameters_are_unchanged_and_have_no_state(name, random_params):
+    model = DecoderOnly(replace(SMALL, num_decoder_layers=1))
+    params, axes = random_params(model, np.ones((2, 3), int)), parameter_axes(model)
+    grads = jax.tree.map(np.ones_like, params)
+    config = replace(BASE, name=name, grad_clip_norm=1.0, freeze="feed_forward/|embedding")
+    new, _, state = updated(config, params, grads, steps=1, axes=axes)
+    frozen = {path for path in new if "feed_forward/" in path or "embedding" in path}
+    for path, leaf in flatten(params).items():
+        assert np.array_equal(new[path], leaf) == (path in frozen), path
+    assert 4 < len(frozen) < len(new) - 4
+    assert not any(path.endswith(tuple(frozen)) for path in flatten(state))
 
 
-def is_named_for_muon(path: str) -> bool:
-    """The rule by names that shapes have replaced."""
-    in_block = any(name.startswith("blocks_") for name in path.split("/"))
-    return in_block and path.rpartition("/")[2] == "kernel"
+def test_what_is_trained_is_trained_as_if_the_rest_were_not_there(params):
+    grads = jax.tree.map(np.ones_like, params)
+    decoder = {"decoder": params["decoder"]}
+    config = replace(BASE, grad_clip_norm=0.5)
+    alone, _, _ = updated(config, decoder, {"decoder": grads["decoder"]})
+    new, _, _ = updated(replace(config, freeze="^(?!decoder/)"), params, grads)
+    for path, leaf in alone.items():
+        np.testing.assert_array_equal(new[path], leaf)
 
 
-@pytest.mark.long
-def test_in_the_packages_models_shapes_decide_as_names_did(package_models):
-    kinds = set()
-    for params in package_models:
-        labels = flatten(muon_labels(params))
-        for path, is_matrix in flatten(matrix_mask(params)).items():
-            assert is_matrix == is_named_as_a_matrix(path), path
-            assert (labels[path] == "muon") == is_named_for_muon(path), path
-            kinds.add((path.rpartition("/")[2], is_matrix))
-    matrices = {("kernel", True), ("table", True), ("relative_bias", True)}
-    assert kinds == matrices | {("bias", False), ("scale", False)}
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("nowhere", "matches no path of a parameter, such as decoder/blocks_0"),
+        ("coder|embedding", "matches every path"),
+    ],
+)
+def test_a_pattern_that_cannot_be_followed_is_refused(pattern, said, params):
+    with pytest.raises(ConfigError, match=said):
+        make_optimizer(replace(BASE, freeze=pattern), axes=AXES).init(params)
 
 
-class OwnBlock(nn.Module):
-    """A block of a user, with names of its own."""
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        w_in = self.param("w_in", nn.initializers.normal(), (6, 14))
-        w_out = self.param("w_out", nn.initializers.normal(), (14, 6))
-        gain = self.param("gain", nn.initializers.ones, (6,))
-        return x + nn.relu((x * gain[None]) @ w_in) @ w_out
+def test_a_pattern_that_is_no_regular_expression_is_refused():
+    with pytest.raises(ConfigError, match=r"freeze='\(' is not a regular expression"):
+        replace(BASE, freeze="(")
 
 
-class OwnModel(nn.Module):
-    """Two blocks between layers of Flax."""
+def test_no_gradient_reaches_what_is_frozen(params):
+    def loss(params, batch, rng):
+        leaves = jax.tree.leaves(params)
+        return sum(jnp.sum(jnp.square(leaf)) for leaf in leaves), jnp.ones(())
 
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        for number in range(2):
-            x = OwnBlock(name=f"blocks_{number}")(x)
-        return nn.Dense(3, name="output")(x)
-
-
-@pytest.fixture(scope="session")
-def own_params() -> Any:
-    return OwnModel().init(jax.random.key(0), jnp.ones((2, 6)))["params"]
+    gradient = jax.grad(lambda params: freeze_gradient(loss, FROZEN)(params, None, None)[0])
+    for path, leaf in flatten(gradient(params)).items():
+        assert np.any(leaf) != (path.startswith("encoder/") or "embedding" in path), path
 
 
-@pytest.mark.parametrize("name", ["adam", "muon", "lion", "adafactor"])
-def test_matrices_of_a_users_block_decay_and_its_gain_does_not(own_params, name):
-    config = OptimizerConfig("constant", name, learning_rate=0.5, warmup_steps=0, weight_decay=0.2)
-    optimizer = make_optimizer(config)
-    nothing = jax.tree.map(jnp.zeros_like, own_params)
-    updates, _ = jax.jit(optimizer.update)(nothing, optimizer.init(own_params), own_params)
-    params = flatten(own_params)
-    for path, update in flatten(updates).items():
-        decay = 0.0 if path.endswith(("gain", "bias")) else 0.1
-        np.testing.assert_allclose(update, -decay * params[path], atol=1e-6, err_msg=path)
+def scales_of(params, axes=AXES):
+    ones, rule = jax.tree.map(jnp.ones_like, params), scale_layers(0.5, axes)
+    return rule.update(ones, rule.init(params))[0]
 
 
-def test_muon_turns_the_matrices_of_a_users_block(own_params):
-    rng = np.random.default_rng(5)
-    gradients = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), own_params)
-    config = OptimizerConfig("constant", "muon", learning_rate=1.0, warmup_steps=0)
-    optimizer = make_optimizer(config)
-    found, _ = jax.jit(optimizer.update)(gradients, optimizer.init(own_params), own_params)
-    updates = flatten(found)
-    for path in ("blocks_0/w_in", "blocks_1/w_out"):
-        values = np.linalg.svd(updates[path] / (0.2 * 14**0.5), compute_uv=False)
-        assert 0.6 < values.min() and values.max() < 1.3
-    adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
-    expected = flatten(adam.update(gradients, adam.init(own_params))[0])
-    for path in ("blocks_0/gain", "output/kernel", "output/bias"):
-        np.testing.assert_allclose(updates[path], -expected[path], rtol=1e-5)
-
-
-def test_a_bias_has_the_trailing_dimensions_of_a_larger_leaf_beside_it():
-    def leaf(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-    tree = {
-        "projection": {"matrix": leaf(7, 2, 3), "shift": leaf(2, 3), "other": leaf(3, 2)},
-        "table": leaf(2, 3),
-        "scale": leaf(3),
-        "temperature": leaf(),
+def test_the_learning_rate_halves_from_layer_to_layer_down_to_the_embeddings(params):
+    expected = {
+        "encoder/blocks_0/": 1 / 4,
+        "encoder/blocks_1/": 1 / 2,
+        "decoder/blocks_0/": 1 / 8,
+        "decoder/blocks_1/": 1 / 4,
+        "decoder/blocks_2/": 1 / 2,
+        "embedding/": 1 / 16,
+        "encoder/positions/": 1 / 16,
+        "decoder/positions/": 1 / 16,
+        "encoder/final_norm/": 1.0,
+        "decoder/final_norm/": 1.0,
     }
-    assert matrix_mask(tree) == {
-        "projection": {"matrix": True, "shift": False, "other": True},
-        "table": True,
-        "scale": False,
-        "temperature": False,
-    }
+    scales = flatten(scales_of(params))
+    for path, scale in scales.items():
+        (name,) = (name for name in expected if path.startswith(name))
+        assert np.all(scale == expected[name]), path
+    assert all(any(path.startswith(name) for path in scales) for name in expected)
 
 
-def test_a_tree_is_flattened_by_path_and_put_together_again():
+def test_stacked_blocks_have_the_rates_of_separate_ones(params):
+    axes = parameter_axes(EncoderDecoder(replace(SMALL, scan_layers=True)))
+    stacked = scales_of(jax.tree.map(jnp.asarray, stack_blocks(params)), axes)
+    for path, leaf in flatten(unstack_blocks(stacked)).items():
+        np.testing.assert_array_equal(leaf, flatten(scales_of(params))[path])
+
+
+def test_the_layers_count_also_where_some_are_frozen(params):
+    config = replace(BASE, name="lion", weight_decay=0.0, layer_lr_decay=0.5)
+    grads = jax.tree.map(np.ones_like, params)
+    _, changes, _ = updated(replace(config, freeze="blocks_[12]/"), params, grads, steps=1)
+    kernel = changes["decoder/blocks_0/feed_forward/up/kernel"]
+    np.testing.assert_allclose(kernel, -0.1 / 8, rtol=1e-5)
+
+
+def test_a_step_with_frozen_parameters_learns_with_the_others(random_params):
+    model = DecoderOnly(replace(SMALL, scan_layers=True))
+    batch = StreamBatch.create(np.random.default_rng(3).integers(0, 11, (4, 6)), vocab_size=11)
+    params = jax.tree.map(jnp.asarray, random_params(model, batch.tokens[:, :-1]))
+    config = replace(BASE, freeze="embedding|position", layer_lr_decay=0.9)
+    optimizer = make_optimizer(config, axes=parameter_axes(model))
+    loss = freeze_gradient(causal_loss(model), "embedding|position")
+    step = jax.jit(make_train_step(loss, optimizer, grad_accumulation=2))
+    state = init_train_state(params, optimizer, jax.random.key(1))
+    losses = []
+    for _ in range(7):
+        state, metrics = step(state, batch)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.9 * losses[0]
+    np.testing.assert_array_equal(state.params["embedding"]["table"], params["embedding"]["table"])
+
+
+def test_a_pytree_is_flattened_by_path():
     tree = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     assert flatten(tree) == {"a/b": 1, "a/c/d": 2, "e": 3}
-    assert unflatten(flatten(tree)) == tree
     assert flatten((5, [7, None, 11])) == {"0": 5, "1/0": 7, "1/2": 11}
     doubled = map_with_path(lambda path, leaf: f"{path}={leaf}", tree)
     assert doubled == {"a": {"b": "a/b=1", "c": {"d": "a/c/d=2"}}, "e": "e=3"}

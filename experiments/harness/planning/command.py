@@ -148,6 +148,7 @@ def compile_config(
     name = config.training.attention_fn
     attention = AttentionCalls(AutoAttention() if name == "auto" else model.attention_fn, name)
     model = model.clone(attention_fn=attention)
+    strategy = strategy.for_model(model)
     make_state, step = training.assemble(config, model, batch, strategy)
     state = strategy.abstract(make_state)
     attention.calls.clear()  # of two rows, which is all that initialization needs

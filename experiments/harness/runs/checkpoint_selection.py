@@ -125,12 +125,12 @@ def note(folder: Path, steps: list[int], **scores: float) -> None:
     json_records.write(folder / _NOTE, {"steps": steps, **scores})
 
 
-def load(folder: Path, training: TrainingConfig, options: RunOptions = FINAL) -> Any:
-    """The weights of the run in `folder` that `options` name; raises as `select` does."""
+def load(folder: Path, model: Any, training: TrainingConfig, options: RunOptions = FINAL) -> Any:
+    """The weights of `model`, of the run in `folder`, that `options` name; raises as `select`."""
     steps, tree = select(folder, training, options)
     params = Checkpoints(folder / "checkpoints").average_params(steps, tree=tree)
     devices = options.strategy
-    return params if devices is None else devices.shard_state(params)
+    return params if devices is None else devices.for_model(model).shard_state(params)
 
 
 def select(

@@ -11,8 +11,7 @@ from jaxformer.config import check_at_least, check_pattern
 from jaxformer.training import lora
 from jaxformer.training.losses import Loss
 from jaxformer.training.optimizer import OptimizerConfig
-from jaxformer.training.parameter_groups import freeze
-from jaxformer.training.parameters import flatten
+from jaxformer.training.parameters import ModelAxes, flatten, freeze
 
 R = TypeVar("R", bound=OptimizerConfig)
 
@@ -34,7 +33,7 @@ class LoraOptions:
         check_pattern(self, "lora_targets")
 
 
-def with_adapters(params: Any, rng: jax.Array, options: LoraOptions) -> Any:
+def with_adapters(params: Any, rng: jax.Array, options: LoraOptions, axes: ModelAxes) -> Any:
     """`params` with the adapters that `options` ask for, if any."""
     if not options.lora_rank:
         return params
@@ -44,6 +43,7 @@ def with_adapters(params: Any, rng: jax.Array, options: LoraOptions) -> Any:
         rank=options.lora_rank,
         alpha=options.lora_alpha,
         targets=options.lora_targets,
+        axes=axes,
     )
 
 

@@ -33,7 +33,7 @@ from jaxformer.text.data import Batches
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training import lora, optimizer
 from jaxformer.training.losses import Loss
-from jaxformer.training.parameter_groups import freeze, freeze_gradient
+from jaxformer.training.parameters import ModelAxes, freeze, freeze_gradient
 from jaxformer.training.train_step import Metrics, TrainState, init_train_state, make_eval_step
 
 MakeOptimizer = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
@@ -135,16 +135,19 @@ def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
 
 
 def make_first_state(
-    model: nn.Module, training: TrainingConfig, rates: OptimizerConfig
+    model: nn.Module, training: TrainingConfig, rates: OptimizerConfig, axes: ModelAxes
 ) -> Callable[..., TrainState]:
     """f(init_rng, rng, learning_rate, *inputs of the model) -> the state before the first step."""
 
     def first_state(
         init_rng: jax.Array, rng: jax.Array, learning_rate: jax.Array, *inputs: jax.Array
     ) -> TrainState:
-        params = with_adapters(init_params(model, init_rng, *inputs), init_rng, training)
+        params = with_adapters(init_params(model, init_rng, *inputs), init_rng, training, axes)
         at_rate = build_optimizer(
-            with_lora(rates, training), learning_rate, schedule_free=training.schedule_free
+            with_lora(rates, training),
+            learning_rate,
+            axes=axes,
+            schedule_free=training.schedule_free,
         )
         decays = training.ema_decays
         ema = decays if isinstance(decays, tuple) else decays > 0
@@ -303,9 +306,10 @@ def build_optimizer(
     config: OptimizerConfig,
     learning_rate: Float[jax.Array, ""] | None = None,
     *,
+    axes: ModelAxes | None = None,
     schedule_free: bool = False,
 ) -> optax.GradientTransformation:
-    """The optimizer, with the schedule that `config` names.
+    """The optimizer of parameters with `axes`, with the schedule that `config` names.
 
     `learning_rate` takes the place of the peak in `config`, unless the schedule or the optimizer is
     your own.
@@ -314,7 +318,9 @@ def build_optimizer(
         rule = resolve(config.name, "optimizer")(config, build_schedule(config))
         return freeze(rule, config.freeze) if config.freeze else rule
     own = _custom_schedule(config)
-    return optimizer.make_optimizer(config, own, learning_rate, schedule_free=schedule_free)
+    return optimizer.make_optimizer(
+        config, own, learning_rate, axes=axes, schedule_free=schedule_free
+    )
 
 
 def learning_rates(config: OptimizerConfig) -> Float[np.ndarray, " updates"]:

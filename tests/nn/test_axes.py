@@ -1,0 +1,316 @@
+"""The axes of parameters: of the package's models, and of a user's block with names of its own."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax.sharding import PartitionSpec
+
+from jaxformer.config import TransformerConfig
+from jaxformer.distributed import partition_specs
+from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import Axes, parameter_axes
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel
+from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.ops.int8 import is_quantized
+from jaxformer.training.lora import FROZEN, add_adapters, merge_adapters
+from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
+from jaxformer.training.parameters import flatten
+
+SIZES = {"data": 2, "fsdp": 2, "tensor": 2}
+BASE: dict[str, Any] = dict(vocab_size=22, d_model=10, d_ff=14, num_heads=2, head_dim=6)
+LLAMA = TransformerConfig(
+    **BASE,
+    num_decoder_layers=2,
+    num_kv_heads=1,
+    use_bias=False,
+    norm="rms",
+    norm_placement="pre",
+    gated=True,
+    activation="silu",
+    positions="rotary",
+    tied_embeddings="none",
+)
+TRANSLATOR = TransformerConfig(
+    **BASE,
+    num_encoder_layers=2,
+    num_decoder_layers=1,
+    tied_embeddings="none",
+    source_vocab_size=26,
+    output_bias=True,
+    positions="relative",
+)
+GPT = TransformerConfig(
+    **BASE, num_decoder_layers=2, positions="learned", max_len=8, norm_placement="pre"
+)
+BERT = TransformerConfig(
+    **BASE,
+    num_encoder_layers=1,
+    positions="learned",
+    max_len=8,
+    num_token_types=2,
+    pooler=True,
+    embedding_norm=True,
+)
+SCANNED = TransformerConfig(
+    **BASE, num_encoder_layers=2, num_decoder_layers=2, scan_layers=True, query_key_norm=True
+)
+MODELS = {
+    "encoder-decoder": EncoderDecoder(TRANSLATOR),
+    "gpt": DecoderOnly(GPT),
+    "bert": MaskedLanguageModel(BERT),
+    "classifier": Classifier(EncoderOnly(TransformerConfig(**BASE, num_encoder_layers=1)), 4),
+    "llama": DecoderOnly(LLAMA),
+    "scanned llama": DecoderOnly(replace(LLAMA, scan_layers=True)),
+    "scanned encoder-decoder": EncoderDecoder(SCANNED),
+}
+# {model: {path: [spec on 2 x 2 x 2 devices, is a matrix, moved by Muon, layer-wise rate of 0.5]}},
+# written by the rules about names that stood here before.
+RECORDED = json.loads(Path(__file__).with_name("recorded_axes.json").read_text())
+
+
+def shapes_of(model: nn.Module) -> Any:
+    ids = jnp.ones((2, 3), jnp.int32)
+    more = {EncoderDecoder: (ids,), Classifier: (ids == 0,)}.get(type(model), ())
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), ids, *more)["params"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_axes_decide_for_the_packages_models_as_the_recorded_rules_by_name_did(name):
+    axes = parameter_axes(MODELS[name])
+    specs = partition_specs(shapes_of(MODELS[name]), SIZES, axes=axes)
+    decided = {
+        path: [
+            list(spec),
+            bool(axes[path].inputs),
+            axes[path].is_hidden,
+            0.5 ** axes[path].distance,
+        ]
+        for path, spec in specs.items()
+    }
+    assert decided == RECORDED[name]
+    assert {path for path in axes if axes[path].layers} == {x for x in axes if "stacked" in x}
+
+
+class Mixer(nn.Module):
+    """A user's block, with names of its own and matrices of two and of three dimensions."""
+
+    config: TransformerConfig
+    cross: bool
+    attention_fn: Any
+
+    @nn.compact
+    def __call__(self, x, mask, *, layer_cache=None, **others):
+        size = x.shape[-1]
+        mix = self.param("mix", nn.initializers.lecun_normal(), (size, size))
+        gain = self.param("gain", nn.initializers.ones, (size,))
+        h = nn.DenseGeneral((3, 4), name="w_in")(nn.tanh(x @ mix))
+        return x * gain[None, None] + nn.DenseGeneral(size, axis=(-2, -1), name="proj")(
+            h
+        ), layer_cache
+
+
+class NamedMixer(Mixer):
+    """The same block, which says that `w_in` makes heads."""
+
+    AXES: ClassVar = {
+        "w_in/kernel": "embed -> heads head_dim",
+        "w_in/bias": "heads head_dim",
+        "proj/kernel": "heads head_dim -> embed",
+    }
+
+
+def mixing(block=Mixer, **changes):
+    return DecoderOnly(replace(LLAMA, positions="none", **changes), block=block)
+
+
+@pytest.fixture(params=["decoder/blocks_1", "decoder/stacked_blocks"])
+def users_model(request, random_params):
+    """A model of two user's blocks, its parameters, their axes, and the path of a block."""
+    model = mixing(scan_layers="stacked" in request.param)
+    params = jax.tree.map(jnp.asarray, random_params(model, np.ones((2, 3), int)))
+    return model, params, parameter_axes(model, jnp.ones((2, 3), int)), request.param
+
+
+def update_of(config, params, axes, gradients):
+    optimizer = make_optimizer(config, axes=axes)
+    return flatten(jax.jit(optimizer.update)(gradients, optimizer.init(params), params)[0])
+
+
+RATES = OptimizerConfig("constant", learning_rate=1.0, warmup_steps=0)
+MATRICES = {"mix", "w_in/kernel", "proj/kernel"}
+
+
+@pytest.mark.parametrize("name", ["adam", "muon", "lion", "adafactor"])
+def test_matrices_of_a_users_block_decay_and_its_gain_and_biases_do_not(users_model, name):
+    _, params, axes, block = users_model
+    config = replace(RATES, name=name, weight_decay=0.1)
+    updates = update_of(config, params, axes, jax.tree.map(jnp.zeros_like, params))
+    for path, leaf in flatten(params).items():
+        if path.startswith(block):
+            decay = 0.1 if path.removeprefix(f"{block}/") in MATRICES else 0.0
+            np.testing.assert_allclose(updates[path], -decay * leaf, atol=1e-6, err_msg=path)
+
+
+def test_muon_turns_each_matrix_of_a_users_block_as_inputs_by_outputs(users_model, rng):
+    _, params, axes, block = users_model
+    gradients = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
+    updates = update_of(replace(RATES, name="muon"), params, axes, gradients)
+    adam = update_of(RATES, params, axes, gradients)
+    for name, shape in {"mix": (10, 10), "w_in/kernel": (10, 12), "proj/kernel": (12, 10)}.items():
+        for layer in updates[f"{block}/{name}"].reshape(-1, *shape):
+            values = np.linalg.svd(layer / (0.2 * max(shape) ** 0.5), compute_uv=False)
+            assert 0.6 < values[-2] and values[0] < 1.3, name  # the last of `mix` stays small
+    for path in (f"{block}/gain", f"{block}/w_in/bias", "output/kernel", "embedding/table"):
+        np.testing.assert_allclose(updates[path], adam[path], rtol=1e-5)
+
+
+def test_an_adapter_of_a_users_matrix_is_inputs_by_rank_by_outputs(users_model):
+    model, params, axes, block = users_model
+    layers = (2,) if "stacked" in block else ()
+    adapted = add_adapters(
+        params, jax.random.key(0), rank=3, alpha=6.0, targets="decoder/", axes=axes
+    )
+    shapes = {path: leaf.shape for path, leaf in flatten(adapted).items()}
+    assert shapes[f"{block}/proj/kernel_lora/a"] == (*layers, 12, 3)
+    assert shapes[f"{block}/proj/kernel_lora/b"] == (*layers, 3, 10)
+    assert shapes[f"{block}/mix_lora/a"] == (*layers, 10, 3)
+    assert f"{block}/gain_lora/a" not in shapes
+    config = replace(RATES, weight_decay=0.1, freeze=FROZEN)
+    updates = update_of(config, adapted, axes, jax.tree.map(jnp.ones_like, adapted))
+    assert {path for path, x in updates.items() if np.any(x)} == {
+        path for path in shapes if path.endswith(("_lora/a", "_lora/b"))
+    }
+    ids = np.random.default_rng(1).integers(0, 22, (2, 5))
+    trained = jax.tree.map(lambda x: x + 0.1, adapted)
+    logits = model.apply({"params": merge_adapters(trained)}, ids)
+    assert not np.allclose(logits, model.apply({"params": params}, ids))
+
+
+def test_a_users_block_has_its_depth_and_can_be_frozen_in_part(users_model):
+    _, params, axes, block = users_model
+    config = replace(RATES, name="lion", layer_lr_decay=0.5, freeze="proj/kernel|gain")
+    updates = update_of(config, params, axes, jax.tree.map(jnp.ones_like, params))
+    last = updates[f"{block}/mix"].reshape(-1, 10, 10)[-1]
+    np.testing.assert_allclose(last, -0.5)
+    np.testing.assert_allclose(updates["embedding/table"], -0.125)
+    np.testing.assert_allclose(updates["output/kernel"], -1.0)
+    assert not np.any(updates[f"{block}/proj/kernel"]) and np.any(updates[f"{block}/proj/bias"])
+
+
+def test_dense_layers_of_a_users_block_are_quantized_whatever_their_names(users_model):
+    model, params, _, block = users_model
+    quantized = quantize(model, params)
+    leaves = jax.tree_util.tree_leaves_with_path(quantized, is_leaf=is_quantized)
+    found = {
+        "/".join(part.key for part in path): leaf for path, leaf in leaves if is_quantized(leaf)
+    }
+    assert {path.removeprefix(f"{block}/") for path in found if path.startswith(block)} == {
+        "w_in/kernel",
+        "proj/kernel",
+    }
+    assert found[f"{block}/proj/kernel"].values.shape[-2:] == (10, 12)
+    ids = np.random.default_rng(1).integers(0, 22, (2, 5))
+    logits, exact = (
+        m.apply({"params": p}, ids) for m, p in ((Int8(model), quantized), (model, params))
+    )
+    assert 1e-4 < np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.05
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_a_users_block_is_divided_along_fsdp_and_named_axes_along_tensor(scan_layers):
+    P = PartitionSpec
+    block = "decoder/stacked_blocks" if scan_layers else "decoder/blocks_0"
+    first = (None,) if scan_layers else ()
+    specs = {}
+    for kind in (Mixer, NamedMixer):
+        model = mixing(kind, scan_layers=scan_layers)
+        sizes = SIZES | {"tensor": 3}
+        placed = partition_specs(shapes_of(model), sizes, axes=parameter_axes(model))
+        specs[kind] = {name: placed[f"{block}/{name}"] for name in (*MATRICES, "w_in/bias", "gain")}
+    assert specs[Mixer] == {
+        "mix": P(*first, "fsdp"),  # [10, 10]
+        "w_in/kernel": P(*first, "fsdp"),  # [10, 3, 4]
+        "proj/kernel": P(*first, None, None, "fsdp"),  # [3, 4, 10]
+        "w_in/bias": P(),
+        "gain": P(),
+    }
+    assert specs[NamedMixer] == specs[Mixer] | {
+        "w_in/kernel": P(*first, "fsdp", "tensor"),
+        "proj/kernel": P(*first, "tensor", None, "fsdp"),
+        "w_in/bias": P(*first, "tensor"),
+    }
+
+
+class Outer(nn.Module):
+    """Names parameters of Flax's modules, and nests a module of another name for one of them."""
+
+    AXES: ClassVar = {"inner/up/kernel": "embed -> mlp", "pair": "embed vocab ->"}
+
+    @nn.compact
+    def __call__(self, x):
+        ids = jnp.zeros(x.shape[:1], int)
+        pair = self.param("pair", nn.initializers.normal(), (5, 3))
+        x = Inner(name="inner")(x) + nn.Embed(7, 5, name="words")(ids)
+        return nn.Conv(5, (3,), name="filter")(x) * jnp.sum(pair)
+
+
+class Inner(nn.Module):
+    AXES: ClassVar = {"up/kernel": "embed -> vocab", "up/bias": "vocab"}
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(5, name="up")(x)
+
+
+def test_the_outermost_name_decides_and_flaxs_modules_need_none():
+    axes = parameter_axes(Outer(), jnp.ones((2, 5)))
+    assert {path: parameter[:2] for path, parameter in axes.items()} == {
+        "inner/up/kernel": (("embed",), ("mlp",)),
+        "inner/up/bias": ((), ("vocab",)),
+        "pair": (("embed", "vocab"), ()),
+        "words/embedding": (("vocab",), ("embed",)),
+        "filter/kernel": (("input", "input"), ("output",)),  # [3, 5, 5]
+        "filter/bias": ((), ("output",)),
+    }
+    assert axes["inner/up/kernel"].is_hidden and not axes["filter/kernel"].is_hidden
+
+
+class Wrong(nn.Module):
+    AXES: ClassVar = {"w": "embed -> heads head_dim"}
+
+    @nn.compact
+    def __call__(self, x):
+        return x @ self.param("w", nn.initializers.normal(), (5, 3))
+
+
+def test_names_of_another_number_of_axes_are_refused():
+    with pytest.raises(ConfigError, match=r"Wrong.AXES says 'embed -> heads .* w, which has 2 ax"):
+        parameter_axes(Wrong(), jnp.ones((2, 5)))
+
+
+def test_three_dimensions_without_axes_are_refused_and_two_are_a_matrix():
+    three = {"query": {"kernel": jnp.ones((5, 2, 3))}}
+    two = {"up": {"kernel": jnp.ones((5, 6)), "bias": jnp.ones(6)}}
+    decaying = make_optimizer(replace(RATES, weight_decay=0.1))
+    with pytest.raises(
+        ConfigError, match=r"query/kernel has the shape \[5, 2, 3\].*parameter_axes"
+    ):
+        decaying.init(three)
+    with pytest.raises(ConfigError, match="parameter_axes"):
+        partition_specs(three, SIZES)
+    with pytest.raises(ConfigError, match="parameter_axes"):
+        make_optimizer(replace(RATES, name="muon"))
+    assert partition_specs(two, SIZES) == {
+        "up/kernel": PartitionSpec(None, "fsdp"),
+        "up/bias": PartitionSpec(),
+    }
+    axes = {"query/kernel": Axes(("embed",), ("heads", "head_dim"))}
+    assert partition_specs(three, SIZES, axes=axes)["query/kernel"] == PartitionSpec(None, "tensor")
