@@ -56,8 +56,8 @@ class AttentionOptions(TimingConfig):
     name: str = "attention"
     rounds: int = 5
     repetitions: int = 1
-    attention_fns: tuple[str, ...] = ("reference", "blockwise", "xla")
-    """Names such as reference, blockwise, xla, cudnn, gpu_flash, tpu_flash, tpu_splash."""
+    attention_fns: tuple[str, ...] = ("reference", "blockwise")
+    """Names such as reference, blockwise, cudnn, gpu_flash, tpu_flash, tpu_splash."""
     seq_lens: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
     """Numbers of tokens T; each has a table of its own."""
     batch_size: int = 1

@@ -178,7 +178,7 @@ def attention_cases(small: bool) -> dict[str, MakeCase]:
     makes: dict[str, MakeCase] = {}
     for length in lengths:
         shape = Shape(tokens // length, length, *sizes, "bfloat16")
-        for name in ("cudnn", "xla", "reference", "blockwise"):
+        for name in ("cudnn", "reference", "blockwise"):
             makes[f"{name}, T = {length:,}"] = partial(jax_attention, name, shape)
         large = partial(jax_attention, "blockwise", shape, 8 if small else 1_024)
         makes[f"blockwise with large blocks, T = {length:,}"] = large

@@ -52,7 +52,7 @@ class StepWork:
     grad_accumulation: int = 1
     """Parts of a batch whose gradients are summed one after the other."""
     attention_fn: str = "reference"
-    """jaxformer's: reference, blockwise, xla, cudnn, gpu_flash, tpu_flash, tpu_splash, or auto."""
+    """jaxformer's: reference, blockwise, cudnn, gpu_flash, tpu_flash, tpu_splash, or auto."""
     remat: Remat = "none"
     """What jaxformer's backward pass computes again to save memory; blocks saves the most."""
     own_model: str = ""

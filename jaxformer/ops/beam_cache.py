@@ -148,7 +148,7 @@ def expand_for_beams(
     allowed = allowed.reshape(batch, beams * queries, -1)
     if bias is not None:
         bias = jnp.tile(jnp.repeat(bias, slots, axis=-1), (beams, 1))
-    return AttentionMask(explicit=allowed), bias
+    return AttentionMask(explicit=allowed, offset=mask.offset), bias  # traced: that of a cache
 
 
 def _with_slots(layer: LayerCache, length: int, slots: int) -> LayerCache:

@@ -214,7 +214,7 @@ CHARACTERS = PRESETS["shakespeare_char"].model
             "batch_size=0, but it must be at least 1",
         ),
         (
-            lambda: attention.AttentionOptions(attention_fns=("xla", "fast")),
+            lambda: attention.AttentionOptions(attention_fns=("blockwise", "fast")),
             "has 'fast': choose among",
         ),
         (lambda: attention.AttentionOptions(seq_lens=()), "seq_lens=.* give at least one"),
@@ -263,11 +263,13 @@ def tables_of(monkeypatch, tmp_path, main, options):
 
 def test_attention_at_each_length_has_each_attention_function_and_pytorch(monkeypatch, tmp_path):
     options = attention.AttentionOptions(
-        attention_fns=("xla",), seq_lens=(7, 1_300), num_heads=3, dtype="bfloat16"
+        attention_fns=("blockwise",), seq_lens=(7, 1_300), num_heads=3, dtype="bfloat16"
     )
     asked = tables_of(monkeypatch, tmp_path, attention.main, options)
     shapes = [attention.Shape(1, n, 3, dtype="bfloat16") for n in (7, 1_300)]
-    assert asked == [{"xla": ("xla", shape), "PyTorch SDPA": (shape,)} for shape in shapes]
+    assert asked == [
+        {"blockwise": ("blockwise", shape), "PyTorch SDPA": (shape,)} for shape in shapes
+    ]
     (column,) = report.MEMORY.values()
     summary = COMPARISON.measured["jaxformer"]
     assert column(summary, {"temporary_bytes": 2_500_000}) == "2.5" and column(summary, {}) == "-"

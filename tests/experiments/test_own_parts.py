@@ -354,7 +354,7 @@ def test_values_given_from_python_are_recorded_by_name(language, tmp_path):
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("--training.attention_fn flash", "give one of reference, xla"),
+        ("--training.attention_fn flash", "give one of reference, blockwise"),
         ("--training.attention_fn no.where:x", "there is no module 'no'"),
         (f"--training.block {HERE}:Absent", f"the module '{HERE}' has no 'Absent'"),
         (f"--training.position_scheme {HERE}:Absent", f"the module '{HERE}' has no 'Absent'"),

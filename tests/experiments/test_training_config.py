@@ -20,7 +20,7 @@ from jaxformer.distributed import RULES
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.ops.attention import ATTENTION_FNS, reference, xla
+from jaxformer.ops.attention import ATTENTION_FNS, blockwise, reference
 from jaxformer.ops.masks import AttentionMask
 
 SIZES = TransformerConfig(vocab_size=11, d_model=6, d_ff=7, num_heads=2, num_decoder_layers=1)
@@ -68,9 +68,9 @@ def test_a_mesh_of_more_devices_than_there_are_is_refused():
 
 
 def test_attention_function_and_block_are_chosen_by_name():
-    other = TrainingConfig(attention_fn="xla", remat="blocks")
+    other = TrainingConfig(attention_fn="blockwise", remat="blocks")
     plain, other = (build_model(DecoderOnly, SIZES, x) for x in (TrainingConfig(), other))
-    assert (plain.attention_fn, other.attention_fn) == (reference, xla)
+    assert (plain.attention_fn, other.attention_fn) == (reference, blockwise)
     assert (plain.block, other.block) == (Block, REMAT["blocks"])
     with pytest.raises(ConfigError, match="attention_fn='flash' is unknown: give one of reference"):
         TrainingConfig(attention_fn="flash")

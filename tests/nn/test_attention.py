@@ -106,7 +106,7 @@ def test_the_attention_function_is_a_value_passed_in(case, assert_equal):
     case.params["out"]["kernel"] = case.params["out"]["kernel"][:, :4]
     case.module = MultiHeadAttention(config)
     expected = case.apply(case.x, case.y, AttentionMask(causal=True, offset=2))
-    case.module = MultiHeadAttention(config, attention.xla)
+    case.module = MultiHeadAttention(config, attention.blockwise)
     assert_equal(case.apply(case.x, case.y, AttentionMask(causal=True, offset=2)), expected)
 
 
@@ -153,5 +153,5 @@ def test_a_bool_array_as_mask_is_refused_even_where_the_attention_function_ignor
 
 def test_a_name_in_place_of_an_attention_function_is_refused(case):
     module: Any = MultiHeadAttention
-    with pytest.raises(ConfigError, match="attention_fn='xla' is a string"):
-        module(CONFIG, "xla").apply({"params": case.params}, case.x)
+    with pytest.raises(ConfigError, match="attention_fn='blockwise' is a string"):
+        module(CONFIG, "blockwise").apply({"params": case.params}, case.x)

@@ -14,7 +14,7 @@ from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.nn.positions import PositionScheme
-from jaxformer.ops.attention import reference, xla
+from jaxformer.ops.attention import blockwise, reference
 from jaxformer.pretrained import load, save_pretrained
 from jaxformer.text.tokenizers import train_characters, train_words
 
@@ -74,8 +74,8 @@ def test_a_run_of_a_causal_model_is_its_newest_weights_with_the_tokenizers_vocab
     assert found.tokenizer is found.target_tokenizer
     assert found.tokenizer.encode("cd ab") == words.encode("cd ab")
     same(found.params, params)
-    assert load(folder, attention_fn=xla, dtype="bfloat16").model == DecoderOnly(
-        replace(config, dtype="bfloat16"), xla
+    assert load(folder, attention_fn=blockwise, dtype="bfloat16").model == DecoderOnly(
+        replace(config, dtype="bfloat16"), blockwise
     )
 
 

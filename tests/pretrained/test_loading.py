@@ -20,7 +20,7 @@ from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.ops.attention import AutoAttention, reference, xla
+from jaxformer.ops.attention import AutoAttention, blockwise, reference
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import ACTIVATIONS, write_config
@@ -260,8 +260,8 @@ def test_the_loaded_model_gives_what_the_saved_one_gave(filled, folder):
 
 def test_attention_function_and_dtype_are_the_callers(folder):
     path = folder("gpt2")
-    loaded = load_pretrained(path, attention_fn=xla, dtype="bfloat16")
-    assert loaded.model.attention_fn is xla
+    loaded = load_pretrained(path, attention_fn=blockwise, dtype="bfloat16")
+    assert loaded.model.attention_fn is blockwise
     assert loaded.model.config.dtype == "bfloat16"
     assert loaded.params["embedding"]["table"].dtype == np.float32
 

@@ -9,15 +9,14 @@ one, the scaled logits x become c tanh(x / c) before the bias. A query that may 
 gets zeros. The plain twin of all is `reference`.
 
 An attention function raises a `ConfigError` for a call that it does not support. There is one
-exception: `cudnn`, `tpu_flash` and `tpu_splash` leave calls with a cache to `reference`, so that a
-model trained with one of them can decode. `AutoAttention` selects a function for each call and
-records which.
+exception: `cudnn`, `tpu_flash` and `tpu_splash` leave calls with a cache, whose masks have a traced
+offset, to `reference`, so that a model trained with one of them can decode. `AutoAttention` selects
+a function for each call and records which.
 
 | attention function | devices | does not support |
 |---|---|---|
 | `reference` | all | |
 | `blockwise` | all, memory linear in T + S | |
-| `xla` | all | dropout, soft cap, values of another size |
 | `cudnn` | NVIDIA | float32, dropout, soft cap, segments, an offset, padding with `causal` |
 | `gpu_flash` | NVIDIA | bias, soft cap, heads of more than 128 |
 | `tpu_splash` | TPU | bias, dropout, lengths not divisible by 128 |
@@ -34,14 +33,12 @@ from jaxformer.ops.attention.selection import (
     AutoAttention,
     Selection,
     check_attention_fn,
-    explain,
     get,
     select,
 )
 from jaxformer.ops.attention.spec import AttentionSpec, DeviceInfo
 from jaxformer.ops.attention.tpu_flash import tpu_flash
 from jaxformer.ops.attention.tpu_splash import tpu_splash
-from jaxformer.ops.attention.xla import xla
 
 __all__ = [
     "ATTENTION_FNS",
@@ -54,12 +51,10 @@ __all__ = [
     "blockwise",
     "check_attention_fn",
     "cudnn",
-    "explain",
     "get",
     "gpu_flash",
     "reference",
     "select",
     "tpu_flash",
     "tpu_splash",
-    "xla",
 ]

@@ -15,7 +15,6 @@ from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.spec import AttentionSpec, DeviceInfo
 from jaxformer.ops.attention.tpu_flash import tpu_flash, tpu_flash_unsupported_reasons
 from jaxformer.ops.attention.tpu_splash import tpu_splash, tpu_splash_unsupported_reasons
-from jaxformer.ops.attention.xla import xla, xla_unsupported_reasons
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import AttentionMask
 
@@ -51,7 +50,6 @@ class AttentionFn(Protocol):
 
 ATTENTION_FNS: dict[str, AttentionFn] = {
     "reference": reference,
-    "xla": xla,
     "blockwise": blockwise,
     "cudnn": cudnn,
     "gpu_flash": gpu_flash,
@@ -60,7 +58,6 @@ ATTENTION_FNS: dict[str, AttentionFn] = {
 }
 
 _UNSUPPORTED_REASONS = {
-    "xla": xla_unsupported_reasons,
     "cudnn": cudnn_unsupported_reasons,
     "gpu_flash": gpu_flash_unsupported_reasons,
     "tpu_flash": tpu_flash_unsupported_reasons,
@@ -109,12 +106,6 @@ class Selection:
 
     `others` says for each other name why it is not selected. As text, a selection is the
     explanation, one line for each attention function.
-
-    >>> sizes = {"heads": 4, "kv_heads": 4, "key_size": 16, "value_size": 16}
-    >>> call = AttentionSpec(batch=2, queries=8, keys=8, dtype="float32", **sizes)
-    >>> selection = select(call, DeviceInfo("cpu"))
-    >>> selection.name, selection.reason  # 2 x 4 x 8 x 8 weights
-    ('reference', 'B x N x T x S is 512, below 67,108,864')
     """
 
     spec: AttentionSpec
@@ -137,43 +128,45 @@ def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
 
     On an NVIDIA GPU cuDNN comes first, and `gpu_flash` where cuDNN does not support a call of at
     least 16 queries; on a TPU `tpu_flash`, and splash attention for what it does not support. After
-    them come `reference` and
-    `blockwise`, which support every call. Of these two, `blockwise` is selected from 2^28 weights
-    B N T S on, because of its memory; on a CPU from 2^26 on, where it is about as fast. `xla` is
-    never selected. Milliseconds of a forward and a backward pass of 2 examples with 4 heads of 64
-    in float32 (two cores shared with other work, least of at least 5; JAX 0.10.2 with the options
-    of `runtime`):
+    them come `reference` and `blockwise`, which support every call. Of these two, `blockwise` is
+    selected from 2^28 weights B N T S on, because of its memory; on a CPU from 2^26 on, where it is
+    about as fast. Milliseconds of a forward and a backward pass of 2 examples with 4 heads of 64 in
+    float32 (two cores shared with other work, least of at least 5; JAX 0.10.2 with the options of
+    `runtime`):
 
         causal, T = S =     64    256    512   1024   2048   4096   2048, not causal
         reference         1.18   13.7   28.1    119    333   1162                288
         blockwise         1.35   14.0   42.9    135    403   1019                493
-        xla               1.05   16.3   52.9    199    893      -                778
 
     The choice on GPUs and TPUs does not rest on measurements yet.
 
-    >>> sizes = {"heads": 8, "kv_heads": 8, "key_size": 64, "value_size": 64}
-    >>> short = AttentionSpec(batch=2, queries=512, keys=512, dtype="float32", **sizes)
-    >>> long = AttentionSpec(batch=2, queries=4096, keys=4096, dtype="float32", **sizes)
-    >>> [select(call, DeviceInfo("cpu")).name for call in (short, long)]
-    ['reference', 'blockwise']
+    >>> sizes = {"heads": 4, "kv_heads": 4, "key_size": 64, "value_size": 64, "causal": True}
+    >>> call = AttentionSpec(batch=2, queries=128, keys=128, dtype="bfloat16", **sizes)
+    >>> print(select(call, DeviceInfo("tpu", "TPU v5 lite")))
+    attention B=2 T=128 S=128 N=4 K=4 H=64 Hv=64 bfloat16 causal on tpu (TPU v5 lite)
+      selected: tpu_flash: the fastest that supports this call on a TPU
+      not reference: it supports this call, but tpu_flash is made for this device
+      not blockwise: it supports this call, but tpu_flash is made for this device
+      not cudnn: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
+      not gpu_flash: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
+      not tpu_splash: it supports this call, but tpu_flash comes first
     """
     device = DeviceInfo.current() if device is None else device
-    reasons = {name: find(spec, device) for name, find in _UNSUPPORTED_REASONS.items()}
-    others = {name: "; it ".join(found) for name, found in reasons.items() if found}
+    reasons = {name: reasons_of(spec, device) for name, reasons_of in _UNSUPPORTED_REASONS.items()}
+    others = {name: "; it ".join(texts) for name, texts in reasons.items() if texts}
     if "gpu_flash" not in others and spec.queries < _FEW_QUERIES:
         others["gpu_flash"] = f"supports this call, but saves nothing below {_FEW_QUERIES} queries"
     made_for_devices = "cudnn", "gpu_flash", "tpu_flash", "tpu_splash"
     supported = [name for name in made_for_devices if name not in others]
     if supported:
         name = supported[0]
-        reason = f"made for {device.platform}s, and it supports this call"
+        reason = f"the fastest that supports this call on a {device.platform.upper()}"
         later = f"supports this call, but {name} is made for this device"
         others |= dict.fromkeys(("reference", "blockwise"), later)
         others |= dict.fromkeys(supported[1:], f"supports this call, but {name} comes first")
     else:
         name, other, reason = _select_by_memory(spec, device)
         others[other] = f"supports this call, but {name} is preferred: {reason}"
-    others.setdefault("xla", "computes what reference computes, with its memory and no faster")
     others = {other: others[other] for other in ATTENTION_FNS if other != name}
     return Selection(spec, device, name, reason, others)
 
@@ -185,24 +178,6 @@ def _select_by_memory(spec: AttentionSpec, device: DeviceInfo) -> tuple[str, str
     if spec.num_weights < bound:
         return "reference", "blockwise", f"{counted}, below {bound:,}"
     return "blockwise", "reference", f"{counted}, at least {bound:,}"
-
-
-def explain(spec: AttentionSpec, device: DeviceInfo | None = None) -> str:
-    """A text: what `select` selects for `spec` on `device` (None: the current one), and why.
-
-    >>> sizes = {"heads": 4, "kv_heads": 4, "key_size": 64, "value_size": 64, "causal": True}
-    >>> call = AttentionSpec(batch=2, queries=128, keys=128, dtype="bfloat16", **sizes)
-    >>> print(explain(call, DeviceInfo("tpu", "TPU v5 lite")))
-    attention B=2 T=128 S=128 N=4 K=4 H=64 Hv=64 bfloat16 causal on tpu (TPU v5 lite)
-      selected: tpu_flash: made for tpus, and it supports this call
-      not reference: it supports this call, but tpu_flash is made for this device
-      not xla: it computes what reference computes, with its memory and no faster
-      not blockwise: it supports this call, but tpu_flash is made for this device
-      not cudnn: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
-      not gpu_flash: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
-      not tpu_splash: it supports this call, but tpu_flash comes first
-    """
-    return str(select(spec, device))
 
 
 class AutoAttention:

@@ -167,8 +167,8 @@ class AttentionSpec:
 
     @property
     def cached(self) -> bool:
-        """Whether the keys are those of a cache: a traced offset or an explicit mask means so."""
-        return self.offset is None or self.explicit
+        """Whether the keys are those of a cache, whose masks have an offset known at run time."""
+        return self.offset is None
 
     def __str__(self) -> str:
         words = [
@@ -258,7 +258,7 @@ def explicit_mask_reasons(spec: AttentionSpec) -> list[str]:
     """Why an attention function without explicit masks cannot compute `spec`."""
     if not spec.explicit:
         return []
-    return ["does not support explicit masks, as beams that share one cache need them"]
+    return ["does not support explicit masks, such as that of a prefix LM"]
 
 
 def value_size_reasons(spec: AttentionSpec) -> list[str]:

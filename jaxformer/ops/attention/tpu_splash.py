@@ -17,7 +17,6 @@ from jaxformer.ops.attention.spec import (
     on_mesh,
     raise_unsupported,
 )
-from jaxformer.ops.attention.xla import zeros_without_keys
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import AttentionMask
 
@@ -72,7 +71,10 @@ def tpu_splash(
     if _each_query_has_a_key(mask, spec):
         return out
     allowed = mask.materialize(spec.queries, spec.keys)
-    return out if allowed is None else zeros_without_keys(out, allowed)
+    if allowed is None:
+        return out
+    has_key = jnp.moveaxis(allowed.any(-1), 1, 2)  # [B, T, 1]
+    return jnp.where(has_key[..., None], out, 0)
 
 
 def _each_query_has_a_key(mask: AttentionMask, spec: AttentionSpec) -> bool:

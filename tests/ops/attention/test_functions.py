@@ -19,7 +19,7 @@ from jaxformer.ops.masks import AttentionMask
 pytestmark = pytest.mark.usefixtures("optimized")
 
 B, T, S, N, K, H = 3, 5, 7, 6, 2, 4
-EVERYWHERE = ("reference", "xla", "blockwise")
+EVERYWHERE = ("reference", "blockwise")
 
 VALID = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0]], bool)
 QUERY_SEGMENTS = np.array([[1, 1, 1, 2, 2], [1, 2, 3, 3, 4], [1, 1, 1, 1, 1]])
@@ -162,7 +162,7 @@ def test_a_group_of_heads_shares_one_key_and_value_head(attention_fn, rng, asser
     assert_equal(shared, repeated, 1e-6)
 
 
-@pytest.mark.parametrize("attention_fn", ["reference", "blockwise"])
+@pytest.mark.parametrize("attention_fn", EVERYWHERE)
 def test_values_may_have_a_size_of_their_own(attention_fn, rng, assert_equal):
     x = Inputs(rng, value_size=3)
     out, _ = run(attention_fn, x, MASKS["padding"])
@@ -198,29 +198,9 @@ def test_the_softmax_of_bfloat16_is_taken_in_float32(rng, assert_equal):
     )
 
 
-def test_xla_refuses_dropout(rng):
-    x = Inputs(rng)
-    dropout = Dropout(DropoutRng.create(jax.random.key(5), np.arange(B)), "weights", 0.5)
-    with pytest.raises(ValueError, match="attention_dropout_rate=0.5 was given: use 'reference'"):
-        attention.xla(x.q, x.k, x.v, AttentionMask(), scale=0.5, dropout=dropout)
-
-
-def test_xla_refuses_a_soft_cap(rng):
-    x = Inputs(rng)
-    with pytest.raises(ConfigError, match="attention_softcap=50.0 was given: use 'reference'"):
-        attention.xla(x.q, x.k, x.v, AttentionMask(), scale=0.5, softcap=50.0)
-
-
-@pytest.mark.usefixtures("misuse")
-def test_xla_refuses_values_of_another_size(rng):
-    x = Inputs(rng, value_size=3)
-    with pytest.raises(ValueError, match="head_dim=4 and value_head_dim=3 were given: use 'ref"):
-        attention.xla(x.q, x.k, x.v, AttentionMask(), scale=0.5)
-
-
 def test_an_unknown_name_is_answered_with_the_known_ones():
     with pytest.raises(
-        ValueError, match="attention function 'flash' is unknown: give one of reference, xla"
+        ValueError, match="attention function 'flash' is unknown: give one of reference, blockwise"
     ):
         attention.get("flash")
 

@@ -15,7 +15,6 @@ from jaxformer.ops.attention import (
     AttentionSpec,
     AutoAttention,
     DeviceInfo,
-    explain,
     reference,
     select,
 )
@@ -188,6 +187,17 @@ def test_a_named_attention_function_is_not_replaced_by_another(name):
         attention.get(name)(q, q, q, AttentionMask(), scale=1.0)
 
 
+@pytest.mark.parametrize("name", ["cudnn", "tpu_flash", "tpu_splash"])
+def test_an_explicit_mask_is_computed_by_another_function_only_for_a_cache(name, assert_equal):
+    q = jnp.asarray(np.random.default_rng(0).normal(size=(2, 128, 1, 8)), jnp.float32)
+    prefix = np.tril(np.ones((2, 128, 128), bool), 5)
+    with pytest.raises(ConfigError, match=f"the {name} attention function"):
+        attention.get(name)(q, q, q, AttentionMask(explicit=prefix), scale=1.0)
+    beams = AttentionMask(explicit=prefix, offset=jnp.int32(0))
+    expected = reference(q, q, q, beams, scale=1.0)
+    assert_equal(attention.get(name)(q, q, q, beams, scale=1.0), expected)
+
+
 CUDNN_MASKS = {
     "all": AttentionMask(),
     "causal": AttentionMask(causal=True),
@@ -255,25 +265,10 @@ def test_a_function_made_for_the_device_comes_before_the_general_ones(spec, devi
     assert {selection.name, *selection.others} == set(attention.ATTENTION_FNS)
 
 
-def test_the_explanation_names_every_attention_function_once():
-    spec = replace(SPEC, window=5, offset=None, bias=True, dropout=0.1)
-    lines = explain(spec, HOPPER).splitlines()
-    assert lines[0] == (
-        "attention B=2 T=256 S=256 N=12 K=6 H=64 Hv=64 bfloat16 causal window=5 offset=traced "
-        "bias dropout=0.1 on gpu (NVIDIA H100)"
-    )
-    assert lines[1].startswith("  selected: reference: B x N x T x S is 1,572,864, below")
-    named = [line.split(":")[0] for line in lines[2:]]
-    assert named == [f"  not {name}" for name in attention.ATTENTION_FNS if name != "reference"]
-    assert "it does not support dropout on attention weights" in explain(
-        replace(SPEC, dropout=0.1), HOPPER
-    )
-
-
-def test_the_readme_shows_what_explain_says():
+def test_the_readme_shows_the_explanation_of_a_selection():
     spec = replace(SPEC, batch=8, queries=1024, keys=1024, kv_heads=12, segments=True)
     readme = Path(__file__).parents[3] / "experiments" / "README.md"
-    shown = explain(spec, DeviceInfo("gpu", "NVIDIA H200", (9, 0)))
+    shown = str(select(spec, DeviceInfo("gpu", "NVIDIA H200", (9, 0))))
     assert f"```text\n{shown}\n```" in readme.read_text(encoding="utf-8")
 
 
@@ -287,7 +282,7 @@ def test_auto_attention_selects_for_this_device(rng, assert_equal):
     assert_equal(attend(q, k, k), reference(q, k, k, AttentionMask(causal=True), **settings))
     (spec,) = [selection.spec for selection in auto.selections]
     assert (spec.queries, spec.heads, spec.kv_heads, spec.dropout) == (7, 6, 2, 0.5)
-    assert str(selected[0]) == explain(spec)
+    assert selected[0] == select(spec)
 
     long = jax.ShapeDtypeStruct((2, 4096, 2, 4), jnp.float32)
     for _ in range(2):
