@@ -21,7 +21,7 @@ from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS, blockwise
 from jaxformer.ops.masks import AttentionMask
-from jaxformer.runtime.setup import setup_process
+from jaxformer.runtime import setup_process
 
 
 @dataclass(frozen=True)

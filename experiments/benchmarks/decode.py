@@ -29,7 +29,7 @@ from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import make_step_fn
 from jaxformer.pretrained import load_pretrained, save_pretrained
-from jaxformer.runtime.concurrency import concurrency, concurrently, cpu_count
+from jaxformer.runtime import concurrency, concurrently, cpu_count
 
 _EOS = 0
 _FORBIDDEN = -1e4  # as a logit

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxformer import optional_dependencies
-from jaxformer.runtime.concurrency import cpu_count
+from jaxformer.runtime import cpu_count
 
 _PACKAGES = (
     "jax",

@@ -28,7 +28,7 @@ from jaxformer.decoding import Prompts, SamplingConfig, sample
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines import make_step_fn
-from jaxformer.runtime.concurrency import concurrency, concurrently
+from jaxformer.runtime import concurrency, concurrently
 
 
 @dataclass(frozen=True)

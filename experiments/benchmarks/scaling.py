@@ -33,7 +33,7 @@ from jaxformer.config import GPT2, TRANSFORMER_BASE, TransformerConfig, check_at
 from jaxformer.distributed import replicated, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.runtime.setup import setup_process
+from jaxformer.runtime import setup_process
 from jaxformer.training.optimizer import OptimizerConfig
 
 

@@ -23,11 +23,11 @@ from experiments.harness.training.training_config import Remat, TrainingConfig
 from experiments.language_modelling.presets import shakespeare_char_cpu
 from experiments.translation.presets import multi30k_tiny
 from jaxformer.config import TransformerConfig, check_at_least
-from jaxformer.distributed import CountedJit, Strategy, single
+from jaxformer.distributed import CompiledStep, Strategy, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.runtime.setup import setup_process
+from jaxformer.runtime import setup_process
 from jaxformer.text.data import PairBatch, StreamBatch
 from jaxformer.text.tokenizers import EOS, PAD, UNK
 from jaxformer.training.losses import causal_loss, seq2seq_loss
@@ -146,7 +146,7 @@ def random_batches(work: GPTWork | TranslationWork) -> Iterator[Any]:
 
 def assemble(
     work: GPTWork | TranslationWork, devices: Strategy
-) -> tuple[Callable[[], TrainState], CountedJit, int]:
+) -> tuple[Callable[[], TrainState], CompiledStep, int]:
     """Returns what makes jaxformer's first state, its training step, and the step's FLOPs."""
     size, length = work.batch_size, work.seq_len
     tokens = np.zeros((2, length), np.int32)

@@ -68,7 +68,7 @@ from experiments.language_modelling.prepare import (
 )
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.distributed import CompiledStep, Strategy
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.text.data import all_rows
 from jaxformer.training.losses import Loss
@@ -187,7 +187,7 @@ def run_steps(
 
 def assemble(
     config: LanguageConfig, model: nn.Module, batch: Any, devices: Strategy
-) -> tuple[Callable[[], TrainState], CountedJit]:
+) -> tuple[Callable[[], TrainState], CompiledStep]:
     """What makes the first state of `model`, and its compiled step on batches like `batch`."""
     task = objective(config)
     init_rng, rng = jax.random.split(jax.random.key(config.training.seed))
@@ -205,7 +205,7 @@ def programs(
     loss: Callable[..., Loss],
     training: TrainingConfig,
     rates: OptimizerConfig,
-) -> tuple[Callable[..., TrainState], CountedJit]:
+) -> tuple[Callable[..., TrainState], CompiledStep]:
     """What makes a first state, and the compiled step, of runs whose seed and rate are data."""
     axes = devices.axes or parameter_axes(model)
     step = devices.step(

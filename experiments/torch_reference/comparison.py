@@ -19,7 +19,7 @@ from experiments.translation.load_run import build_model
 from experiments.translation.prepare import Prepared
 from experiments.translation.presets import TranslationConfig
 from experiments.translation.train import assemble
-from jaxformer.distributed import CountedJit, single
+from jaxformer.distributed import CompiledStep, single
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
@@ -72,7 +72,7 @@ class JaxSide(NamedTuple):
     config: TranslationConfig
     prepared: Prepared
     make_state: Callable[[], TrainState]
-    step: CountedJit
+    step: CompiledStep
 
     def batches(self, count: int) -> list[PairBatch]:
         """Returns the first `count` batches."""
@@ -169,7 +169,7 @@ def _reference_step(trainer: Trainer) -> Step:
     return run
 
 
-def _jax_step(state: TrainState, step: CountedJit) -> Step:
+def _jax_step(state: TrainState, step: CompiledStep) -> Step:
     def run(batch: PairBatch) -> float:
         nonlocal state
         state, metrics = step(state, batch)

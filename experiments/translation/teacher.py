@@ -17,7 +17,7 @@ from experiments.harness.training import initialization
 from experiments.translation.load_run import LoadedRun, load_run
 from experiments.translation.prepare import Prepared
 from experiments.translation.presets import TranslationConfig
-from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.distributed import CompiledStep, Strategy
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.masks import AnyArray
@@ -47,7 +47,7 @@ def make_teach(
         _record(folder, config.training.teacher, digest(teacher.params))
     devices = devices.for_model(teacher.model)
     params = devices.shard_state(jax.tree.map(jnp.asarray, teacher.params))
-    logits = CountedJit(partial(_logits, teacher.model), jax.jit, devices.mesh)
+    logits = CompiledStep(partial(_logits, teacher.model), jax.jit, devices.mesh)
     return lambda batch: with_logits(batch, logits(params, batch))
 
 

@@ -55,7 +55,7 @@ from experiments.translation.presets import PRESETS, TrainingConfig, Translation
 from experiments.translation.teacher import make_teach
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
-from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.distributed import CompiledStep, Strategy
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch, all_rows
@@ -176,7 +176,7 @@ def run_steps(
 
 def assemble(
     config: TranslationConfig, model: nn.Module, batch: PairBatch, devices: Strategy
-) -> tuple[Callable[[], TrainState], CountedJit]:
+) -> tuple[Callable[[], TrainState], CompiledStep]:
     """What makes the first state of `model`, and its compiled step on batches like `batch`."""
     init_rng, rng = jax.random.split(jax.random.key(config.training.seed))
     first_state, step = programs(
@@ -189,7 +189,7 @@ def assemble(
 @lru_cache(maxsize=8)
 def programs(
     model: nn.Module, devices: Strategy, training: TrainingConfig, rates: OptimizerConfig
-) -> tuple[Callable[..., TrainState], CountedJit]:
+) -> tuple[Callable[..., TrainState], CompiledStep]:
     """What makes a first state, and the compiled step, of runs whose seed and rate are data."""
     axes = devices.axes or parameter_axes(model)
     loss: Callable[..., Loss] = seq2seq_loss

@@ -3,7 +3,6 @@
 All of it runs inside `jax.shard_map` over `BATCH_AXES`, where a device sees its own parts.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -15,10 +14,9 @@ from flax import struct
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import PartitionSpec
 
-from jaxformer.distributed.mesh import Stages
+from jaxformer.distributed.torus import Stages, sum_and_divide
 from jaxformer.errors import ConfigError
-from jaxformer.training.parameters import Params, flatten
-from jaxformer.training.train_step import (
+from jaxformer.training.gradients import (
     Batch,
     CheckedLoss,
     GradientSums,
@@ -26,6 +24,7 @@ from jaxformer.training.train_step import (
     loss_and_gradient,
     measured_loss_and_gradient,
 )
+from jaxformer.training.parameters import Params, flatten
 
 BATCH_AXES = ("data", "fsdp")
 """The mesh axes that divide the rows of a batch."""
@@ -191,28 +190,8 @@ def _scatter(gradient: jax.Array, spec: PartitionSpec, stages: Stages = ()) -> j
         return gradient
     gradient = _constrain(gradient, spec)
     for dimension, axes in _divided(spec):
-        gradient = _sum_and_divide(gradient, dimension, axes, stages if axes == ("fsdp",) else ())
+        gradient = sum_and_divide(gradient, dimension, axes, stages if axes == ("fsdp",) else ())
     return gradient
-
-
-def _sum_and_divide(
-    gradient: jax.Array, dimension: int, axes: tuple[str, ...], stages: Stages
-) -> jax.Array:
-    """The sum of `gradient` over `axes`, of which each device keeps a part along `dimension`.
-
-    A TPU's compiler sums all of an array on all devices where a part is no whole number of tiles,
-    or where the devices lie along several axes of its torus. So the parts come first, before two
-    dimensions for the rest, and each of `stages` sums along one axis of the torus.
-    """
-    before, (size, *after) = gradient.shape[:dimension], gradient.shape[dimension:]
-    counts = [len(groups[0]) for groups in stages] or [jax.lax.axis_size(axes)]
-    part = size // math.prod(counts)
-    parts = gradient.reshape(*before, *counts, part, *after)
-    parts = jnp.moveaxis(parts, range(dimension, dimension + len(counts)), range(len(counts)))
-    parts = parts.reshape(*counts, -1, parts.shape[-1])
-    for groups in stages or (None,):
-        parts = jax.lax.psum_scatter(parts, axes, axis_index_groups=groups)
-    return parts.reshape(*before, part, *after)
 
 
 def _as_stored(whole: Params, params: Params) -> Params:

@@ -15,26 +15,24 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jax.tree_util import Partial
 from jaxtyping import Int
 
-from jaxformer.distributed.counted_jit import CountedJit
+from jaxformer.distributed.compiled_step import CompiledStep
 from jaxformer.distributed.gathering import BATCH_AXES, GatherAt, Gathering, batch_spec
-from jaxformer.distributed.mesh import AXES, Device, standardize, torus_stages
+from jaxformer.distributed.mesh import AXES, Device, standardize
 from jaxformer.distributed.sharding_rules import (
     RULES,
     MeshAxes,
     inherited_specs,
     partition_specs,
 )
+from jaxformer.distributed.torus import torus_stages
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
+from jaxformer.training.gradients import Batch, GradientSums, Metrics, checked_loss
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import ModelAxes, Params, flatten, map_with_path
 from jaxformer.training.train_step import (
-    Batch,
     EmaDecay,
-    GradientSums,
-    Metrics,
     TrainState,
-    checked_loss,
     dropout_key,
     make_eval_step,
     make_update,
@@ -204,10 +202,10 @@ class Strategy:
         gather_at: GatherAt = "step",
         gather_dtype: Any = None,
         gradient_noise_scale: bool = False,
-    ) -> CountedJit:
+    ) -> CompiledStep:
         """The compiled `make_train_step`: (state, sharded batch) -> (state, metrics).
 
-        The memory of the given state is reused for the returned one. Parameters that fsdp divides
+        Donates the state: its memory becomes that of the returned one. Parameters that fsdp divides
         are gathered for the loss; a reduce-scatter adds their gradient up and divides it again.
         `gather_at` says when:
 
@@ -220,7 +218,7 @@ class Strategy:
         They are moved in `gather_dtype`: give the model's `dtype` (None: their own). A gradient is
         added up in the parameter's own type.
 
-        `gradient_noise_scale` adds the metrics `gradient_noise.METRICS`. It needs "step" and at
+        `gradient_noise_scale` adds the metrics `gradients.NOISE_METRICS`. It needs "step" and at
         least two parts of a batch, of devices or of gradient accumulation.
 
         Raises `ConfigError` for another `gather_at`, for a loss that reads a parameter otherwise
@@ -245,9 +243,9 @@ class Strategy:
             state, metrics = update(state, on_shards(state.params, batch, dropout_key(state)))
             return self._constrain(state), metrics
 
-        return CountedJit(step, partial(self._jit, donate_argnums=0), self.mesh)
+        return CompiledStep(step, partial(self._jit, donate_argnums=0), self.mesh)
 
-    def evaluate(self, loss: Loss) -> CountedJit:
+    def evaluate(self, loss: Loss) -> CompiledStep:
         """The compiled `make_eval_step`: (params, sharded batch) -> metrics, which are sums."""
         eval_step = make_eval_step(loss)
 
@@ -259,7 +257,7 @@ class Strategy:
             specs = self._tree_of_specs(params)
             return self._on_shards(partial(sums_of, specs), specs, PartitionSpec())(params, batch)
 
-        return CountedJit(evaluate, self._jit, self.mesh)
+        return CompiledStep(evaluate, self._jit, self.mesh)
 
     @property
     def _axes(self) -> tuple[str, ...]:

@@ -13,11 +13,10 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config import TransformerConfig
 from jaxformer.nn.taps import tap
-from jaxformer.ops.activations import ACTIVATIONS, softcap
+from jaxformer.ops.activations import ACTIVATIONS, normalize, softcap
 from jaxformer.ops.dense import dense_dot_general, logits_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray
-from jaxformer.ops.normalization import normalize
 
 
 def dense_init(config: TransformerConfig) -> nn.initializers.Initializer:

@@ -1,6 +1,6 @@
-"""Activations by name, and the soft cap of logits.
+"""Activations by name, their normalisation, and the soft cap of logits.
 
-The plain twins of activations are `jax.nn.relu`, `jax.nn.gelu` and `jax.nn.silu`.
+The plain twins of the activations are `jax.nn.relu`, `jax.nn.gelu` and `jax.nn.silu`.
 """
 
 import math
@@ -36,3 +36,31 @@ def softcap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shap
     Gemma Team 2024 (Gemma 2), section 2.
     """
     return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def normalize(x: Float[Array, "*shape D"], eps: float, centered: bool) -> Float[Array, "*shape D"]:
+    """(x - mean) / sqrt(variance + eps) over the last axis; without the mean if not `centered`.
+
+    The derivative is written out. With the automatic one, XLA on a CPU recomputes the residual sums
+    of all later layers in each weight gradient, which costs time quadratic in depth.
+    """
+    return _normalize(x, eps, centered)[0]
+
+
+@normalize.defjvp
+def _normalize_jvp(eps, centered, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    y, inverse = _normalize(x, eps, centered)
+    dy = dx - y * jnp.mean(y * dx, axis=-1, keepdims=True)
+    if centered:
+        dy = dy - jnp.mean(dx, axis=-1, keepdims=True)
+    return y, dy * inverse
+
+
+def _normalize(x: jax.Array, eps: float, centered: bool) -> tuple[jax.Array, jax.Array]:
+    """The normalised `x`, and the factor 1 / sqrt(variance + eps)."""
+    if centered:
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    return x * inverse, inverse

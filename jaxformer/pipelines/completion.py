@@ -23,7 +23,7 @@ from jaxformer.pipelines.batching import (
     split_batch,
 )
 from jaxformer.pipelines.streaming import PartialText, report_tokens, run_streaming
-from jaxformer.runtime.concurrency import concurrency, concurrently
+from jaxformer.runtime import concurrency, concurrently
 from jaxformer.text.tokenizers import Tokenizer
 
 Prompt = str | Sequence[int]

@@ -30,7 +30,7 @@ from jaxformer.pipelines.batching import (
     split_batch,
 )
 from jaxformer.pipelines.encoding import encode_sources
-from jaxformer.runtime.concurrency import concurrency, concurrently
+from jaxformer.runtime import concurrency, concurrently
 from jaxformer.text.minimum_bayes_risk import Utility, expected_utilities
 from jaxformer.text.tokenizers import Tokenizer
 

@@ -87,7 +87,7 @@ class OptimizerConfig:
         check_fraction(self, "decay_fraction")
         if not 0.0 < self.layer_lr_decay <= 1.0:
             raise ConfigError(
-                f"layer_lr_decay={self.layer_lr_decay}, but it lies in 0 < layer_lr_decay <= 1"
+                f"layer_lr_decay={self.layer_lr_decay}, but it must be above 0 and at most 1"
             )
         check_pattern(self, "freeze")
 

@@ -6,32 +6,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import struct
-from jaxtyping import Bool, Num
+from jaxtyping import Bool
 
 from jaxformer.errors import ConfigError, Diverged
-from jaxformer.training import gradient_noise
-from jaxformer.training.gradient_noise import noise_metrics, squared_norm, with_part_sums
+from jaxformer.training.gradients import (
+    STEP_METRICS,
+    Batch,
+    GradientSums,
+    Metrics,
+    accumulate,
+    checked_loss,
+    loss_and_gradient,
+    measured_loss_and_gradient,
+    noise_metrics,
+    squared_norm,
+)
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import Params
-
-Batch = Any
-"""Any pytree of arrays [B, ...] and scalars that the loss understands."""
-
-Scalar = Num[jax.Array, ""]
-Metrics = dict[str, Scalar]
-LossSums = tuple[Scalar, Scalar, Metrics]
-"""The sum of the loss, the number of tokens, and named auxiliary sums."""
-
-CheckedLoss = Callable[[Params, Batch, jax.Array | None], LossSums]
-"""A loss that always returns auxiliary sums."""
-
-_METRICS = ("loss", "tokens", "grad_norm", "skipped", "consecutive_skips")
-
-NOT_SUMS = ("grad_norm", "update_ratio", *gradient_noise.METRICS, "skipped", "consecutive_skips")
-"""The metrics of a step that are not sums over its tokens."""
 
 
 class TrainState(struct.PyTreeNode):
@@ -91,10 +84,6 @@ def ema_name(decay: float) -> str:
     return repr(float(decay))
 
 
-GradientSums = tuple[Params, Scalar, Scalar, Metrics]
-"""The gradient of the summed loss, and `LossSums`: all of them sums over a batch."""
-
-
 def make_train_step(
     loss: Loss,
     optimizer: optax.GradientTransformation,
@@ -112,7 +101,7 @@ def make_train_step(
     that are differentiated one after the other. `reduce` adds the sums over devices that each hold
     a part of the batch; in a step mapped over an axis "data" it is `partial(jax.lax.psum,
     axis_name="data")`. Neither changes the gradient, because sums are divided once, at the end.
-    `gradient_noise_scale` adds the metrics `gradient_noise.METRICS`, which compare these parts.
+    `gradient_noise_scale` adds the metrics `gradients.NOISE_METRICS`, which compare these parts.
 
     Raises `TypeError` for a loss that returns anything else, and `ConfigError` as `make_update`.
 
@@ -150,14 +139,14 @@ def make_update(
     steps of interest, then divide them by what they count, for example by the sum of
     metrics["tokens"].
 
-    If the loss or the gradient norm is not finite, parameters, optimizer state and average keep
-    their bits and only the counters change. All devices decide alike, because the sums are those of
-    all devices. `raise_if_diverged` ends a training that only skips.
+    If the loss or the gradient norm is not finite, parameters, optimizer state and average are
+    unchanged and only the counters change. Every device sees the same global sums.
+    `raise_if_diverged` ends a training that only skips.
 
     Raises `ConfigError` when the state has an average and `ema_decay` is 0, or the reverse.
     """
     if not all(0.0 <= decay < 1.0 for decay in jax.tree.leaves(ema_decay)):
-        raise ConfigError(f"ema_decay={ema_decay}, but it lies in 0 <= ema_decay < 1")
+        raise ConfigError(f"ema_decay={ema_decay}, but it must be in [0, 1)")
 
     def update(state: TrainState, sums: GradientSums) -> tuple[TrainState, Metrics]:
         _check_ema(state, ema_decay)
@@ -179,7 +168,7 @@ def make_update(
         consecutive = jnp.where(finite, 0, state.consecutive_skips + 1)
         values = total, tokens, norm, skipped, consecutive
         auxiliary = noise_metrics(auxiliary, square, count)
-        metrics = auxiliary | dict(zip(_METRICS, values, strict=True))
+        metrics = auxiliary | dict(zip(STEP_METRICS, values, strict=True))
         if log_update_ratio:
             metrics["update_ratio"] = jnp.sqrt(squared_norm(updates) / squared_norm(state.params))
         new = TrainState(state.step + 1, params, opt_state, state.rng, ema, skipped, consecutive)
@@ -236,47 +225,6 @@ def make_eval_step(loss: Loss) -> Callable[[Params, Batch], Metrics]:
     return step
 
 
-def checked_loss(loss: Loss) -> CheckedLoss:
-    """`loss` with auxiliary sums, {} if it has none; `TypeError` if it returns anything else."""
-
-    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> LossSums:
-        found = loss(params, batch, rng)
-        if not _is_sums(found):
-            raise TypeError(
-                f"the loss returned {_describe(found)}, but it must return (sum in nats, number of "
-                "tokens) or (sum in nats, number of tokens, {name: sum}), all of them scalars: "
-                "return sums, not means; the step divides by the number of tokens"
-            )
-        total, tokens = found[:2]
-        auxiliary = found[2] if len(found) == 3 else {}
-        taken = set(auxiliary) & {*_METRICS, *NOT_SUMS}
-        if taken:
-            raise TypeError(
-                f"the loss returned an auxiliary sum named {min(taken)!r}, which is a metric of "
-                "the step itself: use another name"
-            )
-        return total, tokens, dict(auxiliary)
-
-    return sums
-
-
-def _is_sums(found: Any) -> bool:
-    """Whether `found` has the form of `Sums`."""
-    if not isinstance(found, tuple) or len(found) not in (2, 3):
-        return False
-    named = found[2] if len(found) == 3 else {}
-    return isinstance(named, Mapping) and all(map(_is_scalar, (*found[:2], *named.values())))
-
-
-def _is_scalar(x: Any) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray, np.number, float, int)) and jnp.ndim(x) == 0
-
-
-def _describe(found: Any) -> str:
-    """The structure and the shapes of `found`."""
-    return str(jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", found))
-
-
 def _updated_ema(ema: Any, params: Params, ema_decay: EmaDecay) -> Any:
     """The moving average or averages after a step to `params`; None if there are none."""
     if ema is None:
@@ -317,56 +265,3 @@ def _check_ema(state: TrainState, ema_decay: EmaDecay) -> None:
 def _select(condition: Bool[jax.Array, ""], yes: Any, no: Any) -> Any:
     """`yes` or `no`, bit for bit. It does not multiply by 0, because 0 times NaN is NaN."""
     return jax.tree.map(lambda a, b: jax.lax.select(condition, a, b), yes, no)
-
-
-def loss_and_gradient(
-    loss: CheckedLoss, params: Params, batch: Batch, rng: jax.Array | None
-) -> GradientSums:
-    """The gradient of the loss by `params`, and the sums of the loss."""
-
-    def with_rest(params: Params) -> tuple[Scalar, tuple[Scalar, Metrics]]:
-        total, tokens, auxiliary = loss(params, batch, rng)
-        return total, (tokens, auxiliary)
-
-    (total, (tokens, auxiliary)), grads = jax.value_and_grad(with_rest, has_aux=True)(params)
-    return grads, total, tokens, auxiliary
-
-
-def measured_loss_and_gradient(
-    loss: CheckedLoss, params: Params, batch: Batch, rng: jax.Array | None
-) -> GradientSums:
-    """`loss_and_gradient`, with the auxiliary sums of which the noise scale is made."""
-    return with_part_sums(loss_and_gradient(loss, params, batch, rng))
-
-
-def accumulate(
-    sums_of: Callable[[Batch], GradientSums], params: Params, batch: Batch, parts: int
-) -> GradientSums:
-    """The sum of `sums_of(part)` over `parts` parts of the batch, one after the other.
-
-    The gradients have the shapes and types of `params`.
-    """
-    if parts == 1:
-        return sums_of(batch)
-
-    def add(sums: Any, part: Batch) -> Any:
-        *found, auxiliary = sums_of(part)
-        return jax.tree.map(jnp.add, sums, tuple(found)), auxiliary
-
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
-    start = zeros, jnp.zeros(()), jnp.zeros(())
-    sums, auxiliary = jax.lax.scan(add, start, jax.tree.map(lambda x: _split(x, parts), batch))
-    return *sums, jax.tree.map(lambda x: x.sum(axis=0), auxiliary)
-
-
-def _split(leaf: jax.Array, parts: int) -> jax.Array:
-    """A leaf [B, ...] of a batch as [parts, B / parts, ...]; a scalar as [parts]."""
-    if leaf.ndim == 0:
-        return jnp.broadcast_to(leaf, (parts,))
-    if leaf.shape[0] % parts:
-        raise ConfigError(
-            f"a batch of {leaf.shape[0]} rows does not divide into grad_accumulation={parts} equal "
-            "parts: choose a divisor"
-        )
-    # A part has every parts-th row, so it is spread over all devices if the batch is.
-    return leaf.reshape(-1, parts, *leaf.shape[1:]).swapaxes(0, 1)

@@ -16,7 +16,7 @@ from experiments.harness import cli
 from experiments.harness.runs.run_folder import Run
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single
-from jaxformer.distributed.counted_jit import describe_memory, is_out_of_memory
+from jaxformer.distributed.compiled_step import describe_memory, is_out_of_memory
 from jaxformer.errors import CheckpointError
 from jaxformer.training.train_step import init_train_state
 

@@ -29,7 +29,7 @@ from experiments.benchmarks.subprocesses import Comparison
 from experiments.language_modelling.presets import PRESETS
 from experiments.translation.presets import multi30k_tiny
 from jaxformer.errors import ConfigError
-from jaxformer.runtime.concurrency import cpu_count
+from jaxformer.runtime import cpu_count
 
 
 class FakeClock:

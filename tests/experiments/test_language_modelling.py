@@ -37,7 +37,7 @@ from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, DataConfig
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.distributed import CompiledStep, Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import Int8
 from jaxformer.pretrained import load_pretrained
@@ -152,7 +152,12 @@ class Watched:
 
 def watched(patch):
     """{(what, number of the step): when} of the training loop from now on, the last time counts."""
-    events, build, shard_batch, start = {}, Stream.batch, Strategy.shard_batch, CountedJit.__call__
+    events, build, shard_batch, start = (
+        {},
+        Stream.batch,
+        Strategy.shard_batch,
+        CompiledStep.__call__,
+    )
 
     def note(what, number):
         events[what, number] = len(events)
@@ -174,7 +179,7 @@ def watched(patch):
     for owner, name, instead in (
         (Stream, "batch", built),
         (Strategy, "shard_batch", sent),
-        (CountedJit, "__call__", begun),
+        (CompiledStep, "__call__", begun),
     ):
         patch.setattr(owner, name, instead)
     return events

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.training.metric_logger import Progress
-from jaxformer.distributed import CountedJit
+from jaxformer.distributed import CompiledStep
 from tests.faults import children, trainings
 from tests.faults.children import Count
 from tests.faults.trainings import Around, Tell
@@ -83,9 +83,9 @@ def _after(last: int, tell: Tell) -> Iterator[None]:
 @contextmanager
 def _during(number: int, tell: Tell) -> Iterator[None]:
     """A signal from another thread while the step `number` is dispatched and computed."""
-    call, calls = CountedJit.__call__, iter(range(1, number + 1))
+    call, calls = CompiledStep.__call__, iter(range(1, number + 1))
 
-    def call_and_stop(self: CountedJit, *args: Any) -> Any:
+    def call_and_stop(self: CompiledStep, *args: Any) -> Any:
         if next(calls, None) != number:
             return call(self, *args)
         sender = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM))
@@ -94,5 +94,5 @@ def _during(number: int, tell: Tell) -> Iterator[None]:
         sender.join()
         return result
 
-    CountedJit.__call__ = call_and_stop
+    CompiledStep.__call__ = call_and_stop
     yield

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.distributed import CountedJit
+from jaxformer.distributed import CompiledStep
 from tests.faults import children, trainings
 from tests.faults.children import Count
 from tests.faults.trainings import Tell
@@ -115,13 +115,13 @@ def clock(folder: Path) -> Count:
 @contextmanager
 def _short_of_memory(text: str, tell: Tell) -> Iterator[None]:
     """The compiled step number `AT` fails as XLA's would."""
-    begin = CountedJit.__init__
+    begin = CompiledStep.__init__
 
-    def begun(self: CountedJit, *args: Any, **options: Any) -> None:
+    def begun(self: CompiledStep, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
         self._compiled = _Failing(self._compiled, text)
 
-    CountedJit.__init__ = begun
+    CompiledStep.__init__ = begun
     yield
 
 
@@ -200,12 +200,12 @@ def _take_all(path: Path) -> None:
 @contextmanager
 def _back(seconds: float, tell: Tell) -> Iterator[None]:
     """From the step `AT` on the clock shows `seconds` less."""
-    call, calls, now = CountedJit.__call__, iter(range(1, 1_000)), time.time
+    call, calls, now = CompiledStep.__call__, iter(range(1, 1_000)), time.time
 
-    def call_and_turn(self: CountedJit, *args: Any) -> Any:
+    def call_and_turn(self: CompiledStep, *args: Any) -> Any:
         if next(calls) == AT:
             time.time = lambda: now() - seconds
         return call(self, *args)
 
-    CountedJit.__call__ = call_and_turn
+    CompiledStep.__call__ = call_and_turn
     yield

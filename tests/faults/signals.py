@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from experiments.translation import train
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.distributed import CompiledStep, Strategy
 from tests.faults import children, trainings
 from tests.faults.children import Count
 from tests.faults.trainings import Tell
@@ -34,8 +34,8 @@ class Phase(NamedTuple):
 
 PHASES = {
     "while the first state is compiled": Phase(Strategy, "init", range(1), ""),
-    "while the step is compiled": Phase(CountedJit, "__call__", range(1), ""),
-    "while a step is made": Phase(CountedJit, "__call__", range(1, 40)),
+    "while the step is compiled": Phase(CompiledStep, "__call__", range(1), ""),
+    "while a step is made": Phase(CompiledStep, "__call__", range(1, 40)),
     "while evaluating": Phase(train, "validate", range(2)),
     "while saving": Phase(Checkpoints, "save", range(6)),
 }

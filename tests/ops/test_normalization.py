@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.normalization import normalize
+from jaxformer.ops.activations import normalize
 
 pytestmark = pytest.mark.usefixtures("optimized")
 

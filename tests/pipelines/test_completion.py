@@ -18,7 +18,7 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines import complete, stream
 from jaxformer.pipelines.streaming import PartialText
-from jaxformer.runtime.concurrency import concurrency
+from jaxformer.runtime import concurrency
 from jaxformer.text.tokenizers import EOS, train_bpe, train_characters, train_words
 
 LETTERS = "abcdefghijk "

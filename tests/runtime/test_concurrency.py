@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxformer.runtime.concurrency import concurrency, concurrently
+from jaxformer.runtime import concurrency, concurrently
 
 
 def test_results_come_in_order_whatever_ends_first():
@@ -116,7 +116,7 @@ def test_programs_of_several_devices_run_one_at_a_time():
         "import jax;"
         "jax.config.update('jax_num_cpu_devices', 2);"
         "from jax.sharding import Mesh, NamedSharding, PartitionSpec;"
-        "from jaxformer.runtime.concurrency import concurrency;"
+        "from jaxformer.runtime import concurrency;"
         "weights = jax.numpy.ones((2, 3));"
         "spread = NamedSharding(Mesh(jax.devices(), 'x'), PartitionSpec());"
         "print(concurrency(jax.device_put(weights, spread)), concurrency(weights))"

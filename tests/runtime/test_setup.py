@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer import runtime as setup
 from jaxformer.distributed import make_mesh, sharded, single
-from jaxformer.runtime import setup
 
 CHILD = """
 import sys
 from functools import partial
 from pathlib import Path
 import jax
-from jaxformer.runtime.setup import setup_process
+from jaxformer.runtime import setup_process
 
 folder = Path(sys.argv[1]) if sys.argv[1:] else None
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.errors import ConfigError
-from jaxformer.training.gradient_noise import METRICS
+from jaxformer.training.gradients import NOISE_METRICS as METRICS
 from jaxformer.training.train_step import init_train_state, make_train_step
 
 SGD = optax.sgd(0.0)

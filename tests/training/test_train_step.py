@@ -269,7 +269,7 @@ def test_a_loss_that_returns_something_else_is_refused(returned, message, parts)
     [
         (True, 0.0, "the state has an average, but no ema_decay was given: give a decay"),
         (False, 0.9, "ema_decay=0.9, but the state has no average: make it by init_train_state"),
-        (True, 1.0, "ema_decay=1.0, but it lies in 0 <= ema_decay < 1"),
+        (True, 1.0, "ema_decay=1.0, but it must be in .0, 1"),
     ],
 )
 def test_an_average_without_a_decay_and_a_decay_without_an_average_are_refused(ema, decay, message):

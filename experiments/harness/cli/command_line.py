@@ -205,7 +205,7 @@ def sentence(error: BaseException) -> str:
 
 def _is_out_of_memory(error: BaseException) -> bool:
     # a process that never computed on a device has not loaded this
-    module = sys.modules.get("jaxformer.distributed.counted_jit")
+    module = sys.modules.get("jaxformer.distributed.compiled_step")
     return module is not None and module.is_out_of_memory(error)
 
 

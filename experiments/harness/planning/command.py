@@ -20,9 +20,10 @@ from experiments.harness.planning.compiling import CPU_OPTIONS, CompiledStep, co
 from experiments.harness.planning.report import ASSUMPTIONS, advice, describe, gigabytes, predict
 from experiments.harness.planning.targets import Compiler, Target, parse_target
 from experiments.harness.training.training_config import choose_devices
+from jaxformer import distributed
 from jaxformer.config import check_choices
-from jaxformer.distributed import CountedJit, Strategy, parse_mesh
-from jaxformer.distributed.counted_jit import is_out_of_memory
+from jaxformer.distributed import Strategy, parse_mesh
+from jaxformer.distributed.compiled_step import is_out_of_memory
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import AttentionFn, AttentionSpec, AutoAttention, Selection, select
@@ -71,7 +72,9 @@ class PlannedTraining(NamedTuple):
 
     batch: Callable[[Any], Any]
     build_model: Callable[[Any], Any]
-    assemble: Callable[[Any, Any, Any, Strategy], tuple[Callable[[], TrainState], CountedJit]]
+    assemble: Callable[
+        [Any, Any, Any, Strategy], tuple[Callable[[], TrainState], distributed.CompiledStep]
+    ]
     flops: Callable[[Any], int]
     tokens: Callable[[Any], int]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.harness.planning.hlo import Program, Shape, origin
-from jaxformer.distributed import CountedJit
+from jaxformer import distributed
 from jaxformer.training.train_step import TrainState
 
 # For a quick estimate by the CPU's compiler. Buffers are laid out before machine code is generated,
@@ -106,7 +106,10 @@ class CompiledStep:
 
 
 def compile_step(
-    state: TrainState, step: CountedJit, batch: Any, options: dict[str, Any] | None = None
+    state: TrainState,
+    step: distributed.CompiledStep,
+    batch: Any,
+    options: dict[str, Any] | None = None,
 ) -> CompiledStep:
     """Compiles `step` for the shapes `state` and `batch`, which have shardings.
 

@@ -24,7 +24,7 @@ from experiments.harness.runs.event_file import EventFile
 from experiments.harness.runs.loggers import Loggers
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
-from jaxformer.runtime.concurrency import cpu_count
+from jaxformer.runtime import cpu_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

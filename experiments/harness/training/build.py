@@ -32,9 +32,10 @@ from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, S
 from jaxformer.text.data import Batches
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training import lora, optimizer
+from jaxformer.training.gradients import Metrics
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import ModelAxes, freeze, freeze_gradient
-from jaxformer.training.train_step import Metrics, TrainState, init_train_state, make_eval_step
+from jaxformer.training.train_step import TrainState, init_train_state, make_eval_step
 
 MakeOptimizer = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
 """An optimizer of your own: a function of its settings and the learning rate's schedule."""

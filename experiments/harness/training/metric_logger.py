@@ -16,7 +16,8 @@ from experiments.harness.cli import display
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training import training_view
 from experiments.harness.training.training_view import Sample, View
-from jaxformer.training.train_step import NOT_SUMS, raise_if_diverged
+from jaxformer.training.gradients import NOT_SUMS
+from jaxformer.training.train_step import raise_if_diverged
 
 _RECENT = 100
 """Steps whose mean time the estimate is made of."""

@@ -20,7 +20,7 @@ from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, sing
 from jaxformer.distributed.mesh import Device
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS
-from jaxformer.runtime.setup import ProcessSetup, setup_process
+from jaxformer.runtime import ProcessSetup, setup_process
 from jaxformer.training import optimizer
 from jaxformer.training.train_step import EmaDecay, ema_name
 

@@ -1,8 +1,7 @@
-"""A compiled function that counts its compilations and explains a lack of memory."""
+"""A compiled function that explains a lack of memory."""
 
 import math
 from collections.abc import Callable, Iterator
-from functools import wraps
 from typing import Any
 
 import jax
@@ -12,18 +11,13 @@ _SIGNS = ("RESOURCE_EXHAUSTED", "out of memory", "YNNPACK operation failed")
 """XLA's messages: on every platform, on some platforms, and for a large product on a CPU."""
 
 
-class CountedJit:
-    """A function compiled once for each combination of argument shapes.
+class CompiledStep:
+    """A function compiled for the devices of a mesh, once for each combination of argument shapes.
 
-    `num_compiled` is how many times it was traced and compiled so far.
-
-    >>> from jaxformer.distributed import CountedJit, make_mesh
-    >>> mesh = make_mesh("data=1", jax.devices()[:1])
-    >>> double = CountedJit(lambda x: 2 * x, jax.jit, mesh)
-    >>> for size in (3, 3, 5):
-    ...     _ = double(jnp.ones(size))
-    >>> double.num_compiled
-    2
+    >>> from jaxformer.distributed import CompiledStep, make_mesh
+    >>> double = CompiledStep(lambda x: 2 * x, jax.jit, make_mesh("data=1", jax.devices()[:1]))
+    >>> double(jnp.ones(3))
+    Array([2., 2., 2.], dtype=float32)
     """
 
     def __init__(
@@ -33,15 +27,8 @@ class CountedJit:
         mesh: Mesh,
     ) -> None:
         """`jit` compiles for the devices of `mesh`."""
-
-        @wraps(function)
-        def counted(*args: Any) -> Any:
-            self.num_compiled += 1
-            return function(*args)
-
-        self.num_compiled = 0
         self._mesh = mesh
-        self._compiled = jit(counted)
+        self._compiled = jit(function)
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns; it may still be computing.
@@ -69,7 +56,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return is_of_jax and any(sign.lower() in message for sign in _SIGNS)
 
 
-def describe_memory(program: CountedJit, args: tuple[Any, ...]) -> str:
+def describe_memory(program: CompiledStep, args: tuple[Any, ...]) -> str:
     """A sentence with the bytes that a device holds of `args` and needs for intermediate values.
 
     A `TrainState` is listed by its parts; any other argument is the batch. Donated arrays count

@@ -1,1 +1,0 @@
-"""The process that runs programs: allocator, compiler options, compilation cache, concurrency."""
