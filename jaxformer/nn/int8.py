@@ -127,10 +127,15 @@ def _intercept(call: Any, args: Any, kwargs: Any, context: nn.module.Interceptor
 
 def _is_dense(module: nn.Module) -> bool:
     """Whether `module` multiplies the last axes of its input with a kernel."""
-    if not isinstance(module, nn.Dense | nn.DenseGeneral) or getattr(module, "batch_dims", ()):
-        return False
+    if isinstance(module, nn.DenseGeneral):
+        axis = _input_axes(module)
+        return not module.batch_dims and axis == tuple(range(-len(axis), 0))
+    return isinstance(module, nn.Dense)
+
+
+def _input_axes(module: nn.Dense | nn.DenseGeneral) -> tuple[int, ...]:
     axis = getattr(module, "axis", -1)
-    return axis == -1 or axis == tuple(range(-len(axis), 0))
+    return axis if isinstance(axis, tuple) else (axis,)
 
 
 def _dense(module: Any, x: jax.Array) -> jax.Array:
@@ -139,6 +144,5 @@ def _dense(module: Any, x: jax.Array) -> jax.Array:
     if module.use_bias:
         out = out + module.get_variable("params", "bias").reshape(1, -1)
     features = module.features if isinstance(module.features, tuple) else (module.features,)
-    axis = getattr(module, "axis", -1)
-    num_inputs = len(axis) if isinstance(axis, tuple) else 1
-    return out.reshape(*x.shape[: x.ndim - num_inputs], *features).astype(module.dtype)
+    kept = x.shape[: x.ndim - len(_input_axes(module))]
+    return out.reshape(*kept, *features).astype(module.dtype)

@@ -145,8 +145,8 @@ def _with_part_sums(sums: GradientSums) -> GradientSums:
     grads, total, tokens, auxiliary = sums
     counts = (tokens > 0).astype(jnp.float32)
     inverse = counts / jnp.maximum(tokens, 1.0)
-    sums = counts, squared_norm(grads) * jnp.square(inverse), inverse
-    return grads, total, tokens, auxiliary | dict(zip(_NOISE_SUMS, sums, strict=True))
+    of_part = counts, squared_norm(grads) * jnp.square(inverse), inverse
+    return grads, total, tokens, auxiliary | dict(zip(_NOISE_SUMS, of_part, strict=True))
 
 
 def noise_metrics(

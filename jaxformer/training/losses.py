@@ -243,7 +243,7 @@ def span_loss(model: nn.Module) -> Loss:
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, real)["params"]
     >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
     >>> nats, count = span_loss(model)(params, batch, None)[:2]
-    >>> float(count), round(float(jnp.exp(nats / count)), 3)  # two rows, 5 places in each
+    >>> float(count), round(float(jnp.exp(nats / count)), 3)  # two rows of 5 tokens
     (2.0, 5.0)
     """
 
@@ -251,8 +251,8 @@ def span_loss(model: nn.Module) -> Loss:
         logits = _apply(model, params, batch, rng, *_row_inputs(batch))
         logits = jnp.where(batch.padding_mask[:, None], logits, jnp.finfo(logits.dtype).min)
         counts = jnp.broadcast_to(batch.loss_mask[:, None], batch.labels.shape)
-        nats, places = cross_entropy(logits, batch.labels, counts)
-        return nats / 2.0, places / 2.0
+        nats, num_labels = cross_entropy(logits, batch.labels, counts)
+        return nats / 2.0, num_labels / 2.0
 
     return loss
 
@@ -286,16 +286,16 @@ def _token_loss(
         )
 
     def loss(params, batch, rng):
-        drops = r_drop and rng is not None
-        batch = _twice(batch) if drops else batch
+        use_r_drop = r_drop and rng is not None
+        batch = _twice(batch) if use_r_drop else batch
         logits, labels, loss_mask = outputs(params, batch, rng)
         nats, tokens = sums_of(params, logits, labels, loss_mask)
         auxiliary = {}
         if distillation:
-            taught = soft_cross_entropy(logits, batch.teacher_logits, loss_mask)
-            nats = (1.0 - distillation) * nats + distillation * taught
-            auxiliary["teacher_loss"] = taught / 2.0 if drops else taught
-        if drops:
+            teacher_nats = soft_cross_entropy(logits, batch.teacher_logits, loss_mask)
+            nats = (1.0 - distillation) * nats + distillation * teacher_nats
+            auxiliary["teacher_loss"] = teacher_nats / 2.0 if use_r_drop else teacher_nats
+        if use_r_drop:
             first, second = jnp.split(logits, 2)
             kl = symmetric_kl(first, second, jnp.split(loss_mask, 2)[0])
             nats, tokens = (nats + r_drop * kl) / 2.0, tokens / 2.0
@@ -319,7 +319,7 @@ def _apply(
     *inputs: Any,
     method: Any = None,
 ) -> Any:
-    """What `method` of the model returns for `inputs`, with dropout where `rng` is given."""
+    """The result of `method` of the model for `inputs`, with dropout unless `rng` is None."""
     dropout_rng = None if rng is None else DropoutRng.create(rng, batch.example_ids)
     return model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
 

@@ -53,8 +53,8 @@ def axes_of(path: str, leaf: Any, axes: ModelAxes | None) -> Axes:
     parent, _, name = path.rpartition("/")
     if parent.endswith(ADAPTER_SUFFIX) and parent.removesuffix(ADAPTER_SUFFIX) in axes:
         adapted = axes[parent.removesuffix(ADAPTER_SUFFIX)]
-        names = ((), ()) if name == "scale" else ((INPUT,), (OUTPUT,))
-        return Axes(*names, adapted.layers, adapted.is_hidden, adapted.distance)
+        inputs, outputs = ((), ()) if name == "scale" else ((INPUT,), (OUTPUT,))
+        return adapted._replace(inputs=inputs, outputs=outputs)
     if leaf.ndim > 2:
         raise ConfigError(
             f"{path} has the shape {list(leaf.shape)}, but which of its axes are inputs is not "
