@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from jaxformer.nn.positions import sinusoidal_positions
 from jaxtyping import Bool, Float
 
 from experiments.harness import cli
@@ -22,7 +23,6 @@ from experiments.translation.evaluation import pair_batch, scored_text
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import check_at_least
 from jaxformer.errors import CheckpointError, ConfigError
-from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.pipelines.batching import add_special_tokens, pad_with_mask
 from jaxformer.text.tokenizers import PAD

@@ -4,7 +4,19 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.config import LLAMA3_8B, TRANSFORMER_BASE, TransformerConfig
+from jaxformer.config import (
+    LLAMA3_8B,
+    TRANSFORMER_BASE,
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Linear,
+    NormOptions,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    TransformerConfig,
+)
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 
@@ -16,54 +28,87 @@ SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
     [
         ({"positions": "sinus"}, ["positions='sinus'", "sinusoidal", "rotary", "alibi"]),
         ({"norm": "batch"}, ["norm='batch'", "layer, rms"]),
-        ({"norm_placement": "middle"}, ["norm_placement='middle'", "pre, post, sandwich"]),
-        ({"activation": "tanh"}, ["activation='tanh'", "relu", "gelu_tanh"]),
-        ({"tied_embeddings": "some"}, ["tied_embeddings='some'", "none, output, inputs, all"]),
-        ({"sinusoidal_layout": "half"}, ["sinusoidal_layout='half'", "interleaved, halves"]),
+        (
+            {"norm": NormOptions(placement="middle")},
+            ["norm_placement='middle'", "pre, post, sandwich"],
+        ),
+        ({"feed_forward": FeedForwardOptions("tanh")}, ["activation='tanh'", "relu", "gelu_tanh"]),
+        (
+            {"embeddings": EmbeddingOptions(tied="some")},
+            ["tied_embeddings='some'", "none, output, inputs, all"],
+        ),
+        (
+            {"positions": Sinusoidal(layout="half")},
+            ["sinusoidal_layout='half'", "interleaved, halves"],
+        ),
         ({"initializer": "zeros"}, ["initializer='zeros'", "xavier, normal, scaled_normal"]),
         ({"dtype": "float16"}, ["dtype='float16'", "float32, bfloat16"]),
         ({"vocab_size": 50.0}, ["vocab_size=50.0 is a float", "an integer: give an integer"]),
         ({"d_ff": True}, ["d_ff=True is a bool", "give an integer"]),
         ({"head_dim": "4"}, ["head_dim='4' is a str", "an integer or None"]),
         ({"use_bias": 1}, ["use_bias=1 is a int", "give True or False"]),
-        ({"norm_eps": None}, ["norm_eps=None is a NoneType", "give a number"]),
+        ({"norm": NormOptions(eps=None)}, ["norm_eps=None is a NoneType", "give a number"]),
         ({"vocab_size": 0}, ["vocab_size=0", "at least 1"]),
         ({"d_model": -3}, ["d_model=-3", "at least 1"]),
         ({"d_ff": 0}, ["d_ff=0", "at least 1"]),
         ({"num_heads": 0}, ["num_heads=0", "at least 1"]),
         ({"max_len": 0}, ["max_len=0", "at least 1"]),
-        ({"num_kv_heads": 0}, ["num_kv_heads=0", "at least 1"]),
+        ({"attention": AttentionOptions(num_kv_heads=0)}, ["num_kv_heads=0", "at least 1"]),
         ({"head_dim": 0}, ["head_dim=0", "at least 1"]),
         ({"value_head_dim": -1}, ["value_head_dim=-1", "at least 1"]),
         ({"source_vocab_size": 0}, ["source_vocab_size=0", "at least 1"]),
         ({"num_decoder_layers": -1}, ["num_decoder_layers=-1", "at least 0"]),
-        ({"num_token_types": -2}, ["num_token_types=-2", "at least 0"]),
-        ({"relative_buckets": 3}, ["relative_buckets=3", "at least 4"]),
+        ({"embeddings": EmbeddingOptions(num_types=-2)}, ["num_token_types=-2", "at least 0"]),
+        ({"positions": Relative(buckets=3)}, ["relative_buckets=3", "at least 4"]),
         (
-            {"relative_buckets": 8, "relative_max_distance": 4},
+            {"positions": Relative(buckets=8, max_distance=4)},
             ["relative_max_distance=4", "relative_buckets=8", "more than 4"],
         ),
         ({"num_heads": 5}, ["d_model=12", "num_heads=5", "give head_dim"]),
-        ({"num_kv_heads": 2}, ["num_heads=3", "num_kv_heads=2", "group"]),
-        ({"positions": "rotary", "head_dim": 5}, ["head_dim=5 is odd", "give an even head_dim"]),
         (
-            {"positions": "rotary", "rotary_fraction": 0.4},
+            {"attention": AttentionOptions(num_kv_heads=2)},
+            ["num_heads=3", "num_kv_heads=2", "group"],
+        ),
+        ({"positions": Rotary(), "head_dim": 5}, ["head_dim=5 is odd", "give an even head_dim"]),
+        (
+            {"positions": Rotary(fraction=0.4)},
             ["head_dim=4 with rotary_fraction=0.4: 1 is odd", "even"],
         ),
-        ({"rotary_fraction": 1.5}, ["rotary_fraction=1.5", "0 < rotary_fraction <= 1"]),
-        ({"rotary_beta_slow": 40.0}, ["rotary_beta_slow=40.0 and rotary_beta_fast=32.0", "0 <"]),
-        ({"rotary_attention_factor": -1.0}, ["rotary_attention_factor=-1.0", "at least 0"]),
-        ({"sinusoidal_endpoint": True, "d_model": 9}, ["needs an even d_model", "d_model=9"]),
-        ({"full_attention_interval": 1}, ["full_attention_interval=1", "at least 2"]),
-        ({"attention_softcap": 0.0}, ["attention_softcap=0.0", "at least 1e-06"]),
-        ({"sinusoidal_offset": -1}, ["sinusoidal_offset=-1", "at least 0"]),
-        ({"parallel_residual": True}, ["norm_placement='post'", "norm_placement='pre': set it"]),
+        ({"positions": Rotary(fraction=1.5)}, ["rotary_fraction=1.5", "0 < rotary_fraction <= 1"]),
+        (
+            {"positions": Rotary(scaling=Linear(beta_slow=40.0))},
+            ["rotary_beta_slow=40.0 and rotary_beta_fast=32.0", "0 <"],
+        ),
+        (
+            {"positions": Rotary(scaling=Linear(attention_factor=-1.0))},
+            ["rotary_attention_factor=-1.0", "at least 0"],
+        ),
+        (
+            {"positions": Sinusoidal(endpoint=True), "d_model": 9},
+            ["needs an even d_model", "d_model=9"],
+        ),
+        (
+            {"attention": AttentionOptions(full_every=1)},
+            ["full_attention_interval=1", "at least 2"],
+        ),
+        ({"attention": AttentionOptions(softcap=0.0)}, ["attention_softcap=0.0", "at least 1e-06"]),
+        ({"positions": Sinusoidal(offset=-1)}, ["sinusoidal_offset=-1", "at least 0"]),
+        (
+            {"norm": NormOptions(placement="parallel")},
+            ["norm_placement='post'", "norm_placement='pre': set it"],
+        ),
         ({"dropout_rate": 1.0}, ["dropout_rate=1.0", "but it lies in 0 <="]),
-        ({"attention_dropout_rate": -0.1}, ["attention_dropout_rate=-0.1", "but it lies in 0 <="]),
-        ({"activation_dropout_rate": 2.0}, ["activation_dropout_rate=2.0", "but it lies in 0 <="]),
+        (
+            {"attention": AttentionOptions(dropout_rate=-0.1)},
+            ["attention_dropout_rate=-0.1", "but it lies in 0 <="],
+        ),
+        (
+            {"feed_forward": FeedForwardOptions(dropout_rate=2.0)},
+            ["activation_dropout_rate=2.0", "but it lies in 0 <="],
+        ),
         ({"source_vocab_size": 19}, ["source_vocab_size=19", "vocab_size=17", "tie 'output'"]),
         (
-            {"source_vocab_size": 19, "tied_embeddings": "inputs"},
+            {"source_vocab_size": 19, "embeddings": EmbeddingOptions(tied="inputs")},
             ["tied_embeddings='inputs'", "source_vocab_size=19", "tie 'output'"],
         ),
     ],
@@ -76,13 +121,15 @@ def test_a_contradiction_is_refused_with_what_was_given_and_what_to_do(changes, 
 
 
 def test_numbers_of_numpy_are_numbers():
-    config = replace(SMALL, vocab_size=np.int64(19), dropout_rate=np.float32(0.5), norm_eps=1)
+    config = replace(
+        SMALL, vocab_size=np.int64(19), dropout_rate=np.float32(0.5), norm=NormOptions(eps=1)
+    )
     assert config.vocab_size == 19 and config.dropout_rate == 0.5
 
 
 def test_sizes_left_out_follow_from_those_given():
     assert (SMALL.key_size, SMALL.value_size, SMALL.kv_heads) == (4, 4, 3)
-    free = replace(SMALL, num_heads=5, head_dim=7, num_kv_heads=1)
+    free = replace(SMALL, num_heads=5, head_dim=7, attention=AttentionOptions(num_kv_heads=1))
     assert (free.key_size, free.value_size, free.kv_heads) == (7, 7, 1)
     assert replace(free, value_head_dim=11).value_size == 11
 

@@ -29,7 +29,13 @@ from experiments.benchmarks.train_cases import (
 )
 from experiments.harness import cli
 from experiments.translation.presets import multi30k_tiny
-from jaxformer.config import GPT2, TRANSFORMER_BASE, TransformerConfig, check_at_least
+from jaxformer.config import (
+    GPT2,
+    TRANSFORMER_BASE,
+    AttentionOptions,
+    TransformerConfig,
+    check_at_least,
+)
 from jaxformer.distributed import replicated, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
@@ -45,7 +51,7 @@ def _small(model: TransformerConfig, d_model: int, num_heads: int) -> Transforme
         num_heads=num_heads,
         vocab_size=1_024,
         dropout_rate=0.0,
-        attention_dropout_rate=0.0,
+        attention=AttentionOptions(dropout_rate=0.0),
     )
 
 

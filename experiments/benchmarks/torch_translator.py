@@ -5,12 +5,12 @@ import warnings
 from typing import cast
 
 import torch
+from jaxformer.nn.positions import sinusoidal_positions
 from torch import nn
 from torch.nn import functional as F
 
 from experiments.torch_reference.transformer import translation_loss
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.text.data import PairBatch
 
 
@@ -41,7 +41,7 @@ class Translator(nn.Module):
                 config.d_ff,
                 config.dropout_rate,
                 norm_first=True,
-                layer_norm_eps=config.norm_eps,
+                layer_norm_eps=config.norm.eps,
                 batch_first=True,
             )
         for module in self.transformer.modules():

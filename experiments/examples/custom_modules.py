@@ -11,14 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from jaxformer.nn.positions import PositionScheme, Rotation
 
 from experiments.harness import cli
-from jaxformer.config import TransformerConfig, check_at_least
+from jaxformer.config import (
+    EmbeddingOptions,
+    NoPositions,
+    NormOptions,
+    TransformerConfig,
+    check_at_least,
+)
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.layers import FeedForward, Norm
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.nn.positions import PositionScheme, Rotation
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -33,9 +39,9 @@ SIZES = TransformerConfig(
     d_ff=24,
     num_heads=2,
     num_decoder_layers=1,
-    norm_placement="pre",
-    tied_embeddings="output",
-    positions="none",
+    norm=NormOptions(placement="pre"),
+    embeddings=EmbeddingOptions(tied="output"),
+    positions=NoPositions(),
 )
 
 

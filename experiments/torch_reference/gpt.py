@@ -12,31 +12,35 @@ from torch import nn
 from torch.nn import functional as F
 
 from experiments.torch_reference.transformer import PositionWiseFeedForward, check, norm
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    OutputOptions,
+    TransformerConfig,
+)
 from jaxformer.text.data import StreamBatch
 
 _FIXED = {
-    "positions": "learned",
-    "norm": "layer",
-    "norm_placement": "pre",
-    "parallel_residual": False,
-    "gated": False,
-    "tied_embeddings": "output",
-    "output_bias": False,
-    "scale_embeddings": False,
-    "embedding_norm": False,
+    "norm": NormOptions("layer", placement="pre"),
+    "feed_forward": FeedForwardOptions(gated=False),
+    "embeddings": EmbeddingOptions(tied="output", scale=False, norm=False, dropout_rate=0.0),
+    "output": OutputOptions(bias=False, softcap=None),
+    "attention": AttentionOptions(
+        num_kv_heads=None,
+        window=None,
+        query_scalar=None,
+        softcap=None,
+        query_key_norm=False,
+        qkv_bias=None,
+    ),
+    "positions": Learned(),
     "initializer": "scaled_normal",
     "dtype": "float32",
-    "num_kv_heads": None,
     "head_dim": None,
     "value_head_dim": None,
-    "attention_window": None,
-    "query_pre_attn_scalar": None,
-    "attention_softcap": None,
-    "logits_softcap": None,
-    "query_key_norm": False,
-    "qkv_bias": None,
-    "word_dropout_rate": 0.0,
 }
 
 
@@ -46,7 +50,7 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.num_heads = config.num_heads
-        self.dropout_rate = config.attention_dropout_rate
+        self.dropout_rate = config.attention.dropout_rate
         self.query_key_value = nn.Linear(config.d_model, 3 * config.d_model, config.use_bias)
         self.out = nn.Linear(config.d_model, config.d_model, config.use_bias)
 

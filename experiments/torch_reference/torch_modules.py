@@ -46,7 +46,7 @@ class Transformer(nn.Module):
         config = self.config
         self.encoder = Stack(config, config.num_encoder_layers)
         self.decoder = Stack(config, config.num_decoder_layers, cross=True)
-        if config.norm_placement == "post":
+        if config.norm.placement == "post":
             self.encoder_norm = Norm(config)
             self.decoder_norm = Norm(config)
 
@@ -60,7 +60,7 @@ class Transformer(nn.Module):
         encoder_mask: AttentionMask,
     ) -> jax.Array:
         """Returns [B, T, D] for `target` [B, T, D] and `source` [B, S, D]."""
-        post = self.config.norm_placement == "post"
+        post = self.config.norm.placement == "post"
         memory, _ = self.encoder(source, source_mask)
         memory = self.encoder_norm(memory) if post else memory
         encoder_kv = self.decoder.encoder_keys_values(memory)

@@ -12,37 +12,39 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    AttentionOptions,
+    EmbeddingOptions,
+    EncoderOptions,
+    FeedForwardOptions,
+    NormOptions,
+    OutputOptions,
+    Sinusoidal,
+    TransformerConfig,
+)
 from jaxformer.errors import ConfigError
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
 
 _FIXED = {
-    "positions": "sinusoidal",
-    "sinusoidal_layout": "interleaved",
-    "sinusoidal_endpoint": False,
-    "sinusoidal_offset": 0,
-    "parallel_residual": False,
-    "norm": "layer",
-    "gated": False,
-    "tied_embeddings": "all",
-    "output_bias": False,
-    "scale_embeddings": True,
-    "embedding_norm": False,
+    "norm": NormOptions("layer"),
+    "feed_forward": FeedForwardOptions(gated=False),
+    "embeddings": EmbeddingOptions(tied="all", scale=True, norm=False, dropout_rate=0.0),
+    "output": OutputOptions(bias=False, softcap=None),
+    "attention": AttentionOptions(
+        num_kv_heads=None,
+        window=None,
+        query_scalar=None,
+        softcap=None,
+        query_key_norm=False,
+        qkv_bias=None,
+    ),
+    "encoder": EncoderOptions(num_heads=None, d_ff=None),
+    "positions": Sinusoidal(layout="interleaved", endpoint=False, offset=0),
     "initializer": "xavier",
     "dtype": "float32",
-    "num_kv_heads": None,
-    "num_encoder_heads": None,
-    "encoder_d_ff": None,
     "head_dim": None,
     "value_head_dim": None,
-    "attention_window": None,
-    "query_pre_attn_scalar": None,
-    "attention_softcap": None,
-    "logits_softcap": None,
-    "query_key_norm": False,
-    "qkv_bias": None,
-    "word_dropout_rate": 0.0,
 }
 
 
@@ -59,10 +61,10 @@ class PositionWiseFeedForward(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.feed_forward.activation]
         self.up = nn.Linear(config.d_model, config.d_ff, config.use_bias)
         self.down = nn.Linear(config.d_ff, config.d_model, config.use_bias)
-        self.dropout = nn.Dropout(config.activation_dropout_rate)
+        self.dropout = nn.Dropout(config.feed_forward.dropout_rate)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, T, D] to [B, T, D] through [B, T, F]."""
@@ -87,12 +89,12 @@ def translation_loss(
 
 def norm(config: TransformerConfig) -> nn.LayerNorm:
     """Returns a LayerNorm over d_model, with a bias if `config.use_bias`."""
-    return nn.LayerNorm(config.d_model, config.norm_eps, bias=config.use_bias)
+    return nn.LayerNorm(config.d_model, config.norm.eps, bias=config.use_bias)
 
 
 def check(config: TransformerConfig, fixed: Mapping[str, Any], preset: str) -> None:
     """Raises `ConfigError` for a field that differs from `fixed`; `preset` names a valid one."""
-    if config.norm_placement == "sandwich":
+    if config.norm.placement == "sandwich":
         raise ConfigError(
             "norm_placement='sandwich' is not supported by the PyTorch reference: give 'pre' or "
             "'post'"
@@ -142,7 +144,7 @@ class MultiHeadAttention(nn.Module):
         self.key = self._projection(config)
         self.value = self._projection(config)
         self.out = self._projection(config)
-        self.attention = ScaledDotProductAttention(config.key_size, config.attention_dropout_rate)
+        self.attention = ScaledDotProductAttention(config.key_size, config.attention.dropout_rate)
 
     @staticmethod
     def _projection(config: TransformerConfig) -> nn.Linear:
@@ -168,7 +170,7 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = norm(config)
         self.dropout = nn.Dropout(config.dropout_rate)
-        self.norm_first = config.norm_placement == "pre"
+        self.norm_first = config.norm.placement == "pre"
 
     def forward(
         self, x: torch.Tensor, layer: Callable[[torch.Tensor], torch.Tensor]
@@ -333,4 +335,4 @@ class Transformer(nn.Module):
 
 
 def _final_norm(config: TransformerConfig) -> nn.Module:
-    return norm(config) if config.norm_placement == "pre" else nn.Identity()
+    return norm(config) if config.norm.placement == "pre" else nn.Identity()

@@ -63,7 +63,7 @@ MASKED = """
     --model.num_heads 2 --model.num_encoder_layers 1 --model.max_len 23 --data.batch_size 3
     --data.seq_len 19 --optimizer.warmup_steps 2 --optimizer.total_steps 5
     --training.evaluate_every 3 --training.save_every 3 --training.remat blocks
-    --data.next_sentence True --model.pooler True --model.num_token_types 2
+    --data.next_sentence True --model.pooler True --model.embeddings.num_types 2
 """
 
 

@@ -5,6 +5,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxformer.nn.positions import sinusoidal_positions
 
 import jaxformer as jf
 from experiments import figures
@@ -14,7 +15,6 @@ from experiments.translation.attend import attend
 from experiments.translation.load_run import Translator
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import CheckpointError, ConfigError
-from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.text import tokenizers
 
 SIZES = jf.TransformerConfig(

@@ -5,11 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxformer.nn.positions import rotary, rotary_rates
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import AttentionOptions, Rotary, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.positions import rotary, rotary_rates
 from jaxformer.ops import attention
 from jaxformer.ops.masks import AttentionMask
 
@@ -18,10 +18,10 @@ CONFIG = TransformerConfig(
     d_model=11,
     d_ff=13,
     num_heads=6,
-    num_kv_heads=2,
+    attention=AttentionOptions(num_kv_heads=2),
+    positions=Rotary(),
     head_dim=4,
     value_head_dim=5,
-    positions="rotary",
 )
 B, T, S = 2, 5, 7
 EVERYTHING = AttentionMask()

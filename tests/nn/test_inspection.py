@@ -30,10 +30,10 @@ TRANSLATOR = jf.TransformerConfig(
 GPT = replace(
     TRANSLATOR,
     num_encoder_layers=0,
-    norm_placement="pre",
-    positions="rotary",
-    num_kv_heads=1,
-    gated=True,
+    norm=jf.NormOptions(placement="pre"),
+    attention=jf.AttentionOptions(num_kv_heads=1),
+    feed_forward=jf.FeedForwardOptions(gated=True),
+    positions=jf.Rotary(),
 )
 TOKENS = np.random.default_rng(1).integers(3, 19, (2, 7)).astype(np.int32)
 SOURCE = np.random.default_rng(2).integers(3, 19, (2, 5)).astype(np.int32)

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    NormOptions,
+    OutputOptions,
+    TransformerConfig,
+)
 from jaxformer.nn.layers import Embedding, FeedForward, LMHead, Norm
 from jaxformer.ops.dropout import DropoutRng
 
@@ -37,7 +43,7 @@ def apply(module, params, *inputs):
 def test_an_embedding_is_a_row_times_the_root_of_d(scaled, factor, rng, assert_equal):
     table = rng.standard_normal((17, 12), np.float32)
     ids = np.array([[3, 0, 16], [3, 3, 1]])
-    module = Embedding(17, replace(CONFIG, scale_embeddings=scaled))
+    module = Embedding(17, replace(CONFIG, embeddings=EmbeddingOptions(scale=scaled)))
     assert_equal(apply(module, {"table": table}, ids), table[ids] * factor, 1e-6)
 
 
@@ -59,7 +65,9 @@ class Logits(nn.Module):
 def test_an_output_is_a_matrix_of_its_own_or_the_embeddings_with_a_bias_if_asked(
     tied, biased, x, random_params, assert_equal, leaf_shapes
 ):
-    module = Logits(replace(CONFIG, tied_embeddings=tied, output_bias=biased))
+    module = Logits(
+        replace(CONFIG, embeddings=EmbeddingOptions(tied=tied), output=OutputOptions(bias=biased))
+    )
     params = random_params(module, x)
     own = tied in ("none", "inputs")
     output = params.get("output", {})
@@ -72,7 +80,7 @@ def test_an_output_is_a_matrix_of_its_own_or_the_embeddings_with_a_bias_if_asked
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_a_norm_is_its_formula(norm, use_bias, x, rng, assert_equal, leaf_shapes):
-    module = Norm(replace(CONFIG, norm=norm, use_bias=use_bias, norm_eps=0.1))
+    module = Norm(replace(CONFIG, norm=norm, use_bias=use_bias, norm=NormOptions(eps=0.1)))
     params = module.init(jax.random.key(0), x)["params"]
     biased = norm == "layer" and use_bias
     assert leaf_shapes(params) == {"scale": (12,)} | ({"bias": (12,)} if biased else {})
@@ -96,7 +104,7 @@ def test_a_norm_computes_in_float32_and_returns_the_type_it_was_given(x):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_feed_forward_network_is_its_formula(activation, gated, x, random_params, assert_equal):
-    module = FeedForward(replace(CONFIG, activation=activation, gated=gated))
+    module = FeedForward(replace(CONFIG, feed_forward=FeedForwardOptions(activation, gated=gated)))
     params = random_params(module, x)
     dense = {
         name: np.float64(x) @ leaf["kernel"] + leaf["bias"]
@@ -110,7 +118,7 @@ def test_the_feed_forward_network_is_its_formula(activation, gated, x, random_pa
 
 
 def test_activation_dropout_acts_between_the_two_maps(x, random_params, assert_equal):
-    module = FeedForward(replace(CONFIG, activation_dropout_rate=0.25))
+    module = FeedForward(replace(CONFIG, feed_forward=FeedForwardOptions(dropout_rate=0.25)))
     params = random_params(module, x)
     dropout_rng = DropoutRng.create(jax.random.key(1), np.array([4, 2]))
     hidden = np.maximum(x @ params["up"]["kernel"] + params["up"]["bias"], 0)

@@ -5,10 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from jaxformer.config import TransformerConfig
-from jaxformer.errors import ConfigError
-from jaxformer.nn.models import DecoderOnly
 from jaxformer.nn.positions import (
     POSITION_SCHEMES,
     PositionScheme,
@@ -20,6 +16,19 @@ from jaxformer.nn.positions import (
     rotate,
     sinusoidal_positions,
 )
+
+from jaxformer.config import (
+    Learned,
+    Linear,
+    NoPositions,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    TransformerConfig,
+    Yarn,
+)
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import DecoderOnly
 
 CONFIG = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3, max_len=7)
 
@@ -62,9 +71,9 @@ def test_with_the_endpoint_the_last_wavelength_is_the_longest_of_the_paper():
 
 
 def rates(size, base, scaling="none", **fields):
-    sizes = {"vocab_size": 5, "d_model": size, "d_ff": 5, "num_heads": 1, "positions": "rotary"}
+    sizes = {"vocab_size": 5, "d_model": size, "d_ff": 5, "num_heads": 1, "positions": Rotary()}
     return rotary_rates(
-        TransformerConfig(**sizes, rotary_base=base, rotary_scaling=scaling, **fields)
+        TransformerConfig(**sizes, positions=Rotary(base=base, scaling=Linear()), **fields)
     )
 
 
@@ -112,13 +121,21 @@ def test_two_rotary_bases_give_two_results(queries_and_keys):
 
 
 def test_linear_scaling_divides_every_rate():
-    assert np.array_equal(rates(6, 100.0, "linear", rotary_factor=4.0), rates(6, 100.0) / 4)
+    assert np.array_equal(
+        rates(6, 100.0, "linear", positions=Rotary(scaling=Linear(factor=4.0))), rates(6, 100.0) / 4
+    )
 
 
 def test_llama3_scaling_keeps_fast_rates_and_divides_slow_ones():
     plain = rates(8, 10_000.0)  # 1, 1/10, 1/100 and 1/1000: 16, 1.6, 0.16 and 0.016 turns
-    given = {"rotary_low_freq_factor": 0.1, "rotary_high_freq_factor": 4.0}
-    found = rates(8, 10_000.0, "llama3", rotary_factor=8.0, rotary_original_len=100, **given)
+    given = {"positions": Rotary(scaling=Linear(low_freq_factor=0.1, high_freq_factor=4.0))}
+    found = rates(
+        8,
+        10_000.0,
+        "llama3",
+        positions=Rotary(scaling=Linear(factor=8.0, original_len=100)),
+        **given,
+    )
     between = [(100 * rate / math.tau - 0.1) / 3.9 for rate in plain[1:3]]
     kept = np.array([1.0, *between, 0.0])
     assert np.allclose(found / plain, kept + (1 - kept) / 8, rtol=1e-6)
@@ -127,22 +144,28 @@ def test_llama3_scaling_keeps_fast_rates_and_divides_slow_ones():
 
 def test_yarn_keeps_the_first_rates_and_divides_the_last_ones():
     plain = rates(16, 10_000.0)  # 1, 10^-0.5, 10^-1, ...: 50, 15.8, 5, 1.58, 0.5, ... turns
-    given = {"rotary_original_len": 314, "rotary_beta_fast": 10.0, "rotary_beta_slow": 1.0}
-    found = rates(16, 10_000.0, "yarn", rotary_factor=8.0, **given)
+    given = {
+        "positions": Rotary(scaling=Linear(original_len=314, beta_fast=10.0, beta_slow=1.0)),
+        "rotary_beta_fast": 10.0,
+    }
+    found = rates(16, 10_000.0, "yarn", positions=Rotary(scaling=Linear(factor=8.0)), **given)
     kept = np.array([1, 1, 2 / 3, 1 / 3, 0, 0, 0, 0])  # the ramp goes from pair 1 to pair 4
     assert np.allclose(found / plain, kept + (1 - kept) / 8, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("given", "factor"), [(None, 0.1 * math.log(8) + 1), (1.5, 1.5)])
 def test_yarn_stretches_rotated_queries_and_keys(given, factor, assert_equal):
-    yarn = {"rotary_scaling": "yarn", "rotary_factor": 8.0, "rotary_attention_factor": given}
-    sin, cos = scheme_of(positions="rotary", **yarn).apply({}, np.arange(5), method="rotation")
+    yarn = {
+        "positions": Rotary(scaling=Yarn(factor=8.0, attention_factor=given)),
+        "rotary_factor": 8.0,
+    }
+    sin, cos = scheme_of(positions=Rotary(), **yarn).apply({}, np.arange(5), method="rotation")
     assert_equal(sin**2 + cos**2, np.full(sin.shape, factor**2))
 
 
 def test_a_fraction_of_each_head_is_rotated_as_a_head_of_that_size(queries_and_keys):
     x = queries_and_keys[0]  # heads of 6, of which 4 are rotated
-    part = rates(6, 100.0, rotary_fraction=0.7)
+    part = rates(6, 100.0, positions=Rotary(fraction=0.7))
     assert np.array_equal(part, rates(4, 100.0))
     found = rotate(x, rotary(np.arange(5), part))
     assert np.array_equal(found[..., 4:], x[..., 4:])
@@ -191,7 +214,7 @@ def x(rng):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_relative_bias_is_its_buckets_number_for_each_head(causal, rng):
-    module = scheme_of(positions="relative", relative_buckets=8, relative_max_distance=11)
+    module = scheme_of(positions=Relative(buckets=8, max_distance=11), relative_buckets=8)
     table = rng.standard_normal((8, 3), np.float32)
     queries, keys = np.arange(5, 9), np.arange(11)
     buckets = relative_buckets(queries, keys, buckets=8, max_distance=11, causal=causal)
@@ -202,7 +225,7 @@ def test_a_relative_bias_is_its_buckets_number_for_each_head(causal, rng):
 
 
 def test_learned_positions_that_end_too_early_are_refused(x):
-    module = scheme_of(positions="learned", max_len=4)
+    module = scheme_of(positions=Learned(), max_len=4)
     with pytest.raises(ValueError, match="5 tokens was given, but .* max_len=4: shorten it"):
         module.init(jax.random.key(0), x, np.arange(5), 5, method="add")
 
@@ -211,17 +234,19 @@ def test_each_row_may_have_positions_of_its_own(x, rng, assert_equal):
     table = rng.standard_normal((7, 12), np.float32)
     positions = np.array([[0, 1, 2, 0, 1], [6, 5, 4, 3, 2]])
     variables = {"params": {"table": table}}
-    found = scheme_of(positions="learned").apply(variables, x, positions, 7, method="add")
+    found = scheme_of(positions=Learned()).apply(variables, x, positions, 7, method="add")
     assert_equal(found, x + table[positions])
 
 
 def test_the_layout_of_the_sinusoidal_table_is_the_configs(x):
-    found = scheme_of(sinusoidal_layout="halves").apply({}, x, np.arange(5), 5, method="add")
+    found = scheme_of(positions=Sinusoidal(layout="halves")).apply(
+        {}, x, np.arange(5), 5, method="add"
+    )
     assert np.array_equal(found, x + sinusoidal_positions(5, 12, "halves"))
 
 
 def test_sinusoidal_positions_may_start_at_another_number(x):
-    changes = {"sinusoidal_offset": 2, "sinusoidal_endpoint": True}
+    changes = {"positions": Sinusoidal(offset=2, endpoint=True)}
     found = scheme_of(**changes).apply({}, x, np.arange(5), 5, method="add")
     assert np.array_equal(found, x + sinusoidal_positions(7, 12, endpoint=True)[2:])
 
@@ -248,7 +273,7 @@ class HalfSpeed(PositionScheme):
 
 
 def test_a_scheme_of_a_user_acts_at_input_on_queries_and_keys_and_on_logits(rng, random_params):
-    config = replace(CONFIG, num_decoder_layers=2, positions="none")
+    config = replace(CONFIG, num_decoder_layers=2, positions=NoPositions())
     tokens = rng.integers(0, 17, (2, 6))
     params = random_params(DecoderOnly(config), tokens)
 
@@ -263,7 +288,7 @@ def test_a_scheme_of_a_user_acts_at_input_on_queries_and_keys_and_on_logits(rng,
 
 
 def test_a_scheme_of_a_user_decodes_as_it_trains(rng, random_params, assert_equal):
-    config = replace(CONFIG, num_decoder_layers=2, positions="none")
+    config = replace(CONFIG, num_decoder_layers=2, positions=NoPositions())
     tokens = rng.integers(0, 17, (2, 6))
     model = DecoderOnly(config, position_scheme=HalfSpeed)
     variables = {"params": random_params(model, tokens)}

@@ -26,6 +26,14 @@ from jaxformer import (
     stack_blocks,
     unstack_blocks,
 )
+from jaxformer.config import (
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    Relative,
+)
 from jaxformer.distributed.sharding_rules import RULES, partition_specs
 from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.int8 import Int8, quantize
@@ -40,10 +48,10 @@ LISTED = TransformerConfig(
     num_encoder_layers=2,
     num_decoder_layers=3,
     max_len=11,
-    positions="relative",
+    attention=AttentionOptions(dropout_rate=0.1),
+    feed_forward=FeedForwardOptions(dropout_rate=0.1),
+    positions=Relative(),
     dropout_rate=0.2,
-    attention_dropout_rate=0.1,
-    activation_dropout_rate=0.1,
 )
 SCANNED = replace(LISTED, scan_layers=True)
 TOKENS = np.arange(B * T).reshape(B, T) % V
@@ -53,11 +61,10 @@ GPT = replace(
     LISTED,
     d_ff=15,
     num_encoder_layers=0,
-    positions="learned",
-    norm_placement="pre",
-    activation="gelu_tanh",
-    tied_embeddings="output",
-    scale_embeddings=False,
+    norm=NormOptions(placement="pre"),
+    feed_forward=FeedForwardOptions("gelu_tanh"),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
+    positions=Learned(),
 )
 
 

@@ -16,7 +16,14 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 
 from experiments.torch_reference import to_safetensors
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    TransformerConfig,
+)
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import SpanPredictor
@@ -84,13 +91,13 @@ CASES = [
     ("BertForPreTraining", {"type_vocab_size": 3, "layer_norm_eps": 1e-2}),
     ("BertForSequenceClassification", {"num_labels": 3, "type_vocab_size": 1}),
     ("BertForSequenceClassification", {"num_hidden_layers": 1, "layer_norm_eps": 1e-2}),
-    ("DistilBertModel", {"activation": "relu", "sinusoidal_pos_embds": True}),
+    ("DistilBertModel", {"feed_forward": FeedForwardOptions("relu"), "sinusoidal_pos_embds": True}),
     ("DistilBertForMaskedLM", {}),
-    ("DistilBertForMaskedLM", {"n_layers": 1, "activation": "relu"}),
+    ("DistilBertForMaskedLM", {"n_layers": 1, "feed_forward": FeedForwardOptions("relu")}),
     ("DistilBertForMaskedLM", {"n_layers": 1, "sinusoidal_pos_embds": True}),
     ("DistilBertForSequenceClassification", {"num_labels": 3}),
     ("DistilBertForTokenClassification", {"num_labels": 3}),
-    ("DistilBertForQuestionAnswering", {"activation": "relu"}),
+    ("DistilBertForQuestionAnswering", {"feed_forward": FeedForwardOptions("relu")}),
     ("BertForTokenClassification", {"num_labels": 3}),
     ("BertForQuestionAnswering", {"type_vocab_size": 3}),
     ("LlamaForCausalLM", {}),
@@ -121,7 +128,13 @@ CASES = [
     ("Gemma2ForCausalLM", {**WIDE, "sliding_window": 3}),
     (
         "Gemma2ForCausalLM",
-        {**GROUPED, "head_dim": 4, "sliding_window": 2, "query_pre_attn_scalar": 24, **CAPS},
+        {
+            **GROUPED,
+            "head_dim": 4,
+            "sliding_window": 2,
+            "attention": AttentionOptions(query_scalar=24),
+            **CAPS,
+        },
     ),
     ("Gemma2Model", {**WIDE, "layer_types": ["sliding_attention"] * 2, "sliding_window": 4}),
     (
@@ -432,12 +445,10 @@ def test_a_word_list_of_bert_is_saved_as_they_read_it(torch, transformers, rando
         TransformerConfig(vocab_size=9, d_model=8, d_ff=9, num_heads=2, max_len=7),
         num_encoder_layers=1,
         num_decoder_layers=0,
-        positions="learned",
-        norm_eps=1e-5,
-        embedding_norm=True,
-        scale_embeddings=False,
-        activation="gelu",
-        num_token_types=2,
+        norm=NormOptions(eps=1e-5),
+        embeddings=EmbeddingOptions(norm=True, scale=False, num_types=2),
+        feed_forward=FeedForwardOptions("gelu"),
+        positions=Learned(),
     )
     model = EncoderOnly(config)
     params = random_params(model, np.ones((2, 3), int))

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-from jaxformer.config import TransformerConfig
-from jaxformer.nn.models import EncoderDecoder
 from jaxformer.nn.positions import sinusoidal_positions
+
+from jaxformer.config import FeedForwardOptions, NormOptions, TransformerConfig
+from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 
@@ -94,8 +94,8 @@ def _pair(torch, placement: str, activation: str):
         num_heads=HEADS,
         num_encoder_layers=LAYERS,
         num_decoder_layers=LAYERS,
-        norm_placement=placement,
-        activation=activation,
+        norm=NormOptions(placement=placement),
+        feed_forward=FeedForwardOptions(activation),
     )
     params = {
         "embedding": {"table": table.detach().numpy()},

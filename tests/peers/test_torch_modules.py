@@ -12,7 +12,7 @@ from experiments.torch_reference.torch_modules import (
     transformer,
 )
 from experiments.torch_reference.weight_map import to_jax, to_torch
-from jaxformer.config import TransformerConfig
+from jaxformer.config import FeedForwardOptions, NoPositions, NormOptions, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import Block
@@ -37,8 +37,8 @@ def config(**changes):
         d_model=WIDTH,
         d_ff=HIDDEN,
         num_heads=HEADS,
-        norm_eps=1e-5,
-        positions="none",
+        norm=NormOptions(eps=1e-5),
+        positions=NoPositions(),
         **changes,
     )
 
@@ -159,7 +159,7 @@ def test_encoder_layer_is_our_block(torch, assert_equal, placement, bias, name):
         HEADS,
         HIDDEN,
         dropout=0.0,
-        activation="gelu" if bias else "relu",
+        feed_forward=FeedForwardOptions("gelu" if bias else "relu"),
         batch_first=True,
         norm_first=placement == "pre",
         bias=bias,
@@ -171,7 +171,11 @@ def test_encoder_layer_is_our_block(torch, assert_equal, placement, bias, name):
     x, mask = vectors(0), MASKS[name]
     future, padding = theirs_of(torch, mask)
     expected = module(torch.tensor(x), src_mask=future, src_key_padding_mask=padding)
-    sizes = config(norm_placement=placement, use_bias=bias, activation="gelu" if bias else "relu")
+    sizes = config(
+        norm=NormOptions(placement=placement),
+        feed_forward=FeedForwardOptions("gelu" if bias else "relu"),
+        use_bias=bias,
+    )
     found, _ = Block(sizes).apply({"params": params}, x, mask)
     assert_equal(found, expected.detach())
 
@@ -199,7 +203,7 @@ def test_decoder_layer_is_our_block_with_cross_attention(torch, assert_equal, pl
         settings = {"encoder_kv": kv, "encoder_mask": AttentionMask(padding_mask=VALID)}
         return block(x, AttentionMask(causal=True), **settings)[0]
 
-    block = Block(config(norm_placement=placement), cross=True)
+    block = Block(config(norm=NormOptions(placement=placement)), cross=True)
     assert_equal(block.apply({"params": params}, x, method=run), expected.detach())
 
 
@@ -234,7 +238,7 @@ def test_the_whole_transformer_of_torch_is_ours(torch, assert_equal, norm_first,
     sizes = config(
         num_encoder_layers=2,
         num_decoder_layers=1,
-        norm_placement="pre" if norm_first else "post",
+        norm=NormOptions(placement="pre" if norm_first else "post"),
         use_bias=bias,
     )
     seen = AttentionMask(padding_mask=VALID)

@@ -6,20 +6,23 @@ from dataclasses import asdict, replace
 import jax
 import numpy as np
 import pytest
+from jaxformer.nn.positions import PositionScheme
 
 from jaxformer import TransformerConfig
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import EmbeddingOptions, FeedForwardOptions, NoPositions, NormOptions, Rotary
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.nn.positions import PositionScheme
 from jaxformer.ops.attention import reference, xla
 from jaxformer.pretrained import load, save_pretrained
 from jaxformer.text.tokenizers import train_characters, train_words
 
 SIZES = TransformerConfig(vocab_size=97, d_model=6, d_ff=7, num_heads=2, max_len=13)
-GPT = replace(SIZES, num_decoder_layers=1, positions="rotary", head_dim=4, norm_placement="pre")
+GPT = replace(
+    SIZES, num_decoder_layers=1, norm=NormOptions(placement="pre"), positions=Rotary(), head_dim=4
+)
 TOKENS = np.array([[4, 5, 6, 2, 0], [5, 4, 2, 0, 0]])
 
 
@@ -98,7 +101,7 @@ def test_a_run_of_a_translator_gives_both_tokenizers_and_vocabularies(make_run):
         num_decoder_layers=1,
         vocab_size=target.vocab_size,
         source_vocab_size=source.vocab_size,
-        tied_embeddings="output",
+        embeddings=EmbeddingOptions(tied="output"),
     )
     model = EncoderDecoder(config)
     folder, params = make_run(model, config, {"source": source, "target": target}, TOKENS, TOKENS)
@@ -122,7 +125,7 @@ def test_a_run_keeps_the_parts_that_it_was_trained_with(make_run):
     training = {"block": f"{__name__}:NamedBlock", "attention_fn": f"{__name__}:named_attention"}
     training |= {"position_scheme": f"{__name__}:NamedPositions"}
     folder, _ = make_run(DecoderOnly(config), config, {}, training=training)
-    config = replace(config, positions="none")
+    config = replace(config, positions=NoPositions())
     assert load(folder).model == DecoderOnly(config, named_attention, NamedBlock, NamedPositions)
 
 
@@ -158,13 +161,10 @@ def test_a_folder_of_transformers_is_loaded_too(tmp_path, random_params):
     config = replace(
         GPT,
         vocab_size=words.vocab_size,
-        norm="rms",
-        activation="silu",
-        gated=True,
+        norm=NormOptions("rms", eps=1e-6),
+        feed_forward=FeedForwardOptions("silu", gated=True),
+        embeddings=EmbeddingOptions(scale=False, tied="none"),
         use_bias=False,
-        scale_embeddings=False,
-        tied_embeddings="none",
-        norm_eps=1e-6,
     )
     model = DecoderOnly(config)
     params = random_params(model, TOKENS)

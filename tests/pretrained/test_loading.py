@@ -15,7 +15,20 @@ import pytest
 from flax import linen as nn
 from safetensors.numpy import load_file, save_file
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    Alibi,
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    Linear,
+    Llama3,
+    NormOptions,
+    OutputOptions,
+    Rotary,
+    TransformerConfig,
+    Yarn,
+)
 from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
@@ -35,95 +48,137 @@ GPT2 = TransformerConfig(
     num_heads=5,
     num_decoder_layers=2,
     max_len=11,
-    positions="learned",
-    norm_placement="pre",
-    norm_eps=1e-5,
-    activation="gelu_tanh",
-    tied_embeddings="output",
-    scale_embeddings=False,
+    norm=NormOptions(placement="pre", eps=1e-5),
+    feed_forward=FeedForwardOptions("gelu_tanh"),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
+    positions=Learned(),
 )
 LLAMA = replace(
     GPT2,
     num_heads=6,
-    num_kv_heads=3,
+    attention=AttentionOptions(num_kv_heads=3),
+    norm=NormOptions("rms"),
+    feed_forward=FeedForwardOptions("silu", gated=True),
+    embeddings=EmbeddingOptions(tied="none"),
+    positions=Rotary(base=77.0),
     head_dim=4,
-    positions="rotary",
-    rotary_base=77.0,
-    norm="rms",
-    activation="silu",
-    gated=True,
     use_bias=False,
-    tied_embeddings="none",
 )
 DISTILBERT = replace(
     GPT2,
     num_encoder_layers=2,
     num_decoder_layers=0,
-    norm_placement="post",
-    norm_eps=1e-12,
-    activation="relu",
-    embedding_norm=True,
+    norm=NormOptions(placement="post", eps=1e-12),
+    feed_forward=FeedForwardOptions("relu"),
+    embeddings=EmbeddingOptions(norm=True),
 )
-BERT = replace(DISTILBERT, num_token_types=3, pooler=True, norm_eps=1e-3)
+BERT = replace(
+    DISTILBERT,
+    embeddings=EmbeddingOptions(num_types=3),
+    norm=NormOptions(eps=1e-3),
+    pooler="tanh",
+    pooler=True,
+)
 
-ROBERTA = replace(DISTILBERT, num_token_types=1, norm_eps=1e-3, activation="gelu", pooler=True)
-RECTIFIED = replace(DISTILBERT, pooler=True, pooler_activation="relu")
-PLAIN_BERT, PLAIN_ROBERTA = replace(BERT, pooler=False), replace(ROBERTA, pooler=False)
-LLAMA3 = {"rotary_factor": 8.0, "rotary_low_freq_factor": 0.5, "rotary_original_len": 9}
-QWEN2 = replace(LLAMA, head_dim=None, d_model=12, qkv_bias=True)
-YARN = {"rotary_factor": 8.0, "rotary_original_len": 9, "rotary_beta_fast": 2.0}
-NEOX = replace(GPT2, d_model=20, positions="rotary", rotary_fraction=0.5, parallel_residual=True)
-SCALED = {"scale_embeddings": True, "tied_embeddings": "output"}
+ROBERTA = replace(
+    DISTILBERT,
+    embeddings=EmbeddingOptions(num_types=1),
+    norm=NormOptions(eps=1e-3),
+    feed_forward=FeedForwardOptions("gelu"),
+    pooler="tanh",
+    activation="gelu",
+)
+RECTIFIED = replace(DISTILBERT, pooler="relu")
+PLAIN_BERT, PLAIN_ROBERTA = replace(BERT, pooler="none"), replace(ROBERTA, pooler="none")
+LLAMA3 = {
+    "positions": Rotary(scaling=Linear(factor=8.0, low_freq_factor=0.5, original_len=9)),
+    "rotary_low_freq_factor": 0.5,
+}
+QWEN2 = replace(LLAMA, head_dim=None, d_model=12, attention=AttentionOptions(qkv_bias=True))
+YARN = {
+    "positions": Rotary(scaling=Linear(factor=8.0, original_len=9, beta_fast=2.0)),
+    "rotary_original_len": 9,
+}
+NEOX = replace(
+    GPT2,
+    d_model=20,
+    norm=NormOptions(placement="parallel"),
+    positions=Rotary(fraction=0.5),
+    rotary_fraction=0.5,
+)
+SCALED = {"embeddings": EmbeddingOptions(scale=True, tied="output")}
 GEMMA2 = replace(
     LLAMA,
     **SCALED,
-    activation="gelu_tanh",
-    norm_placement="sandwich",
-    attention_window=3,
-    full_attention_interval=2,
-    query_pre_attn_scalar=24,
-    attention_softcap=5.0,
-    logits_softcap=7.0,
+    feed_forward=FeedForwardOptions("gelu_tanh"),
+    norm=NormOptions(placement="sandwich"),
+    attention=AttentionOptions(window=3, full_every=2, query_scalar=24, softcap=5.0),
+    output=OutputOptions(softcap=7.0),
 )
-UNCAPPED = {"attention_softcap": None, "logits_softcap": None, "full_attention_interval": None}
+UNCAPPED = {
+    "attention": AttentionOptions(softcap=None, full_every=None),
+    "output": OutputOptions(softcap=None),
+    "logits_softcap": None,
+}
 
 MODELS = {
     "gpt2": ("gpt2", DecoderOnly(GPT2)),
-    "gpt2, an output of its own": ("gpt2", DecoderOnly(replace(GPT2, tied_embeddings="none"))),
+    "gpt2, an output of its own": (
+        "gpt2",
+        DecoderOnly(replace(GPT2, embeddings=EmbeddingOptions(tied="none"))),
+    ),
     "gpt2, classes": ("gpt2", Classifier(DecoderOnly(GPT2), 3)),
     "llama": ("llama", DecoderOnly(LLAMA)),
-    "llama, biases": ("llama", DecoderOnly(replace(LLAMA, use_bias=True, num_kv_heads=None))),
-    "llama, tied": ("llama", DecoderOnly(replace(LLAMA, tied_embeddings="output"))),
+    "llama, biases": (
+        "llama",
+        DecoderOnly(replace(LLAMA, use_bias=True, attention=AttentionOptions(num_kv_heads=None))),
+    ),
+    "llama, tied": (
+        "llama",
+        DecoderOnly(replace(LLAMA, embeddings=EmbeddingOptions(tied="output"))),
+    ),
     "llama, classes": ("llama", Classifier(DecoderOnly(LLAMA), 3)),
-    "llama 3.1": ("llama", DecoderOnly(replace(LLAMA, rotary_scaling="llama3", **LLAMA3))),
-    "llama, long": ("llama", DecoderOnly(replace(LLAMA, rotary_scaling="linear", rotary_factor=3))),
-    "llama, yarn": ("llama", DecoderOnly(replace(LLAMA, rotary_scaling="yarn", **YARN))),
-    "mistral": ("mistral", DecoderOnly(replace(LLAMA, attention_window=3))),
+    "llama 3.1": (
+        "llama",
+        DecoderOnly(replace(LLAMA, positions=Rotary(scaling=Llama3()), **LLAMA3)),
+    ),
+    "llama, long": (
+        "llama",
+        DecoderOnly(replace(LLAMA, positions=Rotary(scaling=Linear(factor=3)))),
+    ),
+    "llama, yarn": ("llama", DecoderOnly(replace(LLAMA, positions=Rotary(scaling=Yarn()), **YARN))),
+    "mistral": ("mistral", DecoderOnly(replace(LLAMA, attention=AttentionOptions(window=3)))),
     "qwen2": ("qwen2", DecoderOnly(QWEN2)),
-    "qwen3": ("qwen3", DecoderOnly(replace(LLAMA, query_key_norm=True))),
-    "gemma": ("gemma", DecoderOnly(replace(LLAMA, **SCALED, activation="gelu_tanh"))),
-    "opt": ("opt", DecoderOnly(replace(GPT2, activation="relu"))),
-    "opt, post-norm": ("opt", DecoderOnly(replace(GPT2, norm_placement="post"))),
+    "qwen3": (
+        "qwen3",
+        DecoderOnly(replace(LLAMA, attention=AttentionOptions(query_key_norm=True))),
+    ),
+    "gemma": (
+        "gemma",
+        DecoderOnly(replace(LLAMA, **SCALED, feed_forward=FeedForwardOptions("gelu_tanh"))),
+    ),
+    "opt": ("opt", DecoderOnly(replace(GPT2, feed_forward=FeedForwardOptions("relu")))),
+    "opt, post-norm": ("opt", DecoderOnly(replace(GPT2, norm=NormOptions(placement="post")))),
     "opt, classes": ("opt", Classifier(DecoderOnly(GPT2), 3)),
     "gemma2": ("gemma2", DecoderOnly(GEMMA2)),
     "gemma2, no caps": ("gemma2", DecoderOnly(replace(GEMMA2, **UNCAPPED))),
-    "gpt_neox": ("gpt_neox", DecoderOnly(replace(NEOX, tied_embeddings="none"))),
-    "gpt_neox, tied": ("gpt_neox", DecoderOnly(replace(NEOX, parallel_residual=False))),
+    "gpt_neox": ("gpt_neox", DecoderOnly(replace(NEOX, embeddings=EmbeddingOptions(tied="none")))),
+    "gpt_neox, tied": ("gpt_neox", DecoderOnly(replace(NEOX, norm=NormOptions()))),
     "gpt_neox, classes": ("gpt_neox", Classifier(DecoderOnly(NEOX), 3)),
     "distilbert": ("distilbert", EncoderOnly(DISTILBERT)),
     "distilbert, masked": ("distilbert", MaskedLanguageModel(DISTILBERT)),
     "distilbert, classes": ("distilbert", Classifier(EncoderOnly(RECTIFIED), 3)),
     "distilbert, spans": ("distilbert", SpanPredictor(EncoderOnly(DISTILBERT))),
     "bert": ("bert", EncoderOnly(BERT)),
-    "bert, no pooler": ("bert", EncoderOnly(replace(BERT, pooler=False))),
-    "bert, masked": ("bert", MaskedLanguageModel(replace(BERT, pooler=False))),
+    "bert, no pooler": ("bert", EncoderOnly(replace(BERT, pooler="none"))),
+    "bert, masked": ("bert", MaskedLanguageModel(replace(BERT, pooler="none"))),
     "bert, masked and next": ("bert", MaskedLanguageModel(BERT)),
     "bert, classes": ("bert", Classifier(EncoderOnly(BERT), 3)),
     "bert, token classes": ("bert", TokenClassifier(EncoderOnly(PLAIN_BERT), 3)),
     "bert, spans": ("bert", SpanPredictor(EncoderOnly(PLAIN_BERT))),
     "roberta, token classes": ("roberta", TokenClassifier(EncoderOnly(PLAIN_ROBERTA), 3)),
     "roberta": ("roberta", EncoderOnly(ROBERTA)),
-    "roberta, masked": ("roberta", MaskedLanguageModel(replace(ROBERTA, pooler=False))),
+    "roberta, masked": ("roberta", MaskedLanguageModel(replace(ROBERTA, pooler="none"))),
     "roberta, classes": ("roberta", Classifier(EncoderOnly(ROBERTA), 3)),
     "xlm-roberta, classes": ("xlm-roberta", Classifier(EncoderOnly(ROBERTA), 3)),
 }
@@ -280,7 +335,7 @@ def test_half_numbers_become_float32(folder, dtype):
 def test_every_name_of_an_activation_is_known(folder, theirs):
     path = folder("bert")
     change(path, hidden_act=theirs)
-    assert load_pretrained(path).model.config.activation == ACTIVATIONS[theirs]
+    assert load_pretrained(path).model.config.feed_forward.activation == ACTIVATIONS[theirs]
 
 
 REFUSED = [
@@ -490,7 +545,7 @@ def test_two_names_of_one_tensor_are_refused(folder):
 
 
 def test_a_model_that_nobody_has_is_refused_with_what_each_family_lacks(filled, tmp_path):
-    model = DecoderOnly(replace(GPT2, positions="alibi"))
+    model = DecoderOnly(replace(GPT2, positions=Alibi()))
     _, params = filled("gpt2")
     del params["decoder"]["positions"]
     with pytest.raises(ConfigError, match="gpt2: positions='alibi', but it has 'learned'.*llama"):
@@ -575,7 +630,7 @@ def test_a_pooler_that_no_output_depends_on_is_not_written(filled, tmp_path, nam
     model, params = filled(name)
     pooled = model.copy(backbone=EncoderOnly(BERT))
     pooler = {"kernel": np.ones((10, 10), np.float32), "bias": np.ones(10, np.float32)}
-    backbone = params["backbone"] | {"pooler": pooler}
+    backbone = params["backbone"] | {"pooler": "tanh" if pooler else "none"}
     save_pretrained(tmp_path / "new", pooled, params | {"backbone": backbone})
     loaded = load_pretrained(tmp_path / "new")
     jax.tree.map(np.testing.assert_array_equal, loaded.params, params)

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
+from jaxformer.nn.positions import sinusoidal_positions
 
 import jaxformer as jf
 from experiments.examples.notebooks.toy_language import encode_pairs, sentence_pairs
 from experiments.harness.results import plots
 from jaxformer.nn.layers import Embedding, FeedForward, Norm
-from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.ops.attention import reference
 from jaxformer.text.tokenizers import train_words
 

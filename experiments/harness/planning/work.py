@@ -66,5 +66,5 @@ def _attention(config: TransformerConfig, pairs: int) -> int:
 
 
 def _feed_forward(config: TransformerConfig, positions: int) -> int:
-    matrices = 3 if config.gated else 2
+    matrices = 3 if config.feed_forward.gated else 2
     return 2 * positions * matrices * config.d_model * config.d_ff

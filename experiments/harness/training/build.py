@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from jaxformer.nn.positions import MakePositionScheme
 from jaxtyping import Float
 
 from experiments.harness.cli.config_files import is_own
@@ -24,10 +25,9 @@ from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger, Loggers
 from experiments.harness.training.adapters import with_adapters, with_lora
 from experiments.harness.training.training_config import OptimizerConfig, TrainingConfig
-from jaxformer.config import TransformerConfig
+from jaxformer.config import NoPositions, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, MakeBlock
-from jaxformer.nn.positions import MakePositionScheme
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.text.data import Batches
 from jaxformer.text.tokenizers import Tokenizer
@@ -116,7 +116,7 @@ def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: Trai
     if not training.position_scheme:
         return kind(sizes, build_attention(training), block)
     scheme = resolve(training.position_scheme, "position_scheme")
-    return kind(replace(sizes, positions="none"), build_attention(training), block, scheme)
+    return kind(replace(sizes, positions=NoPositions()), build_attention(training), block, scheme)
 
 
 def build_attention(training: TrainingConfig) -> AttentionFn:

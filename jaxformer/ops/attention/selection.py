@@ -23,7 +23,7 @@ from jaxformer.ops.masks import AttentionMask
 class AttentionFn(Protocol):
     """The signature of every attention function; `jaxformer.ops.attention` describes it.
 
-    With `config.attention_softcap` a function also gets the argument `softcap`, a number.
+    With `config.attention.softcap` a function also gets the argument `softcap`, a number.
 
     >>> def first_key(q, k, v, mask, *, scale, bias=None, dropout=None):  # all weight on key 0
     ...     return jnp.broadcast_to(v[:, :1], (*q.shape[:3], v.shape[3]))
