@@ -19,7 +19,7 @@ from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.nn.stacking import stack_blocks
 from jaxformer.pretrained import Loaded, load_pretrained, load_without_weights
 from jaxformer.pretrained.hf_folder import locate
-from jaxformer.pretrained.model_specs import TRAINING_ONLY
+from jaxformer.pretrained.model_specs import TRAINING_ONLY, dotted_fields, with_fields
 from jaxformer.text import tokenizers
 from jaxformer.training.train_step import TrainState
 
@@ -85,10 +85,10 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
             f"{config.objective!r} learns a {needed.__name__}: choose a preset of the other "
             "objective"
         )
-    kept = {name: getattr(config.model, name) for name in TRAINING_ONLY}
+    kept = {name: dotted_fields(config.model)[name] for name in TRAINING_ONLY}
     return replace(
         config,
-        model=replace(pretrained.model, **kept),
+        model=with_fields(pretrained.model, kept),
         data=replace(config.data, tokenizer=str(folder)),
     )
 

@@ -1,7 +1,8 @@
 """Models as the weight maps see them: the kind of a model and its config."""
 
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import is_dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -43,36 +44,25 @@ _BODIES = {
 POOLERLESS: tuple[Kind, ...] = ("token_classifier", "spans")
 """The kinds of models that do not use the pooler of their encoder."""
 
-# Fields that count only with these values of another field.
-_ONLY_WITH: dict[str, tuple[str, list[Any]]] = {
-    "rotary_base": ("positions", ["rotary"]),
-    "rotary_fraction": ("positions", ["rotary"]),
-    "rotary_scaling": ("positions", ["rotary"]),
-    "rotary_factor": ("rotary_scaling", ["linear", "llama3", "yarn"]),
-    "rotary_low_freq_factor": ("rotary_scaling", ["llama3"]),
-    "rotary_high_freq_factor": ("rotary_scaling", ["llama3"]),
-    "rotary_original_len": ("rotary_scaling", ["llama3", "yarn"]),
-    "rotary_beta_fast": ("rotary_scaling", ["yarn"]),
-    "rotary_beta_slow": ("rotary_scaling", ["yarn"]),
-    "rotary_attention_factor": ("rotary_scaling", ["yarn"]),
-    "pooler_activation": ("pooler", [True]),
-    "sinusoidal_layout": ("positions", ["sinusoidal"]),
-    "sinusoidal_endpoint": ("positions", ["sinusoidal"]),
-    "sinusoidal_offset": ("positions", ["sinusoidal"]),
-    "relative_buckets": ("positions", ["relative"]),
-    "relative_max_distance": ("positions", ["relative"]),
-}
-
 TRAINING_ONLY = (
     "dropout_rate",
-    "attention_dropout_rate",
-    "activation_dropout_rate",
-    "word_dropout_rate",
+    "attention.dropout_rate",
+    "feed_forward.dropout_rate",
+    "embeddings.dropout_rate",
     "initializer",
     "scan_layers",
     "dtype",
 )
 """Fields of the config that do not change what trained weights compute."""
+
+_ENCODER_ONLY = (
+    "num_encoder_layers",
+    "encoder.num_heads",
+    "encoder.d_ff",
+    "embeddings.num_types",
+    "pooler",
+)
+_DECODER_ONLY = ("num_decoder_layers", "attention.window", "attention.full_every")
 
 
 class ModelSpec(NamedTuple):
@@ -94,40 +84,70 @@ class ModelSpec(NamedTuple):
         """The spec itself; for a bare decoder, that of a decoder with tied output."""
         if self.kind != "bare_decoder":
             return self
-        return ModelSpec("decoder", replace(self.config, tied_embeddings="output"))
+        return ModelSpec("decoder", with_fields(self.config, {"embeddings.tied": "output"}))
 
     def effective_fields(self) -> dict[str, Any]:
-        """The fields of the config that change what a model of this kind computes."""
-        config = self.config
-        fields = asdict(config)
-        fields |= {"num_kv_heads": config.kv_heads, "head_dim": config.key_size}
-        fields |= {"value_head_dim": config.value_size, "qkv_bias": config.has_qkv_bias}
-        fields |= {"source_vocab_size": config.source_vocab_size or config.vocab_size}
-        encoder = config.encoder
-        fields |= {"num_encoder_heads": encoder.num_heads, "encoder_d_ff": encoder.d_ff}
-        fields |= {"query_pre_attn_scalar": config.query_divisor}
-        if (config.full_attention_interval or 0) > config.num_decoder_layers:
-            fields["full_attention_interval"] = None
-        unused = [
-            *TRAINING_ONLY,
-            *(["full_attention_interval"] if config.attention_window is None else []),
-            *(x for x, (name, values) in _ONLY_WITH.items() if fields[name] not in values),
-        ]
+        """The fields of the config that change what a model of this kind computes, by dotted name.
+
+        A value of None that stands for a size is that size.
+        """
+        config, attention, encoder = self.config, self.config.attention, self.config.of_encoder
+        fields = dotted_fields(config) | {
+            "head_dim": config.key_size,
+            "value_head_dim": config.value_size,
+            "source_vocab_size": config.source_vocab_size or config.vocab_size,
+            "attention.num_kv_heads": config.kv_heads,
+            "attention.qkv_bias": config.qkv_bias,
+            "attention.query_scalar": attention.query_scalar or config.key_size,
+            "encoder.num_heads": encoder.num_heads,
+            "encoder.d_ff": encoder.d_ff,
+        }
+        if attention.window is None or (attention.full_every or 0) > config.num_decoder_layers:
+            fields["attention.full_every"] = None
+        unused = set(TRAINING_ONLY)
         if self.kind != "encoder_decoder":
             decoder = self.kind.startswith("decoder")
-            unused.append("num_encoder_layers" if decoder else "num_decoder_layers")
-            unused += [
-                "source_vocab_size",
-                *(["pooler", "pooler_activation", "num_token_types"] if decoder else []),
-            ]
-            unused += [] if decoder else ["attention_window", "full_attention_interval"]
             tied = self.kind != "decoder" or config.ties_output
-            fields["tied_embeddings"] = "output" if tied else "none"
-            unused += ["num_encoder_heads", "encoder_d_ff"] if decoder else []
-            if decoder or self.kind in POOLERLESS:
-                unused += ["pooler", "pooler_activation"]
-            unused += ["output_bias"] if self.kind != "decoder" else []
+            fields["embeddings.tied"] = "output" if tied else "none"
+            unused |= {"source_vocab_size", *(_ENCODER_ONLY if decoder else _DECODER_ONLY)}
+            unused |= {"pooler"} if self.kind in POOLERLESS else set()
+            unused |= {"output.bias"} if self.kind != "decoder" else set()
         return {name: value for name, value in fields.items() if name not in unused}
+
+
+def with_fields(config: TransformerConfig, changes: Mapping[str, Any]) -> TransformerConfig:
+    """`config` with other values of fields; a field of a part has a dotted name.
+
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
+    >>> with_fields(config, {"d_ff": 16, "norm.eps": 1e-5}).norm
+    NormOptions(kind='layer', placement='post', eps=1e-05)
+    """
+    values: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name, value in changes.items():
+        part, dot, field = name.partition(".")
+        if dot:
+            parts[part][field] = value
+        else:
+            values[name] = value
+    for part, fields in parts.items():
+        values[part] = replace(values.get(part, getattr(config, part)), **fields)
+    return replace(config, **values)
+
+
+def dotted_fields(config: TransformerConfig) -> dict[str, Any]:
+    """All fields by name, those of parts by dotted name; `positions` is one value.
+
+    >>> dotted_fields(jf.GPT2)["norm.eps"]
+    1e-05
+    """
+    dotted: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if is_dataclass(value) and name != "positions":
+            dotted |= {f"{name}.{field}": x for field, x in vars(value).items()}
+        else:
+            dotted[name] = value
+    return dotted
 
 
 def make_model(spec: ModelSpec, attention_fn: AttentionFn) -> nn.Module:
@@ -162,7 +182,8 @@ def spec_of(model: nn.Module) -> ModelSpec:
         case EncoderDecoder():
             return ModelSpec("encoder_decoder", model.config)
         case MaskedLanguageModel():
-            return ModelSpec("masked_and_next" if model.config.pooler else "masked", model.config)
+            has_next = model.config.pooler != "none"
+            return ModelSpec("masked_and_next" if has_next else "masked", model.config)
         case Classifier(pooling="mean"):
             raise ConfigError(
                 "a Classifier with pooling='mean' cannot be exported, because transformers has "

@@ -10,7 +10,7 @@ from jaxformer.config import check_at_least
 from jaxformer.decoding import GenerationConfig, SamplerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, EnsembleMean, stack_members
-from jaxformer.pretrained.model_specs import TRAINING_ONLY
+from jaxformer.pretrained.model_specs import TRAINING_ONLY, dotted_fields
 from jaxformer.text.minimum_bayes_risk import UtilityName
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -97,13 +97,11 @@ def load_members(
 
 def _check_member(first_folder: Path, first: Any, folder: Path, member: Any) -> None:
     end = f", but the models of an ensemble must agree: leave out {folder}"
-    sizes = first.model.config
-    theirs = member.model.config
-    for field in fields(sizes):
-        ours, other = getattr(sizes, field.name), getattr(theirs, field.name)
-        if field.name not in TRAINING_ONLY and ours != other:
-            names = f"{ours!r} in {first_folder} and {other!r} in {folder}"
-            raise ConfigError(f"model.{field.name} is {names}{end}")
+    theirs = dotted_fields(member.model.config)
+    for name, ours in dotted_fields(first.model.config).items():
+        if name not in TRAINING_ONLY and ours != theirs[name]:
+            names = f"{ours!r} in {first_folder} and {theirs[name]!r} in {folder}"
+            raise ConfigError(f"model.{name} is {names}{end}")
     if type(first.model) is not type(member.model):
         raise ConfigError(f"{first_folder} and {folder} differ in their model{end}")
     for name in ("block", "position_scheme"):

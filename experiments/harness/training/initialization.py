@@ -16,7 +16,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacking import stack_blocks, unstack_blocks
-from jaxformer.pretrained.model_specs import TRAINING_ONLY
+from jaxformer.pretrained.model_specs import TRAINING_ONLY, dotted_fields, with_fields
 from jaxformer.training.lora import without_adapters
 from jaxformer.training.parameters import flatten, map_with_path
 from jaxformer.training.train_step import TrainState
@@ -66,10 +66,10 @@ def with_parent(config: C, experiment: str) -> C:
             refuse_parent("continue_from", run.continue_from)
         return config
     found: Any = run_folder.load_config(parent.folder, type(config))
-    kept = {name: getattr(run.model, name) for name in TRAINING_ONLY}
+    kept = {name: dotted_fields(run.model)[name] for name in TRAINING_ONLY}
     parts = ("model", "block", "position_scheme")
     values = {name: getattr(found.training, name) for name in parts}
-    model, training = replace(found.model, **kept), replace(run.training, **values)
+    model, training = with_fields(found.model, kept), replace(run.training, **values)
     return replace(run, model=model, training=training)
 
 
