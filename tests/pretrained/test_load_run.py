@@ -1,20 +1,27 @@
 """`load`: a run's folder and a folder of `transformers` give model, weights and tokenizers."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 import jax
 import numpy as np
 import pytest
-from jaxformer.nn.positions import PositionScheme
 
 from jaxformer import TransformerConfig
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import EmbeddingOptions, FeedForwardOptions, NoPositions, NormOptions, Rotary
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Llama3,
+    NormOptions,
+    PositionScheme,
+    Rotary,
+)
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.recipe import make_block
 from jaxformer.ops.attention import reference, xla
 from jaxformer.pretrained import load, save_pretrained
 from jaxformer.text.tokenizers import train_characters, train_words
@@ -30,8 +37,15 @@ class NamedBlock(Block):
     """A block with a name of its own."""
 
 
+def named_block(config, cross, attention_fn):
+    return make_block(config, cross, attention_fn, NamedBlock)
+
+
+@dataclass(frozen=True)
 class NamedPositions(PositionScheme):
     """A position scheme with a name of its own."""
+
+    period: int = 1
 
 
 def named_attention(*args, **kwargs):
@@ -46,7 +60,7 @@ def times(factor, params):
 def make_run(tmp_path, random_params):
     """Writes the folder of a run with two checkpoints; gives it and the newer parameters."""
 
-    def make(model, config, tokenizers, *inputs, training=None):
+    def make(model, config, tokenizers, *inputs, training=None, positions=None):
         params = random_params(model, *(inputs or (TOKENS,)))
         folder = tmp_path / "run"
         (folder / "tokenizer").mkdir(parents=True)
@@ -54,6 +68,8 @@ def make_run(tmp_path, random_params):
             tokenizer.save(folder / "tokenizer" / f"{name}.json")
         # what is asked for; the tokenizer has fewer ids
         written = {"model": asdict(replace(config, vocab_size=97)), "training": training or {}}
+        name = type(config.positions).__name__.lower()
+        written["model"]["positions"] = positions or {"type": name}
         (folder / "config.json").write_text(json.dumps(written))
         half, twice = times(0.5, params), times(2.0, params)
         with Checkpoints(folder / "checkpoints") as checkpoints:
@@ -122,11 +138,37 @@ def test_a_run_of_a_masked_model_has_its_head(make_run):
 
 def test_a_run_keeps_the_parts_that_it_was_trained_with(make_run):
     config = replace(GPT, vocab_size=7)
-    training = {"block": f"{__name__}:NamedBlock", "attention_fn": f"{__name__}:named_attention"}
-    training |= {"position_scheme": f"{__name__}:NamedPositions"}
-    folder, _ = make_run(DecoderOnly(config), config, {}, training=training)
-    config = replace(config, positions=NoPositions())
-    assert load(folder).model == DecoderOnly(config, named_attention, NamedBlock, NamedPositions)
+    training = {"block": f"{__name__}:named_block", "attention_fn": f"{__name__}:named_attention"}
+    positions = {"type": f"{__name__}:NamedPositions", "period": 3}
+    folder, _ = make_run(DecoderOnly(config), config, {}, training=training, positions=positions)
+    config = replace(config, positions=NamedPositions(period=3))
+    assert load(folder).model == DecoderOnly(config, named_attention, named_block)
+
+
+def test_positions_of_a_run_are_an_object_with_a_type_or_a_name(make_run):
+    config = replace(GPT, vocab_size=7)
+    llama3 = {"type": "llama3", "factor": 8.0}
+    positions = {"type": "rotary", "base": 1e6, "scaling": llama3}
+    folder, _ = make_run(DecoderOnly(config), config, {}, positions=positions)
+    long = Rotary(base=1e6, scaling=Llama3(factor=8.0))
+    assert load(folder).model.config == replace(config, positions=long)
+    written = json.loads((folder / "config.json").read_text())
+
+    def load_with(positions):
+        model = written["model"] | {"positions": positions}
+        (folder / "config.json").write_text(json.dumps(written | {"model": model}))
+        return load(folder).model.config.positions
+
+    assert load_with("rotary") == Rotary()
+    for wrong, message in (
+        ({"type": "spiral"}, "type='spiral' is not supported: only no_positions, sinusoidal, "),
+        ({"type": "no.such.module:Scheme"}, "trained with positions='no.such.module:Scheme', whi"),
+        ({"base": 1e6}, "type='' is not supported"),
+        ({"type": "rotary", "angle": 3}, "unexpected keyword argument 'angle'"),
+        ([1], "config.json: model: "),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_with(wrong)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import jaxformer as jf
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import load_generation_config, load_pretrained, marian_layout
+from jaxformer.pretrained.model_specs import with_fields
 from jaxformer.text.tokenizers import train_characters
 
 SEARCH = jf.GenerationConfig(
@@ -85,7 +86,7 @@ def test_the_start_token_is_read_as_zero_whatever_its_row(system):
         return np.asarray(model.apply({"params": params}, ids, ids, method="hidden"))
 
     assert np.array_equal(hidden(params), hidden(changed))
-    plain = model.clone(config=replace(model.config, embeddings=jf.EmbeddingOptions(zero_id=None)))
+    plain = model.clone(config=with_fields(model.config, {"embeddings.zero_id": None}))
     zeroed = {**params, "embedding": {"table": changed["embedding"]["table"].copy()}}
     zeroed["embedding"]["table"][1] = 0.0
     np.testing.assert_allclose(
@@ -96,23 +97,20 @@ def test_the_start_token_is_read_as_zero_whatever_its_row(system):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (
-            {"embeddings": jf.EmbeddingOptions(zero_id=None)},
-            "zero_embedding_id=None.*train with .*_id 1",
-        ),
-        ({"output": jf.OutputOptions(bias=False)}, "output_bias=False, but Marian's layout needs"),
-        ({"embeddings": jf.EmbeddingOptions(tied="none")}, "tied_embeddings='none' and"),
+        ({"embeddings.zero_id": None}, "embeddings.zero_id=None.*train with .*_id 1"),
+        ({"output.bias": False}, "output.bias=False, but Marian's layout needs"),
+        ({"embeddings.tied": "none"}, "embeddings.tied='none' and"),
     ],
 )
 def test_another_model_is_refused_with_the_option_that_it_needs(
     changes, message, system, tokenizer
 ):
     model, params = system
-    other = model.clone(config=replace(model.config, **changes))
+    other = model.clone(config=with_fields(model.config, changes))
     with pytest.raises(ConfigError, match=message):
         marian_layout(other, params, tokenizer, SEARCH)
 
 
 def test_an_id_outside_the_vocabulary_is_refused(system):
-    with pytest.raises(ConfigError, match="zero_embedding_id=97, but vocab_size=.* below it"):
-        replace(system[0].config, embeddings=jf.EmbeddingOptions(zero_id=97))
+    with pytest.raises(ConfigError, match="zero_id=97, but vocab_size=.* below it"):
+        with_fields(system[0].config, {"embeddings.zero_id": 97})

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import jax
 import numpy as np
@@ -11,7 +10,6 @@ from safetensors.numpy import load_file, save_file
 
 from jaxformer.config import (
     EmbeddingOptions,
-    EncoderOptions,
     FeedForwardOptions,
     Learned,
     NormOptions,
@@ -25,7 +23,7 @@ from jaxformer.nn.models import EncoderDecoder, EncoderOnly
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import write_config
-from jaxformer.pretrained.model_specs import param_shapes, spec_of
+from jaxformer.pretrained.model_specs import param_shapes, spec_of, with_fields
 
 # Heads of 4 and a width of 16: the square roots that T5's table holds are powers of two.
 T5 = TransformerConfig(
@@ -55,52 +53,51 @@ MARIAN = TransformerConfig(
     output=OutputOptions(bias=True),
     positions=Sinusoidal(layout="halves"),
 )
-BART = replace(
+BART = with_fields(
     MARIAN,
-    feed_forward=FeedForwardOptions("gelu"),
-    embeddings=EmbeddingOptions(norm=True, scale=False),
-    positions=Learned(),
-    embedding_norm=True,
+    {
+        "positions": Learned(),
+        "feed_forward.activation": "gelu",
+        "embeddings.norm": True,
+        "embeddings.scale": False,
+    },
 )
-M2M100 = replace(
+M2M100 = with_fields(
     MARIAN,
-    feed_forward=FeedForwardOptions("relu"),
-    norm=NormOptions(placement="pre"),
-    output=OutputOptions(bias=False),
-    positions=Sinusoidal(endpoint=True, offset=2),
+    {
+        "positions": Sinusoidal("halves", endpoint=True, offset=2),
+        "feed_forward.activation": "relu",
+        "norm.placement": "pre",
+        "output.bias": False,
+    },
 )
-GATED = {"feed_forward": FeedForwardOptions("gelu_tanh", gated=True)}
+GATED = {"feed_forward.activation": "gelu_tanh", "feed_forward.gated": True}
+
+
+def model_of(config, changes):
+    return EncoderDecoder(with_fields(config, changes))
+
+
 MODELS = {
     "t5": ("t5", EncoderDecoder(T5)),
-    "t5 1.1": (
-        "t5",
-        EncoderDecoder(replace(T5, embeddings=EmbeddingOptions(tied="inputs"), **GATED)),
-    ),
-    "t5, heads as wide as the model": ("t5", EncoderDecoder(replace(T5, num_heads=4, **GATED))),
-    "t5's encoder": ("t5", EncoderOnly(replace(T5, feed_forward=FeedForwardOptions("silu")))),
-    "mt5": (
-        "mt5",
-        EncoderDecoder(replace(T5, embeddings=EmbeddingOptions(tied="inputs"), **GATED)),
-    ),
+    "t5 1.1": ("t5", model_of(T5, {"embeddings.tied": "inputs", **GATED})),
+    "t5, heads as wide as the model": ("t5", model_of(T5, {"num_heads": 4, **GATED})),
+    "t5's encoder": ("t5", EncoderOnly(with_fields(T5, {"feed_forward.activation": "silu"}))),
+    "mt5": ("mt5", model_of(T5, {"embeddings.tied": "inputs", **GATED})),
     "mt5, tied": ("mt5", EncoderDecoder(T5)),
     "bart": ("bart", EncoderDecoder(BART)),
-    "mbart": ("mbart", EncoderDecoder(replace(BART, norm=NormOptions(placement="pre")))),
+    "mbart": ("mbart", model_of(BART, {"norm.placement": "pre"})),
     "m2m_100": ("m2m_100", EncoderDecoder(M2M100)),
     "marian": ("marian", EncoderDecoder(MARIAN)),
     "marian, two vocabularies": (
         "marian",
-        EncoderDecoder(
-            replace(MARIAN, embeddings=EmbeddingOptions(tied="output"), source_vocab_size=19)
-        ),
+        model_of(MARIAN, {"embeddings.tied": "output", "source_vocab_size": 19}),
     ),
     "bart, a wider encoder": (
         "bart",
-        EncoderDecoder(replace(BART, encoder=EncoderOptions(num_heads=4, d_ff=19))),
+        model_of(BART, {"encoder.num_heads": 4, "encoder.d_ff": 19}),
     ),
-    "marian, three tables": (
-        "marian",
-        EncoderDecoder(replace(MARIAN, embeddings=EmbeddingOptions(tied="none"))),
-    ),
+    "marian, three tables": ("marian", model_of(MARIAN, {"embeddings.tied": "none"})),
 }
 TOKENS = np.array([[1, 5, 7, 2, 18], [3, 9, 4, 0, 0]])
 
@@ -273,19 +270,17 @@ def test_what_is_not_supported_is_refused_by_its_key(name, changes, message, sav
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"embeddings.tied": "output"}, "t5: embeddings.tied='output', but it has 'all'"),
         (
-            {"embeddings": EmbeddingOptions(tied="output")},
-            "t5: tied_embeddings='output', but it has 'all'",
-        ),
-        (
-            {"feed_forward": FeedForwardOptions("gelu", gated=True)},
+            {"feed_forward.activation": "gelu", "feed_forward.gated": True},
             "t5: gated layers with activation='gelu' are not",
         ),
-        ({"output": OutputOptions(bias=True)}, "t5: output_bias=True, but it has False"),
+        ({"output.bias": True}, "t5: output.bias=True, but it has False"),
+        ({"positions": Learned()}, r"t5: positions=Learned\(\), but it has Relative"),
     ],
 )
 def test_what_t5_does_not_support_is_not_written(changes, message, random_params, tmp_path):
-    model = EncoderDecoder(replace(T5, **changes))
+    model = model_of(T5, changes)
     params = random_params(model, TOKENS, TOKENS)
     with pytest.raises(ConfigError, match=message):
         save_pretrained(tmp_path / "new", model, params)
