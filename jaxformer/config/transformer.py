@@ -1,6 +1,6 @@
 """`TransformerConfig`: the recipe of a model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Literal
 
 from jaxformer.config.checks import check_at_least, check_choices, check_fraction, check_types
@@ -83,6 +83,7 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
+        _check_parts(self)
         check_at_least(self, 1, "vocab_size", "d_model", "d_ff", "num_heads", "max_len")
         check_at_least(self, 1, "source_vocab_size", "head_dim", "value_head_dim")
         check_at_least(self, 0, "num_encoder_layers", "num_decoder_layers")
@@ -129,6 +130,18 @@ class TransformerConfig:
     def qkv_bias(self) -> bool:
         """Whether projections to queries, keys and values have biases."""
         return self.use_bias if self.attention.qkv_bias is None else self.attention.qkv_bias
+
+
+def _check_parts(config: TransformerConfig) -> None:
+    for field in fields(config):
+        value, default = getattr(config, field.name), field.default
+        kind = PositionScheme if field.name == "positions" else type(default)
+        if is_dataclass(default) and not isinstance(value, kind):
+            raise ConfigError(
+                f"{field.name}={value!r} is a {type(value).__name__}, but it must be a "
+                f"{kind.__name__}: give one, such as "
+                f"{'Rotary' if field.name == 'positions' else kind.__name__}()"
+            )
 
 
 def _check_heads(config: TransformerConfig) -> None:

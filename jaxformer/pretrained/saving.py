@@ -15,9 +15,9 @@ from flax.traverse_util import flatten_dict
 from jaxformer import optional_dependencies
 from jaxformer.decoding import GenerationConfig, SamplingConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.nn.recipe import REMAT
 from jaxformer.nn.stacking import unstack_blocks
 from jaxformer.ops.attention import ATTENTION_FNS, AutoAttention, reference
 from jaxformer.pretrained.families import FAMILIES

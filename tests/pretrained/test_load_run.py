@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 import jax
 import numpy as np
 import pytest
-from jaxformer.nn.positions import PositionScheme
 
 from jaxformer import TransformerConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import EmbeddingOptions, FeedForwardOptions, NoPositions, NormOptions, Rotary
+from jaxformer.config.positions import PositionScheme
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel

@@ -30,7 +30,8 @@ from jaxformer.config import (
     Yarn,
 )
 from jaxformer.errors import ConfigError, DataError, MissingExtra
-from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.blocks import Block
+from jaxformer.nn.recipe import REMAT
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.ops.attention import AutoAttention, reference, xla
