@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxformer.nn.positions import sinusoidal_positions
 from jaxtyping import Bool, Float
 
 from experiments.harness import cli
@@ -22,6 +21,7 @@ from experiments.translation import load_run as translation_run
 from experiments.translation.evaluation import pair_batch, scored_text
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import check_at_least
+from jaxformer.config.positions import positional_encoding
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.pipelines.batching import add_special_tokens, pad_with_mask
@@ -54,7 +54,7 @@ class FigureOptions:
 def main(options: FigureOptions) -> None:
     """Writes the picture."""
     if options.kind == "positions":
-        table = sinusoidal_positions(options.length, options.d_model)
+        table = positional_encoding(options.length, options.d_model)
         figure = plots.position_table(np.asarray(table))
     elif options.kind == "masks":
         figure = plots.mask_grid(masks())

@@ -12,6 +12,7 @@ from experiments.harness.runs import run_folder
 from experiments.harness.training import build, initialization
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
+from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
@@ -19,7 +20,7 @@ from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.nn.stacking import stack_blocks
 from jaxformer.pretrained import Loaded, load_pretrained, load_without_weights
 from jaxformer.pretrained.hf_folder import locate
-from jaxformer.pretrained.model_specs import TRAINING_ONLY, dotted_fields, with_fields
+from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
 from jaxformer.training.train_step import TrainState
 

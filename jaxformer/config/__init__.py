@@ -35,7 +35,7 @@ from jaxformer.config.positions import (
     rotate,
 )
 from jaxformer.config.rotary_scaling import Linear, Llama3, NoScaling, Yarn
-from jaxformer.config.transformer import TransformerConfig
+from jaxformer.config.transformer import TransformerConfig, dotted_fields, with_fields
 
 __all__ = [
     "BERT_BASE",
@@ -67,6 +67,8 @@ __all__ = [
     "check_fraction",
     "check_pattern",
     "check_types",
+    "dotted_fields",
     "positional_encoding",
     "rotate",
+    "with_fields",
 ]

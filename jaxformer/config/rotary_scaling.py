@@ -74,7 +74,7 @@ class Llama3(NoScaling):
 
 @dataclass(frozen=True)
 class Yarn(NoScaling):
-    """As `Llama3`, interpolated over the number of the pair, with a magnitude (Peng et al. 2023)."""
+    """As `Llama3`, interpolated over the pair's number, with a magnitude (Peng et al. 2023)."""
 
     factor: float = 1.0
     """How much longer texts may be than in training."""

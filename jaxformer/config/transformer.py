@@ -1,7 +1,8 @@
 """`TransformerConfig`: the recipe of a model."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar
 
 from jaxformer.config.checks import check_at_least, check_choices, check_fraction, check_types
 from jaxformer.config.parts import (
@@ -83,6 +84,7 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
+        _check_parts(self)
         check_at_least(self, 1, "vocab_size", "d_model", "d_ff", "num_heads", "max_len")
         check_at_least(self, 1, "source_vocab_size", "head_dim", "value_head_dim")
         check_at_least(self, 0, "num_encoder_layers", "num_decoder_layers")
@@ -129,6 +131,57 @@ class TransformerConfig:
     def qkv_bias(self) -> bool:
         """Whether projections to queries, keys and values have biases."""
         return self.use_bias if self.attention.qkv_bias is None else self.attention.qkv_bias
+
+
+C = TypeVar("C")
+
+
+def with_fields(config: C, changes: Mapping[str, Any]) -> C:
+    """`config` with other values of fields; a field of a part has a dotted name.
+
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
+    >>> with_fields(config, {"d_ff": 16, "norm.eps": 1e-5}).norm
+    NormOptions(kind='layer', placement='post', eps=1e-05)
+    """
+    old: Any = config
+    values: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        part, dot, field = name.partition(".")
+        if dot:
+            parts.setdefault(part, {})[field] = value
+        else:
+            values[name] = value
+    for part, fields_of_part in parts.items():
+        values[part] = with_fields(values.get(part, getattr(old, part)), fields_of_part)
+    return replace(old, **values)
+
+
+def dotted_fields(config: TransformerConfig) -> dict[str, Any]:
+    """All fields by name, those of parts by dotted name; `positions` is one value.
+
+    >>> dotted_fields(jf.GPT2)["norm.eps"]
+    1e-05
+    """
+    dotted: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if is_dataclass(value) and name != "positions":
+            dotted |= {f"{name}.{field}": x for field, x in vars(value).items()}
+        else:
+            dotted[name] = value
+    return dotted
+
+
+def _check_parts(config: TransformerConfig) -> None:
+    for field in fields(config):
+        value, default = getattr(config, field.name), field.default
+        kind = PositionScheme if field.name == "positions" else type(default)
+        if is_dataclass(default) and not isinstance(value, kind):
+            raise ConfigError(
+                f"{field.name}={value!r} is a {type(value).__name__}, but it must be a "
+                f"{kind.__name__}: give one, such as "
+                f"{'Rotary' if field.name == 'positions' else kind.__name__}()"
+            )
 
 
 def _check_heads(config: TransformerConfig) -> None:

@@ -115,8 +115,8 @@ class Block(nn.Module):
 
         Without `layer_cache` the tokens of `x` attend to each other; with it, to all tokens in it,
         and the first token of `x` has the position `mask.offset`. `rotation` and `bias` are those
-        of the position scheme, for self-attention. `encoder_kv` [B, S, K, H] and `encoder_mask` are for
-        the cross-attention. R is B, or B times the number of beams.
+        of the position scheme, for self-attention. `encoder_kv` [B, S, K, H] and `encoder_mask` are
+        for the cross-attention. R is B, or B times the number of beams.
         """
         mask = AttentionMask() if mask is None else mask
         residual_input = x

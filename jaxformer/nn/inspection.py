@@ -14,8 +14,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import Partial
 
 from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import EncoderDecoder, Model
-from jaxformer.nn.recipe import REMAT, make_block
+from jaxformer.nn.recipe import REMAT
 from jaxformer.nn.stacking import STACKED, unstack_blocks
 from jaxformer.nn.taps import INTERMEDIATES, REPLACEMENTS
 from jaxformer.ops.attention import reference
@@ -128,7 +129,7 @@ def with_attention_weights(model: Any) -> Any:
     >>> name in jf.tap_names(model), name in jf.tap_names(with_attention_weights(model))
     (False, True)
     """
-    block = make_block if model.block in REMAT.values() else model.block
+    block = Block if model.block in REMAT.values() else model.block
     return model.clone(attention_fn=reference, block=block)
 
 

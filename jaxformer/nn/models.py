@@ -11,9 +11,10 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.layers import Embedding, LMHead
-from jaxformer.nn.recipe import MakeBlock, dense_init, make_block, make_embedding, make_lm_head
+from jaxformer.nn.recipe import MakeBlock, dense_init, make_embedding, make_lm_head
 from jaxformer.nn.stack import ScannedStack, Stack
 from jaxformer.nn.taps import tap
 from jaxformer.ops.attention import AttentionFn, reference
@@ -27,7 +28,7 @@ class Model(nn.Module):
 
     config: TransformerConfig
     attention_fn: AttentionFn = reference
-    block: MakeBlock = make_block
+    block: MakeBlock = Block
 
     def stack(
         self, num_layers: int, cross: bool = False, config: TransformerConfig | None = None

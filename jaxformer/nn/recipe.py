@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,32 +16,43 @@ from jaxformer.ops.attention import AttentionFn
 from jaxformer.ops.attention.spec import FLASH_RESIDUALS
 from jaxformer.ops.beam_cache import FoldBeams
 
-MakeBlock = Callable[[TransformerConfig, bool, AttentionFn], nn.Module]
-"""block(config, cross, attention_fn) -> a module that is called as `Block` is."""
+MakeBlock = Callable[..., nn.Module]
+"""block(**fields) -> a module that is called as `Block` is, from the fields of `Block`."""
+
+
+@dataclass(frozen=True)
+class Remat:
+    """`Block` whose backward pass recomputes what `policy` does not save; None saves nothing."""
+
+    policy: Callable[..., bool] | None = None
+
+    def __call__(self, *, in_scan: bool = False, **fields: Any) -> nn.Module:
+        """The block."""
+        # In a loop XLA cannot merge the two computations, so nothing has to prevent it.
+        return nn.remat(Block, policy=self.policy, prevent_cse=not in_scan)(**fields)
 
 
 def make_block(
-    config: TransformerConfig,
-    cross: bool,
-    attention_fn: AttentionFn,
-    block: Callable[..., nn.Module] = Block,
+    config: TransformerConfig, cross: bool, attention_fn: AttentionFn, block: MakeBlock = Block
 ) -> nn.Module:
     """A `block` of the stack of `config`, with cross-attention if `cross`."""
+    if isinstance(block, Remat):
+        block = partial(block, in_scan=config.scan_layers)
     return block(
-        config.num_heads,
-        config.d_ff,
-        cross,
-        config.head_dim,
-        config.value_head_dim,
-        config.dropout_rate,
-        config.norm,
-        config.attention,
-        config.feed_forward,
-        config.use_bias,
-        FoldBeams(attention_fn),
-        dense_init(config),
-        residual_init(config),
-        config.dtype,
+        num_heads=config.num_heads,
+        d_ff=config.d_ff,
+        cross=cross,
+        head_dim=config.head_dim,
+        value_head_dim=config.value_head_dim,
+        dropout_rate=config.dropout_rate,
+        norm_options=config.norm,
+        attention_options=config.attention,
+        feed_forward_options=config.feed_forward,
+        use_bias=config.use_bias,
+        attention_fn=FoldBeams(attention_fn),
+        kernel_init=dense_init(config),
+        out_init=residual_init(config),
+        dtype=config.dtype,
     )
 
 
@@ -88,9 +101,7 @@ def table_init(config: TransformerConfig) -> Initializer:
     return nn.initializers.normal(deviation)
 
 
-def _recompute_attention(
-    config: TransformerConfig, cross: bool, attention_fn: AttentionFn
-) -> nn.Module:
+def _recompute_attention(*, attention_fn: AttentionFn, **fields: Any) -> nn.Module:
     """A `Block` that keeps only the inputs and outputs of its attention functions."""
 
     def recomputed(q, k, v, mask, *, scale, bias=None, dropout=None, **options):
@@ -99,7 +110,7 @@ def _recompute_attention(
 
         return jax.checkpoint(attend)(q, k, v, bias)
 
-    return make_block(config, cross, recomputed)
+    return Block(attention_fn=recomputed, **fields)
 
 
 def _is_matmul_with_weights(primitive: Any, *_: Any, **params: Any) -> bool:
@@ -114,21 +125,12 @@ def _is_matmul_with_weights(primitive: Any, *_: Any, **params: Any) -> bool:
     return len(batch) <= 1
 
 
-def _remat(policy: Callable[..., bool] | None = None) -> MakeBlock:
-    def make(config: TransformerConfig, cross: bool, attention_fn: AttentionFn) -> nn.Module:
-        # In a loop XLA cannot merge the two computations, so nothing has to prevent it.
-        block = nn.remat(Block, policy=policy, prevent_cse=not config.scan_layers)
-        return make_block(config, cross, attention_fn, block)
-
-    return make
-
-
 REMAT: dict[str, MakeBlock] = {
-    "none": make_block,
+    "none": Block,
     "attention": _recompute_attention,
-    "matmuls": _remat(_is_matmul_with_weights),
-    "all_but_attention": _remat(jax.checkpoint_policies.save_only_these_names(FLASH_RESIDUALS)),
-    "blocks": _remat(),
+    "matmuls": Remat(_is_matmul_with_weights),
+    "all_but_attention": Remat(jax.checkpoint_policies.save_only_these_names(FLASH_RESIDUALS)),
+    "blocks": Remat(),
 }
 """Blocks by what the backward pass recomputes (Chen et al. 2016); the gradient is the same.
 

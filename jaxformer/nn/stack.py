@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config import PositionScheme, Rotation, TransformerConfig
 from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.cache import Cache
 from jaxformer.nn.layers import Dropout, Initializer, Norm
 from jaxformer.nn.recipe import MakeBlock, make_block, make_norm, table_init
@@ -63,7 +64,7 @@ class Positions(nn.Module):
 class Stack(nn.Module):
     """Positions, then `num_layers` blocks one after the other, then a norm unless post-norm.
 
-    `block` makes each block; it is one of `REMAT` or your own, which is called as `Block` is. Taps:
+    `block` makes each block from the fields of `Block`: `Block`, one of `REMAT`, or your own. Taps:
     `input` [R, T, D], embeddings with positions, and `output` [R, T, D].
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
@@ -77,7 +78,7 @@ class Stack(nn.Module):
     num_layers: int
     cross: bool = False
     attention_fn: AttentionFn = reference
-    block: MakeBlock = make_block
+    block: MakeBlock = Block
 
     def setup(self) -> None:
         config = self.config
@@ -95,7 +96,7 @@ class Stack(nn.Module):
             table_init(config),
         )
         self.dropout: Dropout = Dropout(config.dropout_rate, "input")
-        self.set_blocks(partial(self.block, config, self.cross, self.attention_fn))
+        self.set_blocks(partial(make_block, config, self.cross, self.attention_fn, self.block))
         if config.embeddings.norm:
             self.embedding_norm: Norm = make_norm(config)
         if config.norm.placement != "post":
@@ -139,7 +140,11 @@ class Stack(nn.Module):
         x = self.dropout(dropout_rng)(tap(self, "input", x))
         masks = mask, self._with_window(mask)
         if cache is not None:
-            masks = tuple(cache.mask_of_beams(one, x.shape[1]) for one in masks)
+            full, windowed = masks
+            masks = (
+                cache.mask_of_beams(full, x.shape[1]),
+                cache.mask_of_beams(windowed, x.shape[1]),
+            )
             bias = cache.bias_of_beams(bias)
         apply_block = partial(
             _apply_block,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import TransformerConfig, with_fields
 from jaxformer.errors import ConfigError, DataError, shorten
-from jaxformer.pretrained.model_specs import Kind, ModelSpec, with_fields
+from jaxformer.pretrained.model_specs import Kind, ModelSpec
 from jaxformer.pretrained.weight_map import Entry, WeightMap, entry, linear, zero_entry
 
 ACTIVATIONS = {

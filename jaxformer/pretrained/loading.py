@@ -18,9 +18,9 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import Strategy
 from jaxformer.errors import CheckpointError, ConfigError, DataError
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, Model
-from jaxformer.nn.recipe import make_block
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, reference
 from jaxformer.pretrained import families
 from jaxformer.pretrained.family import Family, canonical_names, parse_number, read_config
@@ -293,7 +293,7 @@ def _load_run(
     sizes = replace(sizes, dtype=dtype or sizes.dtype)
     attend = attention_fn or _attention_fn(training.get("attention_fn", "reference"))
     named = training.get("block")
-    block = _import_named(named, "block") if named else make_block
+    block = _import_named(named, "block") if named else Block
     own, kind = training.get("model"), _kind_of(sizes)
     if own:
         kind = _import_named(own, "model")

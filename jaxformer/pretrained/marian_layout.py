@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxformer.config import with_fields
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.nn.stacking import unstack_blocks
-from jaxformer.pretrained.model_specs import with_fields
 from jaxformer.text.tokenizers import Tokenizer, renumber
 
 _NEVER = -1e4

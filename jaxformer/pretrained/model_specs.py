@@ -1,8 +1,6 @@
 """Models as the weight maps see them: the kind of a model and its config."""
 
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import TransformerConfig, dotted_fields, with_fields
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, Model
@@ -113,41 +111,6 @@ class ModelSpec(NamedTuple):
             unused |= {"pooler"} if self.kind in POOLERLESS else set()
             unused |= {"output.bias"} if self.kind != "decoder" else set()
         return {name: value for name, value in fields.items() if name not in unused}
-
-
-def with_fields(config: TransformerConfig, changes: Mapping[str, Any]) -> TransformerConfig:
-    """`config` with other values of fields; a field of a part has a dotted name.
-
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
-    >>> with_fields(config, {"d_ff": 16, "norm.eps": 1e-5}).norm
-    NormOptions(kind='layer', placement='post', eps=1e-05)
-    """
-    values: dict[str, Any] = {}
-    parts: dict[str, dict[str, Any]] = defaultdict(dict)
-    for name, value in changes.items():
-        part, dot, field = name.partition(".")
-        if dot:
-            parts[part][field] = value
-        else:
-            values[name] = value
-    for part, fields in parts.items():
-        values[part] = replace(values.get(part, getattr(config, part)), **fields)
-    return replace(config, **values)
-
-
-def dotted_fields(config: TransformerConfig) -> dict[str, Any]:
-    """All fields by name, those of parts by dotted name; `positions` is one value.
-
-    >>> dotted_fields(jf.GPT2)["norm.eps"]
-    1e-05
-    """
-    dotted: dict[str, Any] = {}
-    for name, value in vars(config).items():
-        if is_dataclass(value) and name != "positions":
-            dotted |= {f"{name}.{field}": x for field, x in vars(value).items()}
-        else:
-            dotted[name] = value
-    return dotted
 
 
 def make_model(spec: ModelSpec, attention_fn: AttentionFn) -> nn.Module:

@@ -12,6 +12,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from jaxformer import optional_dependencies
+from jaxformer.config import with_fields
 from jaxformer.decoding import GenerationConfig, SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
@@ -28,7 +29,6 @@ from jaxformer.pretrained.model_specs import (
     make_model,
     param_shapes,
     spec_of,
-    with_fields,
 )
 from jaxformer.pretrained.weight_map import to_hf
 from jaxformer.text.tokenizers import Tokenizer, with_template

@@ -12,7 +12,7 @@ from experiments.harness.planning.hlo import Program
 from experiments.harness.planning.targets import devices, parse_target
 from jaxformer import AutoAttention, DecoderOnly, OptimizerConfig, TransformerConfig
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.recipe import REMAT
 from jaxformer.text.data import StreamBatch
 from jaxformer.training import causal_loss, init_train_state, make_optimizer
 

@@ -32,7 +32,7 @@ from experiments.translation import train as translation_train
 from jaxformer.config import AttentionOptions, FeedForwardOptions, TransformerConfig
 from jaxformer.distributed import single
 from jaxformer.errors import ConfigError, MissingExtra
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.recipe import REMAT
 from jaxformer.text.data import (
     MaskedBatch,
     MaskedStream,

@@ -18,8 +18,9 @@ from experiments.harness.training.training_config import Remat, TrainingConfig, 
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import RULES
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import DecoderOnly
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import ATTENTION_FNS, reference, xla
 from jaxformer.ops.masks import AttentionMask
 

@@ -16,14 +16,17 @@ from jaxformer.config import (
     EmbeddingOptions,
     FeedForwardOptions,
     Learned,
+    NoPositions,
     NormOptions,
     Relative,
     Rotary,
+    Sinusoidal,
     TransformerConfig,
 )
 from jaxformer.nn.cache import init_cache
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.ops import attention
+from tests.recipes import with_fields
 
 B, W, S, T, L = 2, 3, 5, 8, 11
 V = 17
@@ -44,23 +47,30 @@ BASE = TransformerConfig(
 
 CHOICES = {
     "family": [EncoderDecoder, DecoderOnly],
-    "positions": ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"],
-    "activation": ["relu", "gelu", "gelu_tanh", "silu"],
-    "num_kv_heads": [None, 2, 1],
-    "tied_embeddings": ["none", "output", "inputs", "all"],
-    "output_bias": [False, True],
-    "norm": ["layer", "rms"],
-    "norm_placement": ["pre", "post", "sandwich"],
-    "gated": [False, True],
+    "positions": [
+        Sinusoidal(),
+        Learned(),
+        Rotary(),
+        Rotary(fraction=0.4),
+        Alibi(),
+        Relative(buckets=6, max_distance=7),
+        NoPositions(),
+    ],
+    "feed_forward.activation": ["relu", "gelu", "gelu_tanh", "silu"],
+    "attention.num_kv_heads": [None, 2, 1],
+    "embeddings.tied": ["none", "output", "inputs", "all"],
+    "output.bias": [False, True],
+    "norm.kind": ["layer", "rms"],
+    "norm.placement": ["pre", "post", "sandwich", "parallel"],
+    "feed_forward.gated": [False, True],
     "use_bias": [True, False],
     "sizes": [{}, {"head_dim": 10, "value_head_dim": 7}],
-    "scale_embeddings": [True, False],
-    "embedding_norm": [False, True],
-    "attention_window": [None, 3],
-    "query_key_norm": [False, True],
-    "rotary_fraction": [1.0, 0.4],
-    "attention_softcap": [None, 1.5],
-    "qkv_bias": [None, True, False],
+    "embeddings.scale": [True, False],
+    "embeddings.norm": [False, True],
+    "attention.window": [None, 3],
+    "attention.query_key_norm": [False, True],
+    "attention.softcap": [None, 1.5],
+    "attention.qkv_bias": [None, True, False],
 }
 
 
@@ -95,12 +105,12 @@ def named(row: tuple[int, ...]) -> dict[str, Any]:
     return {name: CHOICES[name][choice] for name, choice in zip(CHOICES, row, strict=True)}
 
 
-def model_of(row: tuple[int, ...], **changes: Any) -> Any:
+def model_of(row: tuple[int, ...]) -> Any:
     fields = named(row)
     family, sizes = fields.pop("family"), fields.pop("sizes")
-    if fields["tied_embeddings"] in ("none", "output"):
+    if fields["embeddings.tied"] in ("none", "output"):
         sizes = sizes | {"source_vocab_size": 19}
-    return family(replace(BASE, **fields, **sizes, **changes))
+    return family(with_fields(BASE, {"embeddings.tied": "none"} | sizes | fields))
 
 
 def test_every_pair_of_choices_is_tried_together():
@@ -287,7 +297,6 @@ def test_an_encoder_sees_all_but_padding(random_params):
         DEEP,
         embeddings=EmbeddingOptions(norm=True, num_types=2),
         positions=Learned(),
-        embedding_norm=True,
     )
     model = EncoderOnly(config)
     tokens = np.arange(B * T).reshape(B, T)
@@ -303,7 +312,7 @@ def test_an_encoder_sees_all_but_padding(random_params):
     assert np.array_equal(given.reshape(B, T, B, T)[valid], expected[valid])
 
 
-@pytest.mark.parametrize("positions", CHOICES["positions"])
+@pytest.mark.parametrize("positions", CHOICES["positions"], ids=str)
 def test_packed_texts_get_the_logits_they_get_alone(positions, rng, random_params, assert_equal):
     model = DecoderOnly(replace(BASE, positions=positions, norm=NormOptions(placement="pre")))
     long, short = rng.integers(0, V, (2, B, T))
@@ -340,7 +349,7 @@ def test_padding_after_the_target_changes_nothing_before_it(rng, random_params):
 # The cache.
 
 
-@pytest.mark.parametrize("positions", CHOICES["positions"])
+@pytest.mark.parametrize("positions", CHOICES["positions"], ids=str)
 def test_texts_of_different_lengths_end_in_one_slot(positions, rng, random_params, assert_equal):
     """Padding in front is seen by nobody and has no place; each text gets its own logits."""
     model = DecoderOnly(replace(BASE, positions=positions, norm=NormOptions(placement="pre")))

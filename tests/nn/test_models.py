@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from jaxformer.nn.positions import sinusoidal_positions
 
 from jaxformer.config import (
     BERT_BASE,
@@ -25,10 +24,11 @@ from jaxformer.config import (
     Relative,
     TransformerConfig,
 )
+from jaxformer.config.positions import positional_encoding
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.dropout import DropoutRng
 
 B, S, T, V = 2, 5, 7, 17
@@ -237,7 +237,7 @@ class Paper:
 
     def embed(self, tokens, path):
         x = self.params["embedding"]["table"][tokens].astype(np.float64) * math.sqrt(12)
-        return self.drop(f"{path}/input", x + sinusoidal_positions(tokens.shape[1], 12))
+        return self.drop(f"{path}/input", x + positional_encoding(tokens.shape[1], 12))
 
     def attention(self, x, memory, allowed, p, path):
         out = p["out"]["bias"].astype(np.float64)

@@ -35,8 +35,8 @@ from jaxformer.config import (
     Relative,
 )
 from jaxformer.distributed.sharding_rules import RULES, partition_specs
-from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.recipe import REMAT
 from jaxformer.training.parameters import flatten, matrix_mask
 
 B, T, V = 2, 5, 17
@@ -73,7 +73,7 @@ class OwnBlock(Block):
 
     def setup(self):
         super().setup()
-        self.gain = self.param("gain", nn.initializers.ones, (1, 1, self.config.d_model))
+        self.gain = self.param("gain", nn.initializers.ones, (1, 1, 1))
 
     def __call__(self, x, mask, **options):
         x, layer_cache = super().__call__(x, mask, **options)

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from jaxformer.nn.positions import relative_buckets
 from safetensors.numpy import save_file
 
 from jaxformer import load_pretrained, save_pretrained
+from jaxformer.config.positions import relative_buckets
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import EncoderDecoder, EncoderOnly
 from jaxformer.nn.stack import Stack

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jaxformer.nn.positions import sinusoidal_positions
 
 from jaxformer.config import FeedForwardOptions, NormOptions, TransformerConfig
+from jaxformer.config.positions import positional_encoding
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
@@ -107,7 +107,7 @@ def _pair(torch, placement: str, activation: str):
 
 def _torch_logits(torch, peers, table, source, target):
     def embed(tokens):
-        positions = torch.tensor(sinusoidal_positions(tokens.shape[1], WIDTH))
+        positions = torch.tensor(positional_encoding(tokens.shape[1], WIDTH))
         return table[torch.tensor(tokens)] * WIDTH**0.5 + positions
 
     padding = torch.tensor(source == 0)

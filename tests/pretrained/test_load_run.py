@@ -21,7 +21,6 @@ from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.nn.recipe import make_block
 from jaxformer.ops.attention import reference, xla
 from jaxformer.pretrained import load, save_pretrained
 from jaxformer.text.tokenizers import train_characters, train_words
@@ -35,10 +34,6 @@ TOKENS = np.array([[4, 5, 6, 2, 0], [5, 4, 2, 0, 0]])
 
 class NamedBlock(Block):
     """A block with a name of its own."""
-
-
-def named_block(config, cross, attention_fn):
-    return make_block(config, cross, attention_fn, NamedBlock)
 
 
 @dataclass(frozen=True)
@@ -138,11 +133,11 @@ def test_a_run_of_a_masked_model_has_its_head(make_run):
 
 def test_a_run_keeps_the_parts_that_it_was_trained_with(make_run):
     config = replace(GPT, vocab_size=7)
-    training = {"block": f"{__name__}:named_block", "attention_fn": f"{__name__}:named_attention"}
+    training = {"block": f"{__name__}:NamedBlock", "attention_fn": f"{__name__}:named_attention"}
     positions = {"type": f"{__name__}:NamedPositions", "period": 3}
     folder, _ = make_run(DecoderOnly(config), config, {}, training=training, positions=positions)
     config = replace(config, positions=NamedPositions(period=3))
-    assert load(folder).model == DecoderOnly(config, named_attention, named_block)
+    assert load(folder).model == DecoderOnly(config, named_attention, NamedBlock)
 
 
 def test_positions_of_a_run_are_an_object_with_a_type_or_a_name(make_run):

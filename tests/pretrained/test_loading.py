@@ -15,17 +15,26 @@ import pytest
 from flax import linen as nn
 from safetensors.numpy import load_file, save_file
 
-from jaxformer.config import Alibi, Learned, Linear, Llama3, Rotary, TransformerConfig, Yarn
+from jaxformer.config import (
+    Alibi,
+    Learned,
+    Linear,
+    Llama3,
+    Rotary,
+    TransformerConfig,
+    Yarn,
+    with_fields,
+)
 from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.nn.recipe import REMAT, make_block
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import AutoAttention, reference, xla
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import ACTIVATIONS, write_config
-from jaxformer.pretrained.model_specs import param_shapes, spec_of, with_fields
+from jaxformer.pretrained.model_specs import param_shapes, spec_of
 from jaxformer.pretrained.weight_map import linear, scaled
 from jaxformer.text import tokenizers
 
@@ -543,17 +552,13 @@ class DerivedDecoder(DecoderOnly):
     """A decoder that may have methods of its own."""
 
 
-def doubled_block(config, cross, attention_fn):
-    return make_block(config, cross, attention_fn, DoubledBlock)
-
-
 def doubled_attention(*args, **kwargs):
     return 2.0 * reference(*args, **kwargs)
 
 
 @pytest.mark.parametrize(
     "part",
-    [{"block": doubled_block}, {"attention_fn": doubled_attention}],
+    [{"block": DoubledBlock}, {"attention_fn": doubled_attention}],
     ids=lambda part: [*part],
 )
 def test_a_part_of_ones_own_is_never_exported_as_the_usual_one(part, filled, tmp_path):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from jaxformer.config import with_fields
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import load_generation_config, load_pretrained, marian_layout
-from jaxformer.pretrained.model_specs import with_fields
 from jaxformer.text.tokenizers import train_characters
 
 SEARCH = jf.GenerationConfig(

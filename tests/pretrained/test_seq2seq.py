@@ -17,13 +17,14 @@ from jaxformer.config import (
     Relative,
     Sinusoidal,
     TransformerConfig,
+    with_fields,
 )
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder, EncoderOnly
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import write_config
-from jaxformer.pretrained.model_specs import param_shapes, spec_of, with_fields
+from jaxformer.pretrained.model_specs import param_shapes, spec_of
 
 # Heads of 4 and a width of 16: the square roots that T5's table holds are powers of two.
 T5 = TransformerConfig(

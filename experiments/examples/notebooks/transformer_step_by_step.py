@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from jaxformer.nn.positions import sinusoidal_positions
 
 import jaxformer as jf
 from experiments.examples.notebooks.toy_language import encode_pairs, sentence_pairs
 from experiments.harness.results import plots
+from jaxformer.config.positions import positional_encoding
 from jaxformer.nn.layers import Embedding, FeedForward, Norm
 from jaxformer.ops.attention import reference
 from jaxformer.text.tokenizers import train_words
@@ -109,8 +109,8 @@ def positions(length, size):
 
 
 print(positions(5, 3).round(2))
-assert_same(positions(50, D), sinusoidal_positions(50, D))
-plots.position_table(sinusoidal_positions(50, D))
+assert_same(positions(50, D), positional_encoding(50, D))
+plots.position_table(positional_encoding(50, D))
 
 # %% [markdown]
 # The right picture compares positions: near ones are similar, whatever the position is. The paper

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from experiments.harness.runs import checkpoint_selection
-from jaxformer.config import check_at_least
+from jaxformer.config import check_at_least, dotted_fields
 from jaxformer.decoding import GenerationConfig, SamplerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, EnsembleMean, stack_members
-from jaxformer.pretrained.model_specs import TRAINING_ONLY, dotted_fields
+from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text.minimum_bayes_risk import UtilityName
 from jaxformer.text.tokenizers import Tokenizer
 

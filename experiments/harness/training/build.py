@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from jaxformer.nn.positions import MakePositionScheme
 from jaxtyping import Float
 
 from experiments.harness.cli.config_files import is_own
@@ -26,8 +25,9 @@ from experiments.harness.runs.loggers import Logger, Loggers
 from experiments.harness.training.adapters import with_adapters, with_lora
 from experiments.harness.training.training_config import OptimizerConfig, TrainingConfig
 from jaxformer.config import NoPositions, TransformerConfig
+from jaxformer.config.positions import MakePositionScheme
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT, MakeBlock
+from jaxformer.nn.recipe import REMAT, MakeBlock
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.text.data import Batches
 from jaxformer.text.tokenizers import Tokenizer

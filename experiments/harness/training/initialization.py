@@ -13,10 +13,11 @@ from experiments.harness.runs import checkpoint_selection, distributed, run_fold
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacking import stack_blocks, unstack_blocks
-from jaxformer.pretrained.model_specs import TRAINING_ONLY, dotted_fields, with_fields
+from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.training.lora import without_adapters
 from jaxformer.training.parameters import flatten, map_with_path
 from jaxformer.training.train_step import TrainState

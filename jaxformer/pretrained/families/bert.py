@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxformer.config import Learned
+from jaxformer.config import Learned, with_fields
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
     Family,
@@ -15,7 +15,7 @@ from jaxformer.pretrained.family import (
     parse_number,
     unsupported,
 )
-from jaxformer.pretrained.model_specs import POOLERLESS, ModelSpec, with_fields
+from jaxformer.pretrained.model_specs import POOLERLESS, ModelSpec
 from jaxformer.pretrained.weight_map import (
     SAME,
     Entry,

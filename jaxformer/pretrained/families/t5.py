@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from operator import attrgetter
 from typing import Any
 
-from jaxformer.config import Relative, TransformerConfig
+from jaxformer.config import Relative, TransformerConfig, with_fields
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
@@ -15,7 +15,7 @@ from jaxformer.pretrained.family import (
     field,
     parse_number,
 )
-from jaxformer.pretrained.model_specs import ModelSpec, with_fields
+from jaxformer.pretrained.model_specs import ModelSpec
 from jaxformer.pretrained.weight_map import SAME, Entry, dense, entry, linear, norm, scaled
 
 _OUTPUT = "lm_head.weight"

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxformer.nn.positions import alibi_bias
 
 from jaxformer.config import Rotary, TransformerConfig
+from jaxformer.config.positions import alibi_bias
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops import attention
