@@ -24,7 +24,6 @@ from experiments.harness import cli
 from jaxformer import optional_dependencies
 from jaxformer.config import (
     TRANSFORMER_BASE,
-    EmbeddingOptions,
     FeedForwardOptions,
     NormOptions,
     OutputOptions,
@@ -54,7 +53,6 @@ MARIAN_BASE = TransformerConfig(
     feed_forward=FeedForwardOptions("silu"),
     norm=NormOptions(eps=1e-5),
     output=OutputOptions(bias=True),
-    embeddings=EmbeddingOptions(tied="all"),
     positions=Sinusoidal(layout="halves"),
 )
 """The base size in Marian's layout."""

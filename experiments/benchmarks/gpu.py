@@ -72,9 +72,9 @@ GPT_1_3B = replace(
     d_ff=8_192,
     num_heads=16,
     num_decoder_layers=24,
-    norm=NormOptions("layer"),
+    norm=NormOptions(placement="pre"),
     feed_forward=FeedForwardOptions("gelu_tanh"),
-    embeddings=EmbeddingOptions(tied="output", norm=False),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
     output=OutputOptions(bias=False),
     use_bias=False,
 )

@@ -109,7 +109,7 @@ class LanguageConfig(RunConfig):
         _check_batch(self)
         model, data = self.model, self.data
         if data.next_sentence and not (
-            self.objective == "masked" and model.pooler and model.embeddings.num_types > 1
+            self.objective == "masked" and model.pooler != "none" and model.embeddings.num_types > 1
         ):
             raise ConfigError(
                 "next_sentence=True needs objective='masked', a pooler and two token types, but "
@@ -243,7 +243,7 @@ wikitext2 = LanguageConfig(
         d_model=256,
         d_ff=704,
         attention=AttentionOptions(query_key_norm=True, dropout_rate=0.0),
-        embeddings=EmbeddingOptions(tied="output"),
+        embeddings=replace(python_stdlib.model.embeddings, tied="output"),
         max_len=256,
         dropout_rate=0.1,
     ),
@@ -339,7 +339,7 @@ bert_tiny = LanguageConfig(
         num_heads=2,
         num_encoder_layers=2,
         max_len=128,
-        embeddings=EmbeddingOptions(num_types=0),
+        embeddings=replace(BERT_BASE.embeddings, num_types=0),
         attention=AttentionOptions(dropout_rate=0.0),
         pooler="none",
         dropout_rate=0.0,

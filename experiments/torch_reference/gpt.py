@@ -11,36 +11,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiments.torch_reference.transformer import PositionWiseFeedForward, check, norm
-from jaxformer.config import (
-    AttentionOptions,
-    EmbeddingOptions,
-    FeedForwardOptions,
-    Learned,
-    NormOptions,
-    OutputOptions,
-    TransformerConfig,
-)
+from experiments.torch_reference.transformer import FIXED, PositionWiseFeedForward, check, norm
+from jaxformer.config import Learned, TransformerConfig
 from jaxformer.text.data import StreamBatch
 
-_FIXED = {
-    "norm": NormOptions("layer", placement="pre"),
-    "feed_forward": FeedForwardOptions(gated=False),
-    "embeddings": EmbeddingOptions(tied="output", scale=False, norm=False, dropout_rate=0.0),
-    "output": OutputOptions(bias=False, softcap=None),
-    "attention": AttentionOptions(
-        num_kv_heads=None,
-        window=None,
-        query_scalar=None,
-        softcap=None,
-        query_key_norm=False,
-        qkv_bias=None,
-    ),
+_FIXED = FIXED | {
     "positions": Learned(),
+    "norm.placement": "pre",
+    "embeddings.tied": "output",
+    "embeddings.scale": False,
     "initializer": "scaled_normal",
-    "dtype": "float32",
-    "head_dim": None,
-    "value_head_dim": None,
 }
 
 

@@ -26,7 +26,7 @@ from experiments.torch_reference.weight_map import (
 )
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.layers import Norm
+from jaxformer.nn.recipe import make_norm
 from jaxformer.nn.stack import Stack
 from jaxformer.ops.masks import AttentionMask
 
@@ -37,7 +37,7 @@ class Transformer(nn.Module):
     """`torch.nn.Transformer` made of our modules: vectors in and out, a norm after each stack.
 
     torch applies a final norm also with post-norm; the paper and `EncoderDecoder` do not.
-    `config.positions` must be "none" to give the same function.
+    `config.positions` must be `NoPositions()` to give the same function.
     """
 
     config: TransformerConfig
@@ -47,8 +47,8 @@ class Transformer(nn.Module):
         self.encoder = Stack(config, config.num_encoder_layers)
         self.decoder = Stack(config, config.num_decoder_layers, cross=True)
         if config.norm.placement == "post":
-            self.encoder_norm = Norm(config)
-            self.decoder_norm = Norm(config)
+            self.encoder_norm = make_norm(config)
+            self.decoder_norm = make_norm(config)
 
     def __call__(
         self,

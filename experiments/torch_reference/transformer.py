@@ -6,45 +6,44 @@ The same function as `jaxformer.nn.models.EncoderDecoder` of the same configurat
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from jaxformer.config import (
-    AttentionOptions,
-    EmbeddingOptions,
-    EncoderOptions,
-    FeedForwardOptions,
-    NormOptions,
-    OutputOptions,
-    Sinusoidal,
-    TransformerConfig,
-)
+from jaxformer.config import EncoderOptions, Sinusoidal, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
 
-_FIXED = {
-    "norm": NormOptions("layer"),
-    "feed_forward": FeedForwardOptions(gated=False),
-    "embeddings": EmbeddingOptions(tied="all", scale=True, norm=False, dropout_rate=0.0),
-    "output": OutputOptions(bias=False, softcap=None),
-    "attention": AttentionOptions(
-        num_kv_heads=None,
-        window=None,
-        query_scalar=None,
-        softcap=None,
-        query_key_norm=False,
-        qkv_bias=None,
-    ),
-    "encoder": EncoderOptions(num_heads=None, d_ff=None),
-    "positions": Sinusoidal(layout="interleaved", endpoint=False, offset=0),
-    "initializer": "xavier",
+FIXED: dict[str, Any] = {
+    "norm.kind": "layer",
+    "attention.num_kv_heads": None,
+    "attention.window": None,
+    "attention.query_scalar": None,
+    "attention.softcap": None,
+    "attention.query_key_norm": False,
+    "attention.qkv_bias": None,
+    "feed_forward.gated": False,
+    "embeddings.norm": False,
+    "embeddings.zero_id": None,
+    "embeddings.dropout_rate": 0.0,
+    "output.bias": False,
+    "output.softcap": None,
     "dtype": "float32",
     "head_dim": None,
     "value_head_dim": None,
+}
+"""The choices that the reference models do not offer."""
+
+_FIXED = FIXED | {
+    "positions": Sinusoidal(),
+    "embeddings.tied": "all",
+    "embeddings.scale": True,
+    "encoder": EncoderOptions(),
+    "initializer": "xavier",
 }
 
 
@@ -94,13 +93,13 @@ def norm(config: TransformerConfig) -> nn.LayerNorm:
 
 def check(config: TransformerConfig, fixed: Mapping[str, Any], preset: str) -> None:
     """Raises `ConfigError` for a field that differs from `fixed`; `preset` names a valid one."""
-    if config.norm.placement == "sandwich":
+    if config.norm.placement not in ("pre", "post"):
         raise ConfigError(
-            "norm_placement='sandwich' is not supported by the PyTorch reference: give 'pre' or "
-            "'post'"
+            f"norm.placement={config.norm.placement!r} is not supported by the PyTorch reference: "
+            "give 'pre' or 'post'"
         )
     for name, needed in fixed.items():
-        value = getattr(config, name)
+        value = attrgetter(name)(config)
         if value != needed:
             raise ConfigError(
                 f"{name}={value!r} is not supported by the PyTorch reference: give "

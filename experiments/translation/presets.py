@@ -8,7 +8,6 @@ from experiments.harness.training.training_config import OptimizerConfig, RunCon
 from jaxformer.config import (
     TRANSFORMER_BASE,
     TRANSFORMER_BIG,
-    EmbeddingOptions,
     NormOptions,
     OutputOptions,
     Rotary,
@@ -187,7 +186,11 @@ multi30k_lower = replace(
     multi30k_tiny,
     name="multi30k_lower",
     model=replace(
-        _TINY, vocab_size=8_000, norm=NormOptions("rms"), positions=Rotary(), use_bias=False
+        _TINY,
+        vocab_size=8_000,
+        norm=replace(_TINY.norm, kind="rms"),
+        positions=Rotary(),
+        use_bias=False,
     ),
     data=DataConfig("multi30k", lowercase=True, batch_tokens=2_048),
     optimizer=replace(multi30k_tiny.optimizer, name="muon", total_steps=10_000),
@@ -240,9 +243,9 @@ def _marian(config: TranslationConfig) -> TranslationConfig:
     """`config` with Marian's model and the search of CTranslate2; `export` writes such a run."""
     model = replace(
         config.model,
-        norm=NormOptions(placement="post", eps=1e-5),
+        norm=replace(config.model.norm, placement="post", eps=1e-5),
         output=OutputOptions(bias=True),
-        embeddings=EmbeddingOptions(zero_id=BOS),
+        embeddings=replace(config.model.embeddings, zero_id=BOS),
         positions=Sinusoidal(layout="halves"),
     )
     search = replace(

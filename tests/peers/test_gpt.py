@@ -186,7 +186,7 @@ def test_what_the_reference_lacks_is_refused(torch):
     from experiments.torch_reference.trainer import Trainer
 
     with pytest.raises(
-        ConfigError, match="positions='rotary' is not supported .* give positions='learned'"
+        ConfigError, match=r"positions=Rotary\(.*\) is not supported .* give positions=Learned\(\)"
     ):
         GPT(replace(CONFIG, positions=Rotary()))
     with pytest.raises(ConfigError, match="name='lion' is not supported by the PyTorch ref"):

@@ -17,7 +17,6 @@ from safetensors.numpy import load_file
 
 from experiments.torch_reference import to_safetensors
 from jaxformer.config import (
-    AttentionOptions,
     EmbeddingOptions,
     FeedForwardOptions,
     Learned,
@@ -91,13 +90,13 @@ CASES = [
     ("BertForPreTraining", {"type_vocab_size": 3, "layer_norm_eps": 1e-2}),
     ("BertForSequenceClassification", {"num_labels": 3, "type_vocab_size": 1}),
     ("BertForSequenceClassification", {"num_hidden_layers": 1, "layer_norm_eps": 1e-2}),
-    ("DistilBertModel", {"feed_forward": FeedForwardOptions("relu"), "sinusoidal_pos_embds": True}),
+    ("DistilBertModel", {"activation": "relu", "sinusoidal_pos_embds": True}),
     ("DistilBertForMaskedLM", {}),
-    ("DistilBertForMaskedLM", {"n_layers": 1, "feed_forward": FeedForwardOptions("relu")}),
+    ("DistilBertForMaskedLM", {"n_layers": 1, "activation": "relu"}),
     ("DistilBertForMaskedLM", {"n_layers": 1, "sinusoidal_pos_embds": True}),
     ("DistilBertForSequenceClassification", {"num_labels": 3}),
     ("DistilBertForTokenClassification", {"num_labels": 3}),
-    ("DistilBertForQuestionAnswering", {"feed_forward": FeedForwardOptions("relu")}),
+    ("DistilBertForQuestionAnswering", {"activation": "relu"}),
     ("BertForTokenClassification", {"num_labels": 3}),
     ("BertForQuestionAnswering", {"type_vocab_size": 3}),
     ("LlamaForCausalLM", {}),
@@ -128,13 +127,7 @@ CASES = [
     ("Gemma2ForCausalLM", {**WIDE, "sliding_window": 3}),
     (
         "Gemma2ForCausalLM",
-        {
-            **GROUPED,
-            "head_dim": 4,
-            "sliding_window": 2,
-            "attention": AttentionOptions(query_scalar=24),
-            **CAPS,
-        },
+        {**GROUPED, "head_dim": 4, "sliding_window": 2, "query_pre_attn_scalar": 24, **CAPS},
     ),
     ("Gemma2Model", {**WIDE, "layer_types": ["sliding_attention"] * 2, "sliding_window": 4}),
     (

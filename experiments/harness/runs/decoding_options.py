@@ -104,9 +104,8 @@ def _check_member(first_folder: Path, first: Any, folder: Path, member: Any) -> 
             raise ConfigError(f"model.{name} is {names}{end}")
     if type(first.model) is not type(member.model):
         raise ConfigError(f"{first_folder} and {folder} differ in their model{end}")
-    for name in ("block", "position_scheme"):
-        if getattr(first.model, name, None) != getattr(member.model, name, None):
-            raise ConfigError(f"{first_folder} and {folder} differ in their {name}{end}")
+    if getattr(first.model, "block", None) != getattr(member.model, "block", None):
+        raise ConfigError(f"{first_folder} and {folder} differ in their block{end}")
     for ours, other in zip(first, member, strict=True):
         if isinstance(ours, Tokenizer) and ours.fingerprint != other.fingerprint:
             raise ConfigError(f"{first_folder} and {folder} have different tokenizers{end}")

@@ -55,7 +55,7 @@ def find_run(name: str) -> Parent | None:
 
 
 def with_parent(config: C, experiment: str) -> C:
-    """`config` with the sizes, model, block and position scheme of the run it starts from.
+    """`config` with the sizes, model and block of the run it starts from.
 
     Dropout, dtype and initializer stay those of `config`. Raises `ConfigError` where
     `continue_from` names what is not a run; a run that has begun no longer needs its parent.
@@ -68,7 +68,7 @@ def with_parent(config: C, experiment: str) -> C:
         return config
     found: Any = run_folder.load_config(parent.folder, type(config))
     kept = {name: dotted_fields(run.model)[name] for name in TRAINING_ONLY}
-    parts = ("model", "block", "position_scheme")
+    parts = ("model", "block")
     values = {name: getattr(found.training, name) for name in parts}
     model, training = with_fields(found.model, kept), replace(run.training, **values)
     return replace(run, model=model, training=training)
