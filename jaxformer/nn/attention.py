@@ -127,7 +127,7 @@ class MultiHeadAttention(nn.Module):
     def project(
         self, name: str, x: Float[Array, "..."], features: tuple[int, ...]
     ) -> Float[Array, "..."]:
-        """`x` times the matrix of `name`: to heads, or, where it is "out", from all heads to D."""
+        """The projection `name` of `x`: to heads, or with "out" from all heads to D."""
         is_out = name == "out"
         default = self.kernel_init
         return nn.DenseGeneral(

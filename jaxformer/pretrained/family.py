@@ -185,7 +185,7 @@ def identity(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
 
 
 class Family(NamedTuple):
-    """What is needed to read and write the folders of a `model_type`.
+    """All that reads and writes the folders of a `model_type`.
 
     Tensors have the names that they have in a model with a head.
     """
@@ -197,13 +197,13 @@ class Family(NamedTuple):
     constants: Mapping[str, Any]
     """Fields of our config that all models of the family share; `positions` is one of them."""
     settings: Sequence[Setting]
-    """How the other fields are read and written."""
+    """The readers and writers of the other fields."""
     weight_map: Callable[[ModelSpec, Mapping[str, Any]], WeightMap]
     """A spec and config.json -> the entries of its weight map."""
     prefix: str
-    """What tensor names begin with; the names of a model without a head lack it."""
+    """The beginning of tensor names; the names of a model without a head lack it."""
     head_prefixes: tuple[str, ...]
-    """What names of tensors of heads begin with; these never have `prefix`."""
+    """The beginnings of names of tensors of heads, which never have `prefix`."""
     adapt: Callable[[ModelSpec, Collection[str]], ModelSpec] = identity
     """A spec and the names of a folder's tensors -> the spec of what the folder stores."""
     renamed_endings: Mapping[str, str] = {}

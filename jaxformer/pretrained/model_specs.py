@@ -64,10 +64,10 @@ _DECODER_ONLY = ("num_decoder_layers", "attention.window", "attention.full_every
 
 
 class ModelSpec(NamedTuple):
-    """What defines a model, without the model itself."""
+    """All that defines a model, without the model itself."""
 
     kind: Kind
-    """Which model class, and which heads."""
+    """The model class and its heads."""
     config: TransformerConfig
     """The config of the model, or of a classifier's backbone."""
     classes: int = 0
@@ -186,11 +186,10 @@ def param_shapes(model: nn.Module) -> dict[str, Shape]:
 def check_params(model: nn.Module, params: Mapping[str, Any]) -> None:
     """Raises `ConfigError`, naming the first one, for parameters that are not the model's."""
     leaves: dict[str, Any] = flatten_dict(dict(params), sep="/")
-    given = {path: np.shape(leaf) for path, leaf in leaves.items()}
-    needed = param_shapes(model)
-    for path in sorted(given.keys() | needed.keys()):
-        if given.get(path) != needed.get(path):
+    shapes, needed = {path: np.shape(leaf) for path, leaf in leaves.items()}, param_shapes(model)
+    for path in sorted(shapes.keys() | needed.keys()):
+        if shapes.get(path) != needed.get(path):
             raise ConfigError(
-                f"{path} is {given.get(path, 'absent')} in params, but {needed.get(path, 'absent')}"
-                " in the model: give the params of this model"
+                f"{path} is {shapes.get(path, 'absent')} in params, but "
+                f"{needed.get(path, 'absent')} in the model: give the params of this model"
             )

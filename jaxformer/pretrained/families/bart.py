@@ -39,7 +39,7 @@ _ONE_ROW = Transform(
 )
 
 
-def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
+def weight_map(spec: ModelSpec, config_json: Mapping[str, Any]) -> list[Entry]:
     """The entries of an encoder-decoder.
 
     BART and mBART have learned positions and norms of embeddings, mBART and M2M100 the last norms.
@@ -66,13 +66,13 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
         if config.norm.placement == "pre":
             entries += norm(f"{stack}/final_norm", f"model.{stack}.layer_norm")
         for i in range(layers):
-            entries += _block(
-                f"{stack}/blocks_{i}", f"model.{stack}.layers.{i}", stack == "decoder"
-            )
+            hf = f"model.{stack}.layers.{i}"
+            entries += block(f"{stack}/blocks_{i}", hf, cross=stack == "decoder")
     return entries
 
 
-def _block(jax: str, hf: str, cross: bool) -> list[Entry]:
+def block(jax: str, hf: str, cross: bool = False) -> list[Entry]:
+    """The entries of a block, with cross-attention if `cross`."""
     entries = []
     for part, name in _PARTS.items():
         if part == "attention" or cross:

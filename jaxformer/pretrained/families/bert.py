@@ -32,7 +32,7 @@ class _Names(NamedTuple):
     """The names of tensors that differ between the families."""
 
     prefix: str
-    """What the names of the embeddings, the blocks and the pooler begin with."""
+    """The beginning of the names of the embeddings, the blocks and the pooler."""
     blocks: str
     """The blocks, each followed by its number."""
     parts: tuple[str, ...]
@@ -58,7 +58,7 @@ class _Names(NamedTuple):
     heads: Mapping[str, str] = {"token_classifier": "classifier", "spans": "qa_outputs"}
     """The output layers of the kinds of models with an output for each token."""
     positions: Transform = SAME
-    """How the table of positions is stored."""
+    """The change of form of the table of positions."""
 
 
 def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
@@ -105,15 +105,15 @@ def _block(names: _Names, jax: str, hf: str) -> list[Entry]:
     ]
 
 
-def _adapt(names: _Names, spec: ModelSpec, given: Collection[str]) -> ModelSpec:
+def _adapt(names: _Names, spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
     """`spec` with a pooler if the folder has one that the model's head uses.
 
     Published weights of a masked model also have the head for the next sentence.
     """
     needed = {
-        "encoder": f"{names.pooler}.weight" in given,
+        "encoder": f"{names.pooler}.weight" in tensors,
         "encoder_classifier": True,
-        "masked": f"{names.next_sentence}.weight" in given,
+        "masked": f"{names.next_sentence}.weight" in tensors,
         "masked_and_next": True,
     }
     has_pooler = needed.get(spec.kind, False)

@@ -47,7 +47,7 @@ def _biases(*keys: str) -> Setting:
 
 
 _WINDOW = optional_field("sliding_window", "attention.window", 4096, least=1)
-"""How many tokens a token attends to; null means all."""
+"""The number of tokens that a token attends to; null means all."""
 
 
 def _read_full_attention(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ _LAYER_TYPES = Setting(
         "layer_types": _layer_types(config.num_decoder_layers, config.attention.full_every)
     },
 )
-"""Which layers have a window."""
+"""The layers that have a window."""
 
 # Ours and their names of a block's norms, by the placement.
 _NORMS = {

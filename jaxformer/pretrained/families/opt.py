@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxformer.config import Learned
 from jaxformer.errors import ConfigError
+from jaxformer.pretrained.families.bart import block
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
     Family,
@@ -17,9 +18,7 @@ from jaxformer.pretrained.family import (
     token_layers,
 )
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.weight_map import Entry, attention, dense, entry, norm, rows_after
-
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+from jaxformer.pretrained.weight_map import Entry, entry, norm, rows_after
 
 
 def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
@@ -29,20 +28,10 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
     table = "model.decoder.embed_positions.weight"
     entries += [entry(f"{body}decoder/positions/table", table, rows_after(2))]
     for i in range(config.num_decoder_layers):
-        entries += _block(f"{body}decoder/blocks_{i}", f"model.decoder.layers.{i}")
+        entries += block(f"{body}decoder/blocks_{i}", f"model.decoder.layers.{i}")
     if config.norm.placement == "pre":
         entries += norm(f"{body}decoder/final_norm", "model.decoder.final_layer_norm")
     return entries
-
-
-def _block(jax: str, hf: str) -> list[Entry]:
-    return [
-        *norm(f"{jax}/attention_norm", f"{hf}.self_attn_layer_norm"),
-        *attention(f"{jax}/attention", f"{hf}.self_attn", _PROJECTIONS),
-        *norm(f"{jax}/feed_forward_norm", f"{hf}.final_layer_norm"),
-        *dense(f"{jax}/feed_forward/up", f"{hf}.fc1"),
-        *dense(f"{jax}/feed_forward/down", f"{hf}.fc2"),
-    ]
 
 
 def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,14 +79,14 @@ def _feed_forward(config: TransformerConfig, jax: str, hf: str) -> list[Entry]:
 
 def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Our fields; `ConfigError` for an unknown activation or keys that disagree."""
-    given = hf.get("feed_forward_proj", "relu" if hf["model_type"] == "t5" else "gated-gelu")
-    gate, _, name = given.rpartition("-") if isinstance(given, str) else ("", "", "")
+    projection = hf.get("feed_forward_proj", "relu" if hf["model_type"] == "t5" else "gated-gelu")
+    gate, _, name = projection.rpartition("-") if isinstance(projection, str) else ("", "", "")
     # gelu in T5 1.1 is the approximation by tanh.
-    name = "gelu_new" if given == "gated-gelu" else name
+    name = "gelu_new" if projection == "gated-gelu" else name
     old = hf.get("dense_act_fn", name), hf.get("is_gated_act", gate == "gated")
     if name not in ACTIVATIONS or gate not in ("", "gated") or old != (name, gate == "gated"):
         raise ConfigError(
-            f"feed_forward_proj={given!r} with dense_act_fn={old[0]!r} and is_gated_act="
+            f"feed_forward_proj={projection!r} with dense_act_fn={old[0]!r} and is_gated_act="
             f"{old[1]!r} is not supported: use one of {', '.join(ACTIVATIONS)}, or "
             "gated-NAME, and make the three agree"
         )
