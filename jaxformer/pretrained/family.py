@@ -271,17 +271,17 @@ def canonical_names(family: Family, names: Iterable[str]) -> dict[str, str]:
     """
     names = list(names)
     bare = not any(name.startswith(family.prefix) for name in names)
-    folder_names: dict[str, str] = {}
+    given_names: dict[str, str] = {}
     for name in names:
         canonical = _with_current_ending(family, name)
         if bare and not canonical.startswith(family.head_prefixes):
             canonical = family.prefix + canonical
         if re.search(family.ignored_tensors, canonical):
             continue
-        if canonical in folder_names:
-            raise DataError(f"{folder_names[canonical]} and {name} are two names of one tensor")
-        folder_names[canonical] = name
-    return folder_names
+        if canonical in given_names:
+            raise DataError(f"{given_names[canonical]} and {name} are two names of one tensor")
+        given_names[canonical] = name
+    return given_names
 
 
 def _with_current_ending(family: Family, name: str) -> str:

@@ -23,7 +23,7 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, Model
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, reference
 from jaxformer.pretrained import families
-from jaxformer.pretrained.family import Family, canonical_names, parse_number, read_config
+from jaxformer.pretrained.family import Family, as_text, canonical_names, parse_number, read_config
 from jaxformer.pretrained.hf_folder import HFFolder, Tensors, check_layers, locate
 from jaxformer.pretrained.model_specs import ModelSpec, check_params, make_model, param_shapes
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
@@ -288,7 +288,7 @@ def _load_run(
     params = _run_params(folder, training)
     try:
         sizes = _with_vocabularies(_from_json(TransformerConfig, config["model"]), params)
-    except (TypeError, ValueError, ConfigError) as error:
+    except (TypeError, ConfigError) as error:
         raise ConfigError(f"{folder / 'config.json'}: model: {error}") from error
     sizes = replace(sizes, dtype=dtype or sizes.dtype)
     attend = attention_fn or _attention_fn(training.get("attention_fn", "reference"))
@@ -314,8 +314,10 @@ def _from_json(kind: Any, value: Any) -> Any:
     classes: list[Any] = [one for one in get_args(kind) or (kind,) if is_dataclass(one)]
     if not classes:
         return value
-    values = {"type": value} if isinstance(value, str) else dict(value)
-    name = values.pop("type", "")
+    values = {"type": value} if isinstance(value, str) else value
+    if not isinstance(values, dict):
+        raise ConfigError(f"{as_text(value)} must be an object, or the name of a class")
+    name = values.get("type", "")
     members = {re.sub(r"\B(?=[A-Z])", "_", one.__name__).lower(): one for one in classes}
     if len(classes) == 1 and not name:
         part = classes[0]
@@ -325,8 +327,8 @@ def _from_json(kind: Any, value: Any) -> Any:
         part = members[name]
     else:
         raise ConfigError(f"type={name!r} is not supported: only {', '.join(members)}")
-    types = get_type_hints(part)
-    return part(**{field: _from_json(types.get(field), x) for field, x in values.items()})
+    types, names = get_type_hints(part), values.keys() - {"type"}
+    return part(**{name: _from_json(types.get(name), values[name]) for name in names})
 
 
 def _kind_of(sizes: TransformerConfig) -> type[Model]:

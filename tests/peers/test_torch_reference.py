@@ -12,6 +12,7 @@ import pytest
 from experiments.torch_reference import compare
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.config import (
+    EmbeddingOptions,
     FeedForwardOptions,
     NormOptions,
     OutputOptions,
@@ -214,6 +215,8 @@ def test_what_the_reference_lacks_is_refused(torch, make_reference):
         Transformer(replace(CONFIG, positions=Sinusoidal(layout="halves")))
     with pytest.raises(ConfigError, match="output.bias=True is not supported .* output.bias=False"):
         Transformer(replace(CONFIG, output=OutputOptions(bias=True)))
+    with pytest.raises(ConfigError, match="embeddings.zero_id=1 is not supported by"):
+        Transformer(replace(CONFIG, embeddings=EmbeddingOptions(zero_id=1)))
     _, reference = make_reference()
     tokens = torch.ones(2, 12, dtype=torch.long)
     with pytest.raises(

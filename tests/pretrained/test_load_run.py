@@ -160,7 +160,7 @@ def test_positions_of_a_run_are_an_object_with_a_type_or_a_name(make_run):
         ({"type": "no.such.module:Scheme"}, "trained with positions='no.such.module:Scheme', whi"),
         ({"base": 1e6}, "type='' is not supported"),
         ({"type": "rotary", "angle": 3}, "unexpected keyword argument 'angle'"),
-        ([1], "config.json: model: "),
+        ([1], r"config.json: model: \[1\] must be an object, or the name of a class"),
     ):
         with pytest.raises(ConfigError, match=message):
             load_with(wrong)

@@ -548,6 +548,10 @@ class DoubledBlock(Block):
         return 2.0 * x, cache
 
 
+class DerivedPositions(Learned):
+    """Positions that may be added in another way."""
+
+
 class DerivedDecoder(DecoderOnly):
     """A decoder that may have methods of its own."""
 
@@ -569,6 +573,9 @@ def test_a_part_of_ones_own_is_never_exported_as_the_usual_one(part, filled, tmp
     classifier = Classifier(model.clone(**part), classes=3)
     with pytest.raises(ConfigError, match=f"has the {name} {value.__name__}"):
         save_pretrained(tmp_path / "new", classifier, {"backbone": params})
+    derived = replace(model.config, positions=DerivedPositions())
+    with pytest.raises(ConfigError, match="gpt2: positions=DerivedPositions"):
+        save_pretrained(tmp_path / "new", DecoderOnly(derived), params)
     with pytest.raises(ConfigError, match="a DerivedDecoder may compute something else"):
         save_pretrained(tmp_path / "new", DerivedDecoder(model.config), params)
     for usual in ({"block": REMAT["matmuls"]}, {"attention_fn": AutoAttention()}):
