@@ -72,7 +72,6 @@ def test_rules_place_the_parameters_of_a_masked_language_model():
         positions=Learned(),
         pooler="tanh",
         max_len=8,
-        num_token_types=2,
     )
     model = heads.MaskedLanguageModel(config)
     placed = specs(model, jnp.ones((2, 3), int))

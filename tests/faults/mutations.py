@@ -145,7 +145,7 @@ def _older(config: dict) -> dict:
     """`config` as it would be without some of its fields."""
     config.pop("compilation_cache_dir")
     config["training"].pop("attention_fn")
-    config["model"].pop("norm_eps")
+    config["model"]["norm"].pop("eps")
     return config
 
 

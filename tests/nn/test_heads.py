@@ -101,7 +101,7 @@ def erf_gelu(x):
 
 def layer_norm(x, params):
     x = x - x.mean(-1, keepdims=True)
-    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + BERT.norm_eps)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + BERT.norm.eps)
     return x * params["scale"] + params["bias"]
 
 

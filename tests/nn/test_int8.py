@@ -1,7 +1,6 @@
 """Weights in 8 bits: the model computed in float with every number rounded, by whole numbers."""
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -203,10 +202,6 @@ def test_a_model_that_does_not_decode_and_parameters_in_float_are_refused(random
 class Squeeze(nn.Module):
     """A block of one's own: a dense layer, a convolution and a matrix under another name."""
 
-    config: TransformerConfig
-    cross: bool
-    attention_fn: Any
-
     @nn.compact
     def __call__(self, x, mask, *, layer_cache=None, **others):
         matrix = self.param("w_in", nn.initializers.lecun_normal(), (26, 26))
@@ -215,7 +210,7 @@ class Squeeze(nn.Module):
 
 
 def test_the_dense_layers_of_a_block_of_ones_own_are_quantized_and_nothing_else(random_params):
-    model = DecoderOnly(replace(GPT, positions=NoPositions()), block=Squeeze)
+    model = DecoderOnly(replace(GPT, positions=NoPositions()), block=lambda **_: Squeeze())
     params = random_params(model, IDS)
     found = quantize(model, params)
     chosen = [path for path, leaf in leaves(found) if isinstance(leaf, QuantizedMatrix)]

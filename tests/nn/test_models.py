@@ -187,7 +187,7 @@ def test_an_encoder_may_have_heads_and_hidden_layers_of_its_own(leaf_shapes):
 
 def test_an_encoder_tells_what_comes_before_from_what_comes_after(rng, random_params):
     """Only the buckets that hold a distance of seven tokens are felt."""
-    config = replace(TINY, positions=Relative(buckets=6, max_distance=12), relative_buckets=6)
+    config = replace(TINY, positions=Relative(buckets=6, max_distance=12))
     tokens = rng.integers(0, V, (B, T))
     model, decoder = EncoderOnly(config), DecoderOnly(config)
 
@@ -410,7 +410,6 @@ def test_a_bfloat16_model_keeps_float32_parameters_and_stays_near(
         TINY,
         norm=NormOptions("rms", placement="pre"),
         feed_forward=FeedForwardOptions("silu", gated=True),
-        gated=True,
     )
     low = replace(config, dtype="bfloat16")
     inputs = [np.arange(B * T).reshape(B, T) % V] * (2 if family is EncoderDecoder else 1)
@@ -527,10 +526,6 @@ def test_each_remat_needs_less_memory_and_changes_nothing_else(family, random_pa
 
 def test_a_block_of_ones_own_takes_the_place_of_ours(random_params, assert_equal):
     class Nothing(nn.Module):
-        config: Any
-        cross: bool
-        attention_fn: Any
-
         def __call__(self, x, mask, *, layer_cache=None, **others):
             return x, layer_cache
 
@@ -539,10 +534,9 @@ def test_a_block_of_ones_own_takes_the_place_of_ours(random_params, assert_equal
         norm=NormOptions(placement="post"),
         embeddings=EmbeddingOptions(scale=False),
         positions=NoPositions(),
-        norm_placement="post",
     )
     tokens = np.arange(B * T).reshape(B, T) % V
-    model = DecoderOnly(config, block=Nothing)
+    model = DecoderOnly(config, block=lambda **_: Nothing())
     params = random_params(model, tokens)
     table = params["embedding"]["table"]
     assert_equal(model.apply({"params": params}, tokens), table[tokens] @ table.T)

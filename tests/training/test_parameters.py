@@ -15,12 +15,16 @@ from jaxformer.config import (
     GPT2,
     TRANSFORMER_BASE,
     TRANSFORMER_BIG,
+    Alibi,
     AttentionOptions,
     EmbeddingOptions,
     FeedForwardOptions,
     Learned,
+    NoPositions,
     NormOptions,
     OutputOptions,
+    Relative,
+    Rotary,
     TransformerConfig,
 )
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
@@ -38,7 +42,7 @@ SMALL = TransformerConfig(
     num_decoder_layers=2,
 )
 OPTIONS = [
-    *({"positions": name} for name in ("learned", "rotary", "alibi", "relative", "none")),
+    *({"positions": x} for x in (Learned(), Rotary(), Alibi(), Relative(), NoPositions())),
     *({"embeddings": EmbeddingOptions(tied=name)} for name in ("none", "output", "inputs")),
     {
         "embeddings": EmbeddingOptions(tied="none"),
@@ -51,13 +55,11 @@ OPTIONS = [
     {
         "norm": NormOptions("rms", placement="pre"),
         "feed_forward": FeedForwardOptions("silu", gated=True),
-        "gated": True,
     },
     {
         "embeddings": EmbeddingOptions(num_types=2, norm=True),
         "positions": Learned(),
         "pooler": "tanh",
-        "embedding_norm": True,
     },
 ]
 CONFIGS = [replace(SMALL, **options) for options in OPTIONS]

@@ -27,8 +27,7 @@ class AttentionFn(Protocol):
 
     >>> def first_key(q, k, v, mask, *, scale, bias=None, dropout=None):  # all weight on key 0
     ...     return jnp.broadcast_to(v[:, :1], (*q.shape[:3], v.shape[3]))
-    >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
-    >>> attention = jf.MultiHeadAttention(config, first_key)
+    >>> attention = jf.MultiHeadAttention(num_heads=2, attention_fn=first_key)
     >>> x = jax.random.normal(jax.random.key(0), (2, 3, 8))
     >>> out, _ = attention.init_with_output(jax.random.key(1), x)
     >>> bool((out[:, 1] == out[:, 0]).all())
