@@ -1,4 +1,4 @@
-"""Command line: presets, configuration files, options, exit codes, values by name."""
+"""Command line: presets, configuration files, options, exit codes, values by name, the screen."""
 
 from experiments.harness.cli.command_line import (
     exit_code,
@@ -8,5 +8,16 @@ from experiments.harness.cli.command_line import (
     sentence,
     start,
 )
+from experiments.harness.cli.named_values import import_by_name, is_import_name, name_of
 
-__all__ = ["exit_code", "parse", "run", "say", "sentence", "start"]
+__all__ = [
+    "exit_code",
+    "import_by_name",
+    "is_import_name",
+    "name_of",
+    "parse",
+    "run",
+    "say",
+    "sentence",
+    "start",
+]

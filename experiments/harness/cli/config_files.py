@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import enum
 import json
-import re
 import tomllib
 import types
 import typing
@@ -15,13 +14,6 @@ from typing import Any, Literal, TypeVar
 from jaxformer.errors import ConfigError
 
 T = TypeVar("T")
-
-_OWN = re.compile(r"(?!(?:hf|sacrebleu):)[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-
-
-def is_own(name: str) -> bool:
-    """Whether `name` has the form package.module:name, which no built-in name has."""
-    return _OWN.fullmatch(name) is not None
 
 
 def split_step(name: str) -> tuple[Path, str]:

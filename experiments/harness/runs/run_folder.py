@@ -111,7 +111,7 @@ def refuse_differences(stored: dict, given: dict, folder: Path, may_differ: Iter
     wrong = []
     for field in sorted(before.keys() | now.keys()):
         pair = before.get(field, "absent"), now.get(field, "absent")
-        own = any(config_files.is_own(text.strip('"')) for text in pair)
+        own = any(cli.is_import_name(text.strip('"')) for text in pair)
         if pair[0] != pair[1] and (own or not f"{field}.".startswith(free)):
             wrong.append(f"{field} is {pair[0]} there but {pair[1]} here")
     if wrong:
