@@ -97,6 +97,16 @@ def test_a_start_lasted_until_the_last_line_that_it_logged(tmp_path):
     assert json.loads((folder / "env.json").read_text())["earlier"][0]["seconds"] == 29
 
 
+@pytest.mark.parametrize("time", ["2026-11-24T0\x118:10:58", "99999", 7, None, [3]])
+def test_a_start_whose_time_is_damaged_has_no_length(tmp_path, time):
+    open_run(tmp_path, "translation", "tiny", CONFIG).log(1, loss=2.0)
+    path = tmp_path / "translation" / "tiny" / "env.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"time": time}))
+    open_run(tmp_path, "translation", "tiny", CONFIG)
+    (earlier,) = json.loads(path.read_text())["earlier"]
+    assert earlier["time"] == time and "seconds" not in earlier
+
+
 def begin_run(root):
     folder = open_run(root, "translation", "tiny", CONFIG).folder
     (folder / "checkpoints" / "7").mkdir(parents=True)

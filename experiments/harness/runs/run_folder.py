@@ -280,11 +280,13 @@ def _write_environment(path: Path) -> None:
 
 
 def _seconds(before: dict, path: Path) -> dict[str, float]:
-    metrics = path.with_name("metrics.jsonl")
-    if "time" not in before or not metrics.exists():
-        return {}
-    started = datetime.datetime.fromisoformat(before["time"]).timestamp()
-    return {"seconds": max(0.0, round(metrics.stat().st_mtime - started))}
+    """The length of the start `before`, where its time and a line of metrics are there."""
+    try:
+        started = datetime.datetime.fromisoformat(before["time"]).timestamp()
+        ended = path.with_name("metrics.jsonl").stat().st_mtime
+    except (LookupError, TypeError, ValueError, OverflowError, FileNotFoundError):
+        return {}  # a damaged time costs this number, and not the run
+    return {"seconds": max(0.0, round(ended - started))}
 
 
 def _earlier(before: dict, path: Path) -> list:

@@ -204,6 +204,7 @@ class RunConfig:
     """Number of this process, from 0, given with --coordinator only."""
 
     def __post_init__(self):
+        check_choices(self)
         distributed.check(self)
         if "://" in self.runs:
             raise ConfigError(
