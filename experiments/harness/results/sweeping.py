@@ -188,20 +188,20 @@ def _shared_caches(config: Any) -> dict[str, str]:
 
 def _type_of(config: Any, field: str) -> Any:
     """The type of the setting `field` of `config`; `ConfigError` where there is none."""
-    known = config_files.flat(config_files.plain(config))
+    known = config_files.settings(config)
     if field not in known:
-        hint = suggestion(f"--{field}", [f"--{name}" for name in known]).replace("--", "")
+        hint = suggestion(field, [*known]).replace("--", "")
         raise ConfigError(f"there is no setting {field}: {hint}")
-    return config_files.type_of(type(config), field)
+    return known[field]
 
 
 def _read(kind: Any, field: str, text: str) -> Any:
     """`text` as a value of the type `kind`: a number or the like, or the text itself."""
     try:
         value = _CONSTANTS[text] if text in _CONSTANTS else json.loads(text)
-        return config_files.plain(config_files.build(kind, value, field))
+        return config_files.plain(config_files.build(kind, value, field), kind)
     except (ValueError, ConfigError):
-        return config_files.plain(config_files.build(kind, text, field))
+        return config_files.plain(config_files.build(kind, text, field), kind)
 
 
 def _word(value: Any) -> str:
