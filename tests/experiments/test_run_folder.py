@@ -72,7 +72,7 @@ def test_a_config_read_back_is_the_config_written(tmp_path):
     assert load_config(run.folder, Train) == CONFIG
     text = (run.folder / "config.json").read_text()
     assert list(json.loads(text)) == sorted(as_json(CONFIG))
-    assert json.loads(text)["schedule"] == {"final": 0.25, "warmup": 100}
+    assert json.loads(text)["schedule"] == {"final": 0.25, "type": "cosine", "warmup": 100}
 
 
 def test_the_surroundings_are_written_down_and_those_of_earlier_starts_kept(tmp_path):
