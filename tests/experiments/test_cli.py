@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files
-from experiments.harness.cli.option_hints import suggestion
+from experiments.harness.cli import config_files, suggestion
 from jaxformer import optional_dependencies
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged

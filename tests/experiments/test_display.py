@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.harness.cli import display
-from experiments.harness.cli.terminal_drawing import curve, heat_map
+from experiments.harness.cli import curve, display, heat_map
 from experiments.harness.training import training_view
 from experiments.harness.training.training_view import Sample, Thinned, View
 

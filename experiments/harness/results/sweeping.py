@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files, display
-from experiments.harness.cli.option_hints import suggestion
+from experiments.harness.cli import config_files, display, suggestion
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from jaxformer.checkpoint.steps import lock
