@@ -54,7 +54,7 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
             "not fit its weights: put the run's own back"
         )
     model = build_model(config, sized(config, tokenizer))
-    params = checkpoint_selection.load(folder, model, config.training, options)
+    params = checkpoint_selection.load(folder, config.training, options, model)
     return LoadedRun(config, model, params, tokenizer)
 
 

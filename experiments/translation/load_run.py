@@ -50,7 +50,7 @@ def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
     config = run_folder.load_config(folder, TranslationConfig)
     source, target = load_tokenizers(folder)
     model = build_model(config, sized(config.model, source, target))
-    params = checkpoint_selection.load(folder, model, config.training, options)
+    params = checkpoint_selection.load(folder, config.training, options, model)
     return LoadedRun(config, model, params, source, target)
 
 

@@ -23,10 +23,10 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import Encoder
 from jaxformer.nn.heads import Classifier, SpanPredictor, TokenClassifier
 from jaxformer.nn.layers import Norm
-from jaxformer.nn.positions import PositionScheme
-from jaxformer.nn.stack import Stack
+from jaxformer.nn.stack import Positions, Stack
 from jaxformer.ops.attention import AutoAttention, reference
 
 INPUT, OUTPUT = "input", "output"
@@ -36,6 +36,7 @@ FEATURES = {"embed", "heads", "kv_heads", "head_dim", "mlp"}
 """The names of axes inside blocks."""
 
 _IDS = {"vocab", "position", "type"}
+_STACKS = (Stack, Encoder)
 
 
 class Axes(NamedTuple):
@@ -110,7 +111,7 @@ class Trace(NamedTuple):
     """What a call of `model.init` shows of a model."""
 
     modules: dict[str, nn.Module]
-    """Every module by path, in the order in which their methods are called first."""
+    """Every module by path, in the order in which they are called first."""
     shapes: dict[str, tuple[int, ...]]
     """The shape of each parameter."""
     ranks: dict[str, int]
@@ -125,14 +126,17 @@ def trace_modules(model: nn.Module, *inputs: Any) -> Trace:
     """The modules and the shapes of the parameters of `model`; nothing is computed."""
     modules: dict[str, nn.Module] = {}
     ranks: dict[str, int] = {}
+    called: set[str] = set()
     if isinstance(getattr(model, "attention_fn", None), AutoAttention):
         model = model.clone(attention_fn=reference)
 
     def record(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         module = context.module
         path = "/".join(module.path)
-        if context.method_name != "setup":
-            modules.setdefault(path, module)
+        if context.method_name == "__call__" and path not in called:
+            modules.pop(path, None)
+            called.add(path)
+        modules.setdefault(path, module)
         result = call(*args, **kwargs)
         params: Any = nn.unbox(module.variables.get("params", {}))
         for name, leaf in flatten_dict(params, sep="/").items():  # inner modules come first
@@ -204,10 +208,12 @@ def _is_dense(module: nn.Module) -> bool:
 def _distances(trace: Trace) -> dict[str, int]:
     """{path of each block: number of blocks from it to the output of its stack, itself included}.
 
-    The blocks of a `Stack` are its children with parameters other than norms and positions.
+    The blocks of a `Stack` or an `Encoder` are its children with parameters other than norms and
+    positions.
     """
     distances = {}
-    for stack in (path for path, module in trace.modules.items() if isinstance(module, Stack)):
+    stacks = [path for path, module in trace.modules.items() if isinstance(module, _STACKS)]
+    for stack in stacks:
         blocks = [path for path in _children(trace, stack) if _is_block(trace, path)]
         for number, block in enumerate(blocks):
             leaf = next(path for path in trace.shapes if path.startswith(f"{block}/"))
@@ -223,15 +229,15 @@ def _children(trace: Trace, parent: str) -> list[str]:
 
 
 def _is_block(trace: Trace, path: str) -> bool:
-    return not isinstance(trace.modules[path], PositionScheme | Norm)
+    return not isinstance(trace.modules[path], Positions | Norm)
 
 
 def _precedes_blocks(trace: Trace, path: str, distances: dict[str, int]) -> bool:
     """Whether the parameter at `path` is in a stack, in a module called before the first block."""
     for parent in _parents(path):
-        if isinstance(trace.modules.get(parent), Stack):
+        if isinstance(trace.modules.get(parent), _STACKS):
             children = _children(trace, parent)
             child = next((x for x in children if path.startswith(f"{x}/")), None)
-            first = next(i for i, x in enumerate(children) if x in distances)
+            first = next((i for i, x in enumerate(children) if x in distances), 0)
             return child is not None and children.index(child) < first
     return False

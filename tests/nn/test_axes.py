@@ -12,7 +12,18 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NoPositions,
+    NormOptions,
+    OutputOptions,
+    Relative,
+    Rotary,
+    TransformerConfig,
+)
 from jaxformer.distributed import partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes, parameter_axes
@@ -29,38 +40,43 @@ BASE: dict[str, Any] = dict(vocab_size=22, d_model=10, d_ff=14, num_heads=2, hea
 LLAMA = TransformerConfig(
     **BASE,
     num_decoder_layers=2,
-    num_kv_heads=1,
     use_bias=False,
-    norm="rms",
-    norm_placement="pre",
-    gated=True,
-    activation="silu",
-    positions="rotary",
-    tied_embeddings="none",
+    norm=NormOptions("rms", placement="pre"),
+    attention=AttentionOptions(num_kv_heads=1),
+    feed_forward=FeedForwardOptions("silu", gated=True),
+    embeddings=EmbeddingOptions(tied="none"),
+    positions=Rotary(),
 )
 TRANSLATOR = TransformerConfig(
     **BASE,
     num_encoder_layers=2,
     num_decoder_layers=1,
-    tied_embeddings="none",
     source_vocab_size=26,
-    output_bias=True,
-    positions="relative",
+    embeddings=EmbeddingOptions(tied="none"),
+    output=OutputOptions(bias=True),
+    positions=Relative(),
 )
 GPT = TransformerConfig(
-    **BASE, num_decoder_layers=2, positions="learned", max_len=8, norm_placement="pre"
+    **BASE,
+    num_decoder_layers=2,
+    max_len=8,
+    norm=NormOptions(placement="pre"),
+    positions=Learned(),
 )
 BERT = TransformerConfig(
     **BASE,
     num_encoder_layers=1,
-    positions="learned",
     max_len=8,
-    num_token_types=2,
-    pooler=True,
-    embedding_norm=True,
+    embeddings=EmbeddingOptions(num_types=2, norm=True),
+    positions=Learned(),
+    pooler="tanh",
 )
 SCANNED = TransformerConfig(
-    **BASE, num_encoder_layers=2, num_decoder_layers=2, scan_layers=True, query_key_norm=True
+    **BASE,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    scan_layers=True,
+    attention=AttentionOptions(query_key_norm=True),
 )
 MODELS = {
     "encoder-decoder": EncoderDecoder(TRANSLATOR),
@@ -102,10 +118,6 @@ def test_axes_decide_for_the_packages_models_as_the_recorded_rules_by_name_did(n
 class Mixer(nn.Module):
     """A user's block, with names of its own and matrices of two and of three dimensions."""
 
-    config: TransformerConfig
-    cross: bool
-    attention_fn: Any
-
     @nn.compact
     def __call__(self, x, mask, *, layer_cache=None, **others):
         size = x.shape[-1]
@@ -128,7 +140,9 @@ class NamedMixer(Mixer):
 
 
 def mixing(block=Mixer, **changes):
-    return DecoderOnly(replace(LLAMA, positions="none", **changes), block=block)
+    return DecoderOnly(
+        replace(LLAMA, positions=NoPositions(), **changes), block=lambda **_: block()
+    )
 
 
 @pytest.fixture(params=["decoder/blocks_1", "decoder/stacked_blocks"])

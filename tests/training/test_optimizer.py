@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes, parameter_axes
 from jaxformer.nn.models import DecoderOnly
@@ -223,7 +223,7 @@ def gpt():
         num_heads=2,
         head_dim=3,
         num_decoder_layers=2,
-        tied_embeddings="none",
+        embeddings=EmbeddingOptions(tied="none"),
     )
     tokens = jnp.ones((2, 3), jnp.int32)
     shapes = jax.eval_shape(DecoderOnly(config).init, jax.random.key(0), tokens)["params"]

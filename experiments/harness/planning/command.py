@@ -25,7 +25,7 @@ from jaxformer.config import check_choices
 from jaxformer.distributed import Strategy, parse_mesh
 from jaxformer.distributed.compiled_step import is_out_of_memory
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import AttentionFn, AttentionSpec, AutoAttention, Selection, select
 from jaxformer.training.train_step import TrainState
 
