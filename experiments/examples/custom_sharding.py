@@ -68,7 +68,7 @@ def main(options: CustomShardingOptions) -> None:
     """Prints the layout of the parameters, and the losses on four devices and on one."""
     start_devices(4)
     devices = sharded(make_mesh("fsdp=2,tensor=2"), paths=CUSTOM_SPECS).for_model(
-        SeriesModel(series.SIZES), series.random_batch(0).series[:2]
+        SeriesModel(), series.random_batch(0).series[:2]
     )
     state, sharded_losses = train(devices, options.steps)
     print("\n".join(layout(state)))

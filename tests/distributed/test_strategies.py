@@ -63,9 +63,9 @@ TRANSLATOR = EncoderDecoder(
 WRITER = DecoderOnly(
     TransformerConfig(
         **BASE,
-        **NOISY,
+        dropout_rate=0.2,
         num_decoder_layers=1,
-        attention=AttentionOptions(num_kv_heads=1),
+        attention=AttentionOptions(num_kv_heads=1, dropout_rate=0.1),
         norm=NormOptions("rms", placement="pre"),
         feed_forward=FeedForwardOptions("silu", gated=True),
         embeddings=EmbeddingOptions(tied="none"),
@@ -403,7 +403,7 @@ class OneBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        block = Block(TransformerConfig(**BASE), self.cross, name="block")
+        block = Block(num_heads=2, d_ff=14, head_dim=6, cross=self.cross, name="block")
         scales = [self.param(name, nn.initializers.ones, (1, 1, 10)) for name in ("x", "memory")]
         encoder_kv = block.cross_attention.keys_values(x * scales[1]) if self.cross else None
         x = x * scales[0]

@@ -190,7 +190,7 @@ def test_a_repeating_row_is_known_from_its_third_token_on():
 def test_rules_of_ones_own_come_first_and_the_packages_follow():
     params = jax.eval_shape(custom_sharding.make_state).params
     sizes = {"data": 1, "fsdp": 2, "tensor": 2}
-    axes = parameter_axes(SeriesModel(series.SIZES), series.random_batch(0).series[:2])
+    axes = parameter_axes(SeriesModel(), series.random_batch(0).series[:2])
     specs = partition_specs(params, sizes, paths=custom_sharding.CUSTOM_SPECS, axes=axes)
     theirs = partition_specs(params, sizes, axes=axes)
     assert specs["enter/kernel"] == P(None, "fsdp")
