@@ -1,20 +1,20 @@
 """Where a step runs: on one device, on copies of the state, or on a state divided over a mesh."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.tree_util import Partial
 from jaxtyping import Int
 
+from jaxformer.distributed.arrays import check_rows, global_array, row_spec, whole_array
 from jaxformer.distributed.compiled_step import CompiledStep
 from jaxformer.distributed.gathering import BATCH_AXES, GatherAt, Gathering, batch_spec
 from jaxformer.distributed.mesh import AXES, Device, standardize
@@ -104,13 +104,9 @@ class Strategy:
         `inputs` are those of `parameter_axes`. `sharded` strategies need it for parameters with
         more than two dimensions, and to divide axes by name.
         """
-        return Strategy(
-            self.mesh,
-            self.rules,
-            paths=self.paths,
-            axes=parameter_axes(model, *inputs),
-            compiler_options=self.compiler_options,
-        )
+        strategy = copy.copy(self)
+        strategy.axes = parameter_axes(model, *inputs)
+        return strategy
 
     def init(self, make_state: Callable[[], Any]) -> Any:
         """The state that `make_state()` returns, each part created on the device that keeps it.
@@ -161,26 +157,29 @@ class Strategy:
         `batch` holds scalars and numpy arrays [R, ...], the rows `local_rows(B)` of the global
         arrays [B, ...]. Raises `ConfigError` when `num_shards` does not divide B.
         """
-        self._check_rows(batch, 1, self.num_shards / len(self.local_shards))
-        return jax.tree.map(self._shard_leaf, batch)
+        check_rows(batch, self.num_shards, share=self.num_shards / len(self.local_shards))
+        local = self.local_shards, self.num_shards
+        return jax.tree.map(
+            lambda leaf: global_array(leaf, self._sharding(row_spec(leaf)), *local), batch
+        )
 
     def abstract_batch(self, batch: Batch) -> Batch:
         """The result of `shard_batch` for a whole batch, as `jax.ShapeDtypeStruct` with shardings.
 
         `batch` holds all rows. Raises `ConfigError` when `num_shards` does not divide them.
         """
-        self._check_rows(batch, 1)
+        check_rows(batch, self.num_shards)
 
         def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
             dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-            sharding = self._sharding(_row_spec(leaf))
+            sharding = self._sharding(row_spec(leaf))
             return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
 
         return jax.tree.map(abstract, jax.tree.map(np.asarray, batch))
 
     def gather(self, tree: Any) -> Any:
         """The whole `tree` as numpy arrays on every process; a PRNG key as its key data."""
-        return jax.tree.map(_whole, tree)
+        return jax.tree.map(whole_array, tree)
 
     def shardings(self, tree: Any) -> Any:
         """The tree of `Sharding` for the leaves of a state, or of parameters alone.
@@ -236,7 +235,7 @@ class Strategy:
             return gathering.gradient_sums(checked_loss(loss), params, batch, rng, parts)
 
         def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-            self._check_rows(batch, grad_accumulation)
+            check_rows(batch, self.num_shards, grad_accumulation)
             specs = self._tree_of_specs(state.params)
             out_specs = specs, *[PartitionSpec()] * 3
             on_shards = self._on_shards(partial(sums_of, specs), specs, out_specs)
@@ -275,7 +274,7 @@ class Strategy:
             return function
 
         def mapped(params: Params, batch: Batch, *rest: Any) -> Any:
-            rows = jax.tree.map(_row_spec, batch)
+            rows = jax.tree.map(row_spec, batch)
             return jax.shard_map(
                 function,
                 mesh=self.mesh,
@@ -312,22 +311,6 @@ class Strategy:
         compiler_options = dict(self.compiler_options) or None
         return jax.jit(function, compiler_options=compiler_options, **options)
 
-    def _shard_leaf(self, leaf: Any) -> jax.Array:
-        """The global array of which this process has built the rows `leaf`."""
-        leaf = np.asarray(leaf)
-        leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-        sharding = self._sharding(_row_spec(leaf))
-        if leaf.ndim == 0 or self.num_shards == 1:
-            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
-        size = len(leaf) // len(self.local_shards)
-        shape = (size * self.num_shards, *leaf.shape[1:])
-
-        def part(index: Any) -> np.ndarray:
-            first = self.local_shards.index(index[0].indices(shape[0])[0] // size) * size
-            return leaf[first : first + size]
-
-        return jax.make_array_from_callback(shape, sharding, part)
-
     def _check_noise(self, grad_accumulation: int, gather_at: GatherAt) -> None:
         """Raises `ConfigError` where there are no gradients of parts of the batch to compare."""
         if gather_at == "use":
@@ -340,16 +323,6 @@ class Strategy:
                 "gradient_noise_scale compares the gradients of parts of a batch, but there is one "
                 "part: give grad_accumulation=2 or more devices"
             )
-
-    def _check_rows(self, batch: Any, grad_accumulation: int, share: float = 1) -> None:
-        need = self.num_shards * grad_accumulation
-        for path, leaf in flatten(batch).items():
-            rows = int(leaf.shape[0] * share) if jnp.ndim(leaf) else 0
-            if rows % need:
-                raise ConfigError(
-                    f"{path} has {rows} rows, but {self.num_shards} shards x grad_accumulation="
-                    f"{grad_accumulation} need a multiple of {need}: change one of the three"
-                )
 
 
 def single(
@@ -413,16 +386,3 @@ def sharded(
 
 def _call(function: Callable[[], Any]) -> Any:
     return function()
-
-
-def _row_spec(leaf: Any) -> PartitionSpec:
-    """How a leaf of a batch is divided: by its rows, or not at all if it is a scalar."""
-    return PartitionSpec(BATCH_AXES) if jnp.ndim(leaf) else PartitionSpec()
-
-
-def _whole(leaf: Any) -> np.ndarray:
-    if jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return multihost_utils.process_allgather(leaf, tiled=True)
-    return np.asarray(leaf)
