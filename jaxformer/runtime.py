@@ -40,7 +40,7 @@ _KEEP_FREED = (
 
 
 class ProcessSetup(NamedTuple):
-    """What `setup_process` did; `str()` of it is one line."""
+    """The settings that `setup_process` has made; `str()` of it is one line."""
 
     platform: str
     """JAX's default platform: "cpu", "gpu" or "tpu"."""
@@ -51,7 +51,7 @@ class ProcessSetup(NamedTuple):
     unknown_options: tuple[str, ...]
     """Options that this version of XLA does not know; they are left out."""
     compilation_cache_dir: Path | None
-    """Where compiled programs are kept; None means nowhere."""
+    """The folder of compiled programs; None: they are not kept."""
 
     def __str__(self) -> str:
         cache = self.compilation_cache_dir

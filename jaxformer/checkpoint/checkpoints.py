@@ -180,10 +180,10 @@ class Checkpoints:
         "field/key" is an entry of a field that is a dict.
         """
         step = self._verified_step(step)
-        found = _entry(self._stored(step), tree)
-        if not found:
+        entry = _entry(self._stored(step), tree)
+        if not entry:
             raise CheckpointError(f"{self._steps.path(step)} holds no {tree!r}")
-        target = unflatten_dict({tree: found}, sep="/")
+        target = unflatten_dict({tree: entry}, sep="/")
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
         return _entry(self._read(step, target, as_numpy, partial=True), tree)
 
@@ -334,13 +334,13 @@ def _agreed(value: int) -> int:
 
 def _by_the_first(decide: Callable[[], int]) -> int:
     """The number >= 0 that `decide()` returns on the first process; if it raises, all raise."""
-    found, refused = -1, None
+    decision, refused = -1, None
     if jax.process_index() == 0:
         try:
-            found = decide()
+            decision = decide()
         except (ValueError, OSError) as error:
             refused = error
-    found = _agreed(found)
-    if found == -1:
+    decision = _agreed(decision)
+    if decision == -1:
         raise refused or CheckpointError("the first process rejected the checkpoint: see its error")
-    return found
+    return decision

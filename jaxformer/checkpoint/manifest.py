@@ -20,12 +20,12 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint contains."""
+    """The content of a checkpoint."""
 
     leaves: dict[str, str]
     """`dtype[shape]` of each array, by its path in the state."""
     metadata: dict[str, Any]
-    """What the caller saved with the state."""
+    """Data of the caller, saved with the state."""
     metric: float | None
     """The lower, the better; None if the checkpoint was not evaluated."""
     files: dict[str, list[int]]
@@ -68,17 +68,17 @@ def read(folder: Path) -> Manifest:
     if text != _start(rest) + rest:
         raise CheckpointError(f"{path} is damaged: its bytes are not those that were written")
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if found.get("format") != _FORMAT:
+    if content.get("format") != _FORMAT:
         raise CheckpointError(
-            f"{path} has format {found.get('format')}, and this version reads format {_FORMAT}: "
+            f"{path} has format {content.get('format')}, and this version reads format {_FORMAT}: "
             "use the version that wrote it"
         )
-    if not _well_formed(found):
+    if not _well_formed(content):
         raise CheckpointError(f"{path} is not a manifest: a field is missing or of another type")
-    return Manifest(**{name: found[name] for name in _FIELDS})
+    return Manifest(**{name: content[name] for name in _FIELDS})
 
 
 def check_lengths(folder: Path, manifest: Manifest) -> None:
@@ -120,16 +120,16 @@ def _length_and_sum(path: Path) -> tuple[int, int]:
     return length, crc
 
 
-def _well_formed(found: dict[str, Any]) -> bool:
-    if not all(isinstance(found.get(name, ...), kind) for name, kind in _FIELDS.items()):
+def _well_formed(content: dict[str, Any]) -> bool:
+    if not all(isinstance(content.get(name, ...), kind) for name, kind in _FIELDS.items()):
         return False
-    for name, entry in found["files"].items():
+    for name, entry in content["files"].items():
         pure = PurePosixPath(name)
         if pure.is_absolute() or ".." in pure.parts or "\0" in name:
             return False  # it would read a file outside the folder
         if not isinstance(entry, list) or [type(number) for number in entry] != [int, int]:
             return False
-    return all(isinstance(shape, str) for shape in found["leaves"].values())
+    return all(isinstance(shape, str) for shape in content["leaves"].values())
 
 
 def _sync(folder: Path) -> None:

@@ -36,7 +36,7 @@ def stored_as(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def restore_args(leaf: jax.ShapeDtypeStruct) -> ocp.RestoreArgs:
-    """How orbax reads a leaf: with its sharding, or into a numpy array if it has none."""
+    """Arguments for orbax to read a leaf with its sharding, or into a numpy array without one."""
     if leaf.sharding is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
     return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape)

@@ -40,31 +40,31 @@ class StepFolders:
         Warns about each damaged step that is newer; with `set_aside` it is renamed. Raises
         `CheckpointError`, with a reason for each, if there are committed steps but none is intact.
         """
-        damaged, found = {}, None
+        damaged, intact = {}, None
         for step in reversed(self._committed()):
             try:
                 self.verify(step)
-                found = step
+                intact = step
                 break
             except CheckpointError as error:
                 damaged[step] = str(error)
-        if damaged and found is None:
+        if damaged and intact is None:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is intact: {'; '.join(damaged.values())}. Nothing "
                 "was deleted: restore one from a copy, or use another folder to start anew"
             )
         for step, reason in damaged.items():
             done = f"it was renamed {self._set_aside(step)}" if set_aside else "it is ignored"
-            warnings.warn(f"{reason}; {done}, and step {found} is used", stacklevel=3)
-        return found
+            warnings.warn(f"{reason}; {done}, and step {intact} is used", stacklevel=3)
+        return intact
 
     def best(self) -> int | None:
         """The committed step with the lowest metric, the newest of equals; None if none has one."""
         manifests = {step: self._manifest(step) for step in self._numbered()}
         scored = [
-            (found.metric, -step)
-            for step, found in manifests.items()
-            if found is not None and found.metric is not None
+            (saved.metric, -step)
+            for step, saved in manifests.items()
+            if saved is not None and saved.metric is not None
         ]
         return -min(scored)[1] if scored else None
 
@@ -134,11 +134,11 @@ class StepFolders:
         """The manifest of a committed step whose files have the right lengths."""
         folder = self.path(step)
         try:
-            found = manifest.read(folder)
-            manifest.check_lengths(folder, found)
+            saved = manifest.read(folder)
+            manifest.check_lengths(folder, saved)
         except CheckpointError:
             return None
-        return found
+        return saved
 
 
 def lock(folder: Path) -> TextIO:

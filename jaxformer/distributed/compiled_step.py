@@ -31,7 +31,7 @@ class CompiledStep:
         self._compiled = jit(function)
 
     def __call__(self, *args: Any) -> Any:
-        """What the function returns; it may still be computing.
+        """The result of the function, which may still be computed.
 
         When a device runs out of memory, a note on JAX's error says how much is held and needed.
         """

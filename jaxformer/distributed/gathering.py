@@ -1,4 +1,4 @@
-"""Parameters of which each device holds a part: gathered for a loss, their gradient divided again.
+"""FSDP: all-gathers parameters for a loss, reduce-scatters their gradient.
 
 All of it runs inside `jax.shard_map` over `BATCH_AXES`, where a device sees its own parts.
 """
@@ -33,7 +33,7 @@ GatherAt = Literal["step", "use"]
 
 
 class Gathering(NamedTuple):
-    """How parameters are divided and gathered.
+    """The division of parameters over devices, and when and how they are gathered.
 
     `specs` is the tree of their `PartitionSpec`, `axes` are those of `BATCH_AXES` with more than
     one device; `Strategy.step` describes `at`, `dtype` and `gradient_noise_scale`. `stages` are
@@ -48,7 +48,7 @@ class Gathering(NamedTuple):
     stages: Stages = ()
 
     def for_loss(self, params: Params) -> Params:
-        """What a loss gets: whole parameters, or boxes from which Flax's modules take them."""
+        """The loss's argument: whole parameters, or boxes from which Flax's modules take them."""
         if self.at == "use":
             return self._boxes(params, GatheredAtUse)
         return _as_stored(self._gather(params), params)
@@ -68,10 +68,10 @@ class Gathering(NamedTuple):
                 # parts: what it gathers, and whole sums of gradients, would be kept in the loop.
                 here, part = jax.lax.optimization_barrier((params, part))
                 self._check_reads(loss, here, part, rng)
-                found = loss_and_gradient(
+                sums = loss_and_gradient(
                     lambda params, *rest: loss(self.for_loss(params), *rest), here, part, rng
                 )
-                return jax.lax.optimization_barrier(found)
+                return jax.lax.optimization_barrier(sums)
 
             grads, *sums = accumulate(sums_of, params, batch, parts)
         else:

@@ -77,11 +77,11 @@ def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
 
 def _slices(devices: Sequence[Device]) -> list[list[Device]]:
     """The devices of each slice of TPUs, in order; all together where they are no TPUs."""
-    found: dict[int, list[Device]] = {}
+    slices: dict[int, list[Device]] = {}
     for device in devices:
         index = getattr(device, "slice_index", 0) if hasattr(device, "coords") else 0
-        found.setdefault(index, []).append(device)
-    return [found[index] for index in sorted(found)]
+        slices.setdefault(index, []).append(device)
+    return [slices[index] for index in sorted(slices)]
 
 
 def _arrange(shape: tuple[int, int, int], devices: Sequence[Device]) -> np.ndarray:
@@ -138,12 +138,16 @@ def initialize(
         ...
     jaxformer.errors.ConfigError: coordinator, num_processes without process_id: give ...
     """
-    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    missing = [name for name, value in given.items() if value is None]
-    if 0 < len(missing) < len(given):
+    values = {
+        "coordinator": coordinator,
+        "num_processes": num_processes,
+        "process_id": process_id,
+    }
+    missing = [name for name, value in values.items() if value is None]
+    if 0 < len(missing) < len(values):
         raise ConfigError(
-            f"{', '.join(name for name in given if name not in missing)} without "
-            f"{', '.join(missing)}: give all of {', '.join(given)}, or none of them on a cluster"
+            f"{', '.join(name for name in values if name not in missing)} without "
+            f"{', '.join(missing)}: give all of {', '.join(values)}, or none of them on a cluster"
         )
     if coordinator is not None and num_processes is not None and process_id is not None:
         _check_process(coordinator, num_processes, process_id)

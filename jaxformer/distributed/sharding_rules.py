@@ -1,4 +1,4 @@
-"""How each parameter is divided over a mesh, by the meaning of its axes."""
+"""The mesh axes that divide each parameter, by the meaning of its axes."""
 
 import math
 import re

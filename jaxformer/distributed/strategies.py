@@ -1,4 +1,4 @@
-"""Where a step runs: on one device, on copies of the state, or on a state divided over a mesh."""
+"""Strategies: one device, copies of the state, or a state divided over a mesh."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ Stages = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def torus_stages(mesh: Mesh) -> Stages:
-    """How a reduce-scatter over the fsdp axis of `mesh` goes along the axes of a TPU's torus.
+    """The stages of a reduce-scatter over the fsdp axis of `mesh` on a TPU's torus.
 
     The first stage joins the most distant indices, the last one neighbours, so that index i ends
     with part i. () where the fsdp devices lie on one line, or are not those of a torus.

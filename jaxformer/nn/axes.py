@@ -108,7 +108,7 @@ def axes_in(trace: "Trace") -> dict[str, Axes]:
 
 
 class Trace(NamedTuple):
-    """What a call of `model.init` shows of a model."""
+    """The modules and parameters that a call of `model.init` uses."""
 
     modules: dict[str, nn.Module]
     """Every module by path, in the order in which they are called first."""

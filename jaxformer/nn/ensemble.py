@@ -34,13 +34,13 @@ def stack_members(members: Sequence[Any]) -> Any:
         raise ConfigError("an ensemble was given no member: give the parameters of at least one")
     first = _shapes(members[0])
     for number, member in enumerate(members[1:], start=2):
-        found = _shapes(member)
-        wrong = sorted(path for path in first | found if first.get(path) != found.get(path))
+        shapes = _shapes(member)
+        wrong = sorted(path for path in first | shapes if first.get(path) != shapes.get(path))
         if wrong:
             path = wrong[0]
             raise ConfigError(
                 f"members of an ensemble must have the same shapes, but {path} is "
-                f"{first.get(path, 'absent')} in member 1 and {found.get(path, 'absent')} in "
+                f"{first.get(path, 'absent')} in member 1 and {shapes.get(path, 'absent')} in "
                 f"member {number}: give models of one size"
             )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)

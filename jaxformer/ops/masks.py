@@ -25,7 +25,7 @@ _ARRAYS = ("padding_mask", "query_segments", "key_segments", "explicit")
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class AttentionMask:
-    """Which of S keys each of T queries may attend to; an attribute that is not given allows all.
+    """The keys, of S, that each of T queries may attend to; None imposes no constraint.
 
     It stores attributes and builds the [T, S] matrix only when an attention function asks for it.
     Two masks combine with `&`: a key is seen where both allow it.
@@ -68,8 +68,8 @@ class AttentionMask:
     def __post_init__(self) -> None:
         if (self.query_segments is None) != (self.key_segments is None):
             names = ["query_segments", "key_segments"]
-            given, missing = names if self.key_segments is None else reversed(names)
-            raise ConfigError(f"{given} was given without {missing}: give both or neither")
+            present, missing = names if self.key_segments is None else reversed(names)
+            raise ConfigError(f"{present} was given without {missing}: give both or neither")
         if self.window is None:
             return
         if type(self.window) is not int or self.window < 1:
@@ -182,9 +182,9 @@ def check_mask(mask: Any) -> None:
     if isinstance(mask, AttentionMask):
         return
     is_bool = str(getattr(mask, "dtype", "")) == "bool"
-    given = "a bool array" if is_bool else f"an object of type {type(mask).__name__}"
+    kind = "a bool array" if is_bool else f"an object of type {type(mask).__name__}"
     raise ConfigError(
-        f"{given} was given as mask: give AttentionMask(explicit=array) with a bool array "
+        f"{kind} was given as mask: give AttentionMask(explicit=array) with a bool array "
         "[B, T, S] that is True where a query may see a key; AttentionMask() allows all"
     )
 

@@ -45,6 +45,6 @@ def _top_k_in_chunks(
     _, chosen = jax.lax.top_k(x.max(axis=2), count)
     chosen = jnp.sort(chosen, axis=1)  # among equal numbers the first one is chosen
     candidates = jnp.take_along_axis(x, chosen[:, :, None], axis=1)
-    values, found = jax.lax.top_k(candidates.reshape(-1, count * _CHUNK), count)
-    chunk = jnp.take_along_axis(chosen, found // _CHUNK, axis=1)
-    return values, chunk * _CHUNK + found % _CHUNK
+    values, position = jax.lax.top_k(candidates.reshape(-1, count * _CHUNK), count)
+    chunk = jnp.take_along_axis(chosen, position // _CHUNK, axis=1)
+    return values, chunk * _CHUNK + position % _CHUNK

@@ -153,7 +153,7 @@ def masked_and_next_sentence_loss(
     et al. 2019 (appendix A.2).
 
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2, "num_encoder_layers": 1}
-    >>> model = jf.MaskedLanguageModel(jf.TransformerConfig(11, **sizes, pooler=True))
+    >>> model = jf.MaskedLanguageModel(jf.TransformerConfig(11, **sizes, pooler="tanh"))
     >>> batch = jf.MaskedBatch(
     ...     tokens=np.array([[1, 5, 3, 3, 2]]),  # 3 is the mask token
     ...     padding_mask=np.ones((1, 5), bool),

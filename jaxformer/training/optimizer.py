@@ -43,7 +43,7 @@ class OptimizerConfig:
     """
 
     schedule: ScheduleName = "inverse_square_root"
-    """How the learning rate changes after the warm-up."""
+    """Course of the learning rate after the warm-up."""
     name: RuleName = "adam"
     """The update rule."""
     learning_rate: float = 7e-4
@@ -59,7 +59,7 @@ class OptimizerConfig:
     step_boundaries: tuple[int, ...] = ()
     """Updates after each of which a step schedule multiplies the learning rate by step_factor."""
     step_factor: float = 0.1
-    """What a step schedule multiplies the learning rate by."""
+    """Factor of the learning rate at each of step_boundaries, in a step schedule."""
     b1: float = 0.9
     """Decay of Adam's first moment; weight of the momentum in Lion's update."""
     b2: float = 0.98

@@ -68,7 +68,7 @@ def blockwise(
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is known while tracing."""
+    """Static arguments."""
 
     size: tuple[int, int]
     queries: int
@@ -100,7 +100,7 @@ class _Plan:
 
 
 class _MaskArrays(NamedTuple):
-    """What is known only while running: the arrays of the mask and the dropout's randomness."""
+    """Traced arguments: the arrays of the mask and the randomness of dropout."""
 
     offset: Array
     padding_mask: AnyArray | None

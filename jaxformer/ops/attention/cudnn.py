@@ -71,7 +71,7 @@ def cudnn(
 
 
 class CudnnArguments(NamedTuple):
-    """What `jax.nn.dot_product_attention` gets in place of a mask."""
+    """The arguments of `jax.nn.dot_product_attention` in place of a mask."""
 
     k: Array  # [B, S, K, H]
     v: Array  # [B, S, K, H]

@@ -147,10 +147,10 @@ def make_mask_arrays(plan: Plan, mask: AttentionMask, spec: AttentionSpec) -> Ma
     if mask.padding_mask is not None:
         key = jnp.where(mask.padding_mask, key, _PADDING)
     # Padding queries get the last query's segment, which adds no block of keys to visit.
-    rest = plan.queries - spec.queries
-    query = jnp.pad(query, ((0, 0), (0, rest)), mode="edge")
-    rest = plan.keys - spec.keys
-    key = jnp.pad(key, ((0, 0), (0, rest)), constant_values=_PADDING)
+    padding = plan.queries - spec.queries
+    query = jnp.pad(query, ((0, 0), (0, padding)), mode="edge")
+    padding = plan.keys - spec.keys
+    key = jnp.pad(key, ((0, 0), (0, padding)), constant_values=_PADDING)
     return MaskArrays(offset, query, key, explicit)
 
 

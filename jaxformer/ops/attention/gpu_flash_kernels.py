@@ -24,7 +24,7 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known while tracing. `queries` and `keys` are the lengths padded to whole blocks."""
+    """Static arguments. `queries` and `keys` are the lengths padded to whole blocks."""
 
     queries: int
     keys: int
@@ -39,7 +39,7 @@ class Plan:
 
 
 class MaskArrays(NamedTuple):
-    """What is known only while running. T and S are padded to whole blocks."""
+    """Traced arguments. T and S are padded to whole blocks."""
 
     offset: Any  # [1] int32
     query_segments: Any  # [B, T] int32 or None
@@ -146,7 +146,7 @@ def _where(allowed: Array | None, x: Array, other: float) -> Array:
 
 
 def _keep(plan: Plan, words: Any, head: Any, rows: Span, columns: Span) -> Array | None:
-    """Which weights [t, s] dropout keeps; None without dropout."""
+    """The weights [t, s] that dropout keeps; None without dropout."""
     if words is None:
         return None
     key, second = words[0, head, rows.slice], words[1, head, rows.slice]

@@ -1,4 +1,4 @@
-"""Which attention function a call gets, and why the others are not selected."""
+"""The selection of an attention function for a call, with its reasons."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

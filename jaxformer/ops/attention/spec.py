@@ -1,4 +1,4 @@
-"""What decides which attention functions can compute a call: shapes, mask attributes, device."""
+"""The facts that decide which functions can compute a call: shapes, mask attributes, device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

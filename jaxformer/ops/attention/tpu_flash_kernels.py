@@ -26,7 +26,7 @@ _COLUMNS = ((0,), (0,))  # the first axes
 
 
 class Plan(NamedTuple):
-    """What is known while tracing; T, S, N and H are those of one device."""
+    """Static arguments; T, S, N and H are those of one device."""
 
     queries: int
     keys: int
@@ -170,7 +170,7 @@ def _of_head(plan: Plan, x: jax.Array, head: int, others: Any = 0) -> jax.Array:
 
 
 def _allowed(plan: Plan, i: Any, j: Any, same: Any, shape: tuple[int, int], axis: int) -> Any:
-    """Which keys queries may see in a block whose axis `axis` is that of the queries."""
+    """The keys that queries may see in a block whose axis `axis` is that of the queries."""
     if not plan.causal:
         return same
     query = jax.lax.broadcasted_iota(jnp.int32, shape, axis) + (plan.offset + i * plan.block_q)
