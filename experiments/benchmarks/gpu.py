@@ -26,8 +26,8 @@ from experiments.benchmarks.interleaved_timing import TimingConfig
 from experiments.benchmarks.subprocesses import Case, MakeCase
 from experiments.benchmarks.train_cases import GPTWork, TranslationWork, jax_step
 from experiments.harness import cli
-from experiments.harness.planning import peak_of
 from experiments.harness.training.training_config import Remat
+from experiments.harness.training.utilization import peak_of
 from jaxformer import optional_dependencies
 from jaxformer.config import TRANSFORMER_BASE, TRANSFORMER_BIG, TransformerConfig
 from jaxformer.distributed import single

@@ -16,10 +16,11 @@ import numpy as np
 
 from experiments.benchmarks.environment import load_torch, torch_metadata
 from experiments.benchmarks.subprocesses import Case
-from experiments.harness.planning import causal_flops, peak_of, seq2seq_flops
 from experiments.harness.runs import run_folder
 from experiments.harness.training.build import build_model, init_params
+from experiments.harness.training.flops import causal_flops, seq2seq_flops
 from experiments.harness.training.training_config import Remat, TrainingConfig
+from experiments.harness.training.utilization import peak_of
 from experiments.language_modelling.presets import shakespeare_char_cpu
 from experiments.translation.presets import multi30k_tiny
 from jaxformer.config import TransformerConfig, check_at_least

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 
 from experiments.harness import cli
-from experiments.harness.planning import with_options
 from experiments.harness.runs import run_folder
 from experiments.translation.prepare import Prepared, describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
@@ -46,7 +45,7 @@ def presets() -> dict[str, Comparison]:
     sizes = replace(grammar.model, d_model=64, d_ff=128, vocab_size=1_000, positions="sinusoidal")
     data = replace(grammar.data, buckets=1, batch_tokens=1_024)
     grammar = replace(grammar, model=sizes, data=data)
-    return with_options({preset.name: preset for preset in (grammar, tiny)}, Comparison)
+    return cli.with_options({preset.name: preset for preset in (grammar, tiny)}, Comparison)
 
 
 def main(config: Comparison) -> None:

@@ -8,5 +8,6 @@ from experiments.harness.cli.command_line import (
     sentence,
     start,
 )
+from experiments.harness.cli.config_files import with_options
 
-__all__ = ["exit_code", "parse", "run", "say", "sentence", "start"]
+__all__ = ["exit_code", "parse", "run", "say", "sentence", "start", "with_options"]
