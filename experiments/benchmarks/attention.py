@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.environment import load_torch
 from experiments.benchmarks.interleaved_timing import TimingConfig
+from experiments.benchmarks.report import load_torch
 from experiments.benchmarks.subprocesses import Case, MakeCase
 from experiments.harness import cli
 from jaxformer.config import check_at_least
@@ -51,7 +51,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class AttentionOptions(TimingConfig):
-    """Which attention functions are measured, and at which shapes."""
+    """The attention functions to measure, and their shapes."""
 
     name: str = "attention"
     rounds: int = 5
