@@ -43,7 +43,6 @@ POSITIONAL = {
     "export_metrics": "runs",
     "sweep": "experiment",
     "plan": "experiment",
-    "examples.notebooks.execute": "notebooks",
 }
 
 

@@ -228,8 +228,6 @@ def small(tmp_path):
         model=replace(preset.model, **sizes, **layers),
         data=data,
         steps=4,
-        rounds=2,
-        timed_steps=1,
         runs=str(tmp_path / "runs"),
     )
 
@@ -246,12 +244,10 @@ def test_the_comparison_prints_and_keeps_that_the_two_are_one(torch, small, tmp_
     assert course["jaxformer"] != course["rounding"]
     # What rounding alone moves: Adam follows gradients that are nothing but rounding, too.
     assert course["weights"] < 5 * course["rounding_weights"]
-    speed = found["speed"]
-    assert speed["jaxformer"] == pytest.approx(np.median(speed["rounds_jaxformer"]))
     logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["reference_loss"] for line in logged] == course["reference"]
     said = capsys.readouterr().out
-    assert f"{course['jaxformer'][0]:.4f}" in said and f"{speed['reference']:.1f} ms" in said
+    assert f"{course['jaxformer'][0]:.4f}" in said
 
 
 def test_a_comparison_of_no_steps_is_refused(small):
