@@ -4,6 +4,7 @@ An attention function, a position scheme and a block, each given to the model as
 --mesh fsdp=2,tensor=2 they train on four virtual devices, sharded by a rule of the block's own.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -180,10 +181,11 @@ def train(
 
 def main(options: CustomModulesOptions) -> None:
     """Prints the first and the last loss of each model, and how a kernel is divided."""
-    devices = single()
     if options.mesh:
-        start_devices(int(np.prod(list(parse_mesh(options.mesh).values()))))
+        start_devices(math.prod(parse_mesh(options.mesh).values()))
         devices = sharded(make_mesh(options.mesh), (*CUSTOM_RULES, *RULES))
+    else:
+        devices = single()
     for name, model in models().items():
         state, losses = train(model, devices, options)
         kernel = state.params["decoder"]["blocks_0"]["feed_forward"]["up"]["kernel"]

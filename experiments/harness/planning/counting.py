@@ -161,8 +161,8 @@ def largest_buffers(program: Program, count: int = 5) -> tuple[Buffer, ...]:
     for (_, size), arrays in largest:
         shapes = Counter(str(shape) for shape, _ in arrays)
         origins = Counter(name for _, name in arrays if name) or Counter([""])
-        (shape, _), (name, _) = shapes.most_common(1)[0], origins.most_common(1)[0]
-        buffers.append(Buffer(shape, size, len(arrays), name))
+        ((text, _),), ((module, _),) = shapes.most_common(1), origins.most_common(1)
+        buffers.append(Buffer(text, size, len(arrays), module))
     return tuple(buffers)
 
 
