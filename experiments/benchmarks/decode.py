@@ -93,7 +93,7 @@ class DecodeWork:
 
 @dataclass(frozen=True)
 class DecodeOptions(TimingConfig):
-    """What is decoded, and how often."""
+    """The beam search, and its timing."""
 
     name: str = "decode"
     work: DecodeWork = DecodeWork()

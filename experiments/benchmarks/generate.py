@@ -65,7 +65,7 @@ class GenerateWork:
 
 @dataclass(frozen=True)
 class GenerateOptions(TimingConfig):
-    """What is generated, and how often."""
+    """The generation, and its timing."""
 
     name: str = "generate"
     batch_sizes: tuple[int, ...] = (1, 16)

@@ -63,7 +63,7 @@ class StepWork:
     attention_fn: str = "reference"
     """jaxformer's: reference, blockwise, xla, cudnn, gpu_flash, tpu_flash, tpu_splash, or auto."""
     remat: Remat = "none"
-    """What jaxformer's backward pass computes again to save memory; blocks saves the most."""
+    """Activations that jaxformer's backward pass recomputes; blocks saves the most memory."""
     own_model: str = ""
     """Your own model as package.module:name in place of jaxformer's; empty: the library's."""
 

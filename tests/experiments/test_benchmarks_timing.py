@@ -10,7 +10,6 @@ from functools import partial
 
 import pytest
 
-from experiments.benchmarks import report
 from experiments.benchmarks.interleaved_timing import (
     Cost,
     Summary,
@@ -169,6 +168,8 @@ class Options(TimingConfig):
 
 
 def test_what_is_printed_is_written_after_every_table(tmp_path, capsys):
+    from experiments.benchmarks import report  # the processes above do without JAX
+
     path = tmp_path / "benchmarks" / "mine.json"
     cases = {"jaxformer": partial(reading, path)}
     tables = {"first": cases | {"refusing": refusing}, "second": cases}

@@ -100,7 +100,7 @@ def between_slices(program: Program) -> int:
 
 
 def custom_calls(program: Program) -> Counter[str]:
-    """How often a step runs each custom call, by its target; a TPU's kernels have tpu_custom_call.
+    """Returns the runs of each custom call by its target; a TPU's kernels have tpu_custom_call.
 
     Calls that do no work, such as those that join memory, are left out.
     """

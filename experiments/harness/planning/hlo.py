@@ -193,7 +193,7 @@ def origin(op_name: str) -> str:
 
 
 def group_size(text: str) -> int:
-    """How many devices a collective joins, by its `replica_groups`; 0 means all of them."""
+    """The number of devices that a collective joins, by its `replica_groups`; 0: all of them."""
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]", text)
     if iota:
         return int(iota[2])

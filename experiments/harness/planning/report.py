@@ -128,7 +128,7 @@ def _memory_lines(memory: StepMemory, accelerator: str, too_large: str) -> list[
 
 
 def _program_lines(step: CompiledStep) -> list[str]:
-    """What the target's own program holds."""
+    """The lines about the program of the target's own compiler."""
     program = step.program
     precise = counting.float32_products(program)
     number = sum(each.times for each in precise)
