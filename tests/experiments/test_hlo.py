@@ -1,13 +1,18 @@
 """Programs read from their text: how often instructions run, what they compute, move and send."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.harness.planning import counting
+from experiments.harness.planning import StepMemory, counting, describe
+from experiments.harness.planning.counting import Buffer
 from experiments.harness.planning.hlo import Program, Shape, group_size, origin
 from experiments.harness.planning.step_time import step_time, visited_pairs
-from jaxformer.ops.attention import AttentionSpec
+from jaxformer.ops.attention import AttentionSpec, select
+from jaxformer.ops.attention.spec import DeviceInfo
 
 # As a TPU's compiler writes it: the loop says no trip count, one collective is spread over two
 # kernels, all gathers have one channel, a fusion without a name of its own sums and slices, a
@@ -198,6 +203,32 @@ def test_the_time_of_a_step_adds_what_has_no_cycles(tpu):
     assert time.attention == pytest.approx(2 * 2 * 12 * 3 * 512**2 * 128 / (197e12 / 2))
     assert time.collectives == pytest.approx(40 * (2 * 42 + 28 * 11 * 4) * 3 / 4 / 0.9e11)
     assert time.total == pytest.approx(time.kernels + time.attention + time.collectives)
+
+
+def test_a_report_says_what_the_program_holds(tpu):
+    selection = select(SPEC, DeviceInfo("tpu", "TPU v5 lite"))
+    memory = StepMemory(7, 28, 56, 84, 2**30, 0, 2**33, (Buffer("f32[5,7]", 140, 2, "loss"),))
+    step: Any = SimpleNamespace(
+        program=tpu, memory=memory, seconds=61.0, attention=[("blockwise", selection)],
+        attention_specs=[SPEC],
+    )  # fmt: skip
+    text = describe(step, "v5e", flops=197e11, tokens=1_000, devices=2, dtype="bfloat16")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    for line in (
+        "compiled in         61 s; compiled is not run",
+        "memory per device   9.66 GB of 16.91 GB that JAX may use on v5e: fits",
+        "work per step       1.970e+13 FLOPs by the equations",
+        "  custom calls      1 tpu_custom_call",
+        "attention           blockwise, for",
+        "                    auto selects tpu_flash, because: made for tpus, and it\n",
+        "       80  491.52 kB     4  all-gather bf16, asynchronous, in a loop",
+        "        1       40 B     4  reduce-scatter s32, asynchronous, once",
+        "layout copies       40 per step, 491.52 kB per device",
+    ):
+        assert line in text, line
+    time = step_time(tpu, "v5e", [SPEC]).total
+    assert f"MFU {197e11 / time / (2 * 197e12):.1%}" in lines[-1]
 
 
 SIDE_BY_SIDE = """\

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
 from experiments.benchmarks import attention, decode, generate, report, train
 from experiments.language_modelling.presets import shakespeare_char_cpu
 from experiments.translation.presets import multi30k_tiny
+from jaxformer.nn.models import EncoderDecoder
 
 pytestmark = pytest.mark.peer
 
@@ -150,15 +152,17 @@ def test_the_translator_of_torch_nn_is_the_reference(torch, assert_equal):
     from experiments.benchmarks.torch_translator import Translator
     from experiments.torch_reference import torch_modules, weights
     from experiments.torch_reference.transformer import Transformer
-    from experiments.torch_reference.weight_map import to_jax
 
     config = replace(TRANSLATOR.model, dropout_rate=0.3)
     theirs, reference = Translator(config, 0.1), Transformer(config, 0.1)
     state = {name: x.numpy() for name, x in theirs.transformer.state_dict().items()}
-    params = to_jax(state, torch_modules.transformer(state, config.num_heads, norm_first=True))
+    batch = next(train.random_batches(TRANSLATOR))
+    inputs = batch.source, batch.target
+    like = jax.eval_shape(lambda: EncoderDecoder(config).init(jax.random.key(0), *inputs))
+    like = {stack: like["params"][stack] for stack in ("encoder", "decoder")}
+    params = weights.to_jax(state, torch_modules.transformer(state, norm_first=True), like)
     params["embedding"] = {"table": theirs.embedding.weight.detach().numpy()}
     weights.load_params(params, reference, config)
-    batch = next(train.random_batches(TRANSLATOR))
     batch = batch._replace(
         source=np.where(batch.example_ids[:, None] == 1, [1] * 4 + [0] * 3, batch.source)
     )
