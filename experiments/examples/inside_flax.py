@@ -16,14 +16,8 @@ from flax import linen as nn
 from flax import nnx
 
 from experiments.harness import cli
-from jaxformer.config import TransformerConfig, check_at_least
-from jaxformer.nn.stack import Stack
-from jaxformer.ops.masks import AttentionMask
-
-SIZES = TransformerConfig(
-    vocab_size=1, d_model=16, d_ff=24, num_heads=2, num_encoder_layers=1, norm_placement="pre"
-)
-"""The sizes of the models. The vocabulary is not used."""
+from jaxformer.config import NormOptions, check_at_least, positional_encoding
+from jaxformer.nn.blocks import Encoder
 
 
 class SeriesBatch(NamedTuple):
@@ -47,31 +41,29 @@ def random_batch(seed: int, rows: int = 32, length: int = 11) -> SeriesBatch:
 class LinenModel(nn.Module):
     """Two logits [B, 2] for each series [B, T, 1]: a linear map, our encoder, a mean."""
 
-    config: TransformerConfig
-
     @nn.compact
     def __call__(self, values: jax.Array) -> jax.Array:
-        x = nn.Dense(self.config.d_model, name="enter")(values)
-        x, _ = Stack(self.config, self.config.num_encoder_layers, name="encoder")(
-            x, AttentionMask()
-        )
+        x = nn.Dense(16, name="enter")(values)
+        x = x + positional_encoding(length=x.shape[1], d_model=16)
+        pre = NormOptions(placement="pre")
+        x = Encoder(num_layers=1, num_heads=2, d_ff=24, norm_options=pre, name="encoder")(x)
         return nn.Dense(2, name="classes")(x.mean(axis=1))
 
 
 class NNXModel(nnx.Module):
     """The same model, with NNX's layers around the same encoder."""
 
-    def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
-        self.enter = nnx.Linear(1, config.d_model, rngs=rngs)
-        stack = nnx.bridge.ToNNX(Stack(config, config.num_encoder_layers), rngs=rngs)
-        self.encoder = nnx.bridge.lazy_init(
-            stack, jnp.zeros((1, 2, config.d_model)), AttentionMask()
-        )
-        self.classes = nnx.Linear(config.d_model, 2, rngs=rngs)
+    def __init__(self, rngs: nnx.Rngs):
+        self.enter = nnx.Linear(1, 16, rngs=rngs)
+        pre = NormOptions(placement="pre")
+        encoder = Encoder(num_layers=1, num_heads=2, d_ff=24, norm_options=pre)
+        self.encoder = nnx.bridge.ToNNX(encoder, rngs=rngs).lazy_init(jnp.zeros((1, 2, 16)))
+        self.classes = nnx.Linear(16, 2, rngs=rngs)
 
     def __call__(self, values: jax.Array) -> jax.Array:
-        x, _ = self.encoder(self.enter(values), AttentionMask())
-        return self.classes(x.mean(axis=1))
+        x = self.enter(values)
+        x = x + positional_encoding(length=x.shape[1], d_model=16)
+        return self.classes(self.encoder(x).mean(axis=1))
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ def mean_loss(logits: jax.Array, batch: SeriesBatch) -> jax.Array:
 
 def train_linen(options: SeriesOptions, held_out: SeriesBatch) -> tuple[list[float], jax.Array]:
     """Trains parameters that go in and come out; returns the losses, and logits of `held_out`."""
-    model, optimizer = LinenModel(SIZES), optax.adam(options.learning_rate)
+    model, optimizer = LinenModel(), optax.adam(options.learning_rate)
     params = jax.jit(model.init)(jax.random.key(0), held_out.series[:2])
     state, losses = optimizer.init(params), []
 
@@ -115,7 +107,7 @@ def train_linen(options: SeriesOptions, held_out: SeriesBatch) -> tuple[list[flo
 
 def train_nnx(options: SeriesOptions, held_out: SeriesBatch) -> tuple[list[float], jax.Array]:
     """Trains a model that is changed in place; returns the losses, and logits of `held_out`."""
-    model, losses = NNXModel(SIZES, nnx.Rngs(0)), []
+    model, losses = NNXModel(nnx.Rngs(0)), []
     optimizer = nnx.Optimizer(model, optax.adam(options.learning_rate), wrt=nnx.Param)
 
     @nnx.jit

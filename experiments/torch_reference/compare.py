@@ -21,7 +21,7 @@ from experiments.translation.prepare import Prepared, describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
 from experiments.translation.train import assemble
 from jaxformer import optional_dependencies
-from jaxformer.config import check_at_least
+from jaxformer.config import Sinusoidal, check_at_least
 from jaxformer.distributed import CountedJit, single
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch
@@ -94,7 +94,7 @@ def presets() -> dict[str, Comparison]:
     comparison takes about a minute.
     """
     grammar, tiny = PRESETS["grammar"], PRESETS["multi30k_tiny"]
-    sizes = replace(grammar.model, d_model=64, d_ff=128, vocab_size=1_000, positions="sinusoidal")
+    sizes = replace(grammar.model, d_model=64, d_ff=128, vocab_size=1_000, positions=Sinusoidal())
     data = replace(grammar.data, buckets=1, batch_tokens=1_024)
     grammar = replace(grammar, model=sizes, data=data)
     return cli.with_options({preset.name: preset for preset in (grammar, tiny)}, Comparison)
@@ -129,10 +129,12 @@ def assemble_jax(config: TranslationConfig, prepared: Prepared) -> JaxSide:
 
     Dropout draws different random numbers in the two libraries, so it is switched off.
     """
-    rates: dict[str, Any] = {
-        f"{kind}dropout_rate": 0.0 for kind in ("", "attention_", "activation_", "word_")
+    sizes = prepared.model
+    parts = {
+        name: replace(getattr(sizes, name), dropout_rate=0.0)
+        for name in ("attention", "feed_forward", "embeddings")
     }
-    prepared = prepared._replace(model=replace(prepared.model, **rates))
+    prepared = prepared._replace(model=replace(sizes, dropout_rate=0.0, **parts))
     devices = single()
     model = build_model(config, prepared.model)
     make_state, step = assemble(config, model, prepared.batches.batch(0), devices)

@@ -78,7 +78,7 @@ def weight_map_of(config: TransformerConfig) -> list[Entry]:
             entries += _feed_forward(scope, prefix, bias)
             residual = f"{prefix}.feed_forward_residual.norm"
             entries += maps.norm(f"{scope}/feed_forward_norm", residual, bias)
-        if config.norm_placement == "pre":
+        if config.norm.placement == "pre":
             entries += maps.norm(f"{stack}/final_norm", f"{stack}.final_norm", bias)
     return entries
 

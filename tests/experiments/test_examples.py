@@ -35,10 +35,10 @@ def test_whether_a_series_rises_first_is_its_label():
 @pytest.mark.slow
 def test_our_encoder_is_the_same_function_inside_linen_and_nnx(assert_equal):
     series = inside_flax.random_batch(2, rows=3).series
-    model = inside_flax.NNXModel(inside_flax.SIZES, nnx.Rngs(0))
+    model = inside_flax.NNXModel(nnx.Rngs(0))
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     assert set(params) == {"enter", "encoder", "classes"}
-    linen = inside_flax.LinenModel(inside_flax.SIZES)
+    linen = inside_flax.LinenModel()
     expected = jax.jit(linen.apply)({"params": params}, series)
     assert_equal(nnx.jit(lambda model: model(series))(model), expected)
 
@@ -120,7 +120,7 @@ def test_distances_that_have_learned_nothing_are_no_positions(random_params, ass
 
 def test_a_parallel_block_refuses_to_read_a_source():
     config = replace(custom_modules.SIZES, num_encoder_layers=1)
-    model = EncoderDecoder(config, block=custom_modules.ParallelBlock)
+    model = EncoderDecoder(config, block=custom_modules.parallel_block)
     with pytest.raises(ConfigError, match="a parallel block has no cross-attention"):
         jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 2), int), jnp.ones((1, 2), int))
 

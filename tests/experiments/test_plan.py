@@ -30,7 +30,7 @@ from experiments.language_modelling.objectives import build_model, objective
 from experiments.language_modelling.presets import PRESETS
 from experiments.translation import plan as translation_plan
 from experiments.translation import train as translation_train
-from jaxformer.config import TransformerConfig
+from jaxformer.config import AttentionOptions, FeedForwardOptions, TransformerConfig
 from jaxformer.distributed import single
 from jaxformer.errors import ConfigError, MissingExtra
 from jaxformer.text.data import (
@@ -128,7 +128,14 @@ def test_a_causal_step_costs_what_its_matrices_do():
 
 
 def test_shared_keys_values_of_another_size_and_gates_are_counted():
-    config = replace(TOY, num_heads=4, num_kv_heads=2, head_dim=6, value_head_dim=5, gated=True)
+    config = replace(
+        TOY,
+        num_heads=4,
+        attention=AttentionOptions(num_kv_heads=2),
+        feed_forward=FeedForwardOptions(gated=True),
+        head_dim=6,
+        value_head_dim=5,
+    )
     forward = 2 * (8 * 3 * (4 * 11 + 2 * 11) + 20 * 4 * 11 + 8 * 15 * 3 + 8 * 21)
     assert causal_flops(config, rows=2, length=4) == 3 * forward
 
@@ -138,7 +145,7 @@ def test_a_masked_step_sees_all_keys_and_has_heads_at_the_masks():
     blocks = 2 * (8 * 9 * 4 + 32 * 6 + 8 * 15 * 2)
     head = 2 * 3 * (9 + 21)
     assert masked_flops(config, 2, 4, 3) == 3 * 2 * (blocks + head)
-    pooled = replace(config, pooler=True)
+    pooled = replace(config, pooler="tanh")
     more = masked_flops(pooled, 2, 4, 3) - masked_flops(config, 2, 4, 3)
     assert more == 3 * 2 * 2 * (9 + 6)
 
@@ -290,7 +297,7 @@ def test_a_step_that_does_not_fit_is_advised_on_in_options_of_train(capsys):
 
 
 def test_a_model_with_a_soft_cap_on_its_attention_is_planned():
-    config = language_config(f"{LANGUAGE} --data.batch_size 2 --model.attention_softcap 5.0")
+    config = language_config(f"{LANGUAGE} --data.batch_size 2 --model.attention.softcap 5.0")
     step = planning.compile_step(config, language_plan.TRAINING)
     ((name, selection),) = step.attention
     assert name == "reference" and selection.spec.softcap == 5.0

@@ -12,7 +12,7 @@ from experiments.torch_reference.torch_modules import (
     transformer,
 )
 from experiments.torch_reference.weights import to_jax, to_torch
-from jaxformer.config import TransformerConfig
+from jaxformer.config import FeedForwardOptions, NoPositions, NormOptions, TransformerConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import Block
@@ -29,18 +29,6 @@ MASKS = {
     "padding": AttentionMask(padding_mask=VALID),
     "both": AttentionMask(causal=True, padding_mask=VALID),
 }
-
-
-def config(**changes):
-    return TransformerConfig(
-        vocab_size=1,
-        d_model=WIDTH,
-        d_ff=HIDDEN,
-        num_heads=HEADS,
-        norm_eps=1e-5,
-        positions="none",
-        **changes,
-    )
 
 
 def vectors(seed, length=7, width=WIDTH):
@@ -84,7 +72,10 @@ def assert_back_and_forth(params, entries, state):
 def test_multihead_attention_is_ours(torch, assert_equal, name, bias):
     module = torch.nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=name != "both")
     state = state_of(randomized(torch, module))
-    entries, model = multihead_attention(state), MultiHeadAttention(config(use_bias=bias))
+    entries, model = (
+        multihead_attention(state),
+        MultiHeadAttention(HEADS, qkv_bias=bias, use_bias=bias),
+    )
     x, mask = vectors(0), MASKS[name]
     params = to_jax(state, entries, params_like(model, x))
     assert_back_and_forth(params, entries, state)
@@ -113,7 +104,7 @@ def test_multihead_attention_is_ours(torch, assert_equal, name, bias):
 def test_a_float_mask_of_torch_is_our_bias(torch, assert_equal):
     module = randomized(torch, torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
     state = state_of(module)
-    x, added, model = vectors(0), vectors(1, 7, 7)[0], MultiHeadAttention(config())
+    x, added, model = vectors(0), vectors(1, 7, 7)[0], MultiHeadAttention(HEADS)
     params = to_jax(state, multihead_attention(state), params_like(model, x))
     given = torch.tensor(x)
     expected, _ = module(given, given, given, attn_mask=torch.tensor(added))
@@ -128,7 +119,7 @@ def test_a_float_mask_of_torch_is_our_bias(torch, assert_equal):
 def test_keys_and_values_of_another_size_convert(torch, assert_equal):
     module = torch.nn.MultiheadAttention(WIDTH, HEADS, kdim=13, vdim=13, batch_first=True)
     state = state_of(randomized(torch, module))
-    x, memory, model = vectors(0), vectors(1, 4, 13), MultiHeadAttention(config())
+    x, memory, model = vectors(0), vectors(1, 4, 13), MultiHeadAttention(HEADS)
     expected, _ = module(*map(torch.tensor, (x, memory, memory)))
 
     def attend(module, x):
@@ -149,10 +140,10 @@ def test_what_our_attention_lacks_is_refused(torch):
         multihead_attention(state_of(make(WIDTH, HEADS, kdim=13, vdim=11)))
     state = state_of(make(WIDTH, HEADS))
     entries = multihead_attention(state)
-    wider = params_like(MultiHeadAttention(config()), vectors(0, width=WIDTH + 1))
+    wider = params_like(MultiHeadAttention(HEADS), vectors(0, width=WIDTH + 1))
     with pytest.raises(DataError, match=r"in_proj_weight is \[60, 20\], but \[60, 21\] is needed"):
         to_jax(state, entries, wider)
-    like = params_like(MultiHeadAttention(config()), vectors(0))
+    like = params_like(MultiHeadAttention(HEADS), vectors(0))
     del state["out_proj.weight"]
     with pytest.raises(DataError, match="out_proj.weight is missing; other is unknown"):
         to_jax(state | {"other": np.zeros(1)}, entries, like)
@@ -176,10 +167,16 @@ def test_encoder_layer_is_our_block(torch, assert_equal, placement, bias, name):
     entries, x, mask = encoder_layer(state), vectors(0), MASKS[name]
     future, padding = theirs_of(torch, mask)
     expected = module(torch.tensor(x), src_mask=future, src_key_padding_mask=padding)
-    sizes = config(norm_placement=placement, use_bias=bias, activation="gelu" if bias else "relu")
-    params = to_jax(state, entries, params_like(Block(sizes), x, mask))
+    block = Block(
+        HEADS,
+        HIDDEN,
+        norm_options=NormOptions(placement=placement, eps=1e-5),
+        feed_forward_options=FeedForwardOptions("gelu" if bias else "relu"),
+        use_bias=bias,
+    )
+    params = to_jax(state, entries, params_like(block, x, mask))
     assert_back_and_forth(params, entries, state)
-    found, _ = Block(sizes).apply({"params": params}, x, mask)
+    found, _ = block.apply({"params": params}, x, mask)
     assert_equal(found, expected.detach())
 
 
@@ -203,7 +200,8 @@ def test_decoder_layer_is_our_block_with_cross_attention(torch, assert_equal, pl
         settings = {"encoder_kv": kv, "encoder_mask": AttentionMask(padding_mask=VALID)}
         return block(x, AttentionMask(causal=True), **settings)[0]
 
-    block = Block(config(norm_placement=placement), cross=True)
+    norm = NormOptions(placement=placement, eps=1e-5)
+    block = Block(HEADS, HIDDEN, cross=True, norm_options=norm)
     params = to_jax(state, entries, params_like(block, x, method=run))
     assert_back_and_forth(params, entries, state)
     assert_equal(block.apply({"params": params}, x, method=run), expected.detach())
@@ -235,10 +233,15 @@ def test_the_whole_transformer_of_torch_is_ours(torch, assert_equal, norm_first,
         src_key_padding_mask=padding,
         memory_key_padding_mask=padding,
     )
-    sizes = config(
+    sizes = TransformerConfig(
+        vocab_size=1,
+        d_model=WIDTH,
+        d_ff=HIDDEN,
+        num_heads=HEADS,
         num_encoder_layers=2,
         num_decoder_layers=1,
-        norm_placement="pre" if norm_first else "post",
+        positions=NoPositions(),
+        norm=NormOptions(placement="pre" if norm_first else "post", eps=1e-5),
         use_bias=bias,
     )
     seen = AttentionMask(padding_mask=VALID)

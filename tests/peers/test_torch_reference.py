@@ -13,7 +13,16 @@ import pytest
 
 from experiments.torch_reference import compare
 from experiments.translation.presets import DataConfig, Files
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    OutputOptions,
+    Rotary,
+    Sinusoidal,
+    TransformerConfig,
+)
 from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.text.data import PairBatch, Stream, Tokens, iterate_once
@@ -41,13 +50,11 @@ GPT_CONFIG = TransformerConfig(
     num_heads=5,
     num_decoder_layers=2,
     max_len=11,
-    positions="learned",
-    norm_placement="pre",
-    norm_eps=1e-5,
-    activation="gelu",
+    norm=NormOptions(placement="pre", eps=1e-5),
+    feed_forward=FeedForwardOptions("gelu"),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
+    positions=Learned(),
     use_bias=False,
-    tied_embeddings="output",
-    scale_embeddings=False,
     initializer="scaled_normal",
 )
 LEARNING = OptimizerConfig(
@@ -147,10 +154,24 @@ def assert_trees_equal(given, expected, assert_equal, tolerance=1e-5):
     ("name", "changes"),
     [
         ("transformer", {}),
-        ("transformer", {"norm_placement": "pre", "use_bias": False, "activation": "gelu"}),
-        ("transformer", {"d_model": 15, "activation": "silu", "norm_eps": 1e-5}),
+        (
+            "transformer",
+            {
+                "norm": NormOptions(placement="pre"),
+                "feed_forward": FeedForwardOptions("gelu"),
+                "use_bias": False,
+            },
+        ),
+        (
+            "transformer",
+            {
+                "d_model": 15,
+                "feed_forward": FeedForwardOptions("silu"),
+                "norm": NormOptions(eps=1e-5),
+            },
+        ),
         ("gpt", {}),
-        ("gpt", {"use_bias": True, "activation": "gelu_tanh"}),
+        ("gpt", {"use_bias": True, "feed_forward": FeedForwardOptions("gelu_tanh")}),
     ],
 )
 def test_logits_loss_and_gradients_are_the_references(
@@ -179,7 +200,8 @@ def test_logits_loss_and_gradients_are_the_references(
 def test_weights_come_back_bit_for_bit(side, random_params):
     from experiments.torch_reference import weights
 
-    for config in (side.config, replace(side.config, norm_placement="pre", use_bias=False)):
+    norm = NormOptions(placement="pre")
+    for config in (side.config, replace(side.config, norm=norm, use_bias=False)):
         _, params, reference = side.pair(random_params, config)
         back = weights.params_of(reference, config)
         assert jax.tree.structure(back) == jax.tree.structure(params)
@@ -272,12 +294,13 @@ def test_what_the_reference_lacks_is_refused(torch, sides):
 
     transformer, gpt = (sides[name].reference for name in ("transformer", "gpt"))
     for make, changes, message in (
-        (transformer, {"positions": "rotary", "num_heads": 10}, "positions='rotary' is not supp"),
-        (transformer, {"sinusoidal_layout": "halves"}, "sinusoidal_layout='halves' is not"),
-        (transformer, {"output_bias": True}, "output_bias=True is not .* give output_bias=False"),
-        (gpt, {"positions": "rotary"}, "'rotary' is not supported .* give positions='learned'"),
+        (transformer, {"positions": Rotary()}, r"positions=Rotary\(.*\) is not .* give .*=Sinu"),
+        (transformer, {"positions": Sinusoidal(layout="halves")}, "layout='halves'.* is not supp"),
+        (transformer, {"output": OutputOptions(bias=True)}, "output.bias=True is .*bias=False"),
+        (transformer, {"embeddings": EmbeddingOptions(zero_id=1)}, "embeddings.zero_id=1 is not"),
+        (gpt, {"positions": Rotary()}, r"positions=Rotary\(.*\) is not .* positions=Learned\(\)"),
     ):
-        config = CONFIG if make is transformer else GPT_CONFIG
+        config = replace(CONFIG if make is transformer else GPT_CONFIG, num_heads=10)
         with pytest.raises(ConfigError, match=message):
             make(replace(config, **changes))
     with pytest.raises(ConfigError, match="name='lion' is not supported by the PyTorch ref"):
