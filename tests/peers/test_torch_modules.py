@@ -119,7 +119,7 @@ def test_a_float_mask_of_torch_is_our_bias(torch, assert_equal):
 def test_keys_and_values_of_another_size_convert(torch, assert_equal):
     module = torch.nn.MultiheadAttention(WIDTH, HEADS, kdim=13, vdim=13, batch_first=True)
     state = state_of(randomized(torch, module))
-    x, memory, model = vectors(0), vectors(1, 4, 13), MultiHeadAttention(HEADS)
+    x, memory, model = vectors(0), vectors(1, 4, 13), MultiHeadAttention(HEADS, head_dim=4)
     expected, _ = module(*map(torch.tensor, (x, memory, memory)))
 
     def attend(module, x):
@@ -140,8 +140,8 @@ def test_what_our_attention_lacks_is_refused(torch):
         multihead_attention(state_of(make(WIDTH, HEADS, kdim=13, vdim=11)))
     state = state_of(make(WIDTH, HEADS))
     entries = multihead_attention(state)
-    wider = params_like(MultiHeadAttention(HEADS), vectors(0, width=WIDTH + 1))
-    with pytest.raises(DataError, match=r"in_proj_weight is \[60, 20\], but \[60, 21\] is needed"):
+    wider = params_like(MultiHeadAttention(HEADS), vectors(0, width=25))
+    with pytest.raises(DataError, match=r"in_proj_weight is \[60, 20\], but \[75, 25\] is needed"):
         to_jax(state, entries, wider)
     like = params_like(MultiHeadAttention(HEADS), vectors(0))
     del state["out_proj.weight"]
