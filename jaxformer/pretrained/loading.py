@@ -29,6 +29,7 @@ from jaxformer.pretrained.model_specs import ModelSpec, check_params, make_model
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.training.train_step import result_tree
 
 _TOKENIZER_OPTIONS = ("tokenizer_config.json", "target_vocab.json")
 _TOKENIZER_LIMIT = 128 * 2**20
@@ -321,11 +322,13 @@ def _run_params(folder: Path, training: Mapping[str, Any]) -> dict[str, Any]:
     if newest is None:
         raise CheckpointError(f"{folder} has no complete checkpoint: train first")
     source = HFFolder(folder)
-    chosen = source.json("weights.json").get("steps") if source.has("weights.json") else None
-    if not chosen or not set(chosen) <= set(checkpoints.steps()):
-        chosen = [newest]
-    averaged = training.get("ema_decay", 0) > 0
-    return checkpoints.average_params(chosen, tree="ema" if averaged else "params")
+    record = source.json("weights.json") if source.has("weights.json") else {}
+    steps = record.get("steps")
+    if not steps or not set(steps) <= set(checkpoints.steps()):
+        steps = [newest]
+    names = ("ema_decay", "extra_ema_decays", "schedule_free")
+    averages = {name: training[name] for name in names if name in training}
+    return checkpoints.average_params(steps, tree=record.get("tree") or result_tree(**averages))
 
 
 def _with_vocabularies(sizes: TransformerConfig, params: Mapping[str, Any]) -> TransformerConfig:
