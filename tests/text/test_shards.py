@@ -61,6 +61,7 @@ def test_documents_begin_at_their_mark_also_across_shards(tmp_path, tokens):
             "a.bin: the header promises 5 ids, 1034 bytes in all, but the file",
         ),
         ({"count": -1}, "a.bin: the header promises -1 ids"),
+        ({"magic": 20240801, "version": 7}, "a.bin: a header with the magic number 20240801"),
     ],
 )
 def test_a_wrong_header_is_named(tmp_path, change, said):
