@@ -289,6 +289,14 @@ def test_a_vocabulary_made_elsewhere_is_taken_but_not_as_our_own(tmp_path):
         tokenizers.load_standard(tmp_path / "other.json")
 
 
+def test_a_file_that_another_writer_began_does_not_disturb_the_writing(tmp_path):
+    bpe = train_bpe(["a"], 260)
+    (tmp_path / "bpe.json.unfinished").mkdir()
+    bpe.save(tmp_path / "bpe.json")
+    assert tokenizers.load(tmp_path / "bpe.json").fingerprint == bpe.fingerprint
+    assert len([*tmp_path.iterdir()]) == 2
+
+
 def test_special_tokens_that_would_be_shown_are_not_our_own(bpe, bare, tmp_path):
     assert (
         tokenizers.require_standard_ids(bpe) is bpe

@@ -19,6 +19,7 @@ from jaxtyping import Int, Int32, Int64, Integer
 
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.text.tokenizers import Tokenizer, sample_encodings
+from jaxformer.text.tokenizers.tokenizer import replacing
 
 _HEADER = struct.Struct("<16sIIqqq16x")
 _MAGIC, _VERSION = b"jaxformer tokens", 2
@@ -157,9 +158,7 @@ def write_parts(
     """
     if not 1 <= vocab_size <= 1 << 32:
         raise ConfigError(f"vocab_size must be 1 to 2^32, got {vocab_size}")
-    path = Path(path)
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
+    with replacing(path) as unfinished:
         with open(unfinished, "wb") as file:
             _write(file, parts, vocab_size)
         written = open_tokens(unfinished)
@@ -167,9 +166,6 @@ def write_parts(
         with open(unfinished, "r+b") as file:
             file.seek(-_DIGEST, os.SEEK_END)
             file.write(bytes.fromhex(fingerprint))
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return open_tokens(path)
 
 

@@ -5,7 +5,8 @@ import copy
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -178,10 +179,8 @@ class Tokenizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tokenizer to the file `path` as JSON, completely or not at all."""
-        path = Path(path)
-        unfinished = path.with_name(path.name + ".unfinished")
-        unfinished.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
-        os.replace(unfinished, path)
+        with replacing(path) as unfinished:
+            unfinished.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
 
     def _ids(self, lines: list[str]) -> list[list[int]]:
         """The ids of every line; pieces that only the vocabulary has are not unknown."""
@@ -220,6 +219,21 @@ class Tokenizer:
                 f"text {number} of {len(lines)}: the vocabulary has no token for "
                 f"{unknown[0] if unknown else shorten(line)!r} and no unknown token"
             )
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """The path of a new file that becomes `path` when the block ends, unless it raises.
+
+    Each writer has a file of its own, so that of several at once the last one wins.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
