@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         TRANSFORMER_BIG,
         TransformerConfig,
     )
-    from jaxformer.decoding import GenerationConfig, SamplingConfig, beam_search, sample
+    from jaxformer.decoding import SamplingConfig, SearchConfig, beam_search, sample
     from jaxformer.distributed import replicated, sharded, single
     from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged, MissingExtra
     from jaxformer.nn import (
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         bucket_pairs,
     )
     from jaxformer.text.metrics import score_translations
+    from jaxformer.text.pipeline_options import CompletionOptions, TranslationOptions
     from jaxformer.text.tokenizers import BOS, EOS, PAD, Tokenizer, train_bpe
     from jaxformer.training import (
         OptimizerConfig,
@@ -91,6 +92,7 @@ __all__ = [
     "CheckpointError",
     "Checkpoints",
     "Classifier",
+    "CompletionOptions",
     "ConfigError",
     "DataError",
     "DecoderOnly",
@@ -99,7 +101,6 @@ __all__ = [
     "EncoderDecoder",
     "EncoderOnly",
     "Ensemble",
-    "GenerationConfig",
     "MaskedBatch",
     "MaskedLanguageModel",
     "MaskedStream",
@@ -110,12 +111,14 @@ __all__ = [
     "Patched",
     "PositionScheme",
     "SamplingConfig",
+    "SearchConfig",
     "Stack",
     "Stream",
     "StreamBatch",
     "Tokenizer",
     "TrainState",
     "TransformerConfig",
+    "TranslationOptions",
     "__version__",
     "beam_search",
     "bucket_pairs",
@@ -161,7 +164,7 @@ _MODULES = {
         "TRANSFORMER_BIG",
         "TransformerConfig",
     ),
-    "decoding": ("GenerationConfig", "SamplingConfig", "beam_search", "sample"),
+    "decoding": ("SamplingConfig", "SearchConfig", "beam_search", "sample"),
     "distributed": ("replicated", "sharded", "single"),
     "errors": ("CheckpointError", "ConfigError", "DataError", "Diverged", "MissingExtra"),
     "nn": (
@@ -202,6 +205,7 @@ _MODULES = {
         "bucket_pairs",
     ),
     "text.metrics": ("score_translations",),
+    "text.pipeline_options": ("CompletionOptions", "TranslationOptions"),
     "text.tokenizers": ("BOS", "EOS", "PAD", "Tokenizer", "train_bpe"),
     "training": (
         "OptimizerConfig",

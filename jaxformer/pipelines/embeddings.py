@@ -1,6 +1,6 @@
 """The vectors that a model gives to texts and their tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,22 +16,18 @@ from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines.batching import (
     add_special_tokens,
     check_lengths,
-    check_tokenizer,
+    check_model,
+    check_texts,
     group_by_length,
     next_power_of_two,
     pad_with_mask,
+    unwrapped,
 )
 from jaxformer.text.tokenizers import Tokenizer
 
 
 class TextEmbeddings(NamedTuple):
-    """The T tokens of a text and their vectors.
-
-    >>> vectors = np.array([[1.0, 0.0], [3.0, 2.0]])
-    >>> found = TextEmbeddings(["a", " rose"], vectors, vectors, mean=vectors.mean(axis=0))
-    >>> found.mean
-    array([2., 1.])
-    """
+    """The T tokens of a text and their vectors."""
 
     tokens: list[str]
     """The tokens as the vocabulary writes them."""
@@ -46,7 +42,7 @@ class TextEmbeddings(NamedTuple):
 def embed(
     model: MaskedLanguageModel | EncoderOnly | DecoderOnly,
     params: Any,
-    texts: Sequence[str],
+    texts: Iterable[str],
     tokenizer: Tokenizer,
 ) -> list[TextEmbeddings]:
     """The learned and the contextual vectors of each text's tokens.
@@ -68,12 +64,14 @@ def embed(
     >>> bool((found.contextual[1] == found.contextual[4]).all())  # other words come before it
     False
     """
-    check_tokenizer(tokenizer, model.config.vocab_size)
+    check_model(model, MaskedLanguageModel, EncoderOnly, DecoderOnly)
+    tokenizer.check_fits(model.config.vocab_size)
+    texts = check_texts(texts)
     bare = tokenizer.encode_batch(texts)
     for number, ids in enumerate(bare, 1):
         if not ids:
             raise DataError(f"text {number} of {len(texts)} has no tokens: give it some text")
-    causal = isinstance(getattr(model, "model", model), DecoderOnly)  # that of Int8 or Patched
+    causal = isinstance(unwrapped(model), DecoderOnly)
     whole = bare if causal else [add_special_tokens(ids, tokenizer) for ids in bare]
     first = 0 if causal or tokenizer.special.bos is None else 1
     check_lengths(whole, model.config.max_len)

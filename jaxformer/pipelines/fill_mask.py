@@ -1,6 +1,6 @@
-"""Which tokens may stand where a text has a mask."""
+"""Predictions of the tokens behind the masks of a text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pipelines.batching import (
     add_special_tokens,
     check_lengths,
-    check_tokenizer,
+    check_model,
+    check_texts,
     group_by_length,
     next_power_of_two,
     pad_right,
@@ -26,11 +27,7 @@ _WORDS = 64
 
 
 class MaskPrediction(NamedTuple):
-    """A token that may replace a mask.
-
-    >>> MaskPrediction(token="Ġrose", text=" rose", probability=0.5).text
-    ' rose'
-    """
+    """A token that may replace a mask."""
 
     token: str
     """The token as the vocabulary writes it."""
@@ -43,7 +40,7 @@ class MaskPrediction(NamedTuple):
 def fill_mask(
     model: MaskedLanguageModel,
     params: Any,
-    texts: Sequence[str],
+    texts: Iterable[str],
     tokenizer: Tokenizer,
     *,
     count: int = 5,
@@ -65,8 +62,9 @@ def fill_mask(
     >>> round(best.probability, 4), len(others)  # each of the 8 tokens is as likely
     (0.125, 4)
     """
-    vocab_size, max_len = model.config.vocab_size, model.config.max_len
-    check_tokenizer(tokenizer, vocab_size)
+    check_model(model, MaskedLanguageModel)
+    tokenizer.check_fits(model.config.vocab_size)
+    texts, max_len = check_texts(texts), model.config.max_len
     if count < 1:
         raise ConfigError(f"count={count}, but it must be at least 1")
     mask = _mask_id(tokenizer)

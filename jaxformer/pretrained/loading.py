@@ -40,13 +40,7 @@ _SOURCE, _TARGET = Path("tokenizer", "source.json"), Path("tokenizer", "target.j
 
 
 class Loaded(NamedTuple):
-    """A trained model, ready for use.
-
-    >>> loaded = Loaded(jf.DecoderOnly(jf.GPT2), {}, tokenizer=None, target_tokenizer=None)
-    >>> model, params, *_ = loaded
-    >>> model.config.num_decoder_layers
-    12
-    """
+    """A trained model, ready for use."""
 
     model: nn.Module
     params: dict[str, Any]
@@ -72,9 +66,12 @@ def load_pretrained(
     `Classifier`, `TokenClassifier` or `SpanPredictor`. Weights may be stored as F16, BF16 or F32;
     `params` are float32. `dtype` is that of the computation. A decoder without an output layer gets
     the transpose of its embedding. With a `strategy`, such as `sharded(mesh)`, `params` are JAX
-    arrays of the stored type, and each device reads only its parts from the files.
-    If there is no such folder, `folder` is the name of a model on
-    the hub and is downloaded (needs `huggingface_hub`).
+    arrays of the stored type, and each device reads only its parts from the files. If there is no
+    such folder, `folder` is the name of a model on the hub and is downloaded (needs
+    `huggingface_hub`).
+
+    Pad texts at their ends, as the pipelines do: in transformers RoBERTa, XLM-R and M2M100 count
+    positions from the first token that is no padding, here from the first column.
 
     Raises `ConfigError`, naming the key and its value, for what is not supported, and `DataError`
     for files that are damaged, lead out of the folder, or do not have exactly the tensors that the
@@ -96,17 +93,7 @@ def load_pretrained(
 
 
 def load_without_weights(folder: str | os.PathLike[str]) -> Loaded:
-    """What `load_pretrained` gives, with no `params`: of the weights only the shapes are read.
-
-    >>> from dataclasses import replace
-    >>> small = {"vocab_size": 11, "d_model": 8, "d_ff": 32, "num_heads": 2}
-    >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))
-    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
-    >>> jf.save_pretrained("model", model, params)
-    >>> loaded = load_without_weights("model")
-    >>> loaded.model.config.d_ff, loaded.params
-    (32, {})
-    """
+    """What `load_pretrained` gives, with no `params`: of the weights only the shapes are read."""
     return _load(folder, reference, "float32", lambda *_: {})
 
 
@@ -137,15 +124,7 @@ def _load(
 
 
 def is_pretrained(folder: str | os.PathLike[str]) -> bool:
-    """Whether `folder` holds a model as `transformers` writes it, and not a run.
-
-    >>> Path("model").mkdir()
-    >>> is_pretrained("model")
-    False
-    >>> _ = Path("model", "config.json").write_text('{"model_type": "gpt2"}')
-    >>> is_pretrained("model")
-    True
-    """
+    """Whether `folder` holds a model as `transformers` writes it, and not a run."""
     try:
         return "model_type" in HFFolder(folder).json("config.json")
     except (ConfigError, DataError):
@@ -153,12 +132,11 @@ def is_pretrained(folder: str | os.PathLike[str]) -> bool:
 
 
 def check_tokenizer(folder: str | os.PathLike[str], tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises `DataError` if the tokenizer of `folder` has more ids than the model."""
-    if tokenizer.vocab_size > vocab_size:
-        raise DataError(
-            f"{folder}: the tokenizer's ids end at {tokenizer.vocab_size - 1}, but the model's "
-            f"vocabulary has {vocab_size}: put the model's own tokenizer there"
-        )
+    """Raises `ConfigError` if the tokenizer of `folder` has more ids than the model."""
+    try:
+        tokenizer.check_fits(vocab_size)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from error
 
 
 def _has_tokenizer(source: HFFolder) -> bool:

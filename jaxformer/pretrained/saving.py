@@ -13,7 +13,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from jaxformer import optional_dependencies
-from jaxformer.decoding import GenerationConfig, SamplingConfig
+from jaxformer.decoding import SamplingConfig, SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
@@ -22,7 +22,7 @@ from jaxformer.nn.stacking import unstack_blocks
 from jaxformer.ops.attention import ATTENTION_FNS, AutoAttention, reference
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, read_config, write_config
-from jaxformer.pretrained.generation_json import generation_json
+from jaxformer.pretrained.generation_config import generation_json
 from jaxformer.pretrained.model_specs import (
     ModelSpec,
     check_params,
@@ -31,6 +31,7 @@ from jaxformer.pretrained.model_specs import (
     spec_of,
 )
 from jaxformer.pretrained.weight_map import to_hf
+from jaxformer.text.pipeline_options import TranslationOptions
 from jaxformer.text.tokenizers import Tokenizer, with_template
 
 _JSON: dict[str, Any] = {"indent": 2, "sort_keys": True}
@@ -46,7 +47,7 @@ def save_pretrained(
     *,
     family: str | None = None,
     token_ids: Mapping[str, int] | None = None,
-    generation: GenerationConfig | SamplingConfig | None = None,
+    generation: SearchConfig | SamplingConfig | None = None,
     labels: Sequence[str] = (),
     card: str = "",
 ) -> None:
@@ -98,10 +99,7 @@ def save_pretrained(
 
 
 def check_savable(model: nn.Module) -> None:
-    """Raises `ConfigError` for a model that `save_pretrained` refuses; to call before training.
-
-    >>> check_savable(jf.DecoderOnly(jf.GPT2))
-    """
+    """Raises `ConfigError` for a model that `save_pretrained` refuses; to call before training."""
     _refuse_own_parts(model)
     _choose(None, spec_of(model))
 
@@ -175,14 +173,15 @@ def _with_biases(spec: ModelSpec) -> ModelSpec:
 def _with_ids(
     hf: Mapping[str, Any],
     tokenizer: Tokenizer | None,
-    generation: GenerationConfig | SamplingConfig | None,
+    generation: SearchConfig | SamplingConfig | None,
 ) -> dict[str, Any]:
     """The config.json `hf` with the ids of special tokens."""
-    found = {"torch_dtype": "float32", **_token_ids(None), **hf}
-    found |= {} if tokenizer is None else _token_ids(tokenizer)
-    if isinstance(generation, GenerationConfig):
-        found["decoder_start_token_id"] = generation.bos
-    return found
+    with_ids = {"torch_dtype": "float32", **_token_ids(None), **hf}
+    with_ids |= {} if tokenizer is None else _token_ids(tokenizer)
+    if isinstance(generation, SearchConfig):  # without BOS, padding starts each text
+        start = (with_ids["bos_token_id"], with_ids["pad_token_id"], TranslationOptions.bos)
+        with_ids["decoder_start_token_id"] = next(x for x in start if x is not None)
+    return with_ids
 
 
 def _token_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:

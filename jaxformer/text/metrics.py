@@ -37,14 +37,6 @@ def score_translations(hypotheses: Sequence[str], references: Sequence[str]) -> 
     return _score(hypotheses, references, tokenize="13a", label="")
 
 
-def score_tokenized(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
-    """BLEU and chrF2 of text whose tokens are already separated by spaces (tok:none).
-
-    Raises `DataError` for different numbers of sentences, or none.
-    """
-    return _score(hypotheses, references, tokenize="none", label="")
-
-
 def score_lowercased(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Scores:
     """BLEU and chrF2 of both sides after `lowercased_tokens`, as in older papers on Multi30k.
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer import TransformerConfig
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.errors import CheckpointError, ConfigError, DataError
+from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
@@ -170,7 +170,7 @@ def test_a_tokenizer_of_another_run_is_refused(make_run):
     config = replace(GPT, vocab_size=7)
     words = train_words(["ab cd ef gh ij"], 11)
     folder, _ = make_run(DecoderOnly(config), config, {"tokenizer": words})
-    with pytest.raises(DataError, match="the tokenizer's ids end at 8, but the model's vocabulary"):
+    with pytest.raises(ConfigError, match="run: the tokenizer has 9 ids, but the model has only 7"):
         load(folder)
 
 

@@ -42,12 +42,6 @@ def test_case_counts_unless_lowercased():
     assert "tok:none" in scores.bleu_signature
 
 
-def test_tokenized_text_is_scored_as_it_stands():
-    hypothesis, reference = ["a b c d ."], ["a b c d."]
-    assert metrics.score_translations(hypothesis, reference).bleu == pytest.approx(100)
-    assert metrics.score_tokenized(hypothesis, reference).bleu < 70
-
-
 def test_lowercased_tokens_follow_moses_on_the_hard_cases():
     lines = ["Sie sagt: „Komm.“", "Was ist's?", "Um 3,5 m & 10%", ""]
     assert metrics.lowercased_tokens(lines, "de") == [
@@ -79,7 +73,6 @@ def test_a_language_is_a_code(language):
     "score",
     [
         metrics.score_translations,
-        metrics.score_tokenized,
         lambda a, b: metrics.score_lowercased(a, b, "de"),
         metrics.bleu_interval,
         metrics.exact_match,

@@ -125,9 +125,7 @@ class TrainingConfig(LoraOptions):
     @property
     def result_tree(self) -> str:
         """The part of a state that is evaluated and becomes the result: "params" or an average."""
-        return result_tree(
-            self.ema_decay, self.extra_ema_decays, schedule_free=self.schedule_free
-        )
+        return result_tree(self.ema_decay, self.extra_ema_decays, schedule_free=self.schedule_free)
 
     def ema_tree(self, decay: float) -> str:
         """The part of a state that is the moving average with this decay."""

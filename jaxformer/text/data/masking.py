@@ -101,13 +101,6 @@ def iterate_masked_once(
     Rows are those of `MaskedStream`; the last row and the last batch are filled up. With
     `next_sentence` there is a row for each window, of text around the window's middle. Raises what
     `MaskedStream` raises, except for a corpus shorter than one context.
-
-    >>> documents, special = Tokens.from_lists([[5] * 25]), SpecialTokens(bos=1, eos=2, mask=3)
-    >>> batches = iterate_masked_once(
-    ...     documents, batch_size=2, seq_len=12, seed=0, special=special, vocab_size=6
-    ... )
-    >>> [int(batch.padding_mask.sum()) for batch in batches]  # 25 tokens, and 2 in each of 3 rows
-    [24, 7]
     """
     shape = batch_size, seq_len
     masker = _Masker(tokens, shape, seed, special, vocab_size, mask_prob)

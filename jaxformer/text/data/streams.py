@@ -87,11 +87,6 @@ def iterate_once(
     each label, except those near the start, has at least seq_len - stride tokens before it. The
     last row and the last batch are filled up. Raises `ConfigError` for a stride outside 1 to
     seq_len, `DataError` for fewer than two ids.
-
-    >>> text = Tokens.from_lists([list(range(10))])
-    >>> batches = iterate_once(text, batch_size=2, seq_len=4, isolate_documents=False)
-    >>> [int(batch.loss_mask.sum()) for batch in batches]  # 9 labels
-    [8, 1]
     """
     stride = seq_len if stride is None else stride
     check_positive(batch_size=batch_size, seq_len=seq_len)

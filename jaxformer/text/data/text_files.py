@@ -39,12 +39,7 @@ def read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    r"""What `iterate_lines` gives, in a list.
-
-    >>> _ = Path("lines.txt").write_bytes(b"one\r\n\ntwo\n")
-    >>> read_lines("lines.txt")
-    ['one', '', 'two']
-    """
+    r"""What `iterate_lines` gives, in a list."""
     return list(iterate_lines(path))
 
 
@@ -55,10 +50,6 @@ def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     parallel. One carriage return before the line feed and a byte order mark at the start of the
     file are removed. Raises `DataError` for a file that is absent, empty, a directory, not
     readable, a damaged gzip file, or (with the line) not UTF-8.
-
-    >>> _ = Path("lines.txt").write_text("one\n\ntwo\n")
-    >>> next(iterate_lines("lines.txt"))
-    'one'
     """
     rest, found = "", False
     for text in _decode(Path(path), read_blocks(path)):
@@ -77,13 +68,6 @@ def read_pairs(
     r"""The lines of two files; line i of one translates line i of the other.
 
     Raises `DataError` when the numbers of lines differ, and as `iterate_lines` does.
-
-    >>> _ = Path("en.txt").write_text("A house.\nTwo.\n")
-    >>> _ = Path("de.txt").write_text("Ein Haus.\n")
-    >>> read_pairs("en.txt", "de.txt")
-    Traceback (most recent call last):
-        ...
-    jaxformer.errors.DataError: en.txt has 2 lines and de.txt has 1: line i of one ...
     """
     source, target = read_lines(source_path), read_lines(target_path)
     if len(source) != len(target):
@@ -99,10 +83,6 @@ def read_tab_pairs(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
 
     Raises `DataError` naming the first line with fewer than two columns, and as `iterate_lines`
     does.
-
-    >>> _ = Path("pairs.tsv").write_text("A house.\tEin Haus.\tCC-BY\n")
-    >>> read_tab_pairs("pairs.tsv")
-    (['A house.'], ['Ein Haus.'])
     """
     source, target = [], []
     for number, line in enumerate(read_lines(path), start=1):

@@ -134,10 +134,6 @@ def write_tokens(
 
     Two bytes an id up to a vocabulary of 65,536, four above. Raises `DataError` for an id
     outside 0 to vocab_size - 1, `ConfigError` for a vocabulary that four bytes cannot hold.
-
-    >>> tokens = write_tokens("a.tokens", ([i, i + 1] for i in range(3)), vocab_size=65_536)
-    >>> tokens.ids.dtype, len(tokens)  # two bytes an id
-    (dtype('uint16'), 3)
     """
     return write_parts(path, ((row, True) for row in sequences), vocab_size=vocab_size)
 
@@ -175,14 +171,6 @@ def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) 
     `vocab_size` is that of the model to feed. Raises `DataError` for a file that was written for
     a larger vocabulary, and for one that is absent, of another kind, cut short or damaged in its
     offsets.
-
-    >>> _ = write_tokens("a.tokens", [[5, 6], [7]], vocab_size=8)
-    >>> open_tokens("a.tokens")[0].tolist()
-    [5, 6]
-    >>> open_tokens("a.tokens", vocab_size=6)
-    Traceback (most recent call last):
-        ...
-    jaxformer.errors.DataError: a.tokens was written for 8 ids, ...
     """
     try:
         raw = np.asarray(np.memmap(path, np.uint8, mode="r"))
@@ -226,11 +214,6 @@ def encode_lines(
 
     With `bpe_dropout` each of N lines has a random segmentation for each of `seeds`: sequence
     k N + i is that of line i with seed k (see `sample_encodings`).
-
-    >>> from jaxformer.text.tokenizers import train_words
-    >>> tokenizer = train_words(["a rose is a rose"], 10)
-    >>> encode_lines(["a rose", " ", "is"], tokenizer, "a.tokens").lengths.tolist()
-    [2, 0, 1]
     """
     lines = [line if line.strip() else "" for line in lines]
     ids = _encode(lines, tokenizer)
@@ -255,13 +238,6 @@ def encode_pairs(
     `target_tokenizer` None means one vocabulary for both. With `bpe_dropout` each line has
     `encodings` random segmentations (see `encode_lines`). Raises `DataError` when the numbers of
     lines differ.
-
-    >>> from jaxformer.text.tokenizers import train_words
-    >>> tokenizer = train_words(["a rose eine Rose"], 10)
-    >>> Path("pairs").mkdir()
-    >>> source, target = encode_pairs(["a rose", "rose"], ["eine Rose", "Rose"], tokenizer, "pairs")
-    >>> source.lengths.tolist(), target.lengths.tolist()
-    ([2, 1], [2, 1])
     """
     if len(source_lines) != len(target_lines):
         raise DataError(

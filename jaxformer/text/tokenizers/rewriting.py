@@ -53,11 +53,6 @@ def with_template(tokenizer: Tokenizer, *, bos: bool = False, eos: bool = False)
     """A tokenizer that, in other programs, puts its BOS before and its EOS after each text.
 
     `encode` here gives the same ids as before. A role without a token is left out.
-
-    >>> from jaxformer.text.tokenizers import train_words, with_template
-    >>> tokenizer = with_template(train_words(["a rose"], 6), eos=True)
-    >>> tokenizer.encode("a rose"), tokenizer.library_tokenizer.encode("a rose").ids
-    ([4, 5], [4, 5, 2])
     """
     special = tokenizer.special
     first = [special.bos] if bos and special.bos is not None else []
@@ -80,10 +75,6 @@ def mask_joins_spaces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[bool,
     """Whether the space before a mask, and the one after it, is no token of its own.
 
     `words` show how the tokenizer treats spaces.
-
-    >>> from jaxformer.text.tokenizers import mask_joins_spaces, train_bpe
-    >>> mask_joins_spaces(["a", "rose"], train_bpe(["a rose is a rose"], 264))
-    (True, True)
     """
     single, spaced, pairs = (
         tokenizer.encode_batch([form.format(word) for word in words])

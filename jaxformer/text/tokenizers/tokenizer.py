@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxformer import optional_dependencies
-from jaxformer.errors import DataError, shorten
+from jaxformer.errors import ConfigError, DataError, shorten
 
 if TYPE_CHECKING:
     import tokenizers
@@ -30,11 +30,7 @@ SPECIAL_TOKEN = re.compile(r"<[^\s<>]*[^\W_][^\s<>]*>|\[\w*[^\W_]\w*\]")
 
 
 class SpecialTokens(NamedTuple):
-    """The ids of a vocabulary's special tokens; None where it has no token for a role.
-
-    >>> SpecialTokens(bos=1, eos=2).pad is None
-    True
-    """
+    """The ids of a vocabulary's special tokens; None where it has no token for a role."""
 
     pad: int | None = None
     """Fills rows up."""
@@ -112,6 +108,14 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the tokenizer's JSON: equal for equal tokenizers."""
         return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
+
+    def check_fits(self, vocab_size: int) -> None:
+        """Raises `ConfigError` for ids outside the `vocab_size` ids of a model."""
+        if self.vocab_size > vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {self.vocab_size} ids, but the model has only {vocab_size}: "
+                "give the tokenizer that the model was trained with"
+            )
 
     def token(self, index: int) -> str:
         """The token with the id `index`, as in the vocabulary; `DataError` if there is none."""
@@ -237,16 +241,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
-    """`tokenizer` itself; `DataError` unless its special ids are `PAD`, `BOS`, `EOS` and `UNK`.
-
-    >>> from jaxformer.text.tokenizers import require_standard_ids, train_words
-    >>> require_standard_ids(train_words(["a rose"], 10)).special
-    SpecialTokens(pad=0, bos=1, eos=2, unk=3, mask=None)
-    >>> require_standard_ids(train_words(["a rose"], 10, special_tokens=["<unk>"]))
-    Traceback (most recent call last):
-        ...
-    jaxformer.errors.DataError: ids 0 to 3 must be the special tokens ...
-    """
+    """`tokenizer` itself; `DataError` unless its special ids are `PAD`, `BOS`, `EOS` and `UNK`."""
     found = tokenizer.special[: len(SPECIAL_TOKENS)]
     if found != (PAD, BOS, EOS, UNK):
         raise DataError(

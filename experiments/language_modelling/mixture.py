@@ -25,7 +25,7 @@ class Mixture:
 
     Attributes: `steps_per_epoch`, the batches that hold as many rows as all streams together.
 
-    >>> from jaxformer.text.data import Mixture, Tokens, all_rows
+    >>> from jaxformer.text.data import Tokens, all_rows
     >>> sizes = {"batch_size": 4, "seq_len": 2, "seed": 0, "isolate_documents": False}
     >>> ones, twos = (jf.Stream(Tokens.from_lists([[i] * 99]), **sizes) for i in (1, 2))
     >>> mixture = Mixture([ones, twos], weights=[3.0, 1.0])

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from experiments.language_modelling.shards import open_shard, shard_documents, write_shards
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.data import Tokens, open_shard, shard_documents, write_shards
+from jaxformer.text.data import Tokens
 from jaxformer.text.data.tokens import write_parts
 
 ROWS = [[7, 5, 3], [7], [7, 65_535, 2, 2, 11]]

@@ -6,8 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from experiments.language_modelling.mixture import Mixture
 from jaxformer.errors import ConfigError
-from jaxformer.text.data import MaskedStream, Mixture, Stream, Tokens
+from jaxformer.text.data import MaskedStream, Stream, Tokens
 from jaxformer.text.tokenizers import SpecialTokens
 
 BATCH, LENGTH = 7, 5
