@@ -165,8 +165,8 @@ def _start(
                 f"max_new_tokens={length}, but max_len={max_len}: shorten it, give a smaller "
                 "max_new_tokens, or give overflow='slide'"
             )
-        rules = {"max_new_tokens": length, "eos": eos, "stop": options.stop}
-        texts.append(PartialText(first_example_id + i, ids, tokenizer, **rules))
+        number, stop = first_example_id + i, options.stop
+        texts.append(PartialText(number, ids, tokenizer, max_new_tokens=length, eos=eos, stop=stop))
     return texts
 
 

@@ -81,9 +81,9 @@ def embed(
         tokens, padding_mask = pad_with_mask([whole[i] for i in chosen], batch, size)
         learned, contextual = jax.device_get(_vectors(model, params, tokens, padding_mask))
         for row, i in enumerate(chosen):
-            own = slice(first, first + len(bare[i]))
-            vectors = learned[row, own], contextual[row, own], contextual[row, own].mean(axis=0)
-            results[i] = TextEmbeddings([tokenizer.token(index) for index in bare[i]], *vectors)
+            inner = slice(first, first + len(bare[i]))
+            names, states = [tokenizer.token(x) for x in bare[i]], contextual[row, inner]
+            results[i] = TextEmbeddings(names, learned[row, inner], states, states.mean(axis=0))
     return [results[i] for i in range(len(texts))]
 
 

@@ -79,12 +79,12 @@ def fill_mask(
         tokens, padding_mask = pad_with_mask([ids[i] for i in chosen], batch, size)
         most = next_power_of_two(max(len(positions[i]) for i in chosen))
         masked_positions = pad_right([positions[i] for i in chosen], batch, most)
-        probabilities, found = jax.device_get(
+        probabilities, predicted = jax.device_get(
             predict(model, params, tokens, padding_mask, masked_positions)
         )
         for row, i in enumerate(chosen):
             results[i] = [
-                _predictions(found[row, k], probabilities[row, k], tokenizer)
+                _predictions(predicted[row, k], probabilities[row, k], tokenizer)
                 for k in range(len(positions[i]))
             ]
     return results
@@ -140,5 +140,5 @@ def _predictions(
     ids: np.ndarray, probabilities: np.ndarray, tokenizer: Tokenizer
 ) -> list[MaskPrediction]:
     texts = tokenizer.decode_batch(ids[:, None])
-    found = zip(ids.tolist(), texts, probabilities.tolist(), strict=True)
-    return [MaskPrediction(tokenizer.token(i), text, share) for i, text, share in found]
+    rows = zip(ids.tolist(), texts, probabilities.tolist(), strict=True)
+    return [MaskPrediction(tokenizer.token(i), text, share) for i, text, share in rows]

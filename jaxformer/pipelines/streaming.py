@@ -161,12 +161,12 @@ class PartialText:
 
     def _release(self) -> str:
         """The text held back, without an end of it that may be the beginning of a stop string."""
-        found = [
+        ends = [
             (self._held.find(stop) + len(stop), stop) for stop in self._stop if stop in self._held
         ]
-        if found:
+        if ends:
             # The stop string that was complete first, and of several the longest.
-            at, stop = min(found, key=lambda each: (each[0], -len(each[1])))
+            at, stop = min(ends, key=lambda each: (each[0], -len(each[1])))
             self.ended = self.done = True
             return self._held[: at - len(stop)]
         kept = 0 if self.done else self._stop_prefix()

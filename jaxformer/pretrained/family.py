@@ -106,8 +106,8 @@ def enum_field(hf: str, jax: str, default: str | bool, names: Mapping[Any, Any])
 
     def write(config: TransformerConfig) -> dict[str, Any]:
         value = getattr(config, jax)
-        for name, found in names.items():
-            if found == value:
+        for name, ours in names.items():
+            if ours == value:
                 return {hf: name}
         raise ConfigError(f"{jax}={value!r} has no {hf}")
 
@@ -258,17 +258,17 @@ def canonical_names(family: Family, names: Iterable[str]) -> dict[str, str]:
     """
     names = list(names)
     bare = not any(name.startswith(family.prefix) for name in names)
-    found: dict[str, str] = {}
+    given_names: dict[str, str] = {}
     for name in names:
         canonical = _with_current_ending(family, name)
         if bare and not canonical.startswith(family.head_prefixes):
             canonical = family.prefix + canonical
         if re.search(family.ignored_tensors, canonical):
             continue
-        if canonical in found:
-            raise DataError(f"{found[canonical]} and {name} are two names of one tensor")
-        found[canonical] = name
-    return found
+        if canonical in given_names:
+            raise DataError(f"{given_names[canonical]} and {name} are two names of one tensor")
+        given_names[canonical] = name
+    return given_names
 
 
 def _with_current_ending(family: Family, name: str) -> str:

@@ -189,12 +189,12 @@ def _read_params(
 def _place_on(
     strategy: Strategy, shapes: Mapping[str, Shape]
 ) -> Callable[[str, np.ndarray], jax.Array]:
-    """place(path, array) -> the array on the devices of `strategy`; only parts are copied."""
+    """put(path, array) -> the array on the devices of `strategy`; only parts are copied."""
     leaves = {path: jax.ShapeDtypeStruct(shape, np.float32) for path, shape in shapes.items()}
     tree = strategy.shardings(unflatten_dict(leaves, sep="/"))
     shardings: dict[str, Any] = flatten_dict(tree, sep="/")
 
-    def place(path: str, value: np.ndarray) -> jax.Array:
+    def put(path: str, value: np.ndarray) -> jax.Array:
         sharding = shardings[path]
         indices = sharding.addressable_devices_indices_map(value.shape)
         parts = [
@@ -205,7 +205,7 @@ def _place_on(
         ]
         return jax.make_array_from_single_device_arrays(value.shape, sharding, parts)
 
-    return place
+    return put
 
 
 def load(
@@ -323,14 +323,15 @@ def _run_tokenizers(
     folder: Path, sizes: TransformerConfig
 ) -> tuple[Tokenizer | None, Tokenizer | None]:
     """The tokenizers of source and target, one object where there is one vocabulary."""
-    target = next((name for name in (_TARGET, _TOKENIZER) if (folder / name).exists()), None)
-    if target is None:
+    paths = (folder / _TARGET, folder / _TOKENIZER)
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
         return None, None
-    found = tokenizers.load(folder / target)
-    source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else found
-    check_tokenizer(folder, found, sizes.vocab_size)
+    target = tokenizers.load(path)
+    source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else target
+    check_tokenizer(folder, target, sizes.vocab_size)
     check_tokenizer(folder, source, sizes.source_vocab_size or sizes.vocab_size)
-    return source, found
+    return source, target
 
 
 def _attention_fn(name: str) -> AttentionFn:

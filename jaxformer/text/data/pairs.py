@@ -101,8 +101,8 @@ class PairBatches:
         epoch, place = divmod(int(step), self.steps_per_epoch)
         pairs, batches, chosen = self._order(epoch)
         bucket, start, stop = self._plan[batches[place]]
-        own = select_rows(rows, self.buckets[bucket].batch_size)
-        return self._gather(pairs[start:stop], chosen, own, bucket)
+        selected = select_rows(rows, self.buckets[bucket].batch_size)
+        return self._gather(pairs[start:stop], chosen, selected, bucket)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The shuffled pairs, the order of the batches, and the segmentation of each sentence."""

@@ -66,11 +66,11 @@ class Stream:
         Epoch e has the steps from e * steps_per_epoch on. Its last batch is filled up with rows in
         which no label counts. Only the rows that `rows` selects are read and returned.
         """
-        own = select_rows(rows, self._windows.batch_size)
-        starts, sizes = self._windows.at(step, own)
+        selected = select_rows(rows, self._windows.batch_size)
+        starts, sizes = self._windows.at(step, selected)
         length = self._windows.length
         batch = _make_rows(self.tokens, starts, sizes, length, self._isolate_documents)
-        return batch._replace(example_ids=own.astype(np.int32))
+        return batch._replace(example_ids=selected.astype(np.int32))
 
 
 def iterate_once(

@@ -51,15 +51,15 @@ def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     file are removed. Raises `DataError` for a file that is absent, empty, a directory, not
     readable, a damaged gzip file, or (with the line) not UTF-8.
     """
-    rest, found = "", False
+    last, empty = "", True
     for text in _decode(Path(path), read_blocks(path)):
-        *lines, rest = (rest + text).split("\n")
-        found = found or bool(text)
+        *lines, last = (last + text).split("\n")
+        empty = empty and not text
         yield from (line.removesuffix("\r") for line in lines)
-    if not found:
+    if empty:
         raise DataError(f"{path}: the file is empty; at least one line is needed")
-    if rest:
-        yield rest.removesuffix("\r")
+    if last:
+        yield last.removesuffix("\r")
 
 
 def read_pairs(
@@ -121,12 +121,12 @@ def read_documents(
 def _read_documents(
     paths: list[Path], split: Callable[[Iterator[str]], Iterator[Part]]
 ) -> Iterator[Iterator[str]]:
-    found = False
+    empty = True
     for path in paths:
         for document in _documents(split(_decode(path, _blocks_of_text(path)))):
-            found = True
+            empty = False
             yield document
-    if not found:
+    if empty:
         names = ", ".join(str(path) for path in paths[:3]) + (", .." if len(paths) > 3 else "")
         raise DataError(f"{names or 'no files'}: there is no text; give at least one document")
 
@@ -174,12 +174,12 @@ def _split_files(texts: Iterator[str]) -> Iterator[Part]:
 
 
 def _split_lines(texts: Iterator[str]) -> Iterator[Part]:
-    rest = ""
+    held = ""
     for text in texts:
-        *lines, last = (rest + text).split("\n")
+        *lines, last = (held + text).split("\n")
         for line in lines:
             yield line.removesuffix("\r"), True
-        rest = "\r" if last.endswith("\r") else ""  # a line feed may follow it
+        held = "\r" if last.endswith("\r") else ""  # a line feed may follow it
         yield last.removesuffix("\r"), False
     yield "", True
 
@@ -236,18 +236,18 @@ def _blocks(texts: Iterator[str]) -> Iterator[str]:
     for text in texts:
         held += text
         if len(held) >= BLOCK_BYTES:
-            cut = _place_to_cut(held)
+            cut = _cut(held)
             yield held[:cut]
             held = held[cut:]
     if held:
         yield held
 
 
-def _place_to_cut(text: str) -> int:
+def _cut(text: str) -> int:
     for mark, after in (("\n", 1), (" ", 0)):
-        place = text.rfind(mark, 1, -1)
-        while place > 0:
-            if not text[place - 1].isspace() and not text[place + 1].isspace():
-                return place + after
-            place = text.rfind(mark, 1, place)
+        index = text.rfind(mark, 1, -1)
+        while index > 0:
+            if not text[index - 1].isspace() and not text[index + 1].isspace():
+                return index + after
+            index = text.rfind(mark, 1, index)
     return len(text)

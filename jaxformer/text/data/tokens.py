@@ -55,7 +55,7 @@ class Tokens:
             least = f", {ids.min()} among them" if ids.dtype.kind == "i" else ""
             raise DataError(f"ids must be integers from 0, got {ids.dtype}{least}")
         if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids):
-            raise DataError(f"offsets must lead from 0 to the number of ids, {len(ids)}")
+            raise DataError(f"offsets must start at 0 and end at the number of ids, {len(ids)}")
         for start in range(0, len(offsets), _CHUNK):
             if np.any(np.diff(offsets[start : start + _CHUNK + 1]) < 0):
                 raise DataError("offsets must not decrease")
@@ -249,12 +249,12 @@ def encode_pairs(
     source, target = (
         encode_lines(
             lines,
-            own,
+            encoder,
             folder / f"{side}.tokens",
             bpe_dropout=bpe_dropout,
             seeds=range(first, 2 * encodings, 2),
         )
-        for first, side, lines, own in (
+        for first, side, lines, encoder in (
             (0, "source", source_lines, tokenizer),
             (1, "target", target_lines, target_tokenizer or tokenizer),
         )

@@ -113,12 +113,12 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
 def _read_object(path: Path) -> dict[str, Any]:
     text = _read_text(path)
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a whole JSON file: {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: must hold a JSON object, got {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: must hold a JSON object, got {type(content).__name__}")
+    return content
 
 
 def _read_merges(path: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]]:

@@ -162,8 +162,8 @@ class Tokenizer:
         """
         tokenizer = copy.deepcopy(self._tokenizer)
         tokenizer.encode_special_tokens = False
-        found = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [(each.ids, each.offsets) for each in found]
+        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens; `DataError` for an id without a token."""
@@ -200,11 +200,11 @@ class Tokenizer:
             for x, line in zip(encodings, lines, strict=True)
         ]
 
-    def _resolve_unknown(self, index: int, piece: str, place: tuple[int, int], line: str) -> int:
+    def _resolve_unknown(self, index: int, piece: str, span: tuple[int, int], line: str) -> int:
         if index != self.special.unk:
             return index
         if piece == self.token(index):  # BPE gives the token's name, not the text
-            piece = self._tokenizer.normalizer.normalize_str(line[slice(*place)]).lstrip(SPACE)
+            piece = self._tokenizer.normalizer.normalize_str(line[slice(*span)]).lstrip(SPACE)
         return self._vocabulary_only.get(piece, index)
 
     def _spell_out(self, index: int) -> list[int]:
@@ -242,8 +242,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
     """`tokenizer` itself; `DataError` unless its special ids are `PAD`, `BOS`, `EOS` and `UNK`."""
-    found = tokenizer.special[: len(SPECIAL_TOKENS)]
-    if found != (PAD, BOS, EOS, UNK):
+    if tokenizer.special[: len(SPECIAL_TOKENS)] != (PAD, BOS, EOS, UNK):
         raise DataError(
             f"ids 0 to 3 must be the special tokens {' '.join(SPECIAL_TOKENS)}, got "
             f"{tokenizer.special}: train it with train_bpe, train_words or train_characters"
@@ -304,10 +303,10 @@ def _special_ids_from_text(tokenizer: "tokenizers.Tokenizer", unknown: int | Non
 
     "</s>" is a piece like any other in a Unigram vocabulary, so T5's would end the text there.
     """
-    found = set()
+    from_text = set()
     for name, index in all_special_ids(tokenizer).items():
         # Encoding raises where the vocabulary has neither the characters nor an unknown token.
         with contextlib.suppress(Exception):
             ids = tokenizer.encode(name, add_special_tokens=False).ids
-            found.update({index}.intersection(ids) - {unknown})
-    return found
+            from_text.update({index}.intersection(ids) - {unknown})
+    return from_text
