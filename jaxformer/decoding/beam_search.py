@@ -15,6 +15,7 @@ from jaxformer.decoding.hypotheses import (
     Hypotheses,
     Step,
     append_tokens,
+    check_batch,
     check_logits,
     compile_once,
     empty_hypotheses,
@@ -91,6 +92,7 @@ def beam_search(
             f"bos has shape {bos.shape} and max_new_tokens has shape {max_new_tokens.shape}, but "
             "both must be [B]: give one token and one length per sentence"
         )
+    check_batch(bos)
     if config.max_new_tokens is None:
         if isinstance(max_new_tokens, Tracer):
             raise ValueError(

@@ -64,6 +64,12 @@ def is_among(tokens: Int[Array, "*shape"], ids: Sequence[int]) -> Bool[Array, "*
     return jnp.isin(tokens, np.asarray(ids, np.int32))
 
 
+def check_batch(first: Int[AnyArray, " B"]) -> None:
+    """Raises `ValueError` for a batch of no sentences."""
+    if not len(first):
+        raise ValueError("the batch is empty: give at least one sentence")
+
+
 def check_logits(
     logits: Float[Array, "B W V"], tokens: Int[Array, "B W"], eos: Sequence[int]
 ) -> None:

@@ -13,6 +13,7 @@ from jaxformer.decoding.hypotheses import (
     Hypotheses,
     Step,
     append_tokens,
+    check_batch,
     check_logits,
     compile_once,
     empty_hypotheses,
@@ -79,6 +80,7 @@ def sample(
     shape = prompts.last_tokens.shape
     if len(shape) != 1:
         raise ValueError(f"last_tokens has shape {shape}, but must be [B]: one token per prompt")
+    check_batch(prompts.last_tokens)
     for name in ("max_new_tokens", "example_ids", "history_lengths"):
         value = getattr(prompts, name)
         if value is not None and value.shape != shape:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -59,6 +60,23 @@ def check_id(name: str, token: int, vocab_size: int) -> None:
         raise ConfigError(
             f"{name}={token}, but the model's token ids are 0 to {vocab_size - 1}: give one of them"
         )
+
+
+def check_count(name: str, value: Any, most: int | None = None) -> None:
+    """Raises `ConfigError` unless `value` is an integer from 1 to `most` (None: any)."""
+    limits = "at least 1" if most is None else f"1 to {most}"
+    if not isinstance(value, Integral) or value < 1 or (most is not None and value > most):
+        raise ConfigError(f"{name}={value!r}, but it must be an integer, {limits}")
+
+
+def check_tokenizer(tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    """Raises `ConfigError` for a tokenizer that is None or has more ids than the model."""
+    if tokenizer is None:
+        raise ConfigError(
+            "the tokenizer is None: give the one that the model was trained with (jf.load gives "
+            "None for a folder without tokenizer files)"
+        )
+    tokenizer.check_fits(vocab_size)
 
 
 def check_lengths(texts: Sequence[Sequence[int]], max_len: int) -> None:

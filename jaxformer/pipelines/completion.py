@@ -27,6 +27,7 @@ from jaxformer.pipelines.batching import (
     check_id,
     check_model,
     check_texts,
+    check_tokenizer,
     make_step_fn,
     next_power_of_two,
     pad_left,
@@ -142,7 +143,7 @@ def _start(
 ) -> list[PartialText]:
     """The texts to write."""
     check_model(model, DecoderOnly)
-    tokenizer.check_fits(model.config.vocab_size)
+    check_tokenizer(tokenizer, model.config.vocab_size)
     special, max_len, length = tokenizer.special, model.config.max_len, config.max_new_tokens
     eos = options.eos
     if eos is None:

@@ -18,6 +18,7 @@ from jaxformer.pipelines.batching import (
     check_lengths,
     check_model,
     check_texts,
+    check_tokenizer,
     group_by_length,
     next_power_of_two,
     pad_with_mask,
@@ -65,7 +66,7 @@ def embed(
     False
     """
     check_model(model, MaskedLanguageModel, EncoderOnly, DecoderOnly)
-    tokenizer.check_fits(model.config.vocab_size)
+    check_tokenizer(tokenizer, model.config.vocab_size)
     texts = check_texts(texts)
     bare = tokenizer.encode_batch(texts)
     for number, ids in enumerate(bare, 1):

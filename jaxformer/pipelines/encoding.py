@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from jaxformer.decoding import SearchConfig
 from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines.batching import check_lengths, check_model, check_texts
+from jaxformer.pipelines.batching import (
+    check_lengths,
+    check_model,
+    check_texts,
+    check_tokenizer,
+)
 from jaxformer.text.pipeline_options import TranslationOptions
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids
@@ -32,7 +37,7 @@ def encode_sources(
 ) -> list[list[int]]:
     """Each line's ids and EOS; nothing for a blank line. Raises as `translate` does."""
     check_model(model, EncoderDecoder)
-    tokenizer.check_fits(model.config.source_vocab_size or model.config.vocab_size)
+    check_tokenizer(tokenizer, model.config.source_vocab_size or model.config.vocab_size)
     sources = source_ids(lines, tokenizer, search, options)
     check_lengths(sources, model.config.max_len)
     return sources

@@ -8,13 +8,15 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.errors import ConfigError, DataError
+from jaxformer.errors import DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pipelines.batching import (
     add_special_tokens,
+    check_count,
     check_lengths,
     check_model,
     check_texts,
+    check_tokenizer,
     group_by_length,
     next_power_of_two,
     pad_right,
@@ -63,10 +65,9 @@ def fill_mask(
     (0.125, 4)
     """
     check_model(model, MaskedLanguageModel)
-    tokenizer.check_fits(model.config.vocab_size)
+    check_tokenizer(tokenizer, model.config.vocab_size)
     texts, max_len = check_texts(texts), model.config.max_len
-    if count < 1:
-        raise ConfigError(f"count={count}, but it must be at least 1")
+    check_count("count", count)
     mask = _mask_id(tokenizer)
     encoded = [encode_masked(text, i, tokenizer) for i, text in enumerate(texts)]
     ids = [add_special_tokens(x, tokenizer) for x in encoded]

@@ -10,14 +10,16 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding import SearchConfig
-from jaxformer.errors import ConfigError
+from jaxformer.errors import DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines.batching import (
     BATCH_SIZE,
+    check_count,
     check_lengths,
     check_model,
     check_texts,
+    check_tokenizer,
     group_by_length,
     next_power_of_two,
     pad_right,
@@ -58,11 +60,10 @@ def score(
     (3, 2.0794)
     """
     check_model(model, DecoderOnly)
-    tokenizer.check_fits(model.config.vocab_size)
+    check_tokenizer(tokenizer, model.config.vocab_size)
     texts, max_len = check_texts(texts), model.config.max_len
     stride = max_len if stride is None else stride
-    if not 1 <= stride <= max_len:
-        raise ConfigError(f"stride={stride}, but it must be 1 to max_len={max_len}")
+    check_count("stride", stride, max_len)
     bos = [] if tokenizer.special.bos is None else [tokenizer.special.bos]
     ids = [bos + text for text in tokenizer.encode_batch(texts)]
     windows = [(i, *window) for i, x in enumerate(ids) for window in _windows(x, max_len, stride)]
@@ -118,8 +119,12 @@ def score_pairs(
     fit the model.
     """
     check_model(model, EncoderDecoder)
-    target_tokenizer.check_fits(model.config.vocab_size)
+    check_tokenizer(target_tokenizer, model.config.vocab_size)
+    check_count("batch_size", batch_size)
     max_len, pairs = model.config.max_len, list(pairs)
+    for number, pair in enumerate(pairs, 1):
+        if isinstance(pair, str) or len(pair) != 2:
+            raise DataError(f"pair {number} of {len(pairs)} must be (source, target): two strings")
     sources = encode_sources(model, [pair[0] for pair in pairs], source_tokenizer)
     search, options = SearchConfig(), TranslationOptions()
     targets = with_eos([pair[1] for pair in pairs], target_tokenizer, search, options)

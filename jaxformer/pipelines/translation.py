@@ -15,6 +15,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import (
     check_id,
+    check_tokenizer,
     group_by_length,
     make_step_fn,
     pad_right,
@@ -132,7 +133,7 @@ def translate_batches(
     `compile_batch(batch)` compiles a program and returns a function that runs it. An empty sentence
     has one empty translation.
     """
-    tokenizer.check_fits(model.config.vocab_size)
+    check_tokenizer(tokenizer, model.config.vocab_size)
     check_id("bos", options.bos, model.config.vocab_size)
     count = concurrency(params)
     batch_size = split_batch(sum(map(bool, sentences)), count, options.batch_size)

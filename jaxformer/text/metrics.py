@@ -208,6 +208,8 @@ def _score(
 
 def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """Raises `DataError` for unequal numbers, for which sacreBLEU may give a score of 100."""
+    if isinstance(hypotheses, str) or isinstance(references, str):
+        raise DataError("hypotheses and references must be sequences of texts: give lists")
     if len(hypotheses) != len(references) or len(references) == 0:
         raise DataError(
             f"{len(hypotheses)} hypotheses and {len(references)} references: "

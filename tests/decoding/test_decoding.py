@@ -647,6 +647,14 @@ def test_a_search_refuses_sizes_that_do_not_fit(bos, limits, changes, message):
         beam_search(step, NoMemory(), bos, limits, **changes)
 
 
+def test_a_batch_without_sentences_is_refused():
+    step, none = partial(markov_step, jnp.zeros((5, 5))), jnp.zeros(0, int)
+    with pytest.raises(ValueError, match="the batch is empty: give at least one sentence"):
+        beam_search(step, NoMemory(), none, none)
+    with pytest.raises(ValueError, match="the batch is empty"):
+        sample(step, NoMemory(), Prompts(none, none, none), jax.random.key(0))
+
+
 def test_the_result_has_room_for_the_longest_text_unless_a_length_is_given():
     step = partial(markov_step, jnp.zeros((5, 5)))
     limits = jnp.array([3, 7])

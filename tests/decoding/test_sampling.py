@@ -152,12 +152,12 @@ WHOLE = {
 
 @pytest.mark.parametrize(
     ("settings", "rules"),
-    [({"repetition_penalty": 9.0}, (9.0, 0)), ({"no_repeat_ngram_size": 2}, (1.0, 2))],
+    [({"repetition_penalty": 3.0}, (3.0, 0)), ({"no_repeat_ngram_size": 2}, (1.0, 2))],
 )
 def test_the_processors_see_the_prompt_and_what_is_made_and_scores_are_the_models_own(
     settings, rules, assert_equal
 ):
-    logits, first, limits = table(), np.array([0, 3, 5]), np.array([11, 2, 7])
+    logits, first, limits = table(seed=4), np.array([0, 3, 5]), np.array([11, 2, 7])
     found = run(logits, first, limits, settings=settings, **WHOLE)
     last = run(logits, first, limits, settings=settings)
     for b in range(3):
@@ -168,6 +168,7 @@ def test_the_processors_see_the_prompt_and_what_is_made_and_scores_are_the_model
             assert_equal(result.log_probs[b, 0], log_probs + padding)
             assert_equal(result.scores[b, 0], sum(log_probs))
     assert not np.array_equal(found.tokens, run(logits, first, limits).tokens)
+    assert not np.array_equal(found.tokens, last.tokens)
     penalty, ngram = rules
     own = no_repeat_ngram(ngram) if ngram else repetition_penalty(penalty)
     again = run(logits, first, limits, logits_processors=(own,), **WHOLE)

@@ -54,7 +54,7 @@ def test_special_tokens_are_those_of_the_folder(tmp_path, tokenizer):
     (tmp_path / "chat_template.jinja").write_text("z")
     assert load_template(tmp_path, tokenizer).source == "z"
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(DataError, match="needed a JSON object, got list"):
+    with pytest.raises(DataError, match="must hold an object, got list"):
         load_template(tmp_path, tokenizer)
 
 

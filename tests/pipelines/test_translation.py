@@ -243,6 +243,12 @@ def test_what_is_no_line_is_refused(system, lines, message):
         find_too_long(system[0], lines, system[2])
 
 
+@pytest.mark.parametrize("pair", ["ab", ("a",), ("a", "b", "c")])
+def test_what_is_no_pair_is_refused(system, pair):
+    with pytest.raises(DataError, match=r"pair 2 of 2 must be \(source, target\): two strings"):
+        score_pairs(*system[:2], [("a", "b"), pair], *system[2:])
+
+
 def test_lines_that_are_made_on_the_way_are_all_taken(system):
     assert run(system, (x for x in ["a", "b"])) == run(system, ["a", "b"])
 

@@ -655,7 +655,9 @@ def test_a_name_of_a_hub_is_downloaded(folder, monkeypatch):
     ((name, patterns),) = asked
     assert name == "someone/tiny-gpt2"
     assert "*.safetensors" in patterns and "*.bin" not in patterns
-    with pytest.raises(ConfigError, match="nobody/nothing is not a folder, and the hub.* 404"):
+    with pytest.raises(
+        ConfigError, match="nobody/nothing is not a folder, and cannot be downloaded.* 404"
+    ):
         load_pretrained("nobody/nothing")
 
 

@@ -68,6 +68,11 @@ def test_a_language_is_a_code(language):
         metrics.lowercased_tokens(REFERENCES, language)
 
 
+def test_one_bare_string_is_no_sequence_of_texts():
+    with pytest.raises(DataError, match="must be sequences of texts"):
+        metrics.score_translations("abc", "abd")
+
+
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize(
     "score",

@@ -289,6 +289,16 @@ def test_a_vocabulary_made_elsewhere_is_taken_but_not_as_our_own(tmp_path):
         tokenizers.load_standard(tmp_path / "other.json")
 
 
+def test_one_bare_string_and_ids_that_are_no_integers_are_refused(bpe):
+    for use in (bpe.encode_batch, lambda text: train_bpe(text, 300)):
+        with pytest.raises(DataError, match="one string"):
+            use("abc")
+    for ids in ([5.7], b"ab", "ab", [[5]], [True]):
+        with pytest.raises(DataError, match="ids must be a sequence of integers, got"):
+            bpe.decode(ids)
+    assert bpe.decode_batch(iter([np.array([5, 6], np.uint16), []])) == [bpe.decode([5, 6]), ""]
+
+
 def test_a_file_that_another_writer_began_does_not_disturb_the_writing(tmp_path):
     bpe = train_bpe(["a"], 260)
     (tmp_path / "bpe.json.unfinished").mkdir()

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, shorten
 
@@ -138,6 +140,8 @@ class Tokenizer:
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """The ids of every line; see `encode`."""
+        if isinstance(lines, str | bytes):
+            raise DataError("the texts are one string: for one text use encode, or give a list")
         lines = list(lines)
         try:
             rows = self._ids(lines)
@@ -171,15 +175,17 @@ class Tokenizer:
 
     def decode_batch(self, batch: Iterable[Sequence[int]]) -> list[str]:
         """The text of every list of ids; see `decode`."""
-        rows = [[int(i) for i in ids] for ids in batch]
-        size = self.vocab_size
+        rows, size = [np.asarray(ids) for ids in batch], self.vocab_size
         for row in rows:
-            if row and not 0 <= min(row) <= max(row) < size:
+            if row.size and (row.ndim != 1 or row.dtype.kind not in "iu"):
+                raise DataError(f"ids must be a sequence of integers, got {shorten(repr(row))}")
+            if row.size and not 0 <= row.min() <= row.max() < size:
                 raise DataError(
-                    f"ids must be 0 to {size - 1}, got {min(row)} to {max(row)}: "
+                    f"ids must be 0 to {size - 1}, got {row.min()} to {row.max()}: "
                     "decode with the tokenizer that made the ids"
                 )
-        return self._tokenizer.decode_batch(rows, skip_special_tokens=True)
+        plain = [[int(i) for i in row] for row in rows]
+        return self._tokenizer.decode_batch(plain, skip_special_tokens=True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tokenizer to the file `path` as JSON, completely or not at all."""
