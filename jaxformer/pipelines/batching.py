@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import jax
@@ -65,7 +64,7 @@ def check_id(name: str, token: int, vocab_size: int) -> None:
 def check_count(name: str, value: Any, most: int | None = None) -> None:
     """Raises `ConfigError` unless `value` is an integer from 1 to `most` (None: any)."""
     limits = "at least 1" if most is None else f"1 to {most}"
-    if not isinstance(value, Integral) or value < 1 or (most is not None and value > most):
+    if not isinstance(value, int | np.integer) or value < 1 or (most is not None and value > most):
         raise ConfigError(f"{name}={value!r}, but it must be an integer, {limits}")
 
 

@@ -97,6 +97,7 @@ def test_a_token_is_drawn_from_those_that_every_truncation_keeps(sampler, kept):
         (drawing(min_p=0.3), 1.0),
         (drawing(1.7, top_k=5, top_p=0.95, min_p=0.1), 1 / 1.7),
         (drawing(0.7, min_p=0.05), 1 / 0.7),
+        (drawing(0.5), 1 / 0.5),
     ],
 )
 def test_what_is_kept_is_drawn_with_the_models_probabilities(sampler, power):

@@ -252,8 +252,6 @@ def test_a_text_whose_masks_cannot_be_filled_is_refused(masked, words):
         match="texts are longer than max_len=23 tokens, the first is text 2 with 24",
     ):
         fill(["<mask>", "<mask>" + " boat" * 21], words)
-    with pytest.raises(ConfigError, match="count=0, but it must be at least 1"):
-        fill(["<mask>"], words, count=0)
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(masked, decoder):

@@ -97,8 +97,10 @@ def _scores(folder: Path) -> str:
     return f"Of the weights chosen at the end of the training:\n\n```json\n{kept}\n```"
 
 
-_SETTINGS = ("model", "objective", "optimizer", "training", "search", "translation")
-_SETTINGS += ("sampling", "completion")
+_SETTINGS = (
+    *("model", "objective", "optimizer", "training"),
+    *("search", "translation", "sampling", "completion"),
+)
 
 
 def _training(folder: Path, config: Any, options: RunOptions) -> str:
