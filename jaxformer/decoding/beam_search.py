@@ -200,6 +200,8 @@ class _Search(NamedTuple):
         self, processors: Sequence[LogitsProcessor], logits: Float[Array, "B W V"], beams: _Beams
     ) -> Float[Array, "B W V"]:
         """`logits` after each of `processors` in turn; `bos` counts as the prompt."""
+        if not processors:
+            return logits
         tokens = _rows(jnp.concatenate([self.bos[..., None], beams.live.tokens], axis=-1))
         ones = jnp.ones(len(tokens), jnp.int32)
         processed = apply_all(processors, _rows(logits), tokens, beams.length + ones, ones)

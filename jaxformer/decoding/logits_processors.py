@@ -44,8 +44,6 @@ def apply_all(
     prompt_lengths: Int[Array, " R"],
 ) -> Float[Array, "R V"]:
     """`logits` of R texts after each of `processors` in turn; for the rest see `DecodeHistory`."""
-    if not processors:
-        return logits
     written = (np.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
     rows = np.arange(len(tokens))[:, None]
     counts = jnp.zeros(logits.shape, jnp.int32).at[rows, tokens].add(written)

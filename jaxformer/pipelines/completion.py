@@ -230,7 +230,7 @@ def _continue(
         # Nothing uses these logits, so the compiler leaves them out.
         _, cache = model.apply({"params": params}, prefix, cache, method="decode_step")
     unknown, callback = range(known, model.config.vocab_size), inputs.callback
-    processors = [suppress_tokens(unknown)] if unknown else []
+    processors = [suppress_tokens([*unknown, *config.suppress_tokens])] if unknown else []
     if config.min_new_tokens and eos:  # counted over all rounds
         processors.append(min_new_tokens(config.min_new_tokens, eos))
     return sample(

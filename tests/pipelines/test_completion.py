@@ -602,6 +602,12 @@ def test_what_is_no_prompt_is_refused_by_its_place(system, tokenizer, prompts, m
             use(*system, prompts, tokenizer, GREEDY)
 
 
+def test_a_text_of_which_all_tokens_are_suppressed_is_refused(system, tokenizer):
+    none = dataclasses.replace(GREEDY, suppress_tokens=tuple(range(tokenizer.vocab_size)))
+    with pytest.raises(ValueError, match="all 19 tokens are suppressed: leave at least one"):
+        complete(*system, ["a"], tokenizer, none)
+
+
 def test_an_end_outside_the_vocabulary_is_refused(system, tokenizer):
     with pytest.raises(ConfigError, match="eos=19, but the model's token ids are 0 to 18"):
         complete(*system, ["a"], tokenizer, GREEDY, CompletionOptions(eos=(2, 19)))

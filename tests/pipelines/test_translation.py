@@ -63,6 +63,8 @@ def test_sources_begin_with_a_bos_where_the_options_say_so_and_by_no_other_setti
     others = [(), (SearchConfig(eos=(EOS, 5)),), (SEARCH, TranslationOptions(bos=EOS))]
     for settings in others:
         assert encode_sources(model, ["ab", " "], tokenizer, *settings) == [[a, b, EOS], []]
+    with pytest.raises(DataError, match=r"eos=\(2,\) and pad=3, but the tokenizer has EOS 2 and"):
+        encode_sources(model, ["ab"], tokenizer, SEARCH, TranslationOptions(pad=UNK))
 
 
 def run(system, lines, search=SEARCH, options=OPTIONS):
