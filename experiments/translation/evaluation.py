@@ -18,13 +18,13 @@ from experiments.translation.presets import TranslationConfig
 from experiments.translation.summary_scores import score_summaries
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.text import metrics
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
-from jaxformer.text.pipeline_options import TranslationOptions
 from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.losses import seq2seq_loss
 

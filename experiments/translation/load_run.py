@@ -18,6 +18,7 @@ from experiments.translation.sampled_translations import (
 )
 from jaxformer.config import TransformerConfig
 from jaxformer.decoding import SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import Translation, translate
@@ -26,7 +27,6 @@ from jaxformer.pretrained import (
     load_generation_config,
     load_pretrained,
 )
-from jaxformer.text.pipeline_options import TranslationOptions
 from jaxformer.text.tokenizers import Tokenizer
 
 

@@ -23,10 +23,10 @@ from jaxformer.decoding import (
     force_token_at,
     sample,
 )
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import Translation, encode_sources, make_step_fn
 from jaxformer.pipelines.translation import SourceBatch, translate_batches
-from jaxformer.text.pipeline_options import TranslationOptions
 from jaxformer.text.tokenizers import Tokenizer
 
 Utility = Callable[[str, str], float]

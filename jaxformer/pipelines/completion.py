@@ -20,6 +20,7 @@ from jaxformer.decoding import (
     sample,
     suppress_tokens,
 )
+from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines.batching import (
@@ -37,7 +38,6 @@ from jaxformer.pipelines.batching import (
 )
 from jaxformer.pipelines.streaming import PartialText, report_tokens, run_streaming
 from jaxformer.runtime.concurrency import concurrency, concurrently
-from jaxformer.text.pipeline_options import CompletionOptions
 from jaxformer.text.tokenizers import Tokenizer
 
 Prompt = str | Sequence[int]

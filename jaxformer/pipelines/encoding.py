@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from jaxformer.decoding import SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import (
@@ -11,7 +12,6 @@ from jaxformer.pipelines.batching import (
     check_texts,
     check_tokenizer,
 )
-from jaxformer.text.pipeline_options import TranslationOptions
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding import SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
@@ -26,7 +27,6 @@ from jaxformer.pipelines.batching import (
 )
 from jaxformer.pipelines.encoding import encode_sources, with_eos
 from jaxformer.text.metrics import Likelihood, count_text
-from jaxformer.text.pipeline_options import TranslationOptions
 from jaxformer.text.tokenizers import BOS, PAD, Tokenizer
 
 # The logits of so many tokens of GPT-2's vocabulary take 0.4 GB.

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import Learned, TransformerConfig
 from jaxformer.decoding import Hypotheses, SearchConfig, beam_search
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import (
@@ -23,7 +24,6 @@ from jaxformer.pipelines.batching import (
 )
 from jaxformer.pipelines.encoding import encode_sources
 from jaxformer.runtime.concurrency import concurrency, concurrently
-from jaxformer.text.pipeline_options import TranslationOptions
 from jaxformer.text.tokenizers import Tokenizer
 
 
@@ -155,7 +155,8 @@ def max_target_length(
 ) -> int:
     """The most tokens of a translation; with learned positions at most `max_len`."""
     length = search.max_new_tokens or source_length + options.max_extra_tokens
-    return min(length, model_config.max_len) if model_config.positions == "learned" else length
+    learned = isinstance(model_config.positions, Learned)
+    return min(length, model_config.max_len) if learned else length
 
 
 def _batches(

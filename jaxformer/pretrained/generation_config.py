@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from jaxformer.decoding import SamplingConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.family import as_text, parse_number
 from jaxformer.pretrained.hf_folder import HFFolder, locate
-from jaxformer.text.pipeline_options import CompletionOptions, TranslationOptions
 
 # Settings that are not supported, each with the values that change nothing. Without do_sample,
 # temperature, top_k and the like change nothing.

@@ -21,12 +21,12 @@ from jaxformer.decoding import (
     make_sampler,
     sample,
 )
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines import make_step_fn
 from jaxformer.text import tokenizers
-from jaxformer.text.pipeline_options import TranslationOptions
 
 PAD, BOS, END = 0, 1, 2
 

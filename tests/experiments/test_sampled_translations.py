@@ -14,11 +14,11 @@ from experiments.translation.sampled_translations import (
     sample_translations,
     sentence_utility,
 )
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, NormOptions, TransformerConfig
 from jaxformer.decoding import SamplerConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import Translation, score_pairs, translate
-from jaxformer.text.pipeline_options import TranslationOptions
 from jaxformer.text.tokenizers import BOS, EOS, PAD, UNK, train_characters
 
 WORDS = "der die das Hund Vogel Baum sieht mag".split()
@@ -38,8 +38,8 @@ def system(random_params):
         num_encoder_layers=1,
         num_decoder_layers=1,
         max_len=23,
-        norm_placement="pre",
-        tied_embeddings="none",
+        norm=NormOptions(placement="pre"),
+        embeddings=EmbeddingOptions(tied="none"),
     )
     model, ids = EncoderDecoder(config), jnp.ones((2, 3), jnp.int32)
     params = random_params(model, ids, ids)

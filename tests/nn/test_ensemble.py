@@ -7,15 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, Rotary, TransformerConfig
 from jaxformer.decoding import SamplingConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, stack_members
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines import complete, score_pairs, translate
 from jaxformer.pipelines.batching import pad_right
-from jaxformer.text.pipeline_options import CompletionOptions, TranslationOptions
 from jaxformer.text.tokenizers import BOS, EOS, PAD, train_characters
 
 CONFIG = TransformerConfig(
@@ -26,9 +26,9 @@ CONFIG = TransformerConfig(
     num_encoder_layers=1,
     num_decoder_layers=1,
     max_len=37,
-    tied_embeddings="none",
+    embeddings=EmbeddingOptions(tied="none"),
 )
-GPT = replace(CONFIG, num_encoder_layers=0, positions="rotary")
+GPT = replace(CONFIG, num_encoder_layers=0, positions=Rotary())
 LINES = ["abc", "", "jihgfedcba", "d", "cabbage"]
 SETTINGS = SearchConfig(beam_size=3), TranslationOptions(max_extra_tokens=3, batch_size=7)
 

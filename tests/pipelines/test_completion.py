@@ -12,14 +12,14 @@ import pytest
 from flax import linen as nn
 from flax import struct
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, Learned, NormOptions, TransformerConfig
 from jaxformer.decoding import SamplingConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines import complete, stream
 from jaxformer.pipelines.streaming import PartialText
 from jaxformer.runtime.concurrency import concurrency
-from jaxformer.text.pipeline_options import CompletionOptions
 from jaxformer.text.tokenizers import EOS, train_bpe, train_characters, train_words
 
 LETTERS = "abcdefghijk "
@@ -35,9 +35,9 @@ CONFIG = TransformerConfig(
     head_dim=6,
     num_decoder_layers=1,
     max_len=37,
-    positions="learned",
-    norm_placement="pre",
-    tied_embeddings="none",
+    norm=NormOptions(placement="pre"),
+    embeddings=EmbeddingOptions(tied="none"),
+    positions=Learned(),
 )
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from jaxformer.decoding import SamplingConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import (
     generation_json,
@@ -12,7 +13,6 @@ from jaxformer.pretrained import (
     load_eos,
     load_generation_config,
 )
-from jaxformer.text.pipeline_options import CompletionOptions, TranslationOptions
 
 MARIAN = {
     "vocab_size": 17,

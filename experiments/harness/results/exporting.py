@@ -17,9 +17,9 @@ from experiments.harness.runs.checkpoint_selection import RunOptions
 from jaxformer import optional_dependencies
 from jaxformer.config import check_at_least
 from jaxformer.decoding import SamplingConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import inexpressible_settings, save_pretrained
-from jaxformer.text.pipeline_options import CompletionOptions
 from jaxformer.text.tokenizers import Tokenizer
 
 PROGRAM = "program.jax"
