@@ -193,8 +193,8 @@ def test_the_readme_loads_the_program_that_export_writes(
     config = jf.TransformerConfig(tokenizer.vocab_size, **size, **layers)
     model, ids = jf.EncoderDecoder(config), np.ones((2, 5), np.int32)
     params = jax.tree.map(jnp.asarray, random_params(model, ids, ids))
-    search = jf.GenerationConfig(beam_size=2, max_extra_tokens=3)
-    settings = replace(PRESETS["grammar"], model=config, search=search)
+    search, options = jf.SearchConfig(beam_size=2), jf.TranslationOptions(max_extra_tokens=3)
+    settings = replace(PRESETS["grammar"], model=config, search=search, translation=options)
     folder = tmp_path / "exported"
     folder.mkdir()
     tokenizer.save(folder / "tokenizer.json")
@@ -204,6 +204,6 @@ def test_the_readme_loads_the_program_that_export_writes(
     names = {}
     with contextlib.chdir(tmp_path):
         exec(compile(code, str(TRANSLATION), "exec"), names)
-    ((best, _),) = jf.translate(model, params, [text], tokenizer, tokenizer, search)
+    ((best, _),) = jf.translate(model, params, [text], tokenizer, tokenizer, search, options)
     assert_equal(names["found"]["scores"][0, 0], best.score)
     assert capsys.readouterr().out == best.text + "\n"

@@ -31,7 +31,7 @@ from jaxformer.config import (
     TransformerConfig,
     check_at_least,
 )
-from jaxformer.decoding import GenerationConfig, beam_search
+from jaxformer.decoding import SearchConfig, beam_search
 from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.models import EncoderDecoder
@@ -180,12 +180,12 @@ def jax_search(
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, numbers), params)
     if dtype == "int8":
         model, params = Int8(model), quantize(model, params)
-    config = GenerationConfig(
+    config = SearchConfig(
         beam_size=work.beam_size,
         length_penalty=1.0,
         length_penalty_kind="power",
         at_max_length="cut",
-        max_length=work.target_len,
+        max_new_tokens=work.target_len,
         eos=(_EOS,),
     )
 

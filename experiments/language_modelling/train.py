@@ -266,7 +266,8 @@ def finish(
     folder = run.folder
     chosen = checkpoint_selection.choose(checkpoints, config.training, metric)
     if distributed.is_first():
-        checkpoint_selection.note(folder, chosen.steps, validation_loss=chosen.metric)
+        tree = config.training.result_tree
+        checkpoint_selection.note(folder, chosen.steps, tree, validation_loss=chosen.metric)
     loaded = LoadedRun(config, model, chosen.params, prepared.tokenizer)
     with display.phase("continuing the prompts"):
         answers = answer_prompts(loaded)

@@ -271,7 +271,8 @@ def finish(
     text = prepared.test if prepared.test.source else prepared.validation
     loaded = with_params(config, prepared, model, chosen.params)
     if distributed.is_first():
-        checkpoint_selection.note(run.folder, chosen.steps, validation_bleu=-chosen.metric)
+        tree = config.training.result_tree
+        checkpoint_selection.note(run.folder, chosen.steps, tree, validation_bleu=-chosen.metric)
     lowercased = config.data.corpus == "multi30k"
     with display.phase(f"translating the {name} text"):
         scores, hypotheses = evaluate(loaded, text, config.search, lowercased=lowercased)

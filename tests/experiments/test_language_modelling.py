@@ -57,7 +57,7 @@ CAUSAL = """
     --optimizer.total_steps 17 --training.log_every 2 --training.save_every 5
     --training.evaluate_every 5 --training.average_checkpoints 2 --training.grad_accumulation 2
     --training.ema_decay 0.5 --model.dropout_rate 0.1 --sampling.max_new_tokens 7
-    --sampling.overflow refuse
+    --completion.overflow refuse
 """
 MASKED = """
     --preset bert_tiny --name masked --model.vocab_size 280 --model.d_model 16 --model.d_ff 22
@@ -321,7 +321,7 @@ def test_a_run_made_with_another_config_is_refused_and_what_only_shows_may_diffe
         said = "was made with another configuration: data.batch_size is 4 there but 8 here"
         refused(done, 2, said)
         assert "model.d_ff is 22 there but 23 here" in done.err
-    free = {"--prompts": "moon", "--sampling.seed": 3, "--training.remat": "matmuls"}
+    free = {"--prompts": "moon", "--completion.seed": 3, "--training.remat": "matmuls"}
     assert call(prepare, run.args | free).code == 0
     assert call(prepare, run.args).code == 0
 
@@ -390,8 +390,9 @@ def test_a_smaller_stride_counts_the_same_tokens_with_more_before_them(run):
 
 def test_a_sample_goes_on_from_the_prompt_as_complete_does(run):
     found = load_run.load_run(run.folder)
-    sampling = replace(found.config.sampling, temperature=0.5, seed=3)
-    (best,) = pipelines.complete(*found[1:3], ["sun "], found.tokenizer, sampling)
+    sampling = replace(found.config.sampling, temperature=0.5)
+    options = replace(found.config.completion, seed=3)
+    (best,) = pipelines.complete(*found[1:3], ["sun "], found.tokenizer, sampling, options)
     args = {"--run": run.folder, "--prompt": "sun ", "--temperature": 0.5, "--seed": 3}
     done = call(sample, args)
     assert done.code == 0 and done.out == f"sun {best.text}\n"

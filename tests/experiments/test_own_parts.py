@@ -50,7 +50,7 @@ SIZES = """
 """
 LANGUAGE = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 23 --data.seq_len 19
     --data.batch_size 3 --training.average_checkpoints 2 --sampling.max_new_tokens 11
-    --sampling.overflow refuse --prompts sun
+    --completion.overflow refuse --prompts sun
 """
 TRANSLATION = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 31
     --model.num_encoder_layers 1 --data.batch_tokens 128 --data.buckets 1
@@ -215,7 +215,8 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
     lines = (text / "validation.en").read_text().splitlines()
 
     def expected(params, search):
-        found = pipelines.translate(translation.model, params, lines, *loaded[3:], search)
+        settings = search, loaded.config.translation
+        found = pipelines.translate(translation.model, params, lines, *loaded[3:], *settings)
         return [best[0].text for best in found]
 
     checkpoints = Checkpoints(translation.folder / "checkpoints")
