@@ -38,7 +38,8 @@ if TYPE_CHECKING:
         Yarn,
         positional_encoding,
     )
-    from jaxformer.decoding import GenerationConfig, SamplingConfig, beam_search, sample
+    from jaxformer.decoding import SamplingConfig, SearchConfig, beam_search, sample
+    from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
     from jaxformer.distributed import replicated, sharded, single
     from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged, MissingExtra
     from jaxformer.nn import (
@@ -109,6 +110,7 @@ __all__ = [
     "CheckpointError",
     "Checkpoints",
     "Classifier",
+    "CompletionOptions",
     "ConfigError",
     "DataError",
     "DecoderOnly",
@@ -125,7 +127,6 @@ __all__ = [
     "FeedForward",
     "FeedForwardOptions",
     "GPT2",
-    "GenerationConfig",
     "LLAMA3_8B",
     "Learned",
     "Llama3",
@@ -146,6 +147,7 @@ __all__ = [
     "Relative",
     "Rotary",
     "SamplingConfig",
+    "SearchConfig",
     "Sinusoidal",
     "Stack",
     "Stream",
@@ -155,6 +157,7 @@ __all__ = [
     "Tokenizer",
     "TrainState",
     "TransformerConfig",
+    "TranslationOptions",
     "Yarn",
     "__version__",
     "beam_search",
@@ -219,7 +222,7 @@ _MODULES = {
         "Yarn",
         "positional_encoding",
     ),
-    "decoding": ("GenerationConfig", "SamplingConfig", "beam_search", "sample"),
+    "decoding": ("SamplingConfig", "SearchConfig", "beam_search", "sample"),
     "distributed": ("replicated", "sharded", "single"),
     "errors": ("CheckpointError", "ConfigError", "DataError", "Diverged", "MissingExtra"),
     "nn": (
@@ -265,6 +268,7 @@ _MODULES = {
         "bucket_pairs",
     ),
     "text.metrics": ("score_translations",),
+    "decoding.pipeline_options": ("CompletionOptions", "TranslationOptions"),
     "text.tokenizers": ("BOS", "EOS", "PAD", "Tokenizer", "train_bpe"),
     "training": (
         "OptimizerConfig",

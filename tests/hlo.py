@@ -1,4 +1,4 @@
-"""What a compiled program does, read from its text: the arrays it makes and those devices send."""
+"""The arrays that devices send each other in a compiled program, and those that it makes."""
 
 import re
 from collections import Counter
@@ -8,12 +8,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
-_HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = (?P<type>.+?) (?P<opcode>[a-z][\w-]*)\(")
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|true_computation|false_computation|branch_computations)=([^ ]+)")
-_NO_ARRAY = {"parameter", "constant", "get-tuple-element", "bitcast", "tuple", "while", "call"}
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = (.+?) ([\w-]+)\(")
+_CALLED = re.compile(r"(?:calls|to_apply|body|\w+_computations?)=(\{[^}]*\}|%?[\w.-]+)")
 
 
 class Sent(NamedTuple):
@@ -25,16 +22,27 @@ class Sent(NamedTuple):
     in_loop: bool
 
 
+class _Made(NamedTuple):
+    """The result of an instruction, as type and sizes of each of its arrays."""
+
+    opcode: str
+    arrays: list[tuple[str, str]]
+    in_loop: bool
+    in_fusion: bool
+
+
 def collectives(compiled: jax.stages.Compiled) -> list[Sent]:
     """Every array that is not a scalar; a loop's body counts once."""
     sent = []
-    for kind_of_result, opcode, in_loop, _ in _executed(compiled):
-        kind = opcode.removesuffix("-start")
-        if re.fullmatch(_KINDS, kind):
-            arrays = _ARRAY.findall(kind_of_result)
-            if opcode == "all-gather-start":  # operands, then results
-                arrays = arrays[len(arrays) // 2 :]
-            sent += [Sent(kind, dtype, _size(sizes), in_loop) for dtype, sizes in arrays if sizes]
+    for made in _results(compiled):
+        kind = made.opcode.removesuffix("-start")
+        arrays = made.arrays if kind in COLLECTIVES else []
+        if made.opcode == "all-gather-start":  # operands, then results
+            arrays = arrays[len(arrays) // 2 :]
+        for dtype, sizes in arrays:
+            if sizes:
+                size = int(np.prod([int(number) for number in sizes.split(",")]))
+                sent.append(Sent(kind, dtype, size, made.in_loop))
     return sent
 
 
@@ -46,47 +54,41 @@ def elements(sent: list[Sent]) -> Counter[tuple[str, str, bool]]:
     return sums
 
 
-def count_arrays(compiled: jax.stages.Compiled, shape: str) -> int:
-    """The number of arrays such as "f32[2,3]" that the program stores, views left out."""
+def count_arrays(compiled: jax.stages.Compiled, dtype: str, shape: tuple[int, ...]) -> int:
+    """How many instructions make an array of this type and shape in memory: none inside a fusion,
+    and none that only passes it on."""
+    views = {"parameter", "constant", "get-tuple-element", "bitcast", "tuple", "while"}
+    wanted = dtype, ",".join(map(str, shape))
     return sum(
-        kind_of_result.startswith(shape)
-        for kind_of_result, opcode, _, in_fusion in _executed(compiled)
-        if not in_fusion and opcode not in _NO_ARRAY
+        wanted in made.arrays
+        for made in _results(compiled)
+        if not made.in_fusion and made.opcode not in views
     )
 
 
-def _executed(compiled: jax.stages.Compiled) -> Iterator[tuple[str, str, bool, bool]]:
-    """(type of the result, opcode, whether in a loop, whether in a fusion) of each instruction."""
+def _results(compiled: jax.stages.Compiled) -> Iterator[_Made]:
+    """The results of the entry, of its loops and of what these call and fuse."""
     computations: dict[str, list[str]] = {}
     entry = name = ""
     for line in (compiled.as_text() or "").splitlines():
-        if head := _HEAD.match(line):
+        head = re.match(r"^(ENTRY )?%?([\w.-]+) \(.*\{$", line)
+        if head:
             name = head[2]
-            computations[name] = []
             entry = name if head[1] else entry
-        elif line == "}":
-            name = ""
-        elif name and _INSTRUCTION.match(line):
-            computations[name].append(line)
-        elif name and computations[name]:
-            computations[name][-1] += line  # an instruction may go on in the next line
+        computations.setdefault(name, []).append(line)
 
-    def run(name: str, in_loop: bool, in_fusion: bool) -> Iterator[tuple[str, str, bool, bool]]:
+    def run(name: str, in_loop: bool, in_fusion: bool) -> Iterator[_Made]:
         for line in computations.get(name, ()):
-            instruction = _INSTRUCTION.match(line)
-            assert instruction is not None
-            opcode = instruction["opcode"]
-            yield instruction["type"], opcode, in_loop, in_fusion
-            if opcode == "while":
-                for body in re.findall(r"body=%?([\w.-]+)", line):
-                    yield from run(body, True, in_fusion)
-            elif opcode in ("call", "conditional", "fusion"):
-                names = _CALLED.findall(line) + re.findall(r"to_apply=([^ ]+)", line)
-                for called in re.findall(r"[\w.-]+", " ".join(names)):
-                    yield from run(called, in_loop, in_fusion or opcode == "fusion")
+            match = _INSTRUCTION.match(line)
+            if match is None:
+                continue
+            kind, opcode = match.groups()
+            yield _Made(opcode, re.findall(r"([a-z]\w*)\[([\d,]*)\]", kind), in_loop, in_fusion)
+            if opcode not in ("while", "fusion", "call", "conditional"):
+                continue
+            for names in _CALLED.findall(line):
+                for called in names.split(","):
+                    inside = in_loop or opcode == "while", in_fusion or opcode == "fusion"
+                    yield from run(called.strip(" %{}"), *inside)
 
-    yield from run(entry, False, False)
-
-
-def _size(sizes: str) -> int:
-    return int(np.prod([int(size) for size in sizes.split(",")]))
+    return run(entry, False, False)

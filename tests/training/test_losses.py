@@ -149,7 +149,7 @@ def test_a_bfloat16_gradient_keeps_no_float32_copy_of_what_its_logits_became():
     both = jax.value_and_grad(lambda *given: cross_entropy(*given, 0.1), has_aux=True)
     compiled = jax.jit(both).lower(logits, *inputs).compile()
     # One at most, short-lived: a CPU reads what it adds up in float32. The exponentials are none.
-    assert count_arrays(compiled, "f32[5,17,509]") <= 1
+    assert count_arrays(compiled, "f32", shape) <= 1
     assert compiled.memory_analysis().temp_size_in_bytes < 1.1 * 4 * np.prod(shape)
 
 
