@@ -154,9 +154,9 @@ def test_a_schedule_of_ones_own_decides_the_rate_alone():
         ({"eps": -1e-9}, "eps=-1e-09, but it must be at least 0"),
         ({"grad_clip_norm": -1.0}, "grad_clip_norm=-1.0, but it must be at least 0"),
         ({"weight_decay": -0.1}, "weight_decay=-0.1, but it must be at least 0"),
-        ({"b1": 1.0}, "b1=1.0, but "),
-        ({"b2": -0.1}, "b2=-0.1, but "),
-        ({"momentum": 1.0}, "momentum=1.0, but "),
+        ({"b1": 1.0}, "b1=1.0"),
+        ({"b2": -0.1}, "b2=-0.1"),
+        ({"momentum": 1.0}, "momentum=1.0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(changes, message):
