@@ -82,7 +82,7 @@ def main(config: LanguageConfig) -> None:
 def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: Any) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and shows what the model has learned.
 
-    `values` may be a `model`, a `block`, an `attention_fn`, a `position_scheme`, a `loss`, a
+    `values` may be a `model`, a `block`, an `attention_fn`, a `loss`, a
     `schedule`, an `optimizer`, `metrics`, `batches`, a `dataset` and a `tokenizer` of your own, in
     place of those that `config` names; the run records their names (see `build.with_values`).
     `loggers` get all that is logged (see `Logger`). Returns the run's folder and scores; a script

@@ -25,8 +25,7 @@ from experiments.harness.training.adapters import with_adapters, with_lora
 from experiments.harness.training.training_config import OptimizerConfig, TrainingConfig
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT, MakeBlock
-from jaxformer.nn.positions import MakePositionScheme
+from jaxformer.nn.recipe import REMAT, MakeBlock
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.text.data import Batches
 from jaxformer.text.tokenizers import Tokenizer
@@ -60,7 +59,6 @@ def with_values(
     model: Callable[..., nn.Module] | None = None,
     block: MakeBlock | None = None,
     attention_fn: AttentionFn | None = None,
-    position_scheme: MakePositionScheme | None = None,
     loss: Callable[..., Loss] | None = None,
     schedule: Callable[[OptimizerConfig], optax.Schedule] | None = None,
     optimizer: MakeOptimizer | None = None,
@@ -75,7 +73,6 @@ def with_values(
     """
     run: Any = config  # the configs of the experiments share these fields, but no class
     given = {"model": model, "block": block, "attention_fn": attention_fn, "loss": loss}
-    given |= {"position_scheme": position_scheme}
     names: dict[str, Any] = {
         kind: name_of(value, kind) for kind, value in given.items() if value is not None
     }
@@ -105,17 +102,14 @@ def _data_names(
 
 
 def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:
-    """The model of the class `kind` with attention function, block and positions of `training`.
+    """The model of the class `kind` with attention function and block of `training`.
 
     A model that `training` names takes the place of `kind`, and is called as it is.
     """
     if training.model:
         kind = import_by_name(training.model, "model")
     block = import_by_name(training.block, "block") if training.block else REMAT[training.remat]
-    if not training.position_scheme:
-        return kind(sizes, build_attention(training), block)
-    scheme = import_by_name(training.position_scheme, "position_scheme")
-    return kind(replace(sizes, positions="none"), build_attention(training), block, scheme)
+    return kind(sizes, build_attention(training), block)
 
 
 def build_attention(training: TrainingConfig) -> AttentionFn:
@@ -340,7 +334,7 @@ def check(config: Any) -> None:
     if training.schedule_free:
         optimizer.check_schedule_free(config.optimizer)
     given = {"block": training.block, "loss": training.loss, "batches": config.data.batches}
-    given |= {"position_scheme": training.position_scheme, "model": training.model}
+    given |= {"model": training.model}
     built_in = {"attention_fn": training.attention_fn, "schedule": config.optimizer.schedule}
     built_in |= {"optimizer": config.optimizer.name}
     given |= {kind: name for kind, name in built_in.items() if is_import_name(name)}

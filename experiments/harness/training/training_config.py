@@ -66,8 +66,6 @@ class TrainingConfig(LoraOptions):
     of the experiment."""
     block: str = ""
     """Your own block of the model as package.module:name; empty: the library's."""
-    position_scheme: str = ""
-    """Your own position scheme as package.module:name; it replaces that of --model.positions."""
     loss: str = ""
     """Your own loss to train with as package.module:name; empty: the experiment's own."""
     z_loss: float = 0.0
