@@ -88,7 +88,12 @@ class LanguageConfig(RunConfig):
         *("name", "runs", "init_from", "strategy", "objective"),
         *("data.train", "data.validation", "data.seq_len", "data.batch_size"),
         *("model.vocab_size", "model.d_model", "model.d_ff", "model.num_heads"),
-        *("model.num_encoder_layers", "model.num_decoder_layers", "model.dropout_rate"),
+        *(
+            "model.num_encoder_layers",
+            "model.num_decoder_layers",
+            "model.positions",
+            "model.dropout_rate",
+        ),
         *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule"),
         *("optimizer.warmup_steps", "optimizer.total_steps"),
         *("training.seed", "training.save_every", "training.evaluate_every"),

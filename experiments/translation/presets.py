@@ -131,7 +131,12 @@ class TranslationConfig(RunConfig):
         *("name", "runs", "init_from", "strategy"),
         *("data.corpus", "data.train.source", "data.train.target", "data.batch_tokens"),
         *("model.vocab_size", "model.d_model", "model.d_ff", "model.num_heads"),
-        *("model.num_encoder_layers", "model.num_decoder_layers", "model.dropout_rate"),
+        *(
+            "model.num_encoder_layers",
+            "model.num_decoder_layers",
+            "model.positions",
+            "model.dropout_rate",
+        ),
         *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule"),
         *("optimizer.warmup_steps", "optimizer.total_steps"),
         *("training.seed", "training.save_every", "training.evaluate_every"),

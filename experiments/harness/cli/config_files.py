@@ -25,10 +25,12 @@ from jaxformer.errors import ConfigError
 T = TypeVar("T")
 
 
-@cache
+_cached_hints = cache(typing.get_type_hints)
+
+
 def type_hints(kind: Any) -> dict[str, Any]:
     """The type of each field of the dataclass `kind`."""
-    return typing.get_type_hints(kind)
+    return _cached_hints(kind)
 
 
 def split_step(name: str) -> tuple[Path, str]:
@@ -180,7 +182,7 @@ def settings(config: Any, prefix: str = "") -> dict[str, Any]:
     hints = type_hints(config if isinstance(config, type) else type(config))
     for name in (field.name for field in dataclasses.fields(config)):
         kind, value = hints[name], getattr(config, name, None)
-        parts = [*part_kinds(kind).values()]
+        parts: list[Any] = [*part_kinds(kind).values()]
         if parts:
             kinds[prefix + name] = kind
         elif _is_dataclass(kind):

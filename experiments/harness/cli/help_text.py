@@ -54,7 +54,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 @cache
-def field_docs(kind: type) -> dict[str, str]:
+def field_docs(kind: Any) -> dict[str, str]:
     """The docstring under each field of the dataclass `kind`, on one line."""
     docs: dict[str, str] = {}
     for base in reversed([each for each in kind.__mro__ if dataclasses.is_dataclass(each)]):
@@ -71,7 +71,8 @@ def doc_of(config: Any, name: str) -> str:
     *path, field = name.split(".")
     for word in path:
         config = getattr(config, word)
-    return field_docs(type(config)).get(field, "")
+    kind: Any = type(config)
+    return field_docs(kind).get(field, "")
 
 
 def _short(config: Any, kinds: Mapping[str, Any], names: Sequence[str]) -> str:
