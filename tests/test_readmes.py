@@ -149,15 +149,11 @@ def test_a_command_of_a_readme_parses(command, args):
 
 
 def test_an_option_that_a_readme_names_exists():
-    def names(value, prefix=""):
-        for field, inner in vars(value).items():
-            yield from (prefix + field, f"{prefix}no_{field}")
-            if hasattr(inner, "__dataclass_fields__"):
-                yield from names(inner, f"{prefix}{field}.")
-
     known = {"preset", "config", "resume", "help"}
     for command, _ in COMMANDS:
-        known.update(names(next(iter(options_of(command).values()))))
+        for name in cli.config_files.settings(next(iter(options_of(command).values()))):
+            group, dot, last = name.rpartition(".")
+            known |= {name, group, f"{group}{dot}no_{last}"}
     written = {
         name for text in PAGES.values() for name in re.findall(r"(?<![\w-])--([\w.]+)", text)
     }
