@@ -57,6 +57,7 @@ def wrapped(text: str, indent: str = "") -> str:
 def field_docs(kind: Any) -> dict[str, str]:
     """The docstring under each field of the dataclass `kind`, on one line."""
     docs: dict[str, str] = {}
+    base: Any
     for base in reversed([each for each in kind.__mro__ if dataclasses.is_dataclass(each)]):
         with contextlib.suppress(OSError, TypeError):  # a class made by a function has no source
             (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
