@@ -11,13 +11,11 @@ import warnings
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files, suggestion
 from jaxformer import optional_dependencies
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged
 
 ROOT = Path(__file__).parents[2]
@@ -347,18 +345,6 @@ def test_a_bug_and_an_error_that_names_no_file_have_a_traceback(error, code, cap
     printed = capsys.readouterr().err
     assert "Traceback" in printed and type(error).__name__ in printed
     assert printed.splitlines()[-1].startswith("error: ")
-
-
-def test_a_checkpoint_that_cannot_be_written_is_one_sentence(tmp_path, capsys):
-    (tmp_path / "checkpoints").write_text("in the way")
-
-    def main():
-        with Checkpoints(tmp_path / "checkpoints") as checkpoints:
-            checkpoints.save(3, {"a": np.zeros(5)})
-
-    assert cli.run(main) == 74
-    printed = capsys.readouterr().err
-    assert "checkpoints" in printed and printed.count("\n") == 1
 
 
 def test_a_main_that_ends_or_exits_gives_its_code(capsys):
