@@ -15,7 +15,6 @@ from jax.tree_util import Partial
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.planning import peak_of
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
@@ -39,6 +38,7 @@ from experiments.harness.training.training_config import (
     record_environment,
     started,
 )
+from experiments.harness.training.utilization import peak_of
 from experiments.language_modelling.attend import draw_attention
 from experiments.language_modelling.evaluation import (
     answer_prompts,

@@ -17,9 +17,10 @@ import pytest
 
 from experiments import figures
 from experiments.examples import logit_lens
-from experiments.harness import cli, planning
-from experiments.harness.planning import utilization
+from experiments.harness import cli
 from experiments.harness.runs import checkpoint_selection
+from experiments.harness.training import utilization
+from experiments.harness.training.flops import causal_flops
 from experiments.harness.training.metric_logger import Progress
 from experiments.language_modelling import (
     corpus,
@@ -189,7 +190,7 @@ def run(text, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     args = settings(text, root, more="--training.log_attention True")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(utilization._KINDS, "cpu", "l4")
+        patch.setitem(utilization.DEVICE_KINDS, "cpu", "l4")
         events = watched(patch)
         done = call(train, args)
     assert done.code == 0, done.err
@@ -278,7 +279,7 @@ def test_a_batch_is_built_and_sent_and_its_step_begun_before_the_last_result_is_
 def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
     lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     model = load_run.load_run(run.folder).model.config
-    each = planning.causal_flops(model, 4, 19) / (4 * 19)
+    each = causal_flops(model, 4, 19) / (4 * 19)
     logged = [line for line in lines if "mfu" in line]
     assert len(logged) >= 8
     for line in logged:  # of the 76 positions of a batch not all count as tokens

@@ -20,12 +20,13 @@ import pytest
 
 from experiments import figures
 from experiments.examples import alignment_heads
-from experiments.harness import cli, planning
-from experiments.harness.planning import utilization
+from experiments.harness import cli
 from experiments.harness.results.attention_views import read_weights
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.text_io import read_table
+from experiments.harness.training import utilization
+from experiments.harness.training.flops import seq2seq_flops
 from experiments.harness.training.metric_logger import Progress
 from experiments.translation import (
     attend,
@@ -140,7 +141,7 @@ def run(text, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     args = settings(text, root, "--training.log_attention True")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(utilization._KINDS, "cpu", "l4")
+        patch.setitem(utilization.DEVICE_KINDS, "cpu", "l4")
         done = call(train, args)
     assert done.code == 0, done.err
     folder = root / "translation" / "tiny"
@@ -191,7 +192,7 @@ def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
             if shapes[number] not in shapes[:number]:
                 continue  # the first step of a shape, which compiles
             sizes = *source.shape, target.shape[1] - 1
-            flops += planning.seq2seq_flops(prepared.model, *sizes)
+            flops += seq2seq_flops(prepared.model, *sizes)
             tokens += np.count_nonzero(target[:, 1:] != PAD)
         assert math.isclose(line["mfu"] * 60e12 / line["tokens_per_second"], flops / tokens)
         begin = line["step"]
