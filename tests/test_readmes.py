@@ -17,12 +17,14 @@ from experiments.harness import cli
 from experiments.harness.planning import with_options
 from experiments.harness.results.exporting import PROGRAM, compile_function
 from experiments.language_modelling.plan import LanguagePlan
+from experiments.language_modelling.prepare import OPTIONS as LANGUAGE_PREPARE
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.sweep import LanguageSweep, TranslationSweep
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.export import search_function
 from experiments.translation.load_run import LoadedRun
 from experiments.translation.plan import TranslationPlan
+from experiments.translation.prepare import OPTIONS as TRANSLATION_PREPARE
 from experiments.translation.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -50,10 +52,10 @@ POSITIONAL = {
 def options_of(command: str) -> dict:
     """The presets that a command chooses from, or its options under the name "default"."""
     presets = {
-        "translation.prepare": PRESETS,
+        "translation.prepare": TRANSLATION_PREPARE,
         "translation.train": PRESETS,
         "translation.plan": with_options(PRESETS, TranslationPlan),
-        "language_modelling.prepare": LANGUAGE_PRESETS,
+        "language_modelling.prepare": LANGUAGE_PREPARE,
         "language_modelling.train": LANGUAGE_PRESETS,
         "language_modelling.plan": with_options(LANGUAGE_PRESETS, LanguagePlan),
         "sweep": with_options(PRESETS, TranslationSweep),

@@ -1,15 +1,23 @@
-"""Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
+"""Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`.
+
+With `--statistics` also prints counts, lengths, duplicates, and how much of the held-out text is in
+the training text; with `--shards FOLDER` writes the ids as modded-nanogpt and llm.c read them.
+"""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments.harness import cli
 from experiments.harness.cli import display, own_names
 from experiments.harness.cli.config_files import is_own
+from experiments.harness.results import text_statistics
+from experiments.harness.results.text_statistics import share, spread
 from experiments.harness.runs import datasets, distributed, json_records, run_folder, sources
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
@@ -19,7 +27,7 @@ from experiments.language_modelling.init_from_pretrained import with_pretrained_
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import TransformerConfig
+from jaxformer.config import TransformerConfig, check_at_least
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.text import tokenizers
 from jaxformer.text.data import (
@@ -31,6 +39,7 @@ from jaxformer.text.data import (
     open_tokens,
     shard_documents,
     write_parts,
+    write_shards,
 )
 from jaxformer.text.metrics import TextSize, count_text
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, SPECIAL_TOKENS, Tokenizer
@@ -128,8 +137,8 @@ def open_encoded(
 def encode_part(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Encoded:
     """`part` as ids in the file `path`."""
     tokens = _ids(config, part, tokenizer, path)
-    found = _metadata(part, tokens, tokenizer, NOTHING_KEPT)
-    return Encoded(tokens, found.documents, found.amount)
+    metadata = _metadata(part, tokens, tokenizer, NOTHING_KEPT)
+    return Encoded(tokens, metadata.documents, metadata.amount)
 
 
 def sized(config: LanguageConfig, tokenizer: Tokenizer) -> TransformerConfig:
@@ -272,7 +281,7 @@ def _is_current(
 
 
 def _how(config: LanguageConfig, part: Part) -> list:
-    """What decides the ids besides the text: JSON."""
+    """JSON of all that decides the ids besides the text."""
     special = list(_special_tokens(config))
     tokenizer = [config.data.tokenizer, config.model.vocab_size, special]
     field = [part.field] if part.field != "text" else []
@@ -280,16 +289,16 @@ def _how(config: LanguageConfig, part: Part) -> list:
 
 
 def _files(part: Part, cache: TextCache) -> list:
-    """What shows without reading that a file is still the same: JSON."""
-    found: list[list[Any]] = []
+    """JSON that shows whether a file has changed, without reading it."""
+    files: list[list[Any]] = []
     for name in part.paths:
         path = Path(name)
         if not sources.is_file(str(name)):
-            found.append([name, sources.identity(str(name), cache)])
+            files.append([name, sources.identity(str(name), cache)])
         elif path.is_file():
             status = path.stat()
-            found.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
-    return found
+            files.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
+    return files
 
 
 def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
@@ -323,16 +332,110 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     return tokenizers.load(name)
 
 
-def main(config: LanguageConfig) -> None:
+_LEAST = 20
+"""Characters of a line that others repeat by more than chance."""
+
+
+def statistics(config: LanguageConfig, prepared: Prepared) -> str:
+    """Counts, lengths and duplicates of each part of the text, in two columns.
+
+    Lengths are percentiles 1 / 50 / 90 / 99 / 100. A line counts as repeated or contained from 20
+    characters on.
+    """
+    parts = load_corpus(config.data, text_cache(config))
+    trained = text_statistics.digests(_lines(parts.train))
+    rows = {}
+    for name, part in parts._asdict().items():
+        if part is not None:
+            rows[name] = _statistics(config, part, getattr(prepared, name), prepared.tokenizer)
+            if name != "train":
+                lines = text_statistics.digests(_lines(part))
+                inside = text_statistics.contained(lines, trained)
+                rows[name]["lines also in the training text"] = share(inside, len(lines))
+    rows["train"]["repeated lines"] = share(text_statistics.repeated(trained), len(trained))
+    return text_statistics.report(rows)
+
+
+def _statistics(
+    config: LanguageConfig, part: Part, encoded: Encoded, tokenizer: Tokenizer
+) -> dict[str, str]:
+    tokens, words, size = encoded.tokens, *encoded.amount
+    count, lengths = len(tokens.ids), tokens.lengths
+    documents = text_statistics.digests("".join(document) for document in part.documents())
+    repeated, cut = text_statistics.repeated(documents), int(np.sum(lengths > config.data.seq_len))
+    unknown = text_statistics.count_id(tokens, tokenizer.special.unk)
+    return {
+        "documents": f"{len(documents):,}",
+        "words, line ends included": f"{words:,}",
+        "bytes": f"{size:,}",
+        "tokens": f"{count:,}",
+        "tokens a word": f"{count / max(words, 1):.2f}",
+        "bytes a token": f"{size / max(count, 1):.2f}",
+        "tokens a document": spread(lengths),
+        "tokens unknown": share(unknown, count),
+        "same document as an earlier one": share(repeated, len(documents)),
+        f"documents cut, over seq_len={config.data.seq_len}": share(cut, len(lengths)),
+    }
+
+
+def _lines(part: Part) -> Iterator[str]:
+    """The lines of at least `_LEAST` characters of the documents of `part`."""
+    lines = (line.strip() for text in part.documents() for line in "".join(text).split("\n"))
+    return (line for line in lines if len(line) >= _LEAST)
+
+
+@dataclass(frozen=True)
+class PrepareOptions(LanguageConfig):
+    """A run, and what is made of its text besides."""
+
+    statistics: bool = False
+    """Prints counts, lengths, duplicates and overlap of all parts of the text."""
+    shards: str = ""
+    """A folder that receives the ids of each part as PART_000000.bin and so on; empty: none."""
+    ids_per_shard: int = 100_000_000
+    """The most ids of a shard."""
+    bare_shards: bool = False
+    """Writes shards without the header, as nanoGPT reads them."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(self, 1, "ids_per_shard")
+
+
+OPTIONS = {name: PrepareOptions(**vars(preset)) for name, preset in PRESETS.items()}
+
+
+def main(options: PrepareOptions) -> None:
     """Prepares the run's text and describes it."""
+    names = [field.name for field in fields(LanguageConfig)]
+    config = LanguageConfig(**{name: getattr(options, name) for name in names})
     with distributed.joined(config):
         config = with_pretrained_sizes(config)
         folder = run_folder.open_run(
             config.runs, "language_modelling", config.name, config, may_differ=config.free_fields()
         ).folder
-        print(describe(prepare(config, folder)))
+        prepared = prepare(config, folder)
+        print(describe(prepared))
+        if options.statistics:
+            print(statistics(config, prepared))
+        if options.shards and distributed.is_first():
+            _write_shards(options, prepared)
         print(f"prepared in {folder}")
 
 
+def _write_shards(options: PrepareOptions, prepared: Prepared) -> None:
+    for name in ("train", "validation", "test"):
+        encoded: Encoded | None = getattr(prepared, name)
+        if encoded is not None:
+            paths = write_shards(
+                encoded.tokens,
+                options.shards,
+                name=name,
+                ids_per_shard=options.ids_per_shard,
+                header=not options.bare_shards,
+            )
+            print(f"{len(encoded.tokens.ids):,} ids in {', '.join(map(str, paths))}")
+
+
 if __name__ == "__main__":
-    cli.start(main, PRESETS, __doc__, experiment="language_modelling")
+    cli.start(main, OPTIONS, __doc__, experiment="language_modelling")

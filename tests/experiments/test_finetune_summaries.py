@@ -12,7 +12,7 @@ from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.training.build import Evaluation
 from experiments.translation import finetune
 from experiments.translation.corpus import Text
-from experiments.translation.evaluation import rouge
+from experiments.translation.evaluate import rouge
 from experiments.translation.finetune import FinetuneOptions, encode, score
 from experiments.translation.load_run import Translator, load_translator
 from experiments.translation.presets import Files

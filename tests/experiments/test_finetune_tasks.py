@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.language_modelling import finetune, sample
+from experiments.language_modelling import finetune, generate
 from experiments.language_modelling.finetune import FinetuneOptions, fine_tune, make_task, predict
+from experiments.language_modelling.generate import GenerateOptions
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
-from experiments.language_modelling.sample import SampleOptions
 from experiments.language_modelling.tasks import chat, classification, spans
 from experiments.language_modelling.tasks.classification import LabelledPairs
 from jaxformer.config import TransformerConfig
@@ -302,8 +302,8 @@ def test_a_conversation_learned_with_adapters_is_saved_as_a_plain_model(
     with pytest.raises(ConfigError, match="is there already: give the name of a new folder"):
         finetune.main(options)
     capsys.readouterr()
-    asked = SampleOptions(run=options.save, prompt=("the sun",), chat=True, max_new_tokens=7)
-    sample.main(replace(asked, temperature=0.0))
+    asked = GenerateOptions(run=options.save, text=("the sun",), chat=True, max_new_tokens=7)
+    generate.main(replace(asked, temperature=0.0))
     names = special_names(long.tokenizer)
     written = ChatTemplate(PLAIN_TEMPLATE, names).render(
         [{"role": "user", "content": "the sun"}], add_generation_prompt=True
@@ -314,7 +314,7 @@ def test_a_conversation_learned_with_adapters_is_saved_as_a_plain_model(
     (answer,) = complete(saved.model, saved.params, [ids], saved.tokenizer, greedy)
     assert capsys.readouterr().out == f"the sun\n{answer.text}\n"
     with pytest.raises(DataError, match="a message contains '<eos>', the name of a special token"):
-        sample.main(replace(asked, prompt=("a <eos>",)))
+        generate.main(replace(asked, text=("a <eos>",)))
 
 
 @pytest.mark.slow

@@ -15,14 +15,15 @@ import pytest
 
 from experiments.harness import cli
 from experiments.harness.runs.text_io import read_table
-from experiments.language_modelling import evaluate, finetune, sample
+from experiments.language_modelling import evaluate, finetune, generate
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import plan as language_plan
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.language_modelling.tasks import classification
-from experiments.translation import export, score, translate
+from experiments.translation import evaluate as score_text
+from experiments.translation import export, translate
 from experiments.translation import load_run as translation_run
 from experiments.translation import plan as translation_plan
 from experiments.translation import train as translation_train
@@ -173,8 +174,8 @@ def test_a_language_model_samples_as_it_was_trained(language, capsys):
     (expected,) = pipelines.complete(
         language.model, loaded.params, ["sun "], loaded.tokenizer, sampling
     )
-    words = ["--run", str(language.folder), "--prompt", "sun ", "--temperature", "2.0"]
-    called(lambda: sample.main(sample.parse(words)))
+    words = ["--run", str(language.folder), "--text", "sun ", "--temperature", "2.0"]
+    called(lambda: generate.main(generate.parse(words)))
     assert capsys.readouterr().out == f"sun {expected.text}\n"
 
 
@@ -229,7 +230,9 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
     best = expected(loaded.params, loaded.config.search)
     options = {"run": str(translation.folder), "output": str(tmp_path / "out.txt")}
     source, target = (str(text / f"validation.{side}") for side in ("en", "de"))
-    called(lambda: score.main(score.ScoreOptions(source=source, target=target, **options)))
+    called(
+        lambda: score_text.main(score_text.EvaluateOptions(source=source, target=target, **options))
+    )
     assert (tmp_path / "out.txt").read_text().splitlines() == best
     called(lambda: translate.main(translate.TranslateOptions(input=source, **options)))
     assert (tmp_path / "out.txt").read_text().splitlines() == best
@@ -246,8 +249,8 @@ def test_a_metric_of_ones_own_is_computed_of_the_translations(translation):
 
 def test_forced_scores_are_those_of_the_model_that_was_trained(translation, text, capsys):
     source, target = (str(text / f"validation.{side}") for side in ("en", "de"))
-    options = score.ScoreOptions(str(translation.folder), source, target, forced=True)
-    called(lambda: score.main(options))
+    options = score_text.EvaluateOptions(str(translation.folder), source, target, forced=True)
+    called(lambda: score_text.main(options))
     sides = (open(path).read().splitlines() for path in (source, target))
     loaded = translation.loaded
     expected = pipelines.score_pairs(

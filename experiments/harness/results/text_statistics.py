@@ -21,27 +21,27 @@ def digests(texts: Iterable[str]) -> UInt64[np.ndarray, " N"]:
     return np.fromiter(map(digest, texts), np.uint64)
 
 
-def repeated(found: UInt64[np.ndarray, " N"]) -> int:
-    """How many of the texts with these digests are the same as an earlier one."""
-    return len(found) - len(np.unique(found))
+def repeated(texts: UInt64[np.ndarray, " N"]) -> int:
+    """The number of texts, given by their digests, that equal an earlier one."""
+    return len(texts) - len(np.unique(texts))
 
 
-def contained(found: UInt64[np.ndarray, " N"], others: UInt64[np.ndarray, " M"]) -> int:
-    """How many of the texts with these digests are among the others."""
-    return int(np.isin(found, others).sum())
+def contained(texts: UInt64[np.ndarray, " N"], known: UInt64[np.ndarray, " M"]) -> int:
+    """The number of texts that are among the `known` ones, both given by their digests."""
+    return int(np.isin(texts, known).sum())
 
 
 def spread(values: Int[np.ndarray, " N"] | np.ndarray) -> str:
     """The percentiles 1, 50, 90, 99 and the greatest of `values`; "-" of none."""
     if len(values) == 0:
         return "-"
-    found = np.percentile(values, PERCENTILES, method="inverted_cdf")
-    whole = np.issubdtype(np.asarray(values).dtype, np.integer)
-    return " / ".join(f"{x:,.0f}" if whole else f"{x:.2f}" for x in found)
+    numbers = np.percentile(values, PERCENTILES, method="inverted_cdf")
+    is_whole = np.issubdtype(np.asarray(values).dtype, np.integer)
+    return " / ".join(f"{x:,.0f}" if is_whole else f"{x:.2f}" for x in numbers)
 
 
 def count_id(tokens: Tokens, index: int | None) -> int:
-    """How often the id occurs; 0 for None."""
+    """The number of times that the id occurs; 0 for None."""
     chunk = 1 << 20
     starts = range(0, len(tokens.ids), chunk) if index is not None else ()
     return sum(int((tokens.ids[start : start + chunk] == index).sum()) for start in starts)

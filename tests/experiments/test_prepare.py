@@ -1,4 +1,4 @@
-"""What is said of a corpus before training, and what cleaning drops, against counts by hand."""
+"""Statistics of a text before training, and cleaning, against counts by hand."""
 
 import json
 import re
@@ -8,11 +8,9 @@ import pytest
 
 from experiments.harness import cli
 from experiments.harness.results import text_statistics
-from experiments.language_modelling import describe_data as language
-from experiments.language_modelling.presets import PRESETS as LANGUAGE
+from experiments.language_modelling import prepare as language
 from experiments.translation import clean
-from experiments.translation import describe_data as translation
-from experiments.translation.presets import PRESETS as TRANSLATION
+from experiments.translation import prepare as translation
 from jaxformer.errors import ConfigError, DataError
 
 HERE = __name__
@@ -47,12 +45,12 @@ HELD_OUT = [("sun 5 moon", "Sonne 5"), ("sun 5 moon", "anders"), ("star §", "St
 def test_the_report_of_pairs_counts_what_is_there(tmp_path, capsys):
     written(tmp_path, "train", PAIRS + ODD)
     written(tmp_path, "val", HELD_OUT)
-    words = f"""--data.tokenizer words --model.vocab_size 283 --model.max_len 31
+    words = f"""--statistics --data.tokenizer words --model.vocab_size 283 --model.max_len 31
         --runs {tmp_path}/runs"""
     for part, name in (("train", "train"), ("validation", "val")):
         words += f" --data.{part}.source {tmp_path}/{name}.en"
         words += f" --data.{part}.target {tmp_path}/{name}.de"
-    config = cli.parse(TRANSLATION, words.split())
+    config = cli.parse(translation.OPTIONS, words.split())
     found = called(lambda: translation.main(config), capsys)
     train, validation = rows(found, "train"), rows(found, "validation")
     assert train["pairs"] == "101" and train["source words"] == f"{98 * 3 + 1 + 40:,}"
@@ -64,17 +62,16 @@ def test_the_report_of_pairs_counts_what_is_there(tmp_path, capsys):
     assert validation["source also in the training text"] == "2 (66.67%)"
     assert validation["pair also in the training text"] == "1 (33.33%)"
     assert validation["source tokens unknown"].startswith("2 ("), "star and §"
-    assert not list((tmp_path / "runs").glob("translation")), "a report makes no run"
 
 
 def test_the_report_of_documents_counts_what_is_there(tmp_path, capsys):
     line = "the sun goes up over the hill\n"
     (tmp_path / "a.txt").write_text(f"{line}{line}short\n\n" + "moon and stars and rain " * 5)
     (tmp_path / "b.txt").write_text(f"{line}short\n\nanother line that is not known\n\nshort")
-    words = f"""--data.train {tmp_path}/a.txt --data.validation {tmp_path}/b.txt
+    words = f"""--statistics --data.train {tmp_path}/a.txt --data.validation {tmp_path}/b.txt
         --data.split blank_line --data.tokenizer words --model.vocab_size 283 --data.seq_len 19
         --data.batch_size 3 --model.max_len 23 --runs {tmp_path}/runs"""
-    config = cli.parse(LANGUAGE, words.split())
+    config = cli.parse(language.OPTIONS, words.split())
     found = called(lambda: language.main(config), capsys)
     train, validation = rows(found, "train"), rows(found, "validation")
     assert train["documents"] == "2" and train["words, line ends included"] == str(15 + 25 + 2)
@@ -128,6 +125,6 @@ def test_sides_of_unequal_length_and_no_files_are_refused(tmp_path):
 
 def test_repeated_and_contained_texts_are_counted_as_sets_count_them():
     texts = ["a", "b", "a", "", "a"]
-    found = text_statistics.digests(texts)
-    assert text_statistics.repeated(found) == len(texts) - len(set(texts)) == 2
-    assert text_statistics.contained(found, text_statistics.digests(["a", "c"])) == 3
+    digests = text_statistics.digests(texts)
+    assert text_statistics.repeated(digests) == len(texts) - len(set(texts)) == 2
+    assert text_statistics.contained(digests, text_statistics.digests(["a", "c"])) == 3
