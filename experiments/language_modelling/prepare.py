@@ -11,13 +11,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from experiments.harness import cli
 from experiments.harness.cli import display, own_names
 from experiments.harness.cli.config_files import is_own
-from experiments.harness.results import text_statistics
-from experiments.harness.results.text_statistics import share, spread
 from experiments.harness.runs import datasets, distributed, json_records, run_folder, sources
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
@@ -332,56 +328,14 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     return tokenizers.load(name)
 
 
-_LEAST = 20
-"""Characters of a line that others repeat by more than chance."""
-
-
 def statistics(config: LanguageConfig, prepared: Prepared) -> str:
-    """Counts, lengths and duplicates of each part of the text, in two columns.
-
-    Lengths are percentiles 1 / 50 / 90 / 99 / 100. A line counts as repeated or contained from 20
-    characters on.
-    """
+    """Counts, lengths and duplicates of each part of the text (see `corpus.statistics`)."""
     parts = load_corpus(config.data, text_cache(config))
-    trained = text_statistics.digests(_lines(parts.train))
-    rows = {}
-    for name, part in parts._asdict().items():
-        if part is not None:
-            rows[name] = _statistics(config, part, getattr(prepared, name), prepared.tokenizer)
-            if name != "train":
-                lines = text_statistics.digests(_lines(part))
-                inside = text_statistics.contained(lines, trained)
-                rows[name]["lines also in the training text"] = share(inside, len(lines))
-    rows["train"]["repeated lines"] = share(text_statistics.repeated(trained), len(trained))
-    return text_statistics.report(rows)
-
-
-def _statistics(
-    config: LanguageConfig, part: Part, encoded: Encoded, tokenizer: Tokenizer
-) -> dict[str, str]:
-    tokens, words, size = encoded.tokens, *encoded.amount
-    count, lengths = len(tokens.ids), tokens.lengths
-    documents = text_statistics.digests("".join(document) for document in part.documents())
-    repeated, cut = text_statistics.repeated(documents), int(np.sum(lengths > config.data.seq_len))
-    unknown = text_statistics.count_id(tokens, tokenizer.special.unk)
-    return {
-        "documents": f"{len(documents):,}",
-        "words, line ends included": f"{words:,}",
-        "bytes": f"{size:,}",
-        "tokens": f"{count:,}",
-        "tokens a word": f"{count / max(words, 1):.2f}",
-        "bytes a token": f"{size / max(count, 1):.2f}",
-        "tokens a document": spread(lengths),
-        "tokens unknown": share(unknown, count),
-        "same document as an earlier one": share(repeated, len(documents)),
-        f"documents cut, over seq_len={config.data.seq_len}": share(cut, len(lengths)),
-    }
-
-
-def _lines(part: Part) -> Iterator[str]:
-    """The lines of at least `_LEAST` characters of the documents of `part`."""
-    lines = (line.strip() for text in part.documents() for line in "".join(text).split("\n"))
-    return (line for line in lines if len(line) >= _LEAST)
+    encoded = {name: getattr(prepared, name) for name, part in parts._asdict().items() if part}
+    tokens = {name: each.tokens for name, each in encoded.items()}
+    sizes = {name: each.amount for name, each in encoded.items()}
+    unk = prepared.tokenizer.special.unk
+    return corpus.statistics(parts, tokens, sizes, seq_len=config.data.seq_len, unk=unk)
 
 
 @dataclass(frozen=True)

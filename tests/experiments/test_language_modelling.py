@@ -112,6 +112,7 @@ def parsed(command, args):
     if command is generate:
         return generate.parse(words_of(args))
     presets = {"default": kinds[command]()} if command in kinds else PRESETS
+    presets = prepare.OPTIONS if command is prepare else presets
     return cli.parse(presets, words_of(args))
 
 

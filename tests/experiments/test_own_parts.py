@@ -192,11 +192,12 @@ def test_a_classifier_stands_on_the_model_that_was_trained(language, text):
     )
     called(lambda: finetune.main(options))
     assert "all" in json.loads((language.folder / "finetune.json").read_text())
-    task = finetune.make_task(options, language.loaded, *classification.read(options))
-    (batch,) = task.data.test.iterate_once(rows=7)
+    learner = finetune.make_learner(options, language.loaded, *classification.read(options))
+    task = learner.task
+    (batch,) = task.test.iterate_once(rows=7)
     inputs = batch.tokens, batch.padding_mask
-    params = task.init(jax.random.key(0), *inputs) | {"backbone": language.loaded.params}
-    model = Classifier(language.model, len(task.data.labels))
+    params = learner.init(jax.random.key(0), *inputs) | {"backbone": language.loaded.params}
+    model = Classifier(language.model, len(task.labels))
     expected = jax.jit(model.apply)({"params": params}, *inputs)
     np.testing.assert_array_equal(task.outputs(params, batch), expected)
 

@@ -19,10 +19,10 @@ from experiments.language_modelling import (
     report,
     train,
 )
-from experiments.language_modelling.finetune import find_backbone
+from experiments.language_modelling.finetune import without_heads
 from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.presets import PRESETS, DataConfig
-from experiments.language_modelling.tasks.rows import frame_of
+from experiments.language_modelling.tasks.task import frame_of
 from jaxformer import pipelines
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import make_mesh, sharded, single
@@ -187,8 +187,8 @@ def test_a_folder_that_is_no_model_of_theirs_is_taken_for_a_run(folder, tmp_path
 def test_an_encoder_of_theirs_reads_a_text_between_its_begin_and_end(folder, name):
     found = load_run.load_run(folder(name))
     assert frame_of(found) == ([1], [2])
-    backbone, params = find_backbone(found.model, found.params)
-    assert isinstance(backbone, EncoderOnly) and "embedding" in params
+    backbone = without_heads(found)
+    assert isinstance(backbone.model, EncoderOnly) and "embedding" in backbone.params
 
 
 def begun_from(folder, **changes):

@@ -114,6 +114,7 @@ def parsed(command, args):
         export: export.ExportOptions,
     }
     presets = {"default": kinds[command]()} if command in kinds else PRESETS
+    presets = prepare.OPTIONS if command is prepare else presets
     words = [
         word
         for name, value in args.items()
