@@ -520,7 +520,7 @@ def test_a_conversation_learned_with_adapters_is_saved_as_a_plain_model(
     scores = again.score(predict(again, saved.params, 5)).metrics
     assert_equal(list(scores.values()), list(metrics.values()))
     with pytest.raises(ConfigError, match="exists already: give the name of a new folder"):
-        replace(options, save=options.save)
+        finetune.main(options)
     asked = GenerateOptions(run=options.save, text=("the sun",), chat=True, max_new_tokens=7)
     generate.main(replace(asked, temperature=0.0))
     template = ChatTemplate(PLAIN_TEMPLATE, special_names(tokenizer))

@@ -50,19 +50,28 @@ class FinetuneOptions(LoraOptions, RunOptions):
         check_at_least(self, 0, "num_train")
         check_at_least(self, 1, "batch_size")
         check_at_least(self.optimizer, 1, "total_steps")
-        if self.save and Path(self.save).exists():
-            raise ConfigError(f"save={self.save!r} exists already: give the name of a new folder")
 
 
 def result_folder(options: FinetuneOptions, experiment: str) -> Path:
     """The folder for the result of `options.run`: the run's, or a new one for pretrained weights.
 
-    Raises `ConfigError` for a name that no folder can have.
+    Raises `ConfigError` for a name that no folder can have, and where `options.save` exists.
     """
+    if options.save and Path(options.save).exists():
+        raise ConfigError(f"save={options.save!r} exists already: give the name of a new folder")
     run = Path(options.run)
     if not options.name and not is_pretrained(run):
         return run
     return run_folder.folder_of(options.runs, experiment, options.name or run.resolve().name)
+
+
+def check_count(options: FinetuneOptions, count: int, kind: str) -> None:
+    """Raises `ConfigError` where `options.num_train` is more than the `count` examples."""
+    if options.num_train > count:
+        raise ConfigError(
+            f"num_train={options.num_train}, but there are {count} {kind} to learn from: give at "
+            "most as many, or 0 for all"
+        )
 
 
 class LabelledBatch(NamedTuple):

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness.training.finetuning import Examples, LabelledBatch, padded
+from experiments.harness.training.finetuning import Examples, LabelledBatch, check_count, padded
 from experiments.language_modelling import stdlib
 from experiments.language_modelling.load_run import LoadedRun
-from experiments.language_modelling.tasks.task import Scored, Task, check_count
+from experiments.language_modelling.tasks.task import Scored, Task
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.text.chat import (

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.harness.training.finetuning import Examples, LabelledBatch, padded
+from experiments.harness.training.finetuning import Examples, LabelledBatch, check_count, padded
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.tasks.examples import Part, snippets
 from experiments.language_modelling.tasks.task import (
     Scored,
     Task,
     apply,
-    check_count,
     has_types,
     pair_frame,
 )

@@ -9,7 +9,6 @@ from flax import linen as nn
 
 from experiments.harness.training.finetuning import Examples, LabelledBatch
 from experiments.language_modelling.load_run import LoadedRun
-from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.training.losses import Loss
 
@@ -50,15 +49,6 @@ def apply(model: Any, params: Any, batch: LabelledBatch) -> Any:
     """The outputs of `model` for the rows of `batch`."""
     types = () if batch.token_type_ids is None else (batch.token_type_ids,)
     return model.apply({"params": params}, batch.tokens, batch.padding_mask, *types)
-
-
-def check_count(options: Any, count: int, kind: str) -> None:
-    """Raises `ConfigError` where `options.num_train` is more than the `count` examples."""
-    if options.num_train > count:
-        raise ConfigError(
-            f"num_train={options.num_train}, but there are {count} {kind} to learn from: give at "
-            "most as many, or 0 for all"
-        )
 
 
 class Frame(NamedTuple):
