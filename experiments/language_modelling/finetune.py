@@ -159,11 +159,16 @@ def main(options: FinetuneOptions) -> None:
             params = fine_tune(learner, seed, pretrained=start == "pretrained")
             scored = task.score(predict(task, params, options.batch_size))
             metrics[start].append(scored.metrics)
-            print(f"seed {seed}, {start}: {_describe(scored.metrics)}", flush=True)
+            said = "  ".join(f"{name} {value:.4f}" for name, value in scored.metrics.items())
+            print(f"seed {seed}, {start}: {said}", flush=True)
     first = next(iter(scored.metrics))
     result = summarise({start: [x[first] for x in each] for start, each in metrics.items()})
     print(describe(options, result, task.title))
-    _write(folder / "finetune.json", options, result, metrics)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "finetune.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    results[setting(options)] = {"options": asdict(options), **result, "metrics": metrics}
+    path.write_text(json.dumps(results, indent=2) + "\n")
     if options.output:
         write_lines(Path(options.output), scored.lines)
     if options.save:
@@ -235,47 +240,20 @@ def summarise(scores: dict[str, list[float]]) -> dict[str, dict]:
 
 def describe(options: FinetuneOptions, result: dict[str, dict], title: str) -> str:
     """The means and deviations in a few lines; `title` says of what."""
-    texts = "labelled texts" if options.task == "classification" else "examples"
-    lines = [
-        f"{options.num_train or 'all'} {texts}, {options.seeds} seeds, "
-        f"layers {_layers(options)}; {title}"
-    ]
+    lines = [f"{setting(options)}; {options.num_train or 'all'} examples; {title}"]
     for name, each in result.items():
-        deviation = each["deviation"]
-        spread = "" if deviation is None else f", deviation {100 * deviation:.1f}"
-        lines.append(f"  {name:<10} {100 * each['mean']:5.1f} %{spread}")
+        deviation = "" if each["deviation"] is None else f" ± {100 * each['deviation']:.1f}"
+        lines.append(f"  {name:<10} {100 * each['mean']:5.1f}{deviation} % ({options.seeds} seeds)")
     return "\n".join(lines)
 
 
-def _describe(metrics: dict[str, float]) -> str:
-    """The scores of one model: a share of right texts, or each with its name."""
-    if list(metrics) == ["accuracy"]:
-        return f"{metrics['accuracy']:.1%} right"
-    return "  ".join(f"{x} {y:.4f}" if x == "loss" else f"{x} {y:.1%}" for x, y in metrics.items())
-
-
-def _write(
-    path: Path,
-    options: FinetuneOptions,
-    result: dict[str, dict],
-    metrics: dict[str, list[dict[str, float]]],
-) -> None:
-    """Writes the result beside those of other tasks and layers, if there are any."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    results = json.loads(path.read_text()) if path.exists() else {}
-    layers, task = _layers(options), options.task
-    name = layers if task == "classification" else f"{task}, {layers}"
-    results[name] = {"options": asdict(options), **result}
-    if any(len(x) > 1 for each in metrics.values() for x in each):
-        results[name]["metrics"] = metrics
-    path.write_text(json.dumps(results, indent=2) + "\n")
-
-
-def _layers(options: FinetuneOptions) -> str:
+def setting(options: FinetuneOptions) -> str:
+    """The task and the layers that learn it, by which finetune.json names a result."""
     layers = "head" if options.freeze_backbone else "all"
     if options.lora_rank:
         layers = f"adapters of rank {options.lora_rank}"
-    return f"{layers}, mean of the tokens" if options.pooling == "mean" else layers
+    pooling = ", mean of the tokens" if options.pooling == "mean" else ""
+    return f"{options.task}, {layers}{pooling}"
 
 
 if __name__ == "__main__":

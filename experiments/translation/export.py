@@ -58,10 +58,10 @@ def search_function(
         if search.max_length is not None:
             limits = jnp.full_like(limits, search.max_length)
         max_length = max_target_length(loaded.model.config, source_length, search)
-        found = translate_ids(
+        beams = translate_ids(
             loaded.model, loaded.params, source, limits, search, max_length=max_length
         )
-        return found._asdict()
+        return beams._asdict()
 
     return translate
 

@@ -507,7 +507,7 @@ def test_a_conversation_learned_with_adapters_is_saved_as_a_plain_model(
     )
     finetune.main(options)
     said = capsys.readouterr().out
-    assert "layers adapters of rank 3; share of the tokens of the answers in 7" in said
+    assert "chat, adapters of rank 3; all examples; share of the tokens of the answers" in said
     results = json.loads((tmp_path / "language_modelling" / "llama" / "finetune.json").read_text())
     (metrics,) = results["chat, adapters of rank 3"]["metrics"]["pretrained"]
     assert metrics["accuracy"] > 0.4
@@ -548,10 +548,10 @@ def test_mean_and_sample_deviation_are_over_seeds_and_the_margin_is_by_pairs():
     one = summarise({"scratch": [0.25]})
     assert one == {"scratch": {"by_seed": [0.25], "mean": 0.25, "deviation": None}}
     said = describe(replace(OPTIONS, num_train=11), result, "share of 4 test texts right")
-    assert said.startswith("11 labelled texts, 2 seeds, layers all; share of 4 test texts right")
-    assert "margin      30.0 %, deviation 10.0" in said
+    assert said.startswith("classification, all; 11 examples; share of 4 test texts right")
+    assert "margin      30.0 ± 10.0 % (2 seeds)" in said
     mean = replace(OPTIONS, pooling="mean")
-    assert "layers all, mean of the tokens; right" in describe(mean, one, "right")
+    assert "all, mean of the tokens; all examples; right" in describe(mean, one, "right")
 
 
 def test_the_command_learns_prints_and_records_what_it_found(folder, tmp_path, capsys):
@@ -570,11 +570,13 @@ def test_the_command_learns_prints_and_records_what_it_found(folder, tmp_path, c
     finetune.main(options)
     path = tmp_path / "language_modelling" / "causal" / "finetune.json"
     record = json.loads(path.read_text())
-    assert list(record) == ["all"] and record["all"]["options"]["num_train"] == 15
-    assert record["all"]["pretrained"]["by_seed"] == [1.0, 1.0]
-    assert len(record["all"]["scratch"]["by_seed"]) == 2 and "margin" in record["all"]
+    assert list(record) == ["classification, all"]
+    result = record["classification, all"]
+    assert result["options"]["num_train"] == 15 and "margin" in result
+    assert result["pretrained"]["by_seed"] == [1.0, 1.0]
+    assert len(result["scratch"]["by_seed"]) == 2
     said = capsys.readouterr().out
-    assert "seed 1, pretrained: 100.0% right" in said and "layers all" in said
+    assert "seed 1, pretrained: accuracy 1.0000" in said
     assert said.index("seed 1, scratch") < said.index("seed 1, pretrained")  # which is written
     rows = zip(LABELLED.labels, labelled_lines(), strict=True)
     assert (tmp_path / "found.tsv").read_text() == "".join(f"{x}\t{line}\n" for x, line in rows)
@@ -582,7 +584,8 @@ def test_the_command_learns_prints_and_records_what_it_found(folder, tmp_path, c
     fewer = replace(options, freeze_backbone=True, start="scratch", optimizer=learn_nothing)
     finetune.main(fewer)
     record = json.loads(path.read_text())
-    assert list(record) == ["all", "head"] and "pretrained" not in record["head"]
+    assert list(record) == ["classification, all", "classification, head"]
+    assert "pretrained" not in record["classification, head"]
     finetune.main(replace(fewer, name="tuned"))
     assert (tmp_path / "language_modelling" / "tuned" / "finetune.json").is_file()
     assert {path: path.stat().st_mtime_ns for path in folder("causal").iterdir()} == before

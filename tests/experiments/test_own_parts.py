@@ -191,7 +191,7 @@ def test_a_classifier_stands_on_the_model_that_was_trained(language, text):
         optimizer=finetune.OptimizerConfig(schedule="constant", total_steps=3, warmup_steps=1),
     )
     called(lambda: finetune.main(options))
-    assert "all" in json.loads((language.folder / "finetune.json").read_text())
+    assert "classification, all" in json.loads((language.folder / "finetune.json").read_text())
     learner = finetune.make_learner(options, language.loaded, *classification.read(options))
     task = learner.task
     (batch,) = task.test.iterate_once(rows=7)
