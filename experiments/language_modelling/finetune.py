@@ -182,7 +182,7 @@ def without_heads(loaded: LoadedRun) -> LoadedRun:
     model = loaded.model
     if not isinstance(model, MaskedLanguageModel):
         return loaded
-    encoder = EncoderOnly(model.config, model.attention_fn, model.block, model.position_scheme)
+    encoder = EncoderOnly(model.config, model.attention_fn, model.block)
     return loaded._replace(model=encoder, params=loaded.params["encoder"])
 
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness import cli
-from experiments.harness.cli import prompting
-from experiments.harness.runs import run_folder
+from experiments.harness.runs import run_folder, text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.text_io import RULE, read_text, read_texts
@@ -117,12 +116,12 @@ def main(options: GenerateOptions) -> None:
         else:
             _continue(loaded, options, texts)
 
-    if texts or not prompting.is_interactive():
+    if texts or not text_io.is_interactive():
         texts = texts or loaded.config.prompts
         answer(read_texts(texts, "") if is_masked else texts or ("",))
     else:
         what = f"a text with {_mask(loaded)} in it" if is_masked else "a text to continue"
-        prompting.answer_lines(what, lambda line: answer((line,)))
+        text_io.answer_lines(what, lambda line: answer((line,)))
 
 
 def _mask(loaded: LoadedRun) -> str:
@@ -152,15 +151,15 @@ def print_texts(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:
     begun = False
     for number, piece in pieces:
         if not begun:  # what cannot be continued is refused before anything is printed
-            print(prompting.mark(prompts[0]), end="", flush=True)
+            print(text_io.bold(prompts[0]), end="", flush=True)
             begun = True
         if number == 0:
             print(piece, end="", flush=True)
         else:
             others[number] += piece
-    print("" if begun else prompting.mark(prompts[0]))
+    print("" if begun else text_io.bold(prompts[0]))
     for prompt, text in list(zip(prompts, others, strict=True))[1:]:
-        print(f"{RULE}\n{prompting.mark(prompt)}{text}")
+        print(f"{RULE}\n{text_io.bold(prompt)}{text}")
 
 
 def _embed(loaded: LoadedRun, texts: Sequence[str], output: str) -> None:

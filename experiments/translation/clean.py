@@ -14,7 +14,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.cli import own_names
 from experiments.harness.results.text_statistics import digest, report, share
 from experiments.harness.runs import sources
 from experiments.translation.presets import Files
@@ -104,7 +103,7 @@ def reasons(options: CleanOptions) -> dict[str, Callable[[str, str], bool]]:
         return longer >= 6 and longer > options.max_ratio * shorter
 
     def is_foreign(source: str, target: str) -> bool:
-        identify = own_names.resolve(options.language_id, "language_id")
+        identify = cli.import_by_name(options.language_id, "language_id")
         languages = options.source_language, options.target_language
         return (identify(source), identify(target)) != languages
 

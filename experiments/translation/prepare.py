@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.harness import cli
-from experiments.harness.cli import display, own_names
-from experiments.harness.cli.config_files import is_own
+from experiments.harness.cli import display
 from experiments.harness.results import text_statistics
 from experiments.harness.results.text_statistics import share, spread
 from experiments.harness.runs import distributed, json_records, run_folder
@@ -185,7 +184,7 @@ def _prepare(
     (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
     make = partial(_write_tokenizers, config, read)
     # The code of a user's tokenizer may change.
-    tokenizer_cache = NOTHING_KEPT if is_own(config.data.tokenizer) else cache
+    tokenizer_cache = NOTHING_KEPT if cli.is_import_name(config.data.tokenizer) else cache
     tokenizer_cache.fill(folder / "tokenizer", ["tokenizers", wanted], make)
     encode = partial(_encode, config.data, read, load_tokenizers(folder))
     cache.fill(folder / "data", ["pairs", wanted, _digests(folder)], encode)
@@ -232,8 +231,8 @@ def _encode(
 
 def _train(data: DataConfig, lines: list[str], size: int) -> Tokenizer:
     kind = data.tokenizer
-    if is_own(kind):
-        return tokenizers.require_standard_ids(own_names.resolve(kind, "tokenizer")(lines, size))
+    if cli.is_import_name(kind):
+        return tokenizers.require_standard_ids(cli.import_by_name(kind, "tokenizer")(lines, size))
     if kind == "characters":
         return tokenizers.train_characters(lines)
     if kind == "words":

@@ -25,7 +25,14 @@ from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from experiments.language_modelling.tasks import chat, classification, predict, spans
 from experiments.language_modelling.tasks.examples import Labelled
 from experiments.language_modelling.tasks.task import frame_of
-from jaxformer.config import BERT_BASE, TransformerConfig
+from jaxformer.config import (
+    BERT_BASE,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    NormOptions,
+    Rotary,
+    TransformerConfig,
+)
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError, DataError, Diverged
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
@@ -42,16 +49,13 @@ WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 TEXTS = [f"the {a} is {b} and {c}." for a in WORDS for b in WORDS for c in WORDS[:2] if a != b]
 SIZES = {"vocab_size": 300, "d_model": 12, "d_ff": 17, "num_heads": 3, "max_len": T}
 LLAMA = {
-    "positions": "rotary",
-    "norm": "rms",
-    "norm_placement": "pre",
-    "activation": "silu",
-    "gated": True,
+    "norm": NormOptions("rms", placement="pre"),
+    "feed_forward": FeedForwardOptions("silu", gated=True),
+    "embeddings": EmbeddingOptions(tied="none", scale=False),
+    "positions": Rotary(),
     "use_bias": False,
-    "tied_embeddings": "none",
-    "scale_embeddings": False,
 }
-BERT = replace(BERT_BASE, **SIZES, num_encoder_layers=1, pooler=False, dropout_rate=0.0)
+BERT = replace(BERT_BASE, **SIZES, num_encoder_layers=1, pooler="none", dropout_rate=0.0)
 CAUSAL = LanguageConfig(
     name="causal",
     model=TransformerConfig(num_decoder_layers=1, **SIZES, **LLAMA),
@@ -193,7 +197,9 @@ def test_adapters_of_a_backbone_leave_its_weights_and_train_the_head(runs):
 def test_a_published_classifier_is_learned_from_without_its_head(
     kind, tokenizer, tmp_path, random_params
 ):
-    config = replace(BERT, vocab_size=tokenizer.vocab_size, pooler=kind is Classifier)
+    config = replace(
+        BERT, vocab_size=tokenizer.vocab_size, pooler="tanh" if kind is Classifier else "none"
+    )
     model = kind(EncoderOnly(config), *([] if kind is SpanPredictor else [4]))
     ids = np.ones((2, T), np.int32)
     params = random_params(model, ids, ids > 0)

@@ -85,7 +85,7 @@ def make(options: Any, loaded: LoadedRun, train: Labelled, test: Labelled) -> Ta
     """
     backbone = loaded.model
     if isinstance(backbone, EncoderOnly) and is_pretrained(options.run):
-        backbone = backbone.clone(config=replace(backbone.config, pooler=True))
+        backbone = backbone.clone(config=replace(backbone.config, pooler="tanh"))
     kinds = sorted(set(train.labels))
     length = min(options.seq_len, backbone.config.max_len)
     rows = [encode(each, kinds, loaded, length) for each in (train, test)]

@@ -104,4 +104,4 @@ def pair_frame(loaded: LoadedRun) -> Frame:
 def has_types(loaded: LoadedRun) -> bool:
     """Whether the run's model tells the two texts of a pair apart by token types."""
     config = loaded.model.config
-    return bool(config.num_encoder_layers) and config.num_token_types > 1
+    return bool(config.num_encoder_layers) and config.embeddings.num_types > 1
