@@ -57,8 +57,8 @@ BERT = replace(
     GPT,
     num_encoder_layers=1,
     num_decoder_layers=0,
-    norm=NormOptions(placement="post"),
-    embeddings=EmbeddingOptions(norm=True, num_types=2),
+    norm=replace(GPT.norm, placement="post"),
+    embeddings=replace(GPT.embeddings, norm=True, num_types=2),
 )
 MODELS = {
     "gpt": DecoderOnly(GPT),
