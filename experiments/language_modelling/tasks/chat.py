@@ -74,9 +74,9 @@ def make(
         )
     length = min(options.seq_len, model.config.max_len)
     template = find_template(options, loaded.tokenizer)
-    rows = [
+    trained, tested = (
         encode_conversations(texts, template, loaded.tokenizer, length) for texts in (train, test)
-    ]
+    )
     causal = causal_loss(model)
 
     def loss(params: Any, batch: LabelledBatch, rng: jax.Array | None) -> Any:
@@ -92,9 +92,9 @@ def make(
         lines = [json.dumps({"loss": x[0] / x[2], "tokens": int(x[2])}) for x in sums.tolist()]
         return Scored({"accuracy": float(right / count), "loss": float(nats / count)}, lines)
 
-    title = f"share of the tokens of the answers in {len(rows[1].tokens)} test conversations right"
+    title = f"share of the tokens of the answers in {len(tested.tokens)} test conversations right"
     files = {"chat_template.jinja": template.source}
-    return Task(model, *rows, loss, jax.jit(outputs), score, title, files)
+    return Task(model, trained, tested, loss, jax.jit(outputs), score, title, files)
 
 
 def find_template(options: Any, tokenizer: Tokenizer) -> ChatTemplate:

@@ -88,7 +88,7 @@ def make(options: Any, loaded: LoadedRun, train: Labelled, test: Labelled) -> Ta
         backbone = backbone.clone(config=replace(backbone.config, pooler="tanh"))
     kinds = sorted(set(train.labels))
     length = min(options.seq_len, backbone.config.max_len)
-    rows = [encode(each, kinds, loaded, length) for each in (train, test)]
+    trained, tested = (encode(each, kinds, loaded, length) for each in (train, test))
     model = Classifier(backbone, len(kinds), options.pooling)
 
     def outputs(params: Any, batch: LabelledBatch) -> Any:
@@ -96,7 +96,7 @@ def make(options: Any, loaded: LoadedRun, train: Labelled, test: Labelled) -> Ta
 
     def score(logits: np.ndarray) -> Scored:
         numbers = np.argmax(logits, axis=-1)
-        accuracy = float(np.mean(numbers == rows[1].labels))
+        accuracy = float(np.mean(numbers == tested.labels))
         columns = [column for column in test if column is not None]
         lines = zip((kinds[number] for number in numbers), *columns, strict=True)
         return Scored({"accuracy": accuracy}, ["\t".join(line) for line in lines])
@@ -104,7 +104,7 @@ def make(options: Any, loaded: LoadedRun, train: Labelled, test: Labelled) -> Ta
     commonest = max(map(test.labels.count, set(test.labels))) / len(test.labels)
     title = f"share of {len(test.labels)} test texts right (the commonest label: {commonest:.1%})"
     loss = classification_loss(model)
-    return Task(model, *rows, loss, jax.jit(outputs), score, title, labels=kinds)
+    return Task(model, trained, tested, loss, jax.jit(outputs), score, title, labels=kinds)
 
 
 def encode(labelled: Labelled, kinds: list[str], loaded: LoadedRun, length: int) -> Examples:
