@@ -71,8 +71,8 @@ def main(options: TranslateOptions) -> None:
         for first, lines in read_chunks(source, options.lines_at_once, name, problems):
             lines, numbers = without_too_long(translator, lines, translator.search)
             too_long += [first - 1 + number for number in numbers]
-            found = translator(lines, count=options.n_best, first=first - 1)
-            for number, hypotheses in enumerate(found, start=first):
+            translations = translator(lines, count=options.n_best, first=first - 1)
+            for number, hypotheses in enumerate(translations, start=first):
                 target.write(_format(number, hypotheses, options).encode())
             target.flush()
     if too_long:
