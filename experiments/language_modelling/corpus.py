@@ -1,19 +1,17 @@
 """The text of an experiment: documents for training, validation and test."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.harness.results import text_statistics
-from experiments.harness.results.text_statistics import share, spread
 from experiments.harness.runs import datasets, sources
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.language_modelling import stdlib
 from experiments.language_modelling.presets import DataConfig
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.data import Tokens, read_documents
+from jaxformer.text.data import read_documents
 from jaxformer.text.metrics import TextSize, count_text
 
 _MOST_SET_ASIDE = 1_000_000
@@ -124,62 +122,6 @@ def _read_metadata(part: Part) -> dict[str, Any]:
         digest.update(b"\0")  # the end of a document; no text has this byte
         documents, words, size = documents + 1, words + amount.words, size + amount.bytes
     return TextMetadata(digest.hexdigest(), documents, TextSize(words, size))._asdict()
-
-
-_LEAST = 20
-"""Characters of a line that others repeat by more than chance."""
-
-
-def statistics(
-    corpus: Corpus,
-    tokens: Mapping[str, Tokens],
-    sizes: Mapping[str, TextSize],
-    *,
-    seq_len: int,
-    unk: int | None,
-) -> str:
-    """Counts, lengths and duplicates of each part of `corpus`, whose ids are `tokens`.
-
-    Lengths are percentiles 1 / 50 / 90 / 99 / 100. A line counts as repeated or contained from 20
-    characters on.
-    """
-    trained = text_statistics.digests(_lines(corpus.train))
-    rows: dict[str, dict[str, str]] = {}
-    for name, part in corpus._asdict().items():
-        if part is not None:
-            rows[name] = _statistics(part, tokens[name], sizes[name], seq_len, unk)
-            if name != "train":
-                lines = text_statistics.digests(_lines(part))
-                inside = text_statistics.contained(lines, trained)
-                rows[name]["lines also in the training text"] = share(inside, len(lines))
-    rows["train"]["repeated lines"] = share(text_statistics.repeated(trained), len(trained))
-    return text_statistics.report(rows)
-
-
-def _statistics(
-    part: Part, tokens: Tokens, size: TextSize, seq_len: int, unk: int | None
-) -> dict[str, str]:
-    count, lengths = len(tokens.ids), tokens.lengths
-    documents = text_statistics.digests("".join(document) for document in part.documents())
-    repeated, cut = text_statistics.repeated(documents), int((lengths > seq_len).sum())
-    return {
-        "documents": f"{len(documents):,}",
-        "words, line ends included": f"{size.words:,}",
-        "bytes": f"{size.bytes:,}",
-        "tokens": f"{count:,}",
-        "tokens a word": f"{count / max(size.words, 1):.2f}",
-        "bytes a token": f"{size.bytes / max(count, 1):.2f}",
-        "tokens a document": spread(lengths),
-        "tokens unknown": share(text_statistics.count_id(tokens, unk), count),
-        "same document as an earlier one": share(repeated, len(documents)),
-        f"documents cut, over seq_len={seq_len}": share(cut, len(lengths)),
-    }
-
-
-def _lines(part: Part) -> Iterator[str]:
-    """The lines of at least `_LEAST` characters of the documents of `part`."""
-    lines = (line.strip() for text in part.documents() for line in "".join(text).split("\n"))
-    return (line for line in lines if len(line) >= _LEAST)
 
 
 def _from_files(config: DataConfig, cache: TextCache) -> Corpus:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import display
+from experiments.harness.results import text_statistics
 from experiments.harness.runs import datasets, distributed, json_records, run_folder, sources
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
@@ -328,13 +329,27 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
 
 
 def statistics(config: LanguageConfig, prepared: Prepared) -> str:
-    """Counts, lengths and duplicates of each part of the text (see `corpus.statistics`)."""
+    """Sizes, lengths and duplicates of the documents and lines of each part, in two columns."""
     parts = load_corpus(config.data, text_cache(config))
-    encoded = {name: getattr(prepared, name) for name, part in parts._asdict().items() if part}
-    tokens = {name: each.tokens for name, each in encoded.items()}
-    sizes = {name: each.amount for name, each in encoded.items()}
-    unk = prepared.tokenizer.special.unk
-    return corpus.statistics(parts, tokens, sizes, seq_len=config.data.seq_len, unk=unk)
+    trained = text_statistics.digests(_lines(parts.train))
+    limit, unk = config.data.seq_len, prepared.tokenizer.special.unk
+    rows: dict[str, dict[str, str]] = {}
+    for name, part in parts._asdict().items():
+        if part is not None:
+            texts = ("".join(document) for document in part.documents())
+            tokens = getattr(prepared, name).tokens
+            rows[name] = text_statistics.describe(texts, tokens, limit=limit, unk=unk)
+            if name != "train":
+                inside = text_statistics.contained(_lines(part), trained)
+                rows[name]["lines in the training text"] = inside
+    rows["train"]["same as an earlier line"] = text_statistics.repeated(trained)
+    return text_statistics.report(rows)
+
+
+def _lines(part: Part) -> Iterator[str]:
+    """The lines of the documents of `part` that are too long to be repeated by chance."""
+    lines = (line.strip() for text in part.documents() for line in "".join(text).split("\n"))
+    return (line for line in lines if len(line) >= 20)
 
 
 @dataclass(frozen=True)

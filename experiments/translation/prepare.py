@@ -11,12 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.results import text_statistics
-from experiments.harness.results.text_statistics import share, spread
 from experiments.harness.runs import distributed, json_records, run_folder
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import initialization
@@ -241,52 +238,31 @@ def _train(data: DataConfig, lines: list[str], size: int) -> Tokenizer:
 
 
 def statistics(config: TranslationConfig, prepared: Prepared) -> str:
-    """Counts, lengths and duplicates of each part of the text, in two columns.
-
-    Lengths are percentiles 1 / 50 / 90 / 99 / 100.
-    """
+    """Sizes, lengths and duplicates of each side of each part of the text, in two columns."""
     train = open_corpus(config.data, text_cache(config)).train()
-    batches = prepared.batches
-    rows = {"train": _statistics(config, train, prepared, (batches.source, batches.target))}
-    rows["train"]["padding of target positions"] = f"{batches.padding_share:.2%}"
-    known = [text_statistics.digests(each) for each in (train.source, _joined(train))]
-    for name, text in (("validation", prepared.validation), ("test", prepared.test)):
-        if text.source:
-            sides = zip((prepared.source_tokenizer, prepared.target_tokenizer), text, strict=True)
-            tokens = [Tokens.from_lists(side.encode_batch(lines)) for side, lines in sides]
-            rows[name] = _statistics(config, text, prepared, (tokens[0], tokens[1]))
-            lines = zip(("source", "pair"), (text.source, _joined(text)), known, strict=True)
-            for kind, texts, trained in lines:
-                inside = text_statistics.contained(text_statistics.digests(texts), trained)
-                rows[name][f"{kind} also in the training text"] = share(inside, len(text.source))
-    return text_statistics.report(rows)
-
-
-def _statistics(
-    config: TranslationConfig, text: Text, prepared: Prepared, tokens: tuple[Tokens, Tokens]
-) -> dict[str, str]:
-    count, lengths = len(text.source), [side.lengths + 1 for side in tokens]
-    empty = np.minimum(*lengths) == 1
-    long = ~empty & (np.maximum(*lengths) > config.model.max_len)
-    rows = {"pairs": f"{count:,}"}
+    texts = {"train": train, "validation": prepared.validation, "test": prepared.test}
     tokenizer_pair = prepared.source_tokenizer, prepared.target_tokenizer
-    sides = zip(Text._fields, text, tokens, lengths, tokenizer_pair, strict=True)
-    for name, lines, side, length, tokenizer in sides:
-        words = sum(len(line.split()) for line in lines)
-        unknown = text_statistics.count_id(side, tokenizer.special.unk)
-        rows[f"{name} words"] = f"{words:,}"
-        rows[f"{name} tokens a word"] = f"{len(side.ids) / max(words, 1):.2f}"
-        rows[f"{name} tokens a line, <eos> included"] = spread(length)
-        rows[f"{name} tokens unknown"] = share(unknown, len(side.ids))
-    repeated = text_statistics.repeated(text_statistics.digests(_joined(text)))
-    copies = sum(source == target for source, target in zip(*text, strict=True))
-    return rows | {
-        "target tokens per source token": spread((lengths[1] / lengths[0])[~empty]),
-        "same pair as an earlier one": share(repeated, count),
-        "same text on both sides": share(copies, count),
-        "left out: an empty side": share(int(empty.sum()), count),
-        f"left out: over max_len={config.model.max_len}": share(int(long.sum()), count),
-    }
+    trained = [text_statistics.digests(each) for each in (train.source, _joined(train))]
+    rows: dict[str, dict[str, str]] = {}
+    for part, text in texts.items():
+        for side, lines, tokenizer in zip(Text._fields, text, tokenizer_pair, strict=True):
+            if part == "train":
+                tokens = getattr(prepared.batches, side)
+            else:
+                tokens = Tokens.from_lists(tokenizer.encode_batch(lines))
+            limit, unk = config.model.max_len - 1, tokenizer.special.unk  # one more ends a text
+            rows[f"{part} {side}"] = text_statistics.describe(lines, tokens, limit=limit, unk=unk)
+        pairs = _joined(text)
+        copies = sum(source == target for source, target in zip(*text, strict=True))
+        rows[f"{part} pairs"] = {
+            "same as an earlier pair": text_statistics.repeated(text_statistics.digests(pairs)),
+            "same text on both sides": text_statistics.share(copies, len(pairs)),
+        }
+        if part != "train":
+            inside = map(text_statistics.contained, (text.source, pairs), trained)
+            names = "source in the training text", "pair in the training text"
+            rows[f"{part} pairs"] |= zip(names, inside, strict=True)
+    return text_statistics.report(rows)
 
 
 def _joined(text: Text) -> list[str]:

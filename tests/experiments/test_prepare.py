@@ -52,16 +52,15 @@ def test_the_report_of_pairs_counts_what_is_there(tmp_path, capsys):
         words += f" --data.{part}.target {tmp_path}/{name}.de"
     config = cli.parse(translation.OPTIONS, words.split())
     found = called(lambda: translation.main(config), capsys)
-    train, validation = rows(found, "train"), rows(found, "validation")
-    assert train["pairs"] == "101" and train["source words"] == f"{98 * 3 + 1 + 40:,}"
-    assert train["same pair as an earlier one"] == "1 (0.99%)"
-    assert train["same text on both sides"] == "1 (0.99%)"
-    assert train["left out: an empty side"] == "1 (0.99%)"
-    assert train["left out: over max_len=31"] == "1 (0.99%)"
-    assert train["source tokens a line, <eos> included"].endswith(" / 4 / 4 / 4 / 41")
-    assert validation["source also in the training text"] == "2 (66.67%)"
-    assert validation["pair also in the training text"] == "1 (33.33%)"
-    assert validation["source tokens unknown"].startswith("2 ("), "star and §"
+    source, pairs = rows(found, "train source"), rows(found, "train pairs")
+    assert source["texts"] == "101" and source["words"] == f"{98 * 3 + 1 + 40:,}"
+    assert pairs["same as an earlier pair"] == pairs["same text on both sides"] == "1 (0.99%)"
+    assert source["without tokens"] == source["longer than 30 tokens"] == "1 (0.99%)"
+    assert source["tokens a text"] == "1 / 3 / 3 / 3 / 40"
+    pairs = rows(found, "validation pairs")
+    assert pairs["source in the training text"] == "2 (66.67%)"
+    assert pairs["pair in the training text"] == "1 (33.33%)"
+    assert rows(found, "validation source")["tokens unknown"].startswith("2 ("), "star and §"
 
 
 def test_the_report_of_documents_counts_what_is_there(tmp_path, capsys):
@@ -74,11 +73,11 @@ def test_the_report_of_documents_counts_what_is_there(tmp_path, capsys):
     config = cli.parse(language.OPTIONS, words.split())
     found = called(lambda: language.main(config), capsys)
     train, validation = rows(found, "train"), rows(found, "validation")
-    assert train["documents"] == "2" and train["words, line ends included"] == str(15 + 25 + 2)
-    assert train["repeated lines"] == "1 (33.33%)"
-    assert train["documents cut, over seq_len=19"] == "1 (50.00%)"
-    assert validation["documents"] == "3"
-    assert validation["lines also in the training text"] == "1 (50.00%)"
+    assert train["texts"] == "2" and train["words"] == str(15 + 25)
+    assert train["same as an earlier line"] == "1 (33.33%)"
+    assert train["longer than 19 tokens"] == "1 (50.00%)"
+    assert validation["texts"] == "3"
+    assert validation["lines in the training text"] == "1 (50.00%)"
     assert validation["tokens unknown"].startswith("6 ("), "another line that is not known"
 
 
@@ -126,5 +125,5 @@ def test_sides_of_unequal_length_and_no_files_are_refused(tmp_path):
 def test_repeated_and_contained_texts_are_counted_as_sets_count_them():
     texts = ["a", "b", "a", "", "a"]
     digests = text_statistics.digests(texts)
-    assert text_statistics.repeated(digests) == len(texts) - len(set(texts)) == 2
-    assert text_statistics.contained(digests, text_statistics.digests(["a", "c"])) == 3
+    assert text_statistics.repeated(digests) == "2 (40.00%)"
+    assert text_statistics.contained(texts, text_statistics.digests(["a", "c"])) == "3 (60.00%)"
