@@ -171,13 +171,8 @@ def describe(prepared: Prepared) -> str:
         for name in ("train", "validation", "test")
         if (part := getattr(prepared, name)) is not None
     ]
-    return "\n".join(
-        [
-            *lines,
-            f"vocabulary {prepared.tokenizer.vocab_size:,}, "
-            f"{prepared.batches.steps_per_epoch:,} batches an epoch",
-        ]
-    )
+    size, steps = prepared.tokenizer.vocab_size, prepared.batches.steps_per_epoch
+    return "\n".join([*lines, f"vocabulary {size:,}, {steps:,} batches an epoch"])
 
 
 def _prepare(config: LanguageConfig, folder: Path, parts: Corpus, cache: TextCache) -> None:
@@ -236,9 +231,8 @@ def _metadata(
     """The metadata of `part`, whose ids are `tokens`; shards are decoded to count their text."""
     if not part.is_ids:
         return corpus.metadata_of(part, cache)
-    step = 1 << 16
-    blocks = (tokens.ids[start : start + step] for start in range(0, len(tokens.ids), step))
-    amount = count_text(tokenizer.decode(block.tolist()) for block in blocks)
+    blocks = (tokens.ids[i : i + (1 << 16)].tolist() for i in range(0, len(tokens.ids), 1 << 16))
+    amount = count_text(map(tokenizer.decode, blocks))
     return corpus.TextMetadata(_digest_of_shards(part, cache), len(tokens), amount)
 
 
@@ -375,8 +369,7 @@ OPTIONS = {name: PrepareOptions(**vars(preset)) for name, preset in PRESETS.item
 
 def main(options: PrepareOptions) -> None:
     """Prepares the run's text and describes it."""
-    names = [field.name for field in fields(LanguageConfig)]
-    config = LanguageConfig(**{name: getattr(options, name) for name in names})
+    config = LanguageConfig(**{x.name: getattr(options, x.name) for x in fields(LanguageConfig)})
     with distributed.joined(config):
         config = with_pretrained_sizes(config)
         folder = run_folder.open_run(

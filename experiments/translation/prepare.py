@@ -282,8 +282,9 @@ OPTIONS = {name: PrepareOptions(**vars(preset)) for name, preset in PRESETS.item
 
 def main(options: PrepareOptions) -> None:
     """Prepares the run's text and describes it."""
-    names = [field.name for field in fields(TranslationConfig)]
-    config = TranslationConfig(**{name: getattr(options, name) for name in names})
+    config = TranslationConfig(
+        **{x.name: getattr(options, x.name) for x in fields(TranslationConfig)}
+    )
     with distributed.joined(config):
         config = with_parent(config)
         folder = run_folder.open_run(
