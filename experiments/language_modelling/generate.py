@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,25 +22,26 @@ from experiments.harness.runs import run_folder, text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.text_io import RULE, read_text, read_texts
+from experiments.language_modelling.chat_templates import check_messages, load_template
 from experiments.language_modelling.evaluate import filled_texts, token_text
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
 from jaxformer.config import check_at_least
 from jaxformer.decoding import SamplingConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import EnsembleMean
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pipelines import TextEmbeddings
 from jaxformer.pretrained import is_pretrained, load_eos
-from jaxformer.text.chat import check_messages, load_template
 from jaxformer.text.tokenizers import Tokenizer
 
 _RUN = "runs/language_modelling/python_stdlib"
 
 
 @dataclass(frozen=True)
-class GenerateOptions(SamplingConfig, RunOptions):
+class GenerateOptions(SamplingConfig, CompletionOptions, RunOptions):
     """The run, the texts, and how they are continued; by default as the run says."""
 
     run: str = _RUN
@@ -68,12 +69,22 @@ class GenerateOptions(SamplingConfig, RunOptions):
 
     def __post_init__(self):
         super().__post_init__()
+        CompletionOptions.__post_init__(self)
         RunOptions.__post_init__(self)
         check_at_least(self, 0, "count")
         if self.text and self.input:
             raise ConfigError("give --text or --input, not both")
         if self.output and not self.embed:
             raise ConfigError(f"output={self.output!r} receives vectors: give --embed too")
+
+    @property
+    def settings(self) -> tuple[SamplingConfig, CompletionOptions]:
+        """How the texts are continued."""
+        sampling, completion = (
+            {field.name: getattr(self, field.name) for field in fields(kind)}
+            for kind in (SamplingConfig, CompletionOptions)
+        )
+        return SamplingConfig(**sampling), CompletionOptions(**completion)
 
 
 def parse(args: list[str] | None = None) -> GenerateOptions:
@@ -84,7 +95,8 @@ def parse(args: list[str] | None = None) -> GenerateOptions:
     folder, default = run_folders(run)[0], GenerateOptions()
     if (folder / "config.json").is_file() and not is_pretrained(folder):
         config = run_folder.load_config(folder, LanguageConfig)
-        default = GenerateOptions(**asdict(config.sampling), run=run)
+        settings = asdict(config.sampling) | asdict(config.completion)
+        default = GenerateOptions(**settings, run=run)
     return cli.parse({"default": default}, args, description=__doc__)
 
 
@@ -132,7 +144,8 @@ def _mask(loaded: LoadedRun) -> str:
 def _continue(loaded: LoadedRun, options: GenerateOptions, texts: Sequence[str]) -> None:
     prompts = [text for text in texts for _ in range(options.count or 1)]
     asked = chat_ids(prompts, loaded, options) if options.chat else prompts
-    pieces = pipelines.stream(loaded.model, loaded.params, asked, loaded.tokenizer, options)
+    system = loaded.model, loaded.params, asked, loaded.tokenizer
+    pieces = pipelines.stream(*system, *options.settings)
     print_texts([f"{prompt}\n" for prompt in prompts] if options.chat else prompts, pieces)
 
 

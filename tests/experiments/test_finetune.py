@@ -11,6 +11,12 @@ import pytest
 
 from experiments.harness.training.finetuning import Examples
 from experiments.language_modelling import finetune, generate
+from experiments.language_modelling.chat_templates import (
+    PLAIN_TEMPLATE,
+    ChatTemplate,
+    load_template,
+    special_names,
+)
 from experiments.language_modelling.finetune import (
     FinetuneOptions,
     describe,
@@ -39,7 +45,6 @@ from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, T
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines import complete
 from jaxformer.pretrained import load_pretrained, save_pretrained
-from jaxformer.text.chat import PLAIN_TEMPLATE, ChatTemplate, load_template, special_names
 from jaxformer.text.tokenizers import BOS, EOS, MASKED_SPECIAL_TOKENS, train_bpe, train_characters
 from jaxformer.training.optimizer import OptimizerConfig
 from jaxformer.training.parameters import flatten

@@ -20,9 +20,10 @@ from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_folder import as_json
 from jaxformer import optional_dependencies
 from jaxformer.config import check_at_least
-from jaxformer.decoding import GenerationConfig, SamplingConfig
+from jaxformer.decoding import SamplingConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import left_out, save_pretrained
+from jaxformer.pretrained import inexpressible_settings, save_pretrained
 from jaxformer.text.tokenizers import Tokenizer
 
 PROGRAM = "program.jax"
@@ -92,7 +93,8 @@ class Published(NamedTuple):
     model: Any
     params: Any
     tokenizer: Tokenizer
-    generation: GenerationConfig | SamplingConfig | None
+    generation: SearchConfig | SamplingConfig | None
+    completion: CompletionOptions = CompletionOptions()
 
 
 class Exportable(NamedTuple):
@@ -135,8 +137,10 @@ def _write_pretrained(out: Path, options: ExportOptions, run: Exportable) -> Non
         convert = options.format == "ctranslate2"
         folder = Path(temporary) / "transformers" if convert else out
         try:
-            *found, generation = run.published()
-            inexpressible = left_out(generation) if generation else []
+            *found, generation, completion = run.published()
+            inexpressible = []
+            if generation is not None:
+                inexpressible = inexpressible_settings(generation, completion)
             card = model_card(options, run.config, run.task, inexpressible)
             save_pretrained(folder, *found, generation=generation, card=card)
         except ConfigError as error:
@@ -190,8 +194,10 @@ def model_card(
     folder, data = Path(options.run.split(",")[0]), config.data
     scores, environment = (_read(folder / name) for name in ("scores.json", "env.json"))
     steps, tree = checkpoint_selection.select(folder, config.training, options)
-    parts_of_run = ("model", "objective", "optimizer", "training", "search", "sampling")
-    settings = {name: value for name, value in as_json(config).items() if name in parts_of_run}
+    parts_of_run = "model objective optimizer training search translation sampling completion"
+    settings = {
+        name: value for name, value in as_json(config).items() if name in parts_of_run.split()
+    }
     files = [name for part in ("train", "validation", "test") for name in _files(data, part)]
     library = "jax" if options.format == "stablehlo" else options.format
     spec = getattr(sys.modules["__main__"], "__spec__", None)

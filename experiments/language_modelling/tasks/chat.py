@@ -11,17 +11,17 @@ import numpy as np
 
 from experiments.harness.training.finetuning import Examples, LabelledBatch, check_count, padded
 from experiments.language_modelling import stdlib
-from experiments.language_modelling.load_run import LoadedRun
-from experiments.language_modelling.tasks.task import Scored, Task
-from jaxformer.errors import ConfigError, DataError
-from jaxformer.nn.models import DecoderOnly
-from jaxformer.text.chat import (
+from experiments.language_modelling.chat_templates import (
     ChatTemplate,
     Message,
     check_messages,
     load_template,
     read_conversations,
 )
+from experiments.language_modelling.load_run import LoadedRun
+from experiments.language_modelling.tasks.task import Scored, Task
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.models import DecoderOnly
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.losses import causal_loss
 

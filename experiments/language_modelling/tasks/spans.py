@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from experiments.harness.training.finetuning import Examples, LabelledBatch, check_count, padded
+from experiments.language_modelling.answers import score_answers
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.tasks.examples import Part, snippets
 from experiments.language_modelling.tasks.task import (
@@ -22,7 +23,6 @@ from experiments.language_modelling.tasks.task import (
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import SpanPredictor
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.text.answers import score_answers
 from jaxformer.training.losses import span_loss
 
 _NO_ANSWER = 0  # the index of the first token stands for it
