@@ -25,9 +25,9 @@ from experiments.harness import cli
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.text_io import write_lines
 from experiments.harness.training import build
-from experiments.harness.training.adapters import LoraOptions, train_adapters, with_adapters
+from experiments.harness.training.build import train_adapters, with_adapters
 from experiments.harness.training.finetuning import result_folder
-from experiments.harness.training.training_config import OptimizerConfig
+from experiments.harness.training.training_config import LoraOptions, OptimizerConfig
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.tasks import chat, classification, spans
 from experiments.language_modelling.tasks.rows import TaskData

@@ -18,7 +18,7 @@ from experiments.torch_reference.transformer import Transformer
 from experiments.translation.load_run import build_model
 from experiments.translation.prepare import Prepared
 from experiments.translation.presets import TranslationConfig
-from experiments.translation.train import assemble
+from experiments.translation.train import make_init_and_step
 from jaxformer.distributed import CountedJit, single
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch
@@ -88,8 +88,9 @@ class JaxSide(NamedTuple):
 def assemble_jax(config: TranslationConfig, prepared: Prepared) -> JaxSide:
     """Returns jaxformer's side on one device."""
     devices = single()
-    model = build_model(config, prepared.model)
-    make_state, step = assemble(config, model, prepared.batches.batch(0), devices)
+    config = replace(config, model=prepared.model)
+    model = build_model(config)
+    make_state, step = make_init_and_step(config, model, prepared.batches.batch(0), devices)
     return JaxSide(config, prepared, lambda: devices.init(make_state), step)
 
 

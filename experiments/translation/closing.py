@@ -3,7 +3,7 @@
 import textwrap
 from pathlib import Path
 
-from experiments.harness.training.closing import closing
+from experiments.harness.training.session import describe_folder
 from experiments.translation import known_words
 from experiments.translation.corpus import Text
 from experiments.translation.evaluation import describe_each
@@ -29,7 +29,11 @@ def describe_run(
     ]
     abilities = _abilities(known_words.load(folder))
     return "\n\n".join(
-        [textwrap.fill(", ".join(told), width=80), abilities, closing(folder, files, commands)]
+        [
+            textwrap.fill(", ".join(told), width=80),
+            abilities,
+            describe_folder(folder, files, commands),
+        ]
     )
 
 

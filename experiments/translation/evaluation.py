@@ -11,7 +11,7 @@ from experiments.harness.results.statistics import item_half_width, plus_minus
 from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.runs.text_io import read_table, write_table
 from experiments.harness.training import build
-from experiments.harness.training.training_view import Sample
+from experiments.harness.training.progress import Sample
 from experiments.translation.corpus import Text
 from experiments.translation.load_run import LoadedRun, Translator
 from experiments.translation.presets import TranslationConfig

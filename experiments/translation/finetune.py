@@ -19,14 +19,9 @@ from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.runs.text_io import write_lines
 from experiments.harness.training import build
-from experiments.harness.training.adapters import (
-    LoraOptions,
-    describe_size,
-    train_adapters,
-    with_adapters,
-)
+from experiments.harness.training.build import describe_size, train_adapters, with_adapters
 from experiments.harness.training.finetuning import Examples, LabelledBatch, padded, result_folder
-from experiments.harness.training.training_config import OptimizerConfig, text_cache
+from experiments.harness.training.training_config import LoraOptions, OptimizerConfig, text_cache
 from experiments.translation.corpus import Text, open_corpus, read_files
 from experiments.translation.load_run import Translator, load_run, load_translator
 from experiments.translation.presets import Files

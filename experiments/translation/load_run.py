@@ -11,7 +11,6 @@ from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.training import build
 from experiments.translation.prepare import load_tokenizers, sized
 from experiments.translation.presets import TranslationConfig
-from jaxformer.config import TransformerConfig
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
@@ -35,9 +34,9 @@ class LoadedRun(NamedTuple):
     target_tokenizer: Tokenizer
 
 
-def build_model(config: TranslationConfig, sizes: TransformerConfig) -> EncoderDecoder:
-    """The model of `sizes` with the values that `config.training` names (`build.build_model`)."""
-    return build.build_model(EncoderDecoder, sizes, config.training)
+def build_model(config: TranslationConfig) -> EncoderDecoder:
+    """The model of `config.model` with the values that `config.training` names."""
+    return build.build_model(EncoderDecoder, config.model, config.training)
 
 
 def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
@@ -50,8 +49,8 @@ def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
     config = run_folder.load_config(folder, TranslationConfig)
     params = checkpoint_selection.load(folder, config.training, options)
     source, target = load_tokenizers(folder)
-    model = build_model(config, sized(config.model, source, target))
-    return LoadedRun(config, model, params, source, target)
+    config = replace(config, model=sized(config.model, source, target))
+    return LoadedRun(config, build_model(config), params, source, target)
 
 
 class Translator(NamedTuple):

@@ -20,7 +20,7 @@ from experiments.examples import logit_lens
 from experiments.harness import cli, planning
 from experiments.harness.planning import utilization
 from experiments.harness.runs import checkpoint_selection
-from experiments.harness.training.metric_logger import Progress
+from experiments.harness.training.progress import Progress
 from experiments.language_modelling import (
     corpus,
     embed,

@@ -26,7 +26,7 @@ from experiments.harness.results.attention_views import read_weights
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.text_io import read_table
-from experiments.harness.training.metric_logger import Progress
+from experiments.harness.training.progress import Progress
 from experiments.translation import (
     attend,
     evaluation,

@@ -10,8 +10,8 @@ from experiments.harness.planning.command import (
 )
 from experiments.harness.planning.compiling import Buffer, StepMemory
 from experiments.harness.planning.report import Prediction, advice, describe, predict
-from experiments.harness.planning.utilization import Peak, peak_of, rows_and_length
-from experiments.harness.planning.work import causal_flops, masked_flops, seq2seq_flops
+from experiments.harness.training.flops import causal_flops, masked_flops, seq2seq_flops
+from experiments.harness.training.utilization import Peak, peak_of, rows_and_length
 
 __all__ = [
     "ACCELERATORS",

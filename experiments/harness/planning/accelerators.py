@@ -1,49 +1,13 @@
-"""Accelerators and their data-sheet figures, and virtual devices on the CPU."""
+"""Accelerators to compile for, and virtual devices on the CPU."""
 
 from typing import NamedTuple
 
 import jax
 
+from experiments.harness.training.utilization import ACCELERATORS, Accelerator
 from jaxformer.errors import ConfigError
 
-
-class Accelerator(NamedTuple):
-    """One device according to its data sheet.
-
-    `bfloat16` and `float32` are the peak FLOP/s of matrix products without sparsity, at JAX's
-    default precision (TensorFloat-32 on a GPU, bfloat16 on a TPU). `memory` is in bytes,
-    `bandwidth` in bytes per second. JAX may use the `share` of the memory.
-    """
-
-    bfloat16: float
-    float32: float
-    memory: float
-    bandwidth: float
-    share: float
-
-
-# JAX uses 0.75 of a GPU's memory by default (XLA_PYTHON_CLIENT_MEM_FRACTION; docs.jax.dev, "GPU
-# memory allocation") and all of a TPU's.
-_GPU, _TPU = 0.75, 1.0
-
-ACCELERATORS = {
-    # NVIDIA H100 datasheet, SXM: 1,979 and 989 TFLOPS with sparsity, half without.
-    "h100": Accelerator(989.5e12, 494.7e12, 80e9, 3.35e12, _GPU),
-    # NVIDIA H200 datasheet, SXM: the arithmetic of an H100.
-    "h200": Accelerator(989.5e12, 494.7e12, 141e9, 4.8e12, _GPU),
-    # NVIDIA A100 datasheet, SXM 80 GB.
-    "a100": Accelerator(312e12, 156e12, 80e9, 2.039e12, _GPU),
-    # NVIDIA L4 datasheet: 242 and 120 TFLOPS with sparsity, half without.
-    "l4": Accelerator(121e12, 60e12, 24e9, 300e9, _GPU),
-    # Google Cloud documentation, "TPU v5e", "TPU v5p" and "TPU v6e": a chip. The memory of v5e and
-    # v6e is what libtpu 0.0.52 leaves to programs: 15.75 and 31.24 GiB.
-    "v5e": Accelerator(197e12, 197e12, 15.75 * 2**30, 800e9, _TPU),
-    "v5p": Accelerator(459e12, 459e12, 95e9, 2_765e9, _TPU),
-    "v6e": Accelerator(918e12, 918e12, 31.24 * 2**30, 1_600e9, _TPU),
-    # No product: 2 cores at 2.6 GHz, each 2 AVX2 multiply-adds of 8 float32 a cycle (16 x 2 FLOP),
-    # one channel of DDR4-3200 (JEDEC: 25.6 GB/s), 16 GB; bfloat16 is computed as float32.
-    "cpu": Accelerator(166e9, 166e9, 16e9, 25.6e9, 1.0),
-}
+__all__ = ["ACCELERATORS", "GPUS", "TPUS", "Accelerator", "GpuSpec", "TpuCore", "start_devices"]
 
 
 class TpuCore(NamedTuple):

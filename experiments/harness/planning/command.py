@@ -19,7 +19,7 @@ from experiments.harness.planning.compiled_report import describe_compiled, desc
 from experiments.harness.planning.compiling import CPU_OPTIONS, CompiledStep, compile_step
 from experiments.harness.planning.report import ASSUMPTIONS, advice, describe, gigabytes, predict
 from experiments.harness.planning.targets import Compiler, Target, parse_target
-from experiments.harness.training.training_config import choose_devices
+from experiments.harness.training.session import choose_devices
 from jaxformer.config import check_choices
 from jaxformer.distributed import CountedJit, Strategy, parse_mesh
 from jaxformer.distributed.counted_jit import is_out_of_memory
