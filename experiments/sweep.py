@@ -26,6 +26,7 @@ from experiments.harness.results.sweeping import Sweep
 from experiments.harness.runs.checkpoint_selection import TrainResult
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.training import own_values
+from experiments.registry import Experiment
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError
 
@@ -48,6 +49,12 @@ class SweepOptions:
     """Writes a SLURM job array with a task for each cell, and trains nothing."""
     cell: int | None = None
     """Trains the cell of this number alone, from 0, as a task of a job array does."""
+
+
+def sweep_class(experiment: Experiment) -> type:
+    """The class of the options of a sweep: those of the runs of `experiment`, and of the cells."""
+    bases, words = (SweepOptions, experiment.config), {"__doc__": "Cells, and what they share."}
+    return make_dataclass("Sweep", [], bases=bases, namespace=words, frozen=True)
 
 
 def sweep(
@@ -222,9 +229,7 @@ def _presets(args: Sequence[str]) -> Mapping[str, Any]:
         experiment = registry.find(first)
     except ConfigError as error:
         sys.exit(cli.run(partial(_raise, error)))
-    bases, words = (SweepOptions, experiment.config), {"__doc__": "Cells, and what they share."}
-    kind = make_dataclass("Sweep", [], bases=bases, namespace=words, frozen=True)
-    return with_options(experiment.presets, kind)
+    return with_options(experiment.presets, sweep_class(experiment))
 
 
 def _raise(error: Exception) -> NoReturn:

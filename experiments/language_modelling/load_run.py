@@ -55,8 +55,8 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
             f"{folder / 'tokenizer'} is not the tokenizer that the run was trained with, and does "
             "not fit its weights: put the run's own back"
         )
-    config = replace(config, model=sized(config, tokenizer))
-    return LoadedRun(config, build_model(config), params, tokenizer)
+    model = build_model(replace(config, model=sized(config, tokenizer)))
+    return LoadedRun(config, model, params, tokenizer)
 
 
 def load_objective(

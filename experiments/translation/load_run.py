@@ -49,8 +49,8 @@ def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
     config = run_folder.load_config(folder, TranslationConfig)
     params = checkpoint_selection.load(folder, config.training, options)
     source, target = load_tokenizers(folder)
-    config = replace(config, model=sized(config.model, source, target))
-    return LoadedRun(config, build_model(config), params, source, target)
+    model = build_model(replace(config, model=sized(config.model, source, target)))
+    return LoadedRun(config, model, params, source, target)
 
 
 class Translator(NamedTuple):

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from experiments.harness.training.build import build_attention, build_model, init_params
-from experiments.harness.training.training_config import Remat, TrainingConfig, choose_devices
+from experiments.harness.training.session import choose_devices
+from experiments.harness.training.training_config import Remat, TrainingConfig
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import RULES
 from jaxformer.errors import ConfigError
@@ -152,7 +153,7 @@ import ctypes, sys
 import jax.numpy as jnp
 from dataclasses import replace
 from experiments.harness.cli import display
-from experiments.harness.training.training_config import started
+from experiments.harness.training.session import started
 from experiments.translation.presets import PRESETS
 
 with started(replace(PRESETS["grammar"], compilation_cache_dir="")), display.phase("waiting"):

@@ -84,8 +84,8 @@ def fit(
             batch = loader.get()
             state, metrics = step(state, batch)
             number += 1
-            size = cost(batch) if cost is not None else None
-            progress.add(number, metrics, *(size or ()), data_wait=loader.waited)
+            size = cost(batch) if cost is not None else Cost(0, 0.0)
+            progress.add(number, metrics, *size, loader.waited)
             if evaluate is not None and due(number, training.evaluate_every):
                 with progress.pause("evaluating"):
                     evaluated = evaluate(state)
