@@ -21,8 +21,8 @@ from experiments.translation import load_run as translation_run
 from experiments.translation.evaluation import pair_batch, scored_text
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import check_at_least
+from jaxformer.config.positions import positional_encoding
 from jaxformer.errors import CheckpointError, ConfigError
-from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.pipelines.batching import add_special_tokens, pad_with_mask
 from jaxformer.text.tokenizers import PAD
@@ -54,7 +54,7 @@ class FigureOptions:
 def main(options: FigureOptions) -> None:
     """Writes the picture."""
     if options.kind == "positions":
-        table = sinusoidal_positions(options.length, options.d_model)
+        table = positional_encoding(options.length, options.d_model)
         figure = plots.position_table(np.asarray(table))
     elif options.kind == "masks":
         figure = plots.mask_grid(masks())

@@ -98,9 +98,7 @@ def main(args: list[str] | None = None) -> float:
     for count in range(options.characters):
         window = generated[None, -options.length :]
         logits = logits_of(params, window)[0, -1] / options.temperature
-        new = jax.random.categorical(
-            jax.random.fold_in(jax.random.key(options.seed), count), logits
-        )
+        new = jax.random.categorical(jax.random.fold_in(key, count), logits)
         generated = np.append(generated, np.int32(new))
     print(f"held-out loss {measured:.3f}\n\n{''.join(alphabet[i] for i in generated)}")
     return float(measured)

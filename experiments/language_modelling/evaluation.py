@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from experiments.harness.cli import display
-from experiments.harness.cli.prompting import mark
 from experiments.harness.results.scored_runs import ratio
 from experiments.harness.results.statistics import item_half_width, plus_minus
 from experiments.harness.runs import distributed
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.runs.text_io import RULE, write_table
+from experiments.harness.runs.text_io import RULE, bold, write_table
 from experiments.harness.training import build
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.objectives import objective
@@ -155,7 +154,7 @@ def show_prompts(log: Run, loaded: LoadedRun) -> None:
         text = join_samples(prompts, answers)
         (log.folder / "samples").mkdir(exist_ok=True)
         (log.folder / "samples" / "prompts.txt").write_text(text, encoding="utf-8")
-        display.say(join_samples([mark(prompt) for prompt in prompts], answers))
+        display.say(join_samples([bold(prompt) for prompt in prompts], answers))
         log.log_text(loaded.config.optimizer.total_steps, "samples", text.split("\n"))
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from experiments.harness.cli.own_names import name_of
+from experiments.harness.cli import name_of
 from experiments.harness.training.early_stopping import EarlyStopping, due
 from experiments.harness.training.fit import log_evaluation
 from experiments.harness.training.progress import Progress

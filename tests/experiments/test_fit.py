@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -99,6 +100,7 @@ def test_a_run_stopped_by_a_signal_and_resumed_is_the_uninterrupted_one(tmp_path
     def stop_at_13(number):
         if number == 12:
             os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)  # a thread takes the signal
         return batches(number)
 
     with pytest.raises(SystemExit) as end:

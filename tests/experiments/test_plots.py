@@ -12,9 +12,9 @@ from experiments.harness.results import attention_views, plot, plots
 from experiments.harness.results.attention_views import AttentionView
 from experiments.translation.attend import attend
 from experiments.translation.load_run import Translator
+from jaxformer.config.positions import positional_encoding
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import CheckpointError, ConfigError
-from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.text import tokenizers
 
 SIZES = jf.TransformerConfig(
@@ -146,7 +146,7 @@ def test_a_grid_has_a_panel_for_each_head_that_shows_its_weights(rng):
 
 
 def test_positions_and_their_similarities_are_drawn():
-    table = np.asarray(sinusoidal_positions(17, 12))
+    table = np.asarray(positional_encoding(17, 12))
     left, right = plots.position_table(table).axes[:2]
     np.testing.assert_array_equal(left.images[0].get_array(), table)
     similarity = right.images[0].get_array()

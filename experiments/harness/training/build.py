@@ -18,8 +18,7 @@ import optax
 from flax import linen as nn
 from jaxtyping import Float
 
-from experiments.harness.cli.config_files import is_own
-from experiments.harness.cli.own_names import resolve
+from experiments.harness.cli import import_by_name, is_import_name
 from experiments.harness.runs import distributed
 from experiments.harness.training.training_config import (
     LoraOptions,
@@ -29,7 +28,7 @@ from experiments.harness.training.training_config import (
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.training import lora, optimizer
 from jaxformer.training.losses import Loss
@@ -41,17 +40,14 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:
-    """The model of the class `kind` with attention function, block and positions of `training`.
+    """The model of the class `kind` with attention function and block of `training`.
 
     A model that `training` names takes the place of `kind`, and is called as it is.
     """
     if training.model:
-        kind = resolve(training.model, "model")
-    block = resolve(training.block, "block") if training.block else REMAT[training.remat]
-    if not training.position_scheme:
-        return kind(sizes, build_attention(training), block)
-    scheme = resolve(training.position_scheme, "position_scheme")
-    return kind(replace(sizes, positions="none"), build_attention(training), block, scheme)
+        kind = import_by_name(training.model, "model")
+    block = import_by_name(training.block, "block") if training.block else REMAT[training.remat]
+    return kind(sizes, build_attention(training), block)
 
 
 def build_attention(training: TrainingConfig) -> AttentionFn:
@@ -59,7 +55,7 @@ def build_attention(training: TrainingConfig) -> AttentionFn:
     name = training.attention_fn
     if name == "auto":
         return AutoAttention(on_select=_print_selection)
-    return ATTENTION_FNS[name] if name in ATTENTION_FNS else resolve(name, "attention_fn")
+    return ATTENTION_FNS[name] if name in ATTENTION_FNS else import_by_name(name, "attention_fn")
 
 
 def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
@@ -123,7 +119,7 @@ def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callab
     It gets `z_loss` and `r_drop` where they are not 0. Raises `ConfigError` for a loss that takes
     no such argument.
     """
-    make_loss = resolve(training.loss, "loss") if training.loss else default
+    make_loss = import_by_name(training.loss, "loss") if training.loss else default
     options = {name: getattr(training, name) for name in ("z_loss", "r_drop")}
     options = {name: value for name, value in options.items() if value}
     parameters = inspect.signature(make_loss).parameters
@@ -161,8 +157,8 @@ def build_optimizer(
     config: OptimizerConfig, *, schedule_free: bool = False
 ) -> optax.GradientTransformation:
     """The optimizer and the schedule that `config` names."""
-    if is_own(config.name):
-        rule = resolve(config.name, "optimizer")(config, build_schedule(config))
+    if is_import_name(config.name):
+        rule = import_by_name(config.name, "optimizer")(config, build_schedule(config))
         return freeze(rule, config.freeze) if config.freeze else rule
     own = _custom_schedule(config)
     return optimizer.make_optimizer(config, own, schedule_free=schedule_free)
@@ -179,7 +175,9 @@ def build_schedule(config: OptimizerConfig) -> optax.Schedule:
 
 
 def _custom_schedule(config: OptimizerConfig) -> optax.Schedule | None:
-    return resolve(config.schedule, "schedule")(config) if is_own(config.schedule) else None
+    if not is_import_name(config.schedule):
+        return None
+    return import_by_name(config.schedule, "schedule")(config)
 
 
 def loss_sums(
@@ -247,7 +245,7 @@ def own_metrics(training: TrainingConfig, evaluation: Evaluation) -> dict[str, f
     """
     found: dict[str, float] = {}
     for name in training.metrics:
-        given = resolve(name, "metrics")(evaluation)
+        given = import_by_name(name, "metrics")(evaluation)
         if not isinstance(given, Mapping):
             raise TypeError(
                 f"the metric {name} returned a {type(given).__name__}, but it must return a dict "
@@ -269,7 +267,7 @@ def custom_metrics(
     """
     if not training.loss:
         return {}
-    sums = loss_sums(resolve(training.loss, "loss"), model, params, batches, **options)
+    sums = loss_sums(import_by_name(training.loss, "loss"), model, params, batches, **options)
     tokens = max(sums.pop("tokens"), 1.0)
     sums["custom_loss"] = sums.pop("loss")
     return {f"validation_{name}": value / tokens for name, value in sums.items()}

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from experiments.harness.cli.config_files import is_own
-from experiments.harness.cli.own_names import name_of, resolve
+from experiments.harness.cli import import_by_name, is_import_name, name_of
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger, Loggers
 from jaxformer.text.data import Batches
@@ -22,7 +21,6 @@ _FIELDS = {
     "model": "training.model",
     "block": "training.block",
     "attention_fn": "training.attention_fn",
-    "position_scheme": "training.position_scheme",
     "loss": "training.loss",
     "metrics": "training.metrics",
     "schedule": "optimizer.schedule",
@@ -68,9 +66,9 @@ def check(config: Any) -> None:
         group, _, field = path.partition(".")
         stored = getattr(getattr(config, group), field)
         for name in stored if isinstance(stored, tuple) else (stored,):
-            needed = is_own(name) if argument in _BUILT_IN else bool(name)
+            needed = is_import_name(name) if argument in _BUILT_IN else bool(name)
             if needed and argument not in ("dataset", "tokenizer"):
-                resolve(name, argument)
+                import_by_name(name, argument)
 
 
 def build_loggers(training: Any, folder: Path, loggers: Iterable[Logger]) -> Loggers:
@@ -80,11 +78,11 @@ def build_loggers(training: Any, folder: Path, loggers: Iterable[Logger]) -> Log
     """
     if not distributed.is_first():
         return Loggers()
-    named = (resolve(name, "loggers")(folder) for name in training.loggers)
+    named = (import_by_name(name, "loggers")(folder) for name in training.loggers)
     return Loggers([*loggers, *named])
 
 
 def build_batches(config: Any, prepared: Any) -> Batches:
     """The batches that `config.data` names, made of (config, prepared), or those of `prepared`."""
     name = config.data.batches
-    return resolve(name, "batches")(config, prepared) if name else prepared.batches
+    return import_by_name(name, "batches")(config, prepared) if name else prepared.batches

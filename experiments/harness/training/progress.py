@@ -14,8 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.cli import display
-from experiments.harness.cli.terminal_drawing import curve
+from experiments.harness.cli import curve, display
 from experiments.harness.runs.run_folder import Run
 from jaxformer import optional_dependencies
 from jaxformer.training.train_step import NOT_SUMS, raise_if_diverged

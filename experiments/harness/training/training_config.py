@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from experiments.harness.cli.config_files import is_own
+from experiments.harness.cli import is_import_name
 from experiments.harness.runs import distributed
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer.config import check_at_least, check_choices, check_fraction, check_pattern
@@ -74,8 +74,6 @@ class TrainingConfig(LoraOptions):
     of the experiment."""
     block: str = ""
     """Your own block of the model as package.module:name; empty: the library's."""
-    position_scheme: str = ""
-    """Your own position scheme as package.module:name; it replaces that of --model.positions."""
     loss: str = ""
     """Your own loss to train with as package.module:name; empty: the experiment's own."""
     z_loss: float = 0.0
@@ -264,7 +262,7 @@ class RunConfig:
         names = ["name", *sorted(places), *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
         endless = self.optimizer.schedule in ("inverse_square_root", "constant", "step")
-        endless &= not is_own(self.optimizer.name)
+        endless &= not is_import_name(self.optimizer.name)
         return [*names, "optimizer.total_steps"] if endless else names
 
 
@@ -277,7 +275,7 @@ def text_cache(config: RunConfig) -> TextCache:
 def check_name(config: Any, field: str, known: tuple[str, ...]) -> None:
     """Raises `ConfigError` unless `field` is one of `known` or the name of a value of your own."""
     name = getattr(config, field)
-    if name not in known and not is_own(name):
+    if name not in known and not is_import_name(name):
         raise ConfigError(
             f"{field}={name!r} is unknown: give one of {', '.join(known)}, or your own as "
             "package.module:name"
