@@ -24,7 +24,7 @@ from experiments.harness.results import comparing, sweeping, tables
 from experiments.harness.results.sweeping import Sweep
 from experiments.harness.runs.checkpoint_selection import TrainResult
 from experiments.harness.runs.loggers import Logger
-from experiments.harness.training import own_values
+from experiments.harness.training import build
 from experiments.registry import Experiment
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError
@@ -75,7 +75,7 @@ def sweep(
     by their names, without those that failed; the screen says which, and `failed/` why.
     """
     trained = registry.find(experiment) if experiment else registry.of_config(config)
-    base = own_values.with_values(replace(config, name=name), **values)
+    base = build.with_values(replace(config, name=name), **values)
     found = _open(base, trained.name, vary or {}, cells, seeds)
     sweeping.run_cells(found, partial(trained.train, loggers=tuple(loggers)))
     results = {cell: found.result(cell) for cell in found.cells}

@@ -18,15 +18,8 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
-from experiments.harness.training import build, initialization, own_values
+from experiments.harness.training import build, initialization, session
 from experiments.harness.training.fit import Cost, fit
-from experiments.harness.training.session import (
-    Evaluated,
-    TrainingRun,
-    choose_weights,
-    describe_folder,
-    open_training,
-)
 from experiments.language_modelling import evaluation, init_from_pretrained
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.objectives import build_model, objective
@@ -54,23 +47,23 @@ def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: A
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test text.
 
     `values` are of your own, such as `block` or `loss`, in place of those that `config` names; the
-    run records their names (see `own_values.with_values`). `loggers` get all that is logged (see
+    run records their names (see `build.with_values`). `loggers` get all that is logged (see
     `Logger`). Returns the run's folder and scores; a script may train several runs.
     """
-    config = own_values.with_values(config, **values)
-    names, sizes = known_scores(config), init_from_pretrained.with_pretrained_sizes
-    with open_training(EXPERIMENT, config, scores=names, loggers=loggers, parent=sizes) as run:
+    config = build.with_values(config, **values)
+    scores, parent = known_scores(config), init_from_pretrained.with_pretrained_sizes
+    with session.open_training(EXPERIMENT, config, scores, loggers, parent) as run:
         config, devices = run.config, run.devices
         data = prepare(config, run.folder)
         display.say(describe(data))
-        batches = own_values.build_batches(config, data)
+        batches = build.build_batches(config, data)
         config = replace(config, model=data.model)  # with the size of the vocabulary
         model = build_model(config)
 
         def batch(number: int) -> Any:
             return devices.shard_batch(batches.batch(number, devices.local_rows))
 
-        def validate(params: Any) -> Evaluated:
+        def validate(params: Any) -> session.Evaluated:
             return evaluate(config, data, model, params)
 
         init, step = make_init_and_step(config, model, batches.batch(0, all_rows), devices)
@@ -87,7 +80,7 @@ def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: A
             cost=partial(cost, config),
             origin={"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)},
         )
-        params = choose_weights(run, validate, "validation_loss")
+        params = session.choose_weights(run, validate, "validation_loss")
         score(run, LoadedRun(config, model, params, data.tokenizer), data)
     return read_result(run.folder)
 
@@ -134,7 +127,9 @@ def known_scores(config: LanguageConfig) -> tuple[str, ...]:
     return ("validation_loss", *bits)
 
 
-def evaluate(config: LanguageConfig, data: Prepared, model: nn.Module, params: Any) -> Evaluated:
+def evaluate(
+    config: LanguageConfig, data: Prepared, model: nn.Module, params: Any
+) -> session.Evaluated:
     """The likelihood of the validation text."""
     loaded = LoadedRun(config, model, params, data.tokenizer)
     likelihood = evaluation.measure(loaded, data.validation)
@@ -147,10 +142,10 @@ def evaluate(config: LanguageConfig, data: Prepared, model: nn.Module, params: A
         from experiments.language_modelling.attend import draw_attention
 
         pictures["attention"] = partial(draw_attention, loaded, config.prompts)
-    return Evaluated(scores, pictures=pictures)
+    return session.Evaluated(scores, pictures=pictures)
 
 
-def score(run: TrainingRun, loaded: LoadedRun, data: Prepared) -> None:
+def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None:
     """Continues the prompts with the final weights, and writes their scores of the test text."""
     config, folder = loaded.config, run.folder
     evaluation.show_prompts(run.log, loaded)
@@ -170,7 +165,7 @@ def score(run: TrainingRun, loaded: LoadedRun, data: Prepared) -> None:
     files = {"samples/prompts.txt": "the prompts and what the model makes of them"}
     show = "fill_mask" if config.objective == "masked" else "sample"
     commands = [(f"{EXPERIMENT}.{name}",) for name in (show, "evaluate", "report")]
-    display.say("\n" + describe_folder(folder, files, commands))
+    display.say("\n" + session.describe_folder(folder, files, commands))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from experiments.harness.cli import name_of
 from experiments.harness.training.early_stopping import EarlyStopping, due
 from experiments.harness.training.fit import log_evaluation
 from experiments.harness.training.progress import Progress
-from experiments.harness.training.session import Evaluated, TrainingRun
+from experiments.harness.training.session import Evaluated, ExperimentRun
 from experiments.torch_reference.weight_map import to_jax
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
@@ -49,7 +49,7 @@ def train_steps(
     config: Any,
     batches: Any,
     module: Any,
-    run: TrainingRun,
+    run: ExperimentRun,
     validate: Callable[[Any], Evaluated],
     **origin: str,
 ) -> None:
@@ -62,7 +62,6 @@ def train_steps(
     from experiments.torch_reference.weights import entries_of
 
     training, total, checkpoints = config.training, config.optimizer.total_steps, run.checkpoints
-    assert checkpoints is not None and run.log is not None
     if checkpoints.newest_step() is not None:
         raise ConfigError(
             f"{run.folder} has been trained, and a run of PyTorch is not resumed: give another "

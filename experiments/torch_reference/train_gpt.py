@@ -31,7 +31,7 @@ def main(config: LanguageConfig) -> None:
     from experiments.torch_reference.gpt import GPT
 
     config = torch_config(config, TorchDecoderOnly)
-    with open_training(EXPERIMENT, config, scores=known_scores(config)) as run:
+    with open_training(EXPERIMENT, config, known_scores(config)) as run:
         data = prepare(config, run.folder)
         config = replace(config, model=data.model)
         model = build_model(config)

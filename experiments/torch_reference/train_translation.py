@@ -30,7 +30,7 @@ def main(config: TranslationConfig) -> None:
 
     config = torch_config(config, TorchEncoderDecoder)
     check_extras(config)
-    with open_training(EXPERIMENT, config, scores=SCORES) as run:
+    with open_training(EXPERIMENT, config, SCORES) as run:
         data = prepare(config, run.folder)
         config = replace(config, model=data.model)
         model = build_model(config)

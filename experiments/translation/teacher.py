@@ -30,7 +30,7 @@ NOTE = "teacher.json"
 
 def with_teacher(
     step: Step, config: TranslationConfig, prepared: Prepared, devices: Strategy, folder: Path
-) -> Step:
+) -> Any:
     """`step` on batches to which the teacher's logits are added on their devices.
 
     The teacher's parameters are no part of the state: nothing trains or saves them. The run's

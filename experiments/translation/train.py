@@ -17,16 +17,10 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
-from experiments.harness.training import build, initialization, own_values
+from experiments.harness.training import build, initialization, session
 from experiments.harness.training.fit import Cost, fit
 from experiments.harness.training.flops import seq2seq_flops
 from experiments.harness.training.progress import sample_lines
-from experiments.harness.training.session import (
-    Evaluated,
-    TrainingRun,
-    choose_weights,
-    open_training,
-)
 from experiments.harness.training.utilization import rows_and_length
 from experiments.translation import evaluation
 from experiments.translation.closing import describe_run
@@ -57,17 +51,16 @@ def train(
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test set.
 
     `values` are of your own, such as `block` or `loss`, in place of those that `config` names; the
-    run records their names (see `own_values.with_values`). `loggers` get all that is logged (see
+    run records their names (see `build.with_values`). `loggers` get all that is logged (see
     `Logger`). Returns the run's folder and scores; a script may train several runs.
     """
-    config = own_values.with_values(config, **values)
+    config = build.with_values(config, **values)
     evaluation.check_extras(config)
-    options: Any = {"scores": SCORES, "loggers": loggers, "parent": with_parent}
-    with open_training(EXPERIMENT, config, **options) as run:
+    with session.open_training(EXPERIMENT, config, SCORES, loggers, with_parent) as run:
         config, devices = run.config, run.devices
         data = prepare(config, run.folder)
         display.say(describe(data))
-        batches = own_values.build_batches(config, data)
+        batches = build.build_batches(config, data)
         config = replace(config, model=data.model)  # with the sizes of the vocabularies
         model = build_model(config)
         beam = replace(config.search, beam_size=config.training.eval_beam_size)
@@ -78,11 +71,11 @@ def train(
         def loaded(params: Any) -> LoadedRun:
             return LoadedRun(config, model, params, data.source_tokenizer, data.target_tokenizer)
 
-        def validate(state: TrainState) -> Evaluated:
+        def validate(state: TrainState) -> session.Evaluated:
             params = build.result_params(state, config.training, devices)
             return evaluate(run, loaded(params), data, beam, f"validation-{state.step}")
 
-        def choose(params: Any) -> Evaluated:
+        def choose(params: Any) -> session.Evaluated:
             return evaluate(run, loaded(params), data, config.search)
 
         init, step = make_init_and_step(config, model, batches.batch(0, all_rows), devices)
@@ -95,7 +88,7 @@ def train(
             step = with_teacher(step, config, data, devices, run.folder)
         origin = {"data": batches.fingerprint}  # what the checkpoints are trained on
         fit(step, state, batch, validate, run, cost=partial(cost, config), origin=origin)
-        params = choose_weights(run, choose, "validation_bleu")
+        params = session.choose_weights(run, choose, "validation_bleu")
         score(run, loaded(params), data)
     return read_result(run.folder)
 
@@ -144,8 +137,8 @@ def cost(config: TranslationConfig, batch: Any) -> Cost:
 
 
 def evaluate(
-    run: TrainingRun, loaded: LoadedRun, data: Prepared, search: Any, name: str = ""
-) -> Evaluated:
+    run: session.ExperimentRun, loaded: LoadedRun, data: Prepared, search: Any, name: str = ""
+) -> session.Evaluated:
     """The scores of the validation text; its translations are kept in samples/NAME.tsv."""
     text, training = data.validation, loaded.config.training
     scores, hypotheses = evaluation.evaluate(loaded, text, search, lowercased=False)
@@ -161,12 +154,11 @@ def evaluate(
     if training.log_attention:
         from experiments.translation.attend import draw_attention
 
-        shown = samples[0].source, samples[0].model
-        pictures["attention"] = partial(draw_attention, loaded, *shown)
-    return Evaluated(numbers, samples, pictures)
+        pictures["attention"] = partial(draw_attention, loaded, *samples[0][:2])
+    return session.Evaluated(numbers, samples, pictures)
 
 
-def score(run: TrainingRun, loaded: LoadedRun, data: Prepared) -> None:
+def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None:
     """Translates the test text with the final weights, and writes and shows its scores."""
     config = loaded.config
     name, text = ("test", data.test) if data.test.source else ("validation", data.validation)

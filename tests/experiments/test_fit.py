@@ -16,9 +16,15 @@ import pytest
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training.early_stopping import StoppingMetric
 from experiments.harness.training.fit import Cost, fit
-from experiments.harness.training.session import Evaluated, TrainingRun, choose_weights
+from experiments.harness.training.session import (
+    Evaluated,
+    ExperimentRun,
+    TrainingRun,
+    choose_weights,
+)
 from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.distributed import single
 from jaxformer.errors import CheckpointError
 from jaxformer.training.train_step import init_train_state, make_train_step
 
@@ -52,8 +58,14 @@ def run_in(folder, checkpoints, **training):
     watched = StoppingMetric("validation_loss", 1.0)
     settings = TrainingConfig(**options | training)
     log = Run(folder)
-    return TrainingRun(
-        total_steps=TOTAL, training=settings, watched=watched, checkpoints=checkpoints, log=log
+    return ExperimentRun(
+        total_steps=TOTAL,
+        training=settings,
+        watched=watched,
+        checkpoints=checkpoints,
+        log=log,
+        config=None,
+        devices=single(),
     )
 
 
@@ -67,7 +79,7 @@ def fitted(folder, batches=batches, evaluate=evaluate, origin="a", **training):
             batches,
             evaluate,
             run,
-            cost=lambda batch: Cost(7, 11.0),
+            cost=lambda batch: Cost(7, 11),
             origin={"data": origin},
         )
     return state

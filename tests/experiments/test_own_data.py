@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.training import own_values
+from experiments.harness.training import build
 from experiments.language_modelling import export_shards
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling.presets import PRESETS
@@ -99,7 +99,7 @@ def test_batches_of_ones_own_are_trained_on_and_part_of_the_checkpoint(place):
     lines = (named.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["data_wait"] >= 0.0 for line in lines[1:]] == [True] * 3
     prepared = language_prepare.prepare(config, named.folder)
-    own = own_values.build_batches(config, prepared).batch(2, lambda count: np.array([0, 2]))
+    own = build.build_batches(config, prepared).batch(2, lambda count: np.array([0, 2]))
     assert own.tokens[:, 0].tolist() == [3, 5]
 
 
@@ -115,7 +115,7 @@ def test_documents_and_a_tokenizer_of_ones_own_are_prepared_by_name_and_from_pyt
         "my_data:upper",
     ]
     config = parsed(place, *words)
-    same = own_values.with_values(
+    same = build.with_values(
         parsed(place, "--name", "texts"), dataset=my_data.texts, tokenizer=my_data.upper
     )
     assert same == config and config.data.train == ("my_data:texts",)
@@ -124,7 +124,7 @@ def test_documents_and_a_tokenizer_of_ones_own_are_prepared_by_name_and_from_pyt
     assert prepared.train.amount.bytes + prepared.validation.amount.bytes == len(text)
     again = language_prepare.load_tokenizer(place / "texts")
     assert again.decode(again.encode("A")) == "A" and again.vocab_size == 4 + 26 + 1
-    other = own_values.with_values(config, dataset=my_data.other)
+    other = build.with_values(config, dataset=my_data.other)
     changed = language_prepare.prepare(other, place / "texts")
     assert changed.train.tokens.fingerprint != prepared.train.tokens.fingerprint
 
@@ -133,7 +133,7 @@ def test_pairs_and_a_tokenizer_of_ones_own_are_prepared(place):
     import my_data  # pyright: ignore[reportMissingImports]  # the fixture has written it
 
     config = replace(TRANSLATION["grammar"], runs=str(place / "runs"))
-    config = own_values.with_values(config, dataset=my_data.pairs, tokenizer=my_data.upper)
+    config = build.with_values(config, dataset=my_data.pairs, tokenizer=my_data.upper)
     prepared = translation_prepare.prepare(config, place / "pairs")
     assert prepared.target_tokenizer.vocab_size == 4 + 26 + 1
     batches = prepared.batches
@@ -144,7 +144,7 @@ def test_a_repeated_batch_is_the_first_one(place):
     config = parsed(place, "--name", "named", "--data.batches", "my_data:counting")
     prepared = language_prepare.prepare(config, place / "prepared")
     name = "experiments.examples.custom_data:overfit"
-    repeated = own_values.build_batches(
+    repeated = build.build_batches(
         replace(config, data=replace(config.data, batches=name)), prepared
     )
     rows = lambda count: np.arange(count)  # noqa: E731

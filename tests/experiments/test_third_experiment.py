@@ -103,7 +103,8 @@ def evaluate(config, data, model, params):
         same = (np.argmax(logits, -1) == labels) | ~batch.loss_mask
         right += float(np.sum(np.all(same, axis=-1)))
     rows = 3 * config.data.batch_size
-    return Evaluated({"validation_loss": nats / (5 * rows), "validation_exact": right / rows})
+    scores = {"validation_loss": nats / (5 * rows), "validation_exact": right / rows}
+    return session.Evaluated(scores)
 
 
 def score(run, config, data, model, params):

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -18,8 +19,9 @@ import optax
 from flax import linen as nn
 from jaxtyping import Float
 
-from experiments.harness.cli import import_by_name, is_import_name
+from experiments.harness.cli import import_by_name, is_import_name, name_of
 from experiments.harness.runs import distributed
+from experiments.harness.runs.loggers import Logger, Loggers
 from experiments.harness.training.training_config import (
     LoraOptions,
     OptimizerConfig,
@@ -30,6 +32,7 @@ from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
+from jaxformer.text.data import Batches
 from jaxformer.training import lora, optimizer
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameter_groups import freeze, freeze_gradient
@@ -37,6 +40,77 @@ from jaxformer.training.parameters import flatten
 from jaxformer.training.train_step import Metrics, TrainState, make_eval_step
 
 M = TypeVar("M", bound=nn.Module)
+C = TypeVar("C")
+
+VALUES = {
+    "model": "training.model",
+    "block": "training.block",
+    "attention_fn": "training.attention_fn",
+    "loss": "training.loss",
+    "metrics": "training.metrics",
+    "schedule": "optimizer.schedule",
+    "optimizer": "optimizer.name",
+    "batches": "data.batches",
+    "dataset": "data.train",
+    "tokenizer": "data.tokenizer",
+}
+"""The argument of `train` -> the field that names its value."""
+_BUILT_IN = ("attention_fn", "schedule", "optimizer")
+"""Those that may also be a name of the library's."""
+
+
+def with_values(config: C, **values: Any) -> C:
+    """The run's `config` with the names of `values` (see `VALUES`); None keeps what it says.
+
+    Raises `ConfigError` as `name_of` does, `TypeError` for an unknown argument.
+    """
+    run: Any = config  # the configs of the experiments share these fields, but no class
+    for argument, value in values.items():
+        if argument not in VALUES:
+            raise TypeError(f"train() has no argument {argument!r}: give {', '.join(VALUES)}")
+        if value is None:
+            continue
+        group, _, field = VALUES[argument].partition(".")
+        part = getattr(run, group)
+        if argument == "metrics":
+            name: Any = tuple(name_of(metric, argument) for metric in value)
+        else:
+            name = name_of(value, argument)
+        if argument == "dataset":  # files, or the two sides of a parallel text
+            kind = type(part.train)
+            name = (name,) if kind is tuple else kind(name)
+        run = replace(run, **{group: replace(part, **{field: name})})
+    return run
+
+
+def check(config: Any) -> None:
+    """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
+    if config.training.schedule_free:
+        optimizer.check_schedule_free(config.optimizer)
+    for argument, path in {**VALUES, "loggers": "training.loggers"}.items():
+        group, _, field = path.partition(".")
+        stored = getattr(getattr(config, group), field)
+        for name in stored if isinstance(stored, tuple) else (stored,):
+            needed = is_import_name(name) if argument in _BUILT_IN else bool(name)
+            if needed and argument not in ("dataset", "tokenizer"):
+                import_by_name(name, argument)
+
+
+def build_loggers(training: Any, folder: Path, loggers: Iterable[Logger]) -> Loggers:
+    """`loggers`, and those that `training` names, each called with the run's `folder`.
+
+    Of several processes only the first one has them.
+    """
+    if not distributed.is_first():
+        return Loggers()
+    named = (import_by_name(name, "loggers")(folder) for name in training.loggers)
+    return Loggers([*loggers, *named])
+
+
+def build_batches(config: Any, prepared: Any) -> Batches:
+    """The batches that `config.data` names, made of (config, prepared), or those of `prepared`."""
+    name = config.data.batches
+    return import_by_name(name, "batches")(config, prepared) if name else prepared.batches
 
 
 def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:

@@ -31,7 +31,7 @@ class Cost(NamedTuple):
 
     positions: int
     """Positions of the batch in which a token is predicted, padding included."""
-    flops: float
+    flops: int
     """FLOPs of the step by the model's equations."""
 
 
@@ -84,7 +84,7 @@ def fit(
             batch = loader.get()
             state, metrics = step(state, batch)
             number += 1
-            size = cost(batch) if cost is not None else Cost(0, 0.0)
+            size = cost(batch) if cost is not None else Cost(0, 0)
             progress.add(number, metrics, *size, loader.waited)
             if evaluate is not None and due(number, training.evaluate_every):
                 with progress.pause("evaluating"):

@@ -19,7 +19,7 @@ from experiments.harness.cli import display
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.training import build, own_values
+from experiments.harness.training import build
 from experiments.harness.training.early_stopping import StoppingMetric, stopping_metric
 from experiments.harness.training.progress import Sample
 from experiments.harness.training.training_config import RunConfig, StrategyName, TrainingConfig
@@ -71,15 +71,22 @@ class TrainingRun:
     """FLOP/s of all devices, to log the share that is used; None: not known."""
     profile: Path | None = None
     """The folder that receives a trace of a few steps."""
-    config: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentRun(TrainingRun):
+    """A run of an experiment, which has a folder."""
+
+    config: Any
     """The run's configuration, with the sizes of the run that it starts from."""
-    devices: Any = None
-    """The strategy: which devices compute a step."""
+    devices: Strategy
+    """The devices that compute a step."""
+    checkpoints: Checkpoints
+    log: Run
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
-        assert self.log is not None
         return self.log.folder
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
@@ -93,18 +100,17 @@ class TrainingRun:
 def open_training(
     experiment: str,
     config: Any,
-    *,
     scores: Sequence[str],
     loggers: Iterable[Logger] = (),
     parent: Callable[[Any], Any] = lambda config: config,
-) -> Iterator[TrainingRun]:
+) -> Iterator[ExperimentRun]:
     """Within it, a run of `experiment` trains: its processes, devices, folder and checkpoints.
 
     `scores` are the names of the scores of every evaluation; early stopping goes by the first.
     `parent` gives a configuration the sizes of the run that it starts from. Raises `ConfigError`
     for settings that cannot be, before anything is written.
     """
-    own_values.check(config)
+    build.check(config)
     watched = stopping_metric(config.training, scores)
     with distributed.joined(config), started(config) as (devices, setup):
         config.check_rows(devices)
@@ -112,12 +118,12 @@ def open_training(
         log = run_folder.open_run(
             config.runs, experiment, config.name, config, may_differ=config.free_fields()
         )
-        log.loggers = own_values.build_loggers(config.training, log.folder, loggers)
+        log.loggers = build.build_loggers(config.training, log.folder, loggers)
         peak = peak_of(devices, config.model.dtype)
         record_environment(log, config, setup=setup, utilization=peak)
         keep = config.training.average_checkpoints + 1  # one may have been saved on preemption
         with Checkpoints(log.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
-            yield TrainingRun(
+            yield ExperimentRun(
                 total_steps=config.optimizer.total_steps,
                 training=config.training,
                 watched=watched,
@@ -175,12 +181,11 @@ def record_environment(log: Run, config: RunConfig, **facts: object) -> None:
         display.say("\n".join(map(str, facts.values())))
 
 
-def choose_weights(run: TrainingRun, validate: Callable[[Any], Evaluated], score: str) -> Any:
+def choose_weights(run: ExperimentRun, validate: Callable[[Any], Evaluated], score: str) -> Any:
     """The final weights: the mean of the last checkpoints, or the one of the best `score`.
 
     `validate(params)` evaluates them on the validation text. weights.json records the choice.
     """
-    assert run.checkpoints is not None
     sign = stopping_metric(TrainingConfig(), (score,)).sign
 
     def metric(params: Any, steps: list[int]) -> float:
