@@ -64,7 +64,7 @@ def test_one_device_copies_or_parts_are_chosen_by_name():
 
 @pytest.mark.parametrize("presets", [LANGUAGE_PRESETS, TRANSLATION_PRESETS])
 def test_an_unknown_strategy_is_refused_from_python_too(presets):
-    known = "give one of single, replicated, sharded"
+    known = "give one of auto, single, replicated, sharded"
     with pytest.raises(ConfigError, match=f"strategy='shard' is unknown: {known}"):
         replace(next(iter(presets.values())), strategy="shard")
 
@@ -87,7 +87,10 @@ print(devices.mesh.size, devices.num_shards)
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (LANGUAGE_PRESETS["python_stdlib"], "data.batch_size=16 .* by 3 devices.* size 15, or"),
+        (
+            LANGUAGE_PRESETS["python_stdlib"],
+            "batch_size=16 rows .* 3 devices: give --data.batch_size 15",
+        ),
         (LANGUAGE_PRESETS["bert_base"], "by 3 devices, each in 8 parts .* --data.batch_size 264"),
         (TRANSLATION_PRESETS["grammar"], "give --data.batch_size_multiple 9, or --strategy single"),
     ],

@@ -269,7 +269,7 @@ def stopped(run, text, tmp_path_factory):
 
 def test_a_signal_saves_the_step_and_ends_with_its_code(stopped):
     assert stopped.first.code == 143
-    assert "SIGTERM: saving after this step" in stopped.first.err
+    assert "SIGTERM: saving after" in stopped.first.err
     assert stopped.steps == [5, 10, 13]
     assert stopped.second.code == 0 and "from step 13 to 17" in stopped.second.out
 

@@ -246,10 +246,10 @@ class RunConfig:
         needed = devices.num_shards * parts
         if name and rows % needed:
             nearest = max(round(rows / needed), 1) * needed
+            accumulated = f", each in {parts} parts of gradient accumulation" if parts > 1 else ""
             raise ConfigError(
-                f"{name}={rows} rows cannot be shared evenly by {devices.num_shards} devices, each "
-                f"in {parts} parts of gradient accumulation: give --{name} {nearest}, or "
-                "--strategy single to use one device"
+                f"{name}={rows} rows cannot be shared evenly by {devices.num_shards} devices"
+                f"{accumulated}: give --{name} {nearest}, or --strategy single to use one device"
             )
 
     def free_fields(self: Any) -> list[str]:
