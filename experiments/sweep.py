@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 from experiments import registry
 from experiments.harness import cli
-from experiments.harness.planning import with_options
 from experiments.harness.results import comparing, sweeping, tables
 from experiments.harness.results.sweeping import Sweep
 from experiments.harness.runs.checkpoint_selection import TrainResult
@@ -228,7 +227,7 @@ def _presets(args: Sequence[str]) -> Mapping[str, Any]:
         experiment = registry.find(first)
     except ConfigError as error:
         sys.exit(cli.run(partial(_raise, error)))
-    return with_options(experiment.presets, sweep_class(experiment))
+    return cli.with_options(experiment.presets, sweep_class(experiment))
 
 
 def _raise(error: Exception) -> NoReturn:

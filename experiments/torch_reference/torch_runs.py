@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from experiments.harness.training.early_stopping import EarlyStopping, due
 from experiments.harness.training.fit import log_evaluation
 from experiments.harness.training.progress import Progress
 from experiments.harness.training.session import Evaluated, ExperimentRun
-from experiments.torch_reference.weight_map import to_jax
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
@@ -59,7 +59,7 @@ def train_steps(
     has checkpoints.
     """
     from experiments.torch_reference.trainer import Trainer
-    from experiments.torch_reference.weights import entries_of
+    from experiments.torch_reference.weights import params_of
 
     training, total, checkpoints = config.training, config.optimizer.total_steps, run.checkpoints
     if checkpoints.newest_step() is not None:
@@ -67,13 +67,10 @@ def train_steps(
             f"{run.folder} has been trained, and a run of PyTorch is not resumed: give another "
             "--name, or remove the folder"
         )
-    trainer, entries = Trainer(module, config.optimizer), entries_of(config.model)
+    trainer = Trainer(module, config.optimizer)
+    params = partial(params_of, module, config.model)
     parameters = sum(p.numel() for p in module.parameters())
     print(f"{parameters:,} parameters; {total} steps of PyTorch")
-
-    def params() -> Any:
-        arrays = {name: leaf.numpy().copy() for name, leaf in module.state_dict().items()}
-        return jax.tree.map(np.asarray, to_jax(arrays, entries))
 
     stopping = EarlyStopping()
     origin |= {"data": batches.fingerprint}

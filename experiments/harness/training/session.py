@@ -196,7 +196,8 @@ def choose_weights(run: ExperimentRun, validate: Callable[[Any], Evaluated], sco
 
     chosen = checkpoint_selection.choose(run.checkpoints, run.training, metric)
     if distributed.is_first():
-        checkpoint_selection.note(run.folder, chosen.steps, **{score: sign * chosen.metric})
+        tree = run.training.result_tree
+        checkpoint_selection.note(run.folder, chosen.steps, tree, **{score: sign * chosen.metric})
     return chosen.params
 
 
