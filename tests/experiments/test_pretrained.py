@@ -227,8 +227,8 @@ def test_a_run_begins_with_the_weights(folder):
     given = begun_from(path)
     given = replace(given, training=replace(given.training, ema_decay=0.5))
     config, devices = init_from_pretrained.with_pretrained_sizes(given), single()
-    make_state, _ = train.assemble(
-        config, build_model(config, config.model), plan.batch_of(config), devices
+    make_state, _ = train.make_init_and_step(
+        config, build_model(config), plan.batch_of(config), devices
     )
     state = init_from_pretrained.with_pretrained_params(config, devices.init(make_state), devices)
     expected = load_pretrained(path).params
@@ -249,8 +249,8 @@ def test_only_the_devices_read_the_weights_that_a_run_begins_with(folder, monkey
     config = init_from_pretrained.with_pretrained_sizes(begun_from(folder("gpt")))
     devices = sharded(make_mesh("fsdp=1"))
     assert not mapped  # the sizes need no weights
-    make_state, _ = train.assemble(
-        config, build_model(config, config.model), plan.batch_of(config), devices
+    make_state, _ = train.make_init_and_step(
+        config, build_model(config), plan.batch_of(config), devices
     )
     state = init_from_pretrained.with_pretrained_params(config, devices.init(make_state), devices)
     assert len(mapped) > 10 and all(mapped)  # from the file to each device, not by way of the host
