@@ -7,7 +7,6 @@ gradients and training, and the time of an update; writes runs/torch_reference/N
 import json
 import os
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 
@@ -17,7 +16,7 @@ from experiments.harness.runs import run_folder
 from experiments.translation.prepare import Prepared, describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer import optional_dependencies
-from jaxformer.config import Sinusoidal, check_at_least
+from jaxformer.config import Sinusoidal, check_at_least, with_fields
 
 
 @dataclass(frozen=True)
@@ -125,10 +124,9 @@ def _relative(values: list[float], others: list[float]) -> list[float]:
 
 def _without_dropout(prepared: Prepared) -> Prepared:
     """Dropout draws different random numbers in the two libraries, so it is switched off."""
-    rates: dict[str, Any] = {
-        f"{kind}dropout_rate": 0.0 for kind in ("", "attention_", "activation_", "word_")
-    }
-    return prepared._replace(model=replace(prepared.model, **rates))
+    parts = ("", "attention.", "feed_forward.", "embeddings.")
+    rates = {f"{part}dropout_rate": 0.0 for part in parts}
+    return prepared._replace(model=with_fields(prepared.model, rates))
 
 
 if __name__ == "__main__":

@@ -119,8 +119,8 @@ def test_keys_and_values_of_another_size_convert(torch, assert_equal):
     def attend(module, x):
         return module(x, module.keys_values(memory), AttentionMask())
 
-    found = MultiHeadAttention(HEADS).apply({"params": params}, x, method=attend)
-    assert_equal(found, expected.detach())
+    ours = MultiHeadAttention(HEADS, head_dim=WIDTH // HEADS)
+    assert_equal(ours.apply({"params": params}, x, method=attend), expected.detach())
 
 
 def test_what_our_attention_lacks_is_refused(torch):
