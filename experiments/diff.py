@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.cli.config_files import flat, read_object
+from experiments.harness.cli import config_files
 from jaxformer.errors import ConfigError
 
 
@@ -32,7 +32,7 @@ def main(options: DiffOptions) -> None:
 
 def differences(first: str, second: str) -> list[str]:
     """A line `name: value of the first -> value of the second` for each setting that differs."""
-    a, b = (flat(read_object(Path(path))) for path in (first, second))
+    a, b = (config_files.flat(config_files.read_object(Path(path))) for path in (first, second))
     return [
         f"{name}: {a.get(name, 'absent')} -> {b.get(name, 'absent')}"
         for name in sorted(a.keys() | b.keys())

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness import cli
-from experiments.harness.cli import own_names
 from experiments.harness.planning import with_options
 from experiments.harness.results import comparing, sweeping, tables
 from experiments.harness.results.sweeping import Sweep
@@ -104,7 +103,7 @@ def main(options: Any) -> None:
     check_at_least(options, 1, "seeds", "jobs")
     kind = _KINDS[experiment]
     config = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
-    variants = own_names.resolve(options.cells, "cells")() if options.cells else ({},)
+    variants = cli.import_by_name(options.cells, "cells")() if options.cells else ({},)
     vary = sweeping.read_vary(config, options.vary)
     found = _open(config, experiment, vary, variants, options.seeds)
     if options.slurm:

@@ -84,6 +84,16 @@ class LanguageConfig(RunConfig):
     """A run RUNS/language_modelling/NAME."""
 
     may_change: ClassVar = ("sampling", "prompts")
+    common_options: ClassVar = (
+        *("name", "runs", "init_from", "strategy", "objective"),
+        *("data.train", "data.validation", "data.seq_len", "data.batch_size"),
+        *("model.vocab_size", "model.d_model", "model.d_ff", "model.num_heads"),
+        *("model.num_encoder_layers", "model.num_decoder_layers", "model.dropout_rate"),
+        *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule"),
+        *("optimizer.warmup_steps", "optimizer.total_steps"),
+        *("training.seed", "training.save_every", "training.evaluate_every"),
+        *("training.grad_accumulation", "prompts"),
+    )
 
     name: str
     """Name of the run's folder."""

@@ -15,12 +15,12 @@ from jax.tree_util import Partial
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.cli.prompting import mark
 from experiments.harness.planning import peak_of
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.preemption import asked_to_stop
+from experiments.harness.runs.text_io import bold
 from experiments.harness.training import build, initialization
 from experiments.harness.training.adapters import describe_size, with_lora
 from experiments.harness.training.closing import closing
@@ -175,6 +175,7 @@ def run_steps(
             if regular or stop:
                 progress.settle()
                 metadata = {"early_stopping": stopping._asdict(), **origin}
+                metadata["regular"] = due(number, training.save_every)
                 # Checkpoints saved on preemption are not candidates for the final weights.
                 metric = stopping.metric_at(number) if regular else None
                 checkpoints.save(number, state, metadata, metric)
@@ -273,7 +274,7 @@ def finish(
         (folder / "samples").mkdir(exist_ok=True)
         text = join_samples(config.prompts, answers)
         (folder / "samples" / "prompts.txt").write_text(text, encoding="utf-8")
-        display.say(join_samples([mark(prompt) for prompt in config.prompts], answers))
+        display.say(join_samples([bold(prompt) for prompt in config.prompts], answers))
         run.log_text(config.optimizer.total_steps, "samples", text.split("\n"))
     name = "validation" if prepared.test is None else "test"
     with display.phase(f"measuring the {name} text"):

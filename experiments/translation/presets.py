@@ -127,6 +127,16 @@ class TranslationConfig(RunConfig):
     """A run RUNS/translation/NAME."""
 
     may_change: ClassVar = ("search", "training.eval_beam_size")
+    common_options: ClassVar = (
+        *("name", "runs", "init_from", "strategy"),
+        *("data.corpus", "data.train.source", "data.train.target", "data.batch_tokens"),
+        *("model.vocab_size", "model.d_model", "model.d_ff", "model.num_heads"),
+        *("model.num_encoder_layers", "model.num_decoder_layers", "model.dropout_rate"),
+        *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule"),
+        *("optimizer.warmup_steps", "optimizer.total_steps"),
+        *("training.seed", "training.save_every", "training.evaluate_every"),
+        *("training.grad_accumulation", "search.beam_size"),
+    )
 
     name: str
     """Name of the run's folder."""

@@ -164,6 +164,7 @@ def run_steps(
             if regular or stop:
                 progress.settle()
                 metadata = {"early_stopping": stopping._asdict(), "data": batches.fingerprint}
+                metadata["regular"] = due(number, training.save_every)
                 # Checkpoints saved on preemption are not candidates for the final weights.
                 metric = stopping.metric_at(number) if regular else None
                 checkpoints.save(number, state, metadata, metric)

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -15,6 +16,8 @@ import pytest
 
 from experiments.harness.training.build import build_attention, build_model, init_params
 from experiments.harness.training.training_config import Remat, TrainingConfig, choose_devices
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import RULES
 from jaxformer.errors import ConfigError
@@ -55,6 +58,13 @@ def test_one_device_copies_or_parts_are_chosen_by_name():
         assert (chosen.rules, chosen.mesh.size) == (rules, jax.device_count())
     for mesh in ("data=1", "tensor=1,fsdp=1"):
         assert choose_devices("sharded", mesh).rules == RULES
+
+
+@pytest.mark.parametrize("presets", [LANGUAGE_PRESETS, TRANSLATION_PRESETS])
+def test_an_unknown_strategy_is_refused_from_python_too(presets):
+    known = "give one of single, replicated, sharded"
+    with pytest.raises(ConfigError, match=f"strategy='shard' is unknown: {known}"):
+        replace(next(iter(presets.values())), strategy="shard")
 
 
 @pytest.mark.parametrize("strategy", ["single", "replicated"])

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from experiments.harness.cli.terminal_drawing import heat_map
+from experiments.harness.cli import heat_map
 from experiments.harness.results import plots
 from jaxformer.errors import ConfigError
 from jaxformer.nn.inspection import read_taps, tap_names, with_attention_weights

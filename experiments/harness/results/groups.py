@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness.cli.config_files import flat, read_object, with_defaults
+from experiments.harness.cli import config_files
 from jaxformer.errors import ConfigError
 
 _FREE = (
@@ -91,12 +91,14 @@ def settings_of(folder: Path) -> dict[str, str]:
     """
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
-    stored = read_object(folder)
+    stored = config_files.read_object(folder)
     try:
         presets: Any = importlib.import_module(f"experiments.{experiment_of(folder)}.presets")
     except ImportError:  # a run of somebody else's experiment
-        return flat(stored)
-    return flat(with_defaults(stored, next(iter(presets.PRESETS.values()))))
+        return config_files.flat(stored)
+    return config_files.flat(
+        config_files.with_defaults(stored, next(iter(presets.PRESETS.values())))
+    )
 
 
 def shared_settings(folder: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.cli.config_files import flat
+from experiments.harness.cli import config_files
 from experiments.harness.results.plots import COLORS, Curve, aligned
 
 _PAGE = Path(__file__).with_name("page.html")
@@ -41,7 +41,7 @@ def table(columns: Mapping[str, Sequence[str]]) -> str:
 
 def settings(values: Mapping[str, Any]) -> str:
     """Nested settings as a table of dotted names."""
-    pairs = flat(dict(values))
+    pairs = config_files.flat(dict(values))
     if not pairs:
         return "<p>There are none.</p>"
     return table({"name": list(pairs), "value": list(map(str, pairs.values()))})

@@ -1,6 +1,5 @@
 """Figures as functions of arrays (matplotlib, extra `experiments`)."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -133,14 +132,6 @@ def mask_grid(masks: Mapping[str, Bool[np.ndarray, "T S"]]) -> "Figure":
         axes.grid(which="minor", color="white", linewidth=0.5)
         axes.tick_params(which="minor", length=0)
     return figure
-
-
-def as_png(figure: "Figure") -> tuple[bytes, tuple[int, int]]:
-    """The figure as a PNG file, and its width and height in pixels."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=80)
-    width, height = figure.get_size_inches()
-    return file.getvalue(), (int(width * 80), int(height * 80))
 
 
 def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:

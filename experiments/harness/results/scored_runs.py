@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.cli.config_files import flat
+from experiments.harness.cli import config_files
 from experiments.harness.results.groups import seed_of, settings_of
 from experiments.harness.results.statistics import Score
 from experiments.harness.runs.checkpoint_selection import read_result
@@ -86,7 +86,7 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
                 f"{folder / 'samples'} gives {metric} {found:.4f}, but scores.json says "
                 f"{value:.4f}: score the run again"
             )
-    signature = json.loads(flat(result.scores).get(f"{metric}_signature", '""'))
+    signature = json.loads(config_files.flat(result.scores).get(f"{metric}_signature", '""'))
     per_token = "bytes" in result.scores and metric in ("loss", "perplexity")
     return ScoredRun(
         folder=folder,
@@ -190,7 +190,7 @@ def _exp_ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " re
 
 def numbers(scores: dict[str, Any]) -> dict[str, float]:
     """The numbers of scores.json by their dotted names."""
-    found = {name: json.loads(text) for name, text in flat(scores).items()}
+    found = {name: json.loads(text) for name, text in config_files.flat(scores).items()}
     return {
         name: float(value)
         for name, value in found.items()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.harness.cli.config_files import read_object
+from experiments.harness.cli import config_files
 from experiments.harness.results.groups import settings_of
 from experiments.harness.results.scored_runs import numbers
 from experiments.harness.runs.run_folder import Run
@@ -31,7 +31,7 @@ def read_run(folder: Path, group: str) -> TrackedRun:
     """The run in `folder`; its final scores have names such as test_bleu."""
     settings = {name: json.loads(text) for name, text in settings_of(folder).items()}
     path = folder / "scores.json"
-    found = read_object(path) if path.is_file() else {}
+    found = config_files.read_object(path) if path.is_file() else {}
     scores = {f"{found['text']}_{name}": value for name, value in numbers(found).items()}
     return TrackedRun(folder.name, group, settings, Run(folder).metrics(), scores)
 

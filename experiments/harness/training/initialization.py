@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 
-from experiments.harness.cli import display
-from experiments.harness.cli.config_files import split_step
+from experiments.harness.cli import config_files, display
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
@@ -45,7 +44,7 @@ def parent_of(config: Any) -> Parent | None:
 
 def find_run(name: str) -> Parent | None:
     """The run RUN, RUN@STEP or RUN@best (last, average, ema); None where there is none."""
-    path, which = split_step(name)
+    path, which = config_files.split_step(name)
     if not name or not (path / "checkpoints").is_dir():
         return None
     if which.isdigit():
