@@ -29,7 +29,7 @@ class SeriesModel(nnx.Module):
 
     def __call__(self, values: jax.Array) -> jax.Array:
         x = self.enter(values)
-        x = x + positional_encoding(length=x.shape[1], d_model=16)
+        x = x + positional_encoding(length=x.shape[1], d_model=16)[None]
         return self.classes(self.encoder(x).mean(axis=1))
 
 
