@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness import cli
-from experiments.harness.planning import with_options
 from experiments.harness.results import comparing, sweeping, tables
 from experiments.harness.results.sweeping import Sweep
 from experiments.harness.runs.checkpoint_selection import TrainResult
@@ -237,8 +236,8 @@ def _raise_failures(found: Sweep, cells: Iterable[str]) -> None:
 def _presets(args: Sequence[str]) -> Mapping[str, Any]:
     """The presets of the experiment that the first of `args` names; without `args` no run's."""
     presets: dict[str, Any] = {
-        "translation": with_options(translation.PRESETS, TranslationSweep),
-        "language_modelling": with_options(language_modelling.PRESETS, LanguageSweep),
+        "translation": cli.with_options(translation.PRESETS, TranslationSweep),
+        "language_modelling": cli.with_options(language_modelling.PRESETS, LanguageSweep),
     }
     first = next(iter(args), "--help")
     if first not in (*presets, "-h", "--help"):

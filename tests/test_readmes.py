@@ -14,15 +14,14 @@ import pytest
 
 import jaxformer as jf
 from experiments.harness import cli
-from experiments.harness.planning import with_options
+from experiments.harness.cli import with_options
 from experiments.harness.results.exporting import PROGRAM, compile_function
-from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.plan import presets_of
 from experiments.sweep import LanguageSweep, TranslationSweep
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.export import search_function
 from experiments.translation.load_run import LoadedRun
-from experiments.translation.plan import TranslationPlan
 from experiments.translation.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +42,7 @@ POSITIONAL = {
     "report": "runs",
     "export_metrics": "runs",
     "sweep": "experiment",
-    "examples.notebooks.execute": "notebooks",
+    "plan": "experiment",
 }
 
 
@@ -52,10 +51,10 @@ def options_of(command: str) -> dict:
     presets = {
         "translation.prepare": PRESETS,
         "translation.train": PRESETS,
-        "translation.plan": with_options(PRESETS, TranslationPlan),
         "language_modelling.prepare": LANGUAGE_PRESETS,
         "language_modelling.train": LANGUAGE_PRESETS,
-        "language_modelling.plan": with_options(LANGUAGE_PRESETS, LanguagePlan),
+        "plan": presets_of("translation"),
+        "plan language_modelling": presets_of("language_modelling"),
         "sweep": with_options(PRESETS, TranslationSweep),
         "sweep language_modelling": with_options(LANGUAGE_PRESETS, LanguageSweep),
         "torch_reference.train_gpt": LANGUAGE_PRESETS,
@@ -143,7 +142,7 @@ def test_a_command_of_a_readme_parses(command, args):
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
     positional = POSITIONAL.get(command, "")
-    if f"{command} {words[:1]}" == "sweep ['language_modelling']":
+    if command in ("sweep", "plan") and words[:1] == ["language_modelling"]:
         command = f"{command} {words[0]}"
     cli.parse(options_of(command), words, positional=positional)
 
@@ -194,8 +193,8 @@ def test_the_readme_loads_the_program_that_export_writes(
     config = jf.TransformerConfig(tokenizer.vocab_size, **size, **layers)
     model, ids = jf.EncoderDecoder(config), np.ones((2, 5), np.int32)
     params = jax.tree.map(jnp.asarray, random_params(model, ids, ids))
-    search = jf.GenerationConfig(beam_size=2, max_extra_tokens=3)
-    settings = replace(PRESETS["grammar"], model=config, search=search)
+    search, options = jf.SearchConfig(beam_size=2), jf.TranslationOptions(max_extra_tokens=3)
+    settings = replace(PRESETS["grammar"], model=config, search=search, translation=options)
     folder = tmp_path / "exported"
     folder.mkdir()
     tokenizer.save(folder / "tokenizer.json")
@@ -205,6 +204,6 @@ def test_the_readme_loads_the_program_that_export_writes(
     names = {}
     with contextlib.chdir(tmp_path):
         exec(compile(code, str(TRANSLATION), "exec"), names)
-    ((best, _),) = jf.translate(model, params, [text], tokenizer, tokenizer, search)
+    ((best, _),) = jf.translate(model, params, [text], tokenizer, tokenizer, search, options)
     assert_equal(names["found"]["scores"][0, 0], best.score)
     assert capsys.readouterr().out == best.text + "\n"

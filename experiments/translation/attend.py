@@ -61,10 +61,10 @@ def attend(translator: Translator, text: str) -> tuple[str, dict[Kind, Attention
     """The best translation of `text`, and its attention of each kind."""
     if not text.strip():
         raise ConfigError("--text is blank: give a sentence")
-    search = translator.search
-    (source,) = encode_sources(translator.model, [text], translator.source_tokenizer, search)
+    settings = translator.search, translator.options
+    (source,) = encode_sources(translator.model, [text], translator.source_tokenizer, *settings)
     best = translator([text])[0][0]
-    target = [search.bos, *best.ids[:-1]]
+    target = [translator.options.bos, *best.ids[:-1]]
     weights = read_weights(
         translator.model, translator.params, np.array([source]), np.array([target])
     )

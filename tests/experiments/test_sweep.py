@@ -16,8 +16,7 @@ import pytest
 
 from experiments import runs
 from experiments.harness import cli
-from experiments.harness.cli import config_files
-from experiments.harness.planning import with_options
+from experiments.harness.cli import config_files, with_options
 from experiments.harness.results import sweeping
 from experiments.harness.runs import checkpoint_selection
 from experiments.language_modelling import train as language_modelling

@@ -16,9 +16,10 @@ from experiments.harness.results import model_card
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from jaxformer import optional_dependencies
 from jaxformer.config import check_at_least
-from jaxformer.decoding import GenerationConfig, SamplingConfig
+from jaxformer.decoding import SamplingConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import left_out, save_pretrained
+from jaxformer.pretrained import inexpressible_settings, save_pretrained
 from jaxformer.text.tokenizers import Tokenizer
 
 PROGRAM = "program.jax"
@@ -59,7 +60,8 @@ class Published(NamedTuple):
     model: Any
     params: Any
     tokenizer: Tokenizer
-    generation: GenerationConfig | SamplingConfig | None
+    generation: SearchConfig | SamplingConfig | None
+    completion: CompletionOptions = CompletionOptions()
 
 
 class Exportable(NamedTuple):
@@ -112,7 +114,9 @@ def _save(folder: Path, options: ExportOptions, run: Exportable) -> list[str]:
     """Writes the folder for transformers; the settings that it cannot hold."""
     try:
         found = run.published()
-        differing = left_out(found.generation) if found.generation else []
+        differing = []
+        if found.generation:
+            differing = inexpressible_settings(found.generation, found.completion)
         card = model_card.write(options, run.config, run.task, differing)
         save_pretrained(
             folder,

@@ -97,15 +97,17 @@ def _scores(folder: Path) -> str:
     return f"Of the weights chosen at the end of the training:\n\n```json\n{kept}\n```"
 
 
+_SETTINGS = (
+    *("model", "objective", "optimizer", "training"),
+    *("search", "translation", "sampling", "completion"),
+)
+
+
 def _training(folder: Path, config: Any, options: RunOptions) -> str:
     steps, tree = checkpoint_selection.select(folder, config.training, options)
     path = folder / "env.json"
     environment = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    settings = {
-        name: value
-        for name, value in as_json(config).items()
-        if name in ("model", "objective", "optimizer", "training", "search", "sampling")
-    }
+    settings = {name: value for name, value in as_json(config).items() if name in _SETTINGS}
     lines = [f"- weights: {tree} of step {', '.join(map(str, steps))}"]
     lines += [f"- command: `{environment['command']}`"] if "command" in environment else []
     versions = (f"{name} {environment[name]}" for name in ("jax", "flax") if name in environment)
