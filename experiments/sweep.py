@@ -1,31 +1,30 @@
 """Train variants and seeds: `python -m experiments.sweep EXPERIMENT --name NAME --vary FIELD=a,b`.
 
-EXPERIMENT is translation or language_modelling; every option of its train may follow. Each
-combination of values and seeds is a run, a cell of the sweep, in runs/sweeps/NAME. The same command
-again resumes: it trains what is not finished. At the end the variants are compared.
+EXPERIMENT is translation, language_modelling, or the module of your own train.py; every option of
+its train may follow. Each combination of values and seeds is a run, a cell of the sweep, in
+runs/sweeps/NAME. The same command again resumes: it trains what is not finished. At the end the
+variants are compared.
 """
 
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from experiments import registry
 from experiments.harness import cli
 from experiments.harness.results import comparing, sweeping, tables
 from experiments.harness.results.sweeping import Sweep
 from experiments.harness.runs.checkpoint_selection import TrainResult
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.training import build
-from experiments.language_modelling import train as language_modelling
-from experiments.language_modelling.presets import LanguageConfig
-from experiments.translation import train as translation
-from experiments.translation.presets import TranslationConfig
+from experiments.registry import Experiment
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError
 
@@ -35,7 +34,7 @@ class SweepOptions:
     """Which cells a sweep has, and where they are trained."""
 
     experiment: str = ""
-    """translation or language_modelling; it stands first, without --experiment."""
+    """The experiment, or the module of your own; it stands first, without --experiment."""
     seeds: int = 1
     """Seeds of each variant: --training.seed and those after it."""
     vary: tuple[str, ...] = ()
@@ -50,21 +49,10 @@ class SweepOptions:
     """Trains the cell of this number alone, from 0, as a task of a job array does."""
 
 
-@dataclass(frozen=True)
-class TranslationSweep(SweepOptions, TranslationConfig):
-    """The settings that all cells share, and the sweep."""
-
-
-@dataclass(frozen=True)
-class LanguageSweep(SweepOptions, LanguageConfig):
-    """The settings that all cells share, and the sweep."""
-
-
-_TRAIN: dict[str, Callable[..., TrainResult]] = {
-    "translation": translation.train,
-    "language_modelling": language_modelling.train,
-}
-_KINDS = {"translation": TranslationConfig, "language_modelling": LanguageConfig}
+def sweep_class(experiment: Experiment) -> type:
+    """The class of the options of a sweep: those of the runs of `experiment`, and of the cells."""
+    bases, words = (SweepOptions, experiment.config), {"__doc__": "Cells, and what they share."}
+    return make_dataclass("Sweep", [], bases=bases, namespace=words, frozen=True)
 
 
 def sweep(
@@ -75,41 +63,38 @@ def sweep(
     cells: Iterable[Mapping[str, Any]] = ({},),
     seeds: int = 1,
     loggers: Iterable[Logger] = (),
+    experiment: str = "",
     **values: Any,
 ) -> dict[str, TrainResult]:
     """Trains variants of the run `config`, each with `seeds` seeds, in this process.
 
     A variant is one of `cells`, dotted names of settings and their values, with one combination of
-    the values in `vary`. `loggers` and `values` are those of `train`. Returns the results of the
-    cells by their names, without those that failed; the screen says which, and `failed/` why.
+    the values in `vary`. `loggers` and `values` are those of `train`. `experiment` is its name or
+    module (empty: the one that configs of this class belong to). Returns the results of the cells
+    by their names, without those that failed; the screen says which, and `failed/` why.
     """
-    experiment = next(key for key, kind in _KINDS.items() if isinstance(config, kind))
+    trained = registry.find(experiment) if experiment else registry.of_config(config)
     base = build.with_values(replace(config, name=name), **values)
-    found = _open(base, experiment, vary or {}, cells, seeds)
-    sweeping.run_cells(found, partial(_TRAIN[experiment], loggers=tuple(loggers)))
+    found = _open(base, trained.name, vary or {}, cells, seeds)
+    sweeping.run_cells(found, partial(trained.train, loggers=tuple(loggers)))
     results = {cell: found.result(cell) for cell in found.cells}
     return {cell: result for cell, result in results.items() if result is not None}
 
 
 def main(options: Any) -> None:
     """The command."""
-    experiment = options.experiment
-    if experiment not in _KINDS:
-        raise ConfigError(
-            f"experiment={experiment!r}: give {' or '.join(_KINDS)} first, as in python -m "
-            "experiments.sweep translation --seeds 3"
-        )
+    experiment = registry.find(options.experiment)
     check_at_least(options, 1, "seeds", "jobs")
-    kind = _KINDS[experiment]
+    kind = experiment.config
     config = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
     variants = cli.import_by_name(options.cells, "cells")() if options.cells else ({},)
     vary = sweeping.read_vary(config, options.vary)
-    found = _open(config, experiment, vary, variants, options.seeds)
+    found = _open(config, experiment.name, vary, variants, options.seeds)
     if options.slurm:
         print(_write_slurm(found, options.jobs))
     elif options.cell is not None:
         name = _numbered(found, options.cell)
-        sweeping.run_cell(found, name, _TRAIN[experiment])
+        sweeping.run_cell(found, name, experiment.train)
         _raise_failures(found, [name])
     else:
         if config.distributed or config.coordinator:
@@ -118,7 +103,7 @@ def main(options: Any) -> None:
         if options.jobs > 1:
             codes = _run_jobs(found, options.jobs)
         else:
-            sweeping.run_cells(found, _TRAIN[experiment])
+            sweeping.run_cells(found, experiment.train)
         _print_results(found)
         _raise_failures(found, found.cells)
         if any(codes):
@@ -235,14 +220,18 @@ def _raise_failures(found: Sweep, cells: Iterable[str]) -> None:
 
 def _presets(args: Sequence[str]) -> Mapping[str, Any]:
     """The presets of the experiment that the first of `args` names; without `args` no run's."""
-    presets: dict[str, Any] = {
-        "translation": cli.with_options(translation.PRESETS, TranslationSweep),
-        "language_modelling": cli.with_options(language_modelling.PRESETS, LanguageSweep),
-    }
     first = next(iter(args), "--help")
-    if first not in (*presets, "-h", "--help"):
-        sys.exit(cli.run(lambda: main(SweepOptions(experiment=first))))
-    return presets.get(first, {"default": SweepOptions()})
+    if first in ("-h", "--help"):
+        return {"default": SweepOptions()}
+    try:
+        experiment = registry.find(first)
+    except ConfigError as error:
+        sys.exit(cli.run(partial(_raise, error)))
+    return cli.with_options(experiment.presets, sweep_class(experiment))
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 if __name__ == "__main__":

@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from experiments import registry
 from experiments.harness import cli
 from experiments.harness.cli import with_options
 from experiments.harness.results.exporting import PROGRAM, compile_function
+from experiments.language_modelling.prepare import OPTIONS as LANGUAGE_PREPARE
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.plan import presets_of
-from experiments.sweep import LanguageSweep, TranslationSweep
+from experiments.sweep import sweep_class
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.export import search_function
 from experiments.translation.load_run import LoadedRun
+from experiments.translation.prepare import OPTIONS as TRANSLATION_PREPARE
 from experiments.translation.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -49,14 +52,16 @@ POSITIONAL = {
 def options_of(command: str) -> dict:
     """The presets that a command chooses from, or its options under the name "default"."""
     presets = {
-        "translation.prepare": PRESETS,
+        "translation.prepare": TRANSLATION_PREPARE,
         "translation.train": PRESETS,
-        "language_modelling.prepare": LANGUAGE_PRESETS,
+        "language_modelling.prepare": LANGUAGE_PREPARE,
         "language_modelling.train": LANGUAGE_PRESETS,
         "plan": presets_of("translation"),
         "plan language_modelling": presets_of("language_modelling"),
-        "sweep": with_options(PRESETS, TranslationSweep),
-        "sweep language_modelling": with_options(LANGUAGE_PRESETS, LanguageSweep),
+        "sweep": with_options(PRESETS, sweep_class(registry.find("translation"))),
+        "sweep language_modelling": with_options(
+            LANGUAGE_PRESETS, sweep_class(registry.find("language_modelling"))
+        ),
         "torch_reference.train_gpt": LANGUAGE_PRESETS,
         "torch_reference.train_translation": PRESETS,
         "torch_reference.compare": compare_presets(),
