@@ -20,7 +20,8 @@ from experiments.harness.runs.checkpoint_selection import TrainResult, read_resu
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.training import build, initialization, session
 from experiments.harness.training.fit import Cost, fit
-from experiments.language_modelling import evaluation, init_from_pretrained
+from experiments.language_modelling import evaluate as evaluation
+from experiments.language_modelling import init_from_pretrained
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.objectives import build_model, objective
 from experiments.language_modelling.prepare import (
@@ -163,8 +164,7 @@ def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None
     interval = evaluation.loss_interval(losses)
     display.say(evaluation.describe_scores(name, config, likelihood, interval))
     files = {"samples/prompts.txt": "the prompts and what the model makes of them"}
-    show = "fill_mask" if config.objective == "masked" else "sample"
-    commands = [(f"{EXPERIMENT}.{name}",) for name in (show, "evaluate", "report")]
+    commands = [(f"{EXPERIMENT}.{name}",) for name in ("generate", "evaluate", "report")]
     display.say("\n" + session.describe_folder(folder, files, commands))
 
 

@@ -22,8 +22,7 @@ from experiments.harness.training.fit import Cost, fit
 from experiments.harness.training.flops import seq2seq_flops
 from experiments.harness.training.progress import sample_lines
 from experiments.harness.training.utilization import rows_and_length
-from experiments.translation import evaluation
-from experiments.translation.closing import describe_run
+from experiments.translation import evaluate as evaluation
 from experiments.translation.corpus import fingerprint
 from experiments.translation.load_run import LoadedRun, build_model
 from experiments.translation.prepare import Prepared, describe, prepare, with_parent
@@ -173,7 +172,7 @@ def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None
     run.write_scores(facts | scores | own)
     display.say("\n".join(sample_lines(evaluation.chosen_samples(text, hypotheses))))
     halves = evaluation.half_widths(hypotheses, text.target)
-    display.say("\n" + describe_run(run.folder, name, text, scores, halves))
+    display.say("\n" + evaluation.describe_run(run.folder, name, text, scores, halves))
 
 
 if __name__ == "__main__":
