@@ -195,7 +195,7 @@ def test_an_optimizer_of_ones_own_leaves_frozen_parameters_alone():
 def test_one_file_outside_of_the_project_holds_all_that_is_ones_own(words, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)
-    options = {"training.loss": "my_loss", "training.position_scheme": "MyPositions"}
+    options = {"training.loss": "my_loss", "model.positions": "MyPositions"}
     options |= {"training.metrics": "my_metric", "training.loggers": "MyLogger"}
     options |= {"optimizer.schedule": "my_schedule", "optimizer.name": "my_optimizer"}
     more = [word for key, name in options.items() for word in (f"--{key}", f"mine:{name}")]
