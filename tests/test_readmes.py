@@ -18,7 +18,8 @@ from experiments.harness.planning import with_options
 from experiments.harness.results.exporting import PROGRAM, compile_function
 from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
-from experiments.sweep import LanguageSweep, TranslationSweep
+from experiments.runs import COMMANDS as RUNS_COMMANDS
+from experiments.sweep import presets_of
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.export import search_function
 from experiments.translation.load_run import LoadedRun
@@ -36,12 +37,8 @@ COMMAND = r"""python -m experiments\.([a-z_]+(?:\.[a-z_]+)*)((?:"[^"\n]*"|[^"\n`
 COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMMAND, text)})
 
 POSITIONAL = {
-    "runs": "folders",
-    "diff": "runs",
-    "compare": "runs",
+    **{f"runs {word}": "runs" for word in RUNS_COMMANDS},
     "results": "runs",
-    "report": "runs",
-    "export_metrics": "runs",
     "sweep": "experiment",
     "examples.notebooks.execute": "notebooks",
 }
@@ -56,8 +53,9 @@ def options_of(command: str) -> dict:
         "language_modelling.prepare": LANGUAGE_PRESETS,
         "language_modelling.train": LANGUAGE_PRESETS,
         "language_modelling.plan": with_options(LANGUAGE_PRESETS, LanguagePlan),
-        "sweep": with_options(PRESETS, TranslationSweep),
-        "sweep language_modelling": with_options(LANGUAGE_PRESETS, LanguageSweep),
+        "sweep": presets_of("translation"),
+        "sweep language_modelling": presets_of("language_modelling"),
+        **{f"runs {word}": {"default": each.options} for word, each in RUNS_COMMANDS.items()},
         "torch_reference.train_gpt": LANGUAGE_PRESETS,
         "torch_reference.train_translation": PRESETS,
         "torch_reference.compare": compare_presets(),
@@ -142,6 +140,9 @@ def test_a_command_of_a_readme_parses(command, args):
     for option in ("--config", "--resume"):  # they name a run that a reader has made
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
+    if command == "runs":
+        word = words.pop(0) if words and words[0] in RUNS_COMMANDS else "list"
+        command = f"runs {word}"
     positional = POSITIONAL.get(command, "")
     if f"{command} {words[:1]}" == "sweep ['language_modelling']":
         command = f"{command} {words[0]}"
@@ -156,7 +157,8 @@ def test_an_option_that_a_readme_names_exists():
                 yield from names(inner, f"{prefix}{field}.")
 
     known = {"preset", "config", "resume", "help"}
-    for command, _ in COMMANDS:
+    named = {command for command, _ in COMMANDS} - {"runs"}
+    for command in named | {f"runs {word}" for word in RUNS_COMMANDS}:
         known.update(names(next(iter(options_of(command).values()))))
     written = {
         name for text in PAGES.values() for name in re.findall(r"(?<![\w-])--([\w.]+)", text)

@@ -15,9 +15,9 @@ from experiments.harness import cli, planning
 from experiments.harness.planning import targets
 from experiments.harness.planning.accelerators import ACCELERATORS, TPUS
 from experiments.harness.planning.step_time import step_time
-from experiments.harness.results.evidence import FILE, Result, append
 from experiments.language_modelling.plan import TRAINING, LanguagePlan
 from experiments.language_modelling.presets import PRESETS
+from experiments.results import FILE, Result, append
 from jaxformer.errors import ConfigError
 
 _RECOMPUTED = "--training.grad_accumulation 1 --training.remat blocks"

@@ -11,10 +11,8 @@ from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest
 from scipy import stats
 
-from experiments import compare
-from experiments.harness import cli
+from experiments import runs as runs_command
 from experiments.harness.results import statistics, tables
-from experiments.harness.results.by_length import by_length
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
 from experiments.harness.runs.text_io import read_table
@@ -265,53 +263,55 @@ def test_a_difference_within_the_noise_is_said_to_be(runs, text, tmp_path):
 
 @pytest.mark.parametrize("form", tables.FORMATS)
 def test_every_format_has_all_numbers(compared, form):
-    found = compared
-    text = tables.render(found, form, every_run=True)
-    numbers = [f"{group.mean:.2f}" for group in found.groups]
-    numbers += [f"{found.differences[0].value:.2f}", f"{found.differences[0].p_bootstrap:.4f}"]
-    numbers += [f"{run.value:.2f}" for group in found.groups for run in group.runs]
+    text = tables.render(compared, form, every_run=True)
+    numbers = [f"{group.mean:.2f}" for group in compared.groups]
+    numbers += [f"{compared.differences[0].value:.2f}"]
+    numbers += [f"{compared.differences[0].p_bootstrap:.4f}"]
+    numbers += [f"{run.value:.2f}" for group in compared.groups for run in group.runs]
     assert all(number in text for number in numbers)
     assert form == "csv" or "tok:13a" in text.replace("\\", "")
-    narrow = tables.render(found).split("\n")
-    assert max(map(len, narrow)) <= 80
+    assert form != "terminal" or max(map(len, text.splitlines())) <= 80
 
 
-def test_latex_escapes_what_it_would_take_for_its_own():
-    table = tables.Table(("a_b", "c"), [("50 % & more", "±0.50")])
-    assert r"50 \% \& more & $\pm 0.50$ \\" in tables._latex(table)
+def test_latex_escapes_its_special_characters_and_writes_signs_in_mathematics():
+    table = tables.Table(("a_b", "c", "d"), [("50 % & more", "±0.50", "-1.5")])
+    text = tables.write(table, "latex")
+    assert r"a\_b" in text and r"50 \% \& more & $\pm 0.50$ & $-1.5$ \\" in text
+
+
+@pytest.mark.parametrize(
+    "half, shown",
+    [(1.56, "41.4 ± 1.6"), (0.93, "41.4 ± 0.9"), (36.0, "41 ± 36"), (math.nan, "41.38")],
+)
+def test_a_number_is_rounded_to_the_digits_that_its_interval_leaves_certain(half, shown):
+    assert statistics.rounded(41.3798, half) == shown
 
 
 def test_a_score_by_length_is_that_of_the_sentences_of_this_length(runs, compared):
-    table = by_length(compared, [5, 8])
-    found = read_table(runs[0] / "samples" / "test.tsv")
-    words = [len(line.split()) for line in found["source"]]
+    table = tables.by_length(compared, [5, 8])
+    samples = read_table(runs[0] / "samples" / "test.tsv")
+    words = [len(line.split()) for line in samples["source"]]
     bins = ([n <= 5 for n in words], [5 < n <= 8 for n in words], [n > 8 for n in words])
-    assert [
-        f"({sum(chosen)})" in title for chosen, title in zip(bins, table.titles[1:], strict=True)
-    ]
-    for chosen, cell in zip(bins, table.rows[0][1:], strict=True):
+    for rows, title, cell in zip(bins, table.titles[1:], table.rows[0][1:], strict=True):
         scores = []
         for run in runs[:2]:
             kept = {
-                side: [line for line, keep in zip(lines, chosen, strict=True) if keep]
+                side: [line for line, keep in zip(lines, rows, strict=True) if keep]
                 for side, lines in read_table(run / "samples" / "test.tsv").items()
             }
             scores.append(score_translations(kept["model"], kept["reference"]).bleu)
+        assert title.endswith(f" ({sum(rows)})")
         assert cell == f"{np.mean(scores):.2f} sd {np.std(scores, ddof=1):.2f}"
-
-
-def test_lengths_that_do_not_rise_are_refused(compared):
     with pytest.raises(ConfigError, match="must rise"):
-        by_length(compared, [8, 5])
+        tables.by_length(compared, [8, 5])
 
 
-def test_the_command_takes_runs_first_and_names_what_is_missing(runs, capsys):
-    options = cli.parse(
-        {"default": compare.CompareOptions()},
-        [*map(str, runs), "--format", "markdown"],
-        positional="runs",
-    )
-    compare.main(options)
-    assert capsys.readouterr().out.startswith("| bleu | n | mean | sd |")
+def test_the_command_takes_runs_first_and_names_what_is_missing(runs, tmp_path, capsys):
+    words = ["compare", *map(str, runs), "--format", "markdown"]
+    runs_command.main(words)
+    printed = capsys.readouterr().out
+    assert printed.startswith("| bleu | n | mean | sd |")
+    runs_command.main([*words, "--output", str(tmp_path / "table.md")])
+    assert (tmp_path / "table.md").read_text() == printed
     with pytest.raises(ConfigError, match="no runs were given"):
-        compare.main(compare.CompareOptions())
+        runs_command.main(["compare"])

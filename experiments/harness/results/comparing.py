@@ -13,11 +13,11 @@ from experiments.harness.results.scored_runs import ScoredRun, default_metric, r
 from experiments.harness.results.statistics import Items
 from jaxformer.errors import ConfigError, DataError
 
-_NONE = float("nan")
+_UNKNOWN = float("nan")
 
 
 class GroupScore(NamedTuple):
-    """The mean score of a group and halves of its 95 % intervals; NaN for what is not known."""
+    """The mean score of a group and halves of its 95 % intervals; NaN where one is not known."""
 
     name: str
     runs: list[ScoredRun]
@@ -45,7 +45,7 @@ class Difference(NamedTuple):
     paired: bool
     """Whether both groups have the same seeds, so that runs of one seed are compared."""
     warning: str
-    """Why the difference may be noise; "" if it is larger than that."""
+    """The reason why the difference may be noise; "" if it is larger than that."""
 
 
 class Comparison(NamedTuple):
@@ -83,11 +83,12 @@ def baseline_first(groups: list[Group], baseline: str) -> list[Group]:
     """`groups` with the one of the run `baseline` first; `ConfigError` where it is in none."""
     if not baseline:
         return groups
-    wanted = Path(baseline).resolve()
-    first = [g for g in groups if wanted in [folder.resolve() for folder in g.folders]]
-    if not first:
+    path = Path(baseline).resolve()
+    is_baseline = [path in [folder.resolve() for folder in group.folders] for group in groups]
+    if not any(is_baseline):
         raise ConfigError(f"baseline={baseline!r} is none of the runs that are compared")
-    return first + [group for group in groups if group is not first[0]]
+    first = is_baseline.index(True)
+    return [groups[first], *groups[:first], *groups[first + 1 :]]
 
 
 def _scored(group: Group, metric: str) -> GroupScore:
@@ -103,10 +104,10 @@ def _scored(group: Group, metric: str) -> GroupScore:
         group.name,
         runs,
         float(values.mean()),
-        float(values.std(ddof=1)) if len(values) > 1 else _NONE,
+        float(values.std(ddof=1)) if len(values) > 1 else _UNKNOWN,
         statistics.t_half_width(values),
-        _NONE if resampled is None else statistics.percentile_half_width(resampled.mean(axis=1)),
-        _NONE
+        _UNKNOWN if resampled is None else statistics.percentile_half_width(resampled.mean(axis=1)),
+        _UNKNOWN
         if resampled is None or len(runs) < 2
         else statistics.percentile_half_width(statistics.over_runs(resampled)),
     )
@@ -121,7 +122,7 @@ def _difference(group: GroupScore, base: GroupScore) -> Difference:
         if paired
         else statistics.welch_half_width(values, others)
     )
-    items = both = p_bootstrap = p_randomization = _NONE
+    items = both = p_bootstrap = p_randomization = _UNKNOWN
     resampled = _resampled([*group.runs, *base.runs])
     if resampled is not None and value != 0.0:
         a, b = np.split(resampled, [len(group.runs)], axis=1)
@@ -139,7 +140,7 @@ def _difference(group: GroupScore, base: GroupScore) -> Difference:
 
 
 def _warning(value: float, seeds: float, items: float, least: int) -> str:
-    """Why a difference may be noise; "" where the intervals say that it is not."""
+    """The reason why a difference may be noise; "" where the intervals say that it is not."""
     if value == 0.0:
         return "the scores are equal"
     if least < 2:
@@ -151,11 +152,11 @@ def _warning(value: float, seeds: float, items: float, least: int) -> str:
 
 def _stacked(runs: Sequence[ScoredRun]) -> Items | None:
     """The sums of all runs [runs, items, statistics]; None unless they have the same items."""
-    found = [run.items for run in runs]
-    first = found[0]
-    if first is None or any(items is None or items.shape != first.shape for items in found):
+    first = runs[0].items
+    alike = [run.items for run in runs if run.items is not None and first is not None]
+    if first is None or len(alike) < len(runs) or {x.shape for x in alike} != {first.shape}:
         return None
-    stacked = np.stack([items for items in found if items is not None])
+    stacked = np.stack(alike)
     # The last of a language model's sums counts tokens: other batches have other counts.
     ratio = stacked.shape[-1] == 2
     return None if ratio and not np.allclose(stacked[..., 1], first[:, 1]) else stacked

@@ -1,14 +1,19 @@
 """The events that TensorBoard shows: numbers, texts and pictures of a training."""
 
+import io
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxformer import optional_dependencies
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _SECONDS = 10.0
 """Between two flushes, because each waits for the disk."""
+_DPI = 80
 
 
 class EventFile:
@@ -39,8 +44,12 @@ class EventFile:
         """A text, in which TensorBoard shows Markdown."""
         self._write(step, summary=self._summary.text(name, text))
 
-    def add_picture(self, step: int, name: str, png: bytes, size: tuple[int, int]) -> None:
-        """A picture of `size`, its width and height in pixels."""
+    def add_picture(self, step: int, name: str, figure: "Figure") -> None:
+        """A matplotlib figure, as a PNG file."""
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=_DPI)
+        size = [int(inches * _DPI) for inches in figure.get_size_inches()]
+        png = file.getvalue()
         image = self._proto.Summary.Image(
             width=size[0], height=size[1], colorspace=4, encoded_image_string=png
         )

@@ -18,7 +18,6 @@ import jax
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files
-from experiments.harness.results import plots
 from experiments.harness.runs import distributed
 from experiments.harness.runs.event_file import EventFile
 from experiments.harness.runs.loggers import Loggers
@@ -168,7 +167,7 @@ class Run:
         with self.surviving("tensorboard"):
             if events := self._opened_events():
                 with contextlib.suppress(optional_dependencies.MissingExtra, ConfigError):
-                    events.add_picture(int(step), name, *plots.as_png(draw()))
+                    events.add_picture(int(step), name, draw())
 
     def add_environment(self, **facts: str) -> None:
         """Adds `facts` to what env.json says of this start."""
