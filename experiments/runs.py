@@ -11,7 +11,6 @@ A folder stands for all runs below it; WORD --help shows the options of a word.
 """
 
 import importlib
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from experiments.harness.results.groups import (
     experiment_of,
     find_runs,
     group_runs,
+    read_json,
     settings_of,
 )
 from experiments.harness.results.sweeping import SWEEP
@@ -262,7 +262,7 @@ def _page_contents(folder: Path) -> Callable[..., pages.Contents] | None:
     """The function that makes the experiment's part of a page; None where it has none."""
     experiment = experiment_of(folder)
     if is_pretrained(folder):
-        seq2seq = _read(folder / "config.json").get("is_encoder_decoder")
+        seq2seq = read_json(folder / "config.json").get("is_encoder_decoder")
         experiment = "translation" if seq2seq else "language_modelling"
     try:
         return importlib.import_module(f"experiments.{experiment}.page").contents
@@ -274,7 +274,7 @@ def _page_contents(folder: Path) -> Callable[..., pages.Contents] | None:
 
 def _describe(folder: Path) -> list[str]:
     """The row of the run in `folder`; "-" for what it does not have."""
-    config, environment = (_read(folder / f"{name}.json") for name in ("config", "env"))
+    config, environment = (read_json(folder / f"{name}.json") for name in ("config", "env"))
     starts = [*environment.get("earlier", []), environment]
     steps = Checkpoints(folder / "checkpoints").steps()
     total = config.get("optimizer", {}).get("total_steps", "?")
@@ -292,14 +292,14 @@ def _describe_sweep(folder: Path) -> list[str]:
     """The row of the sweep in `folder`; `compare` shows its scores."""
     starts = [_describe(run)[3] for run in find_runs([folder])]
     finished = len(list(folder.glob("*/*/scores.json")))
-    cells = len(_read(folder / SWEEP).get("cells", {}))
+    cells = len(read_json(folder / SWEEP).get("cells", {}))
     size = f"{_size(folder) / 1e6:,.1f} MB"
     return [str(folder), f"{finished} of {cells} cells", "-", min(starts), "-", size]
 
 
 def _parent_of(folder: Path, config: dict[str, Any]) -> str:
     """The parent of a run: RUN@STEP, or a folder of `transformers`; "-" for none."""
-    note = _read(folder / initialization.NOTE)
+    note = read_json(folder / initialization.NOTE)
     if "run" in note:
         return f"{note['run']}@{','.join(map(str, note.get('steps', [])))}"
     return config.get("continue_from") or config.get("init_from") or "-"
@@ -313,7 +313,7 @@ def _sweep_of(run: Path, folder: Path) -> Path | None:
 
 def _score_of(folder: Path) -> str:
     """The final scores; before the end the newest of the validation, else "-"."""
-    scores = _read(folder / "scores.json")
+    scores = read_json(folder / "scores.json")
     names = [name for name in _SCORES if name in scores][:2]
     if names:
         return ", ".join(f"{scores.get('text')} {name} {scores[name]:.3f}" for name in names)
@@ -324,15 +324,6 @@ def _score_of(folder: Path) -> str:
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The object in `path`, empty where it cannot be read."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 if __name__ == "__main__":

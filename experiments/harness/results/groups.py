@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.harness.cli.config_files import flat, read_object
 from jaxformer.errors import ConfigError
@@ -83,6 +83,15 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
         Group(name, sorted(runs, key=seed_of))
         for name, runs in zip(names, groups.values(), strict=True)
     ]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of a run, empty where the file is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def settings_of(path: Path) -> dict[str, str]:

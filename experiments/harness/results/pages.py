@@ -1,6 +1,5 @@
 """HTML pages of one run and of several, each one file that asks for nothing from the network."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -15,8 +14,8 @@ from experiments.harness.cli.config_files import flat
 from experiments.harness.results import statistics, tables
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import baseline_first, compare
-from experiments.harness.results.groups import Group, expand, group_runs, settings_of
-from experiments.harness.results.plots import Curve, aligned, line_style, logged_curves
+from experiments.harness.results.groups import Group, expand, group_runs, read_json, settings_of
+from experiments.harness.results.plots import aligned, line_style, logged_curves
 from experiments.harness.results.scored_runs import item_sums, numbers, sample_table
 from experiments.harness.results.tables import Table
 from jaxformer import optional_dependencies
@@ -49,25 +48,36 @@ class Contents(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of a chart: paths of SVG and a sentence that says its course."""
+    """The curves of one group in a chart, at the steps that all have, and its number for colours.
 
-    color: str
-    style: str
-    path: str
-    band: str
-    summary: str
+    The paths are SVG in coordinates of step and negative value, since y points down there.
+    """
 
+    name: str
+    number: int
+    steps: Float[np.ndarray, " steps"]
+    values: Float[np.ndarray, "curves steps"]
 
-class Chart(NamedTuple):
-    """Curves of one metric: the texts at its axes, its lines, and their numbers as a table."""
+    @property
+    def mean(self) -> str:
+        """The path of the mean of the curves."""
+        return f"M{' L'.join(self._points(self.values.mean(axis=0)))}"
 
-    title: str
-    first: str
-    last: str
-    low: str
-    high: str
-    lines: Sequence[Line]
-    numbers: Table
+    @property
+    def band(self) -> str:
+        """The path around the curves, from the least to the largest value; "" for one curve."""
+        low, high = (self._points(f(self.values, axis=0)) for f in (np.min, np.max))
+        return f"M{' L'.join([*high, *reversed(low)])}Z" if len(self.values) > 1 else ""
+
+    @property
+    def summary(self) -> str:
+        """The course of the mean in words."""
+        mean, steps = self.values.mean(axis=0), self.steps
+        course = f"from {mean[0]:.4g} at step {steps[0]:.0f} to {mean[-1]:.4g} at {steps[-1]:.0f}"
+        return f"{self.name}: {course}" if self.name else course
+
+    def _points(self, row: Float[np.ndarray, " steps"]) -> list[str]:
+        return [f"{step:.6g} {-value:.6g}" for step, value in zip(self.steps, row, strict=True)]
 
 
 def run_page(folder: Path, contents: Contents | None = None) -> str:
@@ -75,7 +85,7 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
 
     The folder may also be one of `transformers`.
     """
-    files = {name: _read(folder / f"{name}.json") for name in ("config", "env", "scores")}
+    files = {name: read_json(folder / f"{name}.json") for name in ("config", "env", "scores")}
     charts = _charts([Group("", [folder])])
     missing = [f"{name}.json is missing or damaged." for name, text in files.items() if not text]
     missing += [] if charts else ["metrics.jsonl is missing or damaged."]
@@ -140,106 +150,62 @@ def _template() -> Any:
 
 
 def _render(title: str, **parts: Any) -> str:
-    empty = {"attention": [], "further": {}, "legend": []}
-    return _template().render(title=title, **empty | parts)
+    defaults = {"attention": [], "further": {}, "legend": [], "style": _style}
+    return _template().render(title=title, **defaults | parts)
 
 
 def _score_table(folder: Path, scores: dict[str, Any]) -> Table:
     """The numbers of scores.json, rounded to what other test items leave certain."""
     rows = []
     for metric, value in numbers(scores).items():
-        items, score = item_sums(folder, metric, scores)
-        known = items is not None and score is not None and len(items) > 1
-        half = statistics.item_half_width(items, score) if known else math.nan
-        rows.append(
-            (metric, f"{value:,.0f}" if value.is_integer() else statistics.rounded(value, half))
-        )
+        sums = item_sums(folder, metric, scores)
+        half = statistics.item_half_width(*sums) if sums and len(sums[0]) > 1 else math.nan
+        text = f"{value:,.0f}" if value.is_integer() else statistics.rounded(value, half)
+        rows.append((metric, text))
     return Table(("score", "± 95 % over test items"), rows)
 
 
-def _charts(groups: Sequence[Group]) -> list[Chart]:
+def _charts(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """A chart of each number that some run logged more than once; first losses and validation."""
     charts = []
     for metric, by_group in logged_curves(groups).items():
-        lines = {
-            group.name: (number, [curve for curve in by_group[group.name] if len(curve[0]) > 1])
-            for number, group in enumerate(groups)
-            if group.name in by_group
-        }
-        if chart := _chart(metric, lines):
-            charts.append((not metric.endswith("loss"), "validation" not in metric, chart))
-    return [chart for *_, chart in sorted(charts, key=lambda each: each[:2])]
+        lines = []
+        for number, group in enumerate(groups):
+            curves = [curve for curve in by_group.get(group.name, ()) if len(curve[0]) > 1]
+            line = Line(group.name, number, *aligned(curves)) if curves else None
+            lines += [line] if line and len(line.steps) else []
+        if lines:
+            charts.append((not metric.endswith("loss"), "validation" not in metric, metric, lines))
+    charts.sort(key=lambda chart: chart[:2])
+    return [_chart(metric, lines) for *_, metric, lines in charts]
 
 
-def _chart(metric: str, lines: Mapping[str, tuple[int, Sequence[Curve]]]) -> Chart | None:
-    """The curves of groups, each with its number; None where there is nothing to draw.
-
-    A line is the mean of its curves at the steps that all have, with a band from the least to the
-    largest value.
-    """
-    drawn = {name: (number, *aligned(curves)) for name, (number, curves) in lines.items() if curves}
-    drawn = {name: line for name, line in drawn.items() if len(line[1])}
-    if not drawn:
-        return None
-    steps = np.concatenate([steps for _, steps, _ in drawn.values()])
-    values = np.concatenate([values.ravel() for _, _, values in drawn.values()])
-    box = float(steps.min()), float(steps.max()), float(values.min()), float(values.max())
-    return Chart(
-        metric.replace("_", " "),
-        f"{box[0]:.0f}",
-        f"{box[1]:.0f}",
-        _short(box[2]),
-        _short(box[3]),
-        [_line(name, *line, box) for name, line in drawn.items()],
-        _numbers(metric, drawn),
-    )
-
-
-def _line(
-    name: str,
-    number: int,
-    steps: Float[np.ndarray, " steps"],
-    values: Float[np.ndarray, "curves steps"],
-    box: tuple[float, float, float, float],
-) -> Line:
-    first, last, low, high = box
-    x = 50 + 340 * (steps - first) / ((last - first) or 1.0)
-
-    def points(row: Float[np.ndarray, " steps"]) -> list[str]:
-        y = 170 - 150 * (row - low) / ((high - low) or 1.0)
-        return [f"{a:.1f} {b:.1f}" for a, b in zip(x, y, strict=True)]
-
-    around = [*points(values.max(axis=0)), *reversed(points(values.min(axis=0)))]
-    mean = values.mean(axis=0)
-    course = f"from {mean[0]:.4g} at step {steps[0]:.0f} to {mean[-1]:.4g} at {steps[-1]:.0f}"
-    return Line(
-        color=line_style(number)[0],
-        style=_style(number),
-        path=f"M{' L'.join(points(mean))}",
-        band=f"M{' L'.join(around)}Z" if len(values) > 1 else "",
-        summary=f"{name}: {course}" if name else course,
-    )
+def _chart(metric: str, lines: Sequence[Line]) -> dict[str, Any]:
+    """The parts of a chart: the texts at its axes, its lines, and their numbers as a table."""
+    steps = np.unique(np.concatenate([line.steps for line in lines]))
+    values = np.concatenate([line.values.ravel() for line in lines])
+    low, high = float(values.min()), float(values.max())
+    means = [
+        dict(zip(line.steps.tolist(), line.values.mean(axis=0).tolist(), strict=True))
+        for line in lines
+    ]
+    rows = [
+        [f"{step:.0f}", *(f"{mean[step]:.5g}" if step in mean else "" for mean in means)]
+        for step in steps[:: -math.ceil(len(steps) / _NUMBERS)][::-1]  # the last one stays
+    ]
+    return {
+        "title": metric.replace("_", " "),
+        "axes": [f"{steps[0]:.0f}", f"{steps[-1]:.0f}", _short(low), _short(high)],
+        "box": f"{steps[0]} {-high} {steps[-1] - steps[0]} {high - low or 1.0}",
+        "lines": lines,
+        "numbers": Table(("step", *(line.name or metric for line in lines)), rows),
+    }
 
 
 def _style(number: int) -> str:
     """Colour and dashes of line `number`, as CSS."""
     color, dashes = line_style(number)
-    return f"stroke:{color};stroke-dasharray:{_DASHES[dashes]}"
-
-
-def _numbers(metric: str, drawn: Mapping[str, tuple[int, np.ndarray, np.ndarray]]) -> Table:
-    """The table under a chart: the mean of each line at some steps, the last one among them."""
-    means = {
-        name: dict(zip(steps.tolist(), values.mean(axis=0).tolist(), strict=True))
-        for name, (_, steps, values) in drawn.items()
-    }
-    steps = sorted({step for mean in means.values() for step in mean})
-    steps = steps[:: -math.ceil(len(steps) / _NUMBERS)][::-1]
-    rows = [
-        [f"{step:.0f}", *(f"{x[step]:.5g}" if step in x else "" for x in means.values())]
-        for step in steps
-    ]
-    return Table(("step", *(name or metric for name in means)), rows)
+    return f"stroke:{color};fill:{color};stroke-dasharray:{_DASHES[dashes]}"
 
 
 def _short(number: float) -> str:
@@ -289,20 +255,13 @@ def _sizes(params: Any) -> Table:
     return Table(("part", "parameters"), [(name, f"{n:,}") for name, n in counts.items()])
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _attention(sentences: Iterable[Sentence]) -> list[dict]:
     """The sentences as the page's program reads them, as many as fit into the page.
 
     Of the first sentence, where it is too large, the last layers.
     """
-    room, kept = _ATTENTION, []
+    room = _ATTENTION
+    kept: list[dict] = []
     for text, views in sentences:
         size = sum(view.weights.size for view in views)
         layers = max((len(view.weights) for view in views), default=0)

@@ -74,7 +74,8 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
     if metric not in known:
         raise ConfigError(f"{folder} has no metric {metric!r}: it has {', '.join(known)}")
     validation = metric.startswith("validation_")
-    items, score = (None, None) if validation else item_sums(folder, metric, result.scores)
+    sums = None if validation else item_sums(folder, metric, result.scores)
+    items, score = sums or (None, None)
     if items is not None and score is not None:
         sampled = float(score(items.sum(axis=0)[None])[0])
         if abs(sampled - known[metric]) > 1e-3 * max(1.0, abs(known[metric])):
@@ -108,7 +109,7 @@ def _text_digest(folder: Path, text: str, scores: dict[str, Any]) -> str:
 
 def item_sums(
     folder: Path, metric: str, scores: dict[str, Any]
-) -> tuple[Float[np.ndarray, "items statistics"] | None, Score | None]:
+) -> tuple[Float[np.ndarray, "items statistics"], Score] | None:
     """The sums of each item of the test text, and the score of their sum; None where unknown."""
     table = _table(folder, scores.get("text", ""))
     if metric in _LIKELIHOODS and "nats" in table:
@@ -117,9 +118,9 @@ def item_sums(
         share = tokens * (factor * scores[unit] / scores["tokens"])
         return np.stack([nats, share], axis=1), _exp_ratio if "perpl" in metric else ratio
     if "model" not in table:
-        return None, None
+        return None
     language = json.loads(settings_of(folder).get("data.target_language", '""'))
-    return translation_items(metric, table["model"], table["reference"], language) or (None, None)
+    return translation_items(metric, table["model"], table["reference"], language)
 
 
 def translation_items(

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.harness.cli.config_files import read_object
-from experiments.harness.results.groups import settings_of
+from experiments.harness.results.groups import read_json, settings_of
 from experiments.harness.results.scored_runs import numbers
 from experiments.harness.runs.run_folder import Run
 from jaxformer import optional_dependencies
@@ -37,10 +36,7 @@ class TrackedRun(NamedTuple):
 def read_run(folder: Path, group: str) -> TrackedRun:
     """The run in `folder`; its final scores have names such as test_bleu."""
     settings = {name: json.loads(text) for name, text in settings_of(folder).items()}
-    scores, environment = (
-        read_object(path) if path.is_file() else {}
-        for path in (folder / "scores.json", folder / "env.json")
-    )
+    scores, environment = (read_json(folder / f"{name}.json") for name in ("scores", "env"))
     first_start = [*environment.get("earlier", []), environment][0]
     return TrackedRun(
         folder.name,
