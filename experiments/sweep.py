@@ -34,7 +34,7 @@ EXPERIMENTS = ("translation", "language_modelling")
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """Which cells a sweep has, and where they are trained."""
+    """The cells of a sweep, and the processes that train them."""
 
     experiment: str = ""
     """translation or language_modelling; it stands first, without --experiment."""

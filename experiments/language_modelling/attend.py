@@ -43,6 +43,6 @@ def _masked_ids(text: str, loaded: LoadedRun) -> list[int]:
 
 
 def has_mask(text: str, tokenizer: Tokenizer) -> bool:
-    """Whether a mask token stands in `text`."""
+    """True where a mask token stands in `text`."""
     mask = tokenizer.special.mask
     return mask is not None and tokenizer.token(mask) in text

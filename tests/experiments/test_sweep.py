@@ -90,11 +90,11 @@ def test_each_cell_is_the_run_started_alone_to_the_bit(config, rates):
 @pytest.mark.long
 def test_sweep_json_says_what_the_cells_are_and_a_cell_its_sweep(config, rates):
     folder = rates["learning_rate=0.01,seed=0"].folder
-    found = json.loads((folder.parents[1] / "sweep.json").read_text())
-    assert found["experiment"] == folder.parent.name == "language_modelling"
-    assert found["settings"]["model"]["d_model"] == 16 and set(found["cells"]) == set(rates)
+    record = json.loads((folder.parents[1] / "sweep.json").read_text())
+    assert record["experiment"] == folder.parent.name == "language_modelling"
+    assert record["settings"]["model"]["d_model"] == 16 and set(record["cells"]) == set(rates)
     settings = {"optimizer.learning_rate": 0.01, "training.seed": 0}
-    assert found["cells"]["learning_rate=0.01,seed=0"] == settings
+    assert record["cells"]["learning_rate=0.01,seed=0"] == settings
     assert json.loads((folder / "config.json").read_text())["sweep"] == "rates"
 
 
@@ -202,20 +202,20 @@ def test_an_interrupted_sweep_goes_on_with_the_cell_that_was_begun(config):
         return language_modelling.train(cell)
 
     cells = sweeping.name_cells(config, [{}], seeds=3)
-    found = sweeping.open_sweep(replace(config, name="stopped"), "language_modelling", cells)
+    opened = sweeping.open_sweep(replace(config, name="stopped"), "language_modelling", cells)
     with pytest.raises(KeyboardInterrupt):
-        sweeping.run_cells(found, train)
-    sweeping.run_cells(found, train)
+        sweeping.run_cells(opened, train)
+    sweeping.run_cells(opened, train)
     assert begun == ["seed=0", "seed=1", "seed=1", "seed=2"]
-    assert not sweeping.failures(found) and all(map(found.result, cells))
+    assert not sweeping.failures(opened) and all(map(opened.result, cells))
 
 
 def test_a_cell_that_another_process_trains_is_left_to_it(config, capsys):
     cells = sweeping.name_cells(config, [{}], seeds=2)
-    found = sweeping.open_sweep(replace(config, name="shared"), "language_modelling", cells)
+    opened = sweeping.open_sweep(replace(config, name="shared"), "language_modelling", cells)
     trained = []
-    with lock(found.folder_of("seed=0")):
-        sweeping.run_cells(found, lambda cell: trained.append(cell.name))
+    with lock(opened.folder_of("seed=0")):
+        sweeping.run_cells(opened, lambda cell: trained.append(cell.name))
     assert trained == ["seed=1"] and "another process trains it" in capsys.readouterr().out
 
 
@@ -260,11 +260,10 @@ def test_a_wrong_variation_is_refused(config, text, message):
         sweeping.read_vary(config, [text])
 
 
-def test_a_list_option_given_several_times_has_all_values():
-    presets = presets_of("language_modelling")
-    args = "--vary a=1 --seeds 2 --vary=b=2,3 c=4 --name x".split()
-    found = cli.parse(presets, args)
-    assert found.vary == ("a=1", "b=2,3", "c=4") and found.seeds == 2 and found.name == "x"
+def test_vary_given_several_times_has_all_values():
+    words = "language_modelling --vary a=1 --seeds 2 --vary=b=2,3 c=4".split()
+    options = cli.parse(presets_of("language_modelling"), words, positional="experiment")
+    assert options.vary == ("a=1", "b=2,3", "c=4") and options.seeds == 2
 
 
 def command(config, folder, *options):

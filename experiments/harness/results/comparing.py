@@ -23,7 +23,7 @@ class GroupScore(NamedTuple):
     runs: list[ScoredRun]
     mean: float
     deviation: float
-    """Of the scores of the seeds (n - 1)."""
+    """The deviation of the scores of the seeds (n - 1)."""
     seeds: float
     """Over other seeds: Student's t."""
     items: float
@@ -43,7 +43,7 @@ class Difference(NamedTuple):
     p_bootstrap: float
     p_randomization: float
     paired: bool
-    """Whether both groups have the same seeds, so that runs of one seed are compared."""
+    """True where both groups have the same seeds, so that runs of one seed are compared."""
     warning: str
     """The reason why the difference may be noise; "" if it is larger than that."""
 
@@ -114,26 +114,26 @@ def _scored(group: Group, metric: str) -> GroupScore:
 
 
 def _difference(group: GroupScore, base: GroupScore) -> Difference:
-    values, others = (np.array([run.value for run in g.runs]) for g in (group, base))
+    values, base_values = (np.array([run.value for run in g.runs]) for g in (group, base))
     paired = [run.seed for run in group.runs] == [run.seed for run in base.runs]
     value = group.mean - base.mean
     seeds = (
-        statistics.t_half_width(values - others)
+        statistics.t_half_width(values - base_values)
         if paired
-        else statistics.welch_half_width(values, others)
+        else statistics.welch_half_width(values, base_values)
     )
     items = both = p_bootstrap = p_randomization = _UNKNOWN
     resampled = _resampled([*group.runs, *base.runs])
     if resampled is not None and value != 0.0:
         a, b = np.split(resampled, [len(group.runs)], axis=1)
         items = statistics.percentile_half_width(a.mean(axis=1) - b.mean(axis=1))
-        if min(len(values), len(others)) > 1:
+        if min(len(values), len(base_values)) > 1:
             drawn = statistics.over_runs(a) - statistics.over_runs(b, draw=0 if paired else 1)
             both = statistics.percentile_half_width(drawn)
         p_bootstrap = statistics.bootstrap_p_value(a, b, value)
         if paired:
             p_randomization = _randomized(group.runs, base.runs)
-    warning = _warning(value, seeds, items, min(len(values), len(others)))
+    warning = _warning(value, seeds, items, min(len(values), len(base_values)))
     return Difference(
         group.name, value, seeds, items, both, p_bootstrap, p_randomization, paired, warning
     )
@@ -167,8 +167,8 @@ def _resampled(runs: Sequence[ScoredRun]) -> Float[np.ndarray, "resamples runs"]
     return None if items is None or score is None else statistics.resampled_scores(items, score)
 
 
-def _randomized(runs: Sequence[ScoredRun], others: Sequence[ScoredRun]) -> float:
-    a, b, score = _stacked(runs), _stacked(others), runs[0].score
+def _randomized(runs: Sequence[ScoredRun], base: Sequence[ScoredRun]) -> float:
+    a, b, score = _stacked(runs), _stacked(base), runs[0].score
     assert a is not None and b is not None and score is not None  # they have been resampled
     return statistics.randomization_p_value(a, b, score)
 

@@ -124,7 +124,7 @@ def _write_pretrained(out: Path, options: ExportOptions, run: Exportable) -> Non
             _convert(folder, out)
     if inexpressible:
         cli.say(
-            f"transformers has no {', '.join(inexpressible)}: its texts may be others than here."
+            f"transformers has no {', '.join(inexpressible)}: its texts may differ from those here."
         )
 
 

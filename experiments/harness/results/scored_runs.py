@@ -46,7 +46,7 @@ class ScoredRun(NamedTuple):
     digest: str
     signature: str
     unit: str
-    """How many tokens the text was cut into, for scores of a token; else ""."""
+    """The number of tokens of the text, for scores per token; else ""."""
     steps: list[int]
     """The steps whose mean are the weights."""
 
