@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness import cli
-from experiments.harness.cli import own_names
 from experiments.harness.planning import with_options
 from experiments.harness.results import comparing, sweeping, tables
 from experiments.harness.results.sweeping import Sweep
@@ -95,7 +94,7 @@ def main(options: Any) -> None:
     check_at_least(options, 1, "seeds", "jobs")
     kind, train = _kind(experiment), _module(experiment).train
     config = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
-    variants = own_names.resolve(options.cells, "cells")() if options.cells else ({},)
+    variants = cli.import_by_name(options.cells, "cells")() if options.cells else ({},)
     vary = sweeping.read_vary(config, options.vary)
     opened = _open(config, experiment, vary, variants, options.seeds)
     if options.slurm:

@@ -4,7 +4,21 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.config import LLAMA3_8B, TRANSFORMER_BASE, TransformerConfig
+from jaxformer.config import (
+    LLAMA3_8B,
+    TRANSFORMER_BASE,
+    AttentionOptions,
+    EmbeddingOptions,
+    EncoderOptions,
+    FeedForwardOptions,
+    Linear,
+    NormOptions,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    TransformerConfig,
+    Yarn,
+)
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 
@@ -14,57 +28,36 @@ SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"positions": "sinus"}, ["positions='sinus'", "sinusoidal", "rotary", "alibi"]),
-        ({"norm": "batch"}, ["norm='batch'", "layer, rms"]),
-        ({"norm_placement": "middle"}, ["norm_placement='middle'", "pre, post, sandwich"]),
-        ({"activation": "tanh"}, ["activation='tanh'", "relu", "gelu_tanh"]),
-        ({"tied_embeddings": "some"}, ["tied_embeddings='some'", "none, output, inputs, all"]),
-        ({"sinusoidal_layout": "half"}, ["sinusoidal_layout='half'", "interleaved, halves"]),
         ({"initializer": "zeros"}, ["initializer='zeros'", "xavier, normal, scaled_normal"]),
         ({"dtype": "float16"}, ["dtype='float16'", "float32, bfloat16"]),
+        ({"pooler": True}, ["pooler=True", "none, tanh, relu"]),
         ({"vocab_size": 50.0}, ["vocab_size=50.0 is a float", "an integer: give an integer"]),
         ({"d_ff": True}, ["d_ff=True is a bool", "give an integer"]),
         ({"head_dim": "4"}, ["head_dim='4' is a str", "an integer or None"]),
         ({"use_bias": 1}, ["use_bias=1 is a int", "give True or False"]),
-        ({"norm_eps": None}, ["norm_eps=None is a NoneType", "give a number"]),
         ({"vocab_size": 0}, ["vocab_size=0", "at least 1"]),
         ({"d_model": -3}, ["d_model=-3", "at least 1"]),
         ({"d_ff": 0}, ["d_ff=0", "at least 1"]),
         ({"num_heads": 0}, ["num_heads=0", "at least 1"]),
         ({"max_len": 0}, ["max_len=0", "at least 1"]),
-        ({"num_kv_heads": 0}, ["num_kv_heads=0", "at least 1"]),
         ({"head_dim": 0}, ["head_dim=0", "at least 1"]),
         ({"value_head_dim": -1}, ["value_head_dim=-1", "at least 1"]),
         ({"source_vocab_size": 0}, ["source_vocab_size=0", "at least 1"]),
         ({"num_decoder_layers": -1}, ["num_decoder_layers=-1", "at least 0"]),
-        ({"num_token_types": -2}, ["num_token_types=-2", "at least 0"]),
-        ({"relative_buckets": 3}, ["relative_buckets=3", "at least 4"]),
-        (
-            {"relative_buckets": 8, "relative_max_distance": 4},
-            ["relative_max_distance=4", "relative_buckets=8", "more than 4"],
-        ),
         ({"num_heads": 5}, ["d_model=12", "num_heads=5", "give head_dim"]),
-        ({"num_kv_heads": 2}, ["num_heads=3", "num_kv_heads=2", "group"]),
-        ({"positions": "rotary", "head_dim": 5}, ["head_dim=5 is odd", "give an even head_dim"]),
-        (
-            {"positions": "rotary", "rotary_fraction": 0.4},
-            ["head_dim=4 with rotary_fraction=0.4: 1 is odd", "even"],
-        ),
-        ({"rotary_fraction": 1.5}, ["rotary_fraction=1.5", "0 < rotary_fraction <= 1"]),
-        ({"rotary_beta_slow": 40.0}, ["rotary_beta_slow=40.0 and rotary_beta_fast=32.0", "0 <"]),
-        ({"rotary_attention_factor": -1.0}, ["rotary_attention_factor=-1.0", "at least 0"]),
-        ({"sinusoidal_endpoint": True, "d_model": 9}, ["needs an even d_model", "d_model=9"]),
-        ({"full_attention_interval": 1}, ["full_attention_interval=1", "at least 2"]),
-        ({"attention_softcap": 0.0}, ["attention_softcap=0.0", "at least 1e-06"]),
-        ({"sinusoidal_offset": -1}, ["sinusoidal_offset=-1", "at least 0"]),
-        ({"parallel_residual": True}, ["norm_placement='post'", "norm_placement='pre': set it"]),
-        ({"dropout_rate": 1.0}, ["dropout_rate=1.0", "but it lies in 0 <="]),
-        ({"attention_dropout_rate": -0.1}, ["attention_dropout_rate=-0.1", "but it lies in 0 <="]),
-        ({"activation_dropout_rate": 2.0}, ["activation_dropout_rate=2.0", "but it lies in 0 <="]),
+        ({"encoder": EncoderOptions(num_heads=5)}, ["d_model=12", "num_heads=5"]),
+        ({"attention": AttentionOptions(2)}, ["num_heads=3", "num_kv_heads=2", "group"]),
+        ({"positions": "rotary"}, ["positions='rotary' is a str", "such as Rotary()"]),
+        ({"norm": "rms"}, ["norm='rms' is a str", "NormOptions"]),
+        ({"positions": Rotary(), "head_dim": 5}, ["head_dim=5 is odd", "give an even head_dim"]),
+        ({"positions": Rotary(fraction=0.4)}, ["head_dim=4 with fraction=0.4: 1 is odd", "even"]),
+        ({"positions": Sinusoidal(endpoint=True), "d_model": 9}, ["an even d_model", "d_model=9"]),
+        ({"embeddings": EmbeddingOptions(zero_id=17)}, ["zero_id=17", "vocab_size=17", "below"]),
+        ({"dropout_rate": 1.0}, ["dropout_rate=1.0: it must be in [0, 1)"]),
         ({"source_vocab_size": 19}, ["source_vocab_size=19", "vocab_size=17", "tie 'output'"]),
         (
-            {"source_vocab_size": 19, "tied_embeddings": "inputs"},
-            ["tied_embeddings='inputs'", "source_vocab_size=19", "tie 'output'"],
+            {"source_vocab_size": 19, "embeddings": EmbeddingOptions(tied="inputs")},
+            ["tied='inputs'", "source_vocab_size=19", "tie 'output'"],
         ),
     ],
 )
@@ -75,14 +68,47 @@ def test_a_contradiction_is_refused_with_what_was_given_and_what_to_do(changes, 
         assert word in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("part", "fields", "words"),
+    [
+        (NormOptions, {"kind": "batch"}, ["kind='batch'", "layer, rms"]),
+        (NormOptions, {"placement": "middle"}, ["placement='middle'", "pre, post, sandwich"]),
+        (NormOptions, {"eps": None}, ["eps=None is a NoneType", "give a number"]),
+        (FeedForwardOptions, {"activation": "tanh"}, ["activation='tanh'", "relu", "gelu_tanh"]),
+        (FeedForwardOptions, {"dropout_rate": 2.0}, ["dropout_rate=2.0: it must be in [0, 1)"]),
+        (EmbeddingOptions, {"tied": "some"}, ["tied='some'", "none, output, inputs, all"]),
+        (EmbeddingOptions, {"num_types": -2}, ["num_types=-2", "at least 0"]),
+        (AttentionOptions, {"num_kv_heads": 0}, ["num_kv_heads=0", "at least 1"]),
+        (AttentionOptions, {"full_every": 1}, ["full_every=1", "at least 2"]),
+        (AttentionOptions, {"softcap": 0.0}, ["softcap=0.0", "at least 1e-06"]),
+        (AttentionOptions, {"dropout_rate": -0.1}, ["dropout_rate=-0.1: it must be in [0, 1)"]),
+        (Sinusoidal, {"layout": "half"}, ["layout='half'", "interleaved, halves"]),
+        (Sinusoidal, {"offset": -1}, ["offset=-1", "at least 0"]),
+        (Relative, {"buckets": 3}, ["buckets=3", "at least 4"]),
+        (Relative, {"buckets": 8, "max_distance": 4}, ["max_distance=4", "buckets=8", "than 4"]),
+        (Rotary, {"fraction": 1.5}, ["fraction=1.5: it must be in (0, 1]"]),
+        (Yarn, {"beta_slow": 40.0}, ["beta_slow=40.0 and beta_fast=32.0", "0 <"]),
+        (Yarn, {"attention_factor": -1.0}, ["attention_factor=-1.0", "at least 0"]),
+        (Linear, {"factor": 0.5}, ["factor=0.5", "at least 1"]),
+    ],
+)
+def test_a_part_refuses_a_wrong_value_by_itself(part, fields, words):
+    with pytest.raises(ConfigError) as error:
+        part(**fields)
+    for word in words:
+        assert word in str(error.value)
+
+
 def test_numbers_of_numpy_are_numbers():
-    config = replace(SMALL, vocab_size=np.int64(19), dropout_rate=np.float32(0.5), norm_eps=1)
+    config = replace(
+        SMALL, vocab_size=np.int64(19), dropout_rate=np.float32(0.5), norm=NormOptions(eps=1)
+    )
     assert config.vocab_size == 19 and config.dropout_rate == 0.5
 
 
 def test_sizes_left_out_follow_from_those_given():
     assert (SMALL.key_size, SMALL.value_size, SMALL.kv_heads) == (4, 4, 3)
-    free = replace(SMALL, num_heads=5, head_dim=7, num_kv_heads=1)
+    free = replace(SMALL, num_heads=5, head_dim=7, attention=AttentionOptions(num_kv_heads=1))
     assert (free.key_size, free.value_size, free.kv_heads) == (7, 7, 1)
     assert replace(free, value_head_dim=11).value_size == 11
 

@@ -22,7 +22,15 @@ from experiments.benchmarks.interleaved_timing import TimingConfig
 from experiments.benchmarks.subprocesses import Case, MakeCase
 from experiments.harness import cli
 from jaxformer import optional_dependencies
-from jaxformer.config import TRANSFORMER_BASE, TransformerConfig, check_at_least
+from jaxformer.config import (
+    TRANSFORMER_BASE,
+    FeedForwardOptions,
+    NormOptions,
+    OutputOptions,
+    Sinusoidal,
+    TransformerConfig,
+    check_at_least,
+)
 from jaxformer.decoding import GenerationConfig, beam_search
 from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import Int8, quantize
@@ -42,11 +50,10 @@ MARIAN_BASE = TransformerConfig(
     num_encoder_layers=TRANSFORMER_BASE.num_encoder_layers,
     num_decoder_layers=TRANSFORMER_BASE.num_decoder_layers,
     max_len=33,
-    sinusoidal_layout="halves",
-    activation="silu",
-    norm_eps=1e-5,
-    output_bias=True,
-    tied_embeddings="all",
+    feed_forward=FeedForwardOptions("silu"),
+    norm=NormOptions(eps=1e-5),
+    output=OutputOptions(bias=True),
+    positions=Sinusoidal(layout="halves"),
 )
 """The base size in Marian's layout."""
 

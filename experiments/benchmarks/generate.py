@@ -23,7 +23,7 @@ from experiments.benchmarks.subprocesses import Case, Comparison, MakeCase
 from experiments.harness import cli
 from experiments.language_modelling.presets import shakespeare_char
 from jaxformer import optional_dependencies
-from jaxformer.config import TransformerConfig, check_at_least
+from jaxformer.config import TransformerConfig, check_at_least, with_fields
 from jaxformer.decoding import Prompts, SamplingConfig, sample
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
@@ -35,8 +35,8 @@ from jaxformer.runtime.concurrency import concurrency, concurrently
 class GenerateWork:
     """The model, and the prompts that it continues to the end of its context."""
 
-    model: TransformerConfig = replace(
-        shakespeare_char.model, dropout_rate=0.0, attention_dropout_rate=0.0
+    model: TransformerConfig = with_fields(
+        shakespeare_char.model, {"dropout_rate": 0.0, "attention.dropout_rate": 0.0}
     )
     """Sizes of the model; texts are as long as its max_len."""
     batch_size: int = 1

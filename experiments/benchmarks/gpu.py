@@ -29,7 +29,16 @@ from experiments.harness import cli
 from experiments.harness.planning import peak_of
 from experiments.harness.training.training_config import Remat
 from jaxformer import optional_dependencies
-from jaxformer.config import TRANSFORMER_BASE, TRANSFORMER_BIG, TransformerConfig
+from jaxformer.config import (
+    TRANSFORMER_BASE,
+    TRANSFORMER_BIG,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    NormOptions,
+    OutputOptions,
+    Rotary,
+    TransformerConfig,
+)
 from jaxformer.distributed import single
 from jaxformer.errors import ConfigError
 from jaxformer.training.optimizer import OptimizerConfig
@@ -43,14 +52,11 @@ TRACK_3 = TransformerConfig(
     num_heads=6,
     num_decoder_layers=12,
     max_len=1_024,
-    positions="rotary",
-    norm="rms",
-    norm_placement="pre",
-    activation="relu",
-    tied_embeddings="none",
-    output_bias=True,
-    scale_embeddings=False,
-    embedding_norm=True,
+    norm=NormOptions("rms", placement="pre"),
+    feed_forward=FeedForwardOptions("relu"),
+    embeddings=EmbeddingOptions(tied="none", scale=False, norm=True),
+    output=OutputOptions(bias=True),
+    positions=Rotary(),
     initializer="scaled_normal",
     dtype="bfloat16",
 )
@@ -66,12 +72,11 @@ GPT_1_3B = replace(
     d_ff=8_192,
     num_heads=16,
     num_decoder_layers=24,
-    norm="layer",
-    activation="gelu_tanh",
+    norm=NormOptions(placement="pre"),
+    feed_forward=FeedForwardOptions("gelu_tanh"),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
+    output=OutputOptions(bias=False),
     use_bias=False,
-    tied_embeddings="output",
-    output_bias=False,
-    embedding_norm=False,
 )
 """A GPT of 1.31 billion parameters."""
 

@@ -29,7 +29,13 @@ from experiments.benchmarks.train_cases import (
 )
 from experiments.harness import cli
 from experiments.translation.presets import multi30k_tiny
-from jaxformer.config import GPT2, TRANSFORMER_BASE, TransformerConfig, check_at_least
+from jaxformer.config import (
+    GPT2,
+    TRANSFORMER_BASE,
+    TransformerConfig,
+    check_at_least,
+    with_fields,
+)
 from jaxformer.distributed import replicated, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
@@ -38,15 +44,8 @@ from jaxformer.training.optimizer import OptimizerConfig
 
 
 def _small(model: TransformerConfig, d_model: int, num_heads: int) -> TransformerConfig:
-    return replace(
-        model,
-        d_model=d_model,
-        d_ff=4 * d_model,
-        num_heads=num_heads,
-        vocab_size=1_024,
-        dropout_rate=0.0,
-        attention_dropout_rate=0.0,
-    )
+    sizes = {"d_model": d_model, "d_ff": 4 * d_model, "num_heads": num_heads, "vocab_size": 1_024}
+    return with_fields(model, sizes | {"dropout_rate": 0.0, "attention.dropout_rate": 0.0})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from experiments.torch_reference.transformer import translation_loss
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.config.positions import positional_encoding
 from jaxformer.text.data import PairBatch
 
 
@@ -28,7 +28,7 @@ class Translator(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         nn.init.normal_(self.embedding.weight, std=1.0 / self.scale)
         self.positions: torch.Tensor
-        table = torch.tensor(sinusoidal_positions(config.max_len, config.d_model))
+        table = torch.tensor(positional_encoding(config.max_len, config.d_model))
         self.register_buffer("positions", table, persistent=False)
         self.dropout = nn.Dropout(config.dropout_rate)
         with warnings.catch_warnings():
@@ -41,7 +41,7 @@ class Translator(nn.Module):
                 config.d_ff,
                 config.dropout_rate,
                 norm_first=True,
-                layer_norm_eps=config.norm_eps,
+                layer_norm_eps=config.norm.eps,
                 batch_first=True,
             )
         for module in self.transformer.modules():

@@ -3,8 +3,9 @@
 An attention function, a position scheme and a block, each given to the model as an argument.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,21 @@ import optax
 from flax import linen as nn
 
 from experiments.harness import cli
-from jaxformer.config import TransformerConfig, check_at_least
+from jaxformer.config import (
+    EmbeddingOptions,
+    NoPositions,
+    NormOptions,
+    TransformerConfig,
+    check_at_least,
+)
+from jaxformer.config.positions import PositionScheme, Rotation
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.layers import FeedForward, Norm
+from jaxformer.nn.layers import Dropout, FeedForward, Norm
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.nn.positions import PositionScheme, Rotation
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.text.data import StreamBatch
 from jaxformer.training.losses import causal_loss
@@ -33,9 +40,9 @@ SIZES = TransformerConfig(
     d_ff=24,
     num_heads=2,
     num_decoder_layers=1,
-    norm_placement="pre",
-    tied_embeddings="output",
-    positions="none",
+    norm=NormOptions(placement="pre"),
+    embeddings=EmbeddingOptions(tied="output"),
+    positions=NoPositions(),
 )
 
 
@@ -50,7 +57,7 @@ def cosine_attention(sharpness: float) -> AttentionFn:
         *,
         scale: float,
         bias: jax.Array | None = None,
-        dropout: Dropout | None = None,
+        dropout: Any = None,
     ) -> jax.Array:
         """Uses `sharpness` instead of `scale`."""
         q, k = _unit(q), _unit(k)
@@ -59,37 +66,35 @@ def cosine_attention(sharpness: float) -> AttentionFn:
     return attend
 
 
+@dataclass(frozen=True)
 class DistanceBias(PositionScheme):
     """A learned attention bias for each head and distance, up to `max_distance`."""
 
     max_distance: int = 8
 
-    def setup(self):
-        shape = (self.config.num_heads, self.max_distance + 1)
-        self.table = self.param("table", nn.initializers.zeros, shape)
+    def params(self, d_model: int, num_heads: int, max_len: int, table_init: Any) -> Any:
+        """The bias of each head and distance."""
+        return {"table": (nn.initializers.zeros, (num_heads, self.max_distance + 1))}
 
-    def bias(self, queries: jax.Array, keys: jax.Array, causal: bool) -> jax.Array:
+    def bias(self, queries: jax.Array, keys: jax.Array, *, params: Any, **_: Any) -> jax.Array:
         """The bias [1, N, T, S] of the distances between `queries` and `keys`."""
         distance = jnp.abs(queries[:, None] - keys[None, :])
-        return jnp.take(self.table, jnp.minimum(distance, self.max_distance), axis=1)[None]
+        return jnp.take(params["table"], jnp.minimum(distance, self.max_distance), axis=1)[None]
 
 
 class ParallelBlock(nn.Module):
-    """x + attention(norm(x)) + feed_forward(norm(x)), with one norm (Black et al. 2022).
+    """x + attention(norm(x)) + feed_forward(norm(x)), with one norm (Black et al. 2022)."""
 
-    Raises `ConfigError` for a block with cross-attention.
-    """
-
-    config: TransformerConfig
-    cross: bool = False
+    num_heads: int
+    d_ff: int
+    dropout_rate: float = 0.0
     attention_fn: AttentionFn = reference
 
     def setup(self):
-        if self.cross:
-            raise ConfigError("a parallel block has no cross-attention: use it in a DecoderOnly")
-        self.norm = Norm(self.config)
-        self.attention = MultiHeadAttention(self.config, self.attention_fn)
-        self.feed_forward = FeedForward(self.config)
+        self.norm = Norm()
+        self.attention = MultiHeadAttention(self.num_heads, attention_fn=self.attention_fn)
+        self.feed_forward = FeedForward(self.d_ff)
+        self.dropout = Dropout(self.dropout_rate, "output")
 
     def __call__(
         self,
@@ -111,8 +116,16 @@ class ParallelBlock(nn.Module):
             kv = read(layer_cache)
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         y = y + self.feed_forward(h, dropout_rng)
-        dropout = Dropout(dropout_rng, "/".join(self.path), self.config.dropout_rate)
-        return x + dropout(y), layer_cache
+        return x + self.dropout(dropout_rng)(y), layer_cache
+
+
+def parallel_block(
+    *, num_heads: int, d_ff: int, cross: bool, dropout_rate: float, attention_fn: Any, **_: Any
+) -> nn.Module:
+    """A `ParallelBlock` from the fields of `Block`; `ConfigError` for one with cross-attention."""
+    if cross:
+        raise ConfigError("a parallel block has no cross-attention: use it in a DecoderOnly")
+    return ParallelBlock(num_heads, d_ff, dropout_rate, attention_fn)
 
 
 def models() -> dict[str, DecoderOnly]:
@@ -120,8 +133,8 @@ def models() -> dict[str, DecoderOnly]:
     return {
         "standard": DecoderOnly(SIZES),
         "custom attention": DecoderOnly(SIZES, cosine_attention(8.0)),
-        "custom positions": DecoderOnly(SIZES, position_scheme=DistanceBias),
-        "custom block": DecoderOnly(SIZES, block=ParallelBlock),
+        "custom positions": DecoderOnly(replace(SIZES, positions=DistanceBias())),
+        "custom block": DecoderOnly(SIZES, block=parallel_block),
     }
 
 

@@ -41,13 +41,13 @@ class CustomShardingOptions:
 def make_state() -> TrainState:
     """Returns the initial state of `inside_linen.SeriesModel`."""
     inputs = series.random_batch(0).series[:2]
-    params = SeriesModel(series.SIZES).init(jax.random.key(0), inputs)["params"]
+    params = SeriesModel().init(jax.random.key(0), inputs)["params"]
     return init_train_state(params, optax.sgd(0.1), jax.random.key(1))
 
 
 def train(devices: Strategy, steps: int) -> tuple[TrainState, list[float]]:
     """Trains for `steps` on `devices`; returns the state and the loss before each step."""
-    step = devices.step(series.loss_of(SeriesModel(series.SIZES)), optax.sgd(0.1))
+    step = devices.step(series.loss_of(SeriesModel()), optax.sgd(0.1))
     state, losses = devices.init(make_state), []
     for number in range(steps):
         state, metrics = step(state, devices.shard_batch(series.random_batch(number)))

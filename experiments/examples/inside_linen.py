@@ -11,23 +11,20 @@ from flax import linen as nn
 
 from experiments.examples import series
 from experiments.harness import cli
-from jaxformer.config import TransformerConfig, check_at_least
-from jaxformer.nn.stack import Stack
-from jaxformer.ops.masks import AttentionMask
+from jaxformer.config import NormOptions, check_at_least, positional_encoding
+from jaxformer.nn.blocks import Encoder
 from jaxformer.training.train_step import init_train_state, make_train_step
 
 
 class SeriesModel(nn.Module):
     """Two logits [B, 2] for each series [B, T, 1]: a linear map, our encoder, a mean."""
 
-    config: TransformerConfig
-
     @nn.compact
     def __call__(self, values: jax.Array) -> jax.Array:
-        x = nn.Dense(self.config.d_model, name="enter")(values)
-        x, _ = Stack(self.config, self.config.num_encoder_layers, name="encoder")(
-            x, AttentionMask()
-        )
+        x = nn.Dense(16, name="enter")(values)
+        x = x + positional_encoding(length=x.shape[1], d_model=16)
+        pre = NormOptions(placement="pre")
+        x = Encoder(num_layers=1, num_heads=2, d_ff=24, norm_options=pre, name="encoder")(x)
         return nn.Dense(2, name="classes")(x.mean(axis=1))
 
 
@@ -46,7 +43,7 @@ class SeriesOptions:
 
 def main(options: SeriesOptions) -> None:
     """Trains the model, and prints its accuracy on new series."""
-    model, held_out = SeriesModel(series.SIZES), series.random_batch(0, rows=500)
+    model, held_out = SeriesModel(), series.random_batch(0, rows=500)
     optimizer = optax.adam(options.learning_rate)
     step = jax.jit(make_train_step(series.loss_of(model), optimizer))
     params = jax.jit(model.init)(jax.random.key(0), held_out.series[:2])["params"]

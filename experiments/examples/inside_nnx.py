@@ -12,26 +12,25 @@ from experiments.examples import series
 from experiments.examples.inside_linen import SeriesOptions
 from experiments.examples.series import SeriesBatch
 from experiments.harness import cli
-from jaxformer.config import TransformerConfig
-from jaxformer.nn.stack import Stack
+from jaxformer.config import NormOptions, positional_encoding
+from jaxformer.nn.blocks import Encoder
 from jaxformer.ops.cross_entropy import cross_entropy
-from jaxformer.ops.masks import AttentionMask
 
 
 class SeriesModel(nnx.Module):
     """Two logits [B, 2] for each series [B, T, 1]."""
 
-    def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
-        self.enter = nnx.Linear(1, config.d_model, rngs=rngs)
-        stack = nnx.bridge.ToNNX(Stack(config, config.num_encoder_layers), rngs=rngs)
-        self.encoder = nnx.bridge.lazy_init(
-            stack, jnp.zeros((1, 2, config.d_model)), AttentionMask()
-        )
-        self.classes = nnx.Linear(config.d_model, 2, rngs=rngs)
+    def __init__(self, rngs: nnx.Rngs):
+        self.enter = nnx.Linear(1, 16, rngs=rngs)
+        pre = NormOptions(placement="pre")
+        encoder = Encoder(num_layers=1, num_heads=2, d_ff=24, norm_options=pre)
+        self.encoder = nnx.bridge.ToNNX(encoder, rngs=rngs).lazy_init(jnp.zeros((1, 2, 16)))
+        self.classes = nnx.Linear(16, 2, rngs=rngs)
 
     def __call__(self, values: jax.Array) -> jax.Array:
-        x, _ = self.encoder(self.enter(values), AttentionMask())
-        return self.classes(x.mean(axis=1))
+        x = self.enter(values)
+        x = x + positional_encoding(length=x.shape[1], d_model=16)
+        return self.classes(self.encoder(x).mean(axis=1))
 
 
 @nnx.jit
@@ -51,7 +50,7 @@ def update(model: SeriesModel, optimizer: nnx.Optimizer, batch: SeriesBatch) -> 
 def main(options: SeriesOptions) -> None:
     """Trains the model, and prints its accuracy on new series."""
     held_out = series.random_batch(0, rows=500)
-    model = SeriesModel(series.SIZES, nnx.Rngs(0))
+    model = SeriesModel(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(options.learning_rate), wrt=nnx.Param)
     for number in range(1, options.steps + 1):
         loss = update(model, optimizer, series.random_batch(number))

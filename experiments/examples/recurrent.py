@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.nn.layers import Embedding, LMHead
 from jaxformer.nn.models import Model
+from jaxformer.nn.recipe import make_embedding, make_lm_head
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray
 
@@ -98,11 +99,11 @@ class Recurrent(Model):
 
     def setup(self) -> None:
         config = self.config
-        self.embedding: Embedding = Embedding(config.vocab_size, config)
+        self.embedding: Embedding = make_embedding(config, config.vocab_size)
         if not config.ties_inputs:
             size = config.source_vocab_size or config.vocab_size
-            self.source_embedding: Embedding = Embedding(size, config)
-        self.output: LMHead = LMHead(config)
+            self.source_embedding: Embedding = make_embedding(config, size)
+        self.output: LMHead = make_lm_head(config)
         half = config.d_ff // 2
         self.directions = [
             nn.Bidirectional(nn.RNN(nn.OptimizedLSTMCell(half)), nn.RNN(nn.OptimizedLSTMCell(half)))
@@ -132,7 +133,7 @@ class Recurrent(Model):
 
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
-        return self.output(hidden, self.embedding)
+        return self.output(hidden, self.embedding if self.config.ties_output else None)
 
     def encode(
         self,

@@ -10,14 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from jaxformer.config import TransformerConfig
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.training.losses import Loss
-
-SIZES = TransformerConfig(
-    vocab_size=1, d_model=16, d_ff=24, num_heads=2, num_encoder_layers=1, norm_placement="pre"
-)
-"""The sizes of the examples. The vocabulary is not used."""
 
 
 class SeriesBatch(NamedTuple):

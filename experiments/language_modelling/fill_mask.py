@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.cli import prompting
+from experiments.harness.runs import text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.text_io import read_texts
 from experiments.language_modelling.evaluation import filled_texts
@@ -41,12 +41,12 @@ def main(options: FillMaskOptions) -> None:
     def fill(texts: tuple[str, ...]) -> None:
         print("\n".join(filled_texts(loaded, texts, count=options.count)))
 
-    if options.text or options.input or not prompting.is_interactive():
+    if options.text or options.input or not text_io.is_interactive():
         fill(read_texts(options.text, options.input))
     else:
         mask = loaded.tokenizer.special.mask
         name = "<mask>" if mask is None else loaded.tokenizer.token(mask)
-        prompting.answer_lines(f"a text with {name} in it", lambda line: fill((line,)))
+        text_io.answer_lines(f"a text with {name} in it", lambda line: fill((line,)))
 
 
 if __name__ == "__main__":

@@ -231,7 +231,7 @@ def make_task(options: FinetuneOptions, loaded: LoadedRun, train: Any, test: Any
 def find_backbone(model: nn.Module, params: Any) -> tuple[nn.Module, Any]:
     """A run's model without its pretraining heads, and its parameters."""
     if isinstance(model, MaskedLanguageModel):
-        parts = model.attention_fn, model.block, model.position_scheme
+        parts = model.attention_fn, model.block
         return EncoderOnly(model.config, *parts), params["encoder"]
     return model, params
 

@@ -12,6 +12,7 @@ from experiments.harness.runs import run_folder
 from experiments.harness.training import build, initialization
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
+from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
@@ -85,10 +86,10 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
             f"{config.objective!r} learns a {needed.__name__}: choose a preset of the other "
             "objective"
         )
-    kept = {name: getattr(config.model, name) for name in TRAINING_ONLY}
+    kept = {name: dotted_fields(config.model)[name] for name in TRAINING_ONLY}
     return replace(
         config,
-        model=replace(pretrained.model, **kept),
+        model=with_fields(pretrained.model, kept),
         data=replace(config.data, tokenizer=str(folder)),
     )
 

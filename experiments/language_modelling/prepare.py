@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.cli import display, own_names
-from experiments.harness.cli.config_files import is_own
+from experiments.harness.cli import display
 from experiments.harness.runs import datasets, distributed, json_records, run_folder, sources
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
@@ -310,8 +309,8 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     size = config.model.vocab_size
     if name in _LEARNED:
         return _LEARNED[name](text, size, special_tokens=special)
-    if is_own(name):
-        return own_names.resolve(name, "tokenizer")(text, size)
+    if cli.is_import_name(name):
+        return cli.import_by_name(name, "tokenizer")(text, size)
     if name in _PUBLISHED:
         paths = [datasets.find("tokenizers", f"{name}/{file}") for file in _PUBLISHED[name]]
         return tokenizers.load(paths[0].parent)

@@ -9,6 +9,11 @@ from jaxformer.config import (
     BERT_BASE,
     GPT2,
     LLAMA3_8B,
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    NormOptions,
+    Rotary,
     TransformerConfig,
     check_at_least,
     check_choices,
@@ -79,6 +84,16 @@ class LanguageConfig(RunConfig):
     """A run RUNS/language_modelling/NAME."""
 
     may_change: ClassVar = ("sampling", "prompts")
+    common_options: ClassVar = (
+        *("name", "runs", "init_from", "strategy", "objective"),
+        *("data.train", "data.validation", "data.seq_len", "data.batch_size"),
+        *("model.vocab_size", "model.d_model", "model.d_ff", "model.num_heads"),
+        *("model.num_encoder_layers", "model.num_decoder_layers", "model.dropout_rate"),
+        *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule"),
+        *("optimizer.warmup_steps", "optimizer.total_steps"),
+        *("training.seed", "training.save_every", "training.evaluate_every"),
+        *("training.grad_accumulation", "prompts"),
+    )
 
     name: str
     """Name of the run's folder."""
@@ -104,12 +119,12 @@ class LanguageConfig(RunConfig):
         _check_batch(self)
         model, data = self.model, self.data
         if data.next_sentence and not (
-            self.objective == "masked" and model.pooler and model.num_token_types > 1
+            self.objective == "masked" and model.pooler != "none" and model.embeddings.num_types > 1
         ):
             raise ConfigError(
                 "next_sentence=True needs objective='masked', a pooler and two token types, but "
                 f"objective={self.objective!r}, pooler={model.pooler} and num_token_types="
-                f"{model.num_token_types}: give them, or next_sentence=False"
+                f"{model.embeddings.num_types}: give them, or next_sentence=False"
             )
 
     @property
@@ -157,14 +172,11 @@ python_stdlib = LanguageConfig(
         num_heads=4,
         num_decoder_layers=4,
         max_len=128,
-        positions="rotary",
-        norm="rms",
-        norm_placement="pre",
-        activation="silu",
-        gated=True,
+        norm=NormOptions("rms", placement="pre"),
+        feed_forward=FeedForwardOptions("silu", gated=True),
+        embeddings=EmbeddingOptions(tied="none", scale=False),
+        positions=Rotary(),
         use_bias=False,
-        tied_embeddings="none",
-        scale_embeddings=False,
         initializer="scaled_normal",
     ),
     data=DataConfig(batch_size=16, seq_len=128),
@@ -199,10 +211,10 @@ shakespeare_char_cpu = LanguageConfig(
         num_heads=4,
         num_decoder_layers=4,
         max_len=64,
-        activation="gelu",
+        feed_forward=FeedForwardOptions("gelu"),
+        attention=AttentionOptions(dropout_rate=0.0),
         use_bias=False,
         dropout_rate=0.0,
-        attention_dropout_rate=0.0,
     ),
     data=DataConfig(
         "shakespeare", isolate_documents=False, tokenizer="characters", batch_size=12, seq_len=64
@@ -225,7 +237,7 @@ shakespeare_char = replace(
         num_decoder_layers=6,
         max_len=256,
         dropout_rate=0.2,
-        attention_dropout_rate=0.2,
+        attention=AttentionOptions(dropout_rate=0.2),
     ),
     data=replace(shakespeare_char_cpu.data, batch_size=64, seq_len=256),
     optimizer=replace(shakespeare_char_cpu.optimizer, total_steps=5_000),
@@ -240,11 +252,10 @@ wikitext2 = LanguageConfig(
         vocab_size=4_000,
         d_model=256,
         d_ff=704,
-        query_key_norm=True,
-        tied_embeddings="output",
+        attention=AttentionOptions(query_key_norm=True, dropout_rate=0.0),
+        embeddings=replace(python_stdlib.model.embeddings, tied="output"),
         max_len=256,
         dropout_rate=0.1,
-        attention_dropout_rate=0.0,
     ),
     data=DataConfig("wikitext2", isolate_documents=False, batch_size=16),
     optimizer=replace(
@@ -260,7 +271,9 @@ wikitext2 = LanguageConfig(
 
 gpt2_124m = LanguageConfig(
     name="gpt2_124m",
-    model=replace(GPT2, dropout_rate=0.0, attention_dropout_rate=0.0, dtype="bfloat16"),
+    model=replace(
+        GPT2, dropout_rate=0.0, attention=AttentionOptions(dropout_rate=0.0), dtype="bfloat16"
+    ),
     data=DataConfig("files", tokenizer="gpt2", batch_size=480, seq_len=1_024),
     optimizer=replace(_COSINE, learning_rate=6e-4, warmup_steps=2_000, total_steps=600_000),
     training=TrainingConfig(grad_accumulation=40, log_every=10, attention_fn="auto"),
@@ -336,10 +349,10 @@ bert_tiny = LanguageConfig(
         num_heads=2,
         num_encoder_layers=2,
         max_len=128,
-        num_token_types=0,
-        pooler=False,
+        embeddings=replace(BERT_BASE.embeddings, num_types=0),
+        attention=AttentionOptions(dropout_rate=0.0),
+        pooler="none",
         dropout_rate=0.0,
-        attention_dropout_rate=0.0,
     ),
     objective="masked",
     data=DataConfig("wikitext2", seq_len=128),

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.cli import prompting
-from experiments.harness.runs import run_folder
+from experiments.harness.runs import run_folder, text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.text_io import RULE, read_text
@@ -82,12 +81,10 @@ def main(options: SampleOptions) -> None:
     if options.eos is None and is_pretrained(folder):
         options = replace(options, eos=load_eos(folder))
     given = (read_text(options.input),) if options.input else options.prompt
-    if given or not prompting.is_interactive():
+    if given or not text_io.is_interactive():
         _continue(loaded, options, given or loaded.config.prompts or ("",))
     else:
-        prompting.answer_lines(
-            "a text to continue", lambda line: _continue(loaded, options, (line,))
-        )
+        text_io.answer_lines("a text to continue", lambda line: _continue(loaded, options, (line,)))
 
 
 def _continue(loaded: LoadedRun, options: SampleOptions, given: tuple[str, ...]) -> None:
@@ -112,15 +109,15 @@ def print_texts(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:
     begun = False
     for number, piece in pieces:
         if not begun:  # what cannot be continued is refused before anything is printed
-            print(prompting.mark(prompts[0]), end="", flush=True)
+            print(text_io.bold(prompts[0]), end="", flush=True)
             begun = True
         if number == 0:
             print(piece, end="", flush=True)
         else:
             others[number] += piece
-    print("" if begun else prompting.mark(prompts[0]))
+    print("" if begun else text_io.bold(prompts[0]))
     for prompt, text in list(zip(prompts, others, strict=True))[1:]:
-        print(f"{RULE}\n{prompting.mark(prompt)}{text}")
+        print(f"{RULE}\n{text_io.bold(prompt)}{text}")
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from jax.tree_util import Partial
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.cli.prompting import mark
 from experiments.harness.planning import peak_of
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.preemption import asked_to_stop
+from experiments.harness.runs.text_io import bold
 from experiments.harness.training import build, initialization
 from experiments.harness.training.adapters import describe_size, with_lora
 from experiments.harness.training.closing import closing
@@ -82,7 +82,7 @@ def main(config: LanguageConfig) -> None:
 def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: Any) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and shows what the model has learned.
 
-    `values` may be a `model`, a `block`, an `attention_fn`, a `position_scheme`, a `loss`, a
+    `values` may be a `model`, a `block`, an `attention_fn`, a `loss`, a
     `schedule`, an `optimizer`, `metrics`, `batches`, a `dataset` and a `tokenizer` of your own, in
     place of those that `config` names; the run records their names (see `build.with_values`).
     `loggers` get all that is logged (see `Logger`). Returns the run's folder and scores; a script
@@ -175,6 +175,7 @@ def run_steps(
             if regular or stop:
                 progress.settle()
                 metadata = {"early_stopping": stopping._asdict(), **origin}
+                metadata["regular"] = due(number, training.save_every)
                 # Checkpoints saved on preemption are not candidates for the final weights.
                 metric = stopping.metric_at(number) if regular else None
                 checkpoints.save(number, state, metadata, metric)
@@ -273,7 +274,7 @@ def finish(
         (folder / "samples").mkdir(exist_ok=True)
         text = join_samples(config.prompts, answers)
         (folder / "samples" / "prompts.txt").write_text(text, encoding="utf-8")
-        display.say(join_samples([mark(prompt) for prompt in config.prompts], answers))
+        display.say(join_samples([bold(prompt) for prompt in config.prompts], answers))
         run.log_text(config.optimizer.total_steps, "samples", text.split("\n"))
     name = "validation" if prepared.test is None else "test"
     with display.phase(f"measuring the {name} text"):

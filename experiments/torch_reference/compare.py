@@ -17,7 +17,7 @@ from experiments.harness.runs import run_folder
 from experiments.translation.prepare import Prepared, describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer import optional_dependencies
-from jaxformer.config import check_at_least
+from jaxformer.config import Sinusoidal, check_at_least
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def presets() -> dict[str, Comparison]:
     comparison takes about a minute.
     """
     grammar, tiny = PRESETS["grammar"], PRESETS["multi30k_tiny"]
-    sizes = replace(grammar.model, d_model=64, d_ff=128, vocab_size=1_000, positions="sinusoidal")
+    sizes = replace(grammar.model, d_model=64, d_ff=128, vocab_size=1_000, positions=Sinusoidal())
     data = replace(grammar.data, buckets=1, batch_tokens=1_024)
     grammar = replace(grammar, model=sizes, data=data)
     return with_options({preset.name: preset for preset in (grammar, tiny)}, Comparison)

@@ -11,32 +11,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiments.torch_reference.transformer import PositionWiseFeedForward, check, norm
-from jaxformer.config import TransformerConfig
+from experiments.torch_reference.transformer import FIXED, PositionWiseFeedForward, check, norm
+from jaxformer.config import Learned, TransformerConfig
 from jaxformer.text.data import StreamBatch
 
-_FIXED = {
-    "positions": "learned",
-    "norm": "layer",
-    "norm_placement": "pre",
-    "parallel_residual": False,
-    "gated": False,
-    "tied_embeddings": "output",
-    "output_bias": False,
-    "scale_embeddings": False,
-    "embedding_norm": False,
+_FIXED = FIXED | {
+    "positions": Learned(),
+    "norm.placement": "pre",
+    "embeddings.tied": "output",
+    "embeddings.scale": False,
     "initializer": "scaled_normal",
-    "dtype": "float32",
-    "num_kv_heads": None,
-    "head_dim": None,
-    "value_head_dim": None,
-    "attention_window": None,
-    "query_pre_attn_scalar": None,
-    "attention_softcap": None,
-    "logits_softcap": None,
-    "query_key_norm": False,
-    "qkv_bias": None,
-    "word_dropout_rate": 0.0,
 }
 
 
@@ -46,7 +30,7 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: TransformerConfig):
         super().__init__()
         self.num_heads = config.num_heads
-        self.dropout_rate = config.attention_dropout_rate
+        self.dropout_rate = config.attention.dropout_rate
         self.query_key_value = nn.Linear(config.d_model, 3 * config.d_model, config.use_bias)
         self.out = nn.Linear(config.d_model, config.d_model, config.use_bias)
 

@@ -26,7 +26,7 @@ from experiments.torch_reference.weight_map import (
 )
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.layers import Norm
+from jaxformer.nn.recipe import make_norm
 from jaxformer.nn.stack import Stack
 from jaxformer.ops.masks import AttentionMask
 
@@ -37,7 +37,7 @@ class Transformer(nn.Module):
     """`torch.nn.Transformer` made of our modules: vectors in and out, a norm after each stack.
 
     torch applies a final norm also with post-norm; the paper and `EncoderDecoder` do not.
-    `config.positions` must be "none" to give the same function.
+    `config.positions` must be `NoPositions()` to give the same function.
     """
 
     config: TransformerConfig
@@ -46,9 +46,9 @@ class Transformer(nn.Module):
         config = self.config
         self.encoder = Stack(config, config.num_encoder_layers)
         self.decoder = Stack(config, config.num_decoder_layers, cross=True)
-        if config.norm_placement == "post":
-            self.encoder_norm = Norm(config)
-            self.decoder_norm = Norm(config)
+        if config.norm.placement == "post":
+            self.encoder_norm = make_norm(config)
+            self.decoder_norm = make_norm(config)
 
     def __call__(
         self,
@@ -60,7 +60,7 @@ class Transformer(nn.Module):
         encoder_mask: AttentionMask,
     ) -> jax.Array:
         """Returns [B, T, D] for `target` [B, T, D] and `source` [B, S, D]."""
-        post = self.config.norm_placement == "post"
+        post = self.config.norm.placement == "post"
         memory, _ = self.encoder(source, source_mask)
         memory = self.encoder_norm(memory) if post else memory
         encoder_kv = self.decoder.encoder_keys_values(memory)

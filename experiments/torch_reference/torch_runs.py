@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from experiments.harness.cli.own_names import name_of
+from experiments.harness.cli import name_of
 from experiments.harness.runs import run_folder
 from experiments.harness.training.early_stopping import EarlyStopping, due
 from experiments.harness.training.metric_logger import Progress

@@ -6,43 +6,44 @@ The same function as `jaxformer.nn.models.EncoderDecoder` of the same configurat
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EncoderOptions, Sinusoidal, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
 
-_FIXED = {
-    "positions": "sinusoidal",
-    "sinusoidal_layout": "interleaved",
-    "sinusoidal_endpoint": False,
-    "sinusoidal_offset": 0,
-    "parallel_residual": False,
-    "norm": "layer",
-    "gated": False,
-    "tied_embeddings": "all",
-    "output_bias": False,
-    "scale_embeddings": True,
-    "embedding_norm": False,
-    "initializer": "xavier",
+FIXED: dict[str, Any] = {
+    "norm.kind": "layer",
+    "attention.num_kv_heads": None,
+    "attention.window": None,
+    "attention.query_scalar": None,
+    "attention.softcap": None,
+    "attention.query_key_norm": False,
+    "attention.qkv_bias": None,
+    "feed_forward.gated": False,
+    "embeddings.norm": False,
+    "embeddings.zero_id": None,
+    "embeddings.dropout_rate": 0.0,
+    "output.bias": False,
+    "output.softcap": None,
     "dtype": "float32",
-    "num_kv_heads": None,
-    "num_encoder_heads": None,
-    "encoder_d_ff": None,
     "head_dim": None,
     "value_head_dim": None,
-    "attention_window": None,
-    "query_pre_attn_scalar": None,
-    "attention_softcap": None,
-    "logits_softcap": None,
-    "query_key_norm": False,
-    "qkv_bias": None,
-    "word_dropout_rate": 0.0,
+}
+"""The choices that the reference models do not offer."""
+
+_FIXED = FIXED | {
+    "positions": Sinusoidal(),
+    "embeddings.tied": "all",
+    "embeddings.scale": True,
+    "encoder": EncoderOptions(),
+    "initializer": "xavier",
 }
 
 
@@ -59,10 +60,10 @@ class PositionWiseFeedForward(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.feed_forward.activation]
         self.up = nn.Linear(config.d_model, config.d_ff, config.use_bias)
         self.down = nn.Linear(config.d_ff, config.d_model, config.use_bias)
-        self.dropout = nn.Dropout(config.activation_dropout_rate)
+        self.dropout = nn.Dropout(config.feed_forward.dropout_rate)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, T, D] to [B, T, D] through [B, T, F]."""
@@ -87,18 +88,18 @@ def translation_loss(
 
 def norm(config: TransformerConfig) -> nn.LayerNorm:
     """Returns a LayerNorm over d_model, with a bias if `config.use_bias`."""
-    return nn.LayerNorm(config.d_model, config.norm_eps, bias=config.use_bias)
+    return nn.LayerNorm(config.d_model, config.norm.eps, bias=config.use_bias)
 
 
 def check(config: TransformerConfig, fixed: Mapping[str, Any], preset: str) -> None:
     """Raises `ConfigError` for a field that differs from `fixed`; `preset` names a valid one."""
-    if config.norm_placement == "sandwich":
+    if config.norm.placement not in ("pre", "post"):
         raise ConfigError(
-            "norm_placement='sandwich' is not supported by the PyTorch reference: give 'pre' or "
-            "'post'"
+            f"norm.placement={config.norm.placement!r} is not supported by the PyTorch reference: "
+            "give 'pre' or 'post'"
         )
     for name, needed in fixed.items():
-        value = getattr(config, name)
+        value = attrgetter(name)(config)
         if value != needed:
             raise ConfigError(
                 f"{name}={value!r} is not supported by the PyTorch reference: give "
@@ -142,7 +143,7 @@ class MultiHeadAttention(nn.Module):
         self.key = self._projection(config)
         self.value = self._projection(config)
         self.out = self._projection(config)
-        self.attention = ScaledDotProductAttention(config.key_size, config.attention_dropout_rate)
+        self.attention = ScaledDotProductAttention(config.key_size, config.attention.dropout_rate)
 
     @staticmethod
     def _projection(config: TransformerConfig) -> nn.Linear:
@@ -168,7 +169,7 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = norm(config)
         self.dropout = nn.Dropout(config.dropout_rate)
-        self.norm_first = config.norm_placement == "pre"
+        self.norm_first = config.norm.placement == "pre"
 
     def forward(
         self, x: torch.Tensor, layer: Callable[[torch.Tensor], torch.Tensor]
@@ -333,4 +334,4 @@ class Transformer(nn.Module):
 
 
 def _final_norm(config: TransformerConfig) -> nn.Module:
-    return norm(config) if config.norm_placement == "pre" else nn.Identity()
+    return norm(config) if config.norm.placement == "pre" else nn.Identity()

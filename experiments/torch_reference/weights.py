@@ -31,7 +31,7 @@ def entries_of(config: TransformerConfig) -> list[Entry]:
         for number in range(layers):
             names = f"{stack}.layers.{number}", f"{stack}/blocks_{number}"
             entries += _layer(*names, config, cross=cross)
-        if config.norm_placement == "pre":
+        if config.norm.placement == "pre":
             names = f"{stack}.final_norm", f"{stack}/final_norm"
             entries += norm(*names, bias=config.use_bias)
     return entries

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.cli import own_names
 from experiments.harness.results.text_statistics import digest, report, share
 from experiments.harness.runs import sources
 from experiments.translation.presets import Files
@@ -119,7 +118,7 @@ def reasons(options: CleanOptions) -> list[Reason]:
     if options.max_ratio:
         found.append(Reason("length ratio", lambda a, b: _uneven(options.max_ratio, *_words(a, b))))
     if options.language_id:
-        identify = own_names.resolve(options.language_id, "language_id")
+        identify = cli.import_by_name(options.language_id, "language_id")
         codes = [options.source_language, options.target_language]
         found.append(Reason("language", lambda a, b: [identify(a), identify(b)] != codes))
     if not options.keep_duplicates:

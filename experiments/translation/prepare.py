@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.cli import display, own_names
-from experiments.harness.cli.config_files import is_own
+from experiments.harness.cli import display
 from experiments.harness.runs import distributed, json_records, run_folder
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import initialization
@@ -177,7 +176,7 @@ def _prepare(
     note.unlink(missing_ok=True)  # written again when everything else is
     (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
     make = partial(_write_tokenizers, config, read)
-    own = is_own(config.data.tokenizer)  # its code may change
+    own = cli.is_import_name(config.data.tokenizer)  # its code may change
     kept = NOTHING_KEPT if own else cache
     kept.fill(folder / "tokenizer", ["tokenizers", wanted], make)
     encode = partial(_encode, config.data, read, load_tokenizers(folder))
@@ -225,8 +224,8 @@ def _encode(
 
 def _train(data: DataConfig, lines: list[str], size: int) -> Tokenizer:
     kind = data.tokenizer
-    if is_own(kind):
-        return tokenizers.require_standard_ids(own_names.resolve(kind, "tokenizer")(lines, size))
+    if cli.is_import_name(kind):
+        return tokenizers.require_standard_ids(cli.import_by_name(kind, "tokenizer")(lines, size))
     if kind == "characters":
         return tokenizers.train_characters(lines)
     if kind == "words":

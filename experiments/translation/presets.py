@@ -8,6 +8,10 @@ from experiments.harness.training.training_config import OptimizerConfig, RunCon
 from jaxformer.config import (
     TRANSFORMER_BASE,
     TRANSFORMER_BIG,
+    NormOptions,
+    OutputOptions,
+    Rotary,
+    Sinusoidal,
     TransformerConfig,
     check_at_least,
     check_fraction,
@@ -123,6 +127,16 @@ class TranslationConfig(RunConfig):
     """A run RUNS/translation/NAME."""
 
     may_change: ClassVar = ("search", "training.eval_beam_size")
+    common_options: ClassVar = (
+        *("name", "runs", "init_from", "strategy"),
+        *("data.corpus", "data.train.source", "data.train.target", "data.batch_tokens"),
+        *("model.vocab_size", "model.d_model", "model.d_ff", "model.num_heads"),
+        *("model.num_encoder_layers", "model.num_decoder_layers", "model.dropout_rate"),
+        *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule"),
+        *("optimizer.warmup_steps", "optimizer.total_steps"),
+        *("training.seed", "training.save_every", "training.evaluate_every"),
+        *("training.grad_accumulation", "search.beam_size"),
+    )
 
     name: str
     """Name of the run's folder."""
@@ -147,7 +161,7 @@ _TINY = TransformerConfig(
     num_encoder_layers=4,
     num_decoder_layers=4,
     max_len=128,
-    norm_placement="pre",
+    norm=NormOptions(placement="pre"),
     dropout_rate=0.3,
 )
 
@@ -159,7 +173,7 @@ grammar = TranslationConfig(
         num_encoder_layers=2,
         num_decoder_layers=2,
         max_len=64,
-        positions="rotary",
+        positions=Rotary(),
         dropout_rate=0.0,
     ),
     data=DataConfig("grammar", batch_tokens=2_048, buckets=4, pad_to_multiple=2),
@@ -181,7 +195,13 @@ multi30k_tiny = TranslationConfig(
 multi30k_lower = replace(
     multi30k_tiny,
     name="multi30k_lower",
-    model=replace(_TINY, vocab_size=8_000, positions="rotary", norm="rms", use_bias=False),
+    model=replace(
+        _TINY,
+        vocab_size=8_000,
+        norm=replace(_TINY.norm, kind="rms"),
+        positions=Rotary(),
+        use_bias=False,
+    ),
     data=DataConfig("multi30k", lowercase=True, batch_tokens=2_048),
     optimizer=replace(multi30k_tiny.optimizer, name="muon", total_steps=10_000),
     training=replace(multi30k_tiny.training, save_every=200, evaluate_every=1_000, loss_chunk=256),
@@ -191,7 +211,11 @@ multi30k_base = replace(
     multi30k_tiny,
     name="multi30k_base",
     model=replace(
-        TRANSFORMER_BASE, vocab_size=10_000, max_len=128, norm_placement="pre", dropout_rate=0.3
+        TRANSFORMER_BASE,
+        vocab_size=10_000,
+        max_len=128,
+        norm=NormOptions(placement="pre"),
+        dropout_rate=0.3,
     ),
     optimizer=OptimizerConfig(learning_rate=7e-4, warmup_steps=2_000, total_steps=8_000),
 )
@@ -229,12 +253,10 @@ def _marian(config: TranslationConfig) -> TranslationConfig:
     """`config` with Marian's model and the search of CTranslate2; `export` writes such a run."""
     model = replace(
         config.model,
-        positions="sinusoidal",
-        sinusoidal_layout="halves",
-        norm_placement="post",
-        norm_eps=1e-5,
-        output_bias=True,
-        zero_embedding_id=BOS,
+        norm=replace(config.model.norm, placement="post", eps=1e-5),
+        output=OutputOptions(bias=True),
+        embeddings=replace(config.model.embeddings, zero_id=BOS),
+        positions=Sinusoidal(layout="halves"),
     )
     search = replace(
         config.search,

@@ -76,7 +76,7 @@ def train(
 ) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test set.
 
-    `values` may be a `model`, a `block`, an `attention_fn`, a `position_scheme`, a `loss`, a
+    `values` may be a `model`, a `block`, an `attention_fn`, a `loss`, a
     `schedule`, an `optimizer`, `metrics`, `batches`, a `dataset` and a `tokenizer` of your own, in
     place of those that `config` names; the run records their names (see `build.with_values`).
     `loggers` get all that is logged (see `Logger`). Returns the run's folder and scores; a script
@@ -164,6 +164,7 @@ def run_steps(
             if regular or stop:
                 progress.settle()
                 metadata = {"early_stopping": stopping._asdict(), "data": batches.fingerprint}
+                metadata["regular"] = due(number, training.save_every)
                 # Checkpoints saved on preemption are not candidates for the final weights.
                 metric = stopping.metric_at(number) if regular else None
                 checkpoints.save(number, state, metadata, metric)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.cli import prompting
+from experiments.harness.runs import text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
 from experiments.harness.runs.text_io import one_line, open_binary, read_chunks, source_name
@@ -58,7 +58,7 @@ def main(options: TranslateOptions) -> None:
         return load_translator(folder, options, options, n_best=options.n_best)
 
     translator = load_members(load, options.run, options.ensemble, int8=options.int8)
-    if options.input == options.output == "-" and prompting.is_interactive():
+    if options.input == options.output == "-" and text_io.is_interactive():
         _converse(translator, options)
         return
     name = source_name(options.input)
@@ -94,7 +94,7 @@ def _converse(translator: Translator, options: TranslateOptions) -> None:
         if unknown:
             print(f"  (not in the training text: {', '.join(unknown)})", file=sys.stderr)
 
-    prompting.answer_lines("a sentence", answer)
+    text_io.answer_lines("a sentence", answer)
 
 
 def _check(options: TranslateOptions) -> None:

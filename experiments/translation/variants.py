@@ -19,4 +19,4 @@ def choices_of_the_paper() -> Iterator[Overrides]:
     yield {"training.label_smoothing": 0.0}
     yield {"model.positions": "learned"}
     yield {"model.positions": "rotary"}
-    yield {"model.norm_placement": "post"}
+    yield {"model.norm.placement": "post"}

@@ -1,5 +1,12 @@
 """The named sizes of the papers."""
 
+from jaxformer.config.parts import (
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    NormOptions,
+)
+from jaxformer.config.positions import Learned, Rotary
 from jaxformer.config.transformer import TransformerConfig
 
 TRANSFORMER_BASE = TransformerConfig(
@@ -31,14 +38,12 @@ GPT2 = TransformerConfig(
     num_heads=12,
     num_decoder_layers=12,
     max_len=1024,
-    positions="learned",
-    norm_placement="pre",
-    norm_eps=1e-5,
-    activation="gelu_tanh",
-    tied_embeddings="output",
-    scale_embeddings=False,
     dropout_rate=0.1,
-    attention_dropout_rate=0.1,
+    positions=Learned(),
+    norm=NormOptions(placement="pre", eps=1e-5),
+    attention=AttentionOptions(dropout_rate=0.1),
+    feed_forward=FeedForwardOptions("gelu_tanh"),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
     initializer="scaled_normal",
 )
 """Radford et al. 2019, the smallest model: 124,439,808 parameters."""
@@ -49,16 +54,13 @@ BERT_BASE = TransformerConfig(
     d_ff=3072,
     num_heads=12,
     num_encoder_layers=12,
-    positions="learned",
-    norm_eps=1e-12,
-    activation="gelu",
-    tied_embeddings="output",
-    scale_embeddings=False,
-    embedding_norm=True,
-    num_token_types=2,
-    pooler=True,
     dropout_rate=0.1,
-    attention_dropout_rate=0.1,
+    positions=Learned(),
+    norm=NormOptions(eps=1e-12),
+    attention=AttentionOptions(dropout_rate=0.1),
+    feed_forward=FeedForwardOptions("gelu"),
+    embeddings=EmbeddingOptions(tied="output", scale=False, norm=True, num_types=2),
+    pooler="tanh",
     initializer="normal",
 )
 """Devlin et al. 2019, the base model: 109,482,240 parameters with its pooler."""
@@ -68,19 +70,14 @@ LLAMA3_8B = TransformerConfig(
     d_model=4096,
     d_ff=14_336,
     num_heads=32,
-    num_kv_heads=8,
     num_decoder_layers=32,
     max_len=8192,
-    positions="rotary",
-    rotary_base=500_000.0,
-    norm="rms",
-    norm_placement="pre",
-    norm_eps=1e-5,
-    activation="silu",
-    gated=True,
+    positions=Rotary(base=500_000.0),
+    norm=NormOptions("rms", placement="pre", eps=1e-5),
+    attention=AttentionOptions(num_kv_heads=8),
+    feed_forward=FeedForwardOptions("silu", gated=True),
+    embeddings=EmbeddingOptions(tied="none", scale=False),
     use_bias=False,
-    tied_embeddings="none",
-    scale_embeddings=False,
     initializer="normal",
     scan_layers=True,
     dtype="bfloat16",

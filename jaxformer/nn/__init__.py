@@ -1,7 +1,7 @@
 """The modules of a Transformer, as the papers write them."""
 
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.blocks import REMAT, Block, MakeBlock
+from jaxformer.nn.blocks import Block, Encoder
 from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.ensemble import Ensemble, stack_members
 from jaxformer.nn.heads import (
@@ -13,10 +13,10 @@ from jaxformer.nn.heads import (
 )
 from jaxformer.nn.inspection import Patched, read_taps, tap_names, with_attention_weights
 from jaxformer.nn.int8 import Int8, quantize
-from jaxformer.nn.layers import Embedding, FeedForward, LMHead, Norm
+from jaxformer.nn.layers import Dropout, Embedding, FeedForward, LMHead, Norm
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, EncoderOutput
-from jaxformer.nn.positions import MakePositionScheme, PositionScheme, Rotation
-from jaxformer.nn.stack import Stack
+from jaxformer.nn.recipe import REMAT, MakeBlock, make_block
+from jaxformer.nn.stack import Positions, ScannedStack, Stack
 from jaxformer.nn.stacking import stack_blocks, unstack_blocks
 from jaxformer.nn.taps import tap
 
@@ -26,7 +26,9 @@ __all__ = [
     "Cache",
     "Classifier",
     "DecoderOnly",
+    "Dropout",
     "Embedding",
+    "Encoder",
     "EncoderDecoder",
     "EncoderOnly",
     "EncoderOutput",
@@ -35,18 +37,18 @@ __all__ = [
     "Int8",
     "LMHead",
     "MakeBlock",
-    "MakePositionScheme",
     "MaskedLMOutput",
     "MaskedLanguageModel",
     "MultiHeadAttention",
     "Norm",
     "Patched",
-    "PositionScheme",
-    "Rotation",
+    "Positions",
+    "ScannedStack",
     "SpanPredictor",
     "Stack",
     "TokenClassifier",
     "init_cache",
+    "make_block",
     "quantize",
     "read_taps",
     "stack_blocks",

@@ -1,32 +1,35 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
 
+import math
 from functools import partial
+from typing import Any
 
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.config import TransformerConfig
-from jaxformer.nn.layers import Norm, dense_init, residual_init
-from jaxformer.nn.positions import Rotation, rotate
+from jaxformer.config.parts import NormOptions
+from jaxformer.config.positions import Rotation, rotate
+from jaxformer.errors import ConfigError
+from jaxformer.nn.layers import Dropout, Initializer, Norm
 from jaxformer.nn.taps import tap
-from jaxformer.ops import beam_cache
-from jaxformer.ops.attention import AttentionFn, check_attention_fn, reference
+from jaxformer.ops import dropout as ops_dropout
+from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import KeyValue
 from jaxformer.ops.dense import dense_dot_general
-from jaxformer.ops.dropout import Dropout, DropoutRng
-from jaxformer.ops.masks import AttentionMask, check_mask
+from jaxformer.ops.dropout import DropoutRng
+from jaxformer.ops.masks import AttentionMask
 
 
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O.
 
     head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V). Self-attention, cross-attention and cached
-    decoding differ only in where keys and values come from. Values to read and replace: `queries`
-    [R, T, N, H], `keys` [B, S, K, H], `values` [B, S, K, Hv], `weights` [B, N, T, S] with
-    `reference` only, `heads` [R, T, N, Hv], `output` [R, T, D].
+    decoding differ only in where keys and values come from. Taps: `queries` [B, T, N, H], `keys`
+    [B, S, K, H], `values` [B, S, K, Hv], `weights` [B, N, T, S] with `reference` only, `heads`
+    [B, T, N, Hv], `output` [B, T, D].
 
-    >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
-    >>> attention = jf.MultiHeadAttention(config)
+    >>> attention = jf.MultiHeadAttention(num_heads=2)
     >>> x = jax.random.normal(jax.random.key(0), (3, 5, 8))  # [B, T, D]
     >>> out, variables = attention.init_with_output(jax.random.key(1), x)
     >>> out.shape
@@ -35,42 +38,37 @@ class MultiHeadAttention(nn.Module):
     288
     """
 
-    config: TransformerConfig
+    num_heads: int
+    head_dim: int | None = None
+    """H, the size of a head's queries and keys; None: D / N."""
+    value_head_dim: int | None = None
+    """Hv, the size of a head's values; None: H."""
+    num_kv_heads: int | None = None
+    """K, the number of key/value heads, each shared by a group of heads; None: N."""
+    query_scalar: float | None = None
+    """Products of queries and keys are divided by the square root of this; None: H."""
+    softcap: float | None = None
+    """Attention logits x become c tanh(x / c) with this c; None: they stay."""
+    query_key_norm: NormOptions | None = None
+    """The norm over each head's queries and keys, before positions; None: none."""
+    dropout_rate: float = 0.0
+    """Dropout on the attention weights."""
+    qkv_bias: bool = True
+    """Projections to queries, keys and values have biases."""
+    use_bias: bool = True
+    """The output projection and the norms have biases."""
     attention_fn: AttentionFn = reference
+    kernel_init: Initializer = nn.initializers.xavier_uniform()
+    out_init: Initializer | None = None
+    """The initializer of the output projection; None: `kernel_init`."""
+    dtype: Any = jnp.float32
 
     def setup(self) -> None:
-        config = self.config
-        check_attention_fn(self.attention_fn)
-        if config.query_key_norm:
-            self.query_norm: Norm = Norm(config)
-            self.key_norm: Norm = Norm(config)
-        self.query: nn.DenseGeneral = self._projection(config.num_heads, config.key_size)
-        self.key: nn.DenseGeneral = self._projection(config.kv_heads, config.key_size)
-        self.value: nn.DenseGeneral = self._projection(config.kv_heads, config.value_size)
-        self.out: nn.DenseGeneral = nn.DenseGeneral(
-            config.d_model,
-            axis=(-2, -1),
-            use_bias=config.use_bias,
-            dtype=config.dtype,
-            kernel_init=residual_init(config),
-            dot_general=dense_dot_general,
-        )
-
-    def _projection(self, heads: int, size: int) -> nn.DenseGeneral:
-        return nn.DenseGeneral(
-            (heads, size),
-            use_bias=self.config.has_qkv_bias,
-            dtype=self.config.dtype,
-            kernel_init=dense_init(self.config),
-            dot_general=dense_dot_general,
-        )
-
-    def keys_values(self, x: Float[Array, "B S D"], rotation: Rotation | None = None) -> KeyValue:
-        """Keys [B, S, K, H], rotated by `rotation`, and values [B, S, K, Hv] of `x`."""
-        k = self.key(x)
-        k = self.key_norm(k) if self.config.query_key_norm else k
-        k, v = tap(self, "keys", rotate(k, rotation)), tap(self, "values", self.value(x))
-        return KeyValue(k, v)
+        self.dropout: Dropout = Dropout(self.dropout_rate, "weights")
+        if self.query_key_norm is not None:
+            kind, eps = self.query_key_norm.kind, self.query_key_norm.eps
+            self.query_norm: Norm = Norm(kind, eps, self.use_bias)
+            self.key_norm: Norm = Norm(kind, eps, self.use_bias)
 
     def __call__(
         self,
@@ -79,34 +77,74 @@ class MultiHeadAttention(nn.Module):
         mask: AttentionMask | None = None,
         *,
         rotation: Rotation | None = None,
-        bias: Float[Array, "1 N T S"] | None = None,
+        bias: Float[Array, "1 N Q S"] | None = None,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "R T D"]:
-        """The output of attention from the tokens of `x` to `kv` [B, S, ...]; R is B, or B x beams.
+        """The output of attention from the tokens of `x` to `kv` [B, S, ...].
 
         `kv` defaults to the keys and values of `x` (self-attention), `mask` to one that allows
         everything. The queries are rotated by `rotation`, and `bias` is added to the scaled logits.
         """
-        kv = self.keys_values(x, rotation) if kv is None else kv
-        mask = AttentionMask() if mask is None else mask
-        check_mask(mask)
-        q = self.query(x)
-        q = rotate(self.query_norm(q) if self.config.query_key_norm else q, rotation)
-        attend = self.attention_fn
-        if attend is reference:
-            attend = partial(reference, on_weights=partial(tap, self, "weights"))
-        config = self.config
-        cap = config.attention_softcap
-        options = {} if cap is None else {"softcap": cap}
-        name = "/".join((*self.path, "weights"))
-        heads = beam_cache.attend(
-            attend,
-            tap(self, "queries", q),
-            kv,
-            mask,
-            scale=config.attention_scale,
-            bias=bias,
-            dropout=Dropout(dropout_rng, name, config.attention_dropout_rate),
-            **options,
-        )
-        return tap(self, "output", self.out(tap(self, "heads", heads)))
+        q = self.queries(x, rotation)
+        k, v = self.keys_values(x, rotation) if kv is None else kv
+        heads = self.attend(q, k, v, mask or AttentionMask(), bias, self.dropout(dropout_rng))
+        return tap(self, "output", self.project("out", heads, (x.shape[-1],)))
+
+    def queries(
+        self, x: Float[Array, "R T D"], rotation: Rotation | None = None
+    ) -> Float[Array, "R T N H"]:
+        """The queries of `x`, rotated by `rotation`."""
+        q = self.project("query", x, (self.num_heads, self._size(x)))
+        q = q if self.query_key_norm is None else self.query_norm(q)
+        return tap(self, "queries", rotate(q, rotation))
+
+    def keys_values(self, x: Float[Array, "B S D"], rotation: Rotation | None = None) -> KeyValue:
+        """Keys [B, S, K, H], rotated by `rotation`, and values [B, S, K, Hv] of `x`."""
+        heads, size = self.num_kv_heads or self.num_heads, self._size(x)
+        k = self.project("key", x, (heads, size))
+        k = k if self.query_key_norm is None else self.key_norm(k)
+        v = self.project("value", x, (heads, self.value_head_dim or size))
+        return KeyValue(tap(self, "keys", rotate(k, rotation)), tap(self, "values", v))
+
+    def attend(
+        self,
+        q: Float[Array, "R T N H"],
+        k: Float[Array, "B S K H"],
+        v: Float[Array, "B S K Hv"],
+        mask: AttentionMask,
+        bias: Float[Array, "1 N Q S"] | None,
+        dropout: ops_dropout.Dropout,
+    ) -> Float[Array, "R T N Hv"]:
+        """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V of each head (equation 1)."""
+        scale = 1.0 / math.sqrt(self.query_scalar or q.shape[-1])
+        options: dict[str, Any] = {} if self.softcap is None else {"softcap": self.softcap}
+        if getattr(self.attention_fn, "attention_fn", self.attention_fn) is reference:  # FoldBeams
+            options["on_weights"] = partial(tap, self, "weights")
+        heads = self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
+        return tap(self, "heads", heads)
+
+    @nn.compact
+    def project(
+        self, name: str, x: Float[Array, "..."], features: tuple[int, ...]
+    ) -> Float[Array, "..."]:
+        """The projection `name` of `x`: to heads, or with "out" from all heads to D."""
+        is_out = name == "out"
+        default = self.kernel_init
+        return nn.DenseGeneral(
+            features,
+            axis=(-2, -1) if is_out else -1,
+            use_bias=self.use_bias if is_out else self.qkv_bias,
+            dtype=self.dtype,
+            kernel_init=(self.out_init or default) if is_out else default,
+            dot_general=dense_dot_general,
+            name=name,
+        )(x)
+
+    def _size(self, x: Array) -> int:
+        """H, the size of a head's queries and keys."""
+        if self.head_dim is None and x.shape[-1] % self.num_heads:
+            raise ConfigError(
+                f"vectors of {x.shape[-1]} numbers are not divisible by num_heads="
+                f"{self.num_heads}: choose a divisor, or give head_dim"
+            )
+        return self.head_dim or x.shape[-1] // self.num_heads

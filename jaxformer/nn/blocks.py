@@ -1,25 +1,22 @@
-"""The residual block, and blocks whose backward pass recomputes a part of it."""
+"""The residual block (Vaswani et al. 2017, section 3.1)."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config.parts import AttentionOptions, FeedForwardOptions, NormOptions
+from jaxformer.config.positions import Rotation
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.layers import FeedForward, Norm
-from jaxformer.nn.positions import Rotation
+from jaxformer.nn.layers import Dropout, FeedForward, Initializer, Norm
 from jaxformer.nn.taps import tap
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.attention.spec import FLASH_RESIDUALS
 from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask
-
-MakeBlock = Callable[[TransformerConfig, bool, AttentionFn], nn.Module]
-"""block(config, cross, attention_fn) -> a module that is called as `Block` is."""
 
 
 class Block(nn.Module):
@@ -27,48 +24,88 @@ class Block(nn.Module):
 
     Post-norm (Vaswani et al. 2017, section 3.1): x = norm(x + dropout(f(x))). Pre-norm:
     x = x + dropout(f(norm(x))). Sandwich (Ding et al. 2021): x = x + dropout(norm(f(norm(x)))).
-    With `config.parallel_residual` the feed-forward network reads the block's input, as
-    self-attention does (Wang & Komatsuzaki 2021). Values to read and replace: x [R, T, D] after
-    each of the three, `after_attention`, `after_cross_attention` and
-    `after_feed_forward`.
+    Parallel (Wang & Komatsuzaki 2021): pre-norm, and the feed-forward network reads the block's
+    input, as self-attention does. Taps: x [R, T, D] after each of the three, `after_attention`,
+    `after_cross_attention` and `after_feed_forward`.
 
-    >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
-    >>> block, causal = jf.Block(config), jf.AttentionMask(causal=True)
-    >>> x = jnp.ones((3, 5, 8))  # [B, T, D]
-    >>> shapes = jax.eval_shape(lambda: block.init_with_output(jax.random.key(0), x, causal))
-    >>> (out, _), variables = shapes
+    >>> block, x = jf.Block(num_heads=2, d_ff=12), jnp.ones((3, 5, 8))  # [B, T, D]
+    >>> causal = jf.AttentionMask(causal=True)
+    >>> (out, _), variables = block.init_with_output(jax.random.key(0), x, causal)
     >>> out.shape
     (3, 5, 8)
     >>> sorted(variables["params"])
     ['attention', 'attention_norm', 'feed_forward', 'feed_forward_norm']
     """
 
-    config: TransformerConfig
+    num_heads: int
+    d_ff: int
     cross: bool = False
+    """Whether the block attends to an encoder's keys and values."""
+    head_dim: int | None = None
+    """H, the size of a head's queries and keys; None: D / N."""
+    value_head_dim: int | None = None
+    """Hv, the size of a head's values; None: H."""
+    dropout_rate: float = 0.0
+    """P_drop, on each sub-layer's output."""
+    norm_options: NormOptions = NormOptions()
+    attention_options: AttentionOptions = AttentionOptions()
+    """A window is part of the mask, which `Stack` makes."""
+    feed_forward_options: FeedForwardOptions = FeedForwardOptions()
+    use_bias: bool = True
     attention_fn: AttentionFn = reference
+    kernel_init: Initializer = nn.initializers.xavier_uniform()
+    out_init: Initializer | None = None
+    """The initializer of projections into the residual; None: `kernel_init`."""
+    dtype: Any = jnp.float32
 
     def setup(self) -> None:
-        config = self.config
-        self.attention: MultiHeadAttention = MultiHeadAttention(config, self.attention_fn)
-        self.attention_norm: Norm = Norm(config)
+        shared = dict(kernel_init=self.kernel_init, out_init=self.out_init, dtype=self.dtype)
+        options, norm = self.attention_options, self.norm_options
+        attention = partial(
+            MultiHeadAttention,
+            self.num_heads,
+            self.head_dim,
+            self.value_head_dim,
+            num_kv_heads=options.num_kv_heads,
+            query_scalar=options.query_scalar,
+            softcap=options.softcap,
+            query_key_norm=norm if options.query_key_norm else None,
+            dropout_rate=options.dropout_rate,
+            qkv_bias=self.use_bias if options.qkv_bias is None else options.qkv_bias,
+            use_bias=self.use_bias,
+            attention_fn=self.attention_fn,
+            **shared,
+        )
+        self.attention: MultiHeadAttention = attention()
         if self.cross:
-            self.cross_attention: MultiHeadAttention = MultiHeadAttention(config, self.attention_fn)
-            self.cross_attention_norm: Norm = Norm(config)
-        self.feed_forward: FeedForward = FeedForward(config)
-        self.feed_forward_norm: Norm = Norm(config)
-        if config.norm_placement == "sandwich":
-            self.attention_post_norm: Norm = Norm(config)
-            if self.cross:
-                self.cross_attention_post_norm: Norm = Norm(config)
-            self.feed_forward_post_norm: Norm = Norm(config)
+            self.cross_attention: MultiHeadAttention = attention()
+        self.feed_forward: FeedForward = FeedForward(
+            self.d_ff,
+            self.feed_forward_options.activation,
+            self.feed_forward_options.gated,
+            self.feed_forward_options.dropout_rate,
+            use_bias=self.use_bias,
+            **shared,
+        )
+        for part in ("attention", "cross_attention", "feed_forward"):
+            if part != "cross_attention" or self.cross:
+                self._set_residual(part)
+
+    def _set_residual(self, part: str) -> None:
+        """Sets the norms and the dropout of the sub-layer `part`."""
+        kind, eps = self.norm_options.kind, self.norm_options.eps
+        setattr(self, f"{part}_norm", Norm(kind, eps, self.use_bias))
+        if self.norm_options.placement == "sandwich":
+            setattr(self, f"{part}_post_norm", Norm(kind, eps, self.use_bias))
+        setattr(self, f"{part}_dropout", Dropout(self.dropout_rate, f"{part}_norm"))
 
     def __call__(
         self,
         x: Float[Array, "R T D"],
-        mask: AttentionMask,
+        mask: AttentionMask | None = None,
         *,
         rotation: Rotation | None = None,
-        bias: Float[Array, "1 N T S"] | None = None,
+        bias: Float[Array, "1 N Q S"] | None = None,
         encoder_kv: KeyValue | None = None,
         encoder_mask: AttentionMask | None = None,
         layer_cache: LayerCache | None = None,
@@ -81,85 +118,83 @@ class Block(nn.Module):
         of the position scheme, for self-attention. `encoder_kv` [B, S, K, H] and `encoder_mask` are
         for the cross-attention. R is B, or B times the number of beams.
         """
-        entered = x
+        mask = AttentionMask() if mask is None else mask
+        residual_input = x
         h = self._before("attention", x)
         kv = self.attention.keys_values(h, rotation)
         if layer_cache is not None:
             layer_cache = write(layer_cache, kv, mask.offset)
             kv = read(layer_cache)
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
-        x = tap(self, "after_attention", self._after("attention", x, y, dropout_rng))
+        x = self._after("attention", x, y, dropout_rng)
         if self.cross:
             h = self._before("cross_attention", x)
             y = self.cross_attention(h, encoder_kv, encoder_mask, dropout_rng=dropout_rng)
             x = self._after("cross_attention", x, y, dropout_rng)
-            x = tap(self, "after_cross_attention", x)
-        h = self._before("feed_forward", entered if self.config.parallel_residual else x)
-        y = self.feed_forward(h, dropout_rng)
-        x = tap(self, "after_feed_forward", self._after("feed_forward", x, y, dropout_rng))
+        is_parallel = self.norm_options.placement == "parallel"
+        h = self._before("feed_forward", residual_input if is_parallel else x)
+        x = self._after("feed_forward", x, self.feed_forward(h, dropout_rng), dropout_rng)
         return x, layer_cache
 
     def _before(self, part: str, x: jax.Array) -> jax.Array:
-        """What the sub-layer `part` reads."""
-        return x if self.config.norm_placement == "post" else getattr(self, f"{part}_norm")(x)
+        """The input of the sub-layer `part`."""
+        return x if self.norm_options.placement == "post" else getattr(self, f"{part}_norm")(x)
 
     def _after(
         self, part: str, x: jax.Array, y: jax.Array, dropout_rng: DropoutRng | None
     ) -> jax.Array:
-        """`x` with the output `y` of the sub-layer `part`."""
-        norm, placement = getattr(self, f"{part}_norm"), self.config.norm_placement
-        if placement == "sandwich":
+        """The residual sum of `x` and the output `y` of the sub-layer `part`."""
+        if self.norm_options.placement == "sandwich":
             y = getattr(self, f"{part}_post_norm")(y)
-        x = x + Dropout(dropout_rng, "/".join(norm.path), self.config.dropout_rate)(y)
-        return norm(x) if placement == "post" else x
+        x = x + getattr(self, f"{part}_dropout")(dropout_rng)(y)
+        if self.norm_options.placement == "post":
+            x = getattr(self, f"{part}_norm")(x)
+        return tap(self, f"after_{part}", x)
 
 
-def _recompute_attention(
-    config: TransformerConfig, cross: bool, attention_fn: AttentionFn
-) -> Block:
-    """A `Block` that keeps only the inputs and outputs of its attention functions."""
+class Encoder(nn.Module):
+    """A stack of bidirectional blocks on vectors (Vaswani et al. 2017, figure 1, left).
 
-    def recomputed(q, k, v, mask, *, scale, bias=None, dropout=None, **options):
-        def attend(q, k, v, bias):
-            return attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
-
-        return jax.checkpoint(attend)(q, k, v, bias)
-
-    return Block(config, cross, recomputed)
-
-
-def _is_matmul_with_weights(primitive: Any, *_: Any, **params: Any) -> bool:
-    """Whether the product has at most one batch dimension.
-
-    Attention's own products have two, rows and heads. Those with weights have none, or one where
-    each group of a mesh has a copy of the weights.
+    >>> encoder = jf.Encoder(num_layers=6, num_heads=8, d_ff=2048)
+    >>> x = jnp.ones((2, 7, 512)) + jf.positional_encoding(7, 512)[None]
+    >>> real = jnp.arange(7) < jnp.array([[7], [5]])  # the second text has two padding tokens
+    >>> out, variables = jax.eval_shape(encoder.init_with_output, jax.random.key(0), x, real)
+    >>> out.shape
+    (2, 7, 512)
     """
-    if primitive is not jax.lax.dot_general_p:
-        return False
-    _, (batch, _) = params["dimension_numbers"]
-    return len(batch) <= 1
 
+    num_layers: int
+    num_heads: int
+    d_ff: int
+    dropout_rate: float = 0.0
+    norm_options: NormOptions = NormOptions()
+    attention_options: AttentionOptions = AttentionOptions()
+    feed_forward_options: FeedForwardOptions = FeedForwardOptions()
+    attention_fn: AttentionFn = reference
+    dtype: Any = jnp.float32
 
-def _remat(policy: Callable[..., bool] | None = None) -> MakeBlock:
-    def make(config: TransformerConfig, cross: bool, attention_fn: AttentionFn) -> nn.Module:
-        # In a loop XLA cannot merge the two computations, so nothing has to prevent it.
-        block = nn.remat(Block, policy=policy, prevent_cse=not config.scan_layers)
-        return block(config, cross, attention_fn)
-
-    return make
-
-
-REMAT: dict[str, MakeBlock] = {
-    "none": Block,
-    "attention": _recompute_attention,
-    "matmuls": _remat(_is_matmul_with_weights),
-    "all_but_attention": _remat(jax.checkpoint_policies.save_only_these_names(FLASH_RESIDUALS)),
-    "blocks": _remat(),
-}
-"""Blocks by what the backward pass recomputes (Chen et al. 2016); the gradient is the same.
-
-"none" keeps everything. "attention" recomputes the attention's scores and weights. "matmuls" keeps
-only the products with weights (JAX's `dots_with_no_batch_dims_saveable`), "blocks" only each
-block's input (`nothing_saveable`). "all_but_attention" also keeps the result of attention, where a
-flash attention function computes it.
-"""
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        padding_mask: Array | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B T D"]:
+        """`x` after all blocks; `padding_mask` [B, T] is True at real tokens."""
+        mask = AttentionMask(padding_mask=padding_mask)
+        for i in range(self.num_layers):
+            block = Block(
+                self.num_heads,
+                self.d_ff,
+                dropout_rate=self.dropout_rate,
+                norm_options=self.norm_options,
+                attention_options=self.attention_options,
+                feed_forward_options=self.feed_forward_options,
+                attention_fn=self.attention_fn,
+                dtype=self.dtype,
+                name=f"blocks_{i}",
+            )
+            x, _ = block(x, mask, dropout_rng=dropout_rng)
+        norm = self.norm_options
+        return x if norm.placement == "post" else Norm(norm.kind, norm.eps, name="final_norm")(x)

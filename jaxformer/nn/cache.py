@@ -6,7 +6,7 @@ from flax import struct
 from jax.core import Tracer
 from jaxtyping import Array, Int
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import Learned, TransformerConfig
 from jaxformer.ops import beam_cache
 from jaxformer.ops.beam_cache import KeyValue, LayerCache
 from jaxformer.ops.masks import AnyArray, AttentionMask
@@ -42,7 +42,7 @@ class Cache(struct.PyTreeNode):
     @property
     def max_length(self) -> int:
         """L, the number of tokens that fit."""
-        return self.with_beams(self.layers[0]).max_length
+        return self.layers[0].max_length
 
     @property
     def num_beams(self) -> int:
@@ -58,6 +58,14 @@ class Cache(struct.PyTreeNode):
             causal=True, offset=self.length, padding_mask=real.repeat(self.num_beams, axis=0)
         )
 
+    def mask_of_beams(self, mask: AttentionMask, count: int) -> AttentionMask:
+        """`mask` of the next T = `count` tokens of each row, for the queries of all beams."""
+        return beam_cache.mask_of_beams(mask, self.beam_ancestors, self.layers[0].slots, count)
+
+    def bias_of_beams(self, bias: jax.Array | None) -> jax.Array | None:
+        """`bias` [1, N, T, L] of one beam's queries, for the queries of all beams."""
+        return beam_cache.bias_of_beams(bias, self.num_beams, self.layers[0].slots)
+
     def positions(self, count: int) -> Int[Array, " T"] | Int[Array, "R T"]:
         """The positions of the next T = `count` tokens in their sentences; R = B*W."""
         positions = self.length + jnp.arange(count)
@@ -66,10 +74,6 @@ class Cache(struct.PyTreeNode):
         # Padding has no position; 0 keeps it inside the table.
         positions = jnp.maximum(positions[None] - self.left_padding[:, None], 0)
         return positions.repeat(self.num_beams, axis=0)
-
-    def with_beams(self, layer: LayerCache) -> LayerCache:
-        """One of `layers` with the cache's `beam_ancestors`: what a block reads and writes."""
-        return layer.replace(beam_ancestors=self.beam_ancestors)
 
     def advance(self, layers: tuple[LayerCache, ...], count: int) -> "Cache":
         """The cache with the blocks' `layers`, after `count` more tokens."""
@@ -110,14 +114,15 @@ def init_cache(
     >>> len(cache.layers), cache.layers[0].key.shape  # [B, K, H, L] of each layer
     (3, (5, 2, 4, 7))
     """
-    if config.positions == "learned" and max_length > config.max_len:
+    if isinstance(config.positions, Learned) and max_length > config.max_len:
         raise ValueError(
             f"a cache of max_length={max_length} tokens was asked for, but the learned positions "
             f"end at max_len={config.max_len}: give a smaller max_length"
         )
     shape = batch_size, max_length * num_beams, config.kv_heads
     sizes = config.key_size, config.value_size
-    layer = beam_cache.store(KeyValue(*(jnp.zeros((*shape, n), config.dtype) for n in sizes)))
+    zeros = KeyValue(*(jnp.zeros((*shape, size), config.dtype) for size in sizes))
+    layer = beam_cache.store(zeros, slots=num_beams)
     count = config.num_decoder_layers
     if config.scan_layers:
         layers = (jax.tree.map(lambda leaf: jnp.stack([leaf] * count), layer),)

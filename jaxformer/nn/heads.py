@@ -6,12 +6,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.nn.layers import Norm, as_row, dense_init
+from jaxformer.nn.layers import Dropout, Norm, as_row
 from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model
+from jaxformer.nn.recipe import dense_init, make_norm
 from jaxformer.nn.taps import tap
 from jaxformer.ops.activations import ACTIVATIONS, softcap
 from jaxformer.ops.dense import logits_matmul
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray
 
 
@@ -24,9 +25,9 @@ class MaskedLMOutput(NamedTuple):
     """
 
     logits: Float[Array, "B P V"]
-    """Of the token at each position."""
+    """Logits at each position."""
     next_sentence: Float[Array, "B 2"] | None
-    """Of whether the second sentence follows the first; None without `config.pooler`."""
+    """Logits of the second sentence following the first; None without a pooler."""
 
 
 class MaskedLanguageModel(Model):
@@ -47,14 +48,12 @@ class MaskedLanguageModel(Model):
 
     def setup(self) -> None:
         config = self.config
-        self.encoder: EncoderOnly = EncoderOnly(
-            config, self.attention_fn, self.block, self.position_scheme
-        )
+        self.encoder: EncoderOnly = EncoderOnly(config, self.attention_fn, self.block)
         init = dense_init(config)
         self.transform: nn.Dense = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init)
-        self.transform_norm: Norm = Norm(config)
+        self.transform_norm: Norm = make_norm(config)
         self.bias: Array = self.param("bias", nn.initializers.zeros, (config.vocab_size,))
-        if config.pooler:
+        if config.pooler != "none":
             self.next_sentence: nn.Dense = nn.Dense(2, dtype=config.dtype, kernel_init=init)
 
     def __call__(
@@ -89,11 +88,11 @@ class MaskedLanguageModel(Model):
 
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
-        x = ACTIVATIONS[self.config.activation](self.transform(hidden))
+        x = ACTIVATIONS[self.config.feed_forward.activation](self.transform(hidden))
         x = self.transform_norm(x)
         logits = logits_matmul(x, self.encoder.embedding.table.T)
         logits = logits + as_row(self.bias, logits.ndim).astype(logits.dtype)
-        return tap(self, "logits", softcap(logits, self.config.logits_softcap))
+        return tap(self, "logits", softcap(logits, self.config.output.softcap))
 
     def next_sentence_head(self, pooled: Float[Array, "B D"] | None) -> Float[Array, "B 2"] | None:
         """The logits of whether sentence B follows sentence A; None without `config.pooler`."""
@@ -150,7 +149,7 @@ class Classifier(nn.Module):
         types = () if token_type_ids is None else (token_type_ids,)
         mean = {"mean": True} if self.pooling == "mean" else {}  # a backbone may have no mean
         x = self.backbone.pooled(tokens, padding_mask, *types, **mean, dropout_rng=dropout_rng)
-        x = Dropout(dropout_rng, "/".join((*self.path, "summary")), config.dropout_rate)(x)
+        x = Dropout(config.dropout_rate, "summary")(dropout_rng)(x)
         return nn.Dense(
             self.classes, dtype=config.dtype, kernel_init=dense_init(config), name="head"
         )(x)
@@ -188,8 +187,7 @@ class TokenClassifier(nn.Module):
         """
         config = self.backbone.config
         x = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
-        name = "/".join((*self.path, "hidden"))
-        x = Dropout(dropout_rng, name, config.dropout_rate)(x)
+        x = Dropout(config.dropout_rate, "hidden")(dropout_rng)(x)
         head = nn.Dense(
             self.classes, dtype=config.dtype, kernel_init=dense_init(config), name="head"
         )

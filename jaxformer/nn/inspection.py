@@ -14,8 +14,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import Partial
 
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import EncoderDecoder, Model
+from jaxformer.nn.recipe import REMAT
 from jaxformer.nn.stacking import STACKED, unstack_blocks
 from jaxformer.nn.taps import INTERMEDIATES, REPLACEMENTS
 from jaxformer.ops.attention import reference

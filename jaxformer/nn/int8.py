@@ -15,6 +15,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.layers import Embedding, LMHead
 from jaxformer.nn.models import DecodingModel, EncoderDecoder
 from jaxformer.nn.stacking import STACKED
+from jaxformer.ops.activations import softcap
 from jaxformer.ops.int8 import (
     QuantizedMatrix,
     int8_matmul,
@@ -128,7 +129,7 @@ def _intercept(call: Any, args: Any, kwargs: Any, context: nn.module.Interceptor
         table: Any = module.table
         return take_rows(table, *args)
     if context.method_name == "__call__" and isinstance(module, LMHead):
-        return _lm_head(module, *args)
+        return _lm_head(module, *args, **kwargs)
     if _is_dense(context) and is_quantized(module.get_variable("params", "kernel")):
         return _dense(module, *args)
     return call(*args, **kwargs)
@@ -149,12 +150,12 @@ def _input_axes(module: nn.Dense | nn.DenseGeneral) -> int:
     return len(axis) if isinstance(axis, tuple) else 1
 
 
-def _lm_head(head: LMHead, hidden: jax.Array, embedding: Embedding) -> jax.Array:
-    matrix: Any = embedding.table if head.config.ties_output else head.kernel
+def _lm_head(head: LMHead, hidden: jax.Array, embedding: Embedding | None = None) -> jax.Array:
+    matrix: Any = head.get_variable("params", "kernel") if embedding is None else embedding.table
     logits = int8_matmul(hidden.reshape(-1, hidden.shape[-1]), matrix)
-    if head.config.output_bias:
-        logits = logits + head.bias[None]
-    return logits.reshape(*hidden.shape[:-1], -1)
+    if head.use_bias:
+        logits = logits + head.get_variable("params", "bias")[None]
+    return softcap(logits.reshape(*hidden.shape[:-1], -1), head.softcap)
 
 
 def _dense(module: Any, x: jax.Array) -> jax.Array:

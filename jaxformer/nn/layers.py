@@ -1,7 +1,7 @@
-"""The parts of a block besides attention: embeddings, norms, the feed-forward network."""
+"""The parts of a block besides attention: embeddings, norms, dropout, the feed-forward network."""
 
 import math
-from functools import partial
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,34 +9,16 @@ from flax import linen as nn
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config.parts import Activation
 from jaxformer.nn.taps import tap
+from jaxformer.ops import dropout as ops_dropout
 from jaxformer.ops.activations import ACTIVATIONS, softcap
 from jaxformer.ops.dense import dense_dot_general, logits_matmul
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray
 from jaxformer.ops.normalization import normalize
 
-
-def dense_init(config: TransformerConfig) -> nn.initializers.Initializer:
-    """The initializer of projections: Glorot-uniform, or normal with deviation 0.02."""
-    if config.initializer == "xavier":
-        return nn.initializers.xavier_uniform()
-    return nn.initializers.normal(0.02)
-
-
-def residual_init(config: TransformerConfig) -> nn.initializers.Initializer:
-    """The initializer of projections into the residual (Radford et al. 2019, section 2.3)."""
-    if config.initializer == "scaled_normal":
-        blocks = config.num_encoder_layers + config.num_decoder_layers
-        return nn.initializers.normal(0.02 / math.sqrt(2 * blocks))
-    return dense_init(config)
-
-
-def table_init(config: TransformerConfig) -> nn.initializers.Initializer:
-    """The initializer of tables with a row for each id or bucket."""
-    deviation = config.d_model**-0.5 if config.initializer == "xavier" else 0.02
-    return nn.initializers.normal(deviation)
+Initializer = nn.initializers.Initializer
 
 
 def as_row(vector: Float[Array, " D"], ndim: int) -> Float[Array, "*ones D"]:
@@ -44,20 +26,40 @@ def as_row(vector: Float[Array, " D"], ndim: int) -> Float[Array, "*ones D"]:
     return jnp.expand_dims(vector, tuple(range(ndim - 1)))
 
 
-class Embedding(nn.Module):
-    """A `table` [size, D] that maps ids to vectors and, transposed, vectors to logits.
+class Dropout(nn.Module):
+    """Dropout whose mask depends on the place in the model and on the example (`DropoutRng`).
 
-    >>> config = jf.TransformerConfig(vocab_size=5, d_model=4, d_ff=12, num_heads=2)
+    It is called with the randomness of a step, and returns the function that drops.
+    """
+
+    rate: float
+    place: str
+    """The name of the place within the parent module."""
+
+    def __call__(self, rng: DropoutRng | None) -> ops_dropout.Dropout:
+        """Dropout here; without `rng` it does nothing."""
+        return ops_dropout.Dropout(rng, "/".join((*self.path[:-1], self.place)), self.rate)
+
+
+class Embedding(nn.Module):
+    """A `table` [V, D] that maps ids to vectors and, transposed, vectors to logits (section 3.4).
+
+    >>> embedding = Embedding(vocab_size=5, d_model=4)
     >>> table = jnp.arange(20.0).reshape(5, 4)
-    >>> vectors = Embedding(5, config).apply({"params": {"table": table}}, jnp.array([[3, 0]]))
+    >>> vectors = embedding.apply({"params": {"table": table}}, jnp.array([[3, 0]]))
     >>> vectors[0, 0]  # row 3, times sqrt(4)
     Array([24., 26., 28., 30.], dtype=float32)
     """
 
-    size: int
-    config: TransformerConfig
+    vocab_size: int
+    d_model: int
+    scale: bool = True
+    """Vectors are multiplied by the square root of D."""
     zero_id: int | None = None
     """The id whose vector is zero, whatever its row of the table; None: none."""
+    table_init: Initializer | None = None
+    """The initializer of the table; None: normal with the deviation D^-0.5."""
+    dtype: Any = jnp.float32
 
     def setup(self) -> None:
         if not (self.is_mutable_collection("params") or self.has_variable("params", "table")):
@@ -65,19 +67,16 @@ class Embedding(nn.Module):
                 f"the variables given have no parameter {'/'.join((*self.path, 'table'))}: call "
                 'model.apply({"params": params}, ...) with params = model.init(...)["params"]'
             )
-        shape = (self.size, self.config.d_model)
-        self.table: Array = self.param("table", table_init(self.config), shape)
+        init = self.table_init or nn.initializers.normal(self.d_model**-0.5)
+        self.table: Array = self.param("table", init, (self.vocab_size, self.d_model))
 
     def __call__(self, ids: Int[AnyArray, "*shape"]) -> Float[Array, "*shape D"]:
-        """The vectors of `ids`, times sqrt(D) if `config.scale_embeddings` (section 3.4).
-
-        Raises `ValueError` for ids outside the table, unless they are being traced.
-        """
+        """The vectors of `ids`; `ValueError` for ids outside the table, unless they are traced."""
         self._check_ids(ids)
-        vectors = self.lookup(ids).astype(self.config.dtype)
+        vectors = self.lookup(ids).astype(self.dtype)
         if self.zero_id is not None:
             vectors = jnp.where(jnp.equal(ids, self.zero_id)[..., None], 0.0, vectors)
-        return vectors * math.sqrt(self.config.d_model) if self.config.scale_embeddings else vectors
+        return vectors * math.sqrt(self.d_model) if self.scale else vectors
 
     def lookup(self, ids: Int[AnyArray, "*shape"]) -> Float[Array, "*shape D"]:
         """The rows of the table that belong to `ids`."""
@@ -87,107 +86,118 @@ class Embedding(nn.Module):
         if isinstance(ids, Tracer) or not getattr(ids, "is_fully_addressable", True):
             return
         ids = np.asarray(ids)
-        outside = ids[(ids < 0) | (ids >= self.size)]
+        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
         if outside.size:
             raise ValueError(
-                f"id {outside[0]} was given to {self.name!r}, which has vocab_size={self.size}: "
-                f"give ids from 0 to {self.size - 1}, or a config with a larger vocabulary"
+                f"id {outside[0]} was given to {self.name!r}, which has vocab_size="
+                f"{self.vocab_size}: give ids from 0 to {self.vocab_size - 1}, or a larger "
+                "vocabulary"
             )
 
 
 class LMHead(nn.Module):
-    """Maps vectors to logits by its own matrix, or by the embedding's transpose if they are tied.
+    """Maps vectors to logits by its own matrix `kernel` [D, V], or by a tied embedding.
 
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
-    >>> model, tokens = jf.DecoderOnly(config), jnp.ones((2, 5), int)
-    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
-    >>> "output" in shapes, shapes["embedding"]["table"].shape  # tied: no matrix of its own
-    (False, (11, 8))
-    >>> hidden = jnp.ones((2, 5, 8))
-    >>> params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), shapes)
-    >>> model.apply({"params": params}, hidden, method="lm_head")[0, 0, 0]  # 8 ones times ones
-    Array(8., dtype=float32)
+    >>> head, x = LMHead(vocab_size=11), jnp.ones((2, 5, 8))
+    >>> logits, variables = head.init_with_output(jax.random.key(0), x)
+    >>> logits.shape, variables["params"]["kernel"].shape
+    ((2, 5, 11), (8, 11))
     """
 
-    config: TransformerConfig
+    vocab_size: int
+    use_bias: bool = False
+    softcap: float | None = None
+    """Logits x become c tanh(x / c) with this c; None: they stay."""
+    kernel_init: Initializer = nn.initializers.xavier_uniform()
 
-    def setup(self) -> None:
-        config = self.config
-        if not config.ties_output:
-            shape = config.d_model, config.vocab_size
-            self.kernel: Array = self.param("kernel", dense_init(config), shape)
-        if config.output_bias:
-            self.bias: Array = self.param("bias", nn.initializers.zeros, (config.vocab_size,))
-
+    @nn.compact
     def __call__(
-        self, hidden: Float[Array, "*shape D"], embedding: Embedding
+        self, hidden: Float[Array, "*shape D"], embedding: Embedding | None = None
     ) -> Float[Array, "*shape V"]:
-        """The logits of `hidden`; `embedding` is used where the config ties the two."""
-        matrix = embedding.table.T if self.config.ties_output else self.kernel
+        """The logits of `hidden`, by the transpose of `embedding` where one is given."""
+        if embedding is None:
+            matrix = self.param("kernel", self.kernel_init, (hidden.shape[-1], self.vocab_size))
+        else:
+            matrix = embedding.table.T
         logits = logits_matmul(hidden, matrix)
-        if self.config.output_bias:
-            logits = logits + as_row(self.bias, logits.ndim).astype(logits.dtype)
-        return softcap(logits, self.config.logits_softcap)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
+            logits = logits + as_row(bias, logits.ndim).astype(logits.dtype)
+        return softcap(logits, self.softcap)
 
 
 class Norm(nn.Module):
     """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019) over the last axis.
 
-    >>> config = jf.TransformerConfig(vocab_size=5, d_model=2, d_ff=3, num_heads=1)
-    >>> out, _ = Norm(config).init_with_output(jax.random.key(0), jnp.array([[3.0, 7.0]]))
+    >>> out, _ = Norm().init_with_output(jax.random.key(0), jnp.array([[3.0, 7.0]]))
     >>> out.round(3)  # mean 5, deviation 2
     Array([[-1.,  1.]], dtype=float32)
     """
 
-    config: TransformerConfig
+    kind: Literal["layer", "rms"] = "layer"
+    eps: float = 1e-6
+    use_bias: bool = True
+    """A LayerNorm has a bias."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
         """`x` normalised in float32, scaled and shifted, in the type of `x`."""
         size = x.shape[-1:]
-        centered = self.config.norm == "layer"
-        y = normalize(x.astype(jnp.float32), self.config.norm_eps, centered)
+        centered = self.kind == "layer"
+        y = normalize(x.astype(jnp.float32), self.eps, centered)
         y = y * as_row(self.param("scale", nn.initializers.ones, size), x.ndim)
-        if centered and self.config.use_bias:
+        if centered and self.use_bias:
             y = y + as_row(self.param("bias", nn.initializers.zeros, size), x.ndim)
         return y.astype(x.dtype)
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between, position by position (section 3.3).
+    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, position by position (section 3.3).
 
-    Gated (Shazeer 2020): the activation of one projection multiplies another. Values to read and
-    replace: `hidden` [B, T, F] and `output` [B, T, D].
+    Gated (Shazeer 2020): the activation of one projection multiplies another. Taps: `hidden`
+    [B, T, F] and `output` [B, T, D].
 
-    >>> config = jf.TransformerConfig(vocab_size=5, d_model=4, d_ff=6, num_heads=1)
     >>> x = jnp.ones((2, 3, 4))
-    >>> out, variables = FeedForward(config).init_with_output(jax.random.key(0), x)
+    >>> out, variables = FeedForward(d_ff=6).init_with_output(jax.random.key(0), x)
     >>> out.shape
     (2, 3, 4)
     >>> sum(leaf.size for leaf in jax.tree.leaves(variables))  # 4 x 6 + 6 and 6 x 4 + 4
     58
     """
 
-    config: TransformerConfig
+    d_ff: int
+    activation: Activation = "relu"
+    gated: bool = False
+    dropout_rate: float = 0.0
+    """Dropout on the hidden layer."""
+    use_bias: bool = True
+    kernel_init: Initializer = nn.initializers.xavier_uniform()
+    out_init: Initializer | None = None
+    """The initializer of the projection into the residual; None: `kernel_init`."""
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(
         self, x: Float[Array, "B T D"], dropout_rng: DropoutRng | None = None
     ) -> Float[Array, "B T D"]:
         """FFN(x), through a hidden layer [B, T, F]."""
-        config = self.config
-        dense = partial(
-            nn.Dense, use_bias=config.use_bias, dtype=config.dtype, dot_general=dense_dot_general
-        )
-        init = dense_init(config)
-        activation = ACTIVATIONS[config.activation]
-        if config.gated:
-            hidden = activation(dense(config.d_ff, kernel_init=init, name="gate")(x))
-            hidden = hidden * dense(config.d_ff, kernel_init=init, name="up")(x)
+
+        def dense(name: str, features: int, init: Initializer = self.kernel_init) -> nn.Dense:
+            return nn.Dense(
+                features,
+                use_bias=self.use_bias,
+                dtype=self.dtype,
+                kernel_init=init,
+                dot_general=dense_dot_general,
+                name=name,
+            )
+
+        activation = ACTIVATIONS[self.activation]
+        if self.gated:
+            hidden = activation(dense("gate", self.d_ff)(x)) * dense("up", self.d_ff)(x)
         else:
-            hidden = activation(dense(config.d_ff, kernel_init=init, name="up")(x))
-        name = "/".join((*self.path, "hidden"))
+            hidden = activation(dense("up", self.d_ff)(x))
         hidden = tap(self, "hidden", hidden)
-        hidden = Dropout(dropout_rng, name, config.activation_dropout_rate)(hidden)
-        down = dense(config.d_model, kernel_init=residual_init(config), name="down")
+        hidden = Dropout(self.dropout_rate, "hidden")(dropout_rng)(hidden)
+        down = dense("down", x.shape[-1], self.out_init or self.kernel_init)
         return tap(self, "output", down(hidden))

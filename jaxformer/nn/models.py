@@ -11,11 +11,11 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.blocks import Block, MakeBlock
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.cache import Cache, init_cache
-from jaxformer.nn.layers import Embedding, LMHead, dense_init
-from jaxformer.nn.positions import MakePositionScheme
-from jaxformer.nn.stack import Stack
+from jaxformer.nn.layers import Embedding, LMHead
+from jaxformer.nn.recipe import MakeBlock, dense_init, make_embedding, make_lm_head
+from jaxformer.nn.stack import ScannedStack, Stack
 from jaxformer.nn.taps import tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import store
@@ -24,22 +24,19 @@ from jaxformer.ops.masks import AnyArray, AttentionMask
 
 
 class Model(nn.Module):
-    """The base of all models: the config, and what is passed to each `Stack`."""
+    """The base of all models: the recipe, and what is passed to each `Stack`."""
 
     config: TransformerConfig
     attention_fn: AttentionFn = reference
     block: MakeBlock = Block
-    position_scheme: MakePositionScheme | None = None
 
     def stack(
         self, num_layers: int, cross: bool = False, config: TransformerConfig | None = None
     ) -> Stack:
-        """A stack of `num_layers` blocks, made of the values that the model was given.
-
-        `config` None means that of the model.
-        """
-        parts = self.attention_fn, self.block, self.position_scheme
-        return Stack(config or self.config, num_layers, cross, *parts)
+        """A stack of `num_layers` blocks of `config`; None means that of the model."""
+        config = config or self.config
+        kind = ScannedStack if config.scan_layers else Stack
+        return kind(config, num_layers, cross, self.attention_fn, self.block)
 
     def embed(
         self,
@@ -50,7 +47,9 @@ class Model(nn.Module):
     ) -> Float[Array, "B T D"]:
         """The vectors of `ids`, some of them zero with word dropout; `side` has its own masks."""
         name = "/".join((*self.path, f"{side}_words"))
-        return Dropout(dropout_rng, name, self.config.word_dropout_rate).vectors(embedding(ids))
+        return Dropout(dropout_rng, name, self.config.embeddings.dropout_rate).vectors(
+            embedding(ids)
+        )
 
 
 class DecodingModel(Model):
@@ -60,13 +59,15 @@ class DecodingModel(Model):
 
     def setup(self) -> None:
         config = self.config
-        self.embedding: Embedding = Embedding(config.vocab_size, config, config.zero_embedding_id)
+        zero_id = config.embeddings.zero_id
+        self.embedding: Embedding = make_embedding(config, config.vocab_size, zero_id)
         self.decoder: Stack = self.stack(config.num_decoder_layers, self._cross)
-        self.output: LMHead = LMHead(config)
+        self.output: LMHead = make_lm_head(config)
 
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
-        return tap(self, "logits", self.output(hidden, self.embedding))
+        tied = self.embedding if self.config.ties_output else None
+        return tap(self, "logits", self.output(hidden, tied))
 
     def decode_step(
         self, tokens: Int[AnyArray, "B W T"], cache: Cache
@@ -113,8 +114,8 @@ class EncoderDecoder(DecodingModel):
         config = self.config
         if not config.ties_inputs:
             size = config.source_vocab_size or config.vocab_size
-            self.source_embedding: Embedding = Embedding(size, config)
-        self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.encoder)
+            self.source_embedding: Embedding = make_embedding(config, size)
+        self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.of_encoder)
 
     def __call__(
         self,
@@ -295,11 +296,12 @@ class EncoderOnly(Model):
 
     def setup(self) -> None:
         config = self.config
-        self.embedding: Embedding = Embedding(config.vocab_size, config, config.zero_embedding_id)
-        if config.num_token_types:
-            self.type_embedding: Embedding = Embedding(config.num_token_types, config)
-        self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.encoder)
-        if config.pooler:
+        zero_id = config.embeddings.zero_id
+        self.embedding: Embedding = make_embedding(config, config.vocab_size, zero_id)
+        if config.embeddings.num_types:
+            self.type_embedding: Embedding = make_embedding(config, config.embeddings.num_types)
+        self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.of_encoder)
+        if config.pooler != "none":
             self.pooler: nn.Dense = nn.Dense(
                 config.d_model, dtype=config.dtype, kernel_init=dense_init(config)
             )
@@ -317,14 +319,14 @@ class EncoderOnly(Model):
         `token_type_ids` (which of two sentences a token belongs to) default to 0.
         """
         x = self.embed(self.embedding, tokens, dropout_rng)
-        if self.config.num_token_types:
+        if self.config.embeddings.num_types:
             types = jnp.zeros_like(tokens) if token_type_ids is None else token_type_ids
             x = x + self.type_embedding(types)
         mask = AttentionMask(padding_mask=padding_mask)
         hidden, _ = self.encoder(x, mask, dropout_rng=dropout_rng)
-        if not self.config.pooler:
+        if self.config.pooler == "none":
             return EncoderOutput(hidden, None)
-        activation = {"tanh": jnp.tanh, "relu": jax.nn.relu}[self.config.pooler_activation]
+        activation = {"tanh": jnp.tanh, "relu": jax.nn.relu}[self.config.pooler]
         return EncoderOutput(hidden, activation(self.pooler(hidden[:, 0])))
 
     def pooled(

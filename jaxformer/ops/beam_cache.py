@@ -6,7 +6,8 @@ beam `beam_ancestors[b, w, l]`. The plain twin is to gather keys and values by b
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,57 +17,51 @@ from jaxtyping import Array, Float, Int
 from jaxformer.ops.masks import AttentionMask
 
 
-class KeyValue(struct.PyTreeNode):
-    """Keys [B, S, K, H] and values [B, S, K, Hv] of S tokens.
-
-    With `beam_ancestors` [B, W, L] they belong to W beams: S is L x slots, and token l of beam w
-    is the one at position l, slot `beam_ancestors[b, w, l]`.
-    """
+class KeyValue(NamedTuple):
+    """Keys [B, S, K, H] and values [B, S, K, Hv] of S tokens."""
 
     key: jax.Array
     value: jax.Array
-    beam_ancestors: jax.Array | None = None
 
 
 class LayerCache(struct.PyTreeNode):
     """The keys and values of one layer, in the layout that attention multiplies.
 
-    Keys [B, K, H, S] and values [B, K, S, Hv]. `groups` are the sizes of B and K. Of these, axes of
-    size 1 are left out of the arrays: XLA drops them from a product, and a loop would copy an array
-    that has them at each step.
+    Keys [B, K, H, S] and values [B, K, S, Hv] of S = L x `slots`: position l of a sentence has a
+    slot for each of its beams. `groups` are the sizes of B and K. Of these, axes of size 1 are left
+    out of the arrays: XLA drops them from a product, and a loop would copy an array that has them
+    at each step.
     """
 
     key: jax.Array
     value: jax.Array
     groups: tuple[int, int] = struct.field(pytree_node=False)
-    beam_ancestors: jax.Array | None = None
+    slots: int = struct.field(pytree_node=False, default=1)
 
     @property
     def max_length(self) -> int:
         """L, the number of tokens of each beam that fit."""
-        if self.beam_ancestors is None:
-            return self.key.shape[-1]
-        return self.beam_ancestors.shape[2]
+        return self.key.shape[-1] // self.slots
 
 
-def store(kv: KeyValue) -> LayerCache:
+def store(kv: KeyValue, slots: int = 1) -> LayerCache:
     """`kv` in the layout of a cache."""
     key, value = kv.key.transpose(0, 2, 3, 1), kv.value.swapaxes(1, 2)
     ones = tuple(axis for axis in (0, 1) if key.shape[axis] == 1)
     groups = key.shape[0], key.shape[1]
-    return LayerCache(key.squeeze(ones), value.squeeze(ones), groups, kv.beam_ancestors)
+    return LayerCache(key.squeeze(ones), value.squeeze(ones), groups, slots)
 
 
 def read(layer: LayerCache) -> KeyValue:
     """All keys and values in `layer`, to attend to."""
     leaves = layer.key, layer.value
     key, value = (leaf.reshape(*layer.groups, *leaf.shape[-2:]) for leaf in leaves)
-    return KeyValue(key.transpose(0, 3, 1, 2), value.swapaxes(1, 2), layer.beam_ancestors)
+    return KeyValue(key.transpose(0, 3, 1, 2), value.swapaxes(1, 2))
 
 
 def write(layer: LayerCache, new: KeyValue, position: Int[Array, ""] | int) -> LayerCache:
     """`layer` with the keys [B*W, T, K, H] and values of `new` at position .. position + T."""
-    slots = layer.key.shape[-1] // layer.max_length
+    slots = layer.slots
 
     def to_slots(leaf: jax.Array) -> jax.Array:
         """[B*W, T, K, H] as [B, T * slots, K, H]."""
@@ -92,7 +87,7 @@ def reorder(
     added; otherwise `layers` are the same arrays.
     """
     batch, beams = parents.shape
-    max_length = layers[0].max_length if beam_ancestors is None else beam_ancestors.shape[2]
+    max_length = layers[0].max_length
     if beam_ancestors is None:
         if beams == 1:
             return layers, None
@@ -100,7 +95,7 @@ def reorder(
     inherited = jnp.take_along_axis(beam_ancestors, parents[:, :, None], axis=1)
     written = jnp.arange(max_length)[None, None] < length
     beam_ancestors = jnp.where(written, inherited, own_slots(beams))
-    if beams * max_length > layers[0].key.shape[-1]:
+    if beams > layers[0].slots:
         layers = tuple(_with_slots(layer, max_length, beams) for layer in layers)
     return layers, beam_ancestors
 
@@ -110,45 +105,55 @@ def own_slots(beams: int) -> Int[Array, "1 W 1"]:
     return jnp.arange(beams, dtype=jnp.int32)[None, :, None]
 
 
-def attend(
-    attention_fn: Callable[..., Float[Array, "B Q N Hv"]],
-    q: Float[Array, "R T N H"],
-    kv: KeyValue,
-    mask: AttentionMask,
-    *,
-    bias: Float[Array, "1 N T L"] | None,
-    **options: Any,
-) -> Float[Array, "R T N Hv"]:
+@dataclass(frozen=True)
+class FoldBeams:
     """`attention_fn` of the queries of R = B*W rows on the keys and values of B sentences.
 
     The W rows of a sentence (its beams) become Q = W*T further queries of that sentence, so that
-    its keys and values are not repeated. With `beam_ancestors`, mask and bias are given per row
-    and per position. `options` are passed on.
+    its keys and values are not repeated. Mask and bias are those of the Q queries. Where R is B,
+    nothing changes.
     """
-    folded = q.reshape(kv.key.shape[0], -1, *q.shape[2:])
-    mask, bias = expand_for_beams(kv, mask, bias, q.shape[1])
-    out = attention_fn(folded, kv.key, kv.value, mask, bias=bias, **options)
-    return out.reshape(*q.shape[:3], -1)
+
+    attention_fn: Callable[..., Float[Array, "B Q N Hv"]]
+
+    def __call__(
+        self,
+        q: Float[Array, "R T N H"],
+        k: Float[Array, "B S K H"],
+        v: Float[Array, "B S K Hv"],
+        mask: AttentionMask,
+        /,
+        **options: Any,
+    ) -> Float[Array, "R T N Hv"]:
+        """The result for each row; `options` are passed on."""
+        folded = q.reshape(k.shape[0], -1, *q.shape[2:])
+        return self.attention_fn(folded, k, v, mask, **options).reshape(*q.shape[:3], -1)
 
 
-def expand_for_beams(
-    kv: KeyValue, mask: AttentionMask, bias: Float[Array, "1 N T L"] | None, queries: int
-) -> tuple[AttentionMask, Float[Array, "1 N Q S"] | None]:
-    """`mask` [B*W, T, L] and `bias` of T = `queries` for W*T queries and all S slots of `kv`."""
-    if kv.beam_ancestors is None:
-        return mask, bias
-    batch, beams, length = kv.beam_ancestors.shape
-    slots = kv.key.shape[1] // length
-    allowed = kv.beam_ancestors[..., None] == jnp.arange(slots)[None, None, None]
+def mask_of_beams(
+    mask: AttentionMask, beam_ancestors: Int[Array, "B W L"] | None, slots: int, queries: int
+) -> AttentionMask:
+    """`mask` [B*W, T, L] of T = `queries` as the mask [B, W*T, L*slots] of folded queries."""
+    if beam_ancestors is None:
+        return mask
+    batch, beams, length = beam_ancestors.shape
+    allowed = beam_ancestors[..., None] == jnp.arange(slots)[None, None, None]
     allowed = allowed[:, :, None]  # [B, W, 1, L, slots]
     dense = mask.materialize(queries, length)
     if dense is not None:
         dense = jnp.broadcast_to(dense, (batch * beams, 1, queries, length))
         allowed = allowed & dense.reshape(batch, beams, queries, length, 1)
-    allowed = allowed.reshape(batch, beams * queries, -1)
-    if bias is not None:
-        bias = jnp.tile(jnp.repeat(bias, slots, axis=-1), (beams, 1))
-    return AttentionMask(explicit=allowed), bias
+    explicit = allowed.reshape(batch, beams * queries, -1)
+    return AttentionMask(offset=mask.offset, explicit=explicit)
+
+
+def bias_of_beams(
+    bias: Float[Array, "1 N T L"] | None, beams: int, slots: int
+) -> Float[Array, "1 N Q S"] | None:
+    """`bias` for the Q = W*T queries of W = `beams` on the S = L*slots keys."""
+    if bias is None or beams == slots == 1:
+        return bias
+    return jnp.tile(jnp.repeat(bias, slots, axis=-1), (beams, 1))
 
 
 def _with_slots(layer: LayerCache, length: int, slots: int) -> LayerCache:
@@ -160,7 +165,7 @@ def _with_slots(layer: LayerCache, length: int, slots: int) -> LayerCache:
         return _pad(positions, axis + 1, slots).reshape(*shape[:axis], -1, *shape[axis + 1 :])
 
     last = layer.key.ndim - 1
-    return layer.replace(key=pad(layer.key, last), value=pad(layer.value, last - 1))
+    return layer.replace(key=pad(layer.key, last), value=pad(layer.value, last - 1), slots=slots)
 
 
 def _pad(leaf: jax.Array, axis: int, size: int) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int, Key
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import Learned, TransformerConfig
 from jaxformer.decoding import (
     GenerationConfig,
     Hypotheses,
@@ -231,7 +231,9 @@ def max_target_length(
     30
     """
     length = config.max_length or source_length + config.max_extra_tokens
-    return min(length, model_config.max_len) if model_config.positions == "learned" else length
+    return (
+        min(length, model_config.max_len) if isinstance(model_config.positions, Learned) else length
+    )
 
 
 class _Batch(NamedTuple):

@@ -1,14 +1,16 @@
 """A family of published models: its config.json in both directions, its classes, its weight map.
 
-`hf` is a key of config.json or the whole object, `jax` a field of `TransformerConfig`.
+`hf` is a key of config.json or the whole object, `jax` a field of `TransformerConfig` or of one of
+its parts, with a dot: "norm.eps".
 """
 
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import TransformerConfig, with_fields
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.pretrained.model_specs import Kind, ModelSpec
 from jaxformer.pretrained.weight_map import Entry, WeightMap, entry, linear, zero_entry
@@ -62,13 +64,14 @@ def field(
     default: int | float | bool | None | Callable[[Mapping[str, Any]], int],
     *,
     least: int = 0,
-    written: str = "",
+    value_of: Callable[[Any], Any] | None = None,
 ) -> Setting:
     """A number of at least `least`, or a truth value, with one key and one field.
 
     `default` is the meaning of an absent key: a value, or a function of our fields read before.
-    `written` is the attribute of our config to write where a field may be None.
+    `value_of` gives the value to write of our config; None: that of the field.
     """
+    written = attrgetter(jax) if value_of is None else value_of
 
     def read(config_json: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
         absent = default(fields) if callable(default) else default
@@ -78,7 +81,7 @@ def field(
         kind = int if absent is None else type(absent)
         return {jax: parse_number(hf, value, kind, least)}
 
-    return Setting((hf,), read, lambda config: {hf: getattr(config, written or jax)})
+    return Setting((hf,), read, lambda config: {hf: written(config)})
 
 
 def optional_field(hf: str, jax: str, default: int | float, *, least: int = 0) -> Setting:
@@ -89,7 +92,7 @@ def optional_field(hf: str, jax: str, default: int | float, *, least: int = 0) -
         kind = type(default)
         return {jax: None if value is None else parse_number(hf, value, kind, least)}
 
-    return Setting((hf,), read, lambda config: {hf: getattr(config, jax)})
+    return Setting((hf,), read, lambda config: {hf: attrgetter(jax)(config)})
 
 
 def enum_field(hf: str, jax: str, default: str | bool, names: Mapping[Any, Any]) -> Setting:
@@ -105,13 +108,19 @@ def enum_field(hf: str, jax: str, default: str | bool, names: Mapping[Any, Any])
         return {jax: names[value]}
 
     def write(config: TransformerConfig) -> dict[str, Any]:
-        value = getattr(config, jax)
-        for name, found in names.items():
-            if found == value:
+        value = attrgetter(jax)(config)
+        for name, ours in names.items():
+            if ours == value:
                 return {hf: name}
         raise ConfigError(f"{jax}={value!r} has no {hf}")
 
     return Setting((hf,), read, write)
+
+
+def tied_output(default: bool) -> Setting:
+    """Whether the output is the transpose of the embedding; `default` where the key is absent."""
+    names = {True: "output", False: "none"}
+    return enum_field("tie_word_embeddings", "embeddings.tied", default, names)
 
 
 def const_field(hf: str, only: Any) -> Setting:
@@ -176,7 +185,7 @@ def identity(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
 
 
 class Family(NamedTuple):
-    """What is needed to read and write the folders of a `model_type`.
+    """All that reads and writes the folders of a `model_type`.
 
     Tensors have the names that they have in a model with a head.
     """
@@ -186,15 +195,15 @@ class Family(NamedTuple):
     architectures: Mapping[str, Kind]
     """The kind of model of each class; the first class of a kind is written."""
     constants: Mapping[str, Any]
-    """Fields of our config that all models of the family share."""
+    """Fields of our config that all models of the family share; `positions` is one of them."""
     settings: Sequence[Setting]
-    """How the other fields are read and written."""
+    """The readers and writers of the other fields."""
     weight_map: Callable[[ModelSpec, Mapping[str, Any]], WeightMap]
     """A spec and config.json -> the entries of its weight map."""
     prefix: str
-    """What tensor names begin with; the names of a model without a head lack it."""
+    """The beginning of tensor names; the names of a model without a head lack it."""
     head_prefixes: tuple[str, ...]
-    """What names of tensors of heads begin with; these never have `prefix`."""
+    """The beginnings of names of tensors of heads, which never have `prefix`."""
     adapt: Callable[[ModelSpec, Collection[str]], ModelSpec] = identity
     """A spec and the names of a folder's tensors -> the spec of what the folder stores."""
     renamed_endings: Mapping[str, str] = {}
@@ -223,7 +232,8 @@ def token_layers(spec: ModelSpec, embedding: str, output: str = "lm_head.weight"
 def read_config(family: Family, hf: Mapping[str, Any]) -> TransformerConfig:
     """Our config for the config.json `hf`; `ConfigError` names what is not supported."""
     fields = read_fields(family.settings, family.ignored_keys, hf)
-    return TransformerConfig(**{**family.constants, **fields})
+    sizes = TransformerConfig(vocab_size=1, d_model=1, d_ff=1, num_heads=1)  # all are replaced
+    return with_fields(sizes, {**family.constants, **fields})
 
 
 def write_config(family: Family, spec: ModelSpec) -> dict[str, Any]:
@@ -234,17 +244,20 @@ def write_config(family: Family, spec: ModelSpec) -> dict[str, Any]:
     names = [name for name, kind in family.architectures.items() if kind == spec.kind]
     if not names:
         raise ConfigError(f"it has no {spec.kind.replace('_', ' ')}")
+    positions, scheme = spec.config.positions, family.constants["positions"]
+    if type(positions) is not type(scheme):
+        raise ConfigError(f"positions={positions}, but it has {scheme}")
     hf: dict[str, Any] = {"architectures": names[:1], "model_type": family.model_type}
     for setting in family.settings:
         hf |= setting.write(spec.config)
     read = ModelSpec(spec.kind, read_config(family, hf), spec.classes)
     written = {entry.hf[0] for entry in family.weight_map(spec, hf) if entry.hf}
     read = family.adapt(read, written)
-    wanted, found = spec.effective_fields(), read.effective_fields()
+    wanted, offered = spec.effective_fields(), read.effective_fields()
     wrong = [
-        f"{name}={wanted[name]!r}, but it has {found.get(name)!r}"
+        f"{name}={wanted[name]!r}, but it has {offered.get(name)!r}"
         for name in wanted
-        if wanted[name] != found.get(name)
+        if wanted[name] != offered.get(name)
     ]
     if read.kind != spec.kind or wrong:
         raise ConfigError("; ".join(wrong) or f"it has no {spec.kind.replace('_', ' ')}")
@@ -258,17 +271,17 @@ def canonical_names(family: Family, names: Iterable[str]) -> dict[str, str]:
     """
     names = list(names)
     bare = not any(name.startswith(family.prefix) for name in names)
-    found: dict[str, str] = {}
+    given_names: dict[str, str] = {}
     for name in names:
         canonical = _with_current_ending(family, name)
         if bare and not canonical.startswith(family.head_prefixes):
             canonical = family.prefix + canonical
         if re.search(family.ignored_tensors, canonical):
             continue
-        if canonical in found:
-            raise DataError(f"{found[canonical]} and {name} are two names of one tensor")
-        found[canonical] = name
-    return found
+        if canonical in given_names:
+            raise DataError(f"{given_names[canonical]} and {name} are two names of one tensor")
+        given_names[canonical] = name
+    return given_names
 
 
 def _with_current_ending(family: Family, name: str) -> str:

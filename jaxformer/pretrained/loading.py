@@ -5,9 +5,9 @@ import importlib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, Model
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, reference
 from jaxformer.pretrained import families
-from jaxformer.pretrained.family import Family, canonical_names, parse_number, read_config
+from jaxformer.pretrained.family import Family, as_text, canonical_names, parse_number, read_config
 from jaxformer.pretrained.hf_folder import HFFolder, Tensors, check_layers, locate
 from jaxformer.pretrained.model_specs import ModelSpec, check_params, make_model, param_shapes
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
@@ -287,25 +287,48 @@ def _load_run(
     training = config.get("training", {})
     params = _run_params(folder, training)
     try:
-        sizes = _with_vocabularies(TransformerConfig(**config["model"]), params)
+        sizes = _with_vocabularies(_from_json(TransformerConfig, config["model"]), params)
     except (TypeError, ConfigError) as error:
         raise ConfigError(f"{folder / 'config.json'}: model: {error}") from error
     sizes = replace(sizes, dtype=dtype or sizes.dtype)
     attend = attention_fn or _attention_fn(training.get("attention_fn", "reference"))
     named = training.get("block")
     block = _import_named(named, "block") if named else Block
-    named, scheme = training.get("position_scheme"), None
-    if named:
-        sizes, scheme = replace(sizes, positions="none"), _import_named(named, "position_scheme")
     own, kind = training.get("model"), _kind_of(sizes)
     if own:
         kind = _import_named(own, "model")
-    model = kind(sizes, attend, block, scheme)
+    model = kind(sizes, attend, block)
     try:
         check_params(model, params)
     except ConfigError as error:
         raise CheckpointError(f"{folder / 'checkpoints'}: {error}") from error
     return Loaded(model, params, *_run_tokenizers(folder, sizes))
+
+
+def _from_json(kind: Any, value: Any) -> Any:
+    """The value of a field of the type `kind` that a run's config.json stores as `value`.
+
+    A part is an object of its fields; where `kind` is a union of parts, "type" is the name of a
+    class in it, as in {"type": "rotary", "base": 1e6}, or package.module:Class.
+    """
+    classes: list[Any] = [one for one in get_args(kind) or (kind,) if is_dataclass(one)]
+    if not classes:
+        return value
+    values = {"type": value} if isinstance(value, str) else value
+    if not isinstance(values, dict):
+        raise ConfigError(f"{as_text(value)} must be an object, or the name of a class")
+    name = values.get("type", "")
+    members = {re.sub(r"\B(?=[A-Z])", "_", one.__name__).lower(): one for one in classes}
+    if len(classes) == 1 and not name:
+        part = classes[0]
+    elif ":" in name:
+        part = _import_named(name, "positions")
+    elif name in members:
+        part = members[name]
+    else:
+        raise ConfigError(f"type={name!r} is not supported: only {', '.join(members)}")
+    types, names = get_type_hints(part), values.keys() - {"type"}
+    return part(**{name: _from_json(types.get(name), values[name]) for name in names})
 
 
 def _kind_of(sizes: TransformerConfig) -> type[Model]:

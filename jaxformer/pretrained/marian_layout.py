@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxformer.config import with_fields
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
@@ -47,40 +48,41 @@ def marian_layout(
 
     >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_encoder_layers": 1, "num_decoder_layers": 1}
-    >>> rest = {"num_heads": 2, "output_bias": True, "zero_embedding_id": jf.BOS}
-    >>> model = jf.EncoderDecoder(jf.TransformerConfig(264, **sizes, **rest))
+    >>> config = jf.TransformerConfig(264, num_heads=2, output=jf.OutputOptions(bias=True), **sizes)
+    >>> model = jf.EncoderDecoder(with_fields(config, {"embeddings.zero_id": jf.BOS}))
     >>> ids = jnp.ones((1, 3), int)
     >>> params = jax.jit(model.init)(jax.random.key(0), ids, ids)["params"]
-    >>> found = marian_layout(model, params, tokenizer, jf.GenerationConfig())
-    >>> found.model.config.vocab_size, found.tokenizer.token(262)
+    >>> layout = marian_layout(model, params, tokenizer, jf.GenerationConfig())
+    >>> layout.model.config.vocab_size, layout.tokenizer.token(262)
     (263, '<pad>')
     """
     config, special = model.config, tokenizer.special
-    if config.zero_embedding_id is None or config.zero_embedding_id != special.bos:
+    zero_id, tied, bias = config.embeddings.zero_id, config.embeddings.tied, config.output.bias
+    if zero_id is None or zero_id != special.bos:
         raise ConfigError(
-            f"zero_embedding_id={config.zero_embedding_id}, but Marian starts each text with a "
-            f"zero vector: train with --model.zero_embedding_id {special.bos}, the id of BOS"
+            f"embeddings.zero_id={zero_id}, but Marian starts each text with a zero vector: train "
+            f"with --model.embeddings.zero_id {special.bos}, the id of BOS"
         )
-    if config.tied_embeddings != "all" or not config.output_bias:
+    if tied != "all" or not bias:
         raise ConfigError(
-            f"tied_embeddings={config.tied_embeddings!r} and output_bias={config.output_bias}, but "
-            "Marian's layout needs one table for source, target and output, and an output bias: "
-            "train with --model.tied_embeddings all and --model.output_bias"
+            f"embeddings.tied={tied!r} and output.bias={bias}, but Marian's layout needs one table "
+            "for source, target and output, and an output bias: train with --model.embeddings.tied "
+            "all and --model.output.bias"
         )
     first = [special.eos, special.unk]
     moved = {special.pad, special.bos, *first}
-    rest = [index for index in range(config.vocab_size) if index not in moved]
-    order = np.array([*first, *rest, special.pad])
+    words = [index for index in range(config.vocab_size) if index not in moved]
+    order = np.array([*first, *words, special.pad])
     new_ids = {old: new for new, old in enumerate(order.tolist())}
-    new_ids[config.zero_embedding_id] = new_ids[special.pad]
+    new_ids[zero_id] = new_ids[special.pad]
     flat = flatten_dict(unstack_blocks(params), sep="/")
     leaves = {path: np.asarray(leaf) for path, leaf in flat.items()}
     for path, last in (("embedding/table", 0.0), ("output/bias", _NEVER)):
         leaves[path] = leaves[path][order]
         leaves[path][-1] = last
-    sizes = replace(config, vocab_size=len(order), zero_embedding_id=None, scan_layers=False)
+    changes = {"vocab_size": len(order), "embeddings.zero_id": None, "scan_layers": False}
     return MarianLayout(
-        model.clone(config=sizes),
+        model.clone(config=with_fields(config, changes)),
         unflatten_dict(leaves, sep="/"),
         renumber(tokenizer, order.tolist()),
         _with_ids(search, new_ids),

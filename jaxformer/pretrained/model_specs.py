@@ -1,7 +1,6 @@
 """Models as the weight maps see them: the kind of a model and its config."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -10,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import TransformerConfig, dotted_fields, with_fields
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, Model
@@ -43,43 +42,32 @@ _BODIES = {
 POOLERLESS: tuple[Kind, ...] = ("token_classifier", "spans")
 """The kinds of models that do not use the pooler of their encoder."""
 
-# Fields that count only with these values of another field.
-_ONLY_WITH: dict[str, tuple[str, list[Any]]] = {
-    "rotary_base": ("positions", ["rotary"]),
-    "rotary_fraction": ("positions", ["rotary"]),
-    "rotary_scaling": ("positions", ["rotary"]),
-    "rotary_factor": ("rotary_scaling", ["linear", "llama3", "yarn"]),
-    "rotary_low_freq_factor": ("rotary_scaling", ["llama3"]),
-    "rotary_high_freq_factor": ("rotary_scaling", ["llama3"]),
-    "rotary_original_len": ("rotary_scaling", ["llama3", "yarn"]),
-    "rotary_beta_fast": ("rotary_scaling", ["yarn"]),
-    "rotary_beta_slow": ("rotary_scaling", ["yarn"]),
-    "rotary_attention_factor": ("rotary_scaling", ["yarn"]),
-    "pooler_activation": ("pooler", [True]),
-    "sinusoidal_layout": ("positions", ["sinusoidal"]),
-    "sinusoidal_endpoint": ("positions", ["sinusoidal"]),
-    "sinusoidal_offset": ("positions", ["sinusoidal"]),
-    "relative_buckets": ("positions", ["relative"]),
-    "relative_max_distance": ("positions", ["relative"]),
-}
-
 TRAINING_ONLY = (
     "dropout_rate",
-    "attention_dropout_rate",
-    "activation_dropout_rate",
-    "word_dropout_rate",
+    "attention.dropout_rate",
+    "feed_forward.dropout_rate",
+    "embeddings.dropout_rate",
     "initializer",
     "scan_layers",
     "dtype",
 )
 """Fields of the config that do not change what trained weights compute."""
 
+_ENCODER_ONLY = (
+    "num_encoder_layers",
+    "encoder.num_heads",
+    "encoder.d_ff",
+    "embeddings.num_types",
+    "pooler",
+)
+_DECODER_ONLY = ("num_decoder_layers", "attention.window", "attention.full_every")
+
 
 class ModelSpec(NamedTuple):
-    """What defines a model, without the model itself."""
+    """All that defines a model, without the model itself."""
 
     kind: Kind
-    """Which model class, and which heads."""
+    """The model class and its heads."""
     config: TransformerConfig
     """The config of the model, or of a classifier's backbone."""
     classes: int = 0
@@ -94,39 +82,34 @@ class ModelSpec(NamedTuple):
         """The spec itself; for a bare decoder, that of a decoder with tied output."""
         if self.kind != "bare_decoder":
             return self
-        return ModelSpec("decoder", replace(self.config, tied_embeddings="output"))
+        return ModelSpec("decoder", with_fields(self.config, {"embeddings.tied": "output"}))
 
     def effective_fields(self) -> dict[str, Any]:
-        """The fields of the config that change what a model of this kind computes."""
-        config = self.config
-        fields = asdict(config)
-        fields |= {"num_kv_heads": config.kv_heads, "head_dim": config.key_size}
-        fields |= {"value_head_dim": config.value_size, "qkv_bias": config.has_qkv_bias}
-        fields |= {"source_vocab_size": config.source_vocab_size or config.vocab_size}
-        encoder = config.encoder
-        fields |= {"num_encoder_heads": encoder.num_heads, "encoder_d_ff": encoder.d_ff}
-        fields |= {"query_pre_attn_scalar": config.query_divisor}
-        if (config.full_attention_interval or 0) > config.num_decoder_layers:
-            fields["full_attention_interval"] = None
-        unused = [
-            *TRAINING_ONLY,
-            *(["full_attention_interval"] if config.attention_window is None else []),
-            *(x for x, (name, values) in _ONLY_WITH.items() if fields[name] not in values),
-        ]
+        """The fields of the config that change what a model of this kind computes, by dotted name.
+
+        A value of None that stands for a size is that size.
+        """
+        config, attention, encoder = self.config, self.config.attention, self.config.of_encoder
+        fields = dotted_fields(config) | {
+            "head_dim": config.key_size,
+            "value_head_dim": config.value_size,
+            "source_vocab_size": config.source_vocab_size or config.vocab_size,
+            "attention.num_kv_heads": config.kv_heads,
+            "attention.qkv_bias": config.qkv_bias,
+            "attention.query_scalar": attention.query_scalar or config.key_size,
+            "encoder.num_heads": encoder.num_heads,
+            "encoder.d_ff": encoder.d_ff,
+        }
+        if attention.window is None or (attention.full_every or 0) > config.num_decoder_layers:
+            fields["attention.full_every"] = None
+        unused = set(TRAINING_ONLY)
         if self.kind != "encoder_decoder":
             decoder = self.kind.startswith("decoder")
-            unused.append("num_encoder_layers" if decoder else "num_decoder_layers")
-            unused += [
-                "source_vocab_size",
-                *(["pooler", "pooler_activation", "num_token_types"] if decoder else []),
-            ]
-            unused += [] if decoder else ["attention_window", "full_attention_interval"]
             tied = self.kind != "decoder" or config.ties_output
-            fields["tied_embeddings"] = "output" if tied else "none"
-            unused += ["num_encoder_heads", "encoder_d_ff"] if decoder else []
-            if decoder or self.kind in POOLERLESS:
-                unused += ["pooler", "pooler_activation"]
-            unused += ["output_bias"] if self.kind != "decoder" else []
+            fields["embeddings.tied"] = "output" if tied else "none"
+            unused |= {"source_vocab_size", *(_ENCODER_ONLY if decoder else _DECODER_ONLY)}
+            unused |= {"pooler"} if self.kind in POOLERLESS else set()
+            unused |= {"output.bias"} if self.kind != "decoder" else set()
         return {name: value for name, value in fields.items() if name not in unused}
 
 
@@ -162,7 +145,8 @@ def spec_of(model: nn.Module) -> ModelSpec:
         case EncoderDecoder():
             return ModelSpec("encoder_decoder", model.config)
         case MaskedLanguageModel():
-            return ModelSpec("masked_and_next" if model.config.pooler else "masked", model.config)
+            has_next = model.config.pooler != "none"
+            return ModelSpec("masked_and_next" if has_next else "masked", model.config)
         case Classifier(pooling="mean"):
             raise ConfigError(
                 "a Classifier with pooling='mean' cannot be exported, because transformers has "
@@ -202,11 +186,10 @@ def param_shapes(model: nn.Module) -> dict[str, Shape]:
 def check_params(model: nn.Module, params: Mapping[str, Any]) -> None:
     """Raises `ConfigError`, naming the first one, for parameters that are not the model's."""
     leaves: dict[str, Any] = flatten_dict(dict(params), sep="/")
-    given = {path: np.shape(leaf) for path, leaf in leaves.items()}
-    needed = param_shapes(model)
-    for path in sorted(given.keys() | needed.keys()):
-        if given.get(path) != needed.get(path):
+    shapes, needed = {path: np.shape(leaf) for path, leaf in leaves.items()}, param_shapes(model)
+    for path in sorted(shapes.keys() | needed.keys()):
+        if shapes.get(path) != needed.get(path):
             raise ConfigError(
-                f"{path} is {given.get(path, 'absent')} in params, but {needed.get(path, 'absent')}"
-                " in the model: give the params of this model"
+                f"{path} is {shapes.get(path, 'absent')} in params, but "
+                f"{needed.get(path, 'absent')} in the model: give the params of this model"
             )

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from jaxformer import optional_dependencies
+from jaxformer.config import with_fields
 from jaxformer.decoding import GenerationConfig, SamplingConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.nn.recipe import REMAT
 from jaxformer.nn.stacking import unstack_blocks
 from jaxformer.ops.attention import ATTENTION_FNS, AutoAttention, reference
 from jaxformer.pretrained.families import FAMILIES
@@ -134,7 +134,6 @@ def _refuse_own_parts(model: Any) -> None:
     known: dict[str, tuple[Any, ...]] = {
         "block": (*REMAT.values(),),
         "attention_fn": (*ATTENTION_FNS.values(),),
-        "position_scheme": (None,),
     }
     for name, values in known.items():
         value = getattr(body, name)
@@ -167,8 +166,8 @@ def _choose(name: str | None, spec: ModelSpec) -> tuple[Family, ModelSpec, dict[
 def _with_biases(spec: ModelSpec) -> ModelSpec:
     """The spec of the same model with biases of zero; RMSNorm has none."""
     config = spec.config
-    if config.norm == "layer" and not config.use_bias:
-        config = replace(config, use_bias=True, qkv_bias=None)
+    if config.norm.kind == "layer" and not config.use_bias:
+        config = with_fields(config, {"use_bias": True, "attention.qkv_bias": None})
     return spec._replace(config=config)
 
 

@@ -11,7 +11,8 @@ from experiments.harness.planning import counting
 from experiments.harness.planning.hlo import Program
 from experiments.harness.planning.targets import devices, parse_target
 from jaxformer import AutoAttention, DecoderOnly, OptimizerConfig, TransformerConfig
-from jaxformer.nn.blocks import REMAT
+from jaxformer.config import EmbeddingOptions, Learned, NormOptions
+from jaxformer.nn.recipe import REMAT
 from jaxformer.text.data import StreamBatch
 from jaxformer.training import causal_loss, init_train_state, make_optimizer
 
@@ -68,9 +69,9 @@ CONFIG = TransformerConfig(
     num_heads=4,
     num_decoder_layers=2,
     max_len=512,
-    positions="learned",
-    norm_placement="pre",
-    tied_embeddings="output",
+    norm=NormOptions(placement="pre"),
+    embeddings=EmbeddingOptions(tied="output"),
+    positions=Learned(),
     dtype="bfloat16",
 )
 

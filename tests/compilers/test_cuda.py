@@ -11,15 +11,16 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import AttentionMask
+from jaxformer.config import AttentionOptions
 from jaxformer.distributed import make_mesh, sharded, single
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import gpu_flash
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 
 pytestmark = pytest.mark.compiler
 
-DROPOUT = replace(CONFIG, dropout_rate=0.1, attention_dropout_rate=0.1)
+DROPOUT = replace(CONFIG, dropout_rate=0.1, attention=AttentionOptions(dropout_rate=0.1))
 
 
 @pytest.mark.parametrize("config", [CONFIG, DROPOUT], ids=["no dropout", "dropout"])

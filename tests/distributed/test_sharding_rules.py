@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, Learned, OutputOptions, Relative, TransformerConfig
 from jaxformer.distributed import RULES, Rule, partition_specs
 from jaxformer.distributed.sharding_rules import inherited_specs
 from jaxformer.errors import ConfigError
@@ -57,7 +57,7 @@ def test_rules_place_the_parameters_of_a_gated_decoder_with_one_key_head():
 
 
 def test_rules_divide_the_relative_table_by_heads_and_the_output_bias_by_tokens():
-    config = replace(TRANSLATOR.config, positions="relative", output_bias=True)
+    config = replace(TRANSLATOR.config, output=OutputOptions(bias=True), positions=Relative())
     placed = specs(EncoderDecoder(config), jnp.ones((2, 3), int), jnp.ones((2, 3), int))
     assert placed["output/bias"] == P("tensor")  # [22]
     for stack in ("encoder", "decoder"):
@@ -66,7 +66,12 @@ def test_rules_divide_the_relative_table_by_heads_and_the_output_bias_by_tokens(
 
 def test_rules_place_the_parameters_of_a_masked_language_model():
     config = TransformerConfig(
-        **BASE, num_encoder_layers=1, positions="learned", max_len=8, num_token_types=2, pooler=True
+        **BASE,
+        num_encoder_layers=1,
+        embeddings=EmbeddingOptions(num_types=2),
+        positions=Learned(),
+        pooler="tanh",
+        max_len=8,
     )
     model = heads.MaskedLanguageModel(config)
     placed = specs(model, jnp.ones((2, 3), int))

@@ -21,7 +21,14 @@ from jax.sharding import PartitionSpec
 
 from jaxformer import make_step_fn
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    NormOptions,
+    Rotary,
+    TransformerConfig,
+)
 from jaxformer.decoding import Prompts, SamplingConfig, beam_search, sample
 from jaxformer.distributed import (
     Rule,
@@ -34,8 +41,9 @@ from jaxformer.distributed import (
 from jaxformer.distributed.gathering import Gathering
 from jaxformer.distributed.mesh import line_stages, torus_stages
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
@@ -49,7 +57,7 @@ pytestmark = pytest.mark.long
 
 P = PartitionSpec
 ROWS, BASE = 16, dict(vocab_size=22, d_model=10, d_ff=14, num_heads=2, head_dim=6)
-NOISY = dict(dropout_rate=0.2, attention_dropout_rate=0.1)
+NOISY = dict(dropout_rate=0.2, attention=AttentionOptions(dropout_rate=0.1))
 TRANSLATOR = EncoderDecoder(
     TransformerConfig(**BASE, **NOISY, num_encoder_layers=1, num_decoder_layers=1, use_bias=False)
 )
@@ -58,13 +66,11 @@ WRITER = DecoderOnly(
         **BASE,
         **NOISY,
         num_decoder_layers=1,
-        num_kv_heads=1,
-        positions="rotary",
-        norm_placement="pre",
-        norm="rms",
-        activation="silu",
-        gated=True,
-        tied_embeddings="none",
+        attention=AttentionOptions(num_kv_heads=1),
+        norm=NormOptions("rms", placement="pre"),
+        feed_forward=FeedForwardOptions("silu", gated=True),
+        embeddings=EmbeddingOptions(tied="none"),
+        positions=Rotary(),
     ),
     block=REMAT["blocks"],
 )

@@ -18,18 +18,15 @@ class OwnBlock(Block):
 
     def setup(self):
         super().setup()
-        shape = 1, 1, self.config.d_model
-        self.gain = self.param("gain", nn.initializers.constant(1.5), shape)
+        self.gain = self.param("gain", nn.initializers.constant(1.5), (1, 1, 1))
 
     def __call__(self, x, mask, **options):
         x, layer_cache = super().__call__(x, mask, **options)
         return x * self.gain, layer_cache
 
 
-class OwnPositions(DistanceBias):
-    """Has a parameter that none of the library's schemes has."""
-
-    max_distance: int = 5
+OwnPositions = DistanceBias(max_distance=5)
+"""Has a parameter that none of the library's schemes has."""
 
 
 def cosine_attention(q, k, v, mask, *, scale, bias=None, dropout=None):

@@ -23,7 +23,7 @@ def folder(tmp_path):
     with Checkpoints(tmp_path / "checkpoints", keep=7) as checkpoints:
         for step, number in NUMBERS.items():
             state = {"params": {"a": np.full(3, number)}, "ema": {"a": np.full(3, number + 1)}}
-            checkpoints.save(step, state, {}, METRICS.get(step))
+            checkpoints.save(step, state, {"regular": step in METRICS}, METRICS.get(step))
     checkpoint_selection.note(tmp_path, [2, 6], validation_loss=1.0)
     return tmp_path
 
@@ -49,6 +49,14 @@ def number(folder, training=TRAINING, **options):
 )
 def test_each_option_names_its_weights(folder, options, expected):
     assert number(folder, **options) == expected
+
+
+def test_without_regular_checkpoints_the_average_is_the_last_one_alone(tmp_path):
+    with Checkpoints(tmp_path / "checkpoints", keep=7) as checkpoints:
+        for step in (3, 5, 7):  # saved on preemption, on preemption and at the end
+            checkpoints.save(step, {"params": {"a": np.full(3, step)}}, {"regular": False})
+    training = TrainingConfig(save_every=0, average_checkpoints=5)
+    assert number(tmp_path, training, checkpoint="average") == 7
 
 
 def test_without_a_moving_average_the_parameters_are_the_weights(folder):

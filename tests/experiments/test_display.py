@@ -8,12 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.harness.cli import display
-from experiments.harness.cli.terminal_drawing import curve, heat_map
+from experiments.harness.cli import curve, display
 from experiments.harness.training import training_view
 from experiments.harness.training.training_view import Sample, Thinned, View
 
@@ -25,12 +23,15 @@ class Terminal(io.StringIO):
         return True
 
 
-class Stopped(Terminal):
-    """A terminal that takes nothing, as after Ctrl-S."""
+class Stoppable(Terminal):
+    """A terminal that takes nothing once it is stopped, as after Ctrl-S."""
+
+    stopped = False
 
     def write(self, text):
-        time.sleep(60.0)
-        return len(text)
+        if self.stopped:
+            time.sleep(60.0)
+        return super().write(text)
 
 
 def test_a_phase_is_one_line_with_its_time_in_a_log():
@@ -41,7 +42,7 @@ def test_a_phase_is_one_line_with_its_time_in_a_log():
 
 
 def test_a_phase_that_lasts_tells_so_in_a_log(monkeypatch):
-    monkeypatch.setattr(display.Screen, "interval", 0.05)
+    monkeypatch.setattr(display.Screen, "log_interval", 0.05)
     stream = io.StringIO()
     with display.opened(stream), display.phase("making 7 pairs"):
         time.sleep(0.3)
@@ -56,7 +57,7 @@ def test_a_phase_that_fails_is_not_told_as_done():
 
 
 def test_a_terminal_shows_the_phase_while_it_lasts_and_lines_above_it(monkeypatch):
-    monkeypatch.setattr(display.Terminal, "interval", 0.05)
+    monkeypatch.setattr(display.Screen, "live_interval", 0.05)
     stream = Terminal()
     said = "[bold] is no markup, and a line that is longer than the terminal is not wrapped " * 2
     with display.opened(stream):
@@ -69,13 +70,14 @@ def test_a_terminal_shows_the_phase_while_it_lasts_and_lines_above_it(monkeypatc
 
 
 def test_a_stopped_terminal_does_not_hold_up_the_work(monkeypatch):
-    monkeypatch.setattr(display.Terminal, "interval", 0.05)
-    screen = display.Terminal(Stopped())
-    screen._thread.start()  # without the live area, whose start writes
-    start = time.monotonic()
-    for _ in range(1_000):
-        screen.say("line")
-    assert time.monotonic() - start < 0.5
+    monkeypatch.setattr(display.Screen, "live_interval", 0.05)
+    stream = Stoppable()
+    with display.opened(stream) as screen:
+        stream.stopped = True
+        start = time.monotonic()
+        for _ in range(1_000):
+            screen.say("line")
+        assert time.monotonic() - start < 0.5
 
 
 def view(**changes):
@@ -137,13 +139,6 @@ def test_a_curve_falls_from_the_upper_left_to_the_lower_right():
     assert max(filled[0]) < min(filled[2])
 
 
-def test_a_heat_map_is_darkest_where_the_weight_is_largest():
-    weights = np.array([[0.0, 1.0, 0.0], [0.3, 0.3, 0.4]])
-    lines = heat_map(weights, ["der", "Hund"], ["the", "dog", "<eos>"])
-    assert lines[1] == " der    ██   " and lines[2] == "Hund ░░ ░░ ▒▒"
-    assert lines[3] == "1 the  2 dog  3 <eos>"
-
-
 BLOCKED = """
 import hashlib
 from experiments.harness.runs.preemption import asked_to_stop
@@ -163,7 +158,7 @@ def test_control_c_is_answered_while_the_main_thread_cannot_and_twice_ends_it():
             time.sleep(0.3)
             os.kill(child.pid, signal.SIGINT)
             said = child.stderr.readline()
-            assert said.startswith(b"SIGINT: saving when this step is compiled"), said
+            assert said.startswith(b"SIGINT: saving after the current step"), said
             os.kill(child.pid, signal.SIGINT)
             assert child.wait(timeout=20) == 130
         finally:

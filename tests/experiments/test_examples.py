@@ -43,8 +43,8 @@ def test_whether_a_series_rises_first_is_its_label():
         assert (values.argmax() < values.argmin()) == label
 
 
-def test_our_stack_learns_inside_a_linen_model_of_ones_own():
-    model, batch = inside_linen.SeriesModel(series.SIZES), series.random_batch(2, rows=8)
+def test_our_encoder_learns_inside_a_linen_model_of_ones_own():
+    model, batch = inside_linen.SeriesModel(), series.random_batch(2, rows=8)
     optimizer = optax.adam(1e-2)
     step = jax.jit(make_train_step(series.loss_of(model), optimizer))
     params = jax.jit(model.init)(jax.random.key(0), batch.series)["params"]
@@ -61,11 +61,11 @@ def test_our_stack_learns_inside_a_linen_model_of_ones_own():
 
 
 @pytest.mark.slow
-def test_our_stack_learns_inside_an_nnx_model_of_ones_own(assert_equal):
+def test_our_encoder_learns_inside_an_nnx_model_of_ones_own(assert_equal):
     batch = series.random_batch(2, rows=8)
-    model = inside_nnx.SeriesModel(series.SIZES, nnx.Rngs(0))
+    model = inside_nnx.SeriesModel(nnx.Rngs(0))
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    linen = inside_linen.SeriesModel(series.SIZES)
+    linen = inside_linen.SeriesModel()
     before = nnx.jit(lambda model: model(batch.series))(model)
     assert_equal(before, jax.jit(linen.apply)({"params": params}, batch.series))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
@@ -94,14 +94,14 @@ def test_the_derivative_of_plain_attention_is_zero_where_the_mask_is(rng, mask, 
 def test_plain_attention_is_the_modules(rng, assert_equal):
     weights = random_weights(jax.random.key(0), 8, heads=2, size=3)
     x = rng.normal(size=(2, 5, 8)).astype(np.float32)
-    config = replace(series.SIZES, d_model=8, head_dim=3, use_bias=False)
     out = rng.normal(size=(2, 3, 8)).astype(np.float32)
     params = {name: {"kernel": kernel} for name, kernel in (weights | {"out": out}).items()}
 
     def attend(module, x):
         return module(x, module.keys_values(x), AttentionMask(causal=True))
 
-    ours = MultiHeadAttention(config).apply({"params": params}, x, method=attend)
+    module = MultiHeadAttention(num_heads=2, head_dim=3, qkv_bias=False, use_bias=False)
+    ours = module.apply({"params": params}, x, method=attend)
     plain = self_attention(weights, x, AttentionMask(causal=True))
     assert_equal(ours, jnp.einsum("BTNH,NHD->BTD", plain, out))
 
@@ -174,7 +174,7 @@ def test_distances_that_have_learned_nothing_are_no_positions(random_params, ass
 
 def test_a_parallel_block_refuses_to_read_a_source():
     config = replace(custom_modules.SIZES, num_encoder_layers=1)
-    model = EncoderDecoder(config, block=custom_modules.ParallelBlock)
+    model = EncoderDecoder(config, block=custom_modules.parallel_block)
     with pytest.raises(ConfigError, match="a parallel block has no cross-attention"):
         jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 2), int), jnp.ones((1, 2), int))
 

@@ -25,7 +25,7 @@ from experiments.language_modelling.stdlib_classification import Labelled
 from experiments.language_modelling.tasks import classification
 from experiments.language_modelling.tasks.classification import encode, read
 from experiments.language_modelling.tasks.rows import frame_of
-from jaxformer.config import BERT_BASE, TransformerConfig
+from jaxformer.config import BERT_BASE, EmbeddingOptions, Learned, NormOptions, TransformerConfig
 from jaxformer.errors import ConfigError, DataError, Diverged
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
@@ -46,9 +46,9 @@ SHARED = dict(
     d_ff=17,
     num_heads=3,
     max_len=T,
-    positions="learned",
-    tied_embeddings="none",
-    norm_placement="pre",
+    embeddings=EmbeddingOptions(tied="none"),
+    norm=NormOptions(placement="pre"),
+    positions=Learned(),
 )
 CAUSAL = LanguageConfig(
     name="causal",
@@ -57,7 +57,9 @@ CAUSAL = LanguageConfig(
 )
 MASKED = LanguageConfig(
     name="masked",
-    model=TransformerConfig(num_encoder_layers=1, pooler=True, num_token_types=2, **SHARED),
+    model=TransformerConfig(
+        num_encoder_layers=1, embeddings=EmbeddingOptions(num_types=2), pooler="tanh", **SHARED
+    ),
     objective="masked",
     data=DataConfig(seq_len=T),
 )
@@ -315,7 +317,7 @@ def test_a_published_classifier_is_learned_from_without_its_head(kind, tmp_path,
     tokenizer = train_words(LABELLED.texts, 31, special_tokens=MASKED_SPECIAL_TOKENS)
     sizes = {"vocab_size": tokenizer.vocab_size, "d_model": 12, "d_ff": 17, "num_heads": 3}
     config = replace(BERT_BASE, **sizes, num_encoder_layers=1, max_len=T)
-    backbone = EncoderOnly(replace(config, pooler=kind is Classifier))
+    backbone = EncoderOnly(replace(config, pooler="tanh" if kind is Classifier else "none"))
     model = kind(backbone) if kind is SpanPredictor else kind(backbone, 4)
     ids = np.ones((2, T), np.int32)
     params = random_params(model, ids, ids > 0)

@@ -17,7 +17,7 @@ from experiments.translation.finetune import FinetuneOptions, encode, score
 from experiments.translation.load_run import Translator, load_translator
 from experiments.translation.presets import Files
 from jaxformer import load_pretrained, save_pretrained
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, NormOptions, Relative, TransformerConfig
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
@@ -40,14 +40,10 @@ MODEL = EncoderDecoder(
         num_encoder_layers=1,
         num_decoder_layers=1,
         max_len=12,
-        positions="relative",
-        relative_buckets=6,
-        relative_max_distance=8,
-        norm="rms",
-        norm_placement="pre",
+        norm=NormOptions("rms", placement="pre"),
+        embeddings=EmbeddingOptions(scale=False, tied="inputs"),
+        positions=Relative(buckets=6, max_distance=8),
         use_bias=False,
-        scale_embeddings=False,
-        tied_embeddings="inputs",
     )
 )
 

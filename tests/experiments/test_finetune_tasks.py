@@ -15,7 +15,13 @@ from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from experiments.language_modelling.sample import SampleOptions
 from experiments.language_modelling.tasks import chat, classification, spans
 from experiments.language_modelling.tasks.classification import LabelledPairs
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    NormOptions,
+    Rotary,
+    TransformerConfig,
+)
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import MaskedLanguageModel
@@ -36,14 +42,11 @@ SIZES = {
     "d_ff": 17,
     "num_heads": 3,
     "max_len": T,
-    "positions": "rotary",
-    "norm": "rms",
-    "norm_placement": "pre",
-    "activation": "silu",
-    "gated": True,
+    "norm": NormOptions("rms", placement="pre"),
+    "feed_forward": FeedForwardOptions("silu", gated=True),
+    "embeddings": EmbeddingOptions(tied="none", scale=False),
+    "positions": Rotary(),
     "use_bias": False,
-    "tied_embeddings": "none",
-    "scale_embeddings": False,
 }
 CAUSAL = LanguageConfig(
     name="causal",
@@ -52,7 +55,9 @@ CAUSAL = LanguageConfig(
 )
 MASKED = LanguageConfig(
     name="masked",
-    model=TransformerConfig(num_encoder_layers=1, num_token_types=2, **SIZES),
+    model=TransformerConfig(
+        num_encoder_layers=1, embeddings=EmbeddingOptions(num_types=2), **SIZES
+    ),
     objective="masked",
     data=DataConfig(seq_len=T),
 )

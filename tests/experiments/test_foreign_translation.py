@@ -13,7 +13,14 @@ from experiments.translation import report
 from experiments.translation import translate as command
 from experiments.translation.load_run import load_translator
 from jaxformer import load_pretrained, save_pretrained
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    Relative,
+    TransformerConfig,
+)
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines import translate_ids
@@ -32,14 +39,10 @@ CONFIG = TransformerConfig(
     num_encoder_layers=1,
     num_decoder_layers=1,
     max_len=12,
-    positions="relative",
-    relative_buckets=6,
-    relative_max_distance=8,
-    norm="rms",
-    norm_placement="pre",
+    norm=NormOptions("rms", placement="pre"),
+    embeddings=EmbeddingOptions(scale=False, tied="inputs"),
+    positions=Relative(buckets=6, max_distance=8),
     use_bias=False,
-    scale_embeddings=False,
-    tied_embeddings="inputs",
 )
 ASKED = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 3, "num_beams": 3}
 
@@ -140,11 +143,10 @@ def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(
         replace(
             config,
             num_decoder_layers=1,
-            positions="learned",
-            norm_placement="pre",
-            activation="gelu_tanh",
-            tied_embeddings="output",
-            scale_embeddings=False,
+            norm=NormOptions(placement="pre"),
+            feed_forward=FeedForwardOptions("gelu_tanh"),
+            embeddings=EmbeddingOptions(tied="output", scale=False),
+            positions=Learned(),
         )
     )
     save_pretrained(tmp_path / "gpt", gpt, random_params(gpt, ids), tokenizer, family="gpt2")

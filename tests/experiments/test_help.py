@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from experiments.harness import cli
+from experiments.harness.cli import config_files, help_text
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = sorted(
@@ -23,10 +26,10 @@ class Parsed(Exception):
 
 
 def presets_of(command, monkeypatch):
-    """The presets and the description that `command` gives to `cli.parse`."""
+    """The presets that `command` gives to `cli.parse`."""
 
     def parse(presets, args=None, description="", **_):
-        raise Parsed(presets, description)
+        raise Parsed(presets)
 
     module = importlib.import_module(command)
     main = ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body[-1]
@@ -35,40 +38,39 @@ def presets_of(command, monkeypatch):
         patch.setattr(sys, "argv", [command])
         patch.setattr(cli, "run", lambda main: main())
         patch.setattr(cli, "parse", parse)
+        patch.setattr(cli, "start", lambda main, presets, *_, **__: parse(presets))
         with pytest.raises(Parsed) as parsed:
             exec(block, vars(module))
-    return parsed.value.args
-
-
-def help_of(presets, description, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as end:
-        cli.parse(presets, ["--help"], description)
-    assert end.value.code == 0
-    return capsys.readouterr().out
-
-
-def options_in(text):
-    """Each option of a help text, with all that is said of it on one line."""
-    lines = [line.strip("│| ") for line in text.partition("usage:")[2].splitlines()[1:]]
-    lines = [line for line in lines if "--help" not in line and "show this help" not in line]
-    entries = " ".join(line if line.startswith("-") else f" {line}" for line in lines)
-    found = re.findall(r"(?<= )(--[\w.]+) (.*?\(default: .*?\)) ", entries + " ")
-    return {name: " ".join(said.split()) for name, said in found}
+    return parsed.value.args[0]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_of_a_command_has_a_sentence(command, capsys, monkeypatch):
-    presets, description = presets_of(command, monkeypatch)
-    said = options_in(help_of(presets, description, capsys, monkeypatch))
+def test_every_option_of_a_command_has_a_sentence(command, monkeypatch):
+    config = next(iter(presets_of(command, monkeypatch).values()))
+    said = {name: help_text.doc_of(config, name) for name in config_files.settings(config)}
     assert said
-    silent = [
-        name for name, text in said.items() if not re.search(r"[A-Z0-9`].*\. \(default", text)
-    ]
-    assert not silent
+    assert not [name for name, doc in said.items() if not re.fullmatch(r"\S+ .*\.", doc)]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_fits_into_80_columns(command, capsys, monkeypatch):
-    text = help_of(*presets_of(command, monkeypatch), capsys, monkeypatch)
-    assert max(len(line) for line in text.splitlines() if not line.startswith("usage:")) <= 80
+@pytest.mark.parametrize("presets", [LANGUAGE_PRESETS, TRANSLATION_PRESETS])
+def test_the_help_of_a_training_is_one_screen_and_all_of_it_has_every_option(
+    presets, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = []
+    for words in ("--help", "--help all"):
+        with pytest.raises(SystemExit):
+            cli.parse(presets, words.split(), "Trains.", experiment="x")
+        said.append(capsys.readouterr().out)
+    for text in said:
+        assert max(map(len, text.splitlines())) <= 80
+    short, whole = said
+    config = next(iter(presets.values()))
+    assert len(short.splitlines()) <= 45
+    assert [f"--{x}" for x in config.common_options] == re.findall(
+        r"\n(--[\w.]+)", short.partition("\noption")[2]
+    )
+    known = config_files.settings(config)
+    assert {f"--{name}" for name in known} <= set(re.findall(r"--[\w.]+", whole))
+    for group in ("run", *{name.partition(".")[0] for name in known if "." in name}):
+        assert re.search(rf"\b{group} \(\d+\)", short)

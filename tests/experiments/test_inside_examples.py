@@ -90,7 +90,9 @@ def test_a_run_without_samples_has_no_text(tmp_path):
 
 def test_the_lens_at_the_last_layer_is_the_model(random_params, assert_equal):
     tokenizer = tokenizers.train_characters(["the dog sees a bird"])
-    config = jf.TransformerConfig(tokenizer.vocab_size, **SIZES, norm_placement="pre")
+    config = jf.TransformerConfig(
+        tokenizer.vocab_size, **SIZES, norm=jf.NormOptions(placement="pre")
+    )
     model, tokens = jf.DecoderOnly(config), np.array([tokenizer.encode("a bird")])
     params = random_params(model, tokens)
     found = logit_lens.lens(model, params, tokens)

@@ -62,7 +62,7 @@ MASKED = """
     --model.num_heads 2 --model.num_encoder_layers 1 --model.max_len 23 --data.batch_size 3
     --data.seq_len 19 --optimizer.warmup_steps 2 --optimizer.total_steps 5
     --training.evaluate_every 3 --training.save_every 3 --training.remat blocks
-    --data.next_sentence True --model.pooler True --model.num_token_types 2
+    --data.next_sentence True --model.pooler tanh --model.embeddings.num_types 2
 """
 
 
@@ -518,7 +518,7 @@ def test_pairs_of_pieces_are_learned_with_a_head_of_their_own(masked, text, tmp_
     steps = [Checkpoints(masked.folder / "checkpoints").restore_params(n) for n in (3, 5)]
     kernels = [params["next_sentence"]["kernel"] for params in steps]
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-4
-    alone = settings(text, tmp_path, MASKED, "--model.pooler False")
+    alone = settings(text, tmp_path, MASKED, "--model.pooler none")
     refused(call(prepare, alone), 2, "next_sentence=True needs objective='masked', a pooler")
 
 

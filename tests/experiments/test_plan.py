@@ -29,10 +29,10 @@ from experiments.language_modelling.presets import PRESETS
 from experiments.translation import plan as translation_plan
 from experiments.translation import presets as translation_presets
 from experiments.translation import train as translation_train
-from jaxformer.config import TransformerConfig
+from jaxformer.config import AttentionOptions, FeedForwardOptions, TransformerConfig
 from jaxformer.distributed import single
 from jaxformer.errors import ConfigError, MissingExtra
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.recipe import REMAT
 from jaxformer.text.data import (
     MaskedBatch,
     MaskedStream,
@@ -127,7 +127,14 @@ def test_a_causal_step_costs_what_its_matrices_do():
 
 
 def test_shared_keys_values_of_another_size_and_gates_are_counted():
-    config = replace(TOY, num_heads=4, num_kv_heads=2, head_dim=6, value_head_dim=5, gated=True)
+    config = replace(
+        TOY,
+        num_heads=4,
+        attention=AttentionOptions(num_kv_heads=2),
+        feed_forward=FeedForwardOptions(gated=True),
+        head_dim=6,
+        value_head_dim=5,
+    )
     forward = 2 * (8 * 3 * (4 * 11 + 2 * 11) + 20 * 4 * 11 + 8 * 15 * 3 + 8 * 21)
     assert planning.causal_flops(config, rows=2, length=4) == 3 * forward
 
@@ -137,7 +144,7 @@ def test_a_masked_step_sees_all_keys_and_has_heads_at_the_masks():
     blocks = 2 * (8 * 9 * 4 + 32 * 6 + 8 * 15 * 2)
     head = 2 * 3 * (9 + 21)
     assert planning.masked_flops(config, 2, 4, 3) == 3 * 2 * (blocks + head)
-    pooled = replace(config, pooler=True)
+    pooled = replace(config, pooler="tanh")
     more = planning.masked_flops(pooled, 2, 4, 3) - planning.masked_flops(config, 2, 4, 3)
     assert more == 3 * 2 * 2 * (9 + 6)
 

@@ -13,9 +13,9 @@ from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.groups import group_runs
 from experiments.translation.attend import attend
 from experiments.translation.load_run import Translator
+from jaxformer.config.positions import positional_encoding
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.text import tokenizers
 
 SIZES = jf.TransformerConfig(
@@ -128,7 +128,7 @@ def test_the_command_writes_the_picture_and_refuses_runs_without_the_metric(tmp_
 
 
 def test_positions_and_their_similarities_are_drawn():
-    table = np.asarray(sinusoidal_positions(17, 12))
+    table = np.asarray(positional_encoding(17, 12))
     left, right = plots.position_table(table).axes[:2]
     np.testing.assert_array_equal(left.images[0].get_array(), table)
     similarity = right.images[0].get_array()

@@ -26,7 +26,13 @@ from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.presets import PRESETS, DataConfig
 from experiments.language_modelling.tasks.rows import frame_of
 from jaxformer import pipelines
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    TransformerConfig,
+)
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
@@ -44,26 +50,23 @@ GPT = TransformerConfig(
     num_heads=5,
     num_decoder_layers=1,
     max_len=17,
-    positions="learned",
-    norm_placement="pre",
-    norm_eps=1e-5,
-    activation="gelu_tanh",
-    tied_embeddings="output",
-    scale_embeddings=False,
+    norm=NormOptions(placement="pre", eps=1e-5),
+    feed_forward=FeedForwardOptions("gelu_tanh"),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
+    positions=Learned(),
 )
 BERT = replace(
     GPT,
     num_encoder_layers=1,
     num_decoder_layers=0,
-    norm_placement="post",
-    embedding_norm=True,
-    num_token_types=2,
+    norm=NormOptions(placement="post"),
+    embeddings=EmbeddingOptions(norm=True, num_types=2),
 )
 MODELS = {
     "gpt": DecoderOnly(GPT),
     "bert": MaskedLanguageModel(BERT),
     "encoder": EncoderOnly(BERT),
-    "classifier": Classifier(EncoderOnly(replace(BERT, pooler=True)), 3),
+    "classifier": Classifier(EncoderOnly(replace(BERT, pooler="tanh")), 3),
 }
 
 

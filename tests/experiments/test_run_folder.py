@@ -73,7 +73,7 @@ def test_a_config_read_back_is_the_config_written(tmp_path):
     assert load_config(run.folder, Train) == CONFIG
     text = (run.folder / "config.json").read_text()
     assert list(json.loads(text)) == sorted(as_json(CONFIG))
-    assert json.loads(text)["schedule"] == {"final": 0.25, "warmup": 100}
+    assert json.loads(text)["schedule"] == {"final": 0.25, "type": "cosine", "warmup": 100}
 
 
 def test_the_surroundings_are_written_down_and_those_of_earlier_starts_kept(tmp_path):
@@ -96,6 +96,16 @@ def test_a_start_lasted_until_the_last_line_that_it_logged(tmp_path):
     os.utime(folder / "metrics.jsonl", (0, started.timestamp() + 29))
     open_run(tmp_path, "translation", "tiny", CONFIG)
     assert json.loads((folder / "env.json").read_text())["earlier"][0]["seconds"] == 29
+
+
+@pytest.mark.parametrize("time", ["2026-11-24T0\x118:10:58", "99999", 7, None, [3]])
+def test_a_start_whose_time_is_damaged_has_no_length(tmp_path, time):
+    open_run(tmp_path, "translation", "tiny", CONFIG).log(1, loss=2.0)
+    path = tmp_path / "translation" / "tiny" / "env.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"time": time}))
+    open_run(tmp_path, "translation", "tiny", CONFIG)
+    (earlier,) = json.loads(path.read_text())["earlier"]
+    assert earlier["time"] == time and "seconds" not in earlier
 
 
 def begin_run(root):

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -15,11 +16,14 @@ import pytest
 
 from experiments.harness.training.build import build_attention, build_model, init_params
 from experiments.harness.training.training_config import Remat, TrainingConfig, choose_devices
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import RULES
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import DecoderOnly
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import ATTENTION_FNS, reference, xla
 from jaxformer.ops.masks import AttentionMask
 
@@ -42,7 +46,7 @@ TRANSLATION = f"""
     --data.validation.target b.txt --data.batch_tokens 200 --search.beam_size 2 --data.buckets 1
 """
 METHODS = f"""
-    {TRANSLATION} --model.word_dropout_rate 0.1 --data.bpe_dropout 0.1 --data.bpe_encodings 3
+    {TRANSLATION} --model.embeddings.dropout_rate 0.1 --data.bpe_dropout 0.1 --data.bpe_encodings 3
     --training.z_loss 0.001 --training.r_drop 1 --training.extra_ema_decays 0.9
     --training.gradient_noise_scale --optimizer.layer_lr_decay 0.9 --optimizer.freeze feed_forward/
 """
@@ -54,6 +58,13 @@ def test_one_device_copies_or_parts_are_chosen_by_name():
         assert (chosen.rules, chosen.mesh.size) == (rules, jax.device_count())
     for mesh in ("data=1", "tensor=1,fsdp=1"):
         assert choose_devices("sharded", mesh).rules == RULES
+
+
+@pytest.mark.parametrize("presets", [LANGUAGE_PRESETS, TRANSLATION_PRESETS])
+def test_an_unknown_strategy_is_refused_from_python_too(presets):
+    known = "give one of single, replicated, sharded"
+    with pytest.raises(ConfigError, match=f"strategy='shard' is unknown: {known}"):
+        replace(next(iter(presets.values())), strategy="shard")
 
 
 @pytest.mark.parametrize("strategy", ["single", "replicated"])

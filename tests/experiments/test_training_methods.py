@@ -11,6 +11,7 @@ from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.presets import PRESETS, Files, TranslationConfig
 from experiments.translation.train import train
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import EmbeddingOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacking import STACKED
 from jaxformer.training.parameters import flatten
@@ -40,7 +41,13 @@ def config(tmp_path_factory) -> TranslationConfig:
         preset,
         runs=str(folder / "runs"),
         compilation_cache_dir="",
-        model=replace(preset.model, **sizes, **layers, dropout_rate=0.2, word_dropout_rate=0.1),
+        model=replace(
+            preset.model,
+            **sizes,
+            **layers,
+            dropout_rate=0.2,
+            embeddings=EmbeddingOptions(dropout_rate=0.1),
+        ),
         data=replace(
             preset.data, **files, bpe_dropout=0.2, bpe_encodings=3, batch_tokens=256, buckets=1
         ),

@@ -334,7 +334,7 @@ def averaged(text, tmp_path_factory):
     root = tmp_path_factory.mktemp("averaged")
     more = """
         --data.tokenizer words --model.source_vocab_size 13 --model.vocab_size 11
-        --model.tied_embeddings output --training.grad_accumulation 2 --training.ema_decay 0.8
+        --model.embeddings.tied output --training.grad_accumulation 2 --training.ema_decay 0.8
         --training.average_checkpoints 3 --training.save_every 1 --training.evaluate_every 0
         --optimizer.total_steps 4 --data.buckets 1 --search.beam_size 1
     """
@@ -811,7 +811,7 @@ def test_an_exported_function_gives_the_tokens_that_the_run_decodes(run, system,
         ("batch_size", 0, "batch_size=0, but it must be at least 1"),
         ("source_length", 32, "source_length=32, but it must be at least 1 and at most max_len=31"),
         ("out", ROOT / "tests", "is there already: give --out the name of a new folder"),
-        ("format", "transformers", "train with --model.zero_embedding_id 1"),
+        ("format", "transformers", "train with --model.embeddings.zero_id 1"),
     ],
 )
 def test_an_export_that_cannot_be_is_refused(run, option, value, said, tmp_path):
@@ -867,7 +867,7 @@ def test_a_file_that_cannot_be_used_is_named_and_the_right_one_may_follow(
 
 
 def test_preparing_anew_with_one_vocabulary_leaves_no_second_tokenizer(text, tmp_path):
-    two = "--model.source_vocab_size 290 --model.tied_embeddings output"
+    two = "--model.source_vocab_size 290 --model.embeddings.tied output"
     assert call(prepare, settings(text, tmp_path, two)).code == 0
     folder = tmp_path / "translation" / "tiny" / "tokenizer"
     assert {path.name for path in folder.iterdir()} == {"source.json", "target.json"}

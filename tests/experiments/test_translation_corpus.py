@@ -138,7 +138,7 @@ def test_multi30k_tiny_is_the_model_that_was_asked_for():
     assert (model.num_encoder_layers, model.num_decoder_layers) == (4, 4)
     assert (model.d_model, model.d_ff, model.num_heads) == (128, 256, 4)
     assert (model.vocab_size, model.source_vocab_size) == (10_000, None)
-    assert model.tied_embeddings == "all" and model.dropout_rate == 0.3
+    assert model.embeddings.tied == "all" and model.dropout_rate == 0.3
     assert (preset.data.corpus, preset.data.tokenizer) == ("multi30k", "bpe")
     assert preset.data.batch_tokens == 4_096
 
@@ -155,8 +155,8 @@ def test_the_wmt_presets_are_the_papers(name, sizes, rate, steps, average):
     model, optimizer = preset.model, preset.optimizer
     assert (model.d_model, model.d_ff, model.num_heads) == sizes
     assert model.num_encoder_layers == model.num_decoder_layers == 6
-    assert (model.vocab_size, model.tied_embeddings) == (37_000, "all")
-    assert (model.norm_placement, model.dropout_rate) == ("post", rate)
+    assert (model.vocab_size, model.embeddings.tied) == (37_000, "all")
+    assert (model.norm.placement, model.dropout_rate) == ("post", rate)
     assert (optimizer.schedule, optimizer.warmup_steps) == ("inverse_square_root", 4_000)
     assert np.isclose(optimizer.learning_rate, sizes[0] ** -0.5 * 4_000**-0.5)
     assert (optimizer.total_steps, optimizer.b1, optimizer.b2) == (steps, 0.9, 0.98)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.harness.cli.config_files import with_overrides
+from experiments.harness.cli import config_files
 from experiments.harness.results.sweeping import name_cells
 from experiments.language_modelling.presets import shakespeare_char_cpu
 from experiments.language_modelling.variants import shakespeare_changes
@@ -32,11 +32,14 @@ def sizes_of(config):
 )
 def test_each_variant_is_a_cell_of_its_own_with_valid_settings(preset, variants):
     cells = name_cells(preset, variants(), seeds=2)
-    made = [with_overrides(preset, overrides) for overrides in cells.values()]
+    made = [config_files.with_overrides(preset, overrides) for overrides in cells.values()]
     assert len(made) == 2 * len(list(variants()))
     assert len({str(replace(one, name="")) for one in made}) == len(made)
 
 
 def test_no_change_of_the_shakespeare_model_adds_parameters():
-    sizes = [sizes_of(with_overrides(shakespeare_char_cpu, one)) for one in shakespeare_changes()]
+    sizes = [
+        sizes_of(config_files.with_overrides(shakespeare_char_cpu, one))
+        for one in shakespeare_changes()
+    ]
     assert sizes == [804_096, 795_904, 795_904, 803_072, 803_072, 803_072, 798_928]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from experiments.harness import cli
 from experiments.translation import prepare, presets
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import TransformerConfig
+from jaxformer.config import AttentionOptions, EmbeddingOptions, Learned, TransformerConfig
 from jaxformer.errors import CheckpointError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
@@ -34,10 +34,10 @@ MUTATIONS: dict[str, dict[str, Any]] = {
     "another inner width": {"d_ff": 19},
     "another vocabulary": {"vocab_size": 11},
     "other heads": {"num_heads": 3},
-    "shared keys and values": {"num_kv_heads": 1},
-    "untied embeddings": {"tied_embeddings": "none"},
+    "shared keys and values": {"attention": AttentionOptions(num_kv_heads=1)},
+    "untied embeddings": {"embeddings": EmbeddingOptions(tied="none")},
     "no biases": {"use_bias": False},
-    "learned positions": {"positions": "learned"},
+    "learned positions": {"positions": Learned()},
 }
 SETTINGS = {
     "model.d_ff": {"--model.d_ff": 23},
@@ -145,7 +145,7 @@ def _older(config: dict) -> dict:
     """`config` as it would be without some of its fields."""
     config.pop("compilation_cache_dir")
     config["training"].pop("attention_fn")
-    config["model"].pop("norm_eps")
+    config["model"]["norm"].pop("eps")
     return config
 
 

@@ -1,4 +1,4 @@
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -6,23 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import Rotary, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.positions import rotary, rotary_rates
+from jaxformer.nn.stack import Stack
 from jaxformer.ops import attention
+from jaxformer.ops.beam_cache import FoldBeams
 from jaxformer.ops.masks import AttentionMask
 
-CONFIG = TransformerConfig(
-    vocab_size=17,
-    d_model=11,
-    d_ff=13,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=4,
-    value_head_dim=5,
-    positions="rotary",
-)
+RECIPE = TransformerConfig(vocab_size=17, d_model=11, d_ff=13, num_heads=1)
+CONFIG = dict(num_heads=6, num_kv_heads=2, head_dim=4, value_head_dim=5)
 B, T, S = 2, 5, 7
 EVERYTHING = AttentionMask()
 
@@ -51,7 +44,7 @@ class Case:
 
 @pytest.fixture
 def case(rng, random_params) -> Case:
-    module = MultiHeadAttention(CONFIG)
+    module = MultiHeadAttention(**CONFIG)
     x = rng.standard_normal((B, T, 11), np.float32)
     y = rng.standard_normal((B, S, 11), np.float32)
     return Case(module, random_params(module, x, y, method=attend), x, y)
@@ -89,6 +82,7 @@ def test_beams_share_the_keys_of_their_sentence(case, rng, assert_equal):
     x = rng.standard_normal((B * 3, T, 11), np.float32)
     mask = AttentionMask(padding_mask=np.arange(S) < np.array([[7], [3]]))
     repeated = AttentionMask(padding_mask=np.repeat(mask.padding_mask, 3, axis=0))
+    case.module = MultiHeadAttention(**CONFIG, attention_fn=FoldBeams(attention.reference))
     shared = case.apply(x, case.y, mask)
     assert_equal(shared, case.apply(x, np.repeat(case.y, 3, axis=0), repeated), 1e-6)
 
@@ -101,12 +95,12 @@ def test_without_positions_the_order_of_the_keys_does_not_matter(case, assert_eq
 
 
 def test_the_attention_function_is_a_value_passed_in(case, assert_equal):
-    config = replace(CONFIG, value_head_dim=4)
+    config = CONFIG | {"value_head_dim": 4}
     case.params["value"] = case.params["key"]
     case.params["out"]["kernel"] = case.params["out"]["kernel"][:, :4]
-    case.module = MultiHeadAttention(config)
+    case.module = MultiHeadAttention(**config)
     expected = case.apply(case.x, case.y, AttentionMask(causal=True, offset=2))
-    case.module = MultiHeadAttention(config, attention.xla)
+    case.module = MultiHeadAttention(**config, attention_fn=attention.xla)
     assert_equal(case.apply(case.x, case.y, AttentionMask(causal=True, offset=2)), expected)
 
 
@@ -114,14 +108,14 @@ def test_attention_does_what_the_function_given_does(case, assert_equal):
     def nothing(q, k, v, mask, *, scale, bias=None, dropout=None):
         return np.zeros((*q.shape[:3], v.shape[-1]), np.float32)
 
-    case.module = MultiHeadAttention(CONFIG, nothing)
+    case.module = MultiHeadAttention(**CONFIG, attention_fn=nothing)
     bias = case.params["out"]["bias"]
     assert_equal(case.apply(case.x, case.y, AttentionMask()), np.broadcast_to(bias, case.x.shape))
 
 
 def test_rotary_attention_depends_on_distances_alone(case, assert_equal):
     def attend_at(module, x, query, key):
-        query, key = (rotary(at, rotary_rates(CONFIG)) for at in (query, key))
+        query, key = (Rotary().rotation(at, 4) for at in (query, key))
         kv = module.keys_values(x, key)
         return module(x, kv, AttentionMask(causal=True), rotation=query)
 
@@ -146,12 +140,12 @@ def test_a_bool_array_as_mask_is_refused_even_where_the_attention_function_ignor
     def mean_of_values(q, k, v, mask, **_):
         return jnp.zeros((*q.shape[:3], 1)) + v.mean(axis=(1, 2), keepdims=True)
 
-    module = MultiHeadAttention(CONFIG, mean_of_values)
+    stack = Stack(RECIPE, 1, attention_fn=mean_of_values)
     with pytest.raises(ConfigError, match="a bool array was given as mask.*explicit=array"):
-        module.apply({"params": case.params}, case.x, None, np.ones((B, T, T), bool))
+        stack.init(jax.random.key(0), case.x, np.ones((B, T, T), bool))
 
 
 def test_a_name_in_place_of_an_attention_function_is_refused(case):
-    module: Any = MultiHeadAttention
-    with pytest.raises(ConfigError, match="attention_fn='xla' is a string"):
-        module(CONFIG, "xla").apply({"params": case.params}, case.x)
+    name: Any = "blockwise"
+    with pytest.raises(ConfigError, match="attention_fn='blockwise' is a string"):
+        Stack(RECIPE, 1, attention_fn=name).init(jax.random.key(0), case.x, AttentionMask())

@@ -7,14 +7,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import AttentionMask, Block, DecoderOnly, TransformerConfig, stack_blocks
+from jaxformer import AttentionMask, DecoderOnly, TransformerConfig, stack_blocks
+from jaxformer.config import AttentionOptions, NormOptions, OutputOptions
+from jaxformer.nn import make_block
+from jaxformer.ops.attention import reference
 
 B, T, V = 2, 7, 17
 CONFIG = TransformerConfig(
-    vocab_size=V, d_model=12, d_ff=13, num_heads=3, num_decoder_layers=3, norm_placement="pre"
+    vocab_size=V,
+    d_model=12,
+    d_ff=13,
+    num_heads=3,
+    num_decoder_layers=3,
+    norm=NormOptions(placement="pre"),
 )
 CAUSAL = AttentionMask(causal=True)
-GEMMA = replace(CONFIG, attention_window=2, full_attention_interval=2, logits_softcap=1.5)
+GEMMA = replace(
+    CONFIG,
+    attention=AttentionOptions(window=2, full_every=2),
+    output=OutputOptions(softcap=1.5),
+)
 TOKENS = np.arange(B * T).reshape(B, T) * 5 % V
 
 
@@ -24,12 +36,12 @@ def x(rng):
 
 
 def bound(config, params):
-    return Block(config).bind({"params": params})
+    return make_block(config, False, reference).bind({"params": params})
 
 
 def test_parallel_sublayers_read_the_same_vectors(x, random_params, assert_equal):
-    config = replace(CONFIG, parallel_residual=True)
-    params = random_params(Block(config), x, CAUSAL)
+    config = replace(CONFIG, norm=NormOptions(placement="parallel"))
+    params = random_params(make_block(config, False, reference), x, CAUSAL)
     block = bound(config, params)
     read = block.attention_norm(x), block.feed_forward_norm(x)
     expected = x + block.attention(read[0], mask=CAUSAL) + block.feed_forward(read[1])
@@ -38,8 +50,8 @@ def test_parallel_sublayers_read_the_same_vectors(x, random_params, assert_equal
 
 
 def test_a_sandwich_has_norms_before_and_after_each_sublayer(x, random_params, assert_equal):
-    config = replace(CONFIG, norm_placement="sandwich", norm="rms")
-    block = bound(config, random_params(Block(config), x, CAUSAL))
+    config = replace(CONFIG, norm=NormOptions("rms", placement="sandwich"))
+    block = bound(config, random_params(make_block(config, False, reference), x, CAUSAL))
     attended = block.attention(block.attention_norm(x), mask=CAUSAL)
     y = x + block.attention_post_norm(attended)
     expected = y + block.feed_forward_post_norm(block.feed_forward(block.feed_forward_norm(y)))
@@ -104,7 +116,9 @@ def test_soft_caps_bound_the_logits_of_the_model_and_of_attention(params):
     large = jax.tree.map(lambda leaf: 5 * leaf, params)
     logits = DecoderOnly(GEMMA).apply({"params": large}, TOKENS)
     assert 1.4 < np.abs(logits).max() <= 1.5
-    weights = weights_of(replace(GEMMA, attention_softcap=0.5), large)[1][:, :, -1]
+    weights = weights_of(replace(GEMMA, attention=replace(GEMMA.attention, softcap=0.5)), large)[1][
+        :, :, -1
+    ]
     ratio = weights.max(-1) / weights.min(-1)  # of e^0.5 and e^-0.5 at most
     assert 2 < ratio.max() <= np.e + 1e-5
 
@@ -114,5 +128,7 @@ def test_the_divisor_of_the_logits_is_the_configs(params, assert_equal):
     for i in range(3):
         query = doubled["decoder"][f"blocks_{i}"]["attention"]["query"]
         query["kernel"], query["bias"] = query["kernel"] * 2, query["bias"] * 2
-    found = DecoderOnly(replace(GEMMA, query_pre_attn_scalar=1.0)).apply({"params": params}, TOKENS)
+    found = DecoderOnly(replace(GEMMA, attention=replace(GEMMA.attention, query_scalar=1.0))).apply(
+        {"params": params}, TOKENS
+    )
     assert_equal(found, DecoderOnly(GEMMA).apply({"params": doubled}, TOKENS))  # heads of 4

@@ -9,7 +9,7 @@ import pytest
 from jaxformer.config import TransformerConfig
 from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.ops.beam_cache import KeyValue, expand_for_beams, read, store, write
+from jaxformer.ops.beam_cache import KeyValue, read, store, write
 
 B, W, S, L = 2, 3, 5, 11
 
@@ -42,14 +42,12 @@ def written_to(cache: Cache, tokens: np.ndarray) -> Cache:
     """`cache` with keys and values that are the numbers `tokens` [B, W, T] throughout."""
     new = np.broadcast_to(tokens.reshape(-1, tokens.shape[2], 1, 1), (*_rows(tokens), 2, 3))
     new = KeyValue(jnp.float32(new), -jnp.float32(new))
-    layer = write(cache.with_beams(cache.layers[0]), new, cache.length)
-    return cache.advance((layer.replace(beam_ancestors=None),), tokens.shape[2])
+    return cache.advance((write(cache.layers[0], new, cache.length),), tokens.shape[2])
 
 
 def seen_by_each(cache: Cache) -> np.ndarray:
     """The numbers [B, W, length] of the tokens that the next one of each beam may see."""
-    kv = read(cache.with_beams(cache.layers[0]))
-    mask, _ = expand_for_beams(kv, cache.mask(), None, 1)
+    kv, mask = read(cache.layers[0]), cache.mask_of_beams(cache.mask(), 1)
     assert np.array_equal(kv.key, -kv.value)
     # The next token's own place comes after these.
     written = int(cache.length) * (mask.explicit.shape[2] // L)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer import DecoderOnly, TransformerConfig
+from jaxformer.config import AttentionOptions
 from jaxformer.decoding import GenerationConfig, Prompts, SamplingConfig, beam_search, sample
 from jaxformer.nn.cache import init_cache
 from jaxformer.pipelines import make_step_fn
@@ -24,7 +25,7 @@ def config(num_kv_heads):
         d_ff=31,
         num_heads=4,
         head_dim=5,
-        num_kv_heads=num_kv_heads,
+        attention=AttentionOptions(num_kv_heads=num_kv_heads),
         num_decoder_layers=2,
     )
 

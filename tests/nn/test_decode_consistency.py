@@ -10,10 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    Alibi,
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NoPositions,
+    NormOptions,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    TransformerConfig,
+)
 from jaxformer.nn.cache import init_cache
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.ops import attention
+from tests.recipes import with_fields
 
 B, W, S, T, L = 2, 3, 5, 8, 11
 V = 17
@@ -29,29 +42,35 @@ BASE = TransformerConfig(
     num_encoder_layers=1,
     num_decoder_layers=1,
     max_len=L,
-    relative_buckets=6,
-    relative_max_distance=7,
+    positions=Relative(buckets=6, max_distance=7),
 )
 
 CHOICES = {
     "family": [EncoderDecoder, DecoderOnly],
-    "positions": ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"],
-    "activation": ["relu", "gelu", "gelu_tanh", "silu"],
-    "num_kv_heads": [None, 2, 1],
-    "tied_embeddings": ["none", "output", "inputs", "all"],
-    "output_bias": [False, True],
-    "norm": ["layer", "rms"],
-    "norm_placement": ["pre", "post", "sandwich"],
-    "gated": [False, True],
+    "positions": [
+        Sinusoidal(),
+        Learned(),
+        Rotary(),
+        Rotary(fraction=0.4),
+        Alibi(),
+        Relative(buckets=6, max_distance=7),
+        NoPositions(),
+    ],
+    "feed_forward.activation": ["relu", "gelu", "gelu_tanh", "silu"],
+    "attention.num_kv_heads": [None, 2, 1],
+    "embeddings.tied": ["none", "output", "inputs", "all"],
+    "output.bias": [False, True],
+    "norm.kind": ["layer", "rms"],
+    "norm.placement": ["pre", "post", "sandwich", "parallel"],
+    "feed_forward.gated": [False, True],
     "use_bias": [True, False],
     "sizes": [{}, {"head_dim": 10, "value_head_dim": 7}],
-    "scale_embeddings": [True, False],
-    "embedding_norm": [False, True],
-    "attention_window": [None, 3],
-    "query_key_norm": [False, True],
-    "rotary_fraction": [1.0, 0.4],
-    "attention_softcap": [None, 1.5],
-    "qkv_bias": [None, True, False],
+    "embeddings.scale": [True, False],
+    "embeddings.norm": [False, True],
+    "attention.window": [None, 3],
+    "attention.query_key_norm": [False, True],
+    "attention.softcap": [None, 1.5],
+    "attention.qkv_bias": [None, True, False],
 }
 
 
@@ -86,12 +105,12 @@ def named(row: tuple[int, ...]) -> dict[str, Any]:
     return {name: CHOICES[name][choice] for name, choice in zip(CHOICES, row, strict=True)}
 
 
-def model_of(row: tuple[int, ...], **changes: Any) -> Any:
+def model_of(row: tuple[int, ...]) -> Any:
     fields = named(row)
     family, sizes = fields.pop("family"), fields.pop("sizes")
-    if fields["tied_embeddings"] in ("none", "output"):
+    if fields["embeddings.tied"] in ("none", "output"):
         sizes = sizes | {"source_vocab_size": 19}
-    return family(replace(BASE, **fields, **sizes, **changes))
+    return family(with_fields(BASE, {"embeddings.tied": "none"} | sizes | fields))
 
 
 def test_every_pair_of_choices_is_tried_together():
@@ -100,7 +119,7 @@ def test_every_pair_of_choices_is_tried_together():
     for (i, a), (j, b) in itertools.combinations(enumerate(CHOICES.values()), 2):
         for pair in itertools.product(range(len(a)), range(len(b))):
             assert (i, pair[0], j, pair[1]) in tried
-    assert len(ROWS) <= 28
+    assert len(ROWS) <= 34
 
 
 @dataclass
@@ -193,7 +212,9 @@ def test_decoding_in_bfloat16_is_the_full_forward(family, rng, random_params, as
     def check(given, expected):
         assert_equal(given, expected, 0.1)
 
-    config = replace(BASE, dtype="bfloat16", positions="rotary", num_kv_heads=2)
+    config = replace(
+        BASE, dtype="bfloat16", attention=AttentionOptions(num_kv_heads=2), positions=Rotary()
+    )
     assert_decoding_is_the_full_forward(family(config), Texts(rng), random_params, check)
 
 
@@ -227,8 +248,8 @@ DEEP = replace(
     source_vocab_size=B * S,
     num_encoder_layers=2,
     num_decoder_layers=2,
-    tied_embeddings="none",
-    activation="gelu",
+    embeddings=EmbeddingOptions(tied="none"),
+    feed_forward=FeedForwardOptions("gelu"),
 )
 
 
@@ -256,7 +277,7 @@ def test_a_token_does_not_see_the_future_nor_padding_nor_another_row(rng, random
 @pytest.mark.parametrize("kernel", ["reference", "xla", "blockwise"])
 def test_packed_texts_do_not_see_each_other(kernel, random_params):
     model = DecoderOnly(
-        replace(DEEP, positions="rotary", norm_placement="pre"), attention.get(kernel)
+        replace(DEEP, norm=NormOptions(placement="pre"), positions=Rotary()), attention.get(kernel)
     )
     tokens = np.arange(B * T).reshape(B, T)
     segments = np.array([[1, 1, 1, 1, 1, 2, 2, 2], [1, 1, 2, 3, 3, 3, 3, 3]])
@@ -272,7 +293,11 @@ def test_packed_texts_do_not_see_each_other(kernel, random_params):
 
 
 def test_an_encoder_sees_all_but_padding(random_params):
-    config = replace(DEEP, positions="learned", embedding_norm=True, num_token_types=2)
+    config = replace(
+        DEEP,
+        embeddings=replace(DEEP.embeddings, norm=True, num_types=2),
+        positions=Learned(),
+    )
     model = EncoderOnly(config)
     tokens = np.arange(B * T).reshape(B, T)
     valid = np.arange(T) < np.array([[8], [5]])
@@ -287,9 +312,9 @@ def test_an_encoder_sees_all_but_padding(random_params):
     assert np.array_equal(given.reshape(B, T, B, T)[valid], expected[valid])
 
 
-@pytest.mark.parametrize("positions", CHOICES["positions"])
+@pytest.mark.parametrize("positions", CHOICES["positions"], ids=str)
 def test_packed_texts_get_the_logits_they_get_alone(positions, rng, random_params, assert_equal):
-    model = DecoderOnly(replace(BASE, positions=positions, norm_placement="pre"))
+    model = DecoderOnly(replace(BASE, positions=positions, norm=NormOptions(placement="pre")))
     long, short = rng.integers(0, V, (2, B, T))
     packed = np.concatenate([long[:, :5], short[:, :3]], axis=1)
     segments = np.repeat([[1] * 5 + [2] * 3], B, axis=0)
@@ -311,7 +336,7 @@ def test_packed_texts_get_the_logits_they_get_alone(positions, rng, random_param
 
 
 def test_padding_after_the_target_changes_nothing_before_it(rng, random_params):
-    model = EncoderDecoder(replace(BASE, positions="alibi"))
+    model = EncoderDecoder(replace(BASE, positions=Alibi()))
     source, target = rng.integers(0, V, (B, S)), rng.integers(0, V, (B, T))
     params = random_params(model, source, target)
     run = jax.jit(lambda target: model.apply({"params": params}, source, target))
@@ -324,10 +349,10 @@ def test_padding_after_the_target_changes_nothing_before_it(rng, random_params):
 # The cache.
 
 
-@pytest.mark.parametrize("positions", CHOICES["positions"])
+@pytest.mark.parametrize("positions", CHOICES["positions"], ids=str)
 def test_texts_of_different_lengths_end_in_one_slot(positions, rng, random_params, assert_equal):
     """Padding in front is seen by nobody and has no place; each text gets its own logits."""
-    model = DecoderOnly(replace(BASE, positions=positions, norm_placement="pre"))
+    model = DecoderOnly(replace(BASE, positions=positions, norm=NormOptions(placement="pre")))
     tokens, begins = rng.integers(0, V, (B, W, T)), np.array([0, 3])
     params = random_params(model, tokens[0])
 
@@ -355,11 +380,17 @@ def test_texts_of_different_lengths_end_in_one_slot(positions, rng, random_param
 
 def test_a_cache_beyond_the_learned_positions_is_refused():
     with pytest.raises(ValueError, match="max_length=12 tokens was asked for.* max_len=11: give a"):
-        init_cache(replace(BASE, positions="learned"), B, W, 12)
+        init_cache(replace(BASE, positions=Learned()), B, W, 12)
 
 
 def test_a_cache_is_as_small_as_its_key_value_heads():
-    config = replace(BASE, num_kv_heads=2, head_dim=10, value_head_dim=7, dtype="bfloat16")
+    config = replace(
+        BASE,
+        attention=AttentionOptions(num_kv_heads=2),
+        head_dim=10,
+        value_head_dim=7,
+        dtype="bfloat16",
+    )
     (layer,) = init_cache(config, B, W, L).layers
     assert layer.key.shape == (B, 2, 10, W * L) and layer.value.shape == (B, 2, W * L, 7)
     assert {layer.key.dtype, layer.value.dtype} == {jnp.dtype("bfloat16")}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer import DecoderOnly, TransformerConfig, causal_loss
+from jaxformer.config import EmbeddingOptions, FeedForwardOptions, NormOptions
 from jaxformer.text.data import StreamBatch
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("optimized")]
@@ -21,9 +22,9 @@ def compiled_gradient(depth):
         d_ff=62,
         num_heads=2,
         num_decoder_layers=depth,
-        norm_placement="pre",
-        activation="gelu",
-        tied_embeddings="output",
+        norm=NormOptions(placement="pre"),
+        feed_forward=FeedForwardOptions("gelu"),
+        embeddings=EmbeddingOptions(tied="output"),
     )
     model = DecoderOnly(config)
     tokens = np.zeros((3, 18), np.int32)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, Rotary, TransformerConfig
 from jaxformer.decoding import GenerationConfig, SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, stack_members
@@ -25,9 +25,9 @@ CONFIG = TransformerConfig(
     num_encoder_layers=1,
     num_decoder_layers=1,
     max_len=37,
-    tied_embeddings="none",
+    embeddings=EmbeddingOptions(tied="none"),
 )
-GPT = replace(CONFIG, num_encoder_layers=0, positions="rotary")
+GPT = replace(CONFIG, num_encoder_layers=0, positions=Rotary())
 LINES = ["abc", "", "jihgfedcba", "d", "cabbage"]
 SEARCH = GenerationConfig(beam_size=3, max_extra_tokens=3, batch_size=7)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import BERT_BASE, TransformerConfig
+from jaxformer.config import BERT_BASE, NormOptions, Rotary, TransformerConfig
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.ops.cross_entropy import cross_entropy
@@ -32,8 +32,8 @@ GPT = TransformerConfig(
     d_ff=13,
     num_heads=3,
     num_decoder_layers=1,
-    positions="rotary",
-    norm_placement="pre",
+    norm=NormOptions(placement="pre"),
+    positions=Rotary(),
 )
 PRESENT = np.arange(T) < np.array([[7], [4], [5]])
 
@@ -101,7 +101,7 @@ def erf_gelu(x):
 
 def layer_norm(x, params):
     x = x - x.mean(-1, keepdims=True)
-    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + BERT.norm_eps)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + BERT.norm.eps)
     return x * params["scale"] + params["bias"]
 
 
@@ -135,7 +135,7 @@ def test_without_positions_asked_for_every_token_gets_logits(bert, masked, asser
 
 
 def test_without_a_pooler_nothing_is_said_of_the_next_sentence(masked):
-    model = MaskedLanguageModel(replace(BERT, pooler=False))
+    model = MaskedLanguageModel(replace(BERT, pooler="none"))
     filling = jax.eval_shape(
         lambda *inputs: model.init_with_output(jax.random.key(0), *inputs)[0], *masked[:4]
     )
@@ -168,7 +168,7 @@ def test_rows_of_padding_add_nothing_to_the_next_sentence_loss(bert, masked, ass
 
 @pytest.mark.parametrize("pooler", [True, False])
 def test_an_encoder_sums_a_text_up_in_its_first_token(pooler, masked, random_params, assert_equal):
-    backbone = EncoderOnly(replace(BERT, pooler=pooler))
+    backbone = EncoderOnly(replace(BERT, pooler="tanh" if pooler else "none"))
     model = Classifier(backbone, C)
     params = random_params(model, masked.tokens, PRESENT)
     logits = jax.jit(model.apply)({"params": params}, masked.tokens, PRESENT)
@@ -271,7 +271,7 @@ def test_a_class_of_each_token_is_a_dense_layer_on_its_vector(masked, random_par
 
 @pytest.mark.parametrize("name", ["tanh", "relu"])
 def test_the_activation_of_the_pooler_is_the_configs(name, masked, random_params, assert_equal):
-    model = EncoderOnly(replace(BERT, pooler_activation=name))
+    model = EncoderOnly(replace(BERT, pooler=name))
     params = random_params(model, masked.tokens)
     hidden, pooled = jax.jit(model.apply)({"params": params}, masked.tokens)
     sums = np.asarray(hidden)[:, 0] @ params["pooler"]["kernel"] + params["pooler"]["bias"]

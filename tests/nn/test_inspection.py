@@ -13,8 +13,8 @@ from flax import linen as nn
 import jaxformer as jf
 from jaxformer.errors import ConfigError
 from jaxformer.nn import Int8, quantize
-from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.inspection import Patched, read_taps, tap_names, with_attention_weights
+from jaxformer.nn.recipe import REMAT
 from jaxformer.nn.taps import tap
 from jaxformer.ops.attention import blockwise
 
@@ -30,10 +30,10 @@ TRANSLATOR = jf.TransformerConfig(
 GPT = replace(
     TRANSLATOR,
     num_encoder_layers=0,
-    norm_placement="pre",
-    positions="rotary",
-    num_kv_heads=1,
-    gated=True,
+    norm=jf.NormOptions(placement="pre"),
+    attention=jf.AttentionOptions(num_kv_heads=1),
+    feed_forward=jf.FeedForwardOptions(gated=True),
+    positions=jf.Rotary(),
 )
 TOKENS = np.random.default_rng(1).integers(3, 19, (2, 7)).astype(np.int32)
 SOURCE = np.random.default_rng(2).integers(3, 19, (2, 5)).astype(np.int32)

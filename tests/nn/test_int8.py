@@ -1,7 +1,6 @@
 """Weights in 8 bits: the model computed in float with every number rounded, by whole numbers."""
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,17 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NoPositions,
+    NormOptions,
+    OutputOptions,
+    Rotary,
+    TransformerConfig,
+)
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
@@ -28,22 +37,20 @@ TRANSLATOR = TransformerConfig(
     num_encoder_layers=1,
     num_decoder_layers=1,
     max_len=37,
-    output_bias=True,
+    output=OutputOptions(bias=True),
 )
 GPT = replace(
     TRANSLATOR,
     num_encoder_layers=0,
     num_heads=4,
-    num_kv_heads=2,
+    attention=AttentionOptions(num_kv_heads=2),
+    feed_forward=FeedForwardOptions("silu", gated=True),
+    norm=NormOptions("rms", placement="pre"),
+    output=OutputOptions(bias=False),
+    embeddings=EmbeddingOptions(tied="none"),
+    positions=Rotary(),
     head_dim=6,
-    gated=True,
-    activation="silu",
-    norm="rms",
-    norm_placement="pre",
-    positions="rotary",
     use_bias=False,
-    output_bias=False,
-    tied_embeddings="none",
 )
 IDS = np.random.default_rng(3).integers(4, 29, (3, 11), np.int32)
 
@@ -89,9 +96,16 @@ def build(random_params, config):
     "config",
     [
         TRANSLATOR,
-        replace(TRANSLATOR, tied_embeddings="output", source_vocab_size=31, norm_placement="pre"),
+        replace(
+            TRANSLATOR,
+            embeddings=EmbeddingOptions(tied="output"),
+            norm=NormOptions(placement="pre"),
+            source_vocab_size=31,
+        ),
         GPT,
-        replace(GPT, tied_embeddings="output", positions="learned", use_bias=True),
+        replace(
+            GPT, embeddings=EmbeddingOptions(tied="output"), positions=Learned(), use_bias=True
+        ),
     ],
     ids=["all tied", "two vocabularies", "Llama", "GPT"],
 )
@@ -188,10 +202,6 @@ def test_a_model_that_does_not_decode_and_parameters_in_float_are_refused(random
 class Squeeze(nn.Module):
     """A block of one's own: a dense layer, a convolution and a matrix under another name."""
 
-    config: TransformerConfig
-    cross: bool
-    attention_fn: Any
-
     @nn.compact
     def __call__(self, x, mask, *, layer_cache=None, **others):
         matrix = self.param("w_in", nn.initializers.lecun_normal(), (26, 26))
@@ -200,7 +210,7 @@ class Squeeze(nn.Module):
 
 
 def test_the_dense_layers_of_a_block_of_ones_own_are_quantized_and_nothing_else(random_params):
-    model = DecoderOnly(replace(GPT, positions="none"), block=Squeeze)
+    model = DecoderOnly(replace(GPT, positions=NoPositions()), block=lambda **_: Squeeze())
     params = random_params(model, IDS)
     found = quantize(model, params)
     chosen = [path for path, leaf in leaves(found) if isinstance(leaf, QuantizedMatrix)]

@@ -9,12 +9,26 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.config import BERT_BASE, GPT2, TRANSFORMER_BASE, TRANSFORMER_BIG, TransformerConfig
+from jaxformer.config import (
+    BERT_BASE,
+    GPT2,
+    TRANSFORMER_BASE,
+    TRANSFORMER_BIG,
+    AttentionOptions,
+    EmbeddingOptions,
+    EncoderOptions,
+    FeedForwardOptions,
+    Learned,
+    NoPositions,
+    NormOptions,
+    Relative,
+    TransformerConfig,
+)
+from jaxformer.config.positions import positional_encoding
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
-from jaxformer.nn.positions import sinusoidal_positions
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.dropout import DropoutRng
 
 B, S, T, V = 2, 5, 7, 17
@@ -79,7 +93,7 @@ def test_the_named_sizes_have_exactly_as_many_parameters(model, inputs, expected
         ("C4096 ff", {"d_ff": 4096}, 90),
         ("D0", {"dropout_rate": 0.0}, 65),
         ("D2", {"dropout_rate": 0.2}, 65),
-        ("E", {"positions": "learned"}, 65),
+        ("E", {"positions": Learned()}, 65),
     ],
 )
 def test_every_row_of_table_3_is_a_change_of_the_base_model(row, changes, millions):
@@ -139,7 +153,9 @@ def test_the_kernel_of_the_fourth_block_is_where_the_readme_says(leaf_shapes):
 )
 def test_tying_leaves_out_what_is_shared(tied, more, leaf_shapes):
     one = "source_embedding/table" in more
-    config = replace(TINY, tied_embeddings=tied, source_vocab_size=19 if one else None)
+    config = replace(
+        TINY, embeddings=EmbeddingOptions(tied=tied), source_vocab_size=19 if one else None
+    )
     shapes = leaf_shapes(parameters(EncoderDecoder(config), 2))
     outside = {name: shape for name, shape in shapes.items() if "blocks" not in name}
     assert outside == {"embedding/table": (17, 12)} | more
@@ -149,7 +165,7 @@ def test_tying_leaves_out_what_is_shared(tied, more, leaf_shapes):
 
 
 def test_relative_positions_have_one_table_a_stack_and_none_for_the_memory(leaf_shapes):
-    config = replace(TINY, positions="relative", num_decoder_layers=2)
+    config = replace(TINY, positions=Relative(), num_decoder_layers=2)
     shapes = leaf_shapes(parameters(EncoderDecoder(config), 2))
     tables = {name: shape for name, shape in shapes.items() if "relative" in name}
     assert tables == {
@@ -159,7 +175,7 @@ def test_relative_positions_have_one_table_a_stack_and_none_for_the_memory(leaf_
 
 
 def test_an_encoder_may_have_heads_and_hidden_layers_of_its_own(leaf_shapes):
-    sizes = {"num_heads": 3, "num_encoder_heads": 2, "encoder_d_ff": 19}
+    sizes = {"num_heads": 3, "encoder": EncoderOptions(num_heads=2, d_ff=19)}
     model = EncoderDecoder(replace(TINY, d_model=12, d_ff=17, head_dim=None, **sizes))
     tokens = np.zeros((B, T), int)
     shapes = leaf_shapes(jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"])
@@ -171,7 +187,7 @@ def test_an_encoder_may_have_heads_and_hidden_layers_of_its_own(leaf_shapes):
 
 def test_an_encoder_tells_what_comes_before_from_what_comes_after(rng, random_params):
     """Only the buckets that hold a distance of seven tokens are felt."""
-    config = replace(TINY, positions="relative", relative_buckets=6, relative_max_distance=12)
+    config = replace(TINY, positions=Relative(buckets=6, max_distance=12))
     tokens = rng.integers(0, V, (B, T))
     model, decoder = EncoderOnly(config), DecoderOnly(config)
 
@@ -221,7 +237,7 @@ class Paper:
 
     def embed(self, tokens, path):
         x = self.params["embedding"]["table"][tokens].astype(np.float64) * math.sqrt(12)
-        return self.drop(f"{path}/input", x + sinusoidal_positions(tokens.shape[1], 12))
+        return self.drop(f"{path}/input", x + positional_encoding(tokens.shape[1], 12))
 
     def attention(self, x, memory, allowed, p, path):
         out = p["out"]["bias"].astype(np.float64)
@@ -291,7 +307,12 @@ class Sentences:
 def sentences(random_params) -> Sentences:
     rng = np.random.default_rng(1)
     model = EncoderDecoder(
-        replace(TINY, dropout_rate=0.1, attention_dropout_rate=0.3, activation_dropout_rate=0.2)
+        replace(
+            TINY,
+            dropout_rate=0.1,
+            attention=AttentionOptions(dropout_rate=0.3),
+            feed_forward=FeedForwardOptions(dropout_rate=0.2),
+        )
     )
     source, target = rng.integers(0, V, (B, S)), rng.integers(0, V, (B, T))
     params = random_params(model, source, target)
@@ -347,7 +368,9 @@ def test_dropout_belongs_to_the_row_and_not_to_its_place(sentences, assert_equal
 
 def test_a_decoder_says_something_of_every_token(random_params):
     tokens = np.arange(B * T).reshape(B, T)
-    model = DecoderOnly(replace(TINY, positions="learned", tied_embeddings="none"))
+    model = DecoderOnly(
+        replace(TINY, embeddings=EmbeddingOptions(tied="none"), positions=Learned())
+    )
     logits = jax.eval_shape(model.apply, {"params": random_params(model, tokens)}, tokens)
     assert (logits.shape, logits.dtype) == ((B, T, V), jnp.float32)
 
@@ -383,7 +406,11 @@ def test_an_encoder_without_a_pooler_pools_nothing():
 def test_a_bfloat16_model_keeps_float32_parameters_and_stays_near(
     family, random_params, assert_equal
 ):
-    config = replace(TINY, norm="rms", norm_placement="pre", gated=True, activation="silu")
+    config = replace(
+        TINY,
+        norm=NormOptions("rms", placement="pre"),
+        feed_forward=FeedForwardOptions("silu", gated=True),
+    )
     low = replace(config, dtype="bfloat16")
     inputs = [np.arange(B * T).reshape(B, T) % V] * (2 if family is EncoderDecoder else 1)
     params = random_params(family(low), *inputs)
@@ -425,14 +452,18 @@ def fitted(family, random_params, **changes):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_dropout_key_in_rngs_is_refused_instead_of_ignored(family, random_params):
-    model, params, inputs = fitted(family, random_params, attention_dropout_rate=0.1)
+    model, params, inputs = fitted(
+        family, random_params, attention=AttentionOptions(dropout_rate=0.1)
+    )
     rngs = {"dropout": jax.random.key(0)}
     jax.eval_shape(model.init, {"params": jax.random.key(1), **rngs}, *inputs)
     with pytest.raises(ValueError, match="give dropout_rng=DropoutRng"):
         model.apply({"params": params}, *inputs, rngs=rngs)
     dropout_rng = DropoutRng.create(jax.random.key(0), np.arange(B))
     given = partial(model.apply, dropout_rng=dropout_rng, rngs=rngs)
-    without = model.clone(config=replace(model.config, attention_dropout_rate=0.0))
+    without = model.clone(
+        config=replace(model.config, attention=AttentionOptions(dropout_rate=0.0))
+    )
     for accepted in (given, partial(without.apply, rngs=rngs)):
         jax.eval_shape(accepted, {"params": params}, *inputs)
 
@@ -472,7 +503,7 @@ def test_the_name_of_an_attention_function_is_refused(family):
 @pytest.mark.parametrize("family", [EncoderDecoder, DecoderOnly])
 def test_each_remat_needs_less_memory_and_changes_nothing_else(family, random_params, assert_equal):
     config = replace(TINY, num_encoder_layers=2, num_decoder_layers=2, dropout_rate=0.3)
-    config = replace(config, max_len=64, d_ff=48, activation="gelu")
+    config = replace(config, max_len=64, d_ff=48, feed_forward=FeedForwardOptions("gelu"))
     inputs = [np.arange(B * 64).reshape(B, 64) % V] * (2 if family is EncoderDecoder else 1)
     params = random_params(family(config), *inputs)
     dropout_rng = DropoutRng.create(jax.random.key(5), jnp.arange(B))
@@ -495,16 +526,17 @@ def test_each_remat_needs_less_memory_and_changes_nothing_else(family, random_pa
 
 def test_a_block_of_ones_own_takes_the_place_of_ours(random_params, assert_equal):
     class Nothing(nn.Module):
-        config: Any
-        cross: bool
-        attention_fn: Any
-
         def __call__(self, x, mask, *, layer_cache=None, **others):
             return x, layer_cache
 
-    config = replace(TINY, positions="none", norm_placement="post", scale_embeddings=False)
+    config = replace(
+        TINY,
+        norm=NormOptions(placement="post"),
+        embeddings=EmbeddingOptions(scale=False),
+        positions=NoPositions(),
+    )
     tokens = np.arange(B * T).reshape(B, T) % V
-    model = DecoderOnly(config, block=Nothing)
+    model = DecoderOnly(config, block=lambda **_: Nothing())
     params = random_params(model, tokens)
     table = params["embedding"]["table"]
     assert_equal(model.apply({"params": params}, tokens), table[tokens] @ table.T)

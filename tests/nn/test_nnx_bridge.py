@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import NormOptions, TransformerConfig
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.cross_entropy import cross_entropy
 
@@ -18,7 +18,7 @@ CONFIG = TransformerConfig(
     num_heads=3,
     num_encoder_layers=1,
     num_decoder_layers=1,
-    norm_placement="pre",
+    norm=NormOptions(placement="pre"),
 )
 
 

@@ -6,20 +6,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
-from jaxformer.errors import ConfigError
-from jaxformer.nn.models import DecoderOnly
-from jaxformer.nn.positions import (
-    POSITION_SCHEMES,
+from jaxformer.config import (
+    Alibi,
+    Learned,
+    Linear,
+    Llama3,
+    NoPositions,
+    NoScaling,
     PositionScheme,
-    alibi_bias,
-    alibi_slopes,
-    relative_buckets,
-    rotary,
-    rotary_rates,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    TransformerConfig,
+    Yarn,
+    positional_encoding,
     rotate,
-    sinusoidal_positions,
 )
+from jaxformer.config.positions import alibi_slopes, relative_buckets
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.nn.stack import Positions
 
 CONFIG = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3, max_len=7)
 
@@ -32,12 +37,12 @@ def test_the_table_of_three_columns_is_the_one_printed_in_textbooks():
         [0.14, -0.99, 0.01],
         [-0.76, -0.65, 0.01],
     ]
-    assert np.array_equal(sinusoidal_positions(5, 3).round(2), np.float32(printed))
+    assert np.array_equal(positional_encoding(5, 3).round(2), np.float32(printed))
 
 
 @pytest.mark.parametrize("d_model", [1, 6, 7])
 def test_the_table_is_the_formula_of_section_3_5(d_model):
-    table = sinusoidal_positions(11, d_model)
+    table = positional_encoding(11, d_model)
     assert table.shape == (11, d_model) and table.dtype == np.float32
     for position in range(11):
         for column in range(d_model):
@@ -48,28 +53,25 @@ def test_the_table_is_the_formula_of_section_3_5(d_model):
 
 @pytest.mark.parametrize("d_model", [1, 6, 7])
 def test_halves_are_all_sines_and_then_all_cosines(d_model):
-    turns, halves = (sinusoidal_positions(11, d_model, x) for x in ("interleaved", "halves"))
+    turns, halves = (positional_encoding(11, d_model, x) for x in ("interleaved", "halves"))
     sines = (d_model + 1) // 2
     assert np.array_equal(halves[:, :sines], turns[:, ::2])
     assert np.array_equal(halves[:, sines:], turns[:, 1::2])
 
 
 def test_with_the_endpoint_the_last_wavelength_is_the_longest_of_the_paper():
-    table = sinusoidal_positions(7, 6, endpoint=True)
+    table = positional_encoding(7, 6, endpoint=True)
     for column, rate in enumerate((1, 1, 0.01, 0.01, 0.0001, 0.0001)):
         function = np.cos if column % 2 else np.sin
         assert np.allclose(table[:, column], function(np.arange(7) * rate), atol=1e-7)
 
 
-def rates(size, base, scaling="none", **fields):
-    sizes = {"vocab_size": 5, "d_model": size, "d_ff": 5, "num_heads": 1, "positions": "rotary"}
-    return rotary_rates(
-        TransformerConfig(**sizes, rotary_base=base, rotary_scaling=scaling, **fields)
-    )
+def rates(size, base, scaling=NoScaling(), fraction=1.0):  # noqa: B008
+    return Rotary(base, fraction, scaling).rates(size)
 
 
 def turned(x, positions, base):
-    return rotate(x, rotary(positions, rates(x.shape[-1], base)))
+    return rotate(x, Rotary(base).rotation(positions, x.shape[-1]))
 
 
 def test_rotary_turns_a_pair_by_its_position():
@@ -112,41 +114,39 @@ def test_two_rotary_bases_give_two_results(queries_and_keys):
 
 
 def test_linear_scaling_divides_every_rate():
-    assert np.array_equal(rates(6, 100.0, "linear", rotary_factor=4.0), rates(6, 100.0) / 4)
+    assert np.array_equal(rates(6, 100.0, Linear(4.0)), rates(6, 100.0) / 4)
 
 
 def test_llama3_scaling_keeps_fast_rates_and_divides_slow_ones():
     plain = rates(8, 10_000.0)  # 1, 1/10, 1/100 and 1/1000: 16, 1.6, 0.16 and 0.016 turns
-    given = {"rotary_low_freq_factor": 0.1, "rotary_high_freq_factor": 4.0}
-    found = rates(8, 10_000.0, "llama3", rotary_factor=8.0, rotary_original_len=100, **given)
+    scaling = Llama3(8.0, low_freq_factor=0.1, high_freq_factor=4.0, original_len=100)
     between = [(100 * rate / math.tau - 0.1) / 3.9 for rate in plain[1:3]]
     kept = np.array([1.0, *between, 0.0])
-    assert np.allclose(found / plain, kept + (1 - kept) / 8, rtol=1e-6)
+    assert np.allclose(rates(8, 10_000.0, scaling) / plain, kept + (1 - kept) / 8, rtol=1e-6)
     assert 0 < between[1] < between[0] < 1
 
 
 def test_yarn_keeps_the_first_rates_and_divides_the_last_ones():
     plain = rates(16, 10_000.0)  # 1, 10^-0.5, 10^-1, ...: 50, 15.8, 5, 1.58, 0.5, ... turns
-    given = {"rotary_original_len": 314, "rotary_beta_fast": 10.0, "rotary_beta_slow": 1.0}
-    found = rates(16, 10_000.0, "yarn", rotary_factor=8.0, **given)
+    scaling = Yarn(8.0, beta_fast=10.0, beta_slow=1.0, original_len=314)
     kept = np.array([1, 1, 2 / 3, 1 / 3, 0, 0, 0, 0])  # the ramp goes from pair 1 to pair 4
-    assert np.allclose(found / plain, kept + (1 - kept) / 8, rtol=1e-6)
+    assert np.allclose(rates(16, 10_000.0, scaling) / plain, kept + (1 - kept) / 8, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("given", "factor"), [(None, 0.1 * math.log(8) + 1), (1.5, 1.5)])
 def test_yarn_stretches_rotated_queries_and_keys(given, factor, assert_equal):
-    yarn = {"rotary_scaling": "yarn", "rotary_factor": 8.0, "rotary_attention_factor": given}
-    sin, cos = scheme_of(positions="rotary", **yarn).apply({}, np.arange(5), method="rotation")
+    rotary = Rotary(scaling=Yarn(8.0, attention_factor=given))
+    sin, cos = rotary.rotation(np.arange(5), head_dim=4)
     assert_equal(sin**2 + cos**2, np.full(sin.shape, factor**2))
 
 
 def test_a_fraction_of_each_head_is_rotated_as_a_head_of_that_size(queries_and_keys):
     x = queries_and_keys[0]  # heads of 6, of which 4 are rotated
-    part = rates(6, 100.0, rotary_fraction=0.7)
-    assert np.array_equal(part, rates(4, 100.0))
-    found = rotate(x, rotary(np.arange(5), part))
-    assert np.array_equal(found[..., 4:], x[..., 4:])
-    assert np.array_equal(found[..., :4], turned(x[..., :4], np.arange(5), 100.0))
+    part = Rotary(100.0, fraction=0.7)
+    assert np.array_equal(part.rates(6), rates(4, 100.0))
+    rotated = rotate(x, part.rotation(np.arange(5), 6))
+    assert np.array_equal(rotated[..., 4:], x[..., 4:])
+    assert np.array_equal(rotated[..., :4], turned(x[..., :4], np.arange(5), 100.0))
 
 
 def test_eight_alibi_slopes_halve_from_one_half_to_1_256():
@@ -160,7 +160,8 @@ def test_twelve_alibi_slopes_take_every_second_of_sixteen_after_the_eight():
 
 
 def test_alibi_takes_the_slope_off_for_each_step_of_distance():
-    bias = np.asarray(alibi_bias(2, np.array([2, 3]), np.arange(4)))
+    queries, keys = np.array([2, 3]), np.arange(4)
+    bias = np.asarray(Alibi().bias(queries, keys, causal=True, num_heads=2, params={}))
     distance = np.array([[2, 1, 0, 1], [3, 2, 1, 0]])
     assert np.array_equal(bias, -np.stack([distance / 16, distance / 256])[None])
 
@@ -179,11 +180,6 @@ def test_an_encoders_buckets_tell_before_from_after():
     assert found[0].tolist() == [3, 3, 2, 2, 1, 0, 5, 6, 6, 7, 7, 7]
 
 
-def scheme_of(**changes):
-    config = replace(CONFIG, **changes)
-    return POSITION_SCHEMES[config.positions](config)
-
-
 @pytest.fixture
 def x(rng):
     return rng.standard_normal((2, 5, 12), np.float32)
@@ -191,69 +187,69 @@ def x(rng):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_relative_bias_is_its_buckets_number_for_each_head(causal, rng):
-    module = scheme_of(positions="relative", relative_buckets=8, relative_max_distance=11)
-    table = rng.standard_normal((8, 3), np.float32)
+    scheme, table = Relative(buckets=8, max_distance=11), rng.standard_normal((8, 3), np.float32)
     queries, keys = np.arange(5, 9), np.arange(11)
     buckets = relative_buckets(queries, keys, buckets=8, max_distance=11, causal=causal)
-    variables = {"params": {"relative_bias": table}}
-    bias = module.apply(variables, queries, keys, causal, method="bias")
+    params = {"relative_bias": table}
+    bias = scheme.bias(queries, keys, causal=causal, num_heads=3, params=params)
     assert bias.shape == (1, 3, 4, 11)
     assert np.array_equal(bias[0], np.moveaxis(table[np.asarray(buckets)], -1, 0))
 
 
+def add(scheme, x, positions, max_len=7, params=None):
+    """`x` with positions, as a stack adds them."""
+    module, queries = Positions(scheme, 3, 4, max_len), np.arange(x.shape[1])
+    if params is None:
+        return module.init_with_output(jax.random.key(0), x, positions, queries, length=5)[0][0]
+    return module.apply({"params": params}, x, positions, queries, length=5)[0]
+
+
 def test_learned_positions_that_end_too_early_are_refused(x):
-    module = scheme_of(positions="learned", max_len=4)
     with pytest.raises(ValueError, match="5 tokens was given, but .* max_len=4: shorten it"):
-        module.init(jax.random.key(0), x, np.arange(5), 5, method="add")
+        add(Learned(), x, np.arange(5), max_len=4)
 
 
 def test_each_row_may_have_positions_of_its_own(x, rng, assert_equal):
     table = rng.standard_normal((7, 12), np.float32)
     positions = np.array([[0, 1, 2, 0, 1], [6, 5, 4, 3, 2]])
-    variables = {"params": {"table": table}}
-    found = scheme_of(positions="learned").apply(variables, x, positions, 7, method="add")
-    assert_equal(found, x + table[positions])
+    assert_equal(add(Learned(), x, positions, params={"table": table}), x + table[positions])
 
 
-def test_the_layout_of_the_sinusoidal_table_is_the_configs(x):
-    found = scheme_of(sinusoidal_layout="halves").apply({}, x, np.arange(5), 5, method="add")
-    assert np.array_equal(found, x + sinusoidal_positions(5, 12, "halves"))
+def test_the_layout_of_the_sinusoidal_table_is_the_schemes(x):
+    halves = add(Sinusoidal("halves"), x, np.arange(5))
+    assert np.array_equal(halves, x + positional_encoding(5, 12, "halves"))
 
 
 def test_sinusoidal_positions_may_start_at_another_number(x):
-    changes = {"sinusoidal_offset": 2, "sinusoidal_endpoint": True}
-    found = scheme_of(**changes).apply({}, x, np.arange(5), 5, method="add")
-    assert np.array_equal(found, x + sinusoidal_positions(7, 12, endpoint=True)[2:])
+    shifted = add(Sinusoidal(offset=2, endpoint=True), x, np.arange(5))
+    assert np.array_equal(shifted, x + positional_encoding(7, 12, endpoint=True)[2:])
 
 
-@pytest.mark.parametrize("positions", ["rotary", "alibi", "relative", "none"])
-def test_relative_positions_add_nothing_to_the_embeddings(positions, x):
-    found = scheme_of(positions=positions).init_with_output(
-        jax.random.key(0), x, np.arange(5), 5, method="add"
-    )
-    assert np.array_equal(found[0], x)
+@pytest.mark.parametrize("scheme", [Rotary(), Alibi(), Relative(), NoPositions()])
+def test_relative_positions_add_nothing_to_the_embeddings(scheme, x):
+    assert np.array_equal(add(scheme, x, np.arange(5)), x)
 
 
 class HalfSpeed(PositionScheme):
     """Acts at all three places: each position counts as half of one."""
 
-    def add(self, x, positions, length):
+    def add(self, x, positions, *, length, params):
         return x + jnp.sin(positions / 2).reshape(-1, x.shape[1], 1)
 
-    def rotation(self, positions):
-        return rotary(positions / 2, rates(self.config.key_size, 100.0))
+    def rotation(self, positions, head_dim):
+        return Rotary(100.0).rotation(positions / 2, head_dim)
 
-    def bias(self, queries, keys, causal):
-        return alibi_bias(self.config.num_heads, queries / 2, keys / 2)
+    def bias(self, queries, keys, **options):
+        return Alibi().bias(queries / 2, keys / 2, **options)
 
 
 def test_a_scheme_of_a_user_acts_at_input_on_queries_and_keys_and_on_logits(rng, random_params):
-    config = replace(CONFIG, num_decoder_layers=2, positions="none")
+    config = replace(CONFIG, num_decoder_layers=2, positions=NoPositions())
     tokens = rng.integers(0, 17, (2, 6))
     params = random_params(DecoderOnly(config), tokens)
 
     def logits(scheme):
-        model = DecoderOnly(config, position_scheme=scheme)
+        model = DecoderOnly(replace(config, positions=scheme()))
         return np.asarray(jax.jit(model.apply)({"params": params}, tokens))
 
     every = logits(HalfSpeed)
@@ -263,25 +259,19 @@ def test_a_scheme_of_a_user_acts_at_input_on_queries_and_keys_and_on_logits(rng,
 
 
 def test_a_scheme_of_a_user_decodes_as_it_trains(rng, random_params, assert_equal):
-    config = replace(CONFIG, num_decoder_layers=2, positions="none")
+    config = replace(CONFIG, num_decoder_layers=2, positions=HalfSpeed())
     tokens = rng.integers(0, 17, (2, 6))
-    model = DecoderOnly(config, position_scheme=HalfSpeed)
+    model = DecoderOnly(config)
     variables = {"params": random_params(model, tokens)}
 
     @jax.jit
     def run(variables):
-        cache, found = model.init_cache(2, max_length=6), []
+        cache, columns = model.init_cache(2, max_length=6), []
         for column in tokens.T:
             logits, cache = model.apply(
                 variables, column[:, None, None], cache, method="decode_step"
             )
-            found.append(logits[:, 0, 0])
-        return jnp.stack(found, 1), model.apply(variables, tokens)
+            columns.append(logits[:, 0, 0])
+        return jnp.stack(columns, 1), model.apply(variables, tokens)
 
     assert_equal(*run(variables))
-
-
-def test_two_schemes_are_refused():
-    model = DecoderOnly(replace(CONFIG, num_decoder_layers=1), position_scheme=HalfSpeed)
-    with pytest.raises(ConfigError, match="positions='sinusoidal' were given.*give positions='no"):
-        jax.eval_shape(model.init, jax.random.key(0), np.ones((2, 3), int))

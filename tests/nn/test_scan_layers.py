@@ -26,9 +26,17 @@ from jaxformer import (
     stack_blocks,
     unstack_blocks,
 )
+from jaxformer.config import (
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    Relative,
+)
 from jaxformer.distributed.sharding_rules import RULES, partition_specs
-from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.recipe import REMAT
 from jaxformer.training.parameters import flatten, matrix_mask
 
 B, T, V = 2, 5, 17
@@ -40,10 +48,10 @@ LISTED = TransformerConfig(
     num_encoder_layers=2,
     num_decoder_layers=3,
     max_len=11,
-    positions="relative",
+    attention=AttentionOptions(dropout_rate=0.1),
+    feed_forward=FeedForwardOptions(dropout_rate=0.1),
+    positions=Relative(),
     dropout_rate=0.2,
-    attention_dropout_rate=0.1,
-    activation_dropout_rate=0.1,
 )
 SCANNED = replace(LISTED, scan_layers=True)
 TOKENS = np.arange(B * T).reshape(B, T) % V
@@ -53,11 +61,10 @@ GPT = replace(
     LISTED,
     d_ff=15,
     num_encoder_layers=0,
-    positions="learned",
-    norm_placement="pre",
-    activation="gelu_tanh",
-    tied_embeddings="output",
-    scale_embeddings=False,
+    norm=NormOptions(placement="pre"),
+    feed_forward=FeedForwardOptions("gelu_tanh"),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
+    positions=Learned(),
 )
 
 
@@ -66,7 +73,7 @@ class OwnBlock(Block):
 
     def setup(self):
         super().setup()
-        self.gain = self.param("gain", nn.initializers.ones, (1, 1, self.config.d_model))
+        self.gain = self.param("gain", nn.initializers.ones, (1, 1, 1))
 
     def __call__(self, x, mask, **options):
         x, layer_cache = super().__call__(x, mask, **options)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer import TransformerConfig, save_pretrained
+from jaxformer.config import FeedForwardOptions, NormOptions, OutputOptions, Sinusoidal
 from jaxformer.decoding import GenerationConfig
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import translate_ids
@@ -45,10 +46,10 @@ def system(random_params):
         num_heads=2,
         num_encoder_layers=1,
         num_decoder_layers=1,
-        sinusoidal_layout="halves",
-        norm_eps=1e-5,
-        output_bias=True,
-        activation="silu",
+        norm=NormOptions(eps=1e-5),
+        output=OutputOptions(bias=True),
+        feed_forward=FeedForwardOptions("silu"),
+        positions=Sinusoidal(layout="halves"),
         max_len=32,
     )
     model = EncoderDecoder(config)

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    Rotary,
+    TransformerConfig,
+)
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.text.data import Stream, Tokens, iterate_once
@@ -24,13 +31,11 @@ CONFIG = TransformerConfig(
     num_heads=5,
     num_decoder_layers=2,
     max_len=11,
-    positions="learned",
-    norm_placement="pre",
-    norm_eps=1e-5,
-    activation="gelu",
+    norm=NormOptions(placement="pre", eps=1e-5),
+    feed_forward=FeedForwardOptions("gelu"),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
+    positions=Learned(),
     use_bias=False,
-    tied_embeddings="output",
-    scale_embeddings=False,
     initializer="scaled_normal",
 )
 LEARNING = OptimizerConfig(
@@ -89,7 +94,9 @@ def _linear(tree, kind, inputs):
     return kernel.reshape(np.prod(kernel.shape[:inputs]), -1).T
 
 
-@pytest.mark.parametrize("changes", [{}, {"use_bias": True, "activation": "gelu_tanh"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"use_bias": True, "feed_forward": FeedForwardOptions("gelu_tanh")}]
+)
 def test_logits_loss_and_gradients_are_those_of_the_reference(
     torch, stream, random_params, assert_equal, changes
 ):
@@ -179,9 +186,9 @@ def test_what_the_reference_lacks_is_refused(torch):
     from experiments.torch_reference.trainer import Trainer
 
     with pytest.raises(
-        ConfigError, match="positions='rotary' is not supported .* give positions='learned'"
+        ConfigError, match=r"positions=Rotary\(.*\) is not supported .* give positions=Learned\(\)"
     ):
-        GPT(replace(CONFIG, positions="rotary"))
+        GPT(replace(CONFIG, positions=Rotary()))
     with pytest.raises(ConfigError, match="name='lion' is not supported by the PyTorch ref"):
         Trainer(GPT(CONFIG), replace(LEARNING, name="lion"))
 

@@ -16,7 +16,13 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 
 from experiments.torch_reference import to_safetensors
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    TransformerConfig,
+)
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import SpanPredictor
@@ -432,12 +438,10 @@ def test_a_word_list_of_bert_is_saved_as_they_read_it(torch, transformers, rando
         TransformerConfig(vocab_size=9, d_model=8, d_ff=9, num_heads=2, max_len=7),
         num_encoder_layers=1,
         num_decoder_layers=0,
-        positions="learned",
-        norm_eps=1e-5,
-        embedding_norm=True,
-        scale_embeddings=False,
-        activation="gelu",
-        num_token_types=2,
+        norm=NormOptions(eps=1e-5),
+        embeddings=EmbeddingOptions(norm=True, scale=False, num_types=2),
+        feed_forward=FeedForwardOptions("gelu"),
+        positions=Learned(),
     )
     model = EncoderOnly(config)
     params = random_params(model, np.ones((2, 3), int))

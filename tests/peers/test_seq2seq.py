@@ -12,9 +12,9 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 from jaxformer import load_pretrained, save_pretrained
+from jaxformer.config.positions import relative_buckets
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import EncoderDecoder, EncoderOnly
-from jaxformer.nn.positions import relative_buckets
 from jaxformer.nn.stack import Stack
 from jaxformer.ops import attention
 from jaxformer.pretrained.families import FAMILIES
@@ -207,7 +207,7 @@ def test_hidden_states_are_theirs(pair, said, heard, valid, assert_equal):
         there = valid if stack == "encoder" else np.ones((B, T), bool)
         last = sum(name.startswith("blocks_") for name in blocks) - 1
         # The last of T5's is given after the norm that follows it.
-        for i in range(last if pair.model.config.norm_placement == "pre" else last + 1):
+        for i in range(last if pair.model.config.norm.placement == "pre" else last + 1):
             ours = np.asarray(blocks[f"blocks_{i}"]["__call__"][0][0])
             assert_equal(ours[there], theirs[i + 1].numpy()[there])
         factor = pair.model.config.d_model**0.5 if scaled(pair) and stack == "decoder" else 1.0
@@ -252,7 +252,7 @@ def test_gradients_are_theirs(pair, torch, source, target, valid, assert_equal):
         for name, leaf in named.items()
         if leaf.requires_grad
     }
-    if config.output_bias:  # a buffer there, which has no gradient
+    if config.output.bias:  # a buffer there, which has no gradient
         slope = (torch.tensor(weights) * (1 - torch.tanh(logits) ** 2)).sum((0, 1))[None]
         grads["final_logits_bias"] = slope.detach().numpy()
     family = FAMILIES[pair.theirs.config.model_type]

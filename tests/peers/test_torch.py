@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import FeedForwardOptions, NormOptions, TransformerConfig
+from jaxformer.config.positions import positional_encoding
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 
@@ -94,8 +94,8 @@ def _pair(torch, placement: str, activation: str):
         num_heads=HEADS,
         num_encoder_layers=LAYERS,
         num_decoder_layers=LAYERS,
-        norm_placement=placement,
-        activation=activation,
+        norm=NormOptions(placement=placement),
+        feed_forward=FeedForwardOptions(activation),
     )
     params = {
         "embedding": {"table": table.detach().numpy()},
@@ -107,7 +107,7 @@ def _pair(torch, placement: str, activation: str):
 
 def _torch_logits(torch, peers, table, source, target):
     def embed(tokens):
-        positions = torch.tensor(sinusoidal_positions(tokens.shape[1], WIDTH))
+        positions = torch.tensor(positional_encoding(tokens.shape[1], WIDTH))
         return table[torch.tensor(tokens)] * WIDTH**0.5 + positions
 
     padding = torch.tensor(source == 0)

@@ -12,7 +12,7 @@ from experiments.torch_reference.torch_modules import (
     transformer,
 )
 from experiments.torch_reference.weight_map import to_jax, to_torch
-from jaxformer.config import TransformerConfig
+from jaxformer.config import FeedForwardOptions, NoPositions, NormOptions, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import Block
@@ -29,18 +29,6 @@ MASKS = {
     "padding": AttentionMask(padding_mask=VALID),
     "both": AttentionMask(causal=True, padding_mask=VALID),
 }
-
-
-def config(**changes):
-    return TransformerConfig(
-        vocab_size=1,
-        d_model=WIDTH,
-        d_ff=HIDDEN,
-        num_heads=HEADS,
-        norm_eps=1e-5,
-        positions="none",
-        **changes,
-    )
 
 
 def vectors(seed, length=7, width=WIDTH):
@@ -97,7 +85,7 @@ def test_multihead_attention_is_ours(torch, assert_equal, name, bias):
     def attend(module, x):
         return module(x, module.keys_values(x), mask)
 
-    model = MultiHeadAttention(config(use_bias=bias))
+    model = MultiHeadAttention(HEADS, qkv_bias=bias, use_bias=bias)
     found, sown = model.apply({"params": params}, x, method=attend, mutable=["intermediates"])
     assert_equal(found, expected)
     (ours,) = sown["intermediates"]["weights"]
@@ -115,7 +103,7 @@ def test_a_float_mask_of_torch_is_our_bias(torch, assert_equal):
     def attend(module, x):
         return module(x, module.keys_values(x), AttentionMask(), bias=added[None, None])
 
-    found = MultiHeadAttention(config()).apply({"params": params}, x, method=attend)
+    found = MultiHeadAttention(HEADS).apply({"params": params}, x, method=attend)
     assert_equal(found, expected.detach())
 
 
@@ -131,7 +119,7 @@ def test_keys_and_values_of_another_size_convert(torch, assert_equal):
     def attend(module, x):
         return module(x, module.keys_values(memory), AttentionMask())
 
-    found = MultiHeadAttention(config()).apply({"params": params}, x, method=attend)
+    found = MultiHeadAttention(HEADS).apply({"params": params}, x, method=attend)
     assert_equal(found, expected.detach())
 
 
@@ -171,8 +159,14 @@ def test_encoder_layer_is_our_block(torch, assert_equal, placement, bias, name):
     x, mask = vectors(0), MASKS[name]
     future, padding = theirs_of(torch, mask)
     expected = module(torch.tensor(x), src_mask=future, src_key_padding_mask=padding)
-    sizes = config(norm_placement=placement, use_bias=bias, activation="gelu" if bias else "relu")
-    found, _ = Block(sizes).apply({"params": params}, x, mask)
+    block = Block(
+        HEADS,
+        HIDDEN,
+        norm_options=NormOptions(placement=placement, eps=1e-5),
+        feed_forward_options=FeedForwardOptions("gelu" if bias else "relu"),
+        use_bias=bias,
+    )
+    found, _ = block.apply({"params": params}, x, mask)
     assert_equal(found, expected.detach())
 
 
@@ -199,7 +193,8 @@ def test_decoder_layer_is_our_block_with_cross_attention(torch, assert_equal, pl
         settings = {"encoder_kv": kv, "encoder_mask": AttentionMask(padding_mask=VALID)}
         return block(x, AttentionMask(causal=True), **settings)[0]
 
-    block = Block(config(norm_placement=placement), cross=True)
+    norm = NormOptions(placement=placement, eps=1e-5)
+    block = Block(HEADS, HIDDEN, cross=True, norm_options=norm)
     assert_equal(block.apply({"params": params}, x, method=run), expected.detach())
 
 
@@ -231,10 +226,15 @@ def test_the_whole_transformer_of_torch_is_ours(torch, assert_equal, norm_first,
         src_key_padding_mask=padding,
         memory_key_padding_mask=padding,
     )
-    sizes = config(
+    sizes = TransformerConfig(
+        vocab_size=1,
+        d_model=WIDTH,
+        d_ff=HIDDEN,
+        num_heads=HEADS,
         num_encoder_layers=2,
         num_decoder_layers=1,
-        norm_placement="pre" if norm_first else "post",
+        positions=NoPositions(),
+        norm=NormOptions(placement="pre" if norm_first else "post", eps=1e-5),
         use_bias=bias,
     )
     seen = AttentionMask(padding_mask=VALID)

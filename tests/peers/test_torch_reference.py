@@ -11,7 +11,15 @@ import pytest
 
 from experiments.torch_reference import compare
 from experiments.translation.presets import DataConfig, Files
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    NormOptions,
+    OutputOptions,
+    Rotary,
+    Sinusoidal,
+    TransformerConfig,
+)
 from jaxformer.errors import ConfigError, MissingExtra
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch
@@ -77,8 +85,12 @@ def assert_trees_equal(given, expected, assert_equal, tolerance=1e-5):
     "changes",
     [
         {},
-        {"norm_placement": "pre", "use_bias": False, "activation": "gelu"},
-        {"d_model": 15, "activation": "silu", "norm_eps": 1e-5},
+        {
+            "norm": NormOptions(placement="pre"),
+            "feed_forward": FeedForwardOptions("gelu"),
+            "use_bias": False,
+        },
+        {"d_model": 15, "feed_forward": FeedForwardOptions("silu"), "norm": NormOptions(eps=1e-5)},
     ],
 )
 def test_logits_loss_and_gradients_are_the_references(
@@ -107,7 +119,7 @@ def test_logits_loss_and_gradients_are_the_references(
 def test_weights_come_back_bit_for_bit(make_reference):
     from experiments.torch_reference import weights
 
-    for config in (CONFIG, replace(CONFIG, norm_placement="pre", use_bias=False)):
+    for config in (CONFIG, replace(CONFIG, norm=NormOptions(placement="pre"), use_bias=False)):
         params, reference = make_reference(config)
         back = weights.params_of(reference, config)
         assert jax.tree.structure(back) == jax.tree.structure(params)
@@ -196,13 +208,15 @@ def test_what_the_reference_lacks_is_refused(torch, make_reference):
     from experiments.torch_reference.transformer import Transformer
 
     with pytest.raises(
-        ConfigError, match="positions='rotary' is not supported .* give positions='s"
+        ConfigError, match=r"positions=Rotary\(.*\) is not supported .* give positions=Sinu"
     ):
-        Transformer(replace(CONFIG, positions="rotary", num_heads=10))
-    with pytest.raises(ConfigError, match="sinusoidal_layout='halves' is not supported by"):
-        Transformer(replace(CONFIG, sinusoidal_layout="halves"))
-    with pytest.raises(ConfigError, match="output_bias=True is not supported .* output_bias=False"):
-        Transformer(replace(CONFIG, output_bias=True))
+        Transformer(replace(CONFIG, positions=Rotary(), num_heads=10))
+    with pytest.raises(ConfigError, match="layout='halves'.* is not supported by"):
+        Transformer(replace(CONFIG, positions=Sinusoidal(layout="halves")))
+    with pytest.raises(ConfigError, match="output.bias=True is not supported .* output.bias=False"):
+        Transformer(replace(CONFIG, output=OutputOptions(bias=True)))
+    with pytest.raises(ConfigError, match="embeddings.zero_id=1 is not supported by"):
+        Transformer(replace(CONFIG, embeddings=EmbeddingOptions(zero_id=1)))
     _, reference = make_reference()
     tokens = torch.ones(2, 12, dtype=torch.long)
     with pytest.raises(

@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 from flax import struct
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, Learned, NormOptions, TransformerConfig
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
@@ -33,9 +33,9 @@ CONFIG = TransformerConfig(
     head_dim=6,
     num_decoder_layers=1,
     max_len=37,
-    positions="learned",
-    norm_placement="pre",
-    tied_embeddings="none",
+    norm=NormOptions(placement="pre"),
+    embeddings=EmbeddingOptions(tied="none"),
+    positions=Learned(),
 )
 
 

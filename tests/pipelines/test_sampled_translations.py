@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, NormOptions, TransformerConfig
 from jaxformer.decoding import GenerationConfig, SamplerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
@@ -29,8 +29,8 @@ def system(random_params):
         num_encoder_layers=1,
         num_decoder_layers=1,
         max_len=23,
-        norm_placement="pre",
-        tied_embeddings="none",
+        norm=NormOptions(placement="pre"),
+        embeddings=EmbeddingOptions(tied="none"),
     )
     model, ids = EncoderDecoder(config), jnp.ones((2, 3), jnp.int32)
     params = random_params(model, ids, ids)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, NormOptions, TransformerConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.inspection import Patched
@@ -39,8 +39,8 @@ CONFIG = TransformerConfig(
     num_encoder_layers=1,
     num_decoder_layers=1,
     max_len=23,
-    norm_placement="pre",
-    tied_embeddings="output",
+    norm=NormOptions(placement="pre"),
+    embeddings=EmbeddingOptions(tied="output"),
 )
 
 

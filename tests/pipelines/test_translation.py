@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, Learned, NormOptions, TransformerConfig
 from jaxformer.decoding import GenerationConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
@@ -37,8 +37,8 @@ def system(random_params):
         num_encoder_layers=1,
         num_decoder_layers=1,
         max_len=37,
-        norm_placement="pre",
-        tied_embeddings="none",
+        norm=NormOptions(placement="pre"),
+        embeddings=EmbeddingOptions(tied="none"),
     )
     model = EncoderDecoder(config)
     ids = jnp.ones((2, 3), jnp.int32)
@@ -183,7 +183,7 @@ def test_a_line_of_max_len_ids_is_taken_and_a_longer_one_is_refused_with_its_num
 
 
 def test_learned_positions_end_a_translation_at_max_len(random_params, system):
-    config = dataclasses.replace(system[0].config, positions="learned", max_len=11)
+    config = dataclasses.replace(system[0].config, positions=Learned(), max_len=11)
     model, ids = EncoderDecoder(config), jnp.ones((2, 3), jnp.int32)
     params = random_params(model, ids, ids)
     search = GenerationConfig(beam_size=1, batch_size=2)

@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    TransformerConfig,
+)
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pretrained import load_pretrained, save_pretrained
@@ -27,12 +33,10 @@ CONFIG = TransformerConfig(
     num_heads=3,
     num_decoder_layers=1,
     max_len=11,
-    positions="learned",
-    norm_placement="pre",
-    norm_eps=1e-5,
-    activation="gelu_tanh",
-    tied_embeddings="output",
-    scale_embeddings=False,
+    norm=NormOptions(placement="pre", eps=1e-5),
+    feed_forward=FeedForwardOptions("gelu_tanh"),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
+    positions=Learned(),
 )
 INDEX = "model.safetensors.index.json"
 

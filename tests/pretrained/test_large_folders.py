@@ -40,14 +40,11 @@ def folder(tmp_path, random_params):
     """A Llama of bfloat16 in four files, and one that is much smaller."""
     config = replace(
         jf.TransformerConfig(16411, d_model=256, d_ff=688, num_heads=4, num_decoder_layers=2),
-        positions="rotary",
-        norm="rms",
-        norm_placement="pre",
-        activation="silu",
-        gated=True,
+        norm=jf.NormOptions("rms", placement="pre"),
+        feed_forward=jf.FeedForwardOptions("silu", gated=True),
+        embeddings=jf.EmbeddingOptions(tied="none", scale=False),
+        positions=jf.Rotary(),
         use_bias=False,
-        tied_embeddings="none",
-        scale_embeddings=False,
     )
     for name, sizes in (("large", config), ("small", replace(config, vocab_size=11))):
         model = jf.DecoderOnly(sizes)

@@ -1,7 +1,7 @@
 """`load`: a run's folder and a folder of `transformers` give model, weights and tokenizers."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 import jax
 import numpy as np
@@ -9,17 +9,26 @@ import pytest
 
 from jaxformer import TransformerConfig
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Llama3,
+    NormOptions,
+    PositionScheme,
+    Rotary,
+)
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.nn.positions import PositionScheme
 from jaxformer.ops.attention import reference, xla
 from jaxformer.pretrained import load, save_pretrained
 from jaxformer.text.tokenizers import train_characters, train_words
 
 SIZES = TransformerConfig(vocab_size=97, d_model=6, d_ff=7, num_heads=2, max_len=13)
-GPT = replace(SIZES, num_decoder_layers=1, positions="rotary", head_dim=4, norm_placement="pre")
+GPT = replace(
+    SIZES, num_decoder_layers=1, norm=NormOptions(placement="pre"), positions=Rotary(), head_dim=4
+)
 TOKENS = np.array([[4, 5, 6, 2, 0], [5, 4, 2, 0, 0]])
 
 
@@ -27,8 +36,11 @@ class NamedBlock(Block):
     """A block with a name of its own."""
 
 
+@dataclass(frozen=True)
 class NamedPositions(PositionScheme):
     """A position scheme with a name of its own."""
+
+    period: int = 1
 
 
 def named_attention(*args, **kwargs):
@@ -43,7 +55,7 @@ def times(factor, params):
 def make_run(tmp_path, random_params):
     """Writes the folder of a run with two checkpoints; gives it and the newer parameters."""
 
-    def make(model, config, tokenizers, *inputs, training=None):
+    def make(model, config, tokenizers, *inputs, training=None, positions=None):
         params = random_params(model, *(inputs or (TOKENS,)))
         folder = tmp_path / "run"
         (folder / "tokenizer").mkdir(parents=True)
@@ -51,6 +63,8 @@ def make_run(tmp_path, random_params):
             tokenizer.save(folder / "tokenizer" / f"{name}.json")
         # what is asked for; the tokenizer has fewer ids
         written = {"model": asdict(replace(config, vocab_size=97)), "training": training or {}}
+        name = type(config.positions).__name__.lower()
+        written["model"]["positions"] = positions or {"type": name}
         (folder / "config.json").write_text(json.dumps(written))
         half, twice = times(0.5, params), times(2.0, params)
         with Checkpoints(folder / "checkpoints") as checkpoints:
@@ -98,7 +112,7 @@ def test_a_run_of_a_translator_gives_both_tokenizers_and_vocabularies(make_run):
         num_decoder_layers=1,
         vocab_size=target.vocab_size,
         source_vocab_size=source.vocab_size,
-        tied_embeddings="output",
+        embeddings=EmbeddingOptions(tied="output"),
     )
     model = EncoderDecoder(config)
     folder, params = make_run(model, config, {"source": source, "target": target}, TOKENS, TOKENS)
@@ -120,10 +134,36 @@ def test_a_run_of_a_masked_model_has_its_head(make_run):
 def test_a_run_keeps_the_parts_that_it_was_trained_with(make_run):
     config = replace(GPT, vocab_size=7)
     training = {"block": f"{__name__}:NamedBlock", "attention_fn": f"{__name__}:named_attention"}
-    training |= {"position_scheme": f"{__name__}:NamedPositions"}
-    folder, _ = make_run(DecoderOnly(config), config, {}, training=training)
-    config = replace(config, positions="none")
-    assert load(folder).model == DecoderOnly(config, named_attention, NamedBlock, NamedPositions)
+    positions = {"type": f"{__name__}:NamedPositions", "period": 3}
+    folder, _ = make_run(DecoderOnly(config), config, {}, training=training, positions=positions)
+    config = replace(config, positions=NamedPositions(period=3))
+    assert load(folder).model == DecoderOnly(config, named_attention, NamedBlock)
+
+
+def test_positions_of_a_run_are_an_object_with_a_type_or_a_name(make_run):
+    config = replace(GPT, vocab_size=7)
+    llama3 = {"type": "llama3", "factor": 8.0}
+    positions = {"type": "rotary", "base": 1e6, "scaling": llama3}
+    folder, _ = make_run(DecoderOnly(config), config, {}, positions=positions)
+    long = Rotary(base=1e6, scaling=Llama3(factor=8.0))
+    assert load(folder).model.config == replace(config, positions=long)
+    written = json.loads((folder / "config.json").read_text())
+
+    def load_with(positions):
+        model = written["model"] | {"positions": positions}
+        (folder / "config.json").write_text(json.dumps(written | {"model": model}))
+        return load(folder).model.config.positions
+
+    assert load_with("rotary") == Rotary()
+    for wrong, message in (
+        ({"type": "spiral"}, "type='spiral' is not supported: only no_positions, sinusoidal, "),
+        ({"type": "no.such.module:Scheme"}, "trained with positions='no.such.module:Scheme', whi"),
+        ({"base": 1e6}, "type='' is not supported"),
+        ({"type": "rotary", "angle": 3}, "unexpected keyword argument 'angle'"),
+        ([1], r"config.json: model: \[1\] must be an object, or the name of a class"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_with(wrong)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +198,10 @@ def test_a_folder_of_transformers_is_loaded_too(tmp_path, random_params):
     config = replace(
         GPT,
         vocab_size=words.vocab_size,
-        norm="rms",
-        activation="silu",
-        gated=True,
+        norm=NormOptions("rms", eps=1e-6),
+        feed_forward=FeedForwardOptions("silu", gated=True),
+        embeddings=EmbeddingOptions(scale=False, tied="none"),
         use_bias=False,
-        scale_embeddings=False,
-        tied_embeddings="none",
-        norm_eps=1e-6,
     )
     model = DecoderOnly(config)
     params = random_params(model, TOKENS)

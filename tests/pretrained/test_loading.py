@@ -15,11 +15,21 @@ import pytest
 from flax import linen as nn
 from safetensors.numpy import load_file, save_file
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    Alibi,
+    Learned,
+    Linear,
+    Llama3,
+    Rotary,
+    TransformerConfig,
+    Yarn,
+    with_fields,
+)
 from jaxformer.errors import ConfigError, DataError, MissingExtra
-from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import AutoAttention, reference, xla
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
@@ -28,102 +38,123 @@ from jaxformer.pretrained.model_specs import param_shapes, spec_of
 from jaxformer.pretrained.weight_map import linear, scaled
 from jaxformer.text import tokenizers
 
-GPT2 = TransformerConfig(
-    vocab_size=23,
-    d_model=10,
-    d_ff=17,
-    num_heads=5,
-    num_decoder_layers=2,
-    max_len=11,
-    positions="learned",
-    norm_placement="pre",
-    norm_eps=1e-5,
-    activation="gelu_tanh",
-    tied_embeddings="output",
-    scale_embeddings=False,
+GPT2 = with_fields(
+    TransformerConfig(23, d_model=10, d_ff=17, num_heads=5, num_decoder_layers=2, max_len=11),
+    {
+        "positions": Learned(),
+        "norm.placement": "pre",
+        "norm.eps": 1e-5,
+        "feed_forward.activation": "gelu_tanh",
+        "embeddings.tied": "output",
+        "embeddings.scale": False,
+    },
 )
-LLAMA = replace(
+LLAMA = with_fields(
     GPT2,
-    num_heads=6,
-    num_kv_heads=3,
-    head_dim=4,
-    positions="rotary",
-    rotary_base=77.0,
-    norm="rms",
-    activation="silu",
-    gated=True,
-    use_bias=False,
-    tied_embeddings="none",
+    {
+        "num_heads": 6,
+        "attention.num_kv_heads": 3,
+        "head_dim": 4,
+        "positions": Rotary(base=77.0),
+        "norm.kind": "rms",
+        "feed_forward.activation": "silu",
+        "feed_forward.gated": True,
+        "use_bias": False,
+        "embeddings.tied": "none",
+    },
 )
-DISTILBERT = replace(
+DISTILBERT = with_fields(
     GPT2,
-    num_encoder_layers=2,
-    num_decoder_layers=0,
-    norm_placement="post",
-    norm_eps=1e-12,
-    activation="relu",
-    embedding_norm=True,
+    {
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 0,
+        "norm.placement": "post",
+        "norm.eps": 1e-12,
+        "feed_forward.activation": "relu",
+        "embeddings.norm": True,
+    },
 )
-BERT = replace(DISTILBERT, num_token_types=3, pooler=True, norm_eps=1e-3)
-
-ROBERTA = replace(DISTILBERT, num_token_types=1, norm_eps=1e-3, activation="gelu", pooler=True)
-RECTIFIED = replace(DISTILBERT, pooler=True, pooler_activation="relu")
-PLAIN_BERT, PLAIN_ROBERTA = replace(BERT, pooler=False), replace(ROBERTA, pooler=False)
-LLAMA3 = {"rotary_factor": 8.0, "rotary_low_freq_factor": 0.5, "rotary_original_len": 9}
-QWEN2 = replace(LLAMA, head_dim=None, d_model=12, qkv_bias=True)
-YARN = {"rotary_factor": 8.0, "rotary_original_len": 9, "rotary_beta_fast": 2.0}
-NEOX = replace(GPT2, d_model=20, positions="rotary", rotary_fraction=0.5, parallel_residual=True)
-SCALED = {"scale_embeddings": True, "tied_embeddings": "output"}
-GEMMA2 = replace(
+PLAIN_BERT = with_fields(DISTILBERT, {"embeddings.num_types": 3, "norm.eps": 1e-3})
+PLAIN_ROBERTA = with_fields(
+    PLAIN_BERT, {"embeddings.num_types": 1, "feed_forward.activation": "gelu"}
+)
+BERT, ROBERTA = (replace(config, pooler="tanh") for config in (PLAIN_BERT, PLAIN_ROBERTA))
+LONG = {
+    "linear": Linear(factor=3),
+    "llama3": Llama3(factor=8.0, low_freq_factor=0.5, original_len=9),
+    "yarn": Yarn(factor=8.0, original_len=9, beta_fast=2.0),
+}
+QWEN2 = with_fields(LLAMA, {"head_dim": None, "d_model": 12, "attention.qkv_bias": True})
+NEOX = with_fields(
+    GPT2, {"d_model": 20, "positions": Rotary(fraction=0.5), "norm.placement": "parallel"}
+)
+GEMMA = with_fields(
     LLAMA,
-    **SCALED,
-    activation="gelu_tanh",
-    norm_placement="sandwich",
-    attention_window=3,
-    full_attention_interval=2,
-    query_pre_attn_scalar=24,
-    attention_softcap=5.0,
-    logits_softcap=7.0,
+    {"embeddings.scale": True, "embeddings.tied": "output", "feed_forward.activation": "gelu_tanh"},
 )
-UNCAPPED = {"attention_softcap": None, "logits_softcap": None, "full_attention_interval": None}
+GEMMA2 = with_fields(
+    GEMMA,
+    {
+        "norm.placement": "sandwich",
+        "attention.window": 3,
+        "attention.full_every": 2,
+        "attention.query_scalar": 24,
+        "attention.softcap": 5.0,
+        "output.softcap": 7.0,
+    },
+)
+UNCAPPED = {"attention.softcap": None, "output.softcap": None, "attention.full_every": None}
+
+
+def decoder(config, **changes):
+    """A decoder; the names of the fields in `changes` have two _ for a dot."""
+    return DecoderOnly(with_fields(config, {k.replace("__", "."): v for k, v in changes.items()}))
+
+
+def scaled_llama(name):
+    return decoder(LLAMA, positions=Rotary(base=77.0, scaling=LONG[name]))
+
 
 MODELS = {
     "gpt2": ("gpt2", DecoderOnly(GPT2)),
-    "gpt2, an output of its own": ("gpt2", DecoderOnly(replace(GPT2, tied_embeddings="none"))),
+    "gpt2, an output of its own": ("gpt2", decoder(GPT2, embeddings__tied="none")),
     "gpt2, classes": ("gpt2", Classifier(DecoderOnly(GPT2), 3)),
     "llama": ("llama", DecoderOnly(LLAMA)),
-    "llama, biases": ("llama", DecoderOnly(replace(LLAMA, use_bias=True, num_kv_heads=None))),
-    "llama, tied": ("llama", DecoderOnly(replace(LLAMA, tied_embeddings="output"))),
+    "llama, biases": ("llama", decoder(LLAMA, use_bias=True, attention__num_kv_heads=None)),
+    "llama, tied": ("llama", decoder(LLAMA, embeddings__tied="output")),
     "llama, classes": ("llama", Classifier(DecoderOnly(LLAMA), 3)),
-    "llama 3.1": ("llama", DecoderOnly(replace(LLAMA, rotary_scaling="llama3", **LLAMA3))),
-    "llama, long": ("llama", DecoderOnly(replace(LLAMA, rotary_scaling="linear", rotary_factor=3))),
-    "llama, yarn": ("llama", DecoderOnly(replace(LLAMA, rotary_scaling="yarn", **YARN))),
-    "mistral": ("mistral", DecoderOnly(replace(LLAMA, attention_window=3))),
+    "llama 3.1": ("llama", scaled_llama("llama3")),
+    "llama, long": ("llama", scaled_llama("linear")),
+    "llama, yarn": ("llama", scaled_llama("yarn")),
+    "mistral": ("mistral", decoder(LLAMA, attention__window=3)),
     "qwen2": ("qwen2", DecoderOnly(QWEN2)),
-    "qwen3": ("qwen3", DecoderOnly(replace(LLAMA, query_key_norm=True))),
-    "gemma": ("gemma", DecoderOnly(replace(LLAMA, **SCALED, activation="gelu_tanh"))),
-    "opt": ("opt", DecoderOnly(replace(GPT2, activation="relu"))),
-    "opt, post-norm": ("opt", DecoderOnly(replace(GPT2, norm_placement="post"))),
+    "qwen3": ("qwen3", decoder(LLAMA, attention__query_key_norm=True)),
+    "gemma": ("gemma", DecoderOnly(GEMMA)),
+    "opt": ("opt", decoder(GPT2, feed_forward__activation="relu")),
+    "opt, post-norm": ("opt", decoder(GPT2, norm__placement="post")),
     "opt, classes": ("opt", Classifier(DecoderOnly(GPT2), 3)),
     "gemma2": ("gemma2", DecoderOnly(GEMMA2)),
-    "gemma2, no caps": ("gemma2", DecoderOnly(replace(GEMMA2, **UNCAPPED))),
-    "gpt_neox": ("gpt_neox", DecoderOnly(replace(NEOX, tied_embeddings="none"))),
-    "gpt_neox, tied": ("gpt_neox", DecoderOnly(replace(NEOX, parallel_residual=False))),
+    "gemma2, no caps": ("gemma2", DecoderOnly(with_fields(GEMMA2, UNCAPPED))),
+    "gpt_neox": ("gpt_neox", decoder(NEOX, embeddings__tied="none")),
+    "gpt_neox, tied": ("gpt_neox", decoder(NEOX, norm__placement="pre")),
     "gpt_neox, classes": ("gpt_neox", Classifier(DecoderOnly(NEOX), 3)),
     "distilbert": ("distilbert", EncoderOnly(DISTILBERT)),
     "distilbert, masked": ("distilbert", MaskedLanguageModel(DISTILBERT)),
-    "distilbert, classes": ("distilbert", Classifier(EncoderOnly(RECTIFIED), 3)),
+    "distilbert, classes": (
+        "distilbert",
+        Classifier(EncoderOnly(replace(DISTILBERT, pooler="relu")), 3),
+    ),
     "distilbert, spans": ("distilbert", SpanPredictor(EncoderOnly(DISTILBERT))),
     "bert": ("bert", EncoderOnly(BERT)),
-    "bert, no pooler": ("bert", EncoderOnly(replace(BERT, pooler=False))),
-    "bert, masked": ("bert", MaskedLanguageModel(replace(BERT, pooler=False))),
+    "bert, no pooler": ("bert", EncoderOnly(PLAIN_BERT)),
+    "bert, masked": ("bert", MaskedLanguageModel(PLAIN_BERT)),
     "bert, masked and next": ("bert", MaskedLanguageModel(BERT)),
     "bert, classes": ("bert", Classifier(EncoderOnly(BERT), 3)),
     "bert, token classes": ("bert", TokenClassifier(EncoderOnly(PLAIN_BERT), 3)),
     "bert, spans": ("bert", SpanPredictor(EncoderOnly(PLAIN_BERT))),
     "roberta, token classes": ("roberta", TokenClassifier(EncoderOnly(PLAIN_ROBERTA), 3)),
     "roberta": ("roberta", EncoderOnly(ROBERTA)),
-    "roberta, masked": ("roberta", MaskedLanguageModel(replace(ROBERTA, pooler=False))),
+    "roberta, masked": ("roberta", MaskedLanguageModel(PLAIN_ROBERTA)),
     "roberta, classes": ("roberta", Classifier(EncoderOnly(ROBERTA), 3)),
     "xlm-roberta, classes": ("xlm-roberta", Classifier(EncoderOnly(ROBERTA), 3)),
 }
@@ -280,7 +311,7 @@ def test_half_numbers_become_float32(folder, dtype):
 def test_every_name_of_an_activation_is_known(folder, theirs):
     path = folder("bert")
     change(path, hidden_act=theirs)
-    assert load_pretrained(path).model.config.activation == ACTIVATIONS[theirs]
+    assert load_pretrained(path).model.config.feed_forward.activation == ACTIVATIONS[theirs]
 
 
 REFUSED = [
@@ -354,21 +385,23 @@ def test_rotary_scaling_is_read_from_both_its_places(folder, key):
     more = {"original_max_position_embeddings": 7, "rope_type": "llama3"}
     change(path, rope_parameters=None, rope_theta=5000.0)
     change(path, **{key: scaling | more})
-    config = load_pretrained(path).model.config
-    assert (config.rotary_scaling, config.rotary_factor) == ("llama3", 8.0)
-    assert (config.rotary_low_freq_factor, config.rotary_high_freq_factor) == (0.5, 5.0)
-    assert (config.rotary_original_len, config.rotary_base) == (7, 5000.0)
+    positions = load_pretrained(path).model.config.positions
+    assert positions == Rotary(5000.0, scaling=Llama3(8.0, 0.5, 5.0, original_len=7))
 
 
 def test_two_older_keys_give_the_attention_factor_of_yarn(folder):
     path = folder("llama, yarn")
-    assert load_pretrained(path).model.config.rotary_attention_factor is None
+
+    def attention_factor():
+        return load_pretrained(path).model.config.positions.scaling.attention_factor
+
+    assert attention_factor() is None
     rope = json.loads((path / "config.json").read_text())["rope_parameters"]
     change(path, rope_parameters=rope | {"mscale": 2.0, "mscale_all_dim": 0.5})
-    found = load_pretrained(path).model.config.rotary_attention_factor
-    assert found == pytest.approx((0.2 * np.log(8) + 1) / (0.05 * np.log(8) + 1))
+    quotient = (0.2 * np.log(8) + 1) / (0.05 * np.log(8) + 1)
+    assert attention_factor() == pytest.approx(quotient)
     change(path, rope_parameters=rope | {"mscale": 2.0, "attention_factor": 1.25})
-    assert load_pretrained(path).model.config.rotary_attention_factor == 1.25
+    assert attention_factor() == 1.25
     change(path, rope_parameters=rope | {"truncate": False})
     with pytest.raises(ConfigError, match="truncate=false is not supported: only true"):
         load_pretrained(path)
@@ -384,11 +417,11 @@ def test_a_long_value_is_shortened_between_words(folder):
 def test_the_base_of_rotary_positions_is_found_in_all_its_places(folder):
     path = folder("llama")
     change(path, rope_parameters=None, rope_theta=5000.0)
-    assert load_pretrained(path).model.config.rotary_base == 5000.0
+    assert load_pretrained(path).model.config.positions.base == 5000.0
     change(path, rope_parameters={"rope_theta": 6000.0, "rope_type": "default"})
-    assert load_pretrained(path).model.config.rotary_base == 6000.0
+    assert load_pretrained(path).model.config.positions.base == 6000.0
     change(path, rope_parameters=None, rope_theta=None)
-    assert load_pretrained(path).model.config.rotary_base == 10_000.0
+    assert load_pretrained(path).model.config.positions.base == 10_000.0
 
 
 def test_biases_of_one_kind_alone_leave_the_others_zero(folder):
@@ -416,7 +449,7 @@ def test_names_of_older_files_are_known(folder):
     # the published BERT says BertForMaskedLM and has the head of the next sentence too
     change(path, architectures=["BertForMaskedLM"])
     loaded = load_pretrained(path)
-    assert isinstance(loaded.model, MaskedLanguageModel) and loaded.model.config.pooler
+    assert isinstance(loaded.model, MaskedLanguageModel) and loaded.model.config.pooler == "tanh"
     jax.tree.map(np.testing.assert_array_equal, loaded.params, before)
 
 
@@ -490,10 +523,10 @@ def test_two_names_of_one_tensor_are_refused(folder):
 
 
 def test_a_model_that_nobody_has_is_refused_with_what_each_family_lacks(filled, tmp_path):
-    model = DecoderOnly(replace(GPT2, positions="alibi"))
+    model = DecoderOnly(replace(GPT2, positions=Alibi()))
     _, params = filled("gpt2")
     del params["decoder"]["positions"]
-    with pytest.raises(ConfigError, match="gpt2: positions='alibi', but it has 'learned'.*llama"):
+    with pytest.raises(ConfigError, match=r"gpt2: positions=Alibi\(\), but it has Learned.*llama"):
         save_pretrained(tmp_path / "new", model, params)
     with pytest.raises(ConfigError, match=r"no family supports the model. bert: it has no dec"):
         save_pretrained(tmp_path / "new", model, params, family="bert")
@@ -515,6 +548,10 @@ class DoubledBlock(Block):
         return 2.0 * x, cache
 
 
+class DerivedPositions(Learned):
+    """Positions that may be added in another way."""
+
+
 class DerivedDecoder(DecoderOnly):
     """A decoder that may have methods of its own."""
 
@@ -524,7 +561,9 @@ def doubled_attention(*args, **kwargs):
 
 
 @pytest.mark.parametrize(
-    "part", [{"block": DoubledBlock}, {"attention_fn": doubled_attention}], ids=lambda part: [*part]
+    "part",
+    [{"block": DoubledBlock}, {"attention_fn": doubled_attention}],
+    ids=lambda part: [*part],
 )
 def test_a_part_of_ones_own_is_never_exported_as_the_usual_one(part, filled, tmp_path):
     model, params = filled("gpt2")
@@ -534,6 +573,9 @@ def test_a_part_of_ones_own_is_never_exported_as_the_usual_one(part, filled, tmp
     classifier = Classifier(model.clone(**part), classes=3)
     with pytest.raises(ConfigError, match=f"has the {name} {value.__name__}"):
         save_pretrained(tmp_path / "new", classifier, {"backbone": params})
+    derived = replace(model.config, positions=DerivedPositions())
+    with pytest.raises(ConfigError, match="gpt2: positions=DerivedPositions"):
+        save_pretrained(tmp_path / "new", DecoderOnly(derived), params)
     with pytest.raises(ConfigError, match="a DerivedDecoder may compute something else"):
         save_pretrained(tmp_path / "new", DerivedDecoder(model.config), params)
     for usual in ({"block": REMAT["matmuls"]}, {"attention_fn": AutoAttention()}):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from jaxformer.config import with_fields
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import load_generation_config, load_pretrained, marian_layout
 from jaxformer.text.tokenizers import train_characters
@@ -39,10 +40,10 @@ def system(tokenizer, random_params):
         num_encoder_layers=1,
         num_decoder_layers=1,
         max_len=23,
-        sinusoidal_layout="halves",
-        norm_eps=1e-5,
-        output_bias=True,
-        zero_embedding_id=jf.BOS,
+        norm=jf.NormOptions(eps=1e-5),
+        output=jf.OutputOptions(bias=True),
+        embeddings=jf.EmbeddingOptions(zero_id=jf.BOS),
+        positions=jf.Sinusoidal(layout="halves"),
     )
     model, ids = jf.EncoderDecoder(config), np.ones((2, 3), np.int32)
     params = random_params(model, ids, ids)
@@ -85,7 +86,7 @@ def test_the_start_token_is_read_as_zero_whatever_its_row(system):
         return np.asarray(model.apply({"params": params}, ids, ids, method="hidden"))
 
     assert np.array_equal(hidden(params), hidden(changed))
-    plain = model.clone(config=replace(model.config, zero_embedding_id=None))
+    plain = model.clone(config=with_fields(model.config, {"embeddings.zero_id": None}))
     zeroed = {**params, "embedding": {"table": changed["embedding"]["table"].copy()}}
     zeroed["embedding"]["table"][1] = 0.0
     np.testing.assert_allclose(
@@ -96,20 +97,20 @@ def test_the_start_token_is_read_as_zero_whatever_its_row(system):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"zero_embedding_id": None}, "zero_embedding_id=None.*train with .*_id 1"),
-        ({"output_bias": False}, "output_bias=False, but Marian's layout needs"),
-        ({"tied_embeddings": "none"}, "tied_embeddings='none' and"),
+        ({"embeddings.zero_id": None}, "embeddings.zero_id=None.*train with .*_id 1"),
+        ({"output.bias": False}, "output.bias=False, but Marian's layout needs"),
+        ({"embeddings.tied": "none"}, "embeddings.tied='none' and"),
     ],
 )
 def test_another_model_is_refused_with_the_option_that_it_needs(
     changes, message, system, tokenizer
 ):
     model, params = system
-    other = model.clone(config=replace(model.config, **changes))
+    other = model.clone(config=with_fields(model.config, changes))
     with pytest.raises(ConfigError, match=message):
         marian_layout(other, params, tokenizer, SEARCH)
 
 
 def test_an_id_outside_the_vocabulary_is_refused(system):
-    with pytest.raises(ConfigError, match="zero_embedding_id=97, but vocab_size=.* below it"):
-        replace(system[0].config, zero_embedding_id=97)
+    with pytest.raises(ConfigError, match="zero_id=97, but vocab_size=.* below it"):
+        with_fields(system[0].config, {"embeddings.zero_id": 97})

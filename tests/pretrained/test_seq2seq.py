@@ -2,14 +2,23 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    OutputOptions,
+    Relative,
+    Sinusoidal,
+    TransformerConfig,
+    with_fields,
+)
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder, EncoderOnly
 from jaxformer.pretrained import load_pretrained, save_pretrained
@@ -27,13 +36,10 @@ T5 = TransformerConfig(
     num_encoder_layers=1,
     num_decoder_layers=2,
     max_len=11,
-    positions="relative",
-    relative_buckets=6,
-    relative_max_distance=9,
-    norm="rms",
-    norm_placement="pre",
+    norm=NormOptions("rms", placement="pre"),
+    embeddings=EmbeddingOptions(scale=False),
+    positions=Relative(buckets=6, max_distance=9),
     use_bias=False,
-    scale_embeddings=False,
 )
 MARIAN = TransformerConfig(
     vocab_size=23,
@@ -43,43 +49,56 @@ MARIAN = TransformerConfig(
     num_encoder_layers=2,
     num_decoder_layers=1,
     max_len=11,
-    sinusoidal_layout="halves",
-    norm_eps=1e-5,
-    activation="silu",
-    output_bias=True,
+    norm=NormOptions(eps=1e-5),
+    feed_forward=FeedForwardOptions("silu"),
+    output=OutputOptions(bias=True),
+    positions=Sinusoidal(layout="halves"),
 )
-BART = replace(
-    MARIAN, positions="learned", activation="gelu", embedding_norm=True, scale_embeddings=False
-)
-M2M100 = replace(
+BART = with_fields(
     MARIAN,
-    activation="relu",
-    norm_placement="pre",
-    output_bias=False,
-    sinusoidal_endpoint=True,
-    sinusoidal_offset=2,
+    {
+        "positions": Learned(),
+        "feed_forward.activation": "gelu",
+        "embeddings.norm": True,
+        "embeddings.scale": False,
+    },
 )
-GATED = {"gated": True, "activation": "gelu_tanh"}
+M2M100 = with_fields(
+    MARIAN,
+    {
+        "positions": Sinusoidal("halves", endpoint=True, offset=2),
+        "feed_forward.activation": "relu",
+        "norm.placement": "pre",
+        "output.bias": False,
+    },
+)
+GATED = {"feed_forward.activation": "gelu_tanh", "feed_forward.gated": True}
+
+
+def model_of(config, changes):
+    return EncoderDecoder(with_fields(config, changes))
+
+
 MODELS = {
     "t5": ("t5", EncoderDecoder(T5)),
-    "t5 1.1": ("t5", EncoderDecoder(replace(T5, tied_embeddings="inputs", **GATED))),
-    "t5, heads as wide as the model": ("t5", EncoderDecoder(replace(T5, num_heads=4, **GATED))),
-    "t5's encoder": ("t5", EncoderOnly(replace(T5, activation="silu"))),
-    "mt5": ("mt5", EncoderDecoder(replace(T5, tied_embeddings="inputs", **GATED))),
+    "t5 1.1": ("t5", model_of(T5, {"embeddings.tied": "inputs", **GATED})),
+    "t5, heads as wide as the model": ("t5", model_of(T5, {"num_heads": 4, **GATED})),
+    "t5's encoder": ("t5", EncoderOnly(with_fields(T5, {"feed_forward.activation": "silu"}))),
+    "mt5": ("mt5", model_of(T5, {"embeddings.tied": "inputs", **GATED})),
     "mt5, tied": ("mt5", EncoderDecoder(T5)),
     "bart": ("bart", EncoderDecoder(BART)),
-    "mbart": ("mbart", EncoderDecoder(replace(BART, norm_placement="pre"))),
+    "mbart": ("mbart", model_of(BART, {"norm.placement": "pre"})),
     "m2m_100": ("m2m_100", EncoderDecoder(M2M100)),
     "marian": ("marian", EncoderDecoder(MARIAN)),
     "marian, two vocabularies": (
         "marian",
-        EncoderDecoder(replace(MARIAN, tied_embeddings="output", source_vocab_size=19)),
+        model_of(MARIAN, {"embeddings.tied": "output", "source_vocab_size": 19}),
     ),
     "bart, a wider encoder": (
         "bart",
-        EncoderDecoder(replace(BART, num_encoder_heads=4, encoder_d_ff=19)),
+        model_of(BART, {"encoder.num_heads": 4, "encoder.d_ff": 19}),
     ),
-    "marian, three tables": ("marian", EncoderDecoder(replace(MARIAN, tied_embeddings="none"))),
+    "marian, three tables": ("marian", model_of(MARIAN, {"embeddings.tied": "none"})),
 }
 TOKENS = np.array([[1, 5, 7, 2, 18], [3, 9, 4, 0, 0]])
 
@@ -181,7 +200,7 @@ def test_todays_way_of_writing_t5_1_1_is_read_too(saved):
     jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
     rewrite(folder, lm_head__weight=None)
     loaded = load_pretrained(folder)
-    assert loaded.model.config.tied_embeddings == "all"
+    assert loaded.model.config.embeddings.tied == "all"
     np.testing.assert_array_equal(
         loaded.params["decoder"]["final_norm"]["scale"], params["decoder"]["final_norm"]["scale"]
     )
@@ -252,13 +271,17 @@ def test_what_is_not_supported_is_refused_by_its_key(name, changes, message, sav
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tied_embeddings": "output"}, "t5: tied_embeddings='output', but it has 'all'"),
-        ({"gated": True, "activation": "gelu"}, "t5: gated layers with activation='gelu' are not"),
-        ({"output_bias": True}, "t5: output_bias=True, but it has False"),
+        ({"embeddings.tied": "output"}, "t5: embeddings.tied='output', but it has 'all'"),
+        (
+            {"feed_forward.activation": "gelu", "feed_forward.gated": True},
+            "t5: gated layers with activation='gelu' are not",
+        ),
+        ({"output.bias": True}, "t5: output.bias=True, but it has False"),
+        ({"positions": Learned()}, r"t5: positions=Learned\(\), but it has Relative"),
     ],
 )
 def test_what_t5_does_not_support_is_not_written(changes, message, random_params, tmp_path):
-    model = EncoderDecoder(replace(T5, **changes))
+    model = model_of(T5, changes)
     params = random_params(model, TOKENS, TOKENS)
     with pytest.raises(ConfigError, match=message):
         save_pretrained(tmp_path / "new", model, params)

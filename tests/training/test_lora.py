@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NormOptions,
+    TransformerConfig,
+)
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
@@ -38,7 +44,7 @@ SMALL = TransformerConfig(
     d_ff=10,
     num_heads=2,
     num_decoder_layers=1,
-    norm_placement="pre",
+    norm=NormOptions(placement="pre"),
     max_len=13,
 )
 RATES = OptimizerConfig(
@@ -174,11 +180,10 @@ def test_steps_on_a_mesh_are_those_of_one_device(assert_equal):
 
 def test_a_trained_adapter_is_in_the_folder_that_is_saved(random_params, tmp_path, assert_equal):
     model, loss, batch, inputs = of_decoder(
-        positions="learned",
-        activation="gelu_tanh",
+        feed_forward=FeedForwardOptions("gelu_tanh"),
+        embeddings=EmbeddingOptions(scale=False, tied="output"),
+        positions=Learned(),
         d_ff=24,
-        scale_embeddings=False,
-        tied_embeddings="output",
     )
     params = jax.tree.map(lambda x: x + 0.1, adapted(random_params, model, inputs))
     merged = merge_adapters(params)

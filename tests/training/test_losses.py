@@ -12,7 +12,13 @@ from flax import linen as nn
 
 from experiments.harness.planning.compiling import largest_buffers
 from experiments.harness.planning.hlo import Program
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    AttentionOptions,
+    FeedForwardOptions,
+    NormOptions,
+    OutputOptions,
+    TransformerConfig,
+)
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
@@ -38,8 +44,8 @@ SMALL = TransformerConfig(
     num_encoder_layers=1,
     num_decoder_layers=1,
     dropout_rate=0.2,
-    attention_dropout_rate=0.1,
-    activation_dropout_rate=0.3,
+    attention=AttentionOptions(dropout_rate=0.1),
+    feed_forward=FeedForwardOptions(dropout_rate=0.3),
 )
 
 close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
@@ -347,7 +353,11 @@ FAMILIES = {
 )
 def test_the_loss_of_every_family_may_be_computed_in_chunks(family, batch, random_params):
     kind, make_loss, make_batch = FAMILIES[family]
-    model = kind(replace(SMALL, output_bias=True, pooler="filler" in family))
+    model = kind(
+        replace(
+            SMALL, output=OutputOptions(bias=True), pooler="tanh" if "filler" in family else "none"
+        )
+    )
     batch = make_batch() if make_batch else batch
     inputs = (batch.source, batch.target) if make_batch is None else (batch.tokens,)
     params = random_params(model, *inputs)
@@ -362,7 +372,7 @@ def test_the_loss_of_every_family_may_be_computed_in_chunks(family, batch, rando
 
 
 def test_a_step_in_chunks_needs_less_memory_by_about_the_logits():
-    model = DecoderOnly(replace(SMALL, vocab_size=2_003, norm_placement="pre"))
+    model = DecoderOnly(replace(SMALL, vocab_size=2_003, norm=NormOptions(placement="pre")))
     batch = Text(np.zeros((4, 65), np.int32), np.ones((4, 64), bool), np.arange(4))
     params = jax.eval_shape(model.init, jax.random.key(0), batch.tokens)["params"]
     temporary = []

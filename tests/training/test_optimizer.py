@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, Learned, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.training.optimizer import (
@@ -221,7 +221,7 @@ def test_decay_touches_matrices_and_tables_and_nothing_else(name):
         num_heads=2,
         num_encoder_layers=1,
         num_decoder_layers=1,
-        positions="learned",
+        positions=Learned(),
     )
     tokens = jnp.ones((2, 3), jnp.int32)
     shapes = jax.eval_shape(EncoderDecoder(config).init, jax.random.key(0), tokens, tokens)
@@ -250,7 +250,7 @@ def gpt():
         num_heads=2,
         head_dim=3,
         num_decoder_layers=2,
-        tied_embeddings="none",
+        embeddings=EmbeddingOptions(tied="none"),
     )
     tokens = jnp.ones((2, 3), jnp.int32)
     shapes = jax.eval_shape(DecoderOnly(config).init, jax.random.key(0), tokens)["params"]

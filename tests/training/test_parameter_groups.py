@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import Learned, NormOptions, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.nn.stacking import stack_blocks, unstack_blocks
@@ -25,8 +25,8 @@ SMALL = TransformerConfig(
     num_heads=2,
     num_encoder_layers=2,
     num_decoder_layers=3,
-    norm_placement="pre",
-    positions="learned",
+    norm=NormOptions(placement="pre"),
+    positions=Learned(),
     max_len=7,
 )
 FROZEN = "^encoder/|embedding"

@@ -10,7 +10,23 @@ import optax
 import pytest
 from flax import linen as nn
 
-from jaxformer.config import BERT_BASE, GPT2, TRANSFORMER_BASE, TRANSFORMER_BIG, TransformerConfig
+from jaxformer.config import (
+    BERT_BASE,
+    GPT2,
+    TRANSFORMER_BASE,
+    TRANSFORMER_BIG,
+    Alibi,
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    Learned,
+    NoPositions,
+    NormOptions,
+    OutputOptions,
+    Relative,
+    Rotary,
+    TransformerConfig,
+)
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer, muon_labels
@@ -26,14 +42,25 @@ SMALL = TransformerConfig(
     num_decoder_layers=2,
 )
 OPTIONS = [
-    *({"positions": name} for name in ("learned", "rotary", "alibi", "relative", "none")),
-    *({"tied_embeddings": name} for name in ("none", "output", "inputs")),
-    {"tied_embeddings": "none", "source_vocab_size": 26, "output_bias": True},
-    {"num_kv_heads": 1, "value_head_dim": 3, "use_bias": False},
-    {"num_kv_heads": 1, "head_dim": 1, "positions": "learned"},
+    *({"positions": x} for x in (Learned(), Rotary(), Alibi(), Relative(), NoPositions())),
+    *({"embeddings": EmbeddingOptions(tied=name)} for name in ("none", "output", "inputs")),
+    {
+        "embeddings": EmbeddingOptions(tied="none"),
+        "output": OutputOptions(bias=True),
+        "source_vocab_size": 26,
+    },
+    {"attention": AttentionOptions(num_kv_heads=1), "value_head_dim": 3, "use_bias": False},
+    {"attention": AttentionOptions(num_kv_heads=1), "positions": Learned(), "head_dim": 1},
     {"num_heads": 1, "d_model": 1, "head_dim": 2, "d_ff": 1, "vocab_size": 1},
-    {"norm": "rms", "norm_placement": "pre", "gated": True, "activation": "silu"},
-    {"num_token_types": 2, "pooler": True, "embedding_norm": True, "positions": "learned"},
+    {
+        "norm": NormOptions("rms", placement="pre"),
+        "feed_forward": FeedForwardOptions("silu", gated=True),
+    },
+    {
+        "embeddings": EmbeddingOptions(num_types=2, norm=True),
+        "positions": Learned(),
+        "pooler": "tanh",
+    },
 ]
 CONFIGS = [replace(SMALL, **options) for options in OPTIONS]
 PRESETS = [TRANSFORMER_BASE, TRANSFORMER_BIG, GPT2, BERT_BASE]

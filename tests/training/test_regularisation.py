@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import EmbeddingOptions, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
@@ -127,7 +127,7 @@ def test_weights_of_zero_change_no_bit(params, batch):
 
 @pytest.mark.long
 def test_r_drop_has_the_same_gradient_in_parts_of_the_batch(params, batch):
-    model = EncoderDecoder(replace(SMALL, word_dropout_rate=0.2))
+    model = EncoderDecoder(replace(SMALL, embeddings=EmbeddingOptions(dropout_rate=0.2)))
     loss = seq2seq_loss(model, pad=PAD, r_drop=2.5, z_loss=0.01)
     optimizer = make_optimizer(OptimizerConfig())
     state = init_train_state(params, optimizer, jax.random.key(1))
@@ -145,7 +145,7 @@ def test_r_drop_needs_all_logits_at_once():
 
 
 def test_word_dropout_sets_whole_embeddings_to_zero_and_scales_the_others(random_params):
-    config = replace(SMALL, dropout_rate=0.0, word_dropout_rate=0.4)
+    config = replace(SMALL, dropout_rate=0.0, embeddings=EmbeddingOptions(dropout_rate=0.4))
     model = DecoderOnly(config)
     tokens = np.random.default_rng(2).integers(1, 11, (3, 7))
     params = random_params(model, tokens)
@@ -161,7 +161,9 @@ def test_word_dropout_sets_whole_embeddings_to_zero_and_scales_the_others(random
 
 
 def test_source_and_target_lose_different_words(params, batch):
-    model = EncoderDecoder(replace(SMALL, dropout_rate=0.0, word_dropout_rate=0.5))
+    model = EncoderDecoder(
+        replace(SMALL, dropout_rate=0.0, embeddings=EmbeddingOptions(dropout_rate=0.5))
+    )
     dropout_rng = DropoutRng.create(jax.random.key(3), np.array([5, 2]))
     ids = np.full((2, 8), 4)
 

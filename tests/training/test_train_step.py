@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import AttentionOptions, NormOptions, TransformerConfig
 from jaxformer.errors import ConfigError, Diverged
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.cross_entropy import cross_entropy
@@ -50,7 +50,7 @@ def make_model(d_model=8, **changes):
     return EncoderDecoder(config)
 
 
-NOISY = dict(dropout_rate=0.3, attention_dropout_rate=0.1)
+NOISY = dict(dropout_rate=0.3, attention=AttentionOptions(dropout_rate=0.1))
 
 
 def make_params(model, deviation=0.5):
@@ -420,7 +420,7 @@ def test_the_evaluation_step_is_the_loss_without_dropout():
 
 
 def test_the_loss_of_copying_falls_within_a_few_dozen_steps():
-    model = make_model(d_model=32, norm_placement="pre")
+    model = make_model(d_model=32, norm=NormOptions(placement="pre"))
     adam = make_optimizer(OptimizerConfig("constant", learning_rate=0.01, warmup_steps=10))
     step = jax.jit(make_train_step(seq2seq_loss(model, pad=PAD), adam), donate_argnums=0)
     state = init_train_state(make_params(model, 0.15), adam, jax.random.key(3))

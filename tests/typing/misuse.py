@@ -28,4 +28,4 @@ loss: jaxformer.TrainState = jaxformer.causal_loss(model)  # error
 jaxformer.seq2seq_loss(model, 0)  # error
 devices = jaxformer.single(mesh="data=2")  # error
 jaxformer.translate(["a line"], model, {}, None)  # error
-heads = jaxformer.MultiHeadAttention(config)(source, None, source > 0)  # error
+heads = jaxformer.MultiHeadAttention(num_heads=2)(source, None, source > 0)  # error

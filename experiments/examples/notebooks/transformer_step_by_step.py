@@ -16,8 +16,8 @@ import optax
 import jaxformer as jf
 from experiments.examples.notebooks.toy_language import encode_pairs, sentence_pairs
 from experiments.harness.results import plots
+from jaxformer.config.positions import positional_encoding
 from jaxformer.nn.layers import Embedding, FeedForward, Norm
-from jaxformer.nn.positions import sinusoidal_positions
 from jaxformer.ops.attention import reference
 from jaxformer.text.tokenizers import train_words
 
@@ -77,18 +77,14 @@ print("table", table.shape, "ids", sentence.shape, "vectors", embed(table, sente
 # The factor sqrt(D) is from section 3.4 of the paper: it makes the vectors as large as the
 # positions that are added next. The library's module does the same.
 
+
 # %%
-config = jf.TransformerConfig(
-    V, d_model=D, d_ff=128, num_heads=4, num_encoder_layers=2, num_decoder_layers=2
-)
-
-
 def assert_same(ours, expected):
     """Fails if two results differ by more than rounding."""
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
 
 
-expected = Embedding(V, config).apply({"params": {"table": table}}, sentence)
+expected = Embedding(V, D).apply({"params": {"table": table}}, sentence)
 assert_same(embed(table, sentence), expected)
 
 # %% [markdown]
@@ -109,8 +105,8 @@ def positions(length, size):
 
 
 print(positions(5, 3).round(2))
-assert_same(positions(50, D), sinusoidal_positions(50, D))
-plots.position_table(sinusoidal_positions(50, D))
+assert_same(positions(50, D), positional_encoding(50, D))
+plots.position_table(positional_encoding(50, D))
 
 # %% [markdown]
 # The right picture compares positions: near ones are similar, whatever the position is. The paper
@@ -243,7 +239,7 @@ def multi_head_attention(params, x, memory, allowed):
 # %%
 batch = jnp.asarray(rng.normal(size=(2, 7, D)), jnp.float32)
 allowed = jnp.tril(jnp.ones((7, 7), bool))
-attention_module, mask = jf.MultiHeadAttention(config), jf.AttentionMask(causal=True)
+attention_module, mask = jf.MultiHeadAttention(num_heads=4), jf.AttentionMask(causal=True)
 params = jax.jit(attention_module.init)(jax.random.key(0), batch, mask=mask)["params"]
 for name, leaves in params.items():
     print(name, jax.tree.map(jnp.shape, leaves))
@@ -272,7 +268,7 @@ def feed_forward(params, x):
     return dense(params["down"], jax.nn.relu(dense(params["up"], x)))
 
 
-for part, function in ((Norm(config), norm), (FeedForward(config), feed_forward)):
+for part, function in ((Norm(), norm), (FeedForward(d_ff=128), feed_forward)):
     params = jax.jit(part.init)(jax.random.key(0), batch)["params"]
     assert_same(function(params, batch), part.apply({"params": params}, batch))
 
@@ -295,7 +291,7 @@ def block(params, x, allowed, memory=None, memory_allowed=None):
     return x, weights
 
 
-encoder_block = jf.Block(config)
+encoder_block = jf.Block(num_heads=4, d_ff=128)
 params = jax.jit(encoder_block.init)(jax.random.key(0), batch, mask)["params"]
 expected, _ = encoder_block.apply({"params": params}, batch, mask)
 assert_same(block(params, batch, allowed)[0], expected)
@@ -332,6 +328,9 @@ def transformer(params, source, target):
     return x @ table.T, jnp.stack(cross_attention, axis=1)  # [B, T, V] and [B, layers, N, T, S]
 
 
+config = jf.TransformerConfig(
+    V, d_model=D, d_ff=128, num_heads=4, num_encoder_layers=2, num_decoder_layers=2
+)
 model = jf.EncoderDecoder(config)
 start = jax.jit(model.init)(jax.random.key(0), source[:2], target[:2])["params"]
 ours, _ = jax.jit(transformer)(start, source[:4], target[:4])

@@ -1,12 +1,29 @@
-"""Command line: presets, configuration files, options, exit codes, values by name."""
+"""Command line: presets, configuration files, options, exit codes, values by name, the screen.
 
-from experiments.harness.cli.command_line import (
-    exit_code,
-    parse,
-    run,
-    say,
-    sentence,
-    start,
-)
+`start` runs a command: `parse` makes a configuration of presets, files and options, `run` an exit
+code of an error. `config_files` turns configurations into JSON and back, `import_by_name` finds a
+user's functions, `display` shows what a command does, `curve` draws in a terminal.
+"""
 
-__all__ = ["exit_code", "parse", "run", "say", "sentence", "start"]
+from experiments.harness.cli import config_files, display
+from experiments.harness.cli.command_line import parse, start
+from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
+from experiments.harness.cli.named_values import import_by_name, is_import_name, name_of
+from experiments.harness.cli.option_hints import suggestion
+from experiments.harness.cli.terminal_drawing import curve
+
+__all__ = [
+    "config_files",
+    "curve",
+    "display",
+    "exit_code",
+    "import_by_name",
+    "is_import_name",
+    "name_of",
+    "parse",
+    "run",
+    "say",
+    "sentence",
+    "start",
+    "suggestion",
+]

@@ -1,42 +1,25 @@
-"""The command line: options over presets, and what an exit code says about an error."""
+"""The command line: options over presets and configuration files."""
 
-import argparse
 import contextlib
 import dataclasses
 import difflib
 import io
-import itertools
 import os
 import re
-import shutil
-import signal
 import sys
-import textwrap
-import threading
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
-from experiments.harness.cli import config_files
+from experiments.harness.cli import config_files, help_text
+from experiments.harness.cli.config_files import find_part, part_kinds, type_hints
+from experiments.harness.cli.exit_codes import run, sentence
 from experiments.harness.cli.option_hints import did_you_mean, suggestion
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
 T = TypeVar("T")
-
-_TERMINATED = 128 + signal.SIGTERM
-_CODES = (
-    ("jaxformer.errors", "ConfigError", 2),
-    ("jaxformer.errors", "MissingExtra", 2),
-    ("jaxformer.errors", "DataError", 65),
-    ("jaxformer.errors", "CheckpointError", 66),
-    ("jaxformer.errors", "Diverged", 70),
-    ("builtins", "OSError", 74),
-    ("builtins", "KeyboardInterrupt", 130),
-)
 
 
 def parse(
@@ -50,104 +33,21 @@ def parse(
     """Returns the preset named by `--preset` (the first by default), changed by the options.
 
     `presets` holds frozen dataclasses. A nested field is set by its dotted name, as in
-    `--model.d_model 256`; a field of type bool is a flag, `--int8` or `--no_int8`. Below the
-    options, `--config PATH` changes fields by a JSON or TOML file, or a run's folder. With
-    `experiment`, `--resume RUN` takes the settings of a run in a folder of that name, and
-    `--continue_from RUN` too, for a new run that goes on from its state. First arguments without a
-    name are those of the option `positional`. A list that is given several times has all values.
-    `args` are those of the process when None. An unknown preset, an unknown option, and settings
-    that contradict each other end the process with code 2 and one sentence on stderr. Raises
-    `MissingExtra` when tyro is not installed.
+    `--model.d_model 256`; a field of type bool is a flag, `--int8` or `--no_int8`. A part is chosen
+    by its name, as in `--model.positions rotary`, and set as a nested field. Below the options,
+    `--config PATH` changes fields by a JSON or TOML file, or a run's folder. With `experiment`,
+    `--resume RUN` takes the settings of a run in a folder of that name, and `--continue_from RUN`
+    too, for a new run that goes on from its state. First arguments without a name are those of the
+    option `positional`. A list that is given several times has all values. `args` are those of the
+    process when None. An unknown preset or option, and settings that contradict each other, end
+    the process with code 2 and one sentence on stderr. Raises `MissingExtra` without tyro.
     """
-    tyro = optional_dependencies.load("tyro")
-    args = sys.argv[1:] if args is None else args
-    if positional and args and not args[0].startswith("-"):
-        args = [f"--{positional}", *args]
-    known = ["--preset", "--config"]
-    known += ["--resume", "--continue_from"] if experiment else []
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in known:
-        finder.add_argument(*{name, name.replace("_", "-")}, dest=name.removeprefix("--"))
-    found, rest = finder.parse_known_args(args)
+    optional_dependencies.load("tyro")
     try:
-        preset = _with_files(presets, vars(found), experiment)
+        return _parse(presets, args, description or "", experiment, positional)
     except ConfigError as error:
-        _refuse(sentence(error))
-    options = _options(preset, "--")
-    rest = _join_repeated(rest, _lists(preset))
-    _refuse_unknown_options(rest, [*known, *options])
-    _refuse_values_of_flags(rest, options)
-    if {"-h", "--help"} & set(rest):
-        print(_wrapped((description or "") + _about_presets(presets, found.preset, experiment)))
-    with _refused_in_one_sentence():
-        return tyro.cli(
-            type(preset),
-            prog=_program(),
-            default=preset,
-            args=rest,
-            description="",
-            use_underscores=True,
-            config=(tyro.conf.AvoidSubcommands,),
-        )
-
-
-def _with_files(presets: Mapping[str, T], given: dict[str, str | None], experiment: str) -> T:
-    """The preset with the fields of the files that --config, --resume and --continue_from name."""
-    resume, parent = given.get("resume"), given.get("continue_from")
-    if resume and (given["config"] or given["preset"] or parent):
-        raise ConfigError(
-            "--resume takes all settings of the run: leave out --config, --preset and "
-            "--continue_from"
-        )
-    run = resume
-    if parent and not (given["config"] or given["preset"]):
-        run = str(config_files.split_step(parent)[0])
-    path = run or given["config"]
-    fields = config_files.read_object(Path(path)) if path else {}
-    named = fields.pop("preset", None)
-    name = given["preset"] or named or next(iter(presets))
-    if name not in presets:
-        hint = did_you_mean(difflib.get_close_matches(str(name), presets))
-        raise ConfigError(f"there is no preset {name!r}: {hint}choose one of {', '.join(presets)}")
-    preset: Any = presets[name]
-    if path:
-        of_run = Path(path).is_dir() or Path(path).name == "config.json"
-        complete = of_run and not (given["preset"] or named)
-        preset = config_files.with_fields(preset, fields, Path(path), complete=complete)
-    if run:
-        preset = dataclasses.replace(preset, **_place(run, experiment))
-    if not parent:
-        return preset
-    name = f"{preset.name}-continued" if run else preset.name
-    return dataclasses.replace(preset, name=name, continue_from=parent, init_from="")
-
-
-def _place(path: str, experiment: str) -> dict[str, str]:
-    """The options `name` and `runs` of the run in the folder `path`."""
-    folder = Path(os.path.abspath(path))
-    if folder.parent.name != experiment:
-        raise ConfigError(
-            f"{path} is not a run of {experiment}: it is not in a folder {experiment}/"
-        )
-    root = folder.parent.parent
-    return {
-        "name": folder.name,
-        "runs": str(root) if os.path.isabs(path) else os.path.relpath(root),
-    }
-
-
-def _about_presets(presets: Mapping[str, Any], chosen: str | None, experiment: str) -> str:
-    default, text = next(iter(presets)), ""
-    if len(presets) > 1:
-        text += f"\n\n--preset NAME chooses the defaults: {', '.join(presets)}. Without it NAME is "
-        text += f"{default}. The defaults shown here are those of {chosen or default}."
-    text += "\n\n--config PATH takes settings from a .json or .toml file"
-    text += ", or from a run's folder" if len(presets) > 1 else ""
-    text += "; options on the command line come on top."
-    if experiment:
-        text += "\n\n--resume RUN takes all settings of the run in the folder RUN. --continue_from "
-        text += "RUN does so for a new run, which takes over its state."
-    return text
+        print(f"error: {sentence(error)}", file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 def start(
@@ -157,212 +57,237 @@ def start(
     sys.exit(run(lambda: main(parse(presets, None, description, **parsing))))
 
 
-def run(main: Callable[[], None]) -> int:
-    """The exit code of the process after `main()`; what went wrong is one sentence on stderr.
-
-    Only code 1, a bug or no memory left, brings a traceback. SIGTERM ends `main` with code 143.
-    A reader that closes our output early, as `head` does, is no error.
-    """
-    try:
-        with _terminable(), _plain_warnings():
-            main()
-            sys.stdout.flush()
-        return 0
-    except BrokenPipeError:
-        # the interpreter flushes once more at exit, and must not meet the closed pipe again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except SystemExit as end:
-        return _exit_status(end)
-    except BaseException as error:
-        code = exit_code(error)
-        if code == 1:
-            traceback.print_exc()
-        print(f"error: {sentence(error)}", file=sys.stderr)
-        return code
+def _parse(
+    presets: Mapping[str, T],
+    args: list[str] | None,
+    description: str,
+    experiment: str,
+    positional: str,
+) -> T:
+    groups = _grouped(sys.argv[1:] if args is None else args, positional)
+    names = ["preset", "config", *(["resume", "continue_from"] if experiment else [])]
+    files = {name: _single(name, groups.pop(name)) for name in names if name in groups}
+    topics = groups.pop("help", None)
+    config = _with_files(presets, files, experiment)
+    config = _with_parts(config, groups)
+    hints = config_files.settings(config)
+    if topics is not None:
+        text = help_text.of(config, hints, [word for words in topics for word in words])
+        print(f"{_description(description)}{_about(presets, files, experiment)}\n{text}", end="")
+        raise SystemExit(0)
+    _refuse_unknown(groups, config, [*hints, *names])
+    return _rebuilt(config, _values(hints, groups))
 
 
-def exit_code(error: BaseException) -> int:
-    """0 to 143, by the class of `error`: see `_CODES`; 1 for any other."""
-    for module, name, code in _CODES:
-        # an error of a module that was never imported cannot have been raised
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None and isinstance(error, kind):
-            return code
-    return 1
+def _grouped(args: list[str], positional: str) -> dict[str, list[list[str]]]:
+    """For each option of `args`, by its name without hyphens, the words after each of its uses."""
+    groups: dict[str, list[list[str]]] = {}
+    words: list[str] | None = None
+    for arg in args:
+        name, equals, value = arg.partition("=")
+        if arg == "-h":
+            name = "--help"
+        if name.startswith("--"):
+            name = name.removeprefix("--").replace("-", "_")
+            words = [value] if equals else []
+            groups[name] = [*groups.pop(name, []), words]  # the last one is behind all others
+        elif words is not None:
+            words.append(arg)
+        elif positional:
+            words = [arg]
+            groups[positional] = [words]
+        else:
+            raise ConfigError(f"{arg!r} is no option: the name of an option begins with --")
+    return groups
 
 
-def sentence(error: BaseException) -> str:
-    """What `error` says, on one line."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if _is_out_of_memory(error):
-        return _advice(error)
-    return " ".join(str(error).split("\n")) or type(error).__name__
+def _single(name: str, uses: list[list[str]]) -> str:
+    if len(uses[-1]) != 1:
+        raise ConfigError(f"--{name} takes one value, but {len(uses[-1])} were given")
+    return uses[-1][0]
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    # a process that never computed on a device has not loaded this
-    module = sys.modules.get("jaxformer.distributed.counted_jit")
-    return module is not None and module.is_out_of_memory(error)
+def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: str) -> T:
+    """The preset with the fields of the files that --config, --resume and --continue_from name."""
+    resume, parent = files.get("resume"), files.get("continue_from")
+    chosen = files.get("preset")
+    if resume and len(files) > 1:
+        raise ConfigError(
+            "--resume takes all settings of the run: leave out --config, --preset and "
+            "--continue_from"
+        )
+    run = resume
+    if parent and not ("config" in files or chosen):
+        run = str(config_files.split_step(parent)[0])
+    path = run or files.get("config")
+    fields = config_files.read_object(Path(path)) if path else {}
+    named = fields.pop("preset", None)
+    name = chosen or named or next(iter(presets))
+    if name not in presets:
+        hint = did_you_mean(difflib.get_close_matches(str(name), presets))
+        raise ConfigError(f"there is no preset {name!r}: {hint}choose one of {', '.join(presets)}")
+    preset: Any = presets[name]
+    if path:
+        of_run = Path(path).is_dir() or Path(path).name == "config.json"
+        complete = of_run and not (chosen or named)
+        preset = config_files.with_fields(preset, fields, Path(path), complete=complete)
+    if run:
+        preset = dataclasses.replace(preset, **_location(run, experiment))
+    if not parent:
+        return preset
+    name = f"{preset.name}-continued" if run else preset.name
+    return dataclasses.replace(preset, name=name, continue_from=parent, init_from="")
 
 
-def _advice(error: BaseException) -> str:
-    """How much memory was asked for, what holds the rest, and which settings lower the need."""
-    asked = re.search(r"allocat\w* ([\d.,]+ ?\w+)", str(error))
-    reasons = [f"{asked[1]} were asked for" if asked else str(error).splitlines()[0]]
-    reasons += filter(None, getattr(error, "__notes__", []))
-    return (
-        f"out of memory: {'; '.join(reasons)}. Lower the batch "
-        "(--data.batch_size or --data.batch_tokens), raise --training.grad_accumulation, or give "
-        "--training.remat blocks; the command plan says what a choice needs"
-    )
+def _location(path: str, experiment: str) -> dict[str, str]:
+    """The options `name` and `runs` of the run in the folder `path`."""
+    folder = Path(os.path.abspath(path))
+    if folder.parent.name != experiment:
+        raise ConfigError(
+            f"{path} is not a run of {experiment}: it is not in a folder {experiment}/"
+        )
+    root = folder.parent.parent
+    runs = str(root) if os.path.isabs(path) else os.path.relpath(root)
+    return {"name": folder.name, "runs": runs}
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Prints `text`; a log on a full disk must not stop a training."""
-    with contextlib.suppress(OSError):
-        print(text, file=stream or sys.stdout, flush=True)
-
-
-def _program() -> str | None:
-    """The command as it was typed, when Python was started with -m."""
-    spec = sys.modules["__main__"].__spec__
-    return f"python -m {spec.name}" if spec is not None else None
-
-
-def _refuse(reason: str) -> NoReturn:
-    print(f"error: {reason}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-def _wrapped(text: str) -> str:
-    """The paragraphs of `text` in the width of the terminal."""
-    width = min(shutil.get_terminal_size().columns, 100)
-    paragraphs = text.strip().split("\n\n")
-    return "".join(textwrap.fill(paragraph.strip(), width) + "\n\n" for paragraph in paragraphs)[
-        :-1
-    ]
-
-
-def _options(config: Any, prefix: str) -> dict[str, str]:
-    """The options of the dataclass `config`, each with its opposite, "" where it is no flag."""
-    found: dict[str, str] = {}
-    for field in dataclasses.fields(config):
+def _with_parts(config: T, groups: dict[str, list[list[str]]], prefix: str = "") -> T:
+    """`config` with the parts that `groups` name, unchecked; their names leave `groups`."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        name, kind = prefix + field.name, type_hints(type(config))[field.name]
         value = getattr(config, field.name)
-        on, off = prefix + field.name, f"{prefix}no_{field.name}"
+        if part_kinds(kind) and name in groups:
+            word = _single(name, groups.pop(name))
+            part = find_part(kind, word, f"--{name}")
+            value = word if part == word else _unchecked(part, _with_missing(part))
         if dataclasses.is_dataclass(value):
-            found |= _options(value, f"{on}.")
+            value = _with_parts(value, groups, f"{name}.")
+        if value is not getattr(config, field.name):
+            changes[field.name] = value
+    return _unchecked(type(config), vars(config) | changes) if changes else config
+
+
+def _with_missing(part: type) -> dict[str, Any]:
+    """The default of each field of `part`, or a mark that tyro knows."""
+    missing = optional_dependencies.load("tyro").MISSING
+    names = {field.name: missing for field in dataclasses.fields(part) if field.init}
+    return names | config_files.field_defaults(part)
+
+
+def _unchecked(kind: type[T], values: Mapping[str, Any]) -> T:
+    """The dataclass `kind` with `values`, of which some may be missing or contradict another."""
+    config = object.__new__(kind)
+    for name, value in values.items():
+        object.__setattr__(config, name, value)
+    return config
+
+
+def _refuse_unknown(groups: Mapping[str, Any], config: Any, known: list[str]) -> None:
+    flags = [_off(name) for name in known]
+    for name in groups:
+        if name not in known and name not in flags:
+            said = _of_other_part(config, name) or suggestion(name, known)
+            raise ConfigError(f"there is no option --{name}: {said}")
+
+
+def _of_other_part(config: Any, name: str) -> str:
+    """What to do about the option `name` where it sets a field of a part that was not chosen."""
+    *path, field = name.split(".")
+    kind: Any = type(config)
+    with contextlib.suppress(AttributeError, KeyError):
+        for word in path:
+            kind, config = type_hints(type(config))[word], getattr(config, word)
+        having = [part for part, each in part_kinds(kind).items() if field in type_hints(each)]
+        if having:
+            return f"it is an option of --{'.'.join(path)} {' or '.join(having)}: give that too"
+    return ""
+
+
+def _off(name: str) -> str:
+    """The flag that switches off the flag `name`."""
+    group, dot, last = name.rpartition(".")
+    return f"{group}{dot}no_{last}"
+
+
+def _values(hints: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> dict[str, Any]:
+    """The values that options give, by the dotted names of their fields."""
+    flags = {name: name for name, kind in hints.items() if kind is bool}
+    flags |= {_off(name): name for name in flags}
+    values: dict[str, Any] = {}
+    words: dict[str, list[str]] = {}
+    for name, uses in groups.items():
+        if name not in flags:
+            words[name] = sum(uses, []) if _is_list(hints[name]) else uses[-1]
+        elif uses[-1]:
+            on = flags[name]
+            raise ConfigError(
+                f"--{name} is a flag and takes no value: write --{on} or --{_off(on)} alone"
+            )
         else:
-            found |= {on: off, off: on} if isinstance(value, bool) else {on: ""}
-    return found
+            values[flags[name]] = name == flags[name]
+    return values | _read({name: hints[name] for name in words}, words)
 
 
-def _lists(config: Any) -> list[str]:
-    """The options of the dataclass `config` that take several values."""
-    texts = config_files.flat(config_files.plain(config))
-    return [f"--{name}" for name, text in texts.items() if text.startswith("[")]
+def _is_list(kind: Any) -> bool:
+    kinds = typing.get_args(kind) if config_files.is_union(kind) else (kind,)
+    return any(typing.get_origin(each) in (tuple, list) for each in kinds)
 
 
-def _join_repeated(args: list[str], lists: list[str]) -> list[str]:
-    """`args` with the values of each of the options `lists` behind one another, at the end."""
-    kept: list[str] = []
-    found: dict[str, list[str]] = {}
-    target = kept
-    for arg in args:
-        name, equals, value = arg.partition("=")
-        if not arg.startswith("--"):
-            target.append(arg)
-        elif _canonical(name) in lists:
-            target = found.setdefault(_canonical(name), [])
-            target += [value] if equals else []
-        else:
-            target = kept
-            target.append(arg)
-    return [*kept, *(word for name, values in found.items() for word in (name, *values))]
-
-
-def _refuse_unknown_options(args: list[str], known: list[str]) -> None:
-    for arg in args:
-        name = arg.partition("=")[0]
-        if name.startswith("--") and _canonical(name) not in (*known, "--help", "--"):
-            _refuse(f"there is no option {name}: {suggestion(_canonical(name), known)}")
-
-
-def _refuse_values_of_flags(args: list[str], options: Mapping[str, str]) -> None:
-    for arg, following in itertools.pairwise([*args, ""]):
-        name, equals, value = arg.partition("=")
-        opposite = options.get(_canonical(name))
-        if opposite and (equals or following.lower() in ("true", "false")):
-            _refuse(f"{name} is a flag and takes no value: write {name} or {opposite} alone")
-
-
-def _canonical(name: str) -> str:
-    return "--" + name.removeprefix("--").replace("-", "_")
-
-
-@contextmanager
-def _refused_in_one_sentence() -> Iterator[None]:
-    """Says why settings were refused, without the frame that tyro draws around it."""
-    said = io.StringIO()
+def _read(hints: Mapping[str, Any], words: Mapping[str, list[str]]) -> dict[str, Any]:
+    """The values of the types `hints` that `words` stand for; `ConfigError` where they do not."""
+    tyro = optional_dependencies.load("tyro")
+    fields = [
+        (f"option_{i}", Annotated[kind, tyro.conf.arg(name=name)])
+        for i, (name, kind) in enumerate(hints.items())
+    ]
+    args = [word for name, values in words.items() for word in (f"--{name}", *values)]
+    printed = io.StringIO()
     try:
-        with redirect_stderr(said):
-            yield
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+            kind = dataclasses.make_dataclass("Options", fields)
+            read = tyro.cli(kind, args=args, use_underscores=True)
     except SystemExit as end:
-        cause = end.__context__
-        while cause is not None and not isinstance(cause, ConfigError):
-            cause = cause.__context__
-        if cause is not None:
-            _refuse(sentence(cause))
-        if end.code:
-            _refuse(_first_section(said.getvalue()))
-        raise
+        raise ConfigError(_reason(printed.getvalue())) from end
+    return dict(zip(hints, dataclasses.astuple(read), strict=True))
 
 
-def _first_section(text: str) -> str:
-    """The reason in what tyro prints: without colours, frame and what follows, on one line."""
-    text = re.sub(r"\x1b\[[\d;]*m", "", text)  # on a terminal
+def _reason(text: str) -> str:
+    """The reason in what tyro prints: without colours, frame, title and advice, on one line."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)
+    text = re.split(r"For full helptext|Argument helptext", text)[0]
     lines = [line.strip("╭─╮│╰╯|+- ") for line in text.splitlines()]
-    further = ("For full helptext", "Argument helptext")
-    reason = itertools.takewhile(lambda line: not line.startswith(further), lines)
-    return " ".join([line for line in reason if line][1:])
+    return " ".join([line for line in lines if line][1:])
 
 
-def _exit_status(end: SystemExit) -> int:
-    if end.code == _TERMINATED:
-        print("stopped by SIGTERM", file=sys.stderr)
-    if end.code is None or isinstance(end.code, int):
-        return end.code or 0
-    print(f"error: {end.code}", file=sys.stderr)
-    return 1
+def _rebuilt(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
+    """`config` with `values` of its fields; all dataclasses in it check theirs again."""
+    named: dict[str, Any] = {}
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        name = prefix + field.name
+        value = values.get(name, getattr(config, field.name))
+        if value is optional_dependencies.load("tyro").MISSING:
+            raise ConfigError(f"--{name} is needed: {type(config).__name__} has no default for it")
+        if dataclasses.is_dataclass(value) and name not in values:
+            value = _rebuilt(value, values, f"{name}.")
+        if field.init:
+            named[field.name] = value
+    return type(config)(**named)
 
 
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Says a warning as one sentence, without the line of the program it comes from."""
-    with warnings.catch_warnings():
-        warnings.showwarning = _warn
-        yield
+def _description(text: str) -> str:
+    """The paragraphs of a docstring in the width of the terminal, each with a blank line after."""
+    return "".join(f"{help_text.wrapped(each)}\n" for each in text.strip().split("\n\n") if each)
 
 
-def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    say(f"warning: {' '.join(str(message).split())}", sys.stderr)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Lets SIGTERM unwind the stack, so that files are closed; training puts its own in place."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, _stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _stop(number: int, frame: object) -> None:
-    raise SystemExit(_TERMINATED)
+def _about(presets: Mapping[str, Any], files: Mapping[str, str], experiment: str) -> str:
+    default, text = next(iter(presets)), ""
+    if len(presets) > 1:
+        text += f"--preset NAME chooses the defaults: {', '.join(presets)}. Those shown are of "
+        text += f"{files.get('preset', default)}. "
+    text += "--config PATH takes settings from a .json or .toml file or a run's folder; options "
+    text += "come on top."
+    if experiment:
+        text += " --resume RUN goes on with the run in the folder RUN, --continue_from RUN with a "
+        text += "new run from its state."
+    return help_text.wrapped(text)

@@ -1,4 +1,10 @@
-"""Configurations as JSON or TOML and back, with errors that name a field."""
+"""Configurations as JSON or TOML and back, with errors that name a field.
+
+A field may hold a *part*: one of the frozen dataclasses in the union that annotates it, as in
+`positions: Sinusoidal | Rotary`. In JSON the name of the part, that of its class in lower snake
+case, stands under "type" beside its fields: {"type": "rotary", "base": 1e6}. The name alone stands
+for the part with its defaults. A part of your own has the name package.module:name.
+"""
 
 import contextlib
 import dataclasses
@@ -9,30 +15,74 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from experiments.harness.cli.named_values import import_by_name, is_import_name, name_of
 from jaxformer.errors import ConfigError
 
 T = TypeVar("T")
 
-_OWN = re.compile(r"(?!(?:hf|sacrebleu):)[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-
-
-def is_own(name: str) -> bool:
-    """Whether `name` has the form package.module:name, which no built-in name has."""
-    return _OWN.fullmatch(name) is not None
+type_hints = cache(typing.get_type_hints)
 
 
 def split_step(name: str) -> tuple[Path, str]:
     """The folder and what follows the "@" in RUN@STEP; a folder with an "@" is taken whole."""
-    path, at, which = name.rpartition("@")
-    return (Path(path), which) if at and not Path(name).is_dir() else (Path(name), "")
+    path, at, step = name.rpartition("@")
+    return (Path(path), step) if at and not Path(name).is_dir() else (Path(name), "")
 
 
-def plain(value: Any) -> Any:
-    """`value`, such as a dataclass, as plain JSON; `ConfigError` for a value that JSON has not."""
-    return json.loads(json.dumps(value, default=_plain))
+def part_kinds(kind: Any) -> dict[str, type]:
+    """The dataclasses among which the union `kind` leaves the choice, by their names."""
+    options = typing.get_args(kind) if is_union(kind) else ()
+    return {_snake(option.__name__): option for option in options if _is_dataclass(option)}
+
+
+def find_part(kind: Any, name: str, where: str) -> Any:
+    """The dataclass called `name` that a field annotated with `kind` may hold.
+
+    A name package.module:name that does not name a dataclass is returned as it is where `kind`
+    allows a `str`. Raises `ConfigError`, with the names that are allowed, for any other name.
+    """
+    known = part_kinds(kind)
+    matches = [known[key] for key in known if key.replace("_", "") == _letters(name)]
+    if matches:
+        return matches[0]
+    if is_import_name(name):
+        value = import_by_name(name, where)
+        if _is_dataclass(value):
+            return value
+        if str in typing.get_args(kind):
+            return name
+        raise ConfigError(f"{where}={name!r} is no dataclass: name the class of a part")
+    raise ConfigError(
+        f"{where}={name!r} is unknown: give one of {', '.join(known)}, or your own as "
+        "package.module:name"
+    )
+
+
+def plain(value: Any, kind: Any = None) -> Any:
+    """`value`, such as a dataclass, as plain JSON; `kind` is the annotation of a field that has it.
+
+    Raises `ConfigError` for a value that JSON cannot hold.
+    """
+    if _is_dataclass(type(value)):
+        hints = type_hints(type(value))
+        named = {f.name: plain(getattr(value, f.name), hints[f.name]) for f in _fields(value)}
+        return {"type": part_name(value, kind)} | named if part_kinds(kind) else named
+    if isinstance(value, list | tuple):
+        kinds = _item_kinds(kind, len(value)) or [None] * len(value)
+        return [plain(item, each) for item, each in zip(value, kinds, strict=True)]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(f"{value!r} cannot be written to config.json: use plain values")
 
 
 def build(kind: Any, value: Any, where: str = "") -> Any:
@@ -42,15 +92,17 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
     or absent though it has no default.
     """
     origin, options = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
+    if part_kinds(kind) and (isinstance(value, str) or isinstance(value, dict) and "type" in value):
+        return _build_part(kind, value, where)
+    if _is_dataclass(kind):
         return _build_dataclass(kind, value, where)
-    if origin in (typing.Union, types.UnionType):
+    if is_union(kind):
         return build(_choose(options, value, where), value, where)
     if origin is Literal and value in options:
         return value
     if origin in (tuple, list) and isinstance(value, list):
-        items = options if origin is tuple and options[-1] is not ... else options[:1] * len(value)
-        if len(items) == len(value):
+        items = _item_kinds(kind, len(value))
+        if items is not None:
             pairs = enumerate(zip(items, value, strict=True))
             return origin(build(item, v, f"{where}.{i}") for i, (item, v) in pairs)
     if origin is dict and isinstance(value, dict):
@@ -63,27 +115,27 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
         return float(value)
     if kind is Any or type(value) is kind or (kind is types.NoneType and value is None):
         return value
-    raise ConfigError(f"{where} is {json.dumps(value)}, but must be {_name(kind)}")
+    raise ConfigError(f"{where} is {json.dumps(value)}, but must be {_shown(kind)}")
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON or TOML file, or in the config.json of a run's folder.
 
-    Raises `ConfigError` for a path that is not there, and for a file of another format.
+    Raises `ConfigError` for a path that does not exist, and for a file of another format.
     """
     path = path / "config.json" if path.is_dir() else path
     if path.suffix not in (".json", ".toml"):
         raise ConfigError(f"{path} is neither a .json nor a .toml file, nor the folder of a run")
     try:
         text = path.read_text(encoding="utf-8")
-        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not {path.suffix[1:].upper()}: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} must hold a JSON object, but holds {json.dumps(found):.60}")
-    return found
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a JSON object, but holds {json.dumps(content):.60}")
+    return content
 
 
 def with_fields(config: T, fields: dict[str, Any], path: Path, *, complete: bool) -> T:
@@ -102,37 +154,42 @@ def with_fields(config: T, fields: dict[str, Any], path: Path, *, complete: bool
 def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
     """The dataclass `config` with other values of some fields, given by their dotted names."""
     nested: dict[str, Any] = {}
-    for name, value in overrides.items():
+    for name in sorted(overrides):  # the name of a part before its fields
         *groups, last = name.split(".")
         inner = nested
         for word in groups:
+            if isinstance(inner.get(word), str):
+                inner[word] = {"type": inner[word]}
             inner = inner.setdefault(word, {})
-        inner[last] = plain(value)
+        inner[last] = plain(overrides[name], _type_of(type(config), name))
     return build(type(config), _merged(plain(config), nested))
 
 
-def type_of(kind: Any, name: str) -> Any:
-    """The type of the field with the dotted `name` in the dataclass `kind`."""
-    for word in name.split("."):
-        kind = typing.get_type_hints(kind)[word]
-    return kind
+def settings(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The type of each setting of the dataclass `config`, by its dotted name.
 
-
-def _merged(below: Any, above: Any) -> Any:
-    if not isinstance(below, dict) or not isinstance(above, dict):
-        return above
-    return below | {name: _merged(below.get(name), value) for name, value in above.items()}
+    A part is a setting, and so are its fields.
+    """
+    kinds: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        name, kind = prefix + field.name, type_hints(type(config))[field.name]
+        value = getattr(config, field.name)
+        inner = settings(value, f"{name}.") if _is_dataclass(type(value)) else {}
+        kinds |= {name: kind} if part_kinds(kind) or not inner else {}
+        kinds |= inner
+    return kinds
 
 
 def with_defaults(stored: Any, config: Any) -> Any:
     """`stored`, and the default of each field that it lacks but the dataclass `config` has."""
-    if not isinstance(stored, dict) or not dataclasses.is_dataclass(config):
+    if not isinstance(stored, dict) or not _is_dataclass(type(config)):
         return stored
-    defaults = plain(_defaults(type(config)))
+    hints = type_hints(type(config))
+    defaults = {k: plain(v, hints[k]) for k, v in field_defaults(type(config)).items()}
     inner = {
         field.name: with_defaults(stored[field.name], getattr(config, field.name))
         for field in dataclasses.fields(config)
-        if field.name in stored
+        if field.name in stored and not part_kinds(hints[field.name])
     }
     return defaults | stored | inner
 
@@ -145,29 +202,42 @@ def flat(value: Any, name: str = "") -> dict[str, str]:
     return {k: v for key, inner in value.items() for k, v in flat(inner, prefix + key).items()}
 
 
+def _type_of(kind: Any, name: str) -> Any:
+    """The type of the field with the dotted `name`, if need be of any part that may be there."""
+    for word in name.split("."):
+        kinds = [*part_kinds(kind).values()] or [kind]
+        hints = [type_hints(each) for each in kinds if _is_dataclass(each)]
+        kind = next((each[word] for each in hints if word in each), Any)
+    return kind
+
+
+def _merged(below: Any, above: Any) -> Any:
+    """`above` over `below`; the fields of another part are no defaults."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    if "type" in above and _letters(str(above["type"])) != _letters(str(below.get("type"))):
+        return above
+    return below | {name: _merged(below.get(name), value) for name, value in above.items()}
+
+
+def _build_part(kind: Any, value: str | dict[str, Any], where: str) -> Any:
+    fields = {"type": value} if isinstance(value, str) else dict(value)
+    part = find_part(kind, str(fields.pop("type")), where)
+    return part if isinstance(part, str) else _build_dataclass(part, fields, where)
+
+
 def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where} is {json.dumps(value)}, but must hold {_name(kind)}")
+        raise ConfigError(f"{where} is {json.dumps(value)}, but must hold {_shown(kind)}")
     prefix = f"{where}." if where else ""
     names = {field.name for field in dataclasses.fields(kind) if field.init}
     wrong = [f"{prefix}{name} is unknown" for name in sorted(value.keys() - names)]
-    absent = names - value.keys() - _defaults(kind).keys()
+    absent = names - value.keys() - field_defaults(kind).keys()
     wrong += [f"{prefix}{name} is missing" for name in sorted(absent)]
     if wrong:
-        raise ConfigError(f"{'; '.join(wrong)} (for {_name(kind)})")
-    hints, given = typing.get_type_hints(kind), names & value.keys()
-    return kind(**{name: build(hints[name], value[name], prefix + name) for name in given})
-
-
-def _defaults(kind: type) -> dict[str, Any]:
-    """The default of each field of the dataclass `kind` that has one."""
-    found = {}
-    for field in dataclasses.fields(kind):
-        if field.init and field.default is not dataclasses.MISSING:
-            found[field.name] = field.default
-        elif field.init and field.default_factory is not dataclasses.MISSING:
-            found[field.name] = field.default_factory()
-    return found
+        raise ConfigError(f"{'; '.join(wrong)} (for {_shown(kind)})")
+    hints = type_hints(kind)
+    return kind(**{name: build(hints[name], item, prefix + name) for name, item in value.items()})
 
 
 def _choose(options: tuple, value: Any, where: str) -> Any:
@@ -179,20 +249,57 @@ def _choose(options: tuple, value: Any, where: str) -> Any:
             fitting.append(option)
     exact = [option for option in fitting if option is type(value)]
     if len(exact or fitting) != 1:
-        names = " or ".join(map(_name, fitting or options))
+        names = " or ".join(map(_shown, fitting or options))
         raise ConfigError(f"{where} is {json.dumps(value)}, but must be exactly one of {names}")
     return (exact or fitting)[0]
 
 
-def _name(kind: Any) -> str:
+def field_defaults(kind: type) -> dict[str, Any]:
+    """The default of each field of the dataclass `kind` that has one."""
+    defaults = {}
+    for field in _fields(kind):
+        if field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+    return defaults
+
+
+def _item_kinds(kind: Any, count: int) -> list[Any] | None:
+    """The type of each of `count` items of the tuple or list type `kind`; None if they differ."""
+    if typing.get_origin(kind) not in (tuple, list):
+        return None
+    items = typing.get_args(kind)
+    if typing.get_origin(kind) is list or items[-1] is ...:
+        return [items[0]] * count
+    return list(items) if len(items) == count else None
+
+
+def _fields(config: Any) -> list[dataclasses.Field]:
+    return [field for field in dataclasses.fields(config) if field.init]
+
+
+def is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+def _is_dataclass(kind: Any) -> bool:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+def part_name(part: Any, kind: Any) -> str:
+    """The name of `part` in a field annotated with `kind`."""
+    known = {option: name for name, option in part_kinds(kind).items()}
+    return known.get(type(part)) or name_of(type(part), "type")
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _shown(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind)
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, enum.Enum):
-        return value.name
-    raise ConfigError(f"{value!r} cannot be written to config.json: use plain values")

@@ -1,6 +1,7 @@
-"""What to write instead of an option that does not exist."""
+"""The option to write instead of one that does not exist."""
 
 import difflib
+from collections.abc import Sequence
 
 _OTHER_NAMES = {
     "accum": ("grad_accumulation",),
@@ -56,28 +57,27 @@ _NOT_OPTIONS = {
 """Options of other programs that do not exist here -> what to do."""
 
 
-def suggestion(name: str, known: list[str]) -> str:
-    """What to write instead of the unknown option `name`."""
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """The option to write instead of the unknown one `name`; names are without hyphens."""
     word = _last_word(name)
     if word in _NOT_OPTIONS:
         return _NOT_OPTIONS[word]
     group = [option for option in known if option.startswith(f"{name}.")]
     if group:
-        return f"it is a group of options, such as {group[0]}; --help lists them all"
-    own = _OTHER_NAMES.get(word.removeprefix("num_"), ())
-    same = [option for option in known if _last_word(option) in (word, *own)][:3]
+        return f"it is a group of options, such as --{group[0]}; --help {name} lists them"
+    words = (word, *_OTHER_NAMES.get(word.removeprefix("num_"), ()))
+    same = [f"--{option}" for option in known if _last_word(option) in words][:3]
     if same:
         return f"use {' or '.join(same)}"
-    words = [_last_word(option) for option in known]
-    near = difflib.get_close_matches(word, dict.fromkeys(words))
-    options = [option for found in near for option in known if _last_word(option) == found][:3]
-    return f"{did_you_mean(options)}--help lists them all"
+    near = difflib.get_close_matches(word, dict.fromkeys(map(_last_word, known)))
+    options = [f"--{option}" for each in near for option in known if _last_word(option) == each]
+    return f"{did_you_mean(options[:3])}--help all lists them"
+
+
+def did_you_mean(near: Sequence[str]) -> str:
+    """A question that names the options `near`, or nothing."""
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def _last_word(option: str) -> str:
-    return option.removeprefix("--").rpartition(".")[2]
-
-
-def did_you_mean(near: list[str]) -> str:
-    """A question that names the options `near`, or nothing."""
-    return f"did you mean {' or '.join(near)}? " if near else ""
+    return option.rpartition(".")[2]

@@ -24,7 +24,7 @@ from jaxformer.config import check_choices
 from jaxformer.distributed import CountedJit, Strategy, parse_mesh
 from jaxformer.distributed.counted_jit import is_out_of_memory
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import AttentionFn, AttentionSpec, AutoAttention, Selection, select
 from jaxformer.training.train_step import TrainState
 

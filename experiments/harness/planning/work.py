@@ -23,10 +23,10 @@ def causal_flops(config: TransformerConfig, rows: int, length: int) -> int:
 
 def masked_flops(config: TransformerConfig, rows: int, length: int, predicted: int) -> int:
     """FLOPs of a step of a `MaskedLanguageModel` on [rows, length], `predicted` masks per row."""
-    positions, width, own = rows * length, config.d_model, config.encoder
+    positions, width, own = rows * length, config.d_model, config.of_encoder
     block = _self_attention(own, positions, rows * length**2) + _feed_forward(own, positions)
     head = 2 * rows * predicted * width * (width + config.vocab_size)
-    if config.pooler:
+    if config.pooler != "none":
         head += 2 * rows * width * (width + 2)
     return _FORWARD_AND_BACKWARD * (config.num_encoder_layers * block + head)
 
@@ -34,7 +34,7 @@ def masked_flops(config: TransformerConfig, rows: int, length: int, predicted: i
 def seq2seq_flops(config: TransformerConfig, rows: int, source: int, target: int) -> int:
     """FLOPs of a step of an `EncoderDecoder` on source [rows, source], target [rows, target]."""
     read, written = rows * source, rows * target
-    own = config.encoder
+    own = config.of_encoder
     encoder = _self_attention(own, read, rows * source**2) + _feed_forward(own, read)
     decoder = _self_attention(config, written, rows * _triangle(target))
     decoder += _projections(config, written, read) + _attention(config, rows * source * target)
@@ -66,5 +66,5 @@ def _attention(config: TransformerConfig, pairs: int) -> int:
 
 
 def _feed_forward(config: TransformerConfig, positions: int) -> int:
-    matrices = 3 if config.gated else 2
+    matrices = 3 if config.feed_forward.gated else 2
     return 2 * positions * matrices * config.d_model * config.d_ff

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness.cli.config_files import flat, read_object
+from experiments.harness.cli import config_files
 from jaxformer.errors import ConfigError
 
 _FREE = (
@@ -96,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def settings_of(path: Path) -> dict[str, str]:
     """Dotted names and JSON texts of the settings of a run's folder, or in a settings file."""
-    return flat(read_object(path))
+    return config_files.flat(config_files.read_object(path))
 
 
 def shared_settings(settings: Mapping[str, str]) -> dict[str, str]:

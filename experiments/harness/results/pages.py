@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.cli.config_files import flat
+from experiments.harness.cli import config_files
 from experiments.harness.results import statistics, tables
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import baseline_first, compare
@@ -92,9 +92,16 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
     if is_pretrained(folder):
         missing = ["This is a folder of transformers: it has no scores, curves or environment."]
     scores, search = files["scores"], files["scores"].pop("search", {})
-    texts = {name: value for name, value in flat(scores).items() if name not in numbers(scores)}
-    further = {"Scored text": texts, "Search of the scores": flat(search)}
-    further |= {"Configuration": flat(files["config"]), "Environment": flat(files["env"])}
+    texts = {
+        name: value
+        for name, value in config_files.flat(scores).items()
+        if name not in numbers(scores)
+    }
+    further = {"Scored text": texts, "Search of the scores": config_files.flat(search)}
+    further |= {
+        "Configuration": config_files.flat(files["config"]),
+        "Environment": config_files.flat(files["env"]),
+    }
     return _render(
         f"{folder.absolute().parent.name}: {folder.name}",
         warnings=missing,

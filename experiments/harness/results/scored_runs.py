@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.cli.config_files import flat
+from experiments.harness.cli import config_files
 from experiments.harness.results.groups import seed_of, settings_of
 from experiments.harness.results.statistics import Score
 from experiments.harness.runs.checkpoint_selection import read_result
@@ -93,7 +93,7 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
         score=score,
         text=text,
         digest=_text_digest(folder, text, result.scores),
-        signature=json.loads(flat(result.scores).get(f"{metric}_signature", '""')),
+        signature=json.loads(config_files.flat(result.scores).get(f"{metric}_signature", '""')),
         unit=str(result.scores["tokens"]) if per_token else "",
         steps=result.steps,
     )
@@ -185,7 +185,7 @@ def _exp_ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " re
 
 def numbers(scores: dict[str, Any]) -> dict[str, float]:
     """The numbers of scores.json by their dotted names."""
-    values = {name: json.loads(text) for name, text in flat(scores).items()}
+    values = {name: json.loads(text) for name, text in config_files.flat(scores).items()}
     return {
         name: float(value)
         for name, value in values.items()

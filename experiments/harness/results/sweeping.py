@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files, display
-from experiments.harness.cli.option_hints import suggestion
+from experiments.harness.cli import config_files, display, suggestion
 from experiments.harness.results.groups import settings_of, shared_settings
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
@@ -191,20 +190,23 @@ def failures(sweep: Sweep) -> dict[str, Failure]:
 
 def _type_of(config: Any, field: str) -> Any:
     """The type of the setting `field` of `config`; `ConfigError` where there is none."""
-    known = config_files.flat(config_files.plain(config))
+    known = config_files.settings(config)
     if field not in known:
-        hint = suggestion(f"--{field}", [f"--{name}" for name in known]).replace("--", "")
+        hint = suggestion(field, [*known]).replace("--", "")
         raise ConfigError(f"there is no setting {field}: {hint}")
-    return config_files.type_of(type(config), field)
+    return known[field]
 
 
 def _read(kind: Any, field: str, text: str) -> Any:
-    """`text` as a value of the type `kind`: a number or the like, or the text itself."""
+    """`text` as a value of the type `kind`: a number, the name of a part, or the text itself."""
+    if config_files.part_kinds(kind):
+        config_files.build(kind, text, field)  # refuses an unknown name
+        return text
     try:
         value = _CONSTANTS[text] if text in _CONSTANTS else json.loads(text)
-        return config_files.plain(config_files.build(kind, value, field))
+        return config_files.plain(config_files.build(kind, value, field), kind)
     except (ValueError, ConfigError):
-        return config_files.plain(config_files.build(kind, text, field))
+        return config_files.plain(config_files.build(kind, text, field), kind)
 
 
 def _word(value: Any) -> str:

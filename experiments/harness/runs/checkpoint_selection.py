@@ -1,15 +1,14 @@
-"""Which checkpoints become a run's final weights: the mean of the last ones, or the best one."""
+"""A run's final weights: the mean of the last checkpoints, or the best one."""
 
 import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from experiments.harness.runs import json_records
-from experiments.harness.training.training_config import TrainingConfig
-from jaxformer.checkpoint import Checkpoints
+from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.config import check_choices
 from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded
 from jaxformer.errors import CheckpointError, ConfigError
@@ -21,17 +20,40 @@ _CHECKPOINTS = ("final", "best", "last", "average", "ema")
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
 
 
+class Averaging(Protocol):
+    """The training settings that say which weights a run keeps."""
+
+    @property
+    def average_checkpoints(self) -> int:
+        """The number of last checkpoints whose mean may become the result."""
+
+    @property
+    def ema_decay(self) -> float:
+        """The decay of the moving average that becomes the result; 0: none."""
+
+    @property
+    def extra_ema_decays(self) -> tuple[float, ...]:
+        """The decays of further moving averages."""
+
+    @property
+    def result_tree(self) -> str:
+        """The part of a state that becomes the result."""
+
+    def ema_tree(self, decay: float) -> str:
+        """The part of a state that is the moving average with this decay."""
+
+
 @dataclass(frozen=True)
 class RunOptions:
-    """Which weights of which run a command uses."""
+    """The weights that a command uses."""
 
     run: str = ""
     """The folder of the run."""
     _: KW_ONLY
     checkpoint: str = "final"
-    """Weights of the run. final: chosen when training ended (before: the newest); best: of the best
-    validation; last: of the newest step; average: mean of the last steps; ema: moving average, or
-    ema@DECAY: the one with this decay."""
+    """Weights to load: final (chosen when training ended; before: the newest), best (of the best
+    validation), last (of the newest step), average (mean of the last steps), ema (moving average)
+    or ema@DECAY (the one with this decay)."""
     step: int | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
     mesh: str = ""
@@ -91,7 +113,7 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    checkpoints: Checkpoints, training: TrainingConfig, metric: Callable[[Any, list[int]], float]
+    checkpoints: Checkpoints, training: Averaging, metric: Callable[[Any, list[int]], float]
 ) -> Chosen:
     """The mean of the last `training.average_checkpoints` checkpoints, or the best one alone.
 
@@ -100,22 +122,29 @@ def choose(
     last = _last(checkpoints, training)
     best = checkpoints.best_step()
     candidates = [last] if best is None or last == [best] else [last, [best]]
-    found = []
+    scored = []
     for steps in candidates:
         params = mean(checkpoints, training, steps)
-        found.append(Chosen(params, steps, metric(params, steps)))
-    return min(found, key=lambda chosen: chosen.metric)
+        scored.append(Chosen(params, steps, metric(params, steps)))
+    return min(scored, key=lambda chosen: chosen.metric)
 
 
-def _last(checkpoints: Checkpoints, training: TrainingConfig) -> list[int]:
-    """The last `training.average_checkpoints` steps that were not saved on preemption."""
-    # A resumed run averages the same steps as one that was never stopped.
-    every, complete = max(training.save_every, 1), checkpoints.steps()
-    regular = [step for step in complete[:-1] if step % every == 0] + complete[-1:]
+def _last(checkpoints: Checkpoints, training: Averaging) -> list[int]:
+    """The last `training.average_checkpoints` steps that were not saved on preemption.
+
+    A resumed run averages the same steps as one that was never stopped.
+    """
+    steps = checkpoints.steps()
+    regular = [step for step in steps[:-1] if _is_regular(checkpoints, step)] + steps[-1:]
     return regular[-training.average_checkpoints :]
 
 
-def mean(checkpoints: Checkpoints, training: TrainingConfig, steps: list[int]) -> Any:
+def _is_regular(checkpoints: Checkpoints, step: int) -> bool:
+    """Whether `step` was saved because `save_every` asked for it."""
+    return manifest.read(checkpoints.folder / str(step)).metadata.get("regular", True)
+
+
+def mean(checkpoints: Checkpoints, training: Averaging, steps: list[int]) -> Any:
     """The mean over `steps` of the parameters, or of their moving averages if there are any."""
     return checkpoints.average_params(steps, tree=training.result_tree)
 
@@ -125,7 +154,7 @@ def note(folder: Path, steps: list[int], **scores: float) -> None:
     json_records.write(folder / _NOTE, {"steps": steps, **scores})
 
 
-def load(folder: Path, training: TrainingConfig, options: RunOptions = FINAL) -> Any:
+def load(folder: Path, training: Averaging, options: RunOptions = FINAL) -> Any:
     """The weights of the run in `folder` that `options` name; raises as `select` does."""
     steps, tree = select(folder, training, options)
     params = Checkpoints(folder / "checkpoints").average_params(steps, tree=tree)
@@ -134,7 +163,7 @@ def load(folder: Path, training: TrainingConfig, options: RunOptions = FINAL) ->
 
 
 def select(
-    folder: Path, training: TrainingConfig, options: RunOptions = FINAL
+    folder: Path, training: Averaging, options: RunOptions = FINAL
 ) -> tuple[list[int], str]:
     """The steps whose mean are the weights that `options` name, and the field of the state.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from experiments.harness.runs import checkpoint_selection
-from jaxformer.config import check_at_least
+from jaxformer.config import check_at_least, dotted_fields
 from jaxformer.decoding import GenerationConfig, SamplerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, EnsembleMean, stack_members
@@ -97,18 +97,15 @@ def load_members(
 
 def _check_member(first_folder: Path, first: Any, folder: Path, member: Any) -> None:
     end = f", but the models of an ensemble must agree: leave out {folder}"
-    sizes = first.model.config
-    theirs = member.model.config
-    for field in fields(sizes):
-        ours, other = getattr(sizes, field.name), getattr(theirs, field.name)
-        if field.name not in TRAINING_ONLY and ours != other:
-            names = f"{ours!r} in {first_folder} and {other!r} in {folder}"
-            raise ConfigError(f"model.{field.name} is {names}{end}")
+    theirs = dotted_fields(member.model.config)
+    for name, ours in dotted_fields(first.model.config).items():
+        if name not in TRAINING_ONLY and ours != theirs[name]:
+            names = f"{ours!r} in {first_folder} and {theirs[name]!r} in {folder}"
+            raise ConfigError(f"model.{name} is {names}{end}")
     if type(first.model) is not type(member.model):
         raise ConfigError(f"{first_folder} and {folder} differ in their model{end}")
-    for name in ("block", "position_scheme"):
-        if getattr(first.model, name, None) != getattr(member.model, name, None):
-            raise ConfigError(f"{first_folder} and {folder} differ in their {name}{end}")
+    if getattr(first.model, "block", None) != getattr(member.model, "block", None):
+        raise ConfigError(f"{first_folder} and {folder} differ in their block{end}")
     for ours, other in zip(first, member, strict=True):
         if isinstance(ours, Tokenizer) and ours.fingerprint != other.fingerprint:
             raise ConfigError(f"{first_folder} and {folder} have different tokenizers{end}")

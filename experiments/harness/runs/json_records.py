@@ -26,14 +26,14 @@ def read(path: Path, fields: dict[str, type], remedy: str = REMEDY) -> dict[str,
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        right = found.pop("crc32", None) in (None, _sum(found))
-        right = right and all(isinstance(found[name], kind) for name, kind in fields.items())
+        content = json.loads(path.read_text(encoding="utf-8"))
+        intact = content.pop("crc32", None) in (None, _sum(content))
+        intact = intact and all(isinstance(content[name], kind) for name, kind in fields.items())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        right = False
-    if not right:
+        intact = False
+    if not intact:
         raise DataError(f"{path} is damaged: {remedy}")
-    return found
+    return content
 
 
 def digest(path: Path) -> str:

@@ -20,7 +20,7 @@ def asked_to_stop() -> AbstractContextManager[Callable[[], bool]]:
     """Within it, the first SIGTERM or SIGINT only makes the yielded function return True.
 
     Call it once after each step. The loop then saves and leaves, and the process ends with code
-    143 or 130. A second signal ends it at once. Of several processes it is enough that one gets a
+    143 or 130. A second signal ends the process at once. Of several processes it is enough that one gets a
     signal: the function returns True in all of them after the same step, and only SIGINT counts as
     a second signal. The previous handlers are restored on leaving.
     """
@@ -32,71 +32,41 @@ _SIGNALS = signal.SIGTERM, signal.SIGINT
 
 @contextmanager
 def _asked_alone() -> Iterator[Callable[[], bool]]:
+    """Signals are answered in a thread, since the main thread may be in XLA, which compiles.
+
+    Python writes the number of a signal to the file descriptor for wake-ups at once, and calls
+    handlers only between two instructions of the main thread.
+    """
     asked: list[int] = []
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
 
-    def note(number: int, frame: object) -> None:
-        asked.append(number)
-        if len(asked) > 1:
-            raise SystemExit(128 + number)
-        name = signal.Signals(number).name
-        if not watch.answered.is_set():
-            cli.say(f"{name}: saving after this step; once more to stop at once", sys.stderr)
+    def answer() -> None:
+        while number := reader.recv(1):
+            if number[0] not in _SIGNALS:
+                continue
+            asked.append(number[0])
+            if len(asked) > 1:
+                display.show_cursor()
+                os._exit(128 + number[0])
+            name = signal.Signals(number[0]).name
+            cli.say(f"{name}: saving after the current step; once more to quit now", sys.stderr)
 
-    watch = _Watch(asked)
-    previous = {number: signal.signal(number, note) for number in _SIGNALS}
+    handlers = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    wakeup = signal.set_wakeup_fd(writer.fileno())
+    thread = threading.Thread(target=answer, name="signals", daemon=True)
+    thread.start()
     try:
-        with watch:
-            yield lambda: bool(asked)
+        yield lambda: bool(asked)
     finally:
-        for number, handler in previous.items():
+        signal.set_wakeup_fd(wakeup)
+        writer.close()
+        thread.join()
+        reader.close()
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     if asked:
         raise SystemExit(128 + asked[0])
-
-
-class _Watch:
-    """Answers the signals that the main thread cannot, as while XLA compiles.
-
-    Python calls handlers in the main thread, between two of its instructions. Its file descriptor
-    for wake-ups gets the number of a signal at once. A thread reads it, and answers unless the
-    main thread has noted it in `asked` a moment later.
-    """
-
-    def __init__(self, asked: list[int], patience: float = 0.5):
-        self.answered = threading.Event()
-        self._asked = asked
-        self._patience = patience
-        self._seen = 0
-        self._closed = threading.Event()
-        self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-
-    def __enter__(self) -> None:
-        self._previous = signal.set_wakeup_fd(self._writer.fileno())
-        threading.Thread(target=self._run, name="signals", daemon=True).start()
-
-    def __exit__(self, *_: object) -> None:
-        self._closed.set()
-        signal.set_wakeup_fd(self._previous)
-        self._writer.close()
-
-    def _run(self) -> None:
-        while number := self._reader.recv(1):
-            if number[0] in _SIGNALS:
-                self._seen += 1
-                handled = self._closed.wait(self._patience) or len(self._asked) >= self._seen
-                if not handled:
-                    self._answer(signal.Signals(number[0]))
-        self._reader.close()
-
-    def _answer(self, number: signal.Signals) -> None:
-        """Says that the wish is known, or ends the process at the second one."""
-        if self._seen > 1:
-            display.show_cursor()
-            os._exit(128 + number)
-        self.answered.set()
-        what = "saving when this step is compiled and made; once more to stop at once"
-        cli.say(f"{number.name}: {what}", sys.stderr)
 
 
 @contextmanager
@@ -113,7 +83,7 @@ def _asked_together() -> Iterator[Callable[[], bool]]:
         if asked:
             raise SystemExit(128 + number)
         asked.append(number)
-        cli.say("SIGINT: saving soon; once more to stop at once", sys.stderr)
+        cli.say("SIGINT: saving soon; once more to quit now", sys.stderr)
         signal.raise_signal(signal.SIGTERM)
 
     def stop() -> bool:

@@ -19,8 +19,7 @@ import jax
 from experiments.harness import cli
 from experiments.harness.cli import config_files
 from experiments.harness.runs import distributed
-from experiments.harness.runs.event_file import EventFile
-from experiments.harness.runs.loggers import Loggers
+from experiments.harness.runs.loggers import EventFile, Loggers
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 from jaxformer.runtime.concurrency import cpu_count
@@ -57,14 +56,14 @@ def open_run(
 
 
 def _record(folder: Path, config: Any, may_differ: Iterable[str]) -> None:
-    given = as_json(config)
+    settings = as_json(config)
     begun = any((folder / "checkpoints").glob("[0-9]*"))
     if begun and (folder / "config.json").exists():
         stored = config_files.with_defaults(_read_json(folder / "config.json"), config)
-        refuse_differences(stored, given, folder, may_differ)
+        refuse_differences(stored, settings, folder, may_differ)
     folder.mkdir(parents=True, exist_ok=True)
     _write_environment(folder / "env.json")
-    write_json(folder / "config.json", given)
+    write_json(folder / "config.json", settings)
 
 
 def folder_of(root: str | Path, experiment: str, name: str) -> Path:
@@ -100,18 +99,20 @@ def count(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def refuse_differences(stored: dict, given: dict, folder: Path, may_differ: Iterable[str]) -> None:
-    """Raises `ConfigError` where the settings `given` differ from those `stored` in `folder`.
+def refuse_differences(
+    stored: dict, settings: dict, folder: Path, may_differ: Iterable[str]
+) -> None:
+    """Raises `ConfigError` where `settings` differ from those `stored` in `folder`.
 
     Those under the dotted names `may_differ` may, unless one is a function of the user's own.
     """
-    before, now = config_files.flat(stored), config_files.flat(given)
+    before, now = config_files.flat(stored), config_files.flat(settings)
     free = tuple(f"{prefix}." for prefix in may_differ)
     wrong = []
     for field in sorted(before.keys() | now.keys()):
         pair = before.get(field, "absent"), now.get(field, "absent")
-        own = any(config_files.is_own(text.strip('"')) for text in pair)
-        if pair[0] != pair[1] and (own or not f"{field}.".startswith(free)):
+        imported = any(cli.is_import_name(text.strip('"')) for text in pair)
+        if pair[0] != pair[1] and (imported or not f"{field}.".startswith(free)):
             wrong.append(f"{field} is {pair[0]} there but {pair[1]} here")
     if wrong:
         raise ConfigError(
@@ -160,14 +161,14 @@ class Run:
                 self._events.add_text(int(step), name, text)
 
     def log_figure(self, step: int, name: str, draw: Callable[[], "Figure"]) -> None:
-        """Shows what `draw` draws of `step` in TensorBoard.
+        """Shows the figure that `draw` makes of `step` in TensorBoard.
 
-        Without matplotlib, and for a model whose attention cannot be drawn, there is no picture.
+        There is none without matplotlib, or where `draw` raises `ConfigError`.
         """
         with self.surviving("tensorboard"):
             if events := self._opened_events():
                 with contextlib.suppress(optional_dependencies.MissingExtra, ConfigError):
-                    events.add_picture(int(step), name, draw())
+                    events.add_figure(int(step), name, draw())
 
     def add_environment(self, **facts: str) -> None:
         """Adds `facts` to what env.json says of this start."""
@@ -251,19 +252,19 @@ class Follower(Run):
     """The folder of a run whose log another process writes."""
 
     def log(self, step: int, **values: float) -> None:
-        """Nothing."""
+        """No-op: process 0 writes."""
 
     def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
-        """Nothing."""
+        """No-op: process 0 writes."""
 
     def log_figure(self, step: int, name: str, draw: Callable[[], "Figure"]) -> None:
-        """Nothing."""
+        """No-op: process 0 writes."""
 
     def add_environment(self, **facts: str) -> None:
-        """Nothing."""
+        """No-op: process 0 writes."""
 
     def resume(self, step: int) -> None:
-        """Nothing."""
+        """No-op: process 0 writes."""
 
 
 def _write_environment(path: Path) -> None:
@@ -279,11 +280,13 @@ def _write_environment(path: Path) -> None:
 
 
 def _seconds(before: dict, path: Path) -> dict[str, float]:
-    metrics = path.with_name("metrics.jsonl")
-    if "time" not in before or not metrics.exists():
-        return {}
-    started = datetime.datetime.fromisoformat(before["time"]).timestamp()
-    return {"seconds": max(0.0, round(metrics.stat().st_mtime - started))}
+    """The length of the start `before`, where its time and a line of metrics are there."""
+    try:
+        started = datetime.datetime.fromisoformat(before["time"]).timestamp()
+        ended = path.with_name("metrics.jsonl").stat().st_mtime
+    except (LookupError, TypeError, ValueError, OverflowError, FileNotFoundError):
+        return {}  # a damaged time costs this number, and not the run
+    return {"seconds": max(0.0, round(ended - started))}
 
 
 def _earlier(before: dict, path: Path) -> list:
@@ -321,21 +324,21 @@ def _git(*words: str) -> str | None:
 
 def _parse(line: bytes) -> dict | None:
     try:
-        found = json.loads(line)
+        numbers = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and type(found.get("step")) is int else None
+    return numbers if isinstance(numbers, dict) and type(numbers.get("step")) is int else None
 
 
 def _read_json(path: Path) -> dict:
-    """The object in `path`; `ConfigError`, naming the file, where there is none."""
+    """The object in `path`; `ConfigError`, naming the file, where it holds none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} must hold a JSON object, but holds {json.dumps(found):.60}")
-    return found
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a JSON object, but holds {json.dumps(content):.60}")
+    return content
 
 
 def _replace(path: Path, text: str) -> None:

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.cli.config_files import is_own
-from experiments.harness.cli.own_names import resolve
+from experiments.harness.cli import import_by_name, is_import_name
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError
@@ -36,7 +35,7 @@ def is_plain(name: str) -> bool:
 
 def is_file(name: str) -> bool:
     """Whether `name` is that of a file."""
-    return not (name.startswith(("hf:", "sacrebleu:")) or is_own(name))
+    return not (name.startswith(("hf:", "sacrebleu:")) or is_import_name(name))
 
 
 def read_texts(name: str, field: str) -> Iterator[str]:
@@ -88,14 +87,14 @@ def _read(name: str, fields: Sequence[str]) -> Iterable[tuple[str, ...]]:
         return (tuple(field_of(x, field, f"{name}:{i}") for field in fields) for i, x in records)
     if name.startswith("sacrebleu:"):
         return _test_set(name)
-    if is_own(name):
+    if is_import_name(name):
         return _own(name)
     return read_fields(name, fields)
 
 
 def _own(name: str) -> Iterator[tuple[str, ...]]:
     """What the function `name` gives: texts, or tuples of texts."""
-    for item in resolve(name, "data")():
+    for item in import_by_name(name, "data")():
         texts = tuple(item) if isinstance(item, tuple | list) else (item,)
         if not all(isinstance(text, str) for text in texts):
             raise DataError(f"{name} must give texts or pairs of texts, got {item!r:.80}")

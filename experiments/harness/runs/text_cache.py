@@ -1,7 +1,6 @@
-"""What is made of text, kept for all runs: tokenizers and ids, found by what they are made from.
+"""Content-addressed cache of tokenizers and token ids, shared by all runs.
 
-RUNS/texts/facts/INODE.json   what is known of a file, while its size, time and inode stay
-RUNS/texts/records/KEY.json   what is known of a text
+RUNS/texts/records/KEY.json   facts about a text, or about a file while its size and time stay
 RUNS/texts/KEY/               the files made from KEY, and their checksums in manifest.json
 """
 
@@ -24,11 +23,11 @@ from jaxformer.errors import DataError
 from jaxformer.text.data import Tokens, open_tokens
 
 _SETTLED_NS = 50_000_000
-"""A file that has changed since may change again without another time of modification."""
+"""A file that changed more recently may change again without another time of modification."""
 
 
 class TextCache:
-    """The folder `folder` of what was made of text; None: nothing is kept.
+    """The cache in `folder`; None: nothing is kept.
 
     Several processes may use it at once.
     """
@@ -43,33 +42,28 @@ class TextCache:
         """
         if self.folder is None or not path.is_file():
             return _digest(path)
-        before = _status(path)
-        fact = self.folder / "facts" / f"{before[0]}.json"
-        known = _read_record(fact, {"status": list, "digest": str})
-        if known is not None and known["status"] == before:
-            return known["digest"]
-        found = _digest(path)
-        if before == _status(path) and time.time_ns() - before[-1] > _SETTLED_NS:
-            _write_record(fact, {"status": before, "digest": found})
-        return found
+        status = _status(path)
+        if time.time_ns() - status[-1] <= _SETTLED_NS:
+            return _digest(path)
+        return self.record(["file", *status], lambda: {"digest": _digest(path)})["digest"]
 
     def name_of(self, path: Path) -> str:
         """The digest of a file, as part of what something is made from.
 
-        It is "" where nothing is kept, and for what is no file: whoever reads it says so.
+        It is "" where nothing is kept, and where there is no file: whoever reads it says so.
         """
         return self.digest(path) if self.folder is not None and path.is_file() else ""
 
     def record(self, made_from: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `make` returns, which is JSON; it is called once for all that equals `made_from`."""
+        """The JSON that `make` returns; it is called once for all that equals `made_from`."""
         if self.folder is None:
             return make()
         path = self.folder / "records" / f"{_key(made_from)}.json"
-        found = _read_record(path, {})
-        if found is None:
-            found = make()
-            _write_record(path, found)
-        return found
+        content = _read_record(path, {})
+        if content is None:
+            content = make()
+            _write_record(path, content)
+        return content
 
     def fill(self, folder: Path, made_from: Any, make: Callable[[Path], None]) -> None:
         """Puts the files that `make(FOLDER)` writes into `folder`.
@@ -130,7 +124,7 @@ def _digest(path: Path) -> str:
 
 
 def _status(path: Path) -> list[int]:
-    """What changes when a file's bytes do: inode, size, time of modification."""
+    """Inode, size and time of modification of a file, which change when its bytes do."""
     status = path.stat()
     return [status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns]
 
@@ -143,7 +137,7 @@ def _key(made_from: Any) -> str:
 
 
 def _read_record(path: Path, fields: dict[str, type]) -> dict[str, Any] | None:
-    """What `_write_record` wrote; None where there is nothing, or it is damaged."""
+    """The content that `_write_record` wrote; None where the file is absent or damaged."""
     try:
         return json_records.read(path, fields)
     except DataError:

@@ -1,9 +1,11 @@
-"""Text files and standard input: whole texts, or one text a line."""
+"""Texts in and out of commands: files, standard input, and a prompt at a terminal."""
 
 import codecs
+import contextlib
 import hashlib
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -130,3 +132,35 @@ def _decode(raw: list[bytes]) -> tuple[list[str], UnicodeDecodeError | None]:
 
 def _unreadable(path: str, error: OSError) -> DataError:
     return DataError(f"{path}: cannot read the file: {error.strerror}")
+
+
+def is_interactive() -> bool:
+    """Whether a person types the input and reads the output."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def bold(prompt: str) -> str:
+    """`prompt` in bold where standard output is a terminal, so that one sees where it ends."""
+    plain = not prompt or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
+    return prompt if plain else f"\x1b[1m{prompt}\x1b[0m"
+
+
+def answer_lines(kind: str, answer: Callable[[str], None]) -> None:
+    """Asks for lines of a `kind` and calls `answer` with each that is not blank, until Ctrl-D.
+
+    A line that is refused gives the reason, and the next one may follow.
+    """
+    print(f"Type {kind}; Ctrl-D ends.")
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # arrow keys and history
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            print()
+            return
+        try:
+            if line.strip():
+                answer(line)
+        except (ConfigError, DataError) as error:
+            print(f"error: {error}", file=sys.stderr)

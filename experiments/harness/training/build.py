@@ -18,16 +18,14 @@ import optax
 from flax import linen as nn
 from jaxtyping import Float
 
-from experiments.harness.cli.config_files import is_own
-from experiments.harness.cli.own_names import name_of, resolve
+from experiments.harness.cli import import_by_name, is_import_name, name_of
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger, Loggers
 from experiments.harness.training.adapters import with_adapters, with_lora
 from experiments.harness.training.training_config import OptimizerConfig, TrainingConfig
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT, MakeBlock
-from jaxformer.nn.positions import MakePositionScheme
+from jaxformer.nn.recipe import REMAT, MakeBlock
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.text.data import Batches
 from jaxformer.text.tokenizers import Tokenizer
@@ -61,7 +59,6 @@ def with_values(
     model: Callable[..., nn.Module] | None = None,
     block: MakeBlock | None = None,
     attention_fn: AttentionFn | None = None,
-    position_scheme: MakePositionScheme | None = None,
     loss: Callable[..., Loss] | None = None,
     schedule: Callable[[OptimizerConfig], optax.Schedule] | None = None,
     optimizer: MakeOptimizer | None = None,
@@ -76,7 +73,6 @@ def with_values(
     """
     run: Any = config  # the configs of the experiments share these fields, but no class
     given = {"model": model, "block": block, "attention_fn": attention_fn, "loss": loss}
-    given |= {"position_scheme": position_scheme}
     names: dict[str, Any] = {
         kind: name_of(value, kind) for kind, value in given.items() if value is not None
     }
@@ -106,17 +102,14 @@ def _data_names(
 
 
 def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:
-    """The model of the class `kind` with attention function, block and positions of `training`.
+    """The model of the class `kind` with attention function and block of `training`.
 
     A model that `training` names takes the place of `kind`, and is called as it is.
     """
     if training.model:
-        kind = resolve(training.model, "model")
-    block = resolve(training.block, "block") if training.block else REMAT[training.remat]
-    if not training.position_scheme:
-        return kind(sizes, build_attention(training), block)
-    scheme = resolve(training.position_scheme, "position_scheme")
-    return kind(replace(sizes, positions="none"), build_attention(training), block, scheme)
+        kind = import_by_name(training.model, "model")
+    block = import_by_name(training.block, "block") if training.block else REMAT[training.remat]
+    return kind(sizes, build_attention(training), block)
 
 
 def build_attention(training: TrainingConfig) -> AttentionFn:
@@ -124,7 +117,7 @@ def build_attention(training: TrainingConfig) -> AttentionFn:
     name = training.attention_fn
     if name == "auto":
         return AutoAttention(on_select=_print_selection)
-    return ATTENTION_FNS[name] if name in ATTENTION_FNS else resolve(name, "attention_fn")
+    return ATTENTION_FNS[name] if name in ATTENTION_FNS else import_by_name(name, "attention_fn")
 
 
 def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
@@ -185,7 +178,7 @@ def build_loss(
     It gets `z_loss` and `r_drop` where they are not 0, and adapters merged; parameters that
     `freeze` matches get no gradient. Raises `ConfigError` for a loss that takes no such argument.
     """
-    make_loss = resolve(training.loss, "loss") if training.loss else default
+    make_loss = import_by_name(training.loss, "loss") if training.loss else default
     options = {name: getattr(training, name) for name in ("z_loss", "r_drop")}
     options = {name: value for name, value in options.items() if value}
     parameters = inspect.signature(make_loss).parameters
@@ -254,7 +247,7 @@ def own_metrics(training: TrainingConfig, evaluation: Evaluation) -> dict[str, f
     """
     found: dict[str, float] = {}
     for name in training.metrics:
-        given = resolve(name, "metrics")(evaluation)
+        given = import_by_name(name, "metrics")(evaluation)
         if not isinstance(given, Mapping):
             raise TypeError(
                 f"the metric {name} returned a {type(given).__name__}, but it must return a dict "
@@ -274,7 +267,7 @@ def build_loggers(training: TrainingConfig, folder: Path, given: Iterable[Logger
     """
     if not distributed.is_first():
         return Loggers()
-    named = (resolve(name, "loggers")(folder) for name in training.loggers)
+    named = (import_by_name(name, "loggers")(folder) for name in training.loggers)
     return Loggers([*given, *named])
 
 
@@ -287,7 +280,7 @@ def custom_metrics(
     """
     if not training.loss:
         return {}
-    sums = loss_sums(resolve(training.loss, "loss"), model, params, batches, **options)
+    sums = loss_sums(import_by_name(training.loss, "loss"), model, params, batches, **options)
     tokens = max(sums.pop("tokens"), 1.0)
     sums["custom_loss"] = sums.pop("loss")
     return {f"validation_{name}": value / tokens for name, value in sums.items()}
@@ -296,7 +289,7 @@ def custom_metrics(
 def build_batches(config: Any, prepared: Any) -> Batches:
     """The batches that `config.data` names, made of (config, prepared), or those of `prepared`."""
     name = config.data.batches
-    return resolve(name, "batches")(config, prepared) if name else prepared.batches
+    return import_by_name(name, "batches")(config, prepared) if name else prepared.batches
 
 
 def build_optimizer(
@@ -310,8 +303,8 @@ def build_optimizer(
     `learning_rate` takes the place of the peak in `config`, unless the schedule or the optimizer is
     your own.
     """
-    if is_own(config.name):
-        rule = resolve(config.name, "optimizer")(config, build_schedule(config))
+    if is_import_name(config.name):
+        rule = import_by_name(config.name, "optimizer")(config, build_schedule(config))
         return freeze(rule, config.freeze) if config.freeze else rule
     own = _custom_schedule(config)
     return optimizer.make_optimizer(config, own, learning_rate, schedule_free=schedule_free)
@@ -328,7 +321,11 @@ def build_schedule(config: OptimizerConfig) -> optax.Schedule:
 
 
 def _custom_schedule(config: OptimizerConfig) -> optax.Schedule | None:
-    return resolve(config.schedule, "schedule")(config) if is_own(config.schedule) else None
+    return (
+        import_by_name(config.schedule, "schedule")(config)
+        if is_import_name(config.schedule)
+        else None
+    )
 
 
 def check(config: Any) -> None:
@@ -337,15 +334,15 @@ def check(config: Any) -> None:
     if training.schedule_free:
         optimizer.check_schedule_free(config.optimizer)
     given = {"block": training.block, "loss": training.loss, "batches": config.data.batches}
-    given |= {"position_scheme": training.position_scheme, "model": training.model}
+    given |= {"model": training.model}
     built_in = {"attention_fn": training.attention_fn, "schedule": config.optimizer.schedule}
     built_in |= {"optimizer": config.optimizer.name}
-    given |= {kind: name for kind, name in built_in.items() if is_own(name)}
+    given |= {kind: name for kind, name in built_in.items() if is_import_name(name)}
     several = (("metrics", name) for name in training.metrics)
     more = (("loggers", name) for name in training.loggers)
     for kind, name in (*given.items(), *several, *more):
         if name:
-            resolve(name, kind)
+            import_by_name(name, kind)
 
 
 def _print_selection(selection: Selection) -> None:

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 
-from experiments.harness.cli import display
-from experiments.harness.cli.config_files import split_step
+from experiments.harness.cli import config_files, display
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacking import stack_blocks, unstack_blocks
@@ -44,7 +44,7 @@ def parent_of(config: Any) -> Parent | None:
 
 def find_run(name: str) -> Parent | None:
     """The run RUN, RUN@STEP or RUN@best (last, average, ema); None where there is none."""
-    path, which = split_step(name)
+    path, which = config_files.split_step(name)
     if not name or not (path / "checkpoints").is_dir():
         return None
     if which.isdigit():
@@ -54,7 +54,7 @@ def find_run(name: str) -> Parent | None:
 
 
 def with_parent(config: C, experiment: str) -> C:
-    """`config` with the sizes, model, block and position scheme of the run it starts from.
+    """`config` with the sizes, model and block of the run it starts from.
 
     Dropout, dtype and initializer stay those of `config`. Raises `ConfigError` where
     `continue_from` names what is not a run; a run that has begun no longer needs its parent.
@@ -66,10 +66,10 @@ def with_parent(config: C, experiment: str) -> C:
             refuse_parent("continue_from", run.continue_from)
         return config
     found: Any = run_folder.load_config(parent.folder, type(config))
-    kept = {name: getattr(run.model, name) for name in TRAINING_ONLY}
-    parts = ("model", "block", "position_scheme")
+    kept = {name: dotted_fields(run.model)[name] for name in TRAINING_ONLY}
+    parts = ("model", "block")
     values = {name: getattr(found.training, name) for name in parts}
-    model, training = replace(found.model, **kept), replace(run.training, **values)
+    model, training = with_fields(found.model, kept), replace(run.training, **values)
     return replace(run, model=model, training=training)
 
 

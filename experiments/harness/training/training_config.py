@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import jax
 
-from experiments.harness.cli import display
-from experiments.harness.cli.config_files import is_own
+from experiments.harness.cli import display, is_import_name
 from experiments.harness.runs import distributed
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.runs.text_cache import TextCache
@@ -67,8 +66,6 @@ class TrainingConfig(LoraOptions):
     of the experiment."""
     block: str = ""
     """Your own block of the model as package.module:name; empty: the library's."""
-    position_scheme: str = ""
-    """Your own position scheme as package.module:name; it replaces that of --model.positions."""
     loss: str = ""
     """Your own loss to train with as package.module:name; empty: the experiment's own."""
     z_loss: float = 0.0
@@ -159,7 +156,7 @@ class OptimizerConfig(optimizer.OptimizerConfig):
 
     def compiled(self) -> "OptimizerConfig":
         """The settings that a program depends on: the peak rate is data, unless you use it."""
-        own = is_own(self.schedule) or is_own(self.name)
+        own = is_import_name(self.schedule) or is_import_name(self.name)
         return self if own else replace(self, learning_rate=0.0)
 
 
@@ -205,6 +202,7 @@ class RunConfig:
     """Number of this process, from 0, given with --coordinator only."""
 
     def __post_init__(self):
+        check_choices(self)
         distributed.check(self)
         if "://" in self.runs:
             raise ConfigError(
@@ -241,7 +239,7 @@ class RunConfig:
         names = ["name", *sorted(places), *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
         endless = self.optimizer.schedule in ("inverse_square_root", "constant", "step")
-        endless &= not is_own(self.optimizer.name)
+        endless &= not is_import_name(self.optimizer.name)
         return [*names, "optimizer.total_steps"] if endless else names
 
 
@@ -296,7 +294,7 @@ def choose_devices(
 def check_name(config: Any, field: str, known: tuple[str, ...]) -> None:
     """Raises `ConfigError` unless `field` is one of `known` or the name of a value of your own."""
     name = getattr(config, field)
-    if name not in known and not is_own(name):
+    if name not in known and not is_import_name(name):
         raise ConfigError(
             f"{field}={name!r} is unknown: give one of {', '.join(known)}, or your own as "
             "package.module:name"

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from experiments.harness.cli.terminal_drawing import curve
+from experiments.harness.cli import curve
 from jaxformer import optional_dependencies
 
 WIDE, HIGH = 100, 24

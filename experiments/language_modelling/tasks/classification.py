@@ -107,7 +107,7 @@ def make_classification(
     Published encoders without a pooler get a new one: their classifiers have it.
     """
     if isinstance(backbone, EncoderOnly) and is_pretrained(options.run):
-        backbone = backbone.clone(config=replace(backbone.config, pooler=True))
+        backbone = backbone.clone(config=replace(backbone.config, pooler="tanh"))
     kinds = sorted(set(train.labels))
     length = min(options.seq_len, backbone.config.max_len)
     if isinstance(train, LabelledPairs):
@@ -178,7 +178,7 @@ def encode_pairs(
 def has_types(loaded: LoadedRun) -> bool:
     """Whether the run's model tells the two texts of a pair apart by token types."""
     config = loaded.model.config
-    return bool(config.num_encoder_layers) and config.num_token_types > 1
+    return bool(config.num_encoder_layers) and config.embeddings.num_types > 1
 
 
 def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:

@@ -23,12 +23,11 @@ from jaxformer.ops.masks import AttentionMask
 class AttentionFn(Protocol):
     """The signature of every attention function; `jaxformer.ops.attention` describes it.
 
-    With `config.attention_softcap` a function also gets the argument `softcap`, a number.
+    With `config.attention.softcap` a function also gets the argument `softcap`, a number.
 
     >>> def first_key(q, k, v, mask, *, scale, bias=None, dropout=None):  # all weight on key 0
     ...     return jnp.broadcast_to(v[:, :1], (*q.shape[:3], v.shape[3]))
-    >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
-    >>> attention = jf.MultiHeadAttention(config, first_key)
+    >>> attention = jf.MultiHeadAttention(num_heads=2, attention_fn=first_key)
     >>> x = jax.random.normal(jax.random.key(0), (2, 3, 8))
     >>> out, _ = attention.init_with_output(jax.random.key(1), x)
     >>> bool((out[:, 1] == out[:, 0]).all())

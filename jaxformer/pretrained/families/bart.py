@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import Learned, Sinusoidal, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
@@ -39,15 +39,15 @@ _ONE_ROW = Transform(
 )
 
 
-def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
+def weight_map(spec: ModelSpec, config_json: Mapping[str, Any]) -> list[Entry]:
     """The entries of an encoder-decoder.
 
     BART and mBART have learned positions and norms of embeddings, mBART and M2M100 the last norms.
     """
     config = spec.config
     bias = entry("output/bias", "final_logits_bias", _ONE_ROW)
-    entries = [bias] if config.output_bias else []
-    if config.tied_embeddings == "all":
+    entries = [bias] if config.output.bias else []
+    if config.embeddings.tied == "all":
         entries += [Entry(("embedding/table",), (_SHARED, _SOURCE, _TARGET, _OUTPUT))]
     else:
         output = (_OUTPUT,) if config.ties_output else ()
@@ -58,21 +58,21 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
         ("encoder", config.num_encoder_layers),
         ("decoder", config.num_decoder_layers),
     ):
-        if config.positions == "learned":
+        if isinstance(config.positions, Learned):
             table = f"model.{stack}.embed_positions.weight"
             entries += [entry(f"{stack}/positions/table", table, rows_after(2))]
-        if config.embedding_norm:
+        if config.embeddings.norm:
             entries += norm(f"{stack}/embedding_norm", f"model.{stack}.layernorm_embedding")
-        if config.norm_placement == "pre":
+        if config.norm.placement == "pre":
             entries += norm(f"{stack}/final_norm", f"model.{stack}.layer_norm")
         for i in range(layers):
-            entries += _block(
-                f"{stack}/blocks_{i}", f"model.{stack}.layers.{i}", stack == "decoder"
-            )
+            hf = f"model.{stack}.layers.{i}"
+            entries += block(f"{stack}/blocks_{i}", hf, cross=stack == "decoder")
     return entries
 
 
-def _block(jax: str, hf: str, cross: bool) -> list[Entry]:
+def block(jax: str, hf: str, cross: bool = False) -> list[Entry]:
+    """The entries of a block, with cross-attention if `cross`."""
     entries = []
     for part, name in _PARTS.items():
         if part == "attention" or cross:
@@ -86,16 +86,16 @@ def _block(jax: str, hf: str, cross: bool) -> list[Entry]:
     ]
 
 
-def _of_both(hf: str, jax: str, encoder_jax: str, default: int) -> Setting:
+def _of_both(hf: str, jax: str, default: int) -> Setting:
     """A number that encoder and decoder have each; ours of the encoder is None where it is one."""
     keys = (f"encoder_{hf}", f"decoder_{hf}")
 
     def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
         encoder, decoder = (parse_number(x, config_json.get(x, default), int) for x in keys)
-        return {jax: decoder, encoder_jax: None if encoder == decoder else encoder}
+        return {jax: decoder, f"encoder.{jax}": None if encoder == decoder else encoder}
 
     def write(config: TransformerConfig) -> dict[str, Any]:
-        return {keys[0]: getattr(config.encoder, jax), keys[1]: getattr(config, jax)}
+        return {keys[0]: getattr(config.of_encoder, jax), keys[1]: getattr(config, jax)}
 
     return Setting(keys, read, write)
 
@@ -107,14 +107,14 @@ def _read_vocabularies(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict
     shared, tied = (parse_number(key, hf.get(key, True), bool) for key in _VOCABULARIES.keys[2:])
     if not shared:
         sizes = {"vocab_size": target, "source_vocab_size": source}
-        return sizes | {"tied_embeddings": "output" if tied else "none"}
+        return sizes | {"embeddings.tied": "output" if tied else "none"}
     if source != target or not tied:
         raise ConfigError(
             f"share_encoder_decoder_embeddings=true with vocab_size={source}, "
             f"decoder_vocab_size={target} and tie_word_embeddings={str(tied).lower()} are not "
             "supported: shared embeddings need one vocabulary and a tied output"
         )
-    return {"vocab_size": source, "tied_embeddings": "all"}
+    return {"vocab_size": source, "embeddings.tied": "all"}
 
 
 def _write_vocabularies(config: TransformerConfig) -> dict[str, Any]:
@@ -138,13 +138,13 @@ _SETTINGS = (
     field("d_model", "d_model", 1024),
     field("encoder_layers", "num_encoder_layers", 12),
     field("decoder_layers", "num_decoder_layers", 12),
-    _of_both("attention_heads", "num_heads", "num_encoder_heads", 16),
-    _of_both("ffn_dim", "d_ff", "encoder_d_ff", 4096),
-    enum_field("activation_function", "activation", "gelu", ACTIVATIONS),
-    field("scale_embedding", "scale_embeddings", False),
+    _of_both("attention_heads", "num_heads", 16),
+    _of_both("ffn_dim", "d_ff", 4096),
+    enum_field("activation_function", "feed_forward.activation", "gelu", ACTIVATIONS),
+    field("scale_embedding", "embeddings.scale", False),
     field("dropout", "dropout_rate", 0.1),
-    field("attention_dropout", "attention_dropout_rate", 0.0),
-    field("activation_dropout", "activation_dropout_rate", 0.0),
+    field("attention_dropout", "attention.dropout_rate", 0.0),
+    field("activation_dropout", "feed_forward.dropout_rate", 0.0),
     const_field("is_decoder", False),
 )
 
@@ -157,11 +157,9 @@ MARIAN = Family(
     model_type="marian",
     architectures={"MarianMTModel": "encoder_decoder"},
     constants={
-        "positions": "sinusoidal",
-        "sinusoidal_layout": "halves",
-        "norm_placement": "post",
-        "norm_eps": 1e-5,
-        "output_bias": True,
+        "positions": Sinusoidal("halves"),
+        "norm.eps": 1e-5,
+        "output.bias": True,
     },
     settings=(
         _VOCABULARIES,
@@ -184,12 +182,12 @@ def _bart(name: str, placement: str, *settings: Setting) -> Family:
         model_type=name.lower(),
         architectures={f"{name}ForConditionalGeneration": "encoder_decoder"},
         constants={
-            "positions": "learned",
-            "norm_placement": placement,
-            "norm_eps": 1e-5,
-            "embedding_norm": True,
-            "output_bias": True,
-            "tied_embeddings": "all",
+            "positions": Learned(),
+            "norm.placement": placement,
+            "norm.eps": 1e-5,
+            "embeddings.norm": True,
+            "output.bias": True,
+            "embeddings.tied": "all",
             "initializer": "normal",
         },
         settings=(
@@ -216,13 +214,10 @@ M2M100 = Family(
     model_type="m2m_100",
     architectures={"M2M100ForConditionalGeneration": "encoder_decoder"},
     constants={
-        "positions": "sinusoidal",
-        "sinusoidal_layout": "halves",
-        "sinusoidal_endpoint": True,
-        "sinusoidal_offset": 2,
-        "norm_placement": "pre",
-        "norm_eps": 1e-5,
-        "tied_embeddings": "all",
+        "positions": Sinusoidal("halves", endpoint=True, offset=2),
+        "norm.placement": "pre",
+        "norm.eps": 1e-5,
+        "embeddings.tied": "all",
         "initializer": "normal",
     },
     settings=(

@@ -1,10 +1,10 @@
 """BERT (Devlin et al. 2019) and its relatives: RoBERTa, XLM-R (Conneau et al. 2020), DistilBERT."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from jaxformer.config import Learned, with_fields
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
     Family,
@@ -32,7 +32,7 @@ class _Names(NamedTuple):
     """The names of tensors that differ between the families."""
 
     prefix: str
-    """What the names of the embeddings, the blocks and the pooler begin with."""
+    """The beginning of the names of the embeddings, the blocks and the pooler."""
     blocks: str
     """The blocks, each followed by its number."""
     parts: tuple[str, ...]
@@ -47,6 +47,8 @@ class _Names(NamedTuple):
     """The bias of the logits; copies may have the name of the layer."""
     pooler: str = ""
     """The pooler, where there is one."""
+    pooler_activation: str = "tanh"
+    """The activation of the pooler."""
     classifier_pooler: str = ""
     """The pooler of a classifier."""
     next_sentence: str = ""
@@ -56,7 +58,7 @@ class _Names(NamedTuple):
     heads: Mapping[str, str] = {"token_classifier": "classifier", "spans": "qa_outputs"}
     """The output layers of the kinds of models with an output for each token."""
     positions: Transform = SAME
-    """How the table of positions is stored."""
+    """The change of form of the table of positions."""
 
 
 def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
@@ -73,12 +75,12 @@ def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[E
         ),
         *norm(f"{body}encoder/embedding_norm", f"{embeddings}.LayerNorm"),
     ]
-    if config.num_token_types:
+    if config.embeddings.num_types:
         types = f"{embeddings}.token_type_embeddings.weight"
         entries += [entry(f"{body}type_embedding/table", types)]
     for i in range(config.num_encoder_layers):
         entries += _block(names, f"{body}encoder/blocks_{i}", f"{names.blocks}.{i}")
-    if config.pooler and spec.kind not in POOLERLESS:
+    if config.pooler != "none" and spec.kind not in POOLERLESS:
         classifies = spec.kind == "encoder_classifier"
         pooler = names.classifier_pooler if classifies else names.pooler
         entries += dense(f"{body}pooler", pooler)
@@ -86,7 +88,7 @@ def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[E
         entries += dense("transform", names.transform)
         entries += norm("transform_norm", names.transform_norm)
         entries += [Entry(("bias",), tuple(dict.fromkeys((names.bias, f"{names.output}.bias"))))]
-    if masked and config.pooler:
+    if masked and config.pooler != "none":
         entries += dense("next_sentence", names.next_sentence)
     heads = {"encoder_classifier": names.classifier, **names.heads}
     return [*entries, *(dense("head", heads[spec.kind]) if spec.kind in heads else [])]
@@ -103,27 +105,28 @@ def _block(names: _Names, jax: str, hf: str) -> list[Entry]:
     ]
 
 
-def _adapt(names: _Names, spec: ModelSpec, given: Collection[str]) -> ModelSpec:
+def _adapt(names: _Names, spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
     """`spec` with a pooler if the folder has one that the model's head uses.
 
     Published weights of a masked model also have the head for the next sentence.
     """
     needed = {
-        "encoder": f"{names.pooler}.weight" in given,
+        "encoder": f"{names.pooler}.weight" in tensors,
         "encoder_classifier": True,
-        "masked": f"{names.next_sentence}.weight" in given,
+        "masked": f"{names.next_sentence}.weight" in tensors,
         "masked_and_next": True,
     }
-    pooler = needed.get(spec.kind, False)
-    kind = "masked_and_next" if pooler and spec.kind == "masked" else spec.kind
-    return spec._replace(kind=kind, config=replace(spec.config, pooler=pooler))
+    has_pooler = needed.get(spec.kind, False)
+    kind = "masked_and_next" if has_pooler and spec.kind == "masked" else spec.kind
+    pooler = names.pooler_activation if has_pooler else "none"
+    return spec._replace(kind=kind, config=with_fields(spec.config, {"pooler": pooler}))
 
 
 _CONSTANTS = {
-    "positions": "learned",
-    "scale_embeddings": False,
-    "embedding_norm": True,
-    "tied_embeddings": "output",
+    "positions": Learned(),
+    "embeddings.scale": False,
+    "embeddings.norm": True,
+    "embeddings.tied": "output",
     "initializer": "normal",
 }
 
@@ -133,7 +136,7 @@ _SETTINGS = (
     field("num_attention_heads", "num_heads", 12),
     field("intermediate_size", "d_ff", 3072),
     field("hidden_dropout_prob", "dropout_rate", 0.1),
-    field("attention_probs_dropout_prob", "attention_dropout_rate", 0.1),
+    field("attention_probs_dropout_prob", "attention.dropout_rate", 0.1),
     const_field("position_embedding_type", "absolute"),
     const_field("is_decoder", False),
     const_field("add_cross_attention", False),
@@ -180,9 +183,9 @@ BERT = Family(
     settings=(
         field("vocab_size", "vocab_size", 30_522),
         field("max_position_embeddings", "max_len", 512),
-        field("type_vocab_size", "num_token_types", 2, least=1),
-        enum_field("hidden_act", "activation", "gelu", ACTIVATIONS),
-        field("layer_norm_eps", "norm_eps", 1e-12),
+        field("type_vocab_size", "embeddings.num_types", 2, least=1),
+        enum_field("hidden_act", "feed_forward.activation", "gelu", ACTIVATIONS),
+        field("layer_norm_eps", "norm.eps", 1e-12),
         *_SETTINGS,
     ),
     weight_map=partial(_weight_map, _BERT),
@@ -244,10 +247,10 @@ def _roberta(model_type: str, name: str, vocab_size: int) -> Family:
         settings=(
             field("vocab_size", "vocab_size", vocab_size),
             _POSITIONS,
-            field("type_vocab_size", "num_token_types", 2, least=1),
+            field("type_vocab_size", "embeddings.num_types", 2, least=1),
             # The token head always uses gelu.
-            enum_field("hidden_act", "activation", "gelu", {"gelu": "gelu"}),
-            field("layer_norm_eps", "norm_eps", 1e-12),
+            enum_field("hidden_act", "feed_forward.activation", "gelu", {"gelu": "gelu"}),
+            field("layer_norm_eps", "norm.eps", 1e-12),
             *_SETTINGS,
         ),
         weight_map=partial(_weight_map, _ROBERTA),
@@ -280,6 +283,7 @@ _DISTILBERT = _Names(
     transform_norm="vocab_layer_norm",
     output="vocab_projector",
     bias="vocab_projector.bias",
+    pooler_activation="relu",
     classifier_pooler="pre_classifier",
     classifier="classifier",
 )
@@ -293,7 +297,7 @@ DISTILBERT = Family(
         "DistilBertForTokenClassification": "token_classifier",
         "DistilBertForQuestionAnswering": "spans",
     },
-    constants={**_CONSTANTS, "norm_eps": 1e-12, "pooler_activation": "relu"},
+    constants={**_CONSTANTS, "norm.eps": 1e-12},
     settings=(
         field("vocab_size", "vocab_size", 30_522),
         field("max_position_embeddings", "max_len", 512),
@@ -301,9 +305,9 @@ DISTILBERT = Family(
         field("n_layers", "num_encoder_layers", 6),
         field("n_heads", "num_heads", 12),
         field("hidden_dim", "d_ff", 3072),
-        enum_field("activation", "activation", "gelu", ACTIVATIONS),
+        enum_field("activation", "feed_forward.activation", "gelu", ACTIVATIONS),
         field("dropout", "dropout_rate", 0.1),
-        field("attention_dropout", "attention_dropout_rate", 0.1),
+        field("attention_dropout", "attention.dropout_rate", 0.1),
         const_field("tie_word_embeddings", True),
     ),
     weight_map=partial(_weight_map, _DISTILBERT),

@@ -3,23 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxformer.config import Learned
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
     Family,
     const_field,
     enum_field,
     field,
+    tied_output,
     token_layers,
 )
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.weight_map import (
-    FLAT,
-    Entry,
-    conv1d,
-    dense,
-    entry,
-    norm,
-)
+from jaxformer.pretrained.weight_map import FLAT, Entry, conv1d, dense, entry, norm
 
 
 def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
@@ -55,9 +50,9 @@ GPT2 = Family(
         "GPT2ForSequenceClassification": "decoder_classifier",
     },
     constants={
-        "positions": "learned",
-        "norm_placement": "pre",
-        "scale_embeddings": False,
+        "positions": Learned(),
+        "norm.placement": "pre",
+        "embeddings.scale": False,
         "initializer": "scaled_normal",
     },
     settings=(
@@ -67,11 +62,11 @@ GPT2 = Family(
         field("n_layer", "num_decoder_layers", 12),
         field("n_head", "num_heads", 12),
         field("n_inner", "d_ff", lambda fields: 4 * fields["d_model"]),
-        enum_field("activation_function", "activation", "gelu_new", ACTIVATIONS),
-        enum_field("tie_word_embeddings", "tied_embeddings", True, {True: "output", False: "none"}),
-        field("layer_norm_epsilon", "norm_eps", 1e-5),
+        enum_field("activation_function", "feed_forward.activation", "gelu_new", ACTIVATIONS),
+        tied_output(True),
+        field("layer_norm_epsilon", "norm.eps", 1e-5),
         field("resid_pdrop", "dropout_rate", 0.1),
-        field("attn_pdrop", "attention_dropout_rate", 0.1),
+        field("attn_pdrop", "attention.dropout_rate", 0.1),
         const_field("scale_attn_weights", True),
         const_field("scale_attn_by_inverse_layer_idx", False),
         const_field("add_cross_attention", False),

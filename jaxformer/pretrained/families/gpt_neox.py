@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxformer.config import Rotary
 from jaxformer.pretrained.families.rotary import rotary
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
@@ -10,6 +11,7 @@ from jaxformer.pretrained.family import (
     const_field,
     enum_field,
     field,
+    tied_output,
     token_layers,
 )
 from jaxformer.pretrained.model_specs import ModelSpec
@@ -49,9 +51,8 @@ GPT_NEOX = Family(
         "GPTNeoXForSequenceClassification": "decoder_classifier",
     },
     constants={
-        "positions": "rotary",
-        "norm_placement": "pre",
-        "scale_embeddings": False,
+        "positions": Rotary(),
+        "embeddings.scale": False,
         "initializer": "normal",
     },
     settings=(
@@ -61,14 +62,14 @@ GPT_NEOX = Family(
         field("num_hidden_layers", "num_decoder_layers", 44),
         field("num_attention_heads", "num_heads", 64),
         field("intermediate_size", "d_ff", 24_576),
-        enum_field("hidden_act", "activation", "gelu", ACTIVATIONS),
+        enum_field("hidden_act", "feed_forward.activation", "gelu", ACTIVATIONS),
+        tied_output(False),
         enum_field(
-            "tie_word_embeddings", "tied_embeddings", False, {True: "output", False: "none"}
+            "use_parallel_residual", "norm.placement", True, {True: "parallel", False: "pre"}
         ),
-        field("use_parallel_residual", "parallel_residual", True),
-        field("layer_norm_eps", "norm_eps", 1e-5),
+        field("layer_norm_eps", "norm.eps", 1e-5),
         field("hidden_dropout", "dropout_rate", 0.0),
-        field("attention_dropout", "attention_dropout_rate", 0.0),
+        field("attention_dropout", "attention.dropout_rate", 0.0),
         rotary("rotary_emb_base", "rotary_pct", 0.25),
         const_field("attention_bias", True),
         const_field("is_decoder", False),

@@ -5,9 +5,10 @@ All have RMS norms, rotary positions, gated layers and shared key/value heads.
 
 from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import Rotary, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.families.rotary import rotary
 from jaxformer.pretrained.family import (
@@ -19,6 +20,7 @@ from jaxformer.pretrained.family import (
     field,
     optional_field,
     parse_number,
+    tied_output,
     token_layers,
     unsupported,
 )
@@ -44,8 +46,8 @@ def _biases(*keys: str) -> Setting:
     return Setting(keys, read, lambda config: dict.fromkeys(keys, config.use_bias))
 
 
-_WINDOW = optional_field("sliding_window", "attention_window", 4096, least=1)
-"""How many tokens a token attends to; null means all."""
+_WINDOW = optional_field("sliding_window", "attention.window", 4096, least=1)
+"""The number of tokens that a token attends to; null means all."""
 
 
 def _read_full_attention(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def _read_layer_types(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[
     kinds = hf.get("layer_types") or _layer_types(layers, 2)
     for interval in (2, *range(3, layers + 1), None):
         if kinds == _layer_types(layers, interval):
-            return {"full_attention_interval": interval}
+            return {"attention.full_every": interval}
     raise ConfigError(
         f"layer_types={as_text(kinds)} is not supported: only sliding_attention with "
         "full_attention in each n-th layer"
@@ -88,12 +90,12 @@ _LAYER_TYPES = Setting(
     ("layer_types",),
     _read_layer_types,
     lambda config: {
-        "layer_types": _layer_types(config.num_decoder_layers, config.full_attention_interval)
+        "layer_types": _layer_types(config.num_decoder_layers, config.attention.full_every)
     },
 )
-"""Which layers have a window."""
+"""The layers that have a window."""
 
-# Ours and their names of a block's norms, by `norm_placement`.
+# Ours and their names of a block's norms, by the placement.
 _NORMS = {
     "pre": {"attention_norm": "input", "feed_forward_norm": "post_attention"},
     "sandwich": {
@@ -112,7 +114,7 @@ def _weight_map(scale: Transform, spec: ModelSpec, hf: Mapping[str, Any]) -> lis
     for i in range(config.num_decoder_layers):
         jax, name = f"{body}decoder/blocks_{i}", f"model.layers.{i}"
         entries += _layers(jax, name, config, hf)
-        for path, tensor in _NORMS.get(config.norm_placement, {}).items():
+        for path, tensor in _NORMS.get(config.norm.placement, {}).items():
             entries += norm(f"{jax}/{path}", f"{name}.{tensor}_layernorm", False, scale=scale)
     return [*entries, *norm(f"{body}decoder/final_norm", "model.norm", False, scale=scale)]
 
@@ -122,20 +124,20 @@ def _layers(
 ) -> list[Entry]:
     """The entries of the dense layers of a block, and of the norms of queries and keys."""
     attention, feed_forward = (bool(config_json.get(x)) for x in ("attention_bias", "mlp_bias"))
-    qkv = attention if config.qkv_bias is None else config.qkv_bias
+    qkv = attention if config.attention.qkv_bias is None else config.qkv_bias
     biases = dict.fromkeys(("query", "key", "value"), qkv) | {"out": attention}
     entries = []
     for name, has_bias in biases.items():
         kernel = linear(inputs=2) if name == "out" else linear()
         path, tensor = f"{jax}/attention/{name}", f"{hf}.self_attn.{name[0]}_proj"
         entries += dense(path, tensor, has_bias, kernel=kernel)
-        ours = config.use_bias if name == "out" else config.has_qkv_bias
+        ours = config.use_bias if name == "out" else config.qkv_bias
         entries += [zero_entry(f"{path}/bias")] if ours and not has_bias else []
     for name in ("gate", "up", "down"):
         path = f"{jax}/feed_forward/{name}"
         entries += dense(path, f"{hf}.mlp.{name}_proj", feed_forward)
         entries += [zero_entry(f"{path}/bias")] if config.use_bias and not feed_forward else []
-    for name in ("query", "key") if config.query_key_norm else ():
+    for name in ("query", "key") if config.attention.query_key_norm else ():
         path, tensor = f"{jax}/attention/{name}_norm", f"{hf}.self_attn.{name[0]}_norm"
         entries += norm(path, tensor, bias=False)
     return entries
@@ -152,7 +154,7 @@ def _family(
     scale: Transform = SAME,
     activation_key: str = "hidden_act",
     ignored_keys: str = "",
-    **constants: Any,
+    constants: Mapping[str, Any] = {},
 ) -> Family:
     """A family of classes `name`; the sizes are those of a config.json without them.
 
@@ -168,11 +170,11 @@ def _family(
             f"{name}ForSequenceClassification": "decoder_classifier",
         },
         constants={
-            "positions": "rotary",
-            "norm": "rms",
-            "norm_placement": "pre",
-            "gated": True,
-            "scale_embeddings": False,
+            "positions": Rotary(),
+            "norm.kind": "rms",
+            "norm.placement": "pre",
+            "feed_forward.gated": True,
+            "embeddings.scale": False,
             "initializer": "normal",
             **constants,
         },
@@ -182,14 +184,19 @@ def _family(
             field("hidden_size", "d_model", d_model),
             field("num_hidden_layers", "num_decoder_layers", layers),
             field("num_attention_heads", "num_heads", heads),
-            field("num_key_value_heads", "num_kv_heads", kv_heads, written="kv_heads"),
-            field("intermediate_size", "d_ff", d_ff),
-            enum_field(activation_key, "activation", next(iter(activations)), activations),
-            enum_field(
-                "tie_word_embeddings", "tied_embeddings", tied, {True: "output", False: "none"}
+            field(
+                "num_key_value_heads",
+                "attention.num_kv_heads",
+                kv_heads,
+                value_of=attrgetter("kv_heads"),
             ),
-            field("rms_norm_eps", "norm_eps", 1e-6),
-            field("attention_dropout", "attention_dropout_rate", 0.0),
+            field("intermediate_size", "d_ff", d_ff),
+            enum_field(
+                activation_key, "feed_forward.activation", next(iter(activations)), activations
+            ),
+            tied_output(tied),
+            field("rms_norm_eps", "norm.eps", 1e-6),
+            field("attention_dropout", "attention.dropout_rate", 0.0),
             rotary(),
             *settings,
         ),
@@ -203,7 +210,7 @@ def _family(
 
 
 def _head_dim(default: int | None) -> Setting:
-    return field("head_dim", "head_dim", default, written="key_size")
+    return field("head_dim", "head_dim", default, value_of=attrgetter("key_size"))
 
 
 _SILU = {"silu": "silu", **ACTIVATIONS}
@@ -228,7 +235,7 @@ MISTRAL = _family(
     max_len=131_072,
     sizes=(4096, 14_336, 32, 32, 8),
     activations=_SILU,
-    use_bias=False,
+    constants={"use_bias": False},
 )
 """Jiang et al. 2023: a window over the last tokens."""
 QWEN2 = _family(
@@ -238,8 +245,7 @@ QWEN2 = _family(
     max_len=32_768,
     activations=_SILU,
     ignored_keys="sliding_window max_window_layers",
-    use_bias=False,
-    qkv_bias=True,
+    constants={"use_bias": False, "attention.qkv_bias": True},
 )
 """Yang et al. 2024: biases of queries, keys and values."""
 QWEN3 = _family(
@@ -251,7 +257,7 @@ QWEN3 = _family(
     max_len=32_768,
     activations=_SILU,
     ignored_keys="sliding_window max_window_layers",
-    query_key_norm=True,
+    constants={"attention.query_key_norm": True},
 )
 """Yang et al. 2025: norms of queries and keys."""
 GEMMA = _family(
@@ -265,7 +271,7 @@ GEMMA = _family(
     activations=_TANH,
     scale=shifted(SAME, 1.0),
     ignored_keys="hidden_activation",
-    scale_embeddings=True,
+    constants={"embeddings.scale": True},
 )
 """Gemma Team 2024: norms store their scale less one; embeddings are scaled."""
 GEMMA2 = _family(
@@ -274,9 +280,14 @@ GEMMA2 = _family(
     _biases("attention_bias"),
     _WINDOW,
     _LAYER_TYPES,
-    field("query_pre_attn_scalar", "query_pre_attn_scalar", 256, written="query_divisor"),
-    optional_field("attn_logit_softcapping", "attention_softcap", 50.0),
-    optional_field("final_logit_softcapping", "logits_softcap", 30.0),
+    field(
+        "query_pre_attn_scalar",
+        "attention.query_scalar",
+        256,
+        value_of=lambda config: config.attention.query_scalar or config.key_size,
+    ),
+    optional_field("attn_logit_softcapping", "attention.softcap", 50.0),
+    optional_field("final_logit_softcapping", "output.softcap", 30.0),
     vocab_size=256_000,
     max_len=8192,
     sizes=(2304, 9216, 26, 8, 4),
@@ -285,8 +296,7 @@ GEMMA2 = _family(
     activation_key="hidden_activation",
     scale=shifted(SAME, 1.0),
     ignored_keys="hidden_act cache_implementation sliding_window_size",
-    norm_placement="sandwich",
-    scale_embeddings=True,
+    constants={"norm.placement": "sandwich", "embeddings.scale": True},
 )
 """Gemma Team 2024b: norms on both sides of each sub-layer, a window in every other layer, soft caps
 of the logits."""

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxformer.config import Learned
 from jaxformer.errors import ConfigError
+from jaxformer.pretrained.families.bart import block
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
     Family,
@@ -12,12 +14,11 @@ from jaxformer.pretrained.family import (
     const_field,
     enum_field,
     field,
+    tied_output,
     token_layers,
 )
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.weight_map import Entry, attention, dense, entry, norm, rows_after
-
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+from jaxformer.pretrained.weight_map import Entry, entry, norm, rows_after
 
 
 def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
@@ -27,20 +28,10 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
     table = "model.decoder.embed_positions.weight"
     entries += [entry(f"{body}decoder/positions/table", table, rows_after(2))]
     for i in range(config.num_decoder_layers):
-        entries += _block(f"{body}decoder/blocks_{i}", f"model.decoder.layers.{i}")
-    if config.norm_placement == "pre":
+        entries += block(f"{body}decoder/blocks_{i}", f"model.decoder.layers.{i}")
+    if config.norm.placement == "pre":
         entries += norm(f"{body}decoder/final_norm", "model.decoder.final_layer_norm")
     return entries
-
-
-def _block(jax: str, hf: str) -> list[Entry]:
-    return [
-        *norm(f"{jax}/attention_norm", f"{hf}.self_attn_layer_norm"),
-        *attention(f"{jax}/attention", f"{hf}.self_attn", _PROJECTIONS),
-        *norm(f"{jax}/feed_forward_norm", f"{hf}.final_layer_norm"),
-        *dense(f"{jax}/feed_forward/up", f"{hf}.fc1"),
-        *dense(f"{jax}/feed_forward/down", f"{hf}.fc2"),
-    ]
 
 
 def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,9 +59,9 @@ OPT = Family(
         "OPTForSequenceClassification": "decoder_classifier",
     },
     constants={
-        "positions": "learned",
-        "norm_eps": 1e-5,
-        "scale_embeddings": False,
+        "positions": Learned(),
+        "norm.eps": 1e-5,
+        "embeddings.scale": False,
         "initializer": "normal",
     },
     settings=(
@@ -81,11 +72,11 @@ OPT = Family(
         field("num_attention_heads", "num_heads", 12),
         field("ffn_dim", "d_ff", 3072),
         _PROJECTION,
-        enum_field("activation_function", "activation", "relu", ACTIVATIONS),
-        enum_field("do_layer_norm_before", "norm_placement", True, {True: "pre", False: "post"}),
-        enum_field("tie_word_embeddings", "tied_embeddings", True, {True: "output", False: "none"}),
+        enum_field("activation_function", "feed_forward.activation", "relu", ACTIVATIONS),
+        enum_field("do_layer_norm_before", "norm.placement", True, {True: "pre", False: "post"}),
+        tied_output(True),
         field("dropout", "dropout_rate", 0.1),
-        field("attention_dropout", "attention_dropout_rate", 0.0),
+        field("attention_dropout", "attention.dropout_rate", 0.0),
         const_field("enable_bias", True),
         const_field("layer_norm_elementwise_affine", True),
         const_field("_remove_final_layer_norm", False),

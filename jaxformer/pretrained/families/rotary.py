@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import Linear, Llama3, NoScaling, Rotary, TransformerConfig, Yarn
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.family import (
     Setting,
@@ -20,44 +20,44 @@ _FRACTION = "partial_rotary_factor"
 
 
 def _read_attention_factor(rope: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Our field; two older keys give it as a quotient."""
+    """The field of `Yarn`; two older keys give it as a quotient."""
 
     def number(key: str) -> float:
         return parse_number(f"rope_parameters.{key}", rope[key], float)
 
     if rope.get("attention_factor") is not None:
-        return {"rotary_attention_factor": number("attention_factor")}
+        return {"attention_factor": number("attention_factor")}
     if rope.get("mscale") and rope.get("mscale_all_dim"):
         log = math.log(max(number("factor"), 1.0)) if "factor" in rope else 0.0
         above, below = (0.1 * number(key) * log + 1 for key in ("mscale", "mscale_all_dim"))
-        return {"rotary_attention_factor": above / below}
-    return {"rotary_attention_factor": None}
+        return {"attention_factor": above / below}
+    return {}
 
 
-def _write_attention_factor(config: TransformerConfig) -> dict[str, Any]:
+def _write_attention_factor(scaling: Any) -> dict[str, Any]:
     """The first key, unless it has its default."""
-    factor = config.rotary_attention_factor
+    factor = scaling.attention_factor
     return {} if factor is None else {"attention_factor": factor}
 
 
-_FACTOR = field("factor", "rotary_factor", 1.0)
+_FACTOR = field("factor", "factor", 1.0)
 _ORIGINAL_LEN = field(
-    "original_max_position_embeddings", "rotary_original_len", lambda fields: fields["max_len"]
+    "original_max_position_embeddings", "original_len", lambda fields: fields["max_len"]
 )
 # The keys of each kind of scaling.
-_SCALINGS: dict[str, tuple[Setting, ...]] = {
-    "default": (),
-    "linear": (_FACTOR,),
-    "llama3": (
+_SCALINGS: dict[type[NoScaling], tuple[Setting, ...]] = {
+    NoScaling: (),
+    Linear: (_FACTOR,),
+    Llama3: (
         _FACTOR,
-        field("low_freq_factor", "rotary_low_freq_factor", 1.0),
-        field("high_freq_factor", "rotary_high_freq_factor", 4.0),
+        field("low_freq_factor", "low_freq_factor", 1.0),
+        field("high_freq_factor", "high_freq_factor", 4.0),
         _ORIGINAL_LEN,
     ),
-    "yarn": (
+    Yarn: (
         _FACTOR,
-        field("beta_fast", "rotary_beta_fast", 32.0),
-        field("beta_slow", "rotary_beta_slow", 1.0),
+        field("beta_fast", "beta_fast", 32.0),
+        field("beta_slow", "beta_slow", 1.0),
         _ORIGINAL_LEN,
         Setting(
             ("attention_factor", "mscale", "mscale_all_dim"),
@@ -67,6 +67,7 @@ _SCALINGS: dict[str, tuple[Setting, ...]] = {
         const_field("truncate", True),
     ),
 }
+_NAMES = {"default": NoScaling, "linear": Linear, "llama3": Llama3, "yarn": Yarn}
 
 
 def rotary(base: str = "rope_theta", fraction: str = "", default_fraction: float = 1.0) -> Setting:
@@ -87,8 +88,8 @@ def _read(
     hf: Mapping[str, Any],
     fields: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Our fields; `ConfigError` for another scaling."""
-    found: dict[str, Any] = {}
+    """The positions; `ConfigError` for another scaling."""
+    scaling = NoScaling()
     numbers = {base: hf.get(base), fraction: hf.get(fraction)}
     for key in ("rope_parameters", "rope_scaling"):
         rope = hf.get(key) or {}
@@ -101,33 +102,38 @@ def _read(
             raise ConfigError(f"{key}.{name}={as_text(rope[name])} is not supported: remove it")
         numbers[base] = rope.get("rope_theta", numbers[base])
         numbers[fraction] = rope.get(_FRACTION, numbers[fraction])
-        if kind != "default":
-            found["rotary_scaling"] = kind
-        for setting in _SCALINGS[kind]:
-            found |= setting.read(rope, fields)
-    given = numbers[base]
-    found["rotary_base"] = parse_number(base, 10_000.0 if given is None else given, float)
-    if fraction:
-        given = default_fraction if numbers[fraction] is None else numbers[fraction]
-        found["rotary_fraction"] = parse_number(fraction, given, float)
-    return found
+        if kind is not NoScaling:
+            values: dict[str, Any] = {}
+            for setting in _SCALINGS[kind]:
+                values |= setting.read(rope, fields)
+            scaling = kind(**values)
+
+    def number(key: str, default: float) -> float:
+        return parse_number(key, default if numbers[key] is None else numbers[key], float)
+
+    rotated = number(fraction, default_fraction) if fraction else 1.0
+    return {"positions": Rotary(number(base, 10_000.0), rotated, scaling)}
 
 
-def _kind(key: str, rope: Mapping[str, Any]) -> str:
-    """The kind of scaling, which has an older name too."""
+def _kind(key: str, rope: Mapping[str, Any]) -> type[NoScaling]:
+    """The kind of scaling, which has an older key too."""
     kinds = [rope[x] for x in ("rope_type", "type") if rope.get(x) not in (None, "default")]
     kind = kinds[0] if kinds else "default"
-    if not isinstance(kind, str) or kind not in _SCALINGS or kinds[1:] not in ([], [kind]):
-        raise unsupported(f"{key}.rope_type", kind, *_SCALINGS)
-    return kind
+    if not isinstance(kind, str) or kind not in _NAMES or kinds[1:] not in ([], [kind]):
+        raise unsupported(f"{key}.rope_type", kind, *_NAMES)
+    return _NAMES[kind]
 
 
 def _write(base: str, fraction: str, config: TransformerConfig) -> dict[str, Any]:
     """The keys and their values."""
-    kind = "default" if config.rotary_scaling == "none" else config.rotary_scaling
-    rope: dict[str, Any] = {"rope_theta": config.rotary_base, "rope_type": kind}
-    rope |= {_FRACTION: config.rotary_fraction} if fraction else {}
+    positions: Any = config.positions
+    kind = type(positions.scaling)
+    if kind not in _SCALINGS:
+        raise ConfigError(f"scaling={positions.scaling} is not supported")
+    old = {base: positions.base} | ({fraction: positions.fraction} if fraction else {})
+    rope = {"rope_theta": positions.base}
+    rope["rope_type"] = next(name for name, named in _NAMES.items() if named is kind)
+    rope |= {_FRACTION: positions.fraction} if fraction else {}
     for setting in _SCALINGS[kind]:
-        rope |= setting.write(config)
-    old = {base: config.rotary_base} | ({fraction: config.rotary_fraction} if fraction else {})
+        rope |= setting.write(positions.scaling)
     return old | {"rope_parameters": rope}

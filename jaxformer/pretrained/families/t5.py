@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import Relative, TransformerConfig, with_fields
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
@@ -72,35 +72,36 @@ def _attention(config: TransformerConfig, jax: str, hf: str) -> list[Entry]:
 
 
 def _feed_forward(config: TransformerConfig, jax: str, hf: str) -> list[Entry]:
-    names = {"gate": "wi_0", "up": "wi_1"} if config.gated else {"up": "wi"}
+    names = {"gate": "wi_0", "up": "wi_1"} if config.feed_forward.gated else {"up": "wi"}
     pairs = (names | {"down": "wo"}).items()
     return [row for a, b in pairs for row in dense(f"{jax}/{a}", f"{hf}.{b}", False)]
 
 
 def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Our fields; `ConfigError` for an unknown activation or keys that disagree."""
-    given = hf.get("feed_forward_proj", "relu" if hf["model_type"] == "t5" else "gated-gelu")
-    gate, _, name = given.rpartition("-") if isinstance(given, str) else ("", "", "")
+    projection = hf.get("feed_forward_proj", "relu" if hf["model_type"] == "t5" else "gated-gelu")
+    gate, _, name = projection.rpartition("-") if isinstance(projection, str) else ("", "", "")
     # gelu in T5 1.1 is the approximation by tanh.
-    name = "gelu_new" if given == "gated-gelu" else name
+    name = "gelu_new" if projection == "gated-gelu" else name
     old = hf.get("dense_act_fn", name), hf.get("is_gated_act", gate == "gated")
     if name not in ACTIVATIONS or gate not in ("", "gated") or old != (name, gate == "gated"):
         raise ConfigError(
-            f"feed_forward_proj={given!r} with dense_act_fn={old[0]!r} and is_gated_act="
+            f"feed_forward_proj={projection!r} with dense_act_fn={old[0]!r} and is_gated_act="
             f"{old[1]!r} is not supported: use one of {', '.join(ACTIVATIONS)}, or "
             "gated-NAME, and make the three agree"
         )
-    return {"activation": ACTIVATIONS[name], "gated": bool(gate)}
+    return {"feed_forward.activation": ACTIVATIONS[name], "feed_forward.gated": bool(gate)}
 
 
 def _write_projection(config: TransformerConfig) -> dict[str, Any]:
     """The first key."""
-    if config.gated and config.activation == "gelu_tanh":
+    activation, gated = config.feed_forward.activation, config.feed_forward.gated
+    if gated and activation == "gelu_tanh":
         return {"feed_forward_proj": "gated-gelu"}
-    if config.gated and config.activation == "gelu":
+    if gated and activation == "gelu":
         raise ConfigError("gated layers with activation='gelu' are not supported: use 'gelu_tanh'")
-    name = next(name for name, jax in ACTIVATIONS.items() if jax == config.activation)
-    return {"feed_forward_proj": f"gated-{name}" if config.gated else name}
+    name = next(name for name, jax in ACTIVATIONS.items() if jax == activation)
+    return {"feed_forward_proj": f"gated-{name}" if gated else name}
 
 
 _PROJECTION = Setting(
@@ -112,7 +113,7 @@ _PROJECTION = Setting(
 def _read_dropout(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """The three fields."""
     rate = parse_number("dropout_rate", hf.get("dropout_rate", 0.1), float)
-    names = ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
+    names = ("dropout_rate", "attention.dropout_rate", "feed_forward.dropout_rate")
     return dict.fromkeys(names, rate)
 
 
@@ -124,7 +125,7 @@ _DROPOUT = Setting(
 
 _TYING = Setting(
     ("tie_word_embeddings", "scale_decoder_outputs"),
-    lambda hf, _: {"tied_embeddings": "all" if _is_scaled(hf) else "inputs"},
+    lambda hf, _: {"embeddings.tied": "all" if _is_scaled(hf) else "inputs"},
     lambda config: {"tie_word_embeddings": config.ties_output},
 )
 """Whether the output is the transpose of the embedding: in T5, but not in T5 1.1."""
@@ -143,7 +144,7 @@ def adapt(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
     """`spec` with a tied output, scaled or not, if the folder has no output layer."""
     if _OUTPUT in names or spec.kind != "encoder_decoder":
         return spec
-    return spec._replace(config=replace(spec.config, tied_embeddings="all"))
+    return spec._replace(config=with_fields(spec.config, {"embeddings.tied": "all"}))
 
 
 def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Family:
@@ -161,24 +162,24 @@ def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Fam
             f"{name}EncoderModel": "encoder",
         },
         constants={
-            "positions": "relative",
-            "norm": "rms",
-            "norm_placement": "pre",
+            "positions": Relative(),
+            "norm.kind": "rms",
+            "norm.placement": "pre",
             "use_bias": False,
-            "scale_embeddings": False,
+            "embeddings.scale": False,
         },
         settings=(
             field("vocab_size", "vocab_size", vocab_size),
             field("n_positions", "max_len", 512),
             field("d_model", "d_model", 512),
-            field("d_kv", "head_dim", 64, written="key_size"),
+            field("d_kv", "head_dim", 64, value_of=attrgetter("key_size")),
             field("d_ff", "d_ff", d_ff),
             field("num_layers", "num_encoder_layers", layers),
             field("num_decoder_layers", "num_decoder_layers", lambda x: x["num_encoder_layers"]),
             field("num_heads", "num_heads", heads),
-            field("relative_attention_num_buckets", "relative_buckets", 32),
-            field("relative_attention_max_distance", "relative_max_distance", 128),
-            field("layer_norm_epsilon", "norm_eps", 1e-6),
+            field("relative_attention_num_buckets", "positions.buckets", 32),
+            field("relative_attention_max_distance", "positions.max_distance", 128),
+            field("layer_norm_epsilon", "norm.eps", 1e-6),
             _PROJECTION,
             _DROPOUT,
             _TYING,

@@ -14,9 +14,10 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import NormOptions
 from jaxformer.distributed import make_mesh
-from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.blocks import Block
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import blockwise, reference
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
@@ -94,8 +95,9 @@ def test_a_query_that_comes_before_all_keys_gets_zeros(inputs):
     "remat, loops", [pytest.param("blocks", 3, marks=pytest.mark.long), ("all_but_attention", 2)]
 )
 def test_a_block_that_keeps_the_result_does_not_compute_it_twice(remat, loops):
-    config = TransformerConfig(13, d_model=6, d_ff=10, num_heads=2, norm_placement="pre")
-    block, plain = REMAT[remat](config, False, blockwise), Block(config, False, reference)
+    pre = NormOptions(placement="pre")
+    block = REMAT[remat](num_heads=2, d_ff=10, norm_options=pre, attention_fn=blockwise)
+    plain = Block(num_heads=2, d_ff=10, norm_options=pre)
     x = jax.random.normal(jax.random.key(0), (B, T, 6))
     params = plain.init(jax.random.key(1), x, CAUSAL)
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import Rotary, TransformerConfig
+from jaxformer.config.positions import alibi_bias
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.nn.positions import alibi_bias
 from jaxformer.ops import attention
 from jaxformer.ops.attention.reference import query_key_products, weighted_values
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -281,7 +281,7 @@ def test_a_model_built_with_flash_attention_decodes_with_a_cache(
     attention_fn, rng, random_params, assert_equal
 ):
     config = TransformerConfig(
-        vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_decoder_layers=2, positions="rotary"
+        vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_decoder_layers=2, positions=Rotary()
     )
     prompt, parents = rng.integers(0, 23, (2, 1, 5)), np.array([[0, 0, 0], [0, 0, 0]])
     tokens = rng.integers(0, 23, (2, 3, 1))

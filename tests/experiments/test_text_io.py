@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from experiments.harness.cli import prompting
+from experiments.harness.runs import text_io
 from experiments.harness.runs.text_io import read_table, write_table
 from experiments.translation import known_words
 from experiments.translation.closing import describe_run
@@ -37,19 +37,19 @@ def test_each_typed_line_is_answered_and_a_refused_one_does_not_end_it(type_line
             raise DataError("the line is too long")
         print(line.upper())
 
-    prompting.answer_lines("a sentence", answer)
+    text_io.answer_lines("a sentence", answer)
     said = capsys.readouterr()
     assert said.out == "Type a sentence; Ctrl-D ends.\nA DOG\nA BIRD\n\n"
     assert said.err == "error: the line is too long\n"
 
 
 def test_a_prompt_is_bold_on_a_terminal_and_plain_elsewhere(monkeypatch):
-    assert prompting.mark("a dog") == "a dog", "pytest's standard output is no terminal"
+    assert text_io.bold("a dog") == "a dog", "pytest's standard output is no terminal"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    assert prompting.mark("a dog") == "\x1b[1ma dog\x1b[0m" and prompting.mark("") == ""
+    assert text_io.bold("a dog") == "\x1b[1ma dog\x1b[0m" and text_io.bold("") == ""
     monkeypatch.setenv("TERM", "dumb")
-    assert prompting.mark("a dog") == "a dog"
+    assert text_io.bold("a dog") == "a dog"
 
 
 def test_words_that_the_training_text_lacks_are_named_once_in_lower_case(tmp_path):

@@ -1,0 +1,144 @@
+"""Exit codes of commands, and one sentence for what went wrong."""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+_TERMINATED = 128 + signal.SIGTERM
+_CODES = (
+    ("jaxformer.errors", "ConfigError", 2),
+    ("jaxformer.errors", "MissingExtra", 2),
+    ("jaxformer.errors", "DataError", 65),
+    ("jaxformer.errors", "CheckpointError", 66),
+    ("jaxformer.errors", "Diverged", 70),
+    ("builtins", "OSError", 74),
+    ("builtins", "KeyboardInterrupt", 130),
+)
+
+
+def run(main: Callable[[], None]) -> int:
+    """The exit code of the process after `main()`; what went wrong is one sentence on stderr.
+
+    A traceback stands before it for code 1, a bug or no memory left, and for an `OSError` that
+    names no file. SIGTERM ends `main` with code 143. A reader that closes our standard output
+    early, as `head` does, is no error.
+    """
+    try:
+        with _terminable(), _plain_warnings():
+            main()
+            sys.stdout.flush()
+        return 0
+    except SystemExit as end:
+        return _exit_status(end)
+    except BaseException as error:
+        if isinstance(error, BrokenPipeError) and _is_output_closed():
+            return 0
+        code = exit_code(error)
+        if code == 1 or (isinstance(error, OSError) and error.filename is None):
+            traceback.print_exc()
+        print(f"error: {sentence(error)}", file=sys.stderr)
+        return code
+
+
+def exit_code(error: BaseException) -> int:
+    """0 to 143, by the class of `error`: see `_CODES`; 1 for any other."""
+    for module, name, code in _CODES:
+        # an error of a module that was never imported cannot have been raised
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and isinstance(error, kind):
+            return code
+    return 1
+
+
+def sentence(error: BaseException) -> str:
+    """The message of `error`, on one line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if _is_out_of_memory(error):
+        return _advice(error)
+    return " ".join(str(error).split("\n")) or type(error).__name__
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Prints `text`; a log on a full disk must not stop a training."""
+    with contextlib.suppress(OSError):
+        print(text, file=stream or sys.stdout, flush=True)
+
+
+def _is_output_closed() -> bool:
+    """Whether nobody reads standard output any more; then the null device takes its place."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file
+        output, poll = sys.stdout.fileno(), select.poll()
+        poll.register(output, 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+            # the interpreter flushes once more at exit, and must not meet the closed pipe again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+            return True
+    return False
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # a process that never computed on a device has not loaded this
+    module = sys.modules.get("jaxformer.distributed.counted_jit")
+    return module is not None and module.is_out_of_memory(error)
+
+
+def _advice(error: BaseException) -> str:
+    """How much memory was asked for, what holds the rest, and which settings lower the need."""
+    asked = re.search(r"allocat\w* ([\d.,]+ ?\w+)", str(error))
+    reasons = [f"{asked[1]} were asked for" if asked else str(error).splitlines()[0]]
+    reasons += filter(None, getattr(error, "__notes__", []))
+    return (
+        f"out of memory: {'; '.join(reasons)}. Lower the batch "
+        "(--data.batch_size or --data.batch_tokens), raise --training.grad_accumulation, or give "
+        "--training.remat blocks; the command plan says what a choice needs"
+    )
+
+
+def _exit_status(end: SystemExit) -> int:
+    if end.code == _TERMINATED:
+        print("stopped by SIGTERM", file=sys.stderr)
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(f"error: {end.code}", file=sys.stderr)
+    return 1
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Prints a warning as one sentence, without the line of the program it comes from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        yield
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    say(f"warning: {' '.join(str(message).split())}", sys.stderr)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Lets SIGTERM unwind the stack, so that files are closed; training sets its own handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise SystemExit(_TERMINATED)

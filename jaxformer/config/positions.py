@@ -1,0 +1,374 @@
+"""Position schemes: values that say how a stack of blocks knows the order of its tokens."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Num
+
+from jaxformer.config.checks import check_at_least, check_choices, check_types
+from jaxformer.config.rotary_scaling import Linear, Llama3, NoScaling, Yarn
+from jaxformer.errors import ConfigError
+
+SinusoidalLayout = Literal["interleaved", "halves"]
+Initializer = jax.nn.initializers.Initializer
+Params = dict[str, Array]
+ParamSpecs = dict[str, tuple[Initializer, tuple[int, ...]]]
+TokenPositions = Num[Array, " T"] | Num[Array, "B T"]
+
+
+def positional_encoding(
+    length: int,
+    d_model: int,
+    layout: SinusoidalLayout = "interleaved",
+    *,
+    endpoint: bool = False,
+) -> Float[np.ndarray, "T D"]:
+    """The table of Vaswani et al. 2017, section 3.5, for T = `length` and D = `d_model`; float32.
+
+    PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos of the same angle; with an
+    odd `d_model` the last column is a sine without its cosine. The layout "halves" puts all sines
+    before all cosines, as Marian does (Junczys-Dowmunt et al. 2018). With `endpoint` the divisor in
+    the exponent is d_model - 2, as in fairseq, so that the last wavelength is 10000 * 2 pi.
+
+    >>> jf.positional_encoding(length=2, d_model=4).round(2)
+    array([[0.  , 1.  , 0.  , 1.  ],
+           [0.84, 0.54, 0.01, 1.  ]], dtype=float32)
+    """
+    column = np.arange(d_model)
+    rate = 10_000.0 ** (-(column // 2 * 2) / (d_model - 2 if endpoint else d_model))
+    angle = np.arange(length)[:, None] * rate
+    table = np.where(column % 2 == 0, np.sin(angle), np.cos(angle)).astype(np.float32)
+    if layout == "halves":
+        return np.concatenate([table[:, ::2], table[:, 1::2]], axis=1)
+    return table
+
+
+class Rotation(NamedTuple):
+    """The sines and cosines of a rotation of queries and keys; the leading axis is 1 or B.
+
+    `half` is the number of rotated pairs; the numbers of a head after them are not rotated.
+    """
+
+    sin: Float[Array, "#B T 1 half"]
+    cos: Float[Array, "#B T 1 half"]
+
+
+def rotate(x: Float[Array, "B T N H"], rotation: Rotation | None) -> Float[Array, "B T N H"]:
+    """`x` with each pair (x[i], x[i + half]) rotated; `x` itself without a rotation.
+
+    The product of a rotated query and a rotated key depends only on their distance (Su et al.
+    2021, equation 16; here x[i] is paired with x[i + half] instead of its neighbour).
+
+    >>> quarter = Rotation(sin=jnp.ones((1, 1, 1, 1)), cos=jnp.zeros((1, 1, 1, 1)))
+    >>> rotate(jnp.array([[[[1.0, 0.0]]]]), quarter)  # by 90 degrees
+    Array([[[[0., 1.]]]], dtype=float32)
+    """
+    if rotation is None:
+        return x
+    sin, cos = rotation
+    size = 2 * sin.shape[-1]
+    first, second = jnp.split(x[..., :size].astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    rotated = rotated.astype(x.dtype)
+    return rotated if size == x.shape[-1] else jnp.concatenate([rotated, x[..., size:]], axis=-1)
+
+
+@dataclass(frozen=True)
+class PositionScheme:
+    """The base of all schemes; it gives no positions.
+
+    A scheme acts at one or more of three places: on the stack's input, on queries and keys, and on
+    the logits of self-attention. Your own scheme is a frozen dataclass that defines the methods it
+    needs. A scheme with parameters declares them in `params`, and gets them back in each call.
+
+    >>> class Counted(jf.PositionScheme):
+    ...     def add(self, x, positions, *, length, params):
+    ...         return x.at[..., 0].add(positions)
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=Counted())
+    >>> model = jf.DecoderOnly(config)
+    >>> Counted().add(jnp.zeros((3, 8)), jnp.arange(3), length=3, params={})[:, 0]
+    Array([0., 1., 2.], dtype=float32)
+    """
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choices(self)
+
+    def check(self, d_model: int, head_dim: int) -> None:
+        """Raises `ConfigError` for sizes that the scheme does not support."""
+
+    def params(
+        self, d_model: int, num_heads: int, max_len: int, table_init: Initializer
+    ) -> ParamSpecs:
+        """The initializer and the shape of each parameter; `table_init` is that of embeddings."""
+        return {}
+
+    def add(
+        self,
+        x: Float[Array, "B T D"],
+        positions: TokenPositions,
+        *,
+        length: int,
+        params: Params,
+    ) -> Float[Array, "B T D"]:
+        """The stack's input, from `x` and the `positions` of its tokens, all below `length`."""
+        return x
+
+    def rotation(self, positions: TokenPositions, head_dim: int) -> Rotation | None:
+        """The rotation of the queries and keys of all blocks; None rotates nothing."""
+        return None
+
+    def bias(
+        self,
+        queries: Num[Array, " T"],
+        keys: Num[Array, " S"],
+        *,
+        causal: bool,
+        num_heads: int,
+        params: Params,
+    ) -> Float[Array, "1 N T S"] | None:
+        """The bias of all attention logits, from the positions of queries and keys.
+
+        If `causal`, keys after the query are masked.
+        """
+        return None
+
+
+@dataclass(frozen=True)
+class NoPositions(PositionScheme):
+    """No positions: the order of tokens is unknown, except through a causal mask."""
+
+
+@dataclass(frozen=True)
+class Sinusoidal(PositionScheme):
+    """Adds `positional_encoding` (Vaswani et al. 2017, section 3.5)."""
+
+    layout: SinusoidalLayout = "interleaved"
+    """Order of the columns: sines and cosines alternate, or all sines come first ("halves")."""
+    endpoint: bool = False
+    """The wavelengths end at 10000 x 2 pi exactly, as in tensor2tensor and fairseq; the formula of
+    the paper ends one step before."""
+    offset: int = 0
+    """The row of a text's first token in the table (fairseq: 2)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 0, "offset")
+
+    def check(self, d_model: int, head_dim: int) -> None:
+        """Raises `ConfigError` for an odd `d_model` with `endpoint`."""
+        if self.endpoint and (d_model % 2 or d_model < 4):
+            raise ConfigError(
+                f"Sinusoidal(endpoint=True) needs an even d_model of at least 4, but d_model="
+                f"{d_model} was given: change one of them"
+            )
+
+    def add(
+        self,
+        x: Float[Array, "B T D"],
+        positions: TokenPositions,
+        *,
+        length: int,
+        params: Params,
+    ) -> Float[Array, "B T D"]:
+        """`x` plus the rows `positions` of the table."""
+        rows = self.offset + length
+        table = positional_encoding(rows, x.shape[-1], self.layout, endpoint=self.endpoint)
+        return _add_rows(x, jnp.asarray(table[self.offset :]), positions)
+
+
+@dataclass(frozen=True)
+class Learned(PositionScheme):
+    """Adds a learned `table` [max_len, D]."""
+
+    def params(
+        self, d_model: int, num_heads: int, max_len: int, table_init: Initializer
+    ) -> ParamSpecs:
+        """The table."""
+        return {"table": (jax.nn.initializers.normal(0.02), (max_len, d_model))}
+
+    def add(
+        self,
+        x: Float[Array, "B T D"],
+        positions: TokenPositions,
+        *,
+        length: int,
+        params: Params,
+    ) -> Float[Array, "B T D"]:
+        """`x` plus the rows `positions` of the table; `ValueError` if it ends before `length`."""
+        table = params["table"]
+        if length > len(table):
+            raise ValueError(
+                f"a sequence of {length} tokens was given, but the learned positions end at "
+                f"max_len={len(table)}: shorten it"
+            )
+        return _add_rows(x, table, positions)
+
+
+@dataclass(frozen=True)
+class Rotary(PositionScheme):
+    """Rotates queries and keys (Su et al. 2021).
+
+    >>> rotary = jf.Rotary(base=100.0)
+    >>> rotary.rates(head_dim=4)  # the angle per position of each of two pairs
+    array([1. , 0.1], dtype=float32)
+    >>> q = jax.random.normal(jax.random.key(0), (2, 3, 1, 4))  # [B, T, N, H]
+    >>> rotate(q, rotary.rotation(jnp.arange(3), head_dim=4)).shape
+    (2, 3, 1, 4)
+    """
+
+    base: float = 10_000.0
+    """The base of the rotary frequencies (theta)."""
+    fraction: float = 1.0
+    """The part of each head's numbers that is rotated, from the first on (GPT-NeoX: 0.25)."""
+    scaling: NoScaling | Linear | Llama3 | Yarn = NoScaling()
+    """The change of the frequencies for longer texts than in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"fraction={self.fraction}: it must be in (0, 1]")
+
+    def rotated_size(self, head_dim: int) -> int:
+        """How many numbers of each head are rotated."""
+        return int(head_dim * self.fraction)
+
+    def check(self, d_model: int, head_dim: int) -> None:
+        """Raises `ConfigError` for heads whose rotated part is not made of pairs."""
+        size = self.rotated_size(head_dim)
+        if size % 2 or size < 2:
+            part = "" if self.fraction == 1 else f" with fraction={self.fraction}: {size}"
+            raise ConfigError(
+                f"rotary positions rotate pairs of numbers, but head_dim={head_dim}{part} is odd "
+                "or too small: give an even head_dim, and a fraction of it that is even"
+            )
+
+    def rates(self, head_dim: int) -> Float[np.ndarray, " half"]:
+        """The angle per position of each pair: base^(-2i/H), changed by `scaling`."""
+        half = self.rotated_size(head_dim) // 2
+        rates = self.base ** (-np.arange(half, dtype=np.float32) / half)
+        return self.scaling.rates(rates, self.base)
+
+    def rotation(self, positions: TokenPositions, head_dim: int) -> Rotation:
+        """The rotation of pair i by the angle position * rates[i]; positions may be fractions."""
+        rates = self.rates(head_dim)
+        angle = jnp.outer(positions, jnp.asarray(rates))
+        angle = angle.reshape(-1, positions.shape[-1], 1, len(rates))
+        sin, cos, factor = jnp.sin(angle), jnp.cos(angle), self.scaling.magnitude
+        return Rotation(sin, cos) if factor == 1 else Rotation(sin * factor, cos * factor)
+
+
+@dataclass(frozen=True)
+class Alibi(PositionScheme):
+    """Subtracts from the logits in proportion to the distance (Press et al. 2022)."""
+
+    def bias(
+        self,
+        queries: Num[Array, " T"],
+        keys: Num[Array, " S"],
+        *,
+        causal: bool,
+        num_heads: int,
+        params: Params,
+    ) -> Float[Array, "1 N T S"]:
+        """-slope * |query position - key position|."""
+        distance = jnp.abs(queries[:, None] - keys[None, :]).astype(jnp.float32)
+        return -jnp.asarray(alibi_slopes(num_heads))[None, :, None, None] * distance[None, None]
+
+
+@dataclass(frozen=True)
+class Relative(PositionScheme):
+    """Adds a learned number per head and bucket of distances (Raffel et al. 2020, section 2.1)."""
+
+    buckets: int = 32
+    """The number of distance buckets."""
+    max_distance: int = 128
+    """All distances from this one on share the last bucket."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 4, "buckets")
+        if self.max_distance <= self.buckets // 2:
+            raise ConfigError(
+                f"max_distance={self.max_distance} is too small for buckets={self.buckets}: give "
+                f"more than {self.buckets // 2}"
+            )
+
+    def params(
+        self, d_model: int, num_heads: int, max_len: int, table_init: Initializer
+    ) -> ParamSpecs:
+        """The number of each bucket and head."""
+        return {"relative_bias": (table_init, (self.buckets, num_heads))}
+
+    def bias(
+        self,
+        queries: Num[Array, " T"],
+        keys: Num[Array, " S"],
+        *,
+        causal: bool,
+        num_heads: int,
+        params: Params,
+    ) -> Float[Array, "1 N T S"]:
+        """The numbers of the buckets of the distances from `queries` to `keys`."""
+        bucket = relative_buckets(
+            queries, keys, buckets=self.buckets, max_distance=self.max_distance, causal=causal
+        )
+        return jnp.moveaxis(jnp.take(params["relative_bias"], bucket, axis=0), -1, 0)[None]
+
+
+Positions = NoPositions | Sinusoidal | Learned | Rotary | Alibi | Relative
+"""The schemes that a command knows by name."""
+
+
+def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
+    """The slopes of Press et al. 2022: 2^(-8/N), 2^(-16/N), ... for N a power of two.
+
+    For another N: the slopes of the next lower power of two, then every second slope of the next
+    higher one.
+    """
+    below = 2 ** int(np.log2(num_heads))
+    slopes = 2.0 ** (-8.0 / below * np.arange(1, below + 1))
+    between = 2.0 ** (-4.0 / below * np.arange(1, 2 * below + 1, 2))
+    return np.concatenate([slopes, between])[:num_heads].astype(np.float32)
+
+
+def relative_buckets(
+    query: Int[Array, " T"],
+    key: Int[Array, " S"],
+    *,
+    buckets: int,
+    max_distance: int,
+    causal: bool,
+) -> Int[Array, "T S"]:
+    """The bucket of the distance from each query position to each key position.
+
+    The first half of the buckets hold one distance each, the widths of the others grow with the
+    logarithm of the distance up to `max_distance`, and the last holds all larger distances (Raffel
+    et al. 2020, section 2.1). If `causal`, distances count backwards and keys after the query are
+    in bucket 0. Otherwise keys after the query use the second half of `buckets`, the others the
+    first half.
+    """
+    behind = query[:, None] - key[None, :]
+    if causal:
+        return _bucket_of(jnp.maximum(behind, 0), buckets, max_distance)
+    half = buckets // 2
+    return _bucket_of(jnp.abs(behind), half, max_distance) + half * (behind < 0)
+
+
+def _bucket_of(distance: jax.Array, buckets: int, max_distance: int) -> jax.Array:
+    """The bucket of each distance >= 0, looked up in a table up to `max_distance`."""
+    single = buckets // 2
+    # In float32, as the published models were trained: the edges of the buckets depend on rounding.
+    ratio = np.maximum(np.arange(max_distance + 1), single).astype(np.float32) / single
+    grown = np.log(ratio) / np.float32(np.log(max_distance / single)) * (buckets - single)
+    far = np.minimum(single + grown.astype(np.int32), buckets - 1)
+    table = np.where(np.arange(max_distance + 1) < single, np.arange(max_distance + 1), far)
+    return jnp.take(table.astype(np.int32), distance, mode="clip")
+
+
+def _add_rows(x: jax.Array, table: jax.Array, positions: jax.Array) -> jax.Array:
+    rows = jnp.take(table, positions, axis=0).reshape(-1, *x.shape[1:])
+    return x + rows.astype(x.dtype)

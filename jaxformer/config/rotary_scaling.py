@@ -1,0 +1,128 @@
+"""Rotary frequencies for longer texts than in training."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxformer.config.checks import check_at_least, check_types
+from jaxformer.errors import ConfigError
+
+Rates = Float[np.ndarray, " half"]
+"""The angle per position of each rotated pair."""
+
+
+@dataclass(frozen=True)
+class NoScaling:
+    """Rotary rates stay as they are; the base of all scalings."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def rates(self, rates: Rates, base: float) -> Rates:
+        """The angles per position of all pairs, from those without scaling."""
+        return rates
+
+    @property
+    def magnitude(self) -> float:
+        """The factor of rotated queries and keys."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Linear(NoScaling):
+    """Divides all rates by `factor` (Chen et al. 2023)."""
+
+    factor: float = 1.0
+    """How much longer texts may be than in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "factor")
+
+    def rates(self, rates: Rates, base: float) -> Rates:
+        """All rates divided by `factor`."""
+        return _partly_divided(rates, np.zeros_like(rates), self.factor)
+
+
+@dataclass(frozen=True)
+class Llama3(NoScaling):
+    """Divides the rates of slow pairs by `factor`, keeps those of fast ones (Llama 3.1)."""
+
+    factor: float = 1.0
+    """How much longer texts may be than in training."""
+    low_freq_factor: float = 1.0
+    """Pairs of fewer turns than this in `original_len` tokens are divided."""
+    high_freq_factor: float = 4.0
+    """Pairs of more turns than this are kept; those between are interpolated."""
+    original_len: int = 8192
+    """The length of texts in training, in tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "factor", "original_len")
+        _check_order(self, "low_freq_factor", "high_freq_factor")
+
+    def rates(self, rates: Rates, base: float) -> Rates:
+        """The rates, divided where a pair makes few turns in `original_len` tokens."""
+        turns = self.original_len * rates / (2 * np.pi)
+        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return _partly_divided(rates, np.clip(kept, 0, 1), self.factor)
+
+
+@dataclass(frozen=True)
+class Yarn(NoScaling):
+    """As `Llama3`, interpolated over the pair's number, with a magnitude (Peng et al. 2023)."""
+
+    factor: float = 1.0
+    """How much longer texts may be than in training."""
+    beta_fast: float = 32.0
+    """Pairs of more turns than this in `original_len` tokens are kept."""
+    beta_slow: float = 1.0
+    """Pairs of fewer turns than this are divided; those between are interpolated."""
+    original_len: int = 8192
+    """The length of texts in training, in tokens."""
+    attention_factor: float | None = None
+    """The factor of rotated queries and keys; None: 0.1 ln(`factor`) + 1 (equation 22)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "factor", "original_len")
+        check_at_least(self, 0, "attention_factor")
+        _check_order(self, "beta_slow", "beta_fast")
+
+    def rates(self, rates: Rates, base: float) -> Rates:
+        """The rates, divided by `factor` from a certain pair on."""
+        half = len(rates)
+
+        def pair_of(turns: float) -> float:
+            """The pair, not rounded, that makes so many turns in `original_len` positions."""
+            return half * np.log(self.original_len / (2 * np.pi * turns)) / np.log(base)
+
+        low = max(np.floor(pair_of(self.beta_fast)), 0)
+        high = min(np.ceil(pair_of(self.beta_slow)), 2 * half - 1)
+        width = high - low or 1e-3
+        kept = 1 - np.clip((np.arange(half, dtype=np.float32) - low) / width, 0, 1)
+        return _partly_divided(rates, kept, self.factor)
+
+    @property
+    def magnitude(self) -> float:
+        """The factor of rotated queries and keys."""
+        if self.attention_factor is None:
+            return 0.1 * math.log(self.factor) + 1.0
+        return self.attention_factor
+
+
+def _partly_divided(rates: Rates, kept: Rates, factor: float) -> Rates:
+    """The share `kept` of each rate, and the rest divided by `factor`."""
+    return (rates * (kept + (1 - kept) / factor)).astype(np.float32)
+
+
+def _check_order(config: Any, low: str, high: str) -> None:
+    if not 0 < getattr(config, low) < getattr(config, high):
+        raise ConfigError(
+            f"{low}={getattr(config, low)} and {high}={getattr(config, high)}: it must be 0 < "
+            f"{low} < {high}"
+        )
