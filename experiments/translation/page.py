@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.attend import attend
-from experiments.translation.evaluation import read_samples
+from experiments.translation.evaluation import read_samples, without_too_long
 from experiments.translation.load_run import load_translator
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
@@ -22,7 +22,8 @@ def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Co
     """
     translator = load_translator(folder, options=options)
     samples = read_samples(folder)
-    texts = texts or samples.get("source", ())[:_SENTENCES]
+    if not texts:
+        texts, _ = without_too_long(translator, samples.get("source", [])[:_SENTENCES])
     if not texts and is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers, without samples: give --text")
     attended = [(text, *attend(translator, text)) for text in texts if text.strip()]

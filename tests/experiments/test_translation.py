@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import runs
 from experiments.examples import alignment_heads
 from experiments.harness import cli, planning
 from experiments.harness.planning import utilization
@@ -931,6 +932,20 @@ def test_a_run_shows_its_heads(run, capsys):
     alignment_heads.main(alignment_heads.AlignmentOptions(str(run.folder), pairs=2))
     first, header, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("loss of 2 pairs: ") and header.split()[:2] == ["layer", "head"]
+
+
+def test_a_run_has_a_page_with_its_scores_and_the_attention_in_its_samples(run, tmp_path):
+    output = tmp_path / "page.html"
+    runs.main(["page", str(run.folder), "--output", str(output)])
+    text = output.read_text(encoding="utf-8")
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    samples = read_table(run.folder / "samples" / "test.tsv")
+    shown = [sentence["text"].partition(" = ")[0] for sentence in json.loads(data)]
+    pairs = zip(samples["source"], samples["model"], strict=True)
+    assert shown == [source for source, model in pairs if model][: len(shown)]  # not the too long
+    kinds = [view["kind"].partition(" ")[0] for view in json.loads(data)[0]["views"]]
+    assert kinds == ["cross-attention", "encoder", "decoder"]
+    assert "validation bleu by step" in text and len(text) < 80_000
 
 
 # All of it, on the embedded default
