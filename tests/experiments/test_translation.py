@@ -941,8 +941,7 @@ def test_a_run_has_a_page_with_its_scores_and_the_attention_in_its_samples(run, 
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
     samples = read_table(run.folder / "samples" / "test.tsv")
     shown = [sentence["text"].partition(" = ")[0] for sentence in json.loads(data)]
-    pairs = zip(samples["source"], samples["model"], strict=True)
-    assert shown == [source for source, model in pairs if model][: len(shown)]  # not the too long
+    assert shown == samples["source"][:3] + samples["source"][4:5]  # line 4 is too long
     kinds = [view["kind"].partition(" ")[0] for view in json.loads(data)[0]["views"]]
     assert kinds == ["cross-attention", "encoder", "decoder"]
     assert "validation bleu by step" in text and len(text) < 80_000
