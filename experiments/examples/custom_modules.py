@@ -116,7 +116,7 @@ class ParallelBlock(nn.Module):
             kv = read(layer_cache)
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         y = y + self.feed_forward(h, dropout_rng)
-        return x + self.dropout(dropout_rng)(y), layer_cache
+        return x + self.dropout(y, dropout_rng), layer_cache
 
 
 def parallel_block(

@@ -56,8 +56,8 @@ class Rotation(NamedTuple):
     cos: Float[Array, "#B T 1 half"]
 
 
-def rotate(x: Float[Array, "B T N H"], rotation: Rotation | None) -> Float[Array, "B T N H"]:
-    """`x` with each pair (x[i], x[i + half]) rotated; `x` itself without a rotation.
+def rotate(x: Float[Array, "B T N H"], rotation: Rotation) -> Float[Array, "B T N H"]:
+    """`x` with each pair (x[i], x[i + half]) rotated.
 
     The product of a rotated query and a rotated key depends only on their distance (Su et al.
     2021, equation 16; here x[i] is paired with x[i + half] instead of its neighbour).
@@ -66,8 +66,6 @@ def rotate(x: Float[Array, "B T N H"], rotation: Rotation | None) -> Float[Array
     >>> rotate(jnp.array([[[[1.0, 0.0]]]]), quarter)  # by 90 degrees
     Array([[[[0., 1.]]]], dtype=float32)
     """
-    if rotation is None:
-        return x
     sin, cos = rotation
     size = 2 * sin.shape[-1]
     first, second = jnp.split(x[..., :size].astype(jnp.float32), 2, axis=-1)

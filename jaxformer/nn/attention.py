@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -25,9 +25,7 @@ class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O.
 
     head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V). Self-attention, cross-attention and cached
-    decoding differ only in where keys and values come from. Taps: `queries` [B, T, N, H], `keys`
-    [B, S, K, H], `values` [B, S, K, Hv], `weights` [B, N, T, S] with `reference` only, `heads`
-    [B, T, N, Hv], `output` [B, T, D].
+    decoding differ only in where keys and values come from.
 
     >>> attention = jf.MultiHeadAttention(num_heads=2)
     >>> x = jax.random.normal(jax.random.key(0), (3, 5, 8))  # [B, T, D]
@@ -37,6 +35,13 @@ class MultiHeadAttention(nn.Module):
     >>> sum(leaf.size for leaf in jax.tree.leaves(variables))  # 4 x (8 x 8 + 8)
     288
     """
+
+    TAPS: ClassVar = {
+        "queries": "queries",
+        "keys_values": ("keys", "values"),
+        "attend": "heads",
+        "__call__": "output",
+    }
 
     num_heads: int
     head_dim: int | None = None
@@ -87,8 +92,8 @@ class MultiHeadAttention(nn.Module):
         """
         q = self.queries(x, rotation)
         k, v = self.keys_values(x, rotation) if kv is None else kv
-        heads = self.attend(q, k, v, mask or AttentionMask(), bias, self.dropout(dropout_rng))
-        return tap(self, "output", self.project("out", heads, (x.shape[-1],)))
+        heads = self.attend(q, k, v, mask or AttentionMask(), bias, self.dropout.at(dropout_rng))
+        return self.project("out", heads, (x.shape[-1],))
 
     def queries(
         self, x: Float[Array, "R T D"], rotation: Rotation | None = None
@@ -96,7 +101,7 @@ class MultiHeadAttention(nn.Module):
         """The queries of `x`, rotated by `rotation`."""
         q = self.project("query", x, (self.num_heads, self._size(x)))
         q = q if self.query_key_norm is None else self.query_norm(q)
-        return tap(self, "queries", rotate(q, rotation))
+        return q if rotation is None else rotate(q, rotation)
 
     def keys_values(self, x: Float[Array, "B S D"], rotation: Rotation | None = None) -> KeyValue:
         """Keys [B, S, K, H], rotated by `rotation`, and values [B, S, K, Hv] of `x`."""
@@ -104,7 +109,7 @@ class MultiHeadAttention(nn.Module):
         k = self.project("key", x, (heads, size))
         k = k if self.query_key_norm is None else self.key_norm(k)
         v = self.project("value", x, (heads, self.value_head_dim or size))
-        return KeyValue(tap(self, "keys", rotate(k, rotation)), tap(self, "values", v))
+        return KeyValue(k if rotation is None else rotate(k, rotation), v)
 
     def attend(
         self,
@@ -113,15 +118,14 @@ class MultiHeadAttention(nn.Module):
         v: Float[Array, "B S K Hv"],
         mask: AttentionMask,
         bias: Float[Array, "1 N Q S"] | None,
-        dropout: ops_dropout.Dropout,
+        dropout: ops_dropout.Dropout | None,
     ) -> Float[Array, "R T N Hv"]:
         """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V of each head (equation 1)."""
         scale = 1.0 / math.sqrt(self.query_scalar or q.shape[-1])
         options: dict[str, Any] = {} if self.softcap is None else {"softcap": self.softcap}
         if getattr(self.attention_fn, "attention_fn", self.attention_fn) is reference:  # FoldBeams
             options["on_weights"] = partial(tap, self, "weights")
-        heads = self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
-        return tap(self, "heads", heads)
+        return self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
 
     @nn.compact
     def project(

@@ -1,7 +1,7 @@
 """The residual block (Vaswani et al. 2017, section 3.1)."""
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ from jaxformer.config.parts import AttentionOptions, FeedForwardOptions, NormOpt
 from jaxformer.config.positions import Rotation
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.layers import Dropout, FeedForward, Initializer, Norm
-from jaxformer.nn.taps import tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
 from jaxformer.ops.dropout import DropoutRng
@@ -25,8 +24,7 @@ class Block(nn.Module):
     Post-norm (Vaswani et al. 2017, section 3.1): x = norm(x + dropout(f(x))). Pre-norm:
     x = x + dropout(f(norm(x))). Sandwich (Ding et al. 2021): x = x + dropout(norm(f(norm(x)))).
     Parallel (Wang & Komatsuzaki 2021): pre-norm, and the feed-forward network reads the block's
-    input, as self-attention does. Taps: x [R, T, D] after each of the three, `after_attention`,
-    `after_cross_attention` and `after_feed_forward`.
+    input, as self-attention does.
 
     >>> block, x = jf.Block(num_heads=2, d_ff=12), jnp.ones((3, 5, 8))  # [B, T, D]
     >>> causal = jf.AttentionMask(causal=True)
@@ -36,6 +34,8 @@ class Block(nn.Module):
     >>> sorted(variables["params"])
     ['attention', 'attention_norm', 'feed_forward', 'feed_forward_norm']
     """
+
+    TAPS: ClassVar = {"add_residual": "after_{0}"}
 
     num_heads: int
     d_ff: int
@@ -120,36 +120,34 @@ class Block(nn.Module):
         """
         mask = AttentionMask() if mask is None else mask
         residual_input = x
-        h = self._before("attention", x)
+        h = self.sublayer_input("attention", x)
         kv = self.attention.keys_values(h, rotation)
         if layer_cache is not None:
             layer_cache = write(layer_cache, kv, mask.offset)
             kv = read(layer_cache)
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
-        x = self._after("attention", x, y, dropout_rng)
+        x = self.add_residual("attention", x, y, dropout_rng)
         if self.cross:
-            h = self._before("cross_attention", x)
+            h = self.sublayer_input("cross_attention", x)
             y = self.cross_attention(h, encoder_kv, encoder_mask, dropout_rng=dropout_rng)
-            x = self._after("cross_attention", x, y, dropout_rng)
+            x = self.add_residual("cross_attention", x, y, dropout_rng)
         is_parallel = self.norm_options.placement == "parallel"
-        h = self._before("feed_forward", residual_input if is_parallel else x)
-        x = self._after("feed_forward", x, self.feed_forward(h, dropout_rng), dropout_rng)
+        h = self.sublayer_input("feed_forward", residual_input if is_parallel else x)
+        x = self.add_residual("feed_forward", x, self.feed_forward(h, dropout_rng), dropout_rng)
         return x, layer_cache
 
-    def _before(self, part: str, x: jax.Array) -> jax.Array:
+    def sublayer_input(self, part: str, x: jax.Array) -> jax.Array:
         """The input of the sub-layer `part`."""
         return x if self.norm_options.placement == "post" else getattr(self, f"{part}_norm")(x)
 
-    def _after(
+    def add_residual(
         self, part: str, x: jax.Array, y: jax.Array, dropout_rng: DropoutRng | None
     ) -> jax.Array:
         """The residual sum of `x` and the output `y` of the sub-layer `part`."""
         if self.norm_options.placement == "sandwich":
             y = getattr(self, f"{part}_post_norm")(y)
-        x = x + getattr(self, f"{part}_dropout")(dropout_rng)(y)
-        if self.norm_options.placement == "post":
-            x = getattr(self, f"{part}_norm")(x)
-        return tap(self, f"after_{part}", x)
+        x = x + getattr(self, f"{part}_dropout")(y, dropout_rng)
+        return getattr(self, f"{part}_norm")(x) if self.norm_options.placement == "post" else x
 
 
 class Encoder(nn.Module):

@@ -1,6 +1,6 @@
 """Models with a task: a masked language model, classifiers, and the span of an answer."""
 
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.nn.layers import Dropout, Norm, as_row
 from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model
 from jaxformer.nn.recipe import dense_init, make_norm
-from jaxformer.nn.taps import tap
 from jaxformer.ops.activations import ACTIVATIONS, softcap
 from jaxformer.ops.dense import logits_matmul
 from jaxformer.ops.dropout import DropoutRng
@@ -45,6 +44,8 @@ class MaskedLanguageModel(Model):
     >>> output.logits.shape  # [B, P, V]: only masked positions
     (2, 3, 11)
     """
+
+    TAPS: ClassVar = {"lm_head": "logits"}
 
     def setup(self) -> None:
         config = self.config
@@ -92,7 +93,7 @@ class MaskedLanguageModel(Model):
         x = self.transform_norm(x)
         logits = logits_matmul(x, self.encoder.embedding.table.T)
         logits = logits + as_row(self.bias, logits.ndim).astype(logits.dtype)
-        return tap(self, "logits", softcap(logits, self.config.output.softcap))
+        return softcap(logits, self.config.output.softcap)
 
     def next_sentence_head(self, pooled: Float[Array, "B D"] | None) -> Float[Array, "B 2"] | None:
         """The logits of whether sentence B follows sentence A; None without `config.pooler`."""
@@ -149,7 +150,7 @@ class Classifier(nn.Module):
         types = () if token_type_ids is None else (token_type_ids,)
         mean = {"mean": True} if self.pooling == "mean" else {}  # a backbone may have no mean
         x = self.backbone.pooled(tokens, padding_mask, *types, **mean, dropout_rng=dropout_rng)
-        x = Dropout(config.dropout_rate, "summary")(dropout_rng)(x)
+        x = Dropout(config.dropout_rate, "summary")(x, dropout_rng)
         return nn.Dense(
             self.classes, dtype=config.dtype, kernel_init=dense_init(config), name="head"
         )(x)
@@ -187,7 +188,7 @@ class TokenClassifier(nn.Module):
         """
         config = self.backbone.config
         x = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
-        x = Dropout(config.dropout_rate, "hidden")(dropout_rng)(x)
+        x = Dropout(config.dropout_rate, "hidden")(x, dropout_rng)
         head = nn.Dense(
             self.classes, dtype=config.dtype, kernel_init=dense_init(config), name="head"
         )

@@ -4,6 +4,7 @@ import difflib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -18,7 +19,7 @@ from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import EncoderDecoder, Model
 from jaxformer.nn.recipe import REMAT
 from jaxformer.nn.stacking import STACKED, unstack_blocks
-from jaxformer.nn.taps import INTERMEDIATES, REPLACEMENTS
+from jaxformer.nn.taps import INTERMEDIATES, REPLACEMENTS, tapping
 from jaxformer.ops.attention import reference
 
 Replacement = Callable[[jax.Array], Any]
@@ -55,7 +56,9 @@ def read_taps(
     >>> values[name].shape, float(values[name][0, 1, 0, 0])  # the first token sees only itself
     ((1, 2, 3, 3), 1.0)
     """
-    result, state = model.apply({"params": params}, *inputs, mutable=[INTERMEDIATES], **options)
+    # A `Patched` model opens the context itself.
+    with nullcontext() if isinstance(model, Patched) else tapping():
+        result, state = model.apply({"params": params}, *inputs, mutable=[INTERMEDIATES], **options)
     found = _flat(unstack_blocks(state.get(INTERMEDIATES, {})))
     if names is None:
         return result, found
@@ -100,7 +103,8 @@ class Patched:
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         """`model.apply` with the replacements."""
-        return self.model.apply({**variables, REPLACEMENTS: self._variables()}, *args, **kwargs)
+        with tapping():
+            return self.model.apply({**variables, REPLACEMENTS: self._variables()}, *args, **kwargs)
 
     def _variables(self) -> dict[str, Any]:
         """The replacements as a tree; those of blocks in one loop choose by the layer's number."""
@@ -166,7 +170,8 @@ def _traced(model: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> dict[str, A
         model = model.clone(attention_fn=_shape_of_attention)
 
     def init(*inputs: Any) -> Any:
-        return model.init(jax.random.key(0), *inputs, mutable=True).get(INTERMEDIATES, {})
+        with tapping():
+            return model.init(jax.random.key(0), *inputs, mutable=True).get(INTERMEDIATES, {})
 
     return jax.eval_shape(init, *shapes)
 

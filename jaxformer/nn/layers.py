@@ -1,7 +1,7 @@
 """The parts of a block besides attention: embeddings, norms, dropout, the feed-forward network."""
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,6 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from jaxformer.config.parts import Activation
-from jaxformer.nn.taps import tap
 from jaxformer.ops import dropout as ops_dropout
 from jaxformer.ops.activations import ACTIVATIONS, softcap
 from jaxformer.ops.dense import dense_dot_general, logits_matmul
@@ -27,17 +26,23 @@ def as_row(vector: Float[Array, " D"], ndim: int) -> Float[Array, "*ones D"]:
 
 
 class Dropout(nn.Module):
-    """Dropout whose mask depends on the place in the model and on the example (`DropoutRng`).
-
-    It is called with the randomness of a step, and returns the function that drops.
-    """
+    """Dropout whose mask depends on the place in the model and on the example (`DropoutRng`)."""
 
     rate: float
     place: str
     """The name of the place within the parent module."""
 
-    def __call__(self, rng: DropoutRng | None) -> ops_dropout.Dropout:
-        """Dropout here; without `rng` it does nothing."""
+    def __call__(
+        self, x: Float[Array, "B ... F"], rng: DropoutRng | None
+    ) -> Float[Array, "B ... F"]:
+        """`x` with a share `rate` of its elements set to zero; `x` itself without `rng`."""
+        dropout = self.at(rng)
+        return x if dropout is None else dropout(x)
+
+    def at(self, rng: DropoutRng | None) -> ops_dropout.Dropout | None:
+        """Dropout at this place as a function; None where nothing is dropped."""
+        if rng is None or self.rate == 0.0:
+            return None
         return ops_dropout.Dropout(rng, "/".join((*self.path[:-1], self.place)), self.rate)
 
 
@@ -154,8 +159,7 @@ class Norm(nn.Module):
 class FeedForward(nn.Module):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, position by position (section 3.3).
 
-    Gated (Shazeer 2020): the activation of one projection multiplies another. Taps: `hidden`
-    [B, T, F] and `output` [B, T, D].
+    Gated (Shazeer 2020): the activation of one projection multiplies another.
 
     >>> x = jnp.ones((2, 3, 4))
     >>> out, variables = FeedForward(d_ff=6).init_with_output(jax.random.key(0), x)
@@ -164,6 +168,8 @@ class FeedForward(nn.Module):
     >>> sum(leaf.size for leaf in jax.tree.leaves(variables))  # 4 x 6 + 6 and 6 x 4 + 4
     58
     """
+
+    TAPS: ClassVar = {"hidden": "hidden", "__call__": "output"}
 
     d_ff: int
     activation: Activation = "relu"
@@ -176,28 +182,30 @@ class FeedForward(nn.Module):
     """The initializer of the projection into the residual; None: `kernel_init`."""
     dtype: Any = jnp.float32
 
-    @nn.compact
+    def setup(self) -> None:
+        self.dropout: Dropout = Dropout(self.dropout_rate, "hidden")
+
     def __call__(
         self, x: Float[Array, "B T D"], dropout_rng: DropoutRng | None = None
     ) -> Float[Array, "B T D"]:
         """FFN(x), through a hidden layer [B, T, F]."""
+        return self.project("down", self.dropout(self.hidden(x), dropout_rng), x.shape[-1])
 
-        def dense(name: str, features: int, init: Initializer = self.kernel_init) -> nn.Dense:
-            return nn.Dense(
-                features,
-                use_bias=self.use_bias,
-                dtype=self.dtype,
-                kernel_init=init,
-                dot_general=dense_dot_general,
-                name=name,
-            )
-
+    def hidden(self, x: Float[Array, "B T D"]) -> Float[Array, "B T F"]:
+        """max(0, x W_1 + b_1), with the activation in place of the maximum."""
         activation = ACTIVATIONS[self.activation]
         if self.gated:
-            hidden = activation(dense("gate", self.d_ff)(x)) * dense("up", self.d_ff)(x)
-        else:
-            hidden = activation(dense("up", self.d_ff)(x))
-        hidden = tap(self, "hidden", hidden)
-        hidden = Dropout(self.dropout_rate, "hidden")(dropout_rng)(hidden)
-        down = dense("down", x.shape[-1], self.out_init or self.kernel_init)
-        return tap(self, "output", down(hidden))
+            return activation(self.project("gate", x, self.d_ff)) * self.project("up", x, self.d_ff)
+        return activation(self.project("up", x, self.d_ff))
+
+    @nn.compact
+    def project(self, name: str, x: Float[Array, "B T I"], size: int) -> Float[Array, "B T O"]:
+        """The projection `name` of `x` to vectors of `size` numbers."""
+        return nn.Dense(
+            size,
+            use_bias=self.use_bias,
+            dtype=self.dtype,
+            kernel_init=(name == "down" and self.out_init) or self.kernel_init,
+            dot_general=dense_dot_general,
+            name=name,
+        )(x)

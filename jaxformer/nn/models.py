@@ -3,7 +3,7 @@
 Arguments that are masks are True where attention is allowed. `dropout_rng` None means no dropout.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.layers import Embedding, LMHead
 from jaxformer.nn.recipe import MakeBlock, dense_init, make_embedding, make_lm_head
 from jaxformer.nn.stack import ScannedStack, Stack
-from jaxformer.nn.taps import tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.beam_cache import store
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -55,6 +54,8 @@ class Model(nn.Module):
 class DecodingModel(Model):
     """The base of the models that decode."""
 
+    TAPS: ClassVar = {"lm_head": "logits"}
+
     _cross = False  # whether the decoder attends to an encoder
 
     def setup(self) -> None:
@@ -67,7 +68,7 @@ class DecodingModel(Model):
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
         tied = self.embedding if self.config.ties_output else None
-        return tap(self, "logits", self.output(hidden, tied))
+        return self.output(hidden, tied)
 
     def decode_step(
         self, tokens: Int[AnyArray, "B W T"], cache: Cache

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -15,7 +15,7 @@ from jaxformer.nn.cache import Cache
 from jaxformer.nn.layers import Dropout, Initializer, Norm
 from jaxformer.nn.recipe import MakeBlock, make_block, make_norm, table_init
 from jaxformer.nn.stacking import STACKED
-from jaxformer.nn.taps import INTERMEDIATES, REPLACEMENTS, tap
+from jaxformer.nn.taps import INTERMEDIATES, REPLACEMENTS
 from jaxformer.ops.attention import AttentionFn, check_attention_fn, reference
 from jaxformer.ops.beam_cache import KeyValue, LayerCache, read
 from jaxformer.ops.dropout import DropoutRng
@@ -64,8 +64,7 @@ class Positions(nn.Module):
 class Stack(nn.Module):
     """Positions, then `num_layers` blocks one after the other, then a norm unless post-norm.
 
-    `block` makes each block from the fields of `Block`: `Block`, one of `REMAT`, or your own. Taps:
-    `input` [R, T, D], embeddings with positions, and `output` [R, T, D].
+    `block` makes each block from the fields of `Block`: `Block`, one of `REMAT`, or your own.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
     >>> stack, x = jf.Stack(config, num_layers=2), jnp.ones((3, 5, 8))
@@ -73,6 +72,8 @@ class Stack(nn.Module):
     >>> sorted(variables["params"])
     ['blocks_0', 'blocks_1']
     """
+
+    TAPS: ClassVar = {"add_positions": ("input", None, None), "__call__": ("output", None)}
 
     config: TransformerConfig
     num_layers: int
@@ -128,16 +129,9 @@ class Stack(nn.Module):
             cache.check_room(x.shape[1])
         elif dropout_rng is None:
             self._check_rngs()
-        queries = mask.offset + jnp.arange(x.shape[1])
-        x, rotation, bias = self.positions(
-            x,
-            queries if positions is None else jnp.asarray(positions),
-            queries,
-            length=x.shape[1] if cache is None else cache.max_length,
-            causal=mask.causal,
-        )
-        x = self.embedding_norm(x) if self.config.embeddings.norm else x
-        x = self.dropout(dropout_rng)(tap(self, "input", x))
+        length = x.shape[1] if cache is None else cache.max_length
+        x, rotation, bias = self.add_positions(x, mask, positions, length)
+        x = self.dropout(x, dropout_rng)
         masks = mask, self._with_window(mask)
         if cache is not None:
             full, windowed = masks
@@ -156,7 +150,20 @@ class Stack(nn.Module):
         layers = () if cache is None else cache.layers
         x, layers = self.apply_blocks(apply_block, x, layers, encoder_kv, dropout_rng)
         x = self.final_norm(x) if self.config.norm.placement != "post" else x
-        return tap(self, "output", x), None if cache is None else cache.advance(layers, x.shape[1])
+        return x, None if cache is None else cache.advance(layers, x.shape[1])
+
+    def add_positions(
+        self,
+        x: Float[Array, "R T D"],
+        mask: AttentionMask,
+        positions: Int[AnyArray, " T"] | Int[AnyArray, "R T"] | None,
+        length: int,
+    ) -> tuple[Float[Array, "R T D"], Rotation | None, Float[Array, "1 N T S"] | None]:
+        """`x` with positions, normalised if asked, and the rotation and bias for the blocks."""
+        queries = mask.offset + jnp.arange(x.shape[1])
+        positions = queries if positions is None else jnp.asarray(positions)
+        x, rotation, bias = self.positions(x, positions, queries, length=length, causal=mask.causal)
+        return self.embedding_norm(x) if self.config.embeddings.norm else x, rotation, bias
 
     def apply_blocks(
         self,

@@ -219,3 +219,12 @@ def test_the_dense_layers_of_a_block_of_ones_own_are_quantized_and_nothing_else(
     logits = Int8(model).apply({"params": found}, IDS)
     exact = model.apply({"params": params}, IDS)
     assert 1e-4 < np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.05
+
+
+def test_the_soft_cap_of_the_logits_is_that_of_the_float_model(random_params):
+    model = DecoderOnly(replace(GPT, output=OutputOptions(bias=True, softcap=0.3)))
+    params = random_params(model, IDS)
+    exact = model.apply({"params": params}, IDS)
+    logits = Int8(model).apply({"params": quantize(model, params)}, IDS)
+    assert np.abs(exact).max() > 0.29 and np.abs(logits).max() <= 0.3
+    assert np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.1
