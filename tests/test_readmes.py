@@ -19,7 +19,7 @@ from experiments.harness.results.exporting import PROGRAM, compile_function
 from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.runs import COMMANDS as RUNS_COMMANDS
-from experiments.sweep import presets_of
+from experiments.sweep import presets_of as sweep_presets
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.export import search_function
 from experiments.translation.load_run import LoadedRun
@@ -53,8 +53,8 @@ def options_of(command: str) -> dict:
         "language_modelling.prepare": LANGUAGE_PRESETS,
         "language_modelling.train": LANGUAGE_PRESETS,
         "language_modelling.plan": with_options(LANGUAGE_PRESETS, LanguagePlan),
-        "sweep": presets_of("translation"),
-        "sweep language_modelling": presets_of("language_modelling"),
+        "sweep": sweep_presets("translation"),
+        "sweep language_modelling": sweep_presets("language_modelling"),
         **{f"runs {word}": {"default": each.options} for word, each in RUNS_COMMANDS.items()},
         "torch_reference.train_gpt": LANGUAGE_PRESETS,
         "torch_reference.train_translation": PRESETS,
