@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness import cli
-from experiments.harness.planning import with_options
 from experiments.harness.results import comparing, sweeping, tables
 from experiments.harness.results.sweeping import Sweep
 from experiments.harness.runs.checkpoint_selection import TrainResult
@@ -56,7 +55,7 @@ def presets_of(experiment: str) -> dict[str, Any]:
     """The presets of an experiment, with the options of a sweep."""
     bases = SweepOptions, _kind(experiment)
     options = make_dataclass("Sweep", [], bases=bases, frozen=True, kw_only=True)
-    return with_options(_module(experiment).PRESETS, options)
+    return cli.with_options(_module(experiment).PRESETS, options)
 
 
 def sweep(

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
         Yarn,
         positional_encoding,
     )
-    from jaxformer.decoding import GenerationConfig, SamplingConfig, beam_search, sample
+    from jaxformer.decoding import SamplingConfig, SearchConfig, beam_search, sample
+    from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
     from jaxformer.distributed import replicated, sharded, single
     from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged, MissingExtra
     from jaxformer.nn import (
@@ -106,6 +107,7 @@ __all__ = [
     "CheckpointError",
     "Checkpoints",
     "Classifier",
+    "CompletionOptions",
     "ConfigError",
     "DataError",
     "DecoderOnly",
@@ -122,7 +124,6 @@ __all__ = [
     "FeedForward",
     "FeedForwardOptions",
     "GPT2",
-    "GenerationConfig",
     "LLAMA3_8B",
     "Learned",
     "Llama3",
@@ -143,6 +144,7 @@ __all__ = [
     "Relative",
     "Rotary",
     "SamplingConfig",
+    "SearchConfig",
     "Sinusoidal",
     "Stack",
     "Stream",
@@ -152,6 +154,7 @@ __all__ = [
     "Tokenizer",
     "TrainState",
     "TransformerConfig",
+    "TranslationOptions",
     "Yarn",
     "__version__",
     "beam_search",
@@ -215,7 +218,7 @@ _MODULES = {
         "Yarn",
         "positional_encoding",
     ),
-    "decoding": ("GenerationConfig", "SamplingConfig", "beam_search", "sample"),
+    "decoding": ("SamplingConfig", "SearchConfig", "beam_search", "sample"),
     "distributed": ("replicated", "sharded", "single"),
     "errors": ("CheckpointError", "ConfigError", "DataError", "Diverged", "MissingExtra"),
     "nn": (
@@ -259,6 +262,7 @@ _MODULES = {
         "bucket_pairs",
     ),
     "text.metrics": ("score_translations",),
+    "decoding.pipeline_options": ("CompletionOptions", "TranslationOptions"),
     "text.tokenizers": ("BOS", "EOS", "PAD", "Tokenizer", "train_bpe"),
     "training": (
         "OptimizerConfig",

@@ -14,16 +14,14 @@ import pytest
 
 import jaxformer as jf
 from experiments.harness import cli
-from experiments.harness.planning import with_options
 from experiments.harness.results.exporting import PROGRAM, compile_function
-from experiments.language_modelling.plan import LanguagePlan
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.plan import presets_of
 from experiments.runs import COMMANDS as RUNS_COMMANDS
 from experiments.sweep import presets_of as sweep_presets
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.export import search_function
 from experiments.translation.load_run import LoadedRun
-from experiments.translation.plan import TranslationPlan
 from experiments.translation.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +38,7 @@ POSITIONAL = {
     **{f"runs {word}": "runs" for word in RUNS_COMMANDS},
     "results": "runs",
     "sweep": "experiment",
-    "examples.notebooks.execute": "notebooks",
+    "plan": "experiment",
 }
 
 
@@ -49,10 +47,10 @@ def options_of(command: str) -> dict:
     presets = {
         "translation.prepare": PRESETS,
         "translation.train": PRESETS,
-        "translation.plan": with_options(PRESETS, TranslationPlan),
         "language_modelling.prepare": LANGUAGE_PRESETS,
         "language_modelling.train": LANGUAGE_PRESETS,
-        "language_modelling.plan": with_options(LANGUAGE_PRESETS, LanguagePlan),
+        "plan": presets_of("translation"),
+        "plan language_modelling": presets_of("language_modelling"),
         "sweep": sweep_presets("translation"),
         "sweep language_modelling": sweep_presets("language_modelling"),
         **{f"runs {word}": {"default": each.options} for word, each in RUNS_COMMANDS.items()},
@@ -144,7 +142,7 @@ def test_a_command_of_a_readme_parses(command, args):
         word = words.pop(0) if words and words[0] in RUNS_COMMANDS else "list"
         command = f"runs {word}"
     positional = POSITIONAL.get(command, "")
-    if f"{command} {words[:1]}" == "sweep ['language_modelling']":
+    if command in ("sweep", "plan") and words[:1] == ["language_modelling"]:
         command = f"{command} {words[0]}"
     cli.parse(options_of(command), words, positional=positional)
 
@@ -196,8 +194,8 @@ def test_the_readme_loads_the_program_that_export_writes(
     config = jf.TransformerConfig(tokenizer.vocab_size, **size, **layers)
     model, ids = jf.EncoderDecoder(config), np.ones((2, 5), np.int32)
     params = jax.tree.map(jnp.asarray, random_params(model, ids, ids))
-    search = jf.GenerationConfig(beam_size=2, max_extra_tokens=3)
-    settings = replace(PRESETS["grammar"], model=config, search=search)
+    search, options = jf.SearchConfig(beam_size=2), jf.TranslationOptions(max_extra_tokens=3)
+    settings = replace(PRESETS["grammar"], model=config, search=search, translation=options)
     folder = tmp_path / "exported"
     folder.mkdir()
     tokenizer.save(folder / "tokenizer.json")
@@ -207,6 +205,6 @@ def test_the_readme_loads_the_program_that_export_writes(
     names = {}
     with contextlib.chdir(tmp_path):
         exec(compile(code, str(TRANSLATION), "exec"), names)
-    ((best, _),) = jf.translate(model, params, [text], tokenizer, tokenizer, search)
+    ((best, _),) = jf.translate(model, params, [text], tokenizer, tokenizer, search, options)
     assert_equal(names["found"]["scores"][0, 0], best.score)
     assert capsys.readouterr().out == best.text + "\n"

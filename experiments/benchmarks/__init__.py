@@ -1,1 +1,1 @@
-"""How fast this library is, beside its peers in the same run."""
+"""Benchmarks: the time of this library beside its peers, in the same run."""

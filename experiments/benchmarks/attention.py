@@ -4,7 +4,7 @@ Causal attention, forward and backward, at several lengths. Prints a table for e
 writes RUNS/benchmarks/NAME.json.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.environment import load_torch
 from experiments.benchmarks.interleaved_timing import TimingConfig
+from experiments.benchmarks.report import load_torch
 from experiments.benchmarks.subprocesses import Case, MakeCase
 from experiments.harness import cli
 from jaxformer.config import check_at_least
@@ -29,10 +29,15 @@ class Shape:
     """The shape [B, T, N, H] of queries, keys and values."""
 
     batch_size: int = 1
+    """Batch size B."""
     seq_len: int = 1_024
+    """Number of tokens T."""
     num_heads: int = 4
+    """Number of heads N."""
     head_dim: int = 64
+    """Size H of a head."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of queries, keys and values."""
 
     def __post_init__(self):
         check_at_least(self, 1, "batch_size", "seq_len", "num_heads", "head_dim")
@@ -51,7 +56,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class AttentionOptions(TimingConfig):
-    """Which attention functions are measured, and at which shapes."""
+    """The attention functions to measure, and their shapes."""
 
     name: str = "attention"
     rounds: int = 5
@@ -59,15 +64,9 @@ class AttentionOptions(TimingConfig):
     attention_fns: tuple[str, ...] = ("reference", "blockwise", "xla")
     """Names such as reference, blockwise, xla, cudnn, gpu_flash, tpu_flash, tpu_splash."""
     seq_lens: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
-    """Numbers of tokens T; each has a table of its own."""
-    batch_size: int = 1
-    """Batch size B."""
-    num_heads: int = 4
-    """Number of heads N."""
-    head_dim: int = 64
-    """Size H of a head."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of queries, keys and values."""
+    """Numbers of tokens T; each has a table of its own and replaces `shape.seq_len`."""
+    shape: Shape = Shape()
+    """The shape of queries, keys and values."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -81,8 +80,7 @@ class AttentionOptions(TimingConfig):
 
     def shapes(self) -> list[Shape]:
         """Returns one shape for each of `seq_lens`."""
-        sizes = self.num_heads, self.head_dim, self.dtype
-        return [Shape(self.batch_size, length, *sizes) for length in self.seq_lens]
+        return [replace(self.shape, seq_len=length) for length in self.seq_lens]
 
 
 PEER = "PyTorch SDPA"

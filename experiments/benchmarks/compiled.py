@@ -10,13 +10,12 @@ import gc
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from experiments import plan
 from experiments.harness import cli, planning
-from experiments.harness.planning import targets
-from experiments.harness.planning.accelerators import ACCELERATORS, TPUS
-from experiments.harness.planning.step_time import step_time
-from experiments.language_modelling.plan import TRAINING, LanguagePlan
-from experiments.language_modelling.presets import PRESETS
+from experiments.harness.training.utilization import ACCELERATORS
+from experiments.language_modelling.plan import TRAINING
 from experiments.results import FILE, Result, append
 from jaxformer.errors import ConfigError
 
@@ -43,7 +42,7 @@ TABLE = "compiled"
 
 @dataclass(frozen=True)
 class CompiledOptions:
-    """Which programs are compiled."""
+    """The programs to compile."""
 
     only: tuple[str, ...] = ()
     """Names of programs, as the table has them; none: all."""
@@ -56,26 +55,35 @@ class CompiledOptions:
 
 
 def main(options: CompiledOptions) -> None:
-    """Compiles the programs one after the other, prints what is found and writes it down."""
+    """Compiles the programs one after the other, prints the numbers and adds them to the file."""
     for name in options.only or (*PROGRAMS, *LARGE):
-        found = measure(name)
-        append(options.results, found)
-        numbers = ", ".join(f"{each.metric} {each.score:,}" for each in found)
+        measured = measure(name)
+        append(options.results, measured)
+        numbers = ", ".join(f"{each.metric} {each.score:,}" for each in measured)
         print(f"{name}: {numbers}; compiled, not run", flush=True)
         gc.collect()  # a program takes gigabytes
 
 
+def config_of(name: str) -> Any:
+    """Returns the configuration of the program `name`: options of `plan` as the table has them."""
+    return cli.parse(plan.presets_of("language_modelling"), arguments_of(name))
+
+
+def arguments_of(name: str) -> list[str]:
+    """Returns the arguments of `plan language_modelling` that compile the program `name`."""
+    preset, options = (name, LARGE[name]) if name in LARGE else ("gpt2_124m", PROGRAMS[name])
+    return ["--preset", preset, "--compiler", "tpu", *options.split()]
+
+
 def measure(name: str) -> list[Result]:
-    """The MFU, the cycles of a part and the memory of the step of that name."""
-    preset, words = (name, LARGE[name]) if name in LARGE else ("gpt2_124m", PROGRAMS[name])
-    arguments = ["--preset", preset, "--compiler", "tpu", *words.split()]
-    config = cli.parse(planning.with_options(PRESETS, LanguagePlan), arguments)
-    target = targets.parse_target(config.target)
+    """Returns the MFU, the cycles of a part and the memory of the step of that name."""
+    config = config_of(name)
+    target = planning.parse_target(config.target)
     count = target.count or 1
-    step, calls = planning.compile_config(config, TRAINING, targets.devices(target, count))
-    time = step_time(step.program, target.accelerator, [each.spec for _, each in calls])
+    step = planning.compile_step(config, TRAINING, planning.devices(target, count))
+    time = planning.step_time(step.program, target.accelerator, step.attention_specs)
     peak = count * ACCELERATORS[target.accelerator].bfloat16
-    cycles = time.kernels * TPUS[target.accelerator].clock / config.training.grad_accumulation
+    cycles = time.cycles / config.training.grad_accumulation
     numbers = {
         "MFU, %": round(100 * TRAINING.flops(config) / time.total / peak, 1),
         "M cycles": round(cycles / 1e6, 1),
@@ -89,7 +97,7 @@ def measure(name: str) -> list[Result]:
             metric=metric,
             score=score,
             seeds=[],
-            command=f"python -m experiments.language_modelling.plan {' '.join(arguments)}",
+            command=f"python -m experiments.plan language_modelling {' '.join(arguments_of(name))}",
             versions={each: metadata.version(each) for each in ("jax", "libtpu")},
             device=f"{count} x {target.accelerator}, compiled, not run",
             seconds=round(step.seconds),

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.environment import load_torch
 from experiments.benchmarks.interleaved_timing import TimingConfig
+from experiments.benchmarks.report import load_torch
 from experiments.benchmarks.subprocesses import Case, MakeCase
 from experiments.harness import cli
 from jaxformer import optional_dependencies
@@ -31,7 +31,7 @@ from jaxformer.config import (
     TransformerConfig,
     check_at_least,
 )
-from jaxformer.decoding import GenerationConfig, beam_search
+from jaxformer.decoding import SearchConfig, beam_search
 from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.models import EncoderDecoder
@@ -100,7 +100,7 @@ class DecodeWork:
 
 @dataclass(frozen=True)
 class DecodeOptions(TimingConfig):
-    """What is decoded, and how often."""
+    """The beam search, and its timing."""
 
     name: str = "decode"
     work: DecodeWork = DecodeWork()
@@ -114,8 +114,8 @@ def main(options: DecodeOptions) -> None:
     """Measures, prints the table and writes the file."""
     work = options.work
     title = f"{work.batch_size} texts of {work.target_len} tokens, beam {work.beam_size}"
-    with TemporaryDirectory() as place:
-        folder = Path(place) / "marian"
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "marian"
         write_model(work, folder)
         columns = report.TIMES | report.PEERS | report.TOKENS
         report.run_tables(options, {title: cases(work, folder)}, columns, PEERS)
@@ -162,8 +162,8 @@ def _case(decode: Callable[[], np.ndarray], metadata: dict[str, Any]) -> Case:
 
     They should be equal for all cases.
     """
-    found = decode()
-    return Case(decode, metadata | {"tokens": found.size, "first_tokens": found[:3, :4].tolist()})
+    texts = decode()
+    return Case(decode, metadata | {"tokens": texts.size, "first_tokens": texts[:3, :4].tolist()})
 
 
 def jax_search(
@@ -180,12 +180,12 @@ def jax_search(
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, numbers), params)
     if dtype == "int8":
         model, params = Int8(model), quantize(model, params)
-    config = GenerationConfig(
+    config = SearchConfig(
         beam_size=work.beam_size,
         length_penalty=1.0,
         length_penalty_kind="power",
         at_max_length="cut",
-        max_length=work.target_len,
+        max_new_tokens=work.target_len,
         eos=(_EOS,),
     )
 
@@ -199,8 +199,8 @@ def jax_search(
             num_beams=work.beam_size,
             method="init_cache",
         )
-        found = beam_search(make_step_fn(cast(Any, model), params), cache, bos, limits, config)
-        return found.tokens[:, 0]
+        beams = beam_search(make_step_fn(cast(Any, model), params), cache, bos, limits, config)
+        return beams.tokens[:, 0]
 
     compiled, count = jax.jit(search), concurrency(params)
     parts = np.array_split(work.sources(), min(count, work.batch_size))
@@ -220,7 +220,7 @@ def transformers_search(work: DecodeWork, folder: Path) -> Case:
 
     def decode() -> np.ndarray:
         with torch.inference_mode():
-            found = model.generate(
+            texts = model.generate(
                 source,
                 attention_mask=torch.ones_like(source),
                 num_beams=work.beam_size,
@@ -228,7 +228,7 @@ def transformers_search(work: DecodeWork, folder: Path) -> Case:
                 forced_eos_token_id=None,
                 **size,
             )
-        return found[:, 1:].numpy()
+        return texts[:, 1:].numpy()
 
     return _case(decode, {"threads": torch.get_num_threads()})
 
@@ -242,24 +242,24 @@ def ctranslate2_search(
 ) -> Case:
     """CTranslate2 in `dtype`, on all processors, with `translators` that run at the same time."""
     library = optional_dependencies.load("ctranslate2")
-    with TemporaryDirectory() as place:
-        _convert(work, folder, place)
+    with TemporaryDirectory() as temporary:
+        _convert(work, folder, temporary)
         size = {
             "inter_threads": translators,
             "intra_threads": max(1, cpu_count() // translators),
         }
-        translator = library.Translator(place, device=device, compute_type=dtype, **size)
+        translator = library.Translator(temporary, device=device, compute_type=dtype, **size)
     source = [[str(number) for number in row] for row in work.sources()]
 
     def decode() -> np.ndarray:
-        found = translator.translate_batch(
+        results = translator.translate_batch(
             source,
             beam_size=work.beam_size,
             max_batch_size=-(-work.batch_size // translators),
             min_decoding_length=work.target_len,
             max_decoding_length=work.target_len,
         )
-        return np.array([[int(word) for word in one.hypotheses[0]] for one in found])
+        return np.array([[int(word) for word in one.hypotheses[0]] for one in results])
 
     return _case(decode, {"threads": cpu_count(), "translators": translators})
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.environment import load_torch
 from experiments.benchmarks.interleaved_timing import TimingConfig
+from experiments.benchmarks.report import load_torch
 from experiments.benchmarks.subprocesses import Case, Comparison, MakeCase
 from experiments.harness import cli
 from experiments.language_modelling.presets import shakespeare_char
@@ -43,12 +43,9 @@ class GenerateWork:
     """Number of prompts."""
     prompt_len: int = 16
     """Tokens of each prompt."""
-    temperature: float = 0.0
-    """Sampling temperature; 0 takes the most likely token."""
 
     def __post_init__(self):
         check_at_least(self, 1, "batch_size", "prompt_len")
-        check_at_least(self, 0.0, "temperature")
         if self.prompt_len >= self.model.max_len:
             raise ConfigError(
                 f"prompt_len={self.prompt_len} fills the context of model.max_len="
@@ -68,7 +65,7 @@ class GenerateWork:
 
 @dataclass(frozen=True)
 class GenerateOptions(TimingConfig):
-    """What is generated, and how often."""
+    """The generation, and its timing."""
 
     name: str = "generate"
     batch_sizes: tuple[int, ...] = (1, 16)
@@ -93,16 +90,14 @@ PEERS = ("PyTorch loop", "PyTorch loop, one thread")
 def main(options: GenerateOptions) -> None:
     """Measures, prints the tables and writes the file.
 
-    Raises `RuntimeError` at the end if greedy texts differ.
+    Raises `RuntimeError` at the end if the texts differ.
     """
     tables = {
         f"{work.batch_size} x {work.new_tokens} tokens": cases(work) for work in options.works()
     }
     columns = report.TIMES | report.PEERS | report.TOKENS
-    found = report.run_tables(options, tables, columns, PEERS)
-    if options.work.temperature == 0:
-        for comparison in found.values():
-            check_texts(comparison)
+    for comparison in report.run_tables(options, tables, columns, PEERS).values():
+        check_texts(comparison)
 
 
 def cases(work: GenerateWork) -> dict[str, MakeCase]:
@@ -116,11 +111,11 @@ def cases(work: GenerateWork) -> dict[str, MakeCase]:
 
 def check_texts(comparison: Comparison) -> None:
     """Raises `RuntimeError` unless all cases wrote the same text."""
-    found = {name: metadata["checksum"] for name, metadata in comparison.metadata.items()}
-    if len(set(found.values())) > 1:
+    checksums = {name: metadata["checksum"] for name, metadata in comparison.metadata.items()}
+    if len(set(checksums.values())) > 1:
         raise RuntimeError(
             "the texts differ, so the cases did not do the same work: "
-            + ", ".join(f"{name} {checksum}" for name, checksum in found.items())
+            + ", ".join(f"{name} {checksum}" for name, checksum in checksums.items())
         )
 
 
@@ -157,7 +152,7 @@ def jax_sample(work: GenerateWork) -> Case:
     """
     model = DecoderOnly(work.model)
     params = jax.tree.map(jnp.asarray, random_params(work.model))
-    config = SamplingConfig(max_new_tokens=work.new_tokens, temperature=work.temperature)
+    config = SamplingConfig(max_new_tokens=work.new_tokens, temperature=0.0)
 
     def write(params: Any, prompts: jax.Array, ids: jax.Array, rng: jax.Array) -> jax.Array:
         size = len(prompts)
@@ -168,8 +163,7 @@ def jax_sample(work: GenerateWork) -> Case:
             before = prompts[:, None, :-1]
             _, cache = model.apply({"params": params}, before, cache, method="decode_step")
         inputs = Prompts(prompts[:, -1], jnp.full(size, work.new_tokens), ids)
-        found = sample(make_step_fn(model, params), cache, inputs, rng, config)
-        return found.tokens[:, 0]
+        return sample(make_step_fn(model, params), cache, inputs, rng, config).tokens[:, 0]
 
     compiled, rng, count = jax.jit(write), jax.random.key(0), concurrency(params)
     ids, prompts = np.arange(work.batch_size, dtype=np.int32), work.prompts()
@@ -190,12 +184,6 @@ def torch_loop(work: GenerateWork, threads: int | None = None) -> Case:
     model = reference_of(work.model).eval()
     prompts = torch.tensor(work.prompts(), dtype=torch.int64)
     cached = CachedGPT(torch, model, work.model, work.batch_size)
-    generator = torch.Generator().manual_seed(0)
-
-    def pick(logits: Any) -> Any:
-        if not work.temperature:
-            return logits.argmax(-1, keepdim=True)
-        return torch.multinomial((logits / work.temperature).softmax(-1), 1, generator=generator)
 
     @torch.inference_mode()
     def write() -> np.ndarray:
@@ -203,7 +191,7 @@ def torch_loop(work: GenerateWork, threads: int | None = None) -> Case:
         last = prompts
         for number in range(work.new_tokens):
             start = 0 if number == 0 else work.prompt_len + number - 1
-            last = pick(cached.step(last, start))
+            last = cached.step(last, start).argmax(-1, keepdim=True)
             text[:, number] = last[:, 0]
         return text.numpy().astype(np.int32)
 

@@ -24,10 +24,10 @@ from experiments.benchmarks.decode import (
 )
 from experiments.benchmarks.interleaved_timing import TimingConfig
 from experiments.benchmarks.subprocesses import Case, MakeCase
-from experiments.benchmarks.train_cases import GPTWork, TranslationWork, jax_step
+from experiments.benchmarks.train import GPTWork, TranslationWork, jax_step
 from experiments.harness import cli
-from experiments.harness.planning import peak_of
 from experiments.harness.training.training_config import Remat
+from experiments.harness.training.utilization import peak_of
 from jaxformer import optional_dependencies
 from jaxformer.config import (
     TRANSFORMER_BASE,
@@ -95,7 +95,7 @@ TABLES = ("matrix_product", "gpt_124m", "gpt_1_3b", "translation", "beam_search"
 
 @dataclass(frozen=True)
 class GpuOptions(TimingConfig):
-    """Which tables are measured, and how often."""
+    """The tables to measure, and how often."""
 
     name: str = "gpu"
     rounds: int = 5
@@ -114,17 +114,14 @@ class GpuOptions(TimingConfig):
             raise ConfigError(f"there is no table {unknown[0]!r}: choose among {', '.join(TABLES)}")
 
 
-TABLES = ("matrix_product", "gpt_124m", "gpt_1_3b", "translation", "beam_search", "attention")
-
-
 def main(options: GpuOptions) -> None:
     """Measures, prints the tables and writes the file."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", _MEMORY_SHARE)
-    with TemporaryDirectory() as place:
-        folder = Path(place) / "marian"
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "marian"
         write_model(decode_work(options.small), folder)
-        found = tables(options.small, folder)
-        chosen = {name: found[name] for name in options.only or TABLES}
+        makes = tables(options.small, folder)
+        chosen = {name: makes[name] for name in options.only or TABLES}
         columns = report.TIMES | report.TOKENS | report.FLOPS | report.MEMORY
         report.run_tables(options, chosen, columns)
 

@@ -12,7 +12,7 @@ from jaxformer.config import check_at_least, check_choices
 
 @dataclass(frozen=True)
 class TimingConfig:
-    """How often each case is measured, and where the result is written."""
+    """The number of measurements, and the file of the result."""
 
     name: str = "benchmark"
     """Name of the result file, RUNS/benchmarks/NAME.json."""

@@ -1,14 +1,32 @@
 """Measures tables of cases, prints them in Markdown, and writes them as JSON after each table."""
 
+import datetime
+import importlib.metadata
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from experiments.benchmarks.environment import environment
 from experiments.benchmarks.interleaved_timing import Summary, TimingConfig
 from experiments.benchmarks.subprocesses import Comparison, MakeCase, compare
 from experiments.harness.runs import run_folder
+from jaxformer import optional_dependencies
+from jaxformer.runtime.concurrency import cpu_count
+
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "torch",
+    "transformers",
+    "ctranslate2",
+    "jax-cuda13-plugin",
+    "nvidia-cudnn-cu13",
+)
 
 Column = Callable[[Summary, Mapping[str, Any]], str]
 """column(summary, metadata) -> the text of a cell."""
@@ -29,10 +47,10 @@ def value(key: str, unit: float = 1.0, digits: int = 1) -> Column:
     """Returns the column of the case's metadata `key` divided by `unit`."""
 
     def column(summary: Summary, metadata: Mapping[str, Any]) -> str:
-        found = metadata.get(key)
-        if found is None:
+        number = metadata.get(key)
+        if number is None:
             return "-"
-        return f"{found:,}" if unit == 1.0 else f"{found / unit:,.{digits}f}"
+        return f"{number:,}" if unit == 1.0 else f"{number / unit:,.{digits}f}"
 
     return column
 
@@ -70,21 +88,22 @@ def run_tables(
     The file is RUNS/benchmarks/NAME.json, with the options and the environment before the first
     measurement. Ratios are to the fastest of `peers`.
     """
-    where, found = environment(), {}
+    where = environment()
+    comparisons: dict[str, Comparison] = {}
     path = Path(options.runs) / "benchmarks" / f"{options.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     print("; ".join(f"{name} {value}" for name, value in where.items() if value is not None))
     for title, cases in tables.items():
-        found[title] = compare(cases, options, peers=peers)
-        print(f"\n{title}\n\n{table(found[title], columns)}", flush=True)
+        comparisons[title] = compare(cases, options, peers=peers)
+        print(f"\n{title}\n\n{table(comparisons[title], columns)}", flush=True)
         content = {
             "environment": where,
             "options": run_folder.as_json(options),
-            "comparisons": {title: _plain(one) for title, one in found.items()},
+            "comparisons": {title: _plain(one) for title, one in comparisons.items()},
         }
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     print(f"\nall numbers: {path}")
-    return found
+    return comparisons
 
 
 def table(comparison: Comparison, columns: Mapping[str, Column]) -> str:
@@ -93,7 +112,8 @@ def table(comparison: Comparison, columns: Mapping[str, Column]) -> str:
         [name, *(column(summary, comparison.metadata[name]) for column in columns.values())]
         for name, summary in comparison.measured.items()
     ]
-    lines = [markdown(["", *columns], rows)]
+    rule = ["---", *("---:" for _ in columns)]
+    lines = [f"| {' | '.join(cells)} |" for cells in (["", *columns], rule, *rows)]
     lines += [
         f"{name}: {', '.join(f'{key} {value}' for key, value in metadata.items())}"
         for name, metadata in comparison.metadata.items()
@@ -104,12 +124,50 @@ def table(comparison: Comparison, columns: Mapping[str, Column]) -> str:
     )
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a Markdown table; the first column is text, the others are numbers."""
-    rule = ["---", *("---:" for _ in head[1:])]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
-
-
 def _plain(comparison: Comparison) -> dict[str, Any]:
     measured = {name: summary._asdict() for name, summary in comparison.measured.items()}
     return comparison._asdict() | {"measured": measured}
+
+
+def environment() -> dict[str, str | int | float | None]:
+    """Returns date (UTC), processor, cores of this process, load of the last minute, versions.
+
+    A package that is not installed has None. No device is started: each case reports its device.
+    """
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cores": cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+    }
+
+
+def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Returns the name of the processor, or of its architecture where `info` has none."""
+    with suppress(OSError):
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def load_torch(threads: int | None = None) -> ModuleType:
+    """Returns PyTorch, set to `threads`; None: as many as this process has processors."""
+    torch = optional_dependencies.load("torch")
+    torch.set_num_threads(threads or cpu_count())
+    return torch
+
+
+def torch_metadata(model: Any) -> dict[str, Any]:
+    """Returns the number of parameters of `model` and of PyTorch's threads."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return {"parameters": count, "threads": optional_dependencies.load("torch").get_num_threads()}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

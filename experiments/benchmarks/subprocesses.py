@@ -25,7 +25,7 @@ def _return_at_once(result: Any) -> None:
 
 
 class Case(NamedTuple):
-    """What is measured: `run()` starts the work once, and `wait(result)` waits for its end.
+    """A case to measure: `run()` starts the work once, and `wait(result)` waits for its end.
 
     `metadata` is reported. "tokens" and "flops" are those of one `run()`.
     """

@@ -48,7 +48,7 @@ class AlignmentOptions(RunOptions):
 
 
 class Effects(NamedTuple):
-    """How much the loss rises, in nats per token, when a head of a layer is changed."""
+    """Rise of the loss in nats per token when one head of a layer is changed."""
 
     zero: Float[np.ndarray, "layers heads"]
     uniform: Float[np.ndarray, "layers heads"]
@@ -56,7 +56,7 @@ class Effects(NamedTuple):
 
     @property
     def aligning(self) -> np.ndarray:
-        """Which heads align: uniform weights cost much, one-hot weights at most a fifth of it."""
+        """Heads that align: uniform weights cost much, one-hot weights at most a fifth of it."""
         much = max(0.02, 0.1 * float(self.uniform.max()))
         return (self.uniform > much) & (self.one_hot < 0.2 * self.uniform)
 
@@ -104,9 +104,9 @@ def measure(model: Any, params: Any, batch: PairBatch) -> tuple[float, Effects]:
         each = jnp.eye(heads[0] * heads[1]).reshape(-1, *heads)
         return jax.lax.map(loss, jnp.concatenate([jnp.zeros_like(each[:1]), each]))
 
-    found = {name: np.asarray(losses(params, edit)) for name, edit in edits.items()}
-    unchanged = float(found["zero"][0])
-    return unchanged, Effects(*(x[1:].reshape(heads) - unchanged for x in found.values()))
+    measured = {name: np.asarray(losses(params, edit)) for name, edit in edits.items()}
+    unchanged = float(measured["zero"][0])
+    return unchanged, Effects(*(x[1:].reshape(heads) - unchanged for x in measured.values()))
 
 
 def _where(changed: Array, edit: Callable[[Weights], Weights], weights: Weights) -> Weights:
@@ -118,10 +118,10 @@ def table(effects: Effects) -> list[str]:
     """A line for each head, the one that needs its weights most first."""
     lines = ["layer  head   zeroed  uniform  one-hot"]
     for index in np.argsort(-effects.uniform, axis=None):
-        place = np.unravel_index(index, effects.uniform.shape)
-        numbers = "".join(f"{values[place]:9.3f}" for values in effects)
-        mark = "  aligns words" if effects.aligning[place] else ""
-        lines.append(f"{place[0]:5} {place[1]:5} {numbers[1:]}{mark}")
+        layer, head = np.unravel_index(index, effects.uniform.shape)
+        numbers = "".join(f"{values[layer, head]:9.3f}" for values in effects)
+        mark = "  aligns words" if effects.aligning[layer, head] else ""
+        lines.append(f"{layer:5} {head:5} {numbers[1:]}{mark}")
     return lines
 
 
@@ -130,12 +130,12 @@ def aligned(loaded: LoadedRun, batch: PairBatch, layer: int, head: int) -> str:
     name = f"decoder/blocks_{layer}/cross_attention/weights"
     source, target = batch.source[:1], batch.target[:1]
     read = jax.jit(partial(read_taps, loaded.model, names=[name]))
-    _, found = read(loaded.params, source, target[:, :-1], source != PAD)
-    places = np.asarray(found[name][0, head].argmax(axis=-1))
+    _, taps = read(loaded.params, source, target[:, :-1], source != PAD)
+    positions = np.asarray(taps[name][0, head].argmax(axis=-1))
     return ", ".join(
         f"{label(loaded.target_tokenizer, int(token))} = "
-        f"{label(loaded.source_tokenizer, int(source[0, place]))}"
-        for token, place in zip(target[0, 1:], places, strict=True)
+        f"{label(loaded.source_tokenizer, int(source[0, position]))}"
+        for token, position in zip(target[0, 1:], positions, strict=True)
         if token not in (EOS, PAD)
     )
 

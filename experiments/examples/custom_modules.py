@@ -1,8 +1,10 @@
 """Trains models with custom modules: `python -m experiments.examples.custom_modules`.
 
-An attention function, a position scheme and a block, each given to the model as an argument.
+An attention function, a position scheme and a block, each given to the model as an argument. With
+--mesh fsdp=2,tensor=2 they train on four virtual devices, sharded by a rule of the block's own.
 """
 
+import math
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
@@ -12,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from jax.sharding import PartitionSpec as P
 
 from experiments.harness import cli
+from experiments.harness.planning import start_devices
 from jaxformer.config import (
     EmbeddingOptions,
     NoPositions,
@@ -22,6 +26,7 @@ from jaxformer.config import (
     check_at_least,
 )
 from jaxformer.config.positions import PositionScheme, Rotation
+from jaxformer.distributed import RULES, Rule, Strategy, make_mesh, parse_mesh, sharded, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.layers import Dropout, FeedForward, Norm
@@ -32,7 +37,7 @@ from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.text.data import StreamBatch
 from jaxformer.training.losses import causal_loss
-from jaxformer.training.train_step import init_train_state, make_train_step
+from jaxformer.training.train_step import TrainState, init_train_state
 
 SIZES = TransformerConfig(
     vocab_size=11,
@@ -128,6 +133,11 @@ def parallel_block(
     return ParallelBlock(num_heads, d_ff, dropout_rate, attention_fn)
 
 
+CUSTOM_RULES = (Rule(r"feed_forward/up/kernel$", P(None, "tensor")),)  # [D, F]
+"""Rules map parameter paths to mesh axes; the first that matches a path applies. The package's rule
+also divides this kernel along fsdp."""
+
+
 def models() -> dict[str, DecoderOnly]:
     """Returns a language model without custom modules, and one with each of the three."""
     return {
@@ -150,34 +160,51 @@ def repeating(seed: int, rows: int = 16, length: int = 12) -> StreamBatch:
 
 @dataclass(frozen=True)
 class CustomModulesOptions:
-    """How each model is trained."""
+    """The training of each model."""
 
     steps: int = 200
     """Number of training steps."""
     learning_rate: float = 1e-2
     """Learning rate of Adam."""
+    mesh: str = ""
+    """Axes of virtual devices, such as fsdp=2,tensor=2; empty: one device."""
 
     def __post_init__(self):
         check_at_least(self, 1, "steps")
+        parse_mesh(self.mesh)
 
 
-def losses(model: DecoderOnly, options: CustomModulesOptions) -> list[float]:
-    """Trains `model`; returns the loss before each update, in nats per token."""
+def train(
+    model: DecoderOnly, devices: Strategy, options: CustomModulesOptions
+) -> tuple[TrainState, list[float]]:
+    """Trains `model`; returns the state and the loss before each update, in nats per token."""
     optimizer = optax.adam(options.learning_rate)
-    step = jax.jit(make_train_step(causal_loss(model), optimizer))
-    params = jax.jit(model.init)(jax.random.key(0), repeating(0).tokens[:2])["params"]
-    state, found = init_train_state(params, optimizer, jax.random.key(1)), []
+
+    def make_state() -> TrainState:
+        params = model.init(jax.random.key(0), repeating(0).tokens[:2])["params"]
+        return init_train_state(params, optimizer, jax.random.key(1))
+
+    step = devices.step(causal_loss(model), optimizer)
+    state, losses = devices.init(make_state), []
     for number in range(options.steps):
-        state, metrics = step(state, repeating(number))
-        found.append(float(metrics["loss"] / metrics["tokens"]))
-    return found
+        state, metrics = step(state, devices.shard_batch(repeating(number)))
+        losses.append(float(metrics["loss"] / metrics["tokens"]))
+    return state, losses
 
 
 def main(options: CustomModulesOptions) -> None:
-    """Prints the first and the last loss of each model."""
+    """Prints the first and the last loss of each model, and how a kernel is divided."""
+    if options.mesh:
+        start_devices(math.prod(parse_mesh(options.mesh).values()))
+        devices = sharded(make_mesh(options.mesh), (*CUSTOM_RULES, *RULES))
+    else:
+        devices = single()
     for name, model in models().items():
-        found = losses(model, options)
-        print(f"{name:16} loss {found[0]:.3f} -> {found[-1]:.3f} nats per token")
+        state, losses = train(model, devices, options)
+        kernel = state.params["decoder"]["blocks_0"]["feed_forward"]["up"]["kernel"]
+        part = kernel.addressable_shards[0].data.shape
+        print(f"{name:16} loss {losses[0]:.6f} -> {losses[-1]:.6f} nats per token; ", end="")
+        print(f"up {list(kernel.shape)} in parts {list(part)}")
 
 
 def _unit(x: jax.Array) -> jax.Array:

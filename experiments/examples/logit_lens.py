@@ -1,4 +1,6 @@
-"""What a GPT would say after each layer: `python -m experiments.examples.logit_lens --run RUN`.
+"""Shows the next token that a GPT would say after each layer.
+
+`python -m experiments.examples.logit_lens --run RUN`
 
 The logit lens (nostalgebraist 2020): the residual stream after a layer takes the place of the one
 after the last layer, so that the final norm and the output projection read it. Most runs settle on
@@ -36,7 +38,7 @@ class LensOptions(RunOptions):
     text: str = "for i in range(len(self._"
     """The text that the model reads."""
     tokens: int = 12
-    """How many of the last tokens are shown."""
+    """Number of the last tokens that are shown."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -63,13 +65,13 @@ def lens(model: Any, params: Any, tokens: Int[np.ndarray, "B T"]) -> Float[Array
 
     @jax.jit
     def run(params: Any) -> Array:
-        _, found = read_taps(model, params, tokens, names=["decoder/input", *names])
+        _, taps = read_taps(model, params, tokens, names=["decoder/input", *names])
 
         def read(stream: Array) -> Array:
             patched = Patched(model, {names[-1]: lambda _: stream})
             return patched.apply({"params": params}, tokens)
 
-        return jax.vmap(read)(jnp.stack(list(found.values())))
+        return jax.vmap(read)(jnp.stack(list(taps.values())))
 
     return run(params)
 

@@ -28,7 +28,7 @@ class ManySeedsOptions:
     """The numbers of seeds, the model and its training."""
 
     counts: tuple[int, ...] = (1, 2, 4, 8)
-    """How many seeds K are trained in one program, one number after the other."""
+    """Numbers of seeds K that one program trains, one after the other."""
     steps: int = 100
     """Number of training steps."""
     d_model: int = 32

@@ -33,7 +33,7 @@ class Source(struct.PyTreeNode):
 
 
 class State(struct.PyTreeNode):
-    """Where the decoder is: the carry of each layer, and the vector [R, D] it made last."""
+    """State of the decoder: the carry of each layer, and the vector [R, D] it made last."""
 
     carries: tuple[Carry, ...]
     feed: Float[Array, "R D"]

@@ -130,8 +130,9 @@ def answer_prompts(loaded: LoadedRun) -> list[str]:
     if config.objective == "masked":
         texts = filled_texts(loaded, config.prompts)
         return [text[len(prompt) :] for prompt, text in zip(config.prompts, texts, strict=True)]
+    settings = config.sampling, config.completion
     found = pipelines.complete(
-        loaded.model, loaded.params, config.prompts, loaded.tokenizer, config.sampling
+        loaded.model, loaded.params, config.prompts, loaded.tokenizer, *settings
     )
     return [best.text for best in found]
 

@@ -46,7 +46,7 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
     return exporting.Exportable(
         config=config,
         task=_TASKS[config.objective],
-        published=lambda: exporting.Published(*loaded[1:], generation),
+        published=lambda: exporting.Published(*loaded[1:], generation, config.completion),
         presets=_PRESETS[config.objective],
         function=lambda ids: _logits(loaded, ids),
         length=("seq_len", options.seq_len or config.data.seq_len),

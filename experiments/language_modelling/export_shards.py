@@ -9,7 +9,7 @@ from typing import Literal
 
 from experiments.harness import cli
 from experiments.language_modelling.prepare import load_tokenizer, open_encoded
-from jaxformer.text.data import write_shards
+from experiments.language_modelling.shards import write_shards
 
 
 @dataclass(frozen=True)

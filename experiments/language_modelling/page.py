@@ -37,14 +37,15 @@ def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Co
 
 def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str, Sequence[str]]:
     """The columns of texts and answers; none without a head, or without a mask to fill."""
-    sampling = replace(loaded.config.sampling, max_new_tokens=_NEW_TOKENS, overflow="slide")
+    sampling = replace(loaded.config.sampling, max_new_tokens=_NEW_TOKENS)
+    completion = replace(loaded.config.completion, overflow="slide")
     if is_pretrained(folder):
-        sampling = replace(sampling, eos=load_eos(folder))
+        completion = replace(completion, eos=load_eos(folder))
     if loaded.config.objective == "masked":
         texts = [text for text in texts if has_mask(text, loaded.tokenizer)]
     if not texts or isinstance(loaded.model, EncoderOnly):
         return {}
-    config = replace(loaded.config, prompts=tuple(texts), sampling=sampling)
+    config = replace(loaded.config, prompts=tuple(texts), sampling=sampling, completion=completion)
     return {"prompt": texts, "what follows": answer_prompts(loaded._replace(config=config))}
 
 

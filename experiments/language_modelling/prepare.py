@@ -15,20 +15,20 @@ from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
+from experiments.language_modelling.mixture import Mixture
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
+from experiments.language_modelling.shards import shard_documents
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.text import tokenizers
 from jaxformer.text.data import (
     MaskedStream,
-    Mixture,
     Stream,
     Tokens,
     encode_documents,
     open_tokens,
-    shard_documents,
     write_parts,
 )
 from jaxformer.text.metrics import TextSize, count_text

@@ -20,6 +20,7 @@ from jaxformer.config import (
     check_fraction,
 )
 from jaxformer.decoding import SamplingConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError
 
 
@@ -83,7 +84,7 @@ class TrainingConfig(training_config.TrainingConfig):
 class LanguageConfig(RunConfig):
     """A run RUNS/language_modelling/NAME."""
 
-    may_change: ClassVar = ("sampling", "prompts")
+    may_change: ClassVar = ("sampling", "completion", "prompts")
     common_options: ClassVar = (
         *("name", "runs", "init_from", "strategy", "objective"),
         *("data.train", "data.validation", "data.seq_len", "data.batch_size"),
@@ -108,7 +109,9 @@ class LanguageConfig(RunConfig):
     training: TrainingConfig = TrainingConfig()
     """The training."""
     sampling: SamplingConfig = SamplingConfig()
-    """How the prompts are continued."""
+    """How tokens are drawn when the prompts are continued."""
+    completion: CompletionOptions = CompletionOptions()
+    """Where the continuations end, and their seed."""
     prompts: tuple[str, ...] = ()
     """Texts that are continued, or filled in, when training ends."""
 
@@ -187,7 +190,8 @@ python_stdlib = LanguageConfig(
         total_steps=1_000,
     ),
     training=TrainingConfig(log_every=20, save_every=500, evaluate_every=500),
-    sampling=SamplingConfig(max_new_tokens=100, temperature=0.7, overflow="slide"),
+    sampling=SamplingConfig(max_new_tokens=100, temperature=0.7),
+    completion=CompletionOptions(overflow="slide"),
     prompts=("def __init__(self", "class", "import"),
 )
 
@@ -221,7 +225,8 @@ shakespeare_char_cpu = LanguageConfig(
     ),
     optimizer=replace(_COSINE, learning_rate=1e-3, warmup_steps=100, total_steps=2_000, b2=0.99),
     training=TrainingConfig(log_every=50, save_every=500, evaluate_every=500),
-    sampling=SamplingConfig(max_new_tokens=500, temperature=0.8, overflow="slide"),
+    sampling=SamplingConfig(max_new_tokens=500, temperature=0.8),
+    completion=CompletionOptions(overflow="slide"),
     prompts=("\n",),
 )
 """nanoGPT's `config/train_shakespeare_char.py` with the options of its README for a CPU."""
@@ -265,7 +270,8 @@ wikitext2 = LanguageConfig(
         total_steps=4_500,
     ),
     training=TrainingConfig(log_every=50, save_every=500, evaluate_every=1_500),
-    sampling=SamplingConfig(max_new_tokens=150, temperature=0.8, overflow="slide"),
+    sampling=SamplingConfig(max_new_tokens=150, temperature=0.8),
+    completion=CompletionOptions(overflow="slide"),
     prompts=(" The ", " In 1990 , "),
 )
 

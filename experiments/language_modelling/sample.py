@@ -7,7 +7,7 @@ seeds give equal texts. On a terminal the prompt is bold, and without one it ask
 import argparse
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from experiments.harness import cli
@@ -15,21 +15,22 @@ from experiments.harness.runs import run_folder, text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.text_io import RULE, read_text
+from experiments.language_modelling.chat_templates import check_messages, load_template
 from experiments.language_modelling.load_run import LoadedRun, load_objective
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
 from jaxformer.config import check_at_least
 from jaxformer.decoding import SamplingConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import EnsembleMean
 from jaxformer.pretrained import is_pretrained, load_eos
-from jaxformer.text.chat import check_messages, load_template
 
 _RUN = "runs/language_modelling/python_stdlib"
 
 
 @dataclass(frozen=True)
-class SampleOptions(SamplingConfig, RunOptions):
+class SampleOptions(SamplingConfig, CompletionOptions, RunOptions):
     """The run, the prompts, and how they are continued; by default as the run says."""
 
     run: str = _RUN
@@ -51,10 +52,20 @@ class SampleOptions(SamplingConfig, RunOptions):
 
     def __post_init__(self):
         super().__post_init__()
+        CompletionOptions.__post_init__(self)
         RunOptions.__post_init__(self)
         check_at_least(self, 1, "count")
         if self.prompt and self.input:
             raise ConfigError("give --prompt or --input, not both")
+
+    @property
+    def settings(self) -> tuple[SamplingConfig, CompletionOptions]:
+        """How the prompts are continued."""
+        values = [
+            {field.name: getattr(self, field.name) for field in fields(kind)}
+            for kind in (SamplingConfig, CompletionOptions)
+        ]
+        return SamplingConfig(**values[0]), CompletionOptions(**values[1])
 
 
 def parse(args: list[str] | None = None) -> SampleOptions:
@@ -65,7 +76,8 @@ def parse(args: list[str] | None = None) -> SampleOptions:
     folder, default = str(run_folders(run)[0]), SampleOptions()
     if (Path(folder) / "config.json").is_file() and not is_pretrained(Path(folder)):
         config = run_folder.load_config(folder, LanguageConfig)
-        default = SampleOptions(**asdict(config.sampling), run=run)
+        settings = asdict(config.sampling) | asdict(config.completion)
+        default = SampleOptions(**settings, run=run)
     return cli.parse({"default": default}, args, description=__doc__)
 
 
@@ -90,7 +102,8 @@ def main(options: SampleOptions) -> None:
 def _continue(loaded: LoadedRun, options: SampleOptions, given: tuple[str, ...]) -> None:
     prompts = [prompt for prompt in given for _ in range(options.count)]
     asked = chat_ids(prompts, loaded, options) if options.chat else prompts
-    texts = pipelines.stream(loaded.model, loaded.params, asked, loaded.tokenizer, options)
+    system = loaded.model, loaded.params, asked, loaded.tokenizer
+    texts = pipelines.stream(*system, *options.settings)
     print_texts([f"{prompt}\n" for prompt in prompts] if options.chat else prompts, texts)
 
 

@@ -15,7 +15,6 @@ from jax.tree_util import Partial
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.planning import peak_of
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
@@ -39,6 +38,7 @@ from experiments.harness.training.training_config import (
     record_environment,
     started,
 )
+from experiments.harness.training.utilization import peak_of
 from experiments.language_modelling.attend import draw_attention
 from experiments.language_modelling.evaluation import (
     answer_prompts,
@@ -266,7 +266,8 @@ def finish(
     folder = run.folder
     chosen = checkpoint_selection.choose(checkpoints, config.training, metric)
     if distributed.is_first():
-        checkpoint_selection.note(folder, chosen.steps, validation_loss=chosen.metric)
+        tree = config.training.result_tree
+        checkpoint_selection.note(folder, chosen.steps, tree, validation_loss=chosen.metric)
     loaded = LoadedRun(config, model, chosen.params, prepared.tokenizer)
     with display.phase("continuing the prompts"):
         answers = answer_prompts(loaded)

@@ -21,7 +21,7 @@ _RESULT = "model.safetensors"
 
 @dataclass(frozen=True)
 class SafetensorsOptions:
-    """What is converted."""
+    """The folder to convert."""
 
     folder: str = ""
     """Folder with pytorch_model.bin or its parts; model.safetensors is written beside it."""
@@ -57,8 +57,8 @@ def _parts(source: HFFolder) -> list[str]:
         return [_WHOLE]
     if not source.has(_INDEX):
         raise ConfigError(f"{source.path} has neither {_WHOLE} nor {_INDEX}")
-    places = source.json(_INDEX).get("weight_map")
-    names = sorted(map(str, places.values())) if isinstance(places, dict) else []
+    files = source.json(_INDEX).get("weight_map")
+    names = sorted(map(str, files.values())) if isinstance(files, dict) else []
     if not names or any(Path(name).name != name for name in names):
         raise DataError(f"{source.path / _INDEX}: weight_map must name files of this folder")
     return list(dict.fromkeys(names))
@@ -68,13 +68,13 @@ def _read(path: Path) -> dict[str, Any]:
     """The tensors of one file, each in memory of its own, as safetensors keeps them."""
     torch = optional_dependencies.load("torch")
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise DataError(f"{path}: not a file of tensors alone: {reason}") from error
-    if not isinstance(found, dict) or not all(map(torch.is_tensor, found.values())):
+    if not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):
         raise DataError(f"{path}: must hold tensors by name, and nothing else")
-    return {name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
+    return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
 
 
 if __name__ == "__main__":

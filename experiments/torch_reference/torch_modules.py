@@ -2,10 +2,11 @@
 
 `multihead_attention`, `encoder_layer`, `decoder_layer` and `transformer` are the maps of
 `torch.nn.MultiheadAttention`, `TransformerEncoderLayer`, `TransformerDecoderLayer` and
-`Transformer`; with `weight_map.to_jax` and `weight_map.to_torch` they carry a state dict:
+`Transformer`; with `weights.to_jax` and `weights.to_torch` they carry a state dict:
 
     state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
-    params = to_jax(state, multihead_attention(state, num_heads))
+    like = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
+    params = to_jax(state, multihead_attention(state), like)
 
 Nothing here depends on `batch_first`, which is about activations: our order is [B, T, D].
 """
@@ -15,22 +16,14 @@ import re
 import jax
 from flax import linen as nn
 
-from experiments.torch_reference.weight_map import (
-    Entry,
-    State,
-    bias_of_heads,
-    into_heads,
-    linear,
-    norm,
-    out,
-)
+from experiments.torch_reference.weights import State, joined
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.recipe import make_norm
 from jaxformer.nn.stack import Stack
 from jaxformer.ops.masks import AttentionMask
-
-_PARTS = ("query", "key", "value")
+from jaxformer.pretrained import weight_map as maps
+from jaxformer.pretrained.weight_map import Entry
 
 
 class Transformer(nn.Module):
@@ -68,9 +61,7 @@ class Transformer(nn.Module):
         return self.decoder_norm(x) if post else x
 
 
-def multihead_attention(
-    state: State, num_heads: int, *, prefix: str = "", scope: str = ""
-) -> list[Entry]:
+def multihead_attention(state: State, *, prefix: str = "", scope: str = "") -> list[Entry]:
     """Returns the entries of the `MultiheadAttention` under `prefix` in `state`.
 
     They make the parameters of `jaxformer.MultiHeadAttention` under the path `scope`. Keys and
@@ -78,49 +69,33 @@ def multihead_attention(
     Raises `ConfigError` where they are not, and for the extra key of `add_bias_kv`.
     """
     _check_attention(state, prefix)
-    paths = [f"{scope}{part}/kernel" for part in _PARTS]
-    entries = []
-    if f"{prefix}in_proj_weight" in state:
-        entries.append(
-            Entry(f"{prefix}in_proj_weight", tuple(paths), into_heads(num_heads, parts=3))
-        )
-    else:
-        for letter, path in zip("qkv", paths, strict=True):
-            entries.append(Entry(f"{prefix}{letter}_proj_weight", (path,), into_heads(num_heads)))
-    bias = f"{prefix}in_proj_bias" in state
-    if bias:
-        paths = [f"{scope}{part}/bias" for part in _PARTS]
-        entries.append(
-            Entry(f"{prefix}in_proj_bias", tuple(paths), bias_of_heads(num_heads, parts=3))
-        )
-    return entries + out(f"{prefix}out_proj", f"{scope}out", num_heads, bias=bias)
+    bias, weight = f"{prefix}in_proj_bias", f"{prefix}in_proj_weight"
+    bias = bias if bias in state else ""
+    paths = [f"{scope}{part}" for part in ("query", "key", "value")]
+    entries = joined(paths, weight, bias)
+    if weight not in state:
+        entries[:1] = [
+            maps.entry(f"{path}/kernel", f"{prefix}{letter}_proj_weight", maps.linear())
+            for path, letter in zip(paths, "qkv", strict=True)
+        ]
+    out = maps.linear(inputs=2)
+    return entries + maps.dense(f"{scope}out", f"{prefix}out_proj", bool(bias), kernel=out)
 
 
-def encoder_layer(
-    state: State, num_heads: int, *, prefix: str = "", scope: str = ""
-) -> list[Entry]:
+def encoder_layer(state: State, *, prefix: str = "", scope: str = "") -> list[Entry]:
     """Returns the entries of a `TransformerEncoderLayer`, as the parameters of a `Block`."""
     norms = {"attention": "norm1", "feed_forward": "norm2"}
-    return _layer(
-        state,
-        num_heads,
-        {"attention": "self_attn"},
-        norms,
-        prefix=prefix,
-        scope=scope,
-    )
+    return _layer(state, {"attention": "self_attn"}, norms, prefix=prefix, scope=scope)
 
 
-def decoder_layer(
-    state: State, num_heads: int, *, prefix: str = "", scope: str = ""
-) -> list[Entry]:
+def decoder_layer(state: State, *, prefix: str = "", scope: str = "") -> list[Entry]:
     """Returns the entries of a `TransformerDecoderLayer`, as a `Block` with `cross`."""
     names = {"attention": "self_attn", "cross_attention": "multihead_attn"}
     norms = {"attention": "norm1", "cross_attention": "norm2", "feed_forward": "norm3"}
-    return _layer(state, num_heads, names, norms, prefix=prefix, scope=scope)
+    return _layer(state, names, norms, prefix=prefix, scope=scope)
 
 
-def transformer(state: State, num_heads: int, *, norm_first: bool) -> list[Entry]:
+def transformer(state: State, *, norm_first: bool) -> list[Entry]:
     """Returns the entries of a `torch.nn.Transformer`, as the `Transformer` of this module.
 
     `norm_first` is the argument of torch's module; a state dict does not hold it.
@@ -129,31 +104,25 @@ def transformer(state: State, num_heads: int, *, norm_first: bool) -> list[Entry
     for stack, layer in (("encoder", encoder_layer), ("decoder", decoder_layer)):
         for i in sorted({int(n) for n in re.findall(rf"^{stack}\.layers\.(\d+)\.", text, re.M)}):
             names = {"prefix": f"{stack}.layers.{i}.", "scope": f"{stack}/blocks_{i}/"}
-            entries += layer(state, num_heads, **names)
+            entries += layer(state, **names)
         scope = f"{stack}/final_norm" if norm_first else f"{stack}_norm"
-        entries += norm(f"{stack}.norm", scope, bias=f"{stack}.norm.bias" in state)
+        entries += maps.norm(scope, f"{stack}.norm", f"{stack}.norm.bias" in state)
     return entries
 
 
 def _layer(
-    state: State,
-    num_heads: int,
-    attentions: dict[str, str],
-    norms: dict[str, str],
-    *,
-    prefix: str,
-    scope: str,
+    state: State, attentions: dict[str, str], norms: dict[str, str], *, prefix: str, scope: str
 ) -> list[Entry]:
     entries = []
     for name, module in attentions.items():
         names = {"prefix": f"{prefix}{module}.", "scope": f"{scope}{name}/"}
-        entries += multihead_attention(state, num_heads, **names)
+        entries += multihead_attention(state, **names)
     for name, module in norms.items():
         bias = f"{prefix}{module}.bias" in state
-        entries += norm(f"{prefix}{module}", f"{scope}{name}_norm", bias=bias)
+        entries += maps.norm(f"{scope}{name}_norm", f"{prefix}{module}", bias)
     for name, module in (("up", "linear1"), ("down", "linear2")):
         bias = f"{prefix}{module}.bias" in state
-        entries += linear(f"{prefix}{module}", f"{scope}feed_forward/{name}", bias=bias)
+        entries += maps.dense(f"{scope}feed_forward/{name}", f"{prefix}{module}", bias)
     return entries
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from experiments.harness.cli import name_of
 from experiments.harness.runs import run_folder
 from experiments.harness.training.early_stopping import EarlyStopping, due
 from experiments.harness.training.metric_logger import Progress
-from experiments.torch_reference.weight_map import to_jax
 from jaxformer import optional_dependencies
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
@@ -76,16 +76,12 @@ def train_steps(
     Checkpoints note `origin` beside the digest of the batches.
     """
     from experiments.torch_reference.trainer import Trainer
-    from experiments.torch_reference.weights import entries_of
+    from experiments.torch_reference.weights import params_of
 
     training, total = config.training, config.optimizer.total_steps
-    trainer, entries = Trainer(module, config.optimizer), entries_of(sizes)
+    trainer, params = Trainer(module, config.optimizer), partial(params_of, module, sizes)
     parameters = sum(p.numel() for p in module.parameters())
     print(f"{parameters:,} parameters; {total} steps of PyTorch")
-
-    def params() -> Any:
-        arrays = {name: leaf.numpy().copy() for name, leaf in module.state_dict().items()}
-        return jax.tree.map(np.asarray, to_jax(arrays, entries))
 
     stopping = EarlyStopping()
     origin |= {"data": prepared.batches.fingerprint}
@@ -99,7 +95,9 @@ def train_steps(
                 progress.settle()
                 stopping = validate(params(), number, stopping, progress)
             if number == total or due(number, training.save_every):
-                state = init_train_state(params(), optax.identity(), jax.random.key(0))
+                state = init_train_state(
+                    params_of(module, sizes), optax.identity(), jax.random.key(0)
+                )
                 metadata = {"early_stopping": stopping._asdict(), **origin}
                 step = np.asarray(number, np.int32)
                 checkpoints.save(

@@ -1,113 +1,130 @@
-"""Copies weights between jaxformer's models and the PyTorch reference `Transformer` and `GPT`."""
+"""Weights as jaxformer's parameters and as torch's state dicts, in both directions by one map.
 
+A weight map is that of `jaxformer.pretrained.weight_map`: torch's name and jaxformer's paths of
+each array. `weight_map_of` has that of the reference `Transformer` and `GPT`; `torch_modules` has
+those of torch's own layers. All arrays are numpy's: a state dict is {name: array}.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
-import torch
-from torch import nn
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from experiments.torch_reference.weight_map import (
-    Entry,
-    bias_of_heads,
-    into_heads,
-    linear,
-    norm,
-    out,
-    same,
-    to_jax,
-    to_torch,
-)
 from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.pretrained import weight_map as maps
+from jaxformer.pretrained.weight_map import Entry, WeightMap
+
+State = Mapping[str, np.ndarray]
 
 
-def entries_of(config: TransformerConfig) -> list[Entry]:
+def to_torch(params: Any, weight_map: WeightMap) -> dict[str, np.ndarray]:
+    """Returns the state dict of the tree `params`.
+
+    Raises `ConfigError` that lists the leaves that are missing or have no entry.
+    """
+    leaves = {path: np.asarray(leaf) for path, leaf in flatten_dict(params, sep="/").items()}
+    known = {path for entry in weight_map for path in entry.jax}
+    wrong = [f"{path} is missing" for path in sorted(known - leaves.keys())]
+    wrong += [f"{path} is unknown" for path in sorted(leaves.keys() - known)]
+    if wrong:
+        raise ConfigError(
+            f"the parameters do not fit the weight map: {'; '.join(wrong)}: give the parameters of "
+            "the module that the map was made for"
+        )
+    return maps.to_hf(weight_map, leaves)
+
+
+def to_jax(state: State, weight_map: WeightMap, like: Any) -> dict[str, Any]:
+    """Returns the parameters of `state`, a tree with the shapes of the tree `like`.
+
+    Raises `DataError` that lists the names that are missing or have no entry, and arrays of another
+    shape.
+    """
+    shapes = {path: leaf.shape for path, leaf in flatten_dict(like, sep="/").items()}
+    maps.check_names(weight_map, state)
+    maps.check_shapes(weight_map, shapes, {name: x.shape for name, x in state.items()})
+    return unflatten_dict(maps.to_jax(weight_map, shapes, state, state.__getitem__), sep="/")
+
+
+def joined(paths: Sequence[str], weight: str, bias: str = "") -> list[Entry]:
+    """Returns the entries of the projections at `paths`, which torch stores as one matrix."""
+    kernels, biases = (tuple(f"{path}/{leaf}" for path in paths) for leaf in ("kernel", "bias"))
+    entries = [Entry(kernels, (weight,), maps.conv1d(), maps.linear())]
+    return entries + ([Entry(biases, (bias,), maps.FLAT)] if bias else [])
+
+
+def weight_map_of(config: TransformerConfig) -> list[Entry]:
     """Returns the weight map of the reference `Transformer` or, without encoder, of `GPT`."""
+    bias = config.use_bias
+    entries = [maps.entry("embedding/table", "embedding.weight")]
     if config.num_encoder_layers == 0:
-        return _gpt_entries(config)
-    entries = [Entry("embedding.weight", ("embedding/table",), same())]
+        entries.append(maps.entry("decoder/positions/table", "positions.weight"))
+        entries += maps.norm("decoder/final_norm", "final_norm", bias)
+        for number in range(config.num_decoder_layers):
+            entries += _gpt_block(f"decoder/blocks_{number}", f"blocks.{number}", bias)
+        return entries
     stacks = (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers))
     for stack, layers in stacks:
-        cross = stack == "decoder"
         for number in range(layers):
-            names = f"{stack}.layers.{number}", f"{stack}/blocks_{number}"
-            entries += _layer(*names, config, cross=cross)
+            scope, prefix = f"{stack}/blocks_{number}", f"{stack}.layers.{number}"
+            for name in ("attention", "cross_attention")[: 2 if stack == "decoder" else 1]:
+                parts = ("query", "key", "value", "out")
+                entries += maps.attention(f"{scope}/{name}", f"{prefix}.{name}", parts, bias)
+                entries += maps.norm(f"{scope}/{name}_norm", f"{prefix}.{name}_residual.norm", bias)
+            entries += _feed_forward(scope, prefix, bias)
+            residual = f"{prefix}.feed_forward_residual.norm"
+            entries += maps.norm(f"{scope}/feed_forward_norm", residual, bias)
         if config.norm.placement == "pre":
-            names = f"{stack}.final_norm", f"{stack}/final_norm"
-            entries += norm(*names, bias=config.use_bias)
+            entries += maps.norm(f"{stack}/final_norm", f"{stack}.final_norm", bias)
     return entries
 
 
-def _gpt_entries(config: TransformerConfig) -> list[Entry]:
-    entries = [
-        Entry("embedding.weight", ("embedding/table",), same()),
-        Entry("positions.weight", ("decoder/positions/table",), same()),
-        *norm("final_norm", "decoder/final_norm", bias=config.use_bias),
-    ]
-    heads, bias = config.num_heads, config.use_bias
-    for number in range(config.num_decoder_layers):
-        prefix, scope = f"blocks.{number}", f"decoder/blocks_{number}"
-        joint = f"{prefix}.attention.query_key_value"
-        for kind, leaf, transform in (
-            ("weight", "kernel", into_heads(heads, parts=3)),
-            ("bias", "bias", bias_of_heads(heads, parts=3)),
-        ):
-            paths = tuple(f"{scope}/attention/{part}/{leaf}" for part in ("query", "key", "value"))
-            entries += (
-                [Entry(f"{joint}.{kind}", paths, transform)] if bias or kind == "weight" else []
-            )
-        entries += out(f"{prefix}.attention.out", f"{scope}/attention/out", heads, bias=bias)
-        for part in ("up", "down"):
-            names = f"{prefix}.feed_forward.{part}", f"{scope}/feed_forward/{part}"
-            entries += linear(*names, bias=bias)
-        for part in ("attention_norm", "feed_forward_norm"):
-            entries += norm(f"{prefix}.{part}", f"{scope}/{part}", bias=bias)
-    return entries
-
-
-def load_params(params: Any, model: nn.Module, config: TransformerConfig) -> None:
+def load_params(params: Any, model: Any, config: TransformerConfig) -> None:
     """Copies our `params` into the reference `model`, in place."""
-    state = to_torch(params, entries_of(config))
+    import torch
+
+    state = to_torch(params, weight_map_of(config))
     # The model changes its tensors in place, so it gets copies.
     model.load_state_dict({name: torch.tensor(np.array(x)) for name, x in state.items()})
 
 
-def params_of(model: nn.Module, config: TransformerConfig) -> dict[str, Any]:
+def params_of(model: Any, config: TransformerConfig) -> dict[str, Any]:
     """Returns the weights of the reference `model` as our tree of numpy arrays."""
-    return to_jax(_numpy(model.state_dict()), entries_of(config))
+    return _to_jax(model.state_dict(), config)
 
 
-def gradients_of(model: nn.Module, config: TransformerConfig) -> dict[str, Any]:
+def gradients_of(model: Any, config: TransformerConfig) -> dict[str, Any]:
     """Returns the gradients of the reference `model` as our tree of numpy arrays."""
-    return to_jax(
-        _numpy({n: p.grad for n, p in model.named_parameters() if p.grad is not None}),
-        entries_of(config),
-    )
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return _to_jax(gradients, config)
 
 
-def _numpy(state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    return {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
+def _to_jax(tensors: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any]:
+    model: Any = EncoderDecoder(config) if config.num_encoder_layers else DecoderOnly(config)
+    tokens = [np.zeros((1, 2), np.int32)] * (2 if config.num_encoder_layers else 1)
+    like = jax.eval_shape(lambda: model.init(jax.random.key(0), *tokens))["params"]
+    state = {name: tensor.detach().numpy().copy() for name, tensor in tensors.items()}
+    return to_jax(state, weight_map_of(config), like)
 
 
-def _layer(prefix: str, scope: str, config: TransformerConfig, *, cross: bool) -> list[Entry]:
-    bias = config.use_bias
+def _gpt_block(scope: str, prefix: str, bias: bool) -> list[Entry]:
+    attention, name = f"{scope}/attention", f"{prefix}.attention.query_key_value"
+    paths = [f"{attention}/{part}" for part in ("query", "key", "value")]
+    entries = joined(paths, f"{name}.weight", f"{name}.bias" if bias else "")
+    out = maps.linear(inputs=2)
+    entries += maps.dense(f"{attention}/out", f"{prefix}.attention.out", bias, kernel=out)
+    for part in ("attention_norm", "feed_forward_norm"):
+        entries += maps.norm(f"{scope}/{part}", f"{prefix}.{part}", bias)
+    return entries + _feed_forward(scope, prefix, bias)
+
+
+def _feed_forward(scope: str, prefix: str, bias: bool) -> list[Entry]:
     entries = []
-    for name in ("attention", "cross_attention") if cross else ("attention",):
-        entries += _attention(f"{prefix}.{name}", f"{scope}/{name}", config)
-        entries += norm(f"{prefix}.{name}_residual.norm", f"{scope}/{name}_norm", bias=bias)
     for part in ("up", "down"):
-        names = f"{prefix}.feed_forward.{part}", f"{scope}/feed_forward/{part}"
-        entries += linear(*names, bias=bias)
-    names = f"{prefix}.feed_forward_residual.norm", f"{scope}/feed_forward_norm"
-    return entries + norm(*names, bias=bias)
-
-
-def _attention(prefix: str, scope: str, config: TransformerConfig) -> list[Entry]:
-    heads, entries = config.num_heads, []
-    for name in ("query", "key", "value"):
-        entries.append(
-            Entry(f"{prefix}.{name}.weight", (f"{scope}/{name}/kernel",), into_heads(heads))
-        )
-        if config.use_bias:
-            bias = bias_of_heads(heads)
-            entries.append(Entry(f"{prefix}.{name}.bias", (f"{scope}/{name}/bias",), bias))
-    return entries + out(f"{prefix}.out", f"{scope}/out", heads, bias=config.use_bias)
+        name = f"feed_forward.{part}"
+        entries += maps.dense(f"{scope}/feed_forward/{part}", f"{prefix}.{name}", bias)
+    return entries

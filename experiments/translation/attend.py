@@ -19,10 +19,10 @@ _LENGTH = 32
 
 def attend(translator: Translator, text: str) -> tuple[str, dict[Kind, AttentionView]]:
     """The best translation of `text`, and its attention of each kind."""
-    search = translator.search
-    (source,) = encode_sources(translator.model, [text], translator.source_tokenizer, search)
+    settings = translator.search, translator.options
+    (source,) = encode_sources(translator.model, [text], translator.source_tokenizer, *settings)
     best = translator([text])[0][0]
-    inputs = np.array([source]), np.array([[search.bos, *best.ids[:-1]]])
+    inputs = np.array([source]), np.array([[translator.options.bos, *best.ids[:-1]]])
     weights = read_weights(translator.model, translator.params, *inputs)
     source_tokens = [label(translator.source_tokenizer, i) for i in source]
     input_tokens = [label(translator.target_tokenizer, i) for i in inputs[1][0].tolist()]

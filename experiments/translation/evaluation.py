@@ -15,14 +15,15 @@ from experiments.harness.training.training_view import Sample
 from experiments.translation.corpus import Text
 from experiments.translation.load_run import LoadedRun, Translator
 from experiments.translation.presets import TranslationConfig
+from experiments.translation.summary_scores import score_summaries
 from jaxformer import optional_dependencies
-from jaxformer.decoding import GenerationConfig
+from jaxformer.decoding import SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.text import metrics
-from jaxformer.text.answers import score_summaries
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
 from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.losses import seq2seq_loss
@@ -38,7 +39,7 @@ class Result(NamedTuple):
 def evaluate(
     loaded: LoadedRun,
     text: Text,
-    search: GenerationConfig,
+    search: SearchConfig,
     *,
     lowercased: bool,
     decoding: DecodingOptions = DecodingOptions(),
@@ -52,7 +53,7 @@ def evaluate(
     lines, blanked = without_too_long(loaded, text.source)
     if blanked:
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)
-    found = Translator(*loaded[1:], search, decoding)(lines)
+    found = Translator(*loaded[1:], search, loaded.config.translation, decoding)(lines)
     hypotheses = [best[0].text for best in found]
     scores = metrics.score_translations(hypotheses, text.target)._asdict()
     scores["exact"] = metrics.exact_match(hypotheses, text.target)
@@ -106,10 +107,13 @@ def _batches(loaded: LoadedRun, text: Text) -> list[PairBatch]:
 
 
 def without_too_long(
-    loaded: LoadedRun | Translator, lines: list[str], config: GenerationConfig = GenerationConfig()
+    loaded: LoadedRun | Translator,
+    lines: list[str],
+    search: SearchConfig = SearchConfig(),
+    options: TranslationOptions = TranslationOptions(),
 ) -> tuple[list[str], list[int]]:
     """`lines` with the too long ones made blank, and the numbers of those, from 1."""
-    long = set(find_too_long(loaded.model, lines, loaded.source_tokenizer, config))
+    long = set(find_too_long(loaded.model, lines, loaded.source_tokenizer, search, options))
     return ["" if i in long else line for i, line in enumerate(lines)], [i + 1 for i in long]
 
 

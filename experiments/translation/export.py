@@ -6,7 +6,7 @@ one function with its weights, of any run; this folder's README has the lines th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from experiments.harness import cli
 from experiments.harness.results import exporting
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
 from experiments.translation.load_run import LoadedRun, load_run
-from jaxformer.decoding import GenerationConfig
+from jaxformer.decoding import SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import max_target_length, translate_ids
@@ -45,7 +45,7 @@ class ExportOptions(DecodingOptions, exporting.ExportOptions):
 
 
 def search_function(
-    loaded: LoadedRun, search: GenerationConfig, source_length: int
+    loaded: LoadedRun, search: SearchConfig, source_length: int
 ) -> Callable[[Int[Array, "B S"]], dict[str, Any]]:
     """The run's beam search as a function of source ids [B, S], S = `source_length`.
 
@@ -54,19 +54,19 @@ def search_function(
     """
 
     def translate(source: Int[Array, "B S"]) -> dict[str, Any]:
-        limits = jnp.sum(source != PAD, axis=1, dtype=jnp.int32) + search.max_extra_tokens
-        if search.max_length is not None:
-            limits = jnp.full_like(limits, search.max_length)
-        max_length = max_target_length(loaded.model.config, source_length, search)
-        found = translate_ids(
-            loaded.model, loaded.params, source, limits, search, max_length=max_length
-        )
-        return found._asdict()
+        more = loaded.config.translation.max_extra_tokens
+        limits = jnp.sum(source != PAD, axis=1, dtype=jnp.int32) + more
+        if search.max_new_tokens is not None:
+            limits = jnp.full_like(limits, search.max_new_tokens)
+        settings = search, loaded.config.translation
+        size = max_target_length(loaded.model.config, source_length, *settings)
+        sized = replace(search, max_new_tokens=size)
+        return translate_ids(loaded.model, loaded.params, source, limits, sized)._asdict()
 
     return translate
 
 
-def published(loaded: LoadedRun, search: GenerationConfig) -> exporting.Published:
+def published(loaded: LoadedRun, search: SearchConfig) -> exporting.Published:
     """The run in Marian's layout; `ConfigError` for a model that does not fit."""
     model, tokenizer = loaded.model, loaded.source_tokenizer
     if not isinstance(model, EncoderDecoder):
@@ -76,7 +76,8 @@ def published(loaded: LoadedRun, search: GenerationConfig) -> exporting.Publishe
             "source and target have a vocabulary each, but a tokenizer.json has one: train "
             "without --model.source_vocab_size"
         )
-    return exporting.Published(*marian_layout(model, loaded.params, tokenizer, search))
+    layout = marian_layout(model, loaded.params, tokenizer, search)
+    return exporting.Published(*layout[:4])
 
 
 def exportable(options: ExportOptions) -> exporting.Exportable:

@@ -30,12 +30,12 @@ from experiments.harness.training.training_config import OptimizerConfig, text_c
 from experiments.translation.corpus import Text, open_corpus, read_files
 from experiments.translation.load_run import Translator, load_run, load_translator
 from experiments.translation.presets import Files
+from experiments.translation.summary_scores import score_summaries
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines.encoding import first_ids, source_ids
 from jaxformer.pretrained import is_pretrained, save_pretrained
 from jaxformer.pretrained.saving import check_savable
-from jaxformer.text.answers import score_summaries
 from jaxformer.text.metrics import score_translations
 from jaxformer.training import lora
 from jaxformer.training.losses import Loss, seq2seq_loss
@@ -170,22 +170,23 @@ def encode(options: FinetuneOptions, translator: Translator, text: Text) -> Exam
 
     Each side has the ids before and after it that the model's search uses, also where it is cut.
     """
-    search, limit = translator.search, translator.model.config.max_len
-    first = first_ids(translator.source_tokenizer, search)
+    search, settings = translator.search, translator.options
+    limit = translator.model.config.max_len
+    first = first_ids(translator.source_tokenizer, settings)
     if search.forced_bos is not None:
         first = [search.forced_bos]
     longest = min(options.source_len, limit), min(options.target_len, limit)
-    sources = source_ids(text.source, translator.source_tokenizer, search)
+    sources = source_ids(text.source, translator.source_tokenizer, search, settings)
     sources = [_cut(ids, longest[0]) for ids in sources]
     targets = [
-        [search.bos, *_cut([*first, *ids, search.eos[0]], longest[1])]
+        [settings.bos, *_cut([*first, *ids, search.eos[0]], longest[1])]
         for ids in translator.target_tokenizer.encode_batch(text.target)
     ]
     kept = [i for i, ids in enumerate(sources) if ids]
-    labels = np.full((len(kept), longest[1] + 1), search.pad, np.int32)
+    labels = np.full((len(kept), longest[1] + 1), settings.pad, np.int32)
     for row, i in enumerate(kept):
         labels[row, : len(targets[i])] = targets[i]
-    return padded([sources[i] for i in kept], labels, search.pad, longest[0])
+    return padded([sources[i] for i in kept], labels, settings.pad, longest[0])
 
 
 def fine_tune(options: FinetuneOptions, translator: Translator, text: Text) -> Any:
@@ -214,7 +215,7 @@ def score(
     """The scores of what the model makes of the sources, and its texts; a long source is cut."""
     limit = min(options.source_len, translator.model.config.max_len)
     tokenizer = translator.source_tokenizer
-    ids = source_ids(text.source, tokenizer, translator.search)
+    ids = source_ids(text.source, tokenizer, translator.search, translator.options)
     lines = [
         line if len(row) <= limit else tokenizer.decode(row[: limit - 1])
         for line, row in zip(text.source, ids, strict=True)
@@ -232,8 +233,8 @@ def describe(scores: dict[str, Any]) -> str:
 
 def save(options: FinetuneOptions, translator: Translator) -> None:
     """Writes the model as a folder of transformers, with the ids that its search uses."""
-    search = translator.search
-    ids = {"decoder_start_token_id": search.bos, "pad_token_id": search.pad}
+    search, settings = translator.search, translator.options
+    ids = {"decoder_start_token_id": settings.bos, "pad_token_id": settings.pad}
     ids |= {"eos_token_id": search.eos[0]}
     model, params, tokenizer = translator[:3]
     save_pretrained(
@@ -243,7 +244,7 @@ def save(options: FinetuneOptions, translator: Translator) -> None:
 
 def _pair_loss(options: FinetuneOptions, translator: Translator) -> Loss:
     loss = seq2seq_loss(
-        translator.model, pad=translator.search.pad, label_smoothing=options.label_smoothing
+        translator.model, pad=translator.options.pad, label_smoothing=options.label_smoothing
     )
 
     def of_batch(params: Any, batch: LabelledBatch, rng: jax.Array | None) -> Any:

@@ -11,17 +11,22 @@ from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.training import build
 from experiments.translation.prepare import load_tokenizers, sized
 from experiments.translation.presets import TranslationConfig
+from experiments.translation.sampled_translations import (
+    rank_by_utility,
+    sample_translations,
+    sentence_utility,
+)
 from jaxformer.config import TransformerConfig
-from jaxformer.decoding import GenerationConfig
+from jaxformer.decoding import SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines import Translation, rank_by_utility, sample_translations, translate
+from jaxformer.pipelines import Translation, translate
 from jaxformer.pretrained import (
     is_pretrained,
     load_generation_config,
     load_pretrained,
 )
-from jaxformer.text.minimum_bayes_risk import sentence_utility
 from jaxformer.text.tokenizers import Tokenizer
 
 
@@ -61,7 +66,8 @@ class Translator(NamedTuple):
     params: Any
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
-    search: GenerationConfig
+    search: SearchConfig
+    options: TranslationOptions = TranslationOptions()
     decoding: DecodingOptions = DecodingOptions()
 
     def __call__(
@@ -73,14 +79,17 @@ class Translator(NamedTuple):
         """
         how, tokenizers = self.decoding, (self.source_tokenizer, self.target_tokenizer)
         if how.decoding == "beam":
-            return translate(self.model, self.params, lines, *tokenizers, self.search)
+            settings = self.search, self.options
+            return translate(self.model, self.params, lines, *tokenizers, *settings)
         found = sample_translations(
             self.model,
             self.params,
             lines,
             *tokenizers,
             self.search,
+            self.options,
             how.sampler,
+            seed=how.seed,
             count=how.mbr_samples if how.decoding == "mbr" else count,
             first_example_id=first,
         )
@@ -105,7 +114,7 @@ def load_translator(
     if not is_pretrained(folder):
         loaded = load_run(folder, options)
         search = _at_least(decoding.search(loaded.config.search), n_best)
-        return Translator(*loaded[1:], search, decoding)
+        return Translator(*loaded[1:], search, loaded.config.translation, decoding)
     options.check_pretrained()
     model, params, tokenizer, target = load_pretrained(folder, strategy=options.strategy)
     if not isinstance(model, EncoderDecoder):
@@ -115,9 +124,10 @@ def load_translator(
             f"{folder} has no tokenizer.json: write one there, such as with the save_pretrained of "
             "a fast tokenizer of transformers"
         )
-    search = _at_least(decoding.search(load_generation_config(folder)), n_best)
-    return Translator(model, params, tokenizer, target, search, decoding)
+    search, settings = load_generation_config(folder)
+    search = _at_least(decoding.search(search), n_best)
+    return Translator(model, params, tokenizer, target, search, settings, decoding)
 
 
-def _at_least(search: GenerationConfig, beam_size: int) -> GenerationConfig:
+def _at_least(search: SearchConfig, beam_size: int) -> SearchConfig:
     return replace(search, beam_size=max(search.beam_size, beam_size))

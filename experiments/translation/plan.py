@@ -1,16 +1,10 @@
-"""Memory and time of a step: `python -m experiments.translation.plan --preset NAME`.
+"""The step of a translation run that `experiments.plan` compiles: its largest batch, its FLOPs."""
 
-Compiles the step without text, weights or devices. The options are those of `train`, and --target
-h100x8 or v5e:4x4. --compiler cpu estimates; tpu and cuda are the targets' own compilers.
-"""
-
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from experiments.harness import cli, planning
-from experiments.harness.planning import PlannedTraining, PlanOptions, with_options
+from experiments.harness.planning import PlannedTraining
 from experiments.translation import train
 from experiments.translation.load_run import build_model
 from experiments.translation.prepare import with_parent
@@ -19,18 +13,8 @@ from experiments.translation.teacher import with_logits
 from jaxformer.text.data import Bucket, PairBatch
 
 
-@dataclass(frozen=True)
-class TranslationPlan(PlanOptions, TranslationConfig):
-    """A run, and the devices that it is planned for."""
-
-
-def main(config: TranslationPlan) -> None:
-    """Prints the memory and the time that a step on the longest batch needs."""
-    planning.plan(with_parent(config), TRAINING)
-
-
 def longest(config: TranslationConfig) -> Bucket:
-    """The bucket of pairs as long as the model allows, on both sides."""
+    """Returns the bucket of pairs as long as the model allows, on both sides."""
     data, length = config.data, config.model.max_len
     multiple = data.batch_size_multiple * config.training.grad_accumulation
     rows = max(data.batch_tokens // length // multiple, 1) * multiple
@@ -38,7 +22,7 @@ def longest(config: TranslationConfig) -> Bucket:
 
 
 def batch_of(config: TranslationConfig) -> Any:
-    """A batch of zeros, in the shape of `longest`, with the logits of a teacher if there is one."""
+    """Returns zeros in the shape of `longest`, with the logits of a teacher if there is one."""
     source, target, rows = longest(config)
     batch = PairBatch(
         np.zeros((rows, source), np.int32),
@@ -51,23 +35,22 @@ def batch_of(config: TranslationConfig) -> Any:
 
 
 def flops_of(config: TranslationConfig) -> int:
-    """FLOPs of a step by the model's equations."""
+    """Returns the FLOPs of a step by the model's equations."""
     return train.flops_of(config.model, batch_of(config))
 
 
 def tokens_of(config: TranslationConfig) -> int:
-    """Target positions of a step."""
+    """Returns the number of target positions of a step."""
     bucket = longest(config)
     return bucket.batch_size * bucket.target_length
 
 
 TRAINING = PlannedTraining(
+    presets=PRESETS,
+    prepare=with_parent,
     batch=batch_of,
     build_model=lambda config: build_model(config, config.model),
     assemble=train.assemble,
     flops=flops_of,
     tokens=tokens_of,
 )
-
-if __name__ == "__main__":
-    cli.start(main, with_options(PRESETS, TranslationPlan), __doc__)

@@ -16,7 +16,8 @@ from jaxformer.config import (
     check_at_least,
     check_fraction,
 )
-from jaxformer.decoding import GenerationConfig
+from jaxformer.decoding import SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.text.tokenizers import BOS, PAD
 from jaxformer.training.optimizer import noam_peak_learning_rate
@@ -126,7 +127,7 @@ class TrainingConfig(training_config.TrainingConfig):
 class TranslationConfig(RunConfig):
     """A run RUNS/translation/NAME."""
 
-    may_change: ClassVar = ("search", "training.eval_beam_size")
+    may_change: ClassVar = ("search", "translation", "training.eval_beam_size")
     common_options: ClassVar = (
         *("name", "runs", "init_from", "strategy"),
         *("data.corpus", "data.train.source", "data.train.target", "data.batch_tokens"),
@@ -148,8 +149,10 @@ class TranslationConfig(RunConfig):
     """The optimizer."""
     training: TrainingConfig = TrainingConfig()
     """The training."""
-    search: GenerationConfig = GenerationConfig()
+    search: SearchConfig = SearchConfig()
     """The search for translations after training."""
+    translation: TranslationOptions = TranslationOptions()
+    """The batches, lengths and ids of these translations."""
 
 
 _COSINE = OptimizerConfig(schedule="cosine", min_lr_ratio=0.02, grad_clip_norm=1.0)
@@ -189,7 +192,7 @@ multi30k_tiny = TranslationConfig(
     data=DataConfig("multi30k"),
     optimizer=replace(_COSINE, learning_rate=4e-3, warmup_steps=400, total_steps=4_000),
     training=TrainingConfig(save_every=100, evaluate_every=500, average_checkpoints=5),
-    search=GenerationConfig(beam_size=5, length_penalty=1.0),
+    search=SearchConfig(beam_size=5, length_penalty=1.0),
 )
 
 multi30k_lower = replace(
@@ -264,8 +267,8 @@ def _marian(config: TranslationConfig) -> TranslationConfig:
         length_penalty_kind="power",
         early_stopping="beam_full",
         at_max_length="cut",
-        max_length=config.model.max_len - 1,
-        min_length=1,
+        max_new_tokens=config.model.max_len - 1,
+        min_new_tokens=1,
         extra_candidates=1,
         suppress_tokens=(PAD, BOS),
         renormalize_logits=True,

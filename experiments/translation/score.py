@@ -71,7 +71,8 @@ def main(options: ScoreOptions) -> None:
     if options.decoding != "beam":
         drawn = {"samples": options.mbr_samples, "utility": options.utility}
         how = {"decoding": options.decoding, **(drawn if options.decoding == "mbr" else {})}
-        record |= how | {"sampler": asdict(options.sampler)}
+        sampler = asdict(options.sampler) | {"seed": options.seed}
+        record |= how | {"sampler": sampler}
     own = build.own_metrics(loaded.config.training, build.Evaluation(loaded, text, *result))
     print(json.dumps(record | result.scores | own))
 

@@ -16,7 +16,6 @@ from jax.tree_util import Partial
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.planning import peak_of, rows_and_length, seq2seq_flops
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
@@ -29,6 +28,7 @@ from experiments.harness.training.early_stopping import (
     restore_newest,
     stopping_metric,
 )
+from experiments.harness.training.flops import seq2seq_flops
 from experiments.harness.training.metric_logger import Progress
 from experiments.harness.training.prefetch import prefetched
 from experiments.harness.training.profiling import profiled
@@ -38,6 +38,7 @@ from experiments.harness.training.training_config import (
     started,
 )
 from experiments.harness.training.training_view import sample_lines
+from experiments.harness.training.utilization import peak_of, rows_and_length
 from experiments.translation.attend import draw_attention
 from experiments.translation.closing import describe_run
 from experiments.translation.corpus import fingerprint
@@ -270,7 +271,8 @@ def finish(
     text = prepared.test if prepared.test.source else prepared.validation
     loaded = with_params(config, prepared, model, chosen.params)
     if distributed.is_first():
-        checkpoint_selection.note(run.folder, chosen.steps, validation_bleu=-chosen.metric)
+        tree = config.training.result_tree
+        checkpoint_selection.note(run.folder, chosen.steps, tree, validation_bleu=-chosen.metric)
     lowercased = config.data.corpus == "multi30k"
     with display.phase(f"translating the {name} text"):
         scores, hypotheses = evaluate(loaded, text, config.search, lowercased=lowercased)

@@ -69,7 +69,9 @@ def main(options: TranslateOptions) -> None:
         if options.output != "-":
             target = stack.enter_context(open(options.output, "wb"))
         for first, lines in read_chunks(source, options.lines_at_once, name, problems):
-            lines, numbers = without_too_long(translator, lines, translator.search)
+            lines, numbers = without_too_long(
+                translator, lines, translator.search, translator.options
+            )
             too_long += [first - 1 + number for number in numbers]
             found = translator(lines, count=options.n_best, first=first - 1)
             for number, hypotheses in enumerate(found, start=first):
@@ -86,7 +88,8 @@ def _converse(translator: Translator, options: TranslateOptions) -> None:
     known = known_words.load(run_folders(options.run)[0])
 
     def answer(line: str) -> None:
-        (line,), too_long = without_too_long(translator, [line], translator.search)
+        settings = translator.search, translator.options
+        (line,), too_long = without_too_long(translator, [line], *settings)
         if too_long:
             raise DataError(describe_too_long(translator.model, too_long))
         print(_format(1, translator([line], count=options.n_best)[0], options), end="")

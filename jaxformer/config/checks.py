@@ -3,24 +3,25 @@
 import re
 from dataclasses import fields
 from numbers import Integral, Real
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from jaxformer.errors import ConfigError
 
 _TYPES = {
-    int: (Integral, "an integer"),
-    float: (Real, "a number"),
-    bool: (bool, "True or False"),
-    str: (str, "a string"),
-    NoneType: (NoneType, "None"),
+    int: (Integral, "an integer", "integers"),
+    float: (Real, "a number", "numbers"),
+    bool: (bool, "True or False", "True or False"),
+    str: (str, "a string", "strings"),
+    NoneType: (NoneType, "None", "None"),
 }
 
 
 def check_types(config: Any) -> None:
     """Raises `ConfigError` for a field of the dataclass whose value has another type.
 
-    Fields of type int, float, bool, str or None, and unions of these, are checked.
+    Fields of type int, float, bool, str or None, tuples of one of these such as
+    `tuple[int, ...]`, and unions of all these are checked.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -32,16 +33,32 @@ def check_types(config: Any) -> None:
     jaxformer.errors.ConfigError: steps=1.5 is a float, but it must be an integer: give an integer
     """
     for field in fields(config):
-        types, value = get_args(field.type) or (field.type,), getattr(config, field.name)
-        if not all(isinstance(one, type) and one in _TYPES for one in types):
+        value = getattr(config, field.name)
+        is_union = isinstance(field.type, UnionType)
+        types = [_element(one) for one in (get_args(field.type) if is_union else (field.type,))]
+        if any(element not in _TYPES for element, _ in types):
             continue
-        accepted = tuple(_TYPES[one][0] for one in types)
-        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in types):
-            allowed = " or ".join(_TYPES[one][1] for one in types)
+        if not any(_fits(value, element, many) for element, many in types):
+            allowed = " or ".join(
+                f"a tuple of {_TYPES[x][2]}" if many else _TYPES[x][1] for x, many in types
+            )
             raise ConfigError(
                 f"{field.name}={value!r} is a {type(value).__name__}, but it must be {allowed}: "
                 f"give {allowed}"
             )
+
+
+def _element(kind: Any) -> tuple[Any, bool]:
+    """The type itself, or that of the elements of a tuple, and whether it is a tuple."""
+    if get_origin(kind) is tuple and get_args(kind)[1:] == (Ellipsis,):
+        return get_args(kind)[0], True
+    return (kind if isinstance(kind, type) else None), False
+
+
+def _fits(value: Any, kind: type, many: bool) -> bool:
+    if many:
+        return isinstance(value, tuple) and all(_fits(one, kind, False) for one in value)
+    return isinstance(value, _TYPES[kind][0]) and (kind is bool or not isinstance(value, bool))
 
 
 def check_choices(config: Any) -> None:

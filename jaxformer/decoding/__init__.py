@@ -10,45 +10,38 @@ from jaxformer.decoding.beam_search import (
     gnmt_length_penalty,
     power_length_penalty,
 )
-from jaxformer.decoding.generation_config import (
-    GenerationConfig,
-    SamplerConfig,
-    SamplingConfig,
-)
 from jaxformer.decoding.hypotheses import Hypotheses, Step
 from jaxformer.decoding.logits_processors import (
     DecodeHistory,
     LogitsProcessor,
     force_token_at,
     make_processors,
-    min_length,
+    min_new_tokens,
     no_repeat_ngram,
     renormalize,
     repetition_penalty,
     suppress_tokens,
 )
-from jaxformer.decoding.samplers import (
-    Sampler,
-    greedy,
-    make_sampler,
-    min_p,
-    temperature,
-    top_k,
-    top_k_top_p,
-    top_p,
-)
+from jaxformer.decoding.samplers import Sampler, greedy, make_sampler
 from jaxformer.decoding.sampling import Prompts, StopFn, sample
+from jaxformer.decoding.settings import (
+    LogitsConfig,
+    SamplerConfig,
+    SamplingConfig,
+    SearchConfig,
+)
 
 __all__ = [
     "DecodeHistory",
-    "GenerationConfig",
     "Hypotheses",
     "LengthPenalty",
+    "LogitsConfig",
     "LogitsProcessor",
     "Prompts",
     "Sampler",
     "SamplerConfig",
     "SamplingConfig",
+    "SearchConfig",
     "Step",
     "StopFn",
     "beam_search",
@@ -57,16 +50,11 @@ __all__ = [
     "greedy",
     "make_processors",
     "make_sampler",
-    "min_length",
-    "min_p",
+    "min_new_tokens",
     "no_repeat_ngram",
     "power_length_penalty",
     "renormalize",
     "repetition_penalty",
     "sample",
     "suppress_tokens",
-    "temperature",
-    "top_k",
-    "top_k_top_p",
-    "top_p",
 ]

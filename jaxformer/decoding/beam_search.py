@@ -1,20 +1,21 @@
 """Beam search (Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxformer.decoding.generation_config import GenerationConfig
 from jaxformer.decoding.hypotheses import (
     AnyArray,
     Hypotheses,
     Step,
     append_tokens,
+    check_batch,
     check_logits,
     compile_once,
     empty_hypotheses,
@@ -22,12 +23,12 @@ from jaxformer.decoding.hypotheses import (
     is_among,
 )
 from jaxformer.decoding.logits_processors import (
-    DecodeHistory,
     LogitsProcessor,
     apply_all,
     make_processors,
     renormalize,
 )
+from jaxformer.decoding.settings import SearchConfig
 from jaxformer.ops.top_k import top_k
 
 LengthPenalty = Callable[[Float[Array, "..."], Float[Array, "..."]], Float[Array, "..."]]
@@ -35,20 +36,12 @@ LengthPenalty = Callable[[Float[Array, "..."], Float[Array, "..."]], Float[Array
 
 
 def gnmt_length_penalty(exponent: float) -> LengthPenalty:
-    """score = log p / ((5 + length) / 6)^exponent (Wu et al. 2016, equation 14).
-
-    >>> gnmt_length_penalty(1.0)(-6.0, 7.0)  # -6 / (12 / 6)
-    -3.0
-    """
+    """score = log p / ((5 + length) / 6)^exponent (Wu et al. 2016, equation 14)."""
     return lambda log_prob, length: log_prob / ((5.0 + length) / 6.0) ** exponent
 
 
 def power_length_penalty(exponent: float) -> LengthPenalty:
-    """score = log p / length^exponent: with 0 the log-probability, with 1 its mean.
-
-    >>> power_length_penalty(1.0)(-6.0, 3.0)
-    -2.0
-    """
+    """score = log p / length^exponent: with 0 the log-probability, with 1 its mean."""
     return lambda log_prob, length: log_prob / length**exponent
 
 
@@ -59,19 +52,19 @@ def beam_search(
     step: Step,
     cache: Any,
     bos: Int[AnyArray, " B"],
-    max_lengths: Int[AnyArray, " B"],
-    config: GenerationConfig = GenerationConfig(),
+    max_new_tokens: Int[AnyArray, " B"],
+    config: SearchConfig = SearchConfig(),
     *,
-    max_length: int | None = None,
     logits_processors: Sequence[LogitsProcessor] = (),
     length_penalty_fn: LengthPenalty | None = None,
 ) -> Hypotheses:
     """The `config.beam_size` best continuations that the search finds for each sentence.
 
-    `bos`: the token before each continuation. `max_lengths`: the most tokens of each; below 1
-    there is none. `max_length`: the size L of the result; None: `config.max_length`, or else
-    the largest of `max_lengths`. `cache` must have a method `reorder_beams(parents [B, W])` that
-    returns a cache. A sentence's result depends neither on the other sentences nor on `max_length`.
+    `bos`: the token before each continuation. `max_new_tokens`: the most tokens of each, at most
+    `config.max_new_tokens`; below 1 there is none. The size L of the result is
+    `config.max_new_tokens`, or else the largest of `max_new_tokens`. `cache` must have a method
+    `reorder_beams(parents [B, W])` that returns a cache. A sentence's result depends neither on the
+    other sentences nor on L.
 
     `logits_processors` change the log-probabilities, and so the scores, after those of `config`.
     `length_penalty_fn` replaces the length penalty of `config`. An eager call compiles the search
@@ -86,44 +79,37 @@ def beam_search(
     >>> def step(tokens, cache):  # EOS (2) follows with probability 0.4, token 3 with 0.6
     ...     logits = jnp.log(jnp.array([0.0, 0.0, 0.4, 0.6]))
     ...     return jnp.broadcast_to(logits, (*tokens.shape, 4)), cache
-    >>> config = jf.GenerationConfig(beam_size=2, length_penalty=0.0)
-    >>> found = jf.beam_search(step, NoCache(), jnp.array([1]), jnp.array([2]), config)
-    >>> found.tokens[0]  # two texts of at most 2 tokens
+    >>> config = jf.SearchConfig(beam_size=2, length_penalty=0.0)
+    >>> best = jf.beam_search(step, NoCache(), jnp.array([1]), jnp.array([2]), config)
+    >>> best.tokens[0]  # two texts of at most 2 tokens
     Array([[2, 0],
            [3, 2]], dtype=int32)
-    >>> [round(p, 4) for p in jnp.exp(found.scores[0]).tolist()]  # 0.4, and 0.6 x 0.4
+    >>> [round(p, 4) for p in jnp.exp(best.scores[0]).tolist()]  # 0.4, and 0.6 x 0.4
     [0.4, 0.24]
     """
-    if bos.ndim != 1 or max_lengths.shape != bos.shape:
+    if bos.ndim != 1 or max_new_tokens.shape != bos.shape:
         raise ValueError(
-            f"bos has shape {bos.shape} and max_lengths has shape {max_lengths.shape}, but both "
-            "must be [B]: give one token and one length per sentence"
+            f"bos has shape {bos.shape} and max_new_tokens has shape {max_new_tokens.shape}, but "
+            "both must be [B]: give one token and one length per sentence"
         )
-    size = _result_length(max_lengths, config, max_length)
-    settings = _Settings(config, size, tuple(logits_processors), length_penalty_fn)
-    return _search(settings, step, cache, bos, max_lengths)
-
-
-def _result_length(
-    max_lengths: Int[AnyArray, " B"], config: GenerationConfig, max_length: int | None
-) -> int:
-    size = config.max_length if max_length is None else max_length
-    if size is None and isinstance(max_lengths, Tracer):
-        raise ValueError(
-            "max_lengths is traced, so the size of the result is unknown: give max_length"
-        )
-    if size is not None and size < 1:
-        raise ValueError(f"max_length={size}, but it must be at least 1")
-    return max(1, int(np.max(max_lengths))) if size is None else size
-
-
-class _Settings(NamedTuple):
-    """What a compiled search depends on besides shapes."""
-
-    config: GenerationConfig
-    max_length: int
-    logits_processors: tuple[LogitsProcessor, ...]
-    length_penalty_fn: LengthPenalty | None
+    check_batch(bos)
+    if config.max_new_tokens is None:
+        if isinstance(max_new_tokens, Tracer):
+            raise ValueError(
+                "max_new_tokens is traced, so the size of the result is unknown: give "
+                "SearchConfig(max_new_tokens=...)"
+            )
+        longest = max(1, config.min_new_tokens, int(np.max(max_new_tokens, initial=0)))
+        config = replace(config, max_new_tokens=longest)
+    return _search(
+        step,
+        cache,
+        bos,
+        max_new_tokens,
+        config=config,
+        logits_processors=tuple(logits_processors),
+        length_penalty_fn=length_penalty_fn,
+    )
 
 
 class _Beams(NamedTuple):
@@ -137,24 +123,28 @@ class _Beams(NamedTuple):
 
 @compile_once
 def _search(
-    settings: _Settings,
     step: Step,
     cache: Any,
     bos: Int[AnyArray, " B"],
-    max_lengths: Int[AnyArray, " B"],
+    max_new_tokens: Int[AnyArray, " B"],
+    *,
+    config: SearchConfig,
+    logits_processors: tuple[LogitsProcessor, ...],
+    length_penalty_fn: LengthPenalty | None,
 ) -> Hypotheses:
-    config, max_length, processors, length_penalty_fn = settings
-    max_lengths = jnp.minimum(jnp.asarray(max_lengths), max_length)
-    none = empty_hypotheses(bos.shape[0], config.beam_size, max_length)
+    size = config.max_new_tokens
+    assert size is not None  # `beam_search` gives it
+    limits = jnp.minimum(jnp.asarray(max_new_tokens), size)
+    none = empty_hypotheses(bos.shape[0], config.beam_size, size)
     last = jnp.broadcast_to(bos.astype(jnp.int32)[:, None], (bos.shape[0], config.beam_size))
     live = none._replace(scores=none.scores.at[:, 0].set(0.0))
-    beams = _Beams(jnp.zeros((), jnp.int32), max_lengths < 1, last, live, none, cache)
+    beams = _Beams(jnp.zeros((), jnp.int32), limits < 1, last, live, none, cache)
     if length_penalty_fn is None:
         length_penalty_fn = _LENGTH_PENALTIES[config.length_penalty_kind](config.length_penalty)
-    search = _Search(step, max_lengths, config, processors, length_penalty_fn)
+    search = _Search(step, last, limits, config, logits_processors, length_penalty_fn)
 
     def unfinished(beams):
-        return (beams.length < max_length) & ~beams.stopped.all()
+        return (beams.length < size) & ~beams.stopped.all()
 
     return jax.lax.while_loop(unfinished, search.advance, beams).finished
 
@@ -163,8 +153,9 @@ class _Search(NamedTuple):
     """What stays the same from step to step."""
 
     step: Step
-    max_lengths: Int[Array, " B"]
-    config: GenerationConfig
+    bos: Int[Array, "B W"]
+    limits: Int[Array, " B"]
+    config: SearchConfig
     logits_processors: tuple[LogitsProcessor, ...]
     length_penalty_fn: LengthPenalty
 
@@ -172,7 +163,7 @@ class _Search(NamedTuple):
         """`beams` with one more token."""
         logits, cache = self.step(beams.last, beams.cache)
         check_logits(logits, beams.last, self.config.eos)
-        at_end = beams.length + 1 >= self.max_lengths
+        at_end = beams.length + 1 >= self.limits
         logits, norms = self.process(logits.astype(jnp.float32), beams)
         logits = self.apply_max_length(logits, norms, at_end)
         extended, parents, tokens = _extend(beams, logits, norms, self.candidates)
@@ -194,17 +185,32 @@ class _Search(NamedTuple):
         self, logits: Float[Array, "B W V"], beams: _Beams
     ) -> tuple[Float[Array, "B W V"], Float[Array, "B W 1"]]:
         """The processed logits, and what to subtract from them to get log-probabilities."""
-        on_logits, on_log_probs = _processors(self.config, self.logits_processors)
-        logits = _apply(on_logits, logits, beams)
+        penalties, constraints = make_processors(self.config, self.config.eos)
+        constraints += self.logits_processors
+        constraints += [renormalize] if self.config.renormalize_logits else []
+        greedy = self.config.beam_size == 1
+        logits = self.apply(penalties if greedy else [], logits, beams)
         norms = jax.nn.logsumexp(_rows(logits), axis=1).reshape(*logits.shape[:2], 1)
+        on_log_probs = constraints if greedy else penalties + constraints
         if not on_log_probs:
             return logits, norms
-        return _apply(on_log_probs, logits - norms, beams), jnp.zeros_like(norms)
+        return self.apply(on_log_probs, logits - norms, beams), jnp.zeros_like(norms)
+
+    def apply(
+        self, processors: Sequence[LogitsProcessor], logits: Float[Array, "B W V"], beams: _Beams
+    ) -> Float[Array, "B W V"]:
+        """`logits` after each of `processors` in turn; `bos` counts as the prompt."""
+        if not processors:
+            return logits
+        tokens = _rows(jnp.concatenate([self.bos[..., None], beams.live.tokens], axis=-1))
+        ones = jnp.ones(len(tokens), jnp.int32)
+        processed = apply_all(processors, _rows(logits), tokens, beams.length + ones, ones)
+        return processed.reshape(logits.shape)
 
     def apply_max_length(
         self, logits: Float[Array, "B W V"], norms: Float[Array, "B W 1"], at_end: Bool[Array, " B"]
     ) -> Float[Array, "B W V"]:
-        """`logits` after `config.at_max_length`, for sentences at their last token."""
+        """`logits` under `config.at_max_length`, for sentences at their last token."""
         if self.config.at_max_length == "cut":
             return logits
         rows, at_end = _rows(logits), jnp.repeat(at_end, logits.shape[1])[:, None]
@@ -218,44 +224,17 @@ class _Search(NamedTuple):
         worst = beams.finished.scores.min(axis=-1)
         if self.config.early_stopping == "beam_full":
             return (worst > -jnp.inf) | (best == -jnp.inf)
-        length, max_lengths = beams.length.astype(jnp.float32), self.max_lengths.astype(jnp.float32)
+        length, limits = beams.length.astype(jnp.float32), self.limits.astype(jnp.float32)
         if self.config.early_stopping == "heuristic":
             return worst >= self.length_penalty_fn(best, length)
         # Whatever the sign of the exponent, the best score is at one end of the lengths left.
         next_score = self.length_penalty_fn(best, length + 1)
-        return worst >= jnp.maximum(next_score, self.length_penalty_fn(best, max_lengths))
+        return worst >= jnp.maximum(next_score, self.length_penalty_fn(best, limits))
 
 
-def _processors(
-    config: GenerationConfig, given: tuple[LogitsProcessor, ...]
-) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
-    """What changes the logits, and what changes the log-probabilities."""
-    penalties, constraints = make_processors(config)
-    constraints += [*given, *([renormalize] if config.renormalize_logits else [])]
-    greedy = config.beam_size == 1
-    return (penalties, constraints) if greedy else ([], penalties + constraints)
-
-
-def _rows(x: Float[Array, "B W F"]) -> Float[Array, "R F"]:
+def _rows(x: Shaped[Array, "B W F"]) -> Shaped[Array, "R F"]:
     """`x` as a matrix: a TPU would copy logits with three axes into another layout for top-k."""
     return x.reshape(-1, x.shape[-1])
-
-
-def _apply(
-    processors: Sequence[LogitsProcessor], logits: Float[Array, "B W V"], beams: _Beams
-) -> Float[Array, "B W V"]:
-    """`logits` after each of `processors` in turn."""
-    if not processors:
-        return logits
-    tokens = beams.live.tokens
-    sentences, hypotheses, places = jnp.indices(tokens.shape, sparse=True)
-    written = (places < beams.length).astype(jnp.int32)
-    counts = jnp.zeros(logits.shape, jnp.int32).at[sentences, hypotheses, tokens].add(written)
-
-    def process(logits, counts, tokens):
-        return apply_all(processors, logits, DecodeHistory(counts, tokens, beams.length))
-
-    return jax.vmap(jax.vmap(process))(logits, counts, tokens)
 
 
 def _extend(
@@ -298,8 +277,8 @@ def _best_live(
     return gather_beams(live, kept), parents, tokens
 
 
-def _best_half(some: Hypotheses, others: Hypotheses) -> Hypotheses:
-    """The best half of `some` and `others`, best first; of equal scores the earlier one."""
-    both = jax.tree.map(lambda *halves: jnp.concatenate(halves, axis=1), some, others)
-    _, chosen = jax.lax.top_k(both.scores, some.scores.shape[1])
+def _best_half(older: Hypotheses, newer: Hypotheses) -> Hypotheses:
+    """The best half of `older` and `newer`, best first; of equal scores the earlier one."""
+    both = jax.tree.map(lambda *halves: jnp.concatenate(halves, axis=1), older, newer)
+    _, chosen = jax.lax.top_k(both.scores, older.scores.shape[1])
     return gather_beams(both, chosen)

@@ -1,5 +1,6 @@
 """What beam search and sampling share: the step function and the growing hypotheses."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,14 +17,7 @@ Step = Callable[[Int[Array, "B W"], Any], tuple[Float[Array, "B W V"], Any]]
 
 
 class Hypotheses(NamedTuple):
-    """W continuations of each of B sentences, best first.
-
-    >>> log_probs = jnp.array([[[-1.0, -2.0, 0.0], [-4.0, 0.0, 0.0]]])  # B = 1, W = 2, L = 3
-    >>> tokens = jnp.array([[[5, 2, 0], [2, 0, 0]]])
-    >>> found = Hypotheses(tokens, log_probs.sum(-1), log_probs)
-    >>> found.scores  # without a length penalty
-    Array([[-3., -4.]], dtype=float32)
-    """
+    """W continuations of each of B sentences, best first."""
 
     tokens: Int[Array, "B W L"]
     """Token ids up to and including EOS, then zeros."""
@@ -33,12 +27,12 @@ class Hypotheses(NamedTuple):
     """The log-probability (nats) of each token, then zeros."""
 
 
-def empty_hypotheses(batch: int, beam_size: int, max_length: int) -> Hypotheses:
-    """Hypotheses without a token, whose scores are -inf."""
+def empty_hypotheses(batch: int, beam_size: int, size: int) -> Hypotheses:
+    """Hypotheses without a token, with space for `size` tokens, whose scores are -inf."""
     return Hypotheses(
-        jnp.zeros((batch, beam_size, max_length), jnp.int32),
+        jnp.zeros((batch, beam_size, size), jnp.int32),
         jnp.full((batch, beam_size), -jnp.inf, jnp.float32),
-        jnp.zeros((batch, beam_size, max_length), jnp.float32),
+        jnp.zeros((batch, beam_size, size), jnp.float32),
     )
 
 
@@ -70,6 +64,12 @@ def is_among(tokens: Int[Array, "*shape"], ids: Sequence[int]) -> Bool[Array, "*
     return jnp.isin(tokens, np.asarray(ids, np.int32))
 
 
+def check_batch(first: Int[AnyArray, " B"]) -> None:
+    """Raises `ValueError` for a batch of no sentences."""
+    if not len(first):
+        raise ValueError("the batch is empty: give at least one sentence")
+
+
 def check_logits(
     logits: Float[Array, "B W V"], tokens: Int[Array, "B W"], eos: Sequence[int]
 ) -> None:
@@ -87,17 +87,20 @@ def check_logits(
 
 
 def compile_once(search: Callable[..., Hypotheses]) -> Callable[..., Hypotheses]:
-    """`search(settings, step, *arrays)`, which compiles eager calls only once.
+    """`search(step, *arrays, **settings)`, which compiles eager calls only once.
 
-    That needs a step function that is a `jax.tree_util.Partial`, as `make_step_fn` returns it: its
-    parameters are inputs of the compiled program. Any other eager call compiles its loop again.
+    `settings` are its keyword-only arguments, static and hashable. The step function must be a
+    `jax.tree_util.Partial`, as `make_step_fn` returns it: its parameters are inputs of the compiled
+    program. Any other eager call compiles its loop again.
     """
-    compiled = jax.jit(search, static_argnums=0)
+    parameters = inspect.signature(search).parameters.values()
+    static = [x.name for x in parameters if x.kind is inspect.Parameter.KEYWORD_ONLY]
+    compiled = jax.jit(search, static_argnames=static)
 
-    def run(settings: Any, step: Step, *arrays: Any) -> Hypotheses:
+    def run(step: Step, *arrays: Any, **settings: Any) -> Hypotheses:
         leaves = jax.tree.leaves((step, arrays))
         traced = any(isinstance(leaf, Tracer) for leaf in leaves)
         once = isinstance(step, Partial) and not traced
-        return (compiled if once else search)(settings, step, *arrays)
+        return (compiled if once else search)(step, *arrays, **settings)
 
     return run

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.decoding.generation_config import GenerationConfig
+from jaxformer.decoding.settings import LogitsConfig, SearchConfig
 
 
 class DecodeHistory(NamedTuple):
@@ -16,17 +16,20 @@ class DecodeHistory(NamedTuple):
 
     >>> def forbid_repeats(logits, history):
     ...     return jnp.where(history.token_counts > 0, -jnp.inf, logits)
-    >>> counts, tokens, length = jnp.array([0, 2, 1]), jnp.array([1, 2, 1, 0]), jnp.array(3)
-    >>> forbid_repeats(jnp.zeros(3), DecodeHistory(counts, tokens, length))
+    >>> tokens, counts = jnp.array([1, 2, 1, 0]), jnp.array([0, 2, 1])
+    >>> forbid_repeats(jnp.zeros(3), DecodeHistory(tokens, 3, 1, counts))
     Array([  0., -inf, -inf], dtype=float32)
     """
 
-    token_counts: Int[Array, " V"]
-    """How often the text holds each token, prompt included."""
     tokens: Int[Array, " L"]
-    """The tokens of the continuation; only the first `length` are written."""
-    length: Int[Array, ""]
-    """How many tokens the continuation has."""
+    """The tokens of the prompt (of a search, the token before the text) and of its continuation;
+    only the first `length` are written."""
+    length: Int[Array, ""] | int
+    """How many tokens are written."""
+    prompt_length: Int[Array, ""] | int
+    """How many of them are the prompt's."""
+    token_counts: Int[Array, " V"]
+    """How often they include each token."""
 
 
 LogitsProcessor = Callable[[Float[Array, " V"], DecodeHistory], Float[Array, " V"]]
@@ -34,123 +37,112 @@ LogitsProcessor = Callable[[Float[Array, " V"], DecodeHistory], Float[Array, " V
 
 
 def apply_all(
-    processors: Sequence[LogitsProcessor], logits: Float[Array, " V"], history: DecodeHistory
-) -> Float[Array, " V"]:
-    """`logits` after each of `processors` in turn."""
-    for processor in processors:
-        logits = processor(logits, history)
-    return logits
+    processors: Sequence[LogitsProcessor],
+    logits: Float[Array, "R V"],
+    tokens: Int[Array, "R L"],
+    lengths: Int[Array, " R"],
+    prompt_lengths: Int[Array, " R"],
+) -> Float[Array, "R V"]:
+    """`logits` of R texts after each of `processors` in turn; for the rest see `DecodeHistory`."""
+    written = (np.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
+    rows = np.arange(len(tokens))[:, None]
+    counts = jnp.zeros(logits.shape, jnp.int32).at[rows, tokens].add(written)
+
+    def process(logits, *history):
+        for processor in processors:
+            logits = processor(logits, DecodeHistory(*history))
+        return logits
+
+    return jax.vmap(process)(logits, tokens, lengths, prompt_lengths, counts)
 
 
-def repetition_penalty(penalty: float, before: Sequence[int] = ()) -> LogitsProcessor:
+def repetition_penalty(penalty: float) -> LogitsProcessor:
     """Makes every token that the text holds less likely (Keskar et al. 2019, section 4.1).
 
-    A positive logit is divided by `penalty`, a negative one multiplied, as in the paper's code. The
-    tokens `before` count as part of the text. Raises `ValueError` unless penalty > 0.
+    A positive logit is divided by `penalty`, a negative one multiplied, as in the paper's code.
+    Raises `ValueError` unless penalty > 0.
 
-    >>> history = DecodeHistory(jnp.array([1, 0, 1]), jnp.array([0, 2, 0]), jnp.array(2))
+    >>> history = DecodeHistory(jnp.array([0, 2]), 2, 1, jnp.array([1, 0, 1]))
     >>> repetition_penalty(2.0)(jnp.array([3.0, 3.0, -3.0]), history)
     Array([ 1.5,  3. , -6. ], dtype=float32)
     """
-    first = np.asarray(before, np.int32)
     if not penalty > 0:
-        raise ValueError(
-            f"repetition_penalty {penalty} was given, but it must be positive: 1 is none"
-        )
+        raise ValueError(f"penalty={penalty}, but it must be positive: 1 changes nothing")
 
     def process(logits, history):
         lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
-        return jnp.where(history.token_counts.at[first].add(1) > 0, lower, logits)
+        return jnp.where(history.token_counts > 0, lower, logits)
 
     return process
 
 
 def force_token_at(token: int, index: int = 0) -> LogitsProcessor:
-    """Makes `token` the only one possible where the text holds `index` tokens.
+    """Makes `token` the only one possible where the continuation has `index` tokens.
 
     Its logit becomes 0, the others' -inf: as a log-probability it costs nothing. Raises
     `ValueError` for a token outside the vocabulary.
-
-    >>> empty = DecodeHistory(jnp.zeros(3, int), jnp.zeros(4, int), jnp.array(0))
-    >>> force_token_at(2)(jnp.array([3.0, 2.0, 1.0]), empty)
-    Array([-inf, -inf,   0.], dtype=float32)
     """
 
     def process(logits, history):
-        if not 0 <= token < logits.size:
-            raise ValueError(f"token {token} was forced, but there are only 0 to {logits.size - 1}")
+        _check_tokens([token], logits.size)
         only = jnp.full_like(logits, -jnp.inf).at[token].set(0.0)
-        return jnp.where(history.token_counts.sum() == index, only, logits)
+        return jnp.where(history.length - history.prompt_length == index, only, logits)
 
     return process
 
 
 def renormalize(logits: Float[Array, " V"], history: DecodeHistory) -> Float[Array, " V"]:
-    """A processor that makes log-probabilities of the logits, which add up to one again.
-
-    >>> empty = DecodeHistory(jnp.zeros(3, int), jnp.zeros(4, int), jnp.array(0))
-    >>> jnp.exp(renormalize(jnp.array([1.0, 1.0, -jnp.inf]), empty)).round(4)
-    Array([0.5, 0.5, 0. ], dtype=float32)
-    """
+    """A processor that makes log-probabilities of the logits, which add up to one again."""
     return jax.nn.log_softmax(logits)
 
 
 def suppress_tokens(ids: Sequence[int]) -> LogitsProcessor:
-    """Never writes a token of `ids`; `ValueError` for one outside the vocabulary.
+    """Never writes a token of `ids`; `ValueError` for one outside the vocabulary, and for all.
 
-    >>> empty = DecodeHistory(jnp.zeros(3, int), jnp.zeros(4, int), jnp.array(0))
-    >>> suppress_tokens([0])(jnp.array([3.0, 2.0, 1.0]), empty)
+    >>> begun = DecodeHistory(jnp.array([1, 0]), 1, 1, jnp.array([0, 1, 0]))
+    >>> suppress_tokens([0])(jnp.array([3.0, 2.0, 1.0]), begun)
     Array([-inf,   2.,   1.], dtype=float32)
     """
     suppressed = np.asarray(ids, np.int32)
 
     def process(logits, history):
-        outside = [token for token in ids if not 0 <= token < logits.size]
-        if outside:
-            raise ValueError(
-                f"tokens {outside} were suppressed, but there are only 0 to {logits.size - 1}"
-            )
+        _check_tokens(ids, logits.size)
+        if len(set(ids)) >= logits.size:
+            raise ValueError(f"all {logits.size} tokens are suppressed: leave at least one")
         return logits.at[suppressed].set(-jnp.inf)
 
     return process
 
 
-def min_length(length: int, eos: Sequence[int]) -> LogitsProcessor:
-    """Writes no token of `eos` before the continuation has `length` tokens.
-
-    >>> history = DecodeHistory(jnp.array([1, 0, 0]), jnp.array([0, 0, 0]), jnp.array(1))
-    >>> min_length(2, eos=[2])(jnp.array([3.0, 2.0, 1.0]), history)  # one token so far
-    Array([  3.,   2., -inf], dtype=float32)
-    """
+def min_new_tokens(count: int, eos: Sequence[int]) -> LogitsProcessor:
+    """Writes no token of `eos` before the continuation has `count` tokens."""
     without_eos = suppress_tokens(eos)
 
     def process(logits, history):
-        return jnp.where(history.length < length, without_eos(logits, history), logits)
+        early = history.length - history.prompt_length < count
+        return jnp.where(early, without_eos(logits, history), logits)
 
     return process
 
 
-def no_repeat_ngram(size: int, before: Sequence[int] = ()) -> LogitsProcessor:
-    """Never writes a token that would repeat `size` consecutive tokens of the continuation.
+def no_repeat_ngram(size: int) -> LogitsProcessor:
+    """Never writes a token that would repeat `size` consecutive tokens of the text.
 
-    The tokens `before` count as the first of the continuation (Paulus et al. 2018, section 2.5,
-    with size 3). Raises `ValueError` if size < 1.
+    Paulus et al. 2018, section 2.5, with size 3. Raises `ValueError` if size < 1.
 
-    >>> history = DecodeHistory(jnp.array([0, 2, 1]), jnp.array([1, 2, 1, 0]), jnp.array(3))
+    >>> history = DecodeHistory(jnp.array([1, 2, 1, 0]), 3, 1, jnp.array([0, 2, 1]))
     >>> no_repeat_ngram(2)(jnp.zeros(3), history)  # 1 2 occurs in 1 2 1, so 2 is excluded
     Array([  0.,   0., -inf], dtype=float32)
     """
     if size < 1:
-        raise ValueError(f"no_repeat_ngram was given size={size}, but it must be at least 1")
-    first = np.asarray(before, np.int32)
+        raise ValueError(f"size={size}, but it must be at least 1")
 
     def process(logits, history):
-        tokens = jnp.concatenate([first, history.tokens])
-        count = len(first) + history.length
+        tokens, length, _, _ = history
         starts = np.arange(max(0, tokens.size - size + 1))
         runs = tokens[starts[:, None] + np.arange(size)]  # [runs, size]
-        last = jax.lax.dynamic_slice(tokens, [count - (size - 1)], [min(size - 1, tokens.size)])
-        same = (runs[:, : last.size] == last[None]).all(axis=-1) & (starts + size <= count)
+        last = jax.lax.dynamic_slice(tokens, [length - (size - 1)], [min(size - 1, tokens.size)])
+        same = (runs[:, : last.size] == last[None]).all(axis=-1) & (starts + size <= length)
         repeated = jnp.zeros(logits.shape, bool).at[runs[:, -1]].max(same)
         return jnp.where(repeated, -jnp.inf, logits)
 
@@ -158,24 +150,26 @@ def no_repeat_ngram(size: int, before: Sequence[int] = ()) -> LogitsProcessor:
 
 
 def make_processors(
-    config: GenerationConfig,
+    config: LogitsConfig, eos: Sequence[int]
 ) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
-    """The processors that `config` describes: penalties, and constraints that forbid tokens.
-
-    >>> config = jf.GenerationConfig(repetition_penalty=1.2, suppress_tokens=(3,), min_length=5)
-    >>> penalties, constraints = make_processors(config)
-    >>> len(penalties), len(constraints)
-    (1, 2)
-    """
-    before, penalties, constraints = [config.bos], [], []
+    """The processors that `config` describes: penalties, and constraints that forbid tokens."""
+    penalties, constraints = [], []
     if config.repetition_penalty != 1:
-        penalties.append(repetition_penalty(config.repetition_penalty, before))
+        penalties.append(repetition_penalty(config.repetition_penalty))
     if config.no_repeat_ngram_size:
-        constraints.append(no_repeat_ngram(config.no_repeat_ngram_size, before))
+        constraints.append(no_repeat_ngram(config.no_repeat_ngram_size))
     if config.suppress_tokens:
         constraints.append(suppress_tokens(config.suppress_tokens))
-    if config.min_length:
-        constraints.append(min_length(config.min_length, config.eos))
-    if config.forced_bos is not None:
+    if config.min_new_tokens and eos:
+        constraints.append(min_new_tokens(config.min_new_tokens, eos))
+    if isinstance(config, SearchConfig) and config.forced_bos is not None:
         constraints.append(force_token_at(config.forced_bos))
     return penalties, constraints
+
+
+def _check_tokens(ids: Sequence[int], vocab_size: int) -> None:
+    outside = [token for token in ids if not 0 <= token < vocab_size]
+    if outside:
+        raise ValueError(
+            f"tokens {outside} are not in the vocabulary: give ids from 0 to {vocab_size - 1}"
+        )

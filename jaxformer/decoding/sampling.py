@@ -6,27 +6,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Int, Key
 
-from jaxformer.decoding.generation_config import SamplingConfig
 from jaxformer.decoding.hypotheses import (
     AnyArray,
     Hypotheses,
     Step,
     append_tokens,
+    check_batch,
     check_logits,
     compile_once,
     empty_hypotheses,
     is_among,
 )
-from jaxformer.decoding.logits_processors import (
-    DecodeHistory,
-    LogitsProcessor,
-    apply_all,
-    no_repeat_ngram,
-    repetition_penalty,
-)
+from jaxformer.decoding.logits_processors import LogitsProcessor, apply_all, make_processors
 from jaxformer.decoding.samplers import Sampler, make_sampler
+from jaxformer.decoding.settings import SamplingConfig
 from jaxformer.ops.cross_entropy import token_log_probs
 
 StopFn = Callable[[Int[Array, ""], Int[Array, " B"]], Bool[Array, " B"]]
@@ -34,23 +29,21 @@ StopFn = Callable[[Int[Array, ""], Int[Array, " B"]], Bool[Array, " B"]]
 
 
 class Prompts(NamedTuple):
-    """B texts to continue, whose tokens before the last are in the cache.
-
-    >>> two = Prompts(np.array([7, 9]), max_lengths=np.array([5, 3]), example_ids=np.array([0, 1]))
-    >>> two.step_offset, two.token_counts
-    (0, None)
-    """
+    """B texts to continue, whose tokens before the last are in the cache."""
 
     last_tokens: Int[AnyArray, " B"]
     """The last token of each prompt."""
-    max_lengths: Int[AnyArray, " B"]
+    max_new_tokens: Int[AnyArray, " B"]
     """The most tokens of each continuation; below 1 there is none."""
     example_ids: Int[AnyArray, " B"]
     """A number for each text; with the rng and a token's index it decides what is drawn."""
     step_offset: Int[AnyArray, ""] | np.integer | int = 0
     """How many tokens earlier calls added to the texts: the index of the first new one."""
-    token_counts: Int[AnyArray, "B V"] | None = None
-    """How often each text holds each token, for the logits processors; None: zeros."""
+    history: Int[AnyArray, "B P"] | None = None
+    """The tokens of each text so far, the last one too, for the logits processors; those at its
+    end are padding. None: the last token alone."""
+    history_lengths: Int[AnyArray, " B"] | None = None
+    """How many tokens of `history` are no padding; None: all."""
 
 
 def sample(
@@ -60,48 +53,52 @@ def sample(
     rng: Key[Array, ""],
     config: SamplingConfig = SamplingConfig(),
     *,
+    eos: tuple[int, ...] = (),
     sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] = (),
     stop_fn: StopFn | None = None,
 ) -> Hypotheses:
     """One continuation of each prompt (W = 1) of at most `config.max_new_tokens` tokens.
 
-    A text ends with a token of `config.eos` (None: no token ends it), at its maximum length, or
-    when `stop_fn` says so. `sampler` replaces the one that `config` describes. `logits_processors`
-    follow the repetition penalty of `config` and precede its `no_repeat_ngram_size`. A text depends
-    on `rng`, its `example_ids` and the indices of its tokens, not on the batch. Scores and
-    log-probabilities are the model's own, before any processor. `config.stop`, `overflow` and
-    `seed` are not used here.
+    A text ends with a token of `eos`, at its maximum length, or when `stop_fn` says so. `sampler`
+    replaces the one that `config` describes. `logits_processors` follow the repetition penalty of
+    `config` and precede its constraints. A text depends on `rng`, its `example_ids` and the
+    indices of its tokens, not on the batch. Scores and log-probabilities are the model's own,
+    before any processor.
 
     Eager calls compile as those of `beam_search`. Raises `ValueError` for shapes that do not fit.
 
     >>> def step(tokens, cache):  # the token after t is t + 1
     ...     return jax.nn.one_hot(tokens + 1, 9), cache
     >>> ids = jnp.array([0, 1])
-    >>> prompts = Prompts(jnp.array([1, 4]), max_lengths=jnp.array([3, 3]), example_ids=ids)
-    >>> config = jf.SamplingConfig(max_new_tokens=3, temperature=0.0, eos=(6,))
-    >>> jf.sample(step, None, prompts, jax.random.key(0), config).tokens[:, 0]  # [B, L]
+    >>> prompts = Prompts(jnp.array([1, 4]), max_new_tokens=jnp.array([3, 3]), example_ids=ids)
+    >>> config = jf.SamplingConfig(max_new_tokens=3, temperature=0.0)
+    >>> jf.sample(step, None, prompts, jax.random.key(0), config, eos=(6,)).tokens[:, 0]  # [B, L]
     Array([[2, 3, 4],
            [5, 6, 0]], dtype=int32)
     """
     shape = prompts.last_tokens.shape
     if len(shape) != 1:
         raise ValueError(f"last_tokens has shape {shape}, but must be [B]: one token per prompt")
-    for name in ("max_lengths", "example_ids"):
-        given = getattr(prompts, name).shape
-        if given != shape:
-            raise ValueError(f"{name} has shape {given}, but must be {shape}, like last_tokens")
-    settings = _Settings(config, sampler, tuple(logits_processors), stop_fn)
-    return _sample(settings, step, cache, prompts, rng)
-
-
-class _Settings(NamedTuple):
-    """What a compiled loop depends on besides shapes."""
-
-    config: SamplingConfig
-    sampler: Sampler | None
-    logits_processors: tuple[LogitsProcessor, ...]
-    stop_fn: StopFn | None
+    check_batch(prompts.last_tokens)
+    for name in ("max_new_tokens", "example_ids", "history_lengths"):
+        value = getattr(prompts, name)
+        if value is not None and value.shape != shape:
+            raise ValueError(f"{name} has shape {value.shape}, but must be {shape}: [B]")
+    history = prompts.history
+    if history is not None and (history.ndim != 2 or history.shape[:1] != shape):
+        raise ValueError(f"history has shape {history.shape}, but must be [B, P] with B={shape[0]}")
+    return _sample(
+        step,
+        cache,
+        prompts,
+        rng,
+        config=config,
+        eos=tuple(eos),
+        sampler=sampler,
+        logits_processors=tuple(logits_processors),
+        stop_fn=stop_fn,
+    )
 
 
 class _Texts(NamedTuple):
@@ -109,73 +106,69 @@ class _Texts(NamedTuple):
     stopped: Bool[Array, " B"]
     last: Int[Array, " B"]
     written: Hypotheses
-    token_counts: Int[Array, "B V"] | None
+    whole: Int[Array, "B P+L"] | None  # prompts and what is written, if a processor sees them
     cache: Any
 
 
 @compile_once
 def _sample(
-    settings: _Settings, step: Step, cache: Any, prompts: Prompts, rng: Key[Array, ""]
+    step: Step,
+    cache: Any,
+    prompts: Prompts,
+    rng: Key[Array, ""],
+    *,
+    config: SamplingConfig,
+    eos: tuple[int, ...],
+    sampler: Sampler | None,
+    logits_processors: tuple[LogitsProcessor, ...],
+    stop_fn: StopFn | None,
 ) -> Hypotheses:
-    config, sampler, processors, stop_fn = settings
     sampler = make_sampler(config) if sampler is None else sampler
-    eos = config.eos or ()
-    if config.repetition_penalty != 1:
-        processors = (repetition_penalty(config.repetition_penalty), *processors)
-    if config.no_repeat_ngram_size:
-        processors = (*processors, no_repeat_ngram(config.no_repeat_ngram_size))
+    penalties, constraints = make_processors(config, eos)
+    processors = [*penalties, *logits_processors, *constraints]
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, prompts.example_ids)
-    written = empty_hypotheses(len(prompts.last_tokens), 1, config.max_new_tokens)
+    rows = jnp.arange(len(prompts.last_tokens))
+    history, begun = _history(prompts)
+    written = empty_hypotheses(len(rows), 1, config.max_new_tokens)
     written = written._replace(scores=jnp.zeros_like(written.scores))
 
     def unfinished(texts):
         return (texts.length < config.max_new_tokens) & ~texts.stopped.all()
 
     def advance(texts):
-        index, stopped, last, written, counts, cache = texts
+        index, stopped, last, written, whole, cache = texts
         logits, cache = step(last[:, None], cache)
         check_logits(logits, last[:, None], eos)
-        logits = logits[:, 0].astype(jnp.float32)
+        logits = processed = logits[:, 0].astype(jnp.float32)
+        lengths = begun + index
+        if whole is not None:
+            ends = begun - prompts.step_offset
+            processed = apply_all(processors, logits, whole, lengths, ends)
         step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, prompts.step_offset + index)
-        drawn = jax.vmap(sampler)(_apply(processors, logits, texts), step_keys)
-        token = jnp.where(stopped, 0, drawn)
+        token = jnp.where(stopped, 0, jax.vmap(sampler)(processed, step_keys))
         added = jnp.where(stopped, 0.0, token_log_probs(logits, token))
         written = append_tokens(written, token[:, None], added[:, None], index)
-        stopped |= index + 1 >= prompts.max_lengths
+        stopped |= index + 1 >= prompts.max_new_tokens
         if eos:
             stopped |= is_among(token, eos)
         if stop_fn is not None:
             stopped |= stop_fn(index, token)
-        if counts is not None:
-            counts = counts.at[jnp.arange(len(token)), token].add(1)
-        return _Texts(index + 1, stopped, token, written, counts, cache)
+        if whole is not None:
+            whole = whole.at[rows, lengths].set(token)
+        return _Texts(index + 1, stopped, token, written, whole, cache)
 
-    counts = _initial_counts(step, cache, prompts) if processors else None
+    whole = jnp.pad(history, ((0, 0), (0, config.max_new_tokens))) if processors else None
     length, last = jnp.zeros((), jnp.int32), jnp.asarray(prompts.last_tokens, jnp.int32)
-    stopped = jnp.asarray(prompts.max_lengths) < 1
-    texts = _Texts(length, stopped, last, written, counts, cache)
+    stopped = jnp.asarray(prompts.max_new_tokens) < 1
+    texts = _Texts(length, stopped, last, written, whole, cache)
     return jax.lax.while_loop(unfinished, advance, texts).written
 
 
-def _initial_counts(step: Step, cache: Any, prompts: Prompts) -> Int[Array, "B V"]:
-    """`prompts.token_counts`, or zeros."""
-    logits, _ = jax.eval_shape(step, prompts.last_tokens[:, None], cache)
-    shape, counts = (logits.shape[0], logits.shape[-1]), prompts.token_counts
-    if counts is None:
-        return jnp.zeros(shape, jnp.int32)
-    if counts.shape != shape:
-        raise ValueError(f"token_counts has shape {counts.shape}, but must be [B, V] {shape}")
-    return jnp.asarray(counts)
-
-
-def _apply(
-    processors: Sequence[LogitsProcessor], logits: Float[Array, "B V"], texts: _Texts
-) -> Float[Array, "B V"]:
-    """`logits` after each of `processors` in turn."""
-    if texts.token_counts is None:
-        return logits
-
-    def process(logits, counts, tokens):
-        return apply_all(processors, logits, DecodeHistory(counts, tokens, texts.length))
-
-    return jax.vmap(process)(logits, texts.token_counts, texts.written.tokens[:, 0])
+def _history(prompts: Prompts) -> tuple[Int[Array, "B P"], Int[Array, " B"]]:
+    """The tokens of each text so far, padded at the end, and how many they are."""
+    tokens, lengths = prompts.history, prompts.history_lengths
+    if tokens is None:
+        tokens = prompts.last_tokens[:, None]
+    if lengths is None:
+        lengths = jnp.full(tokens.shape[:1], tokens.shape[1])
+    return jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)

@@ -9,8 +9,6 @@ from jaxformer.pipelines.scoring import score, score_pairs
 from jaxformer.pipelines.translation import (
     Translation,
     max_target_length,
-    rank_by_utility,
-    sample_translations,
     translate,
     translate_ids,
 )
@@ -27,8 +25,6 @@ __all__ = [
     "find_too_long",
     "make_step_fn",
     "max_target_length",
-    "rank_by_utility",
-    "sample_translations",
     "score",
     "score_pairs",
     "stream",

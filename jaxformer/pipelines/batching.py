@@ -1,6 +1,6 @@
 """What the pipelines share: batches of few shapes, checks of texts, a model as step function."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,19 +11,71 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.decoding import Step
 from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.text.tokenizers import PAD, Tokenizer
 
 BATCH_SIZE = 64
 """The most texts in a batch."""
 
+_HEADS = (Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier)
+_MODELS = (DecoderOnly, EncoderDecoder, EncoderOnly, *_HEADS)
 
-def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises `ConfigError` for a tokenizer with ids outside the model's vocabulary."""
-    if tokenizer.vocab_size > vocab_size:
+
+def unwrapped(model: Any) -> Any:
+    """The model itself, or that of an `Int8`, `Ensemble` or `Patched`."""
+    return getattr(model, "model", model)
+
+
+def check_model(model: Any, *kinds: type) -> None:
+    """Raises `ConfigError` for one of the package's models that is of none of `kinds`."""
+    body = unwrapped(model)
+    if not isinstance(body, nn.Module) or isinstance(body, _MODELS) and not isinstance(body, kinds):
         raise ConfigError(
-            f"the tokenizer has {tokenizer.vocab_size} ids, but the model has only {vocab_size}: "
-            "give the tokenizer that the model was trained with"
+            f"the model has the class {type(body).__name__}, but this needs "
+            f"{' or '.join(kind.__name__ for kind in kinds)}: give a model of that class"
         )
+
+
+def check_texts(texts: Iterable[str]) -> list[str]:
+    """`texts` in a list; `DataError` for one bare string, and for what is no string."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise DataError(
+            f"the texts are one {type(texts).__name__}, but must be a sequence of strings: for one "
+            "text give a list with it"
+        )
+    texts = list(texts)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise DataError(
+                f"text {number} of {len(texts)} is a {type(text).__name__}, but must be a string"
+            )
+    return texts
+
+
+def check_id(name: str, token: int, vocab_size: int) -> None:
+    """Raises `ConfigError` for a token id outside the model's vocabulary."""
+    if not 0 <= token < vocab_size:
+        raise ConfigError(
+            f"{name}={token}, but the model's token ids are 0 to {vocab_size - 1}: give one of them"
+        )
+
+
+def check_count(name: str, value: Any, most: int | None = None) -> None:
+    """Raises `ConfigError` unless `value` is an integer from 1 to `most` (None: any)."""
+    limits = "at least 1" if most is None else f"1 to {most}"
+    if not isinstance(value, int | np.integer) or value < 1 or (most is not None and value > most):
+        raise ConfigError(f"{name}={value!r}, but it must be an integer, {limits}")
+
+
+def check_tokenizer(tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    """Raises `ConfigError` for a tokenizer that is None or has more ids than the model."""
+    if tokenizer is None:
+        raise ConfigError(
+            "the tokenizer is None: give the one that the model was trained with (jf.load gives "
+            "None for a folder without tokenizer files)"
+        )
+    tokenizer.check_fits(vocab_size)
 
 
 def check_lengths(texts: Sequence[Sequence[int]], max_len: int) -> None:

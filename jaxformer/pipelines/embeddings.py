@@ -1,6 +1,6 @@
 """The vectors that a model gives to texts and their tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,22 +16,19 @@ from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines.batching import (
     add_special_tokens,
     check_lengths,
+    check_model,
+    check_texts,
     check_tokenizer,
     group_by_length,
     next_power_of_two,
     pad_with_mask,
+    unwrapped,
 )
 from jaxformer.text.tokenizers import Tokenizer
 
 
 class TextEmbeddings(NamedTuple):
-    """The T tokens of a text and their vectors.
-
-    >>> vectors = np.array([[1.0, 0.0], [3.0, 2.0]])
-    >>> found = TextEmbeddings(["a", " rose"], vectors, vectors, mean=vectors.mean(axis=0))
-    >>> found.mean
-    array([2., 1.])
-    """
+    """The T tokens of a text and their vectors."""
 
     tokens: list[str]
     """The tokens as the vocabulary writes them."""
@@ -46,7 +43,7 @@ class TextEmbeddings(NamedTuple):
 def embed(
     model: MaskedLanguageModel | EncoderOnly | DecoderOnly,
     params: Any,
-    texts: Sequence[str],
+    texts: Iterable[str],
     tokenizer: Tokenizer,
 ) -> list[TextEmbeddings]:
     """The learned and the contextual vectors of each text's tokens.
@@ -68,12 +65,14 @@ def embed(
     >>> bool((found.contextual[1] == found.contextual[4]).all())  # other words come before it
     False
     """
+    check_model(model, MaskedLanguageModel, EncoderOnly, DecoderOnly)
     check_tokenizer(tokenizer, model.config.vocab_size)
+    texts = check_texts(texts)
     bare = tokenizer.encode_batch(texts)
     for number, ids in enumerate(bare, 1):
         if not ids:
             raise DataError(f"text {number} of {len(texts)} has no tokens: give it some text")
-    causal = isinstance(getattr(model, "model", model), DecoderOnly)  # that of Int8 or Patched
+    causal = isinstance(unwrapped(model), DecoderOnly)
     whole = bare if causal else [add_special_tokens(ids, tokenizer) for ids in bare]
     first = 0 if causal or tokenizer.special.bos is None else 1
     check_lengths(whole, model.config.max_len)
@@ -83,9 +82,9 @@ def embed(
         tokens, padding_mask = pad_with_mask([whole[i] for i in chosen], batch, size)
         learned, contextual = jax.device_get(_vectors(model, params, tokens, padding_mask))
         for row, i in enumerate(chosen):
-            own = slice(first, first + len(bare[i]))
-            vectors = learned[row, own], contextual[row, own], contextual[row, own].mean(axis=0)
-            results[i] = TextEmbeddings([tokenizer.token(index) for index in bare[i]], *vectors)
+            inner = slice(first, first + len(bare[i]))
+            names, states = [tokenizer.token(x) for x in bare[i]], contextual[row, inner]
+            results[i] = TextEmbeddings(names, learned[row, inner], states, states.mean(axis=0))
     return [results[i] for i in range(len(texts))]
 
 

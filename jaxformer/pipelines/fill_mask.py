@@ -1,6 +1,6 @@
-"""Which tokens may stand where a text has a mask."""
+"""Predictions of the tokens behind the masks of a text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,11 +8,14 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.errors import ConfigError, DataError
+from jaxformer.errors import DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pipelines.batching import (
     add_special_tokens,
+    check_count,
     check_lengths,
+    check_model,
+    check_texts,
     check_tokenizer,
     group_by_length,
     next_power_of_two,
@@ -26,11 +29,7 @@ _WORDS = 64
 
 
 class MaskPrediction(NamedTuple):
-    """A token that may replace a mask.
-
-    >>> MaskPrediction(token="Ġrose", text=" rose", probability=0.5).text
-    ' rose'
-    """
+    """A token that may replace a mask."""
 
     token: str
     """The token as the vocabulary writes it."""
@@ -43,7 +42,7 @@ class MaskPrediction(NamedTuple):
 def fill_mask(
     model: MaskedLanguageModel,
     params: Any,
-    texts: Sequence[str],
+    texts: Iterable[str],
     tokenizer: Tokenizer,
     *,
     count: int = 5,
@@ -65,10 +64,10 @@ def fill_mask(
     >>> round(best.probability, 4), len(others)  # each of the 8 tokens is as likely
     (0.125, 4)
     """
-    vocab_size, max_len = model.config.vocab_size, model.config.max_len
-    check_tokenizer(tokenizer, vocab_size)
-    if count < 1:
-        raise ConfigError(f"count={count}, but it must be at least 1")
+    check_model(model, MaskedLanguageModel)
+    check_tokenizer(tokenizer, model.config.vocab_size)
+    texts, max_len = check_texts(texts), model.config.max_len
+    check_count("count", count)
     mask = _mask_id(tokenizer)
     encoded = [encode_masked(text, i, tokenizer) for i, text in enumerate(texts)]
     ids = [add_special_tokens(x, tokenizer) for x in encoded]
@@ -81,12 +80,12 @@ def fill_mask(
         tokens, padding_mask = pad_with_mask([ids[i] for i in chosen], batch, size)
         most = next_power_of_two(max(len(positions[i]) for i in chosen))
         masked_positions = pad_right([positions[i] for i in chosen], batch, most)
-        probabilities, found = jax.device_get(
+        probabilities, predicted = jax.device_get(
             predict(model, params, tokens, padding_mask, masked_positions)
         )
         for row, i in enumerate(chosen):
             results[i] = [
-                _predictions(found[row, k], probabilities[row, k], tokenizer)
+                _predictions(predicted[row, k], probabilities[row, k], tokenizer)
                 for k in range(len(positions[i]))
             ]
     return results
@@ -142,5 +141,5 @@ def _predictions(
     ids: np.ndarray, probabilities: np.ndarray, tokenizer: Tokenizer
 ) -> list[MaskPrediction]:
     texts = tokenizer.decode_batch(ids[:, None])
-    found = zip(ids.tolist(), texts, probabilities.tolist(), strict=True)
-    return [MaskPrediction(tokenizer.token(i), text, share) for i, text, share in found]
+    rows = zip(ids.tolist(), texts, probabilities.tolist(), strict=True)
+    return [MaskPrediction(tokenizer.token(i), text, share) for i, text, share in rows]

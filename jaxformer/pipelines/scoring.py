@@ -1,7 +1,7 @@
 """How likely texts are to a language model, and translations to a translator."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -9,13 +9,17 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.decoding import GenerationConfig
-from jaxformer.errors import ConfigError
+from jaxformer.decoding import SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.errors import DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines.batching import (
     BATCH_SIZE,
+    check_count,
     check_lengths,
+    check_model,
+    check_texts,
     check_tokenizer,
     group_by_length,
     next_power_of_two,
@@ -32,7 +36,7 @@ _BATCH_TOKENS = 2048
 def score(
     model: DecoderOnly,
     params: Any,
-    texts: Sequence[str],
+    texts: Iterable[str],
     tokenizer: Tokenizer,
     *,
     stride: int | None = None,
@@ -55,11 +59,11 @@ def score(
     >>> found.tokens, round(found.nats / found.tokens, 4)  # log 8
     (3, 2.0794)
     """
+    check_model(model, DecoderOnly)
     check_tokenizer(tokenizer, model.config.vocab_size)
-    max_len = model.config.max_len
+    texts, max_len = check_texts(texts), model.config.max_len
     stride = max_len if stride is None else stride
-    if not 1 <= stride <= max_len:
-        raise ConfigError(f"stride={stride}, but it must be 1 to max_len={max_len}")
+    check_count("stride", stride, max_len)
     bos = [] if tokenizer.special.bos is None else [tokenizer.special.bos]
     ids = [bos + text for text in tokenizer.encode_batch(texts)]
     windows = [(i, *window) for i, x in enumerate(ids) for window in _windows(x, max_len, stride)]
@@ -102,7 +106,7 @@ def _groups(lengths: list[int], max_len: int) -> Iterator[tuple[list[int], int]]
 def score_pairs(
     model: EncoderDecoder,
     params: Any,
-    pairs: Sequence[tuple[str, str]],
+    pairs: Iterable[tuple[str, str]],
     source_tokenizer: Tokenizer,
     target_tokenizer: Tokenizer,
     *,
@@ -113,22 +117,17 @@ def score_pairs(
     Their sum is the log-probability of the target; a pair with a blank side has none. Raises
     `DataError` for a side of more than `max_len` tokens, `ConfigError` for tokenizers that do not
     fit the model.
-
-    >>> from jaxformer.text.tokenizers import train_words
-    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
-    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
-    >>> ids, tokenizer = jnp.ones((1, 3), int), train_words(["a rose eine Rose"], 8)
-    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
-    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> (found,) = score_pairs(model, params, [("a rose", "eine Rose")], tokenizer, tokenizer)
-    >>> [round(float(jnp.exp(log_prob)), 4) for log_prob in found]  # eine, Rose, EOS: 1 / V each
-    [0.125, 0.125, 0.125]
     """
-    config, max_len = GenerationConfig(), model.config.max_len
+    check_model(model, EncoderDecoder)
     check_tokenizer(target_tokenizer, model.config.vocab_size)
+    check_count("batch_size", batch_size)
+    max_len, pairs = model.config.max_len, list(pairs)
+    for number, pair in enumerate(pairs, 1):
+        if isinstance(pair, str) or len(pair) != 2:
+            raise DataError(f"pair {number} of {len(pairs)} must be (source, target): two strings")
     sources = encode_sources(model, [pair[0] for pair in pairs], source_tokenizer)
-    targets = with_eos([pair[1] for pair in pairs], target_tokenizer, config)
+    search, options = SearchConfig(), TranslationOptions()
+    targets = with_eos([pair[1] for pair in pairs], target_tokenizer, search, options)
     check_lengths(targets, max_len)
     results: list[list[float]] = [[] for _ in pairs]
     sides = zip(sources, targets, strict=True)
@@ -136,9 +135,9 @@ def score_pairs(
     for chosen, size in group_by_length(lengths, max_len, batch_size):
         source = pad_right([sources[i] for i in chosen], batch_size, size)
         target = pad_right([[BOS, *targets[i]] for i in chosen], batch_size, size + 1)
-        found = np.asarray(_pair_log_probs(model, params, source, target))
+        log_probs = np.asarray(_pair_log_probs(model, params, source, target))
         for row, index in enumerate(chosen):
-            results[index] = found[row, : len(targets[index])].tolist()
+            results[index] = log_probs[row, : len(targets[index])].tolist()
     return results
 
 

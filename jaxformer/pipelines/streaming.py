@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -104,8 +104,8 @@ class PartialText:
         tokenizer: Tokenizer,
         *,
         max_new_tokens: int,
-        eos: Collection[int],
-        stop: Sequence[str],
+        eos: tuple[int, ...],
+        stop: tuple[str, ...],
     ) -> None:
         self.example_id = example_id
         self.prompt: list[int] = list(prompt)
@@ -116,8 +116,8 @@ class PartialText:
         self.done: bool = False
         self._tokenizer = tokenizer
         self._max_new_tokens = max_new_tokens
-        self._eos = eos
-        self.stop: tuple[str, ...] = tuple(stop)
+        self.eos = eos
+        self._stop = stop
         self._known = self.prompt[-_BEFORE:]
         self._before = tokenizer.decode(self._known)
         self._unread: list[int] = []
@@ -138,7 +138,7 @@ class PartialText:
         A character whose last bytes never come is left out, as is what follows a stop string.
         """
         self.ids.append(token)
-        self.ended = token in self._eos
+        self.ended = token in self.eos
         self.done = self.ended or len(self.ids) == self._max_new_tokens
         if not self.ended:
             self._unread.append(token)
@@ -161,12 +161,12 @@ class PartialText:
 
     def _release(self) -> str:
         """The text held back, without an end of it that may be the beginning of a stop string."""
-        found = [
-            (self._held.find(stop) + len(stop), stop) for stop in self.stop if stop in self._held
+        ends = [
+            (self._held.find(stop) + len(stop), stop) for stop in self._stop if stop in self._held
         ]
-        if found:
+        if ends:
             # The stop string that was complete first, and of several the longest.
-            at, stop = min(found, key=lambda each: (each[0], -len(each[1])))
+            at, stop = min(ends, key=lambda each: (each[0], -len(each[1])))
             self.ended = self.done = True
             return self._held[: at - len(stop)]
         kept = 0 if self.done else self._stop_prefix()
@@ -176,10 +176,10 @@ class PartialText:
 
     def _stop_prefix(self) -> int:
         """How many of the last characters may be the beginning of a stop string."""
-        longest = max(map(len, self.stop), default=1) - 1
+        longest = max(map(len, self._stop), default=1) - 1
         sizes = range(min(longest, len(self._held)), 0, -1)
         ends = (size for size in sizes if self._begins_stop(self._held[-size:]))
         return next(ends, 0)
 
     def _begins_stop(self, text: str) -> bool:
-        return any(stop.startswith(text) for stop in self.stop)
+        return any(stop.startswith(text) for stop in self._stop)

@@ -4,8 +4,12 @@ Each family has one weight map of entries *our path, name of the tensor, transfo
 settings for its config.json; both are used in both directions, on numpy arrays.
 """
 
-from jaxformer.pretrained.generation_json import generation_json, left_out
-from jaxformer.pretrained.generation_settings import load_eos, load_generation_config
+from jaxformer.pretrained.generation_config import (
+    generation_json,
+    inexpressible_settings,
+    load_eos,
+    load_generation_config,
+)
 from jaxformer.pretrained.loading import (
     Loaded,
     is_pretrained,
@@ -20,8 +24,8 @@ __all__ = [
     "Loaded",
     "MarianLayout",
     "generation_json",
+    "inexpressible_settings",
     "is_pretrained",
-    "left_out",
     "load",
     "load_eos",
     "load_generation_config",

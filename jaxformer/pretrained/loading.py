@@ -29,6 +29,7 @@ from jaxformer.pretrained.model_specs import ModelSpec, check_params, make_model
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.training.train_step import result_tree
 
 _TOKENIZER_OPTIONS = ("tokenizer_config.json", "target_vocab.json")
 _TOKENIZER_LIMIT = 128 * 2**20
@@ -39,13 +40,7 @@ _SOURCE, _TARGET = Path("tokenizer", "source.json"), Path("tokenizer", "target.j
 
 
 class Loaded(NamedTuple):
-    """A trained model, ready for use.
-
-    >>> loaded = Loaded(jf.DecoderOnly(jf.GPT2), {}, tokenizer=None, target_tokenizer=None)
-    >>> model, params, *_ = loaded
-    >>> model.config.num_decoder_layers
-    12
-    """
+    """A trained model, ready for use."""
 
     model: nn.Module
     params: dict[str, Any]
@@ -71,9 +66,12 @@ def load_pretrained(
     `Classifier`, `TokenClassifier` or `SpanPredictor`. Weights may be stored as F16, BF16 or F32;
     `params` are float32. `dtype` is that of the computation. A decoder without an output layer gets
     the transpose of its embedding. With a `strategy`, such as `sharded(mesh)`, `params` are JAX
-    arrays of the stored type, and each device reads only its parts from the files.
-    If there is no such folder, `folder` is the name of a model on
-    the hub and is downloaded (needs `huggingface_hub`).
+    arrays of the stored type, and each device reads only its parts from the files. If there is no
+    such folder, `folder` is the name of a model on the hub and is downloaded (needs
+    `huggingface_hub`).
+
+    Pad texts at their ends, as the pipelines do: in transformers RoBERTa, XLM-R and M2M100 count
+    positions from the first token that is no padding, here from the first column.
 
     Raises `ConfigError`, naming the key and its value, for what is not supported, and `DataError`
     for files that are damaged, lead out of the folder, or do not have exactly the tensors that the
@@ -95,17 +93,7 @@ def load_pretrained(
 
 
 def load_without_weights(folder: str | os.PathLike[str]) -> Loaded:
-    """What `load_pretrained` gives, with no `params`: of the weights only the shapes are read.
-
-    >>> from dataclasses import replace
-    >>> small = {"vocab_size": 11, "d_model": 8, "d_ff": 32, "num_heads": 2}
-    >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))
-    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
-    >>> jf.save_pretrained("model", model, params)
-    >>> loaded = load_without_weights("model")
-    >>> loaded.model.config.d_ff, loaded.params
-    (32, {})
-    """
+    """What `load_pretrained` gives, with no `params`: of the weights only the shapes are read."""
     return _load(folder, reference, "float32", lambda *_: {})
 
 
@@ -136,15 +124,7 @@ def _load(
 
 
 def is_pretrained(folder: str | os.PathLike[str]) -> bool:
-    """Whether `folder` holds a model as `transformers` writes it, and not a run.
-
-    >>> Path("model").mkdir()
-    >>> is_pretrained("model")
-    False
-    >>> _ = Path("model", "config.json").write_text('{"model_type": "gpt2"}')
-    >>> is_pretrained("model")
-    True
-    """
+    """Whether `folder` holds a model as `transformers` writes it, and not a run."""
     try:
         return "model_type" in HFFolder(folder).json("config.json")
     except (ConfigError, DataError):
@@ -152,12 +132,11 @@ def is_pretrained(folder: str | os.PathLike[str]) -> bool:
 
 
 def check_tokenizer(folder: str | os.PathLike[str], tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises `DataError` if the tokenizer of `folder` has more ids than the model."""
-    if tokenizer.vocab_size > vocab_size:
-        raise DataError(
-            f"{folder}: the tokenizer's ids end at {tokenizer.vocab_size - 1}, but the model's "
-            f"vocabulary has {vocab_size}: put the model's own tokenizer there"
-        )
+    """Raises `ConfigError` if the tokenizer of `folder` has more ids than the model."""
+    try:
+        tokenizer.check_fits(vocab_size)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from error
 
 
 def _has_tokenizer(source: HFFolder) -> bool:
@@ -210,12 +189,12 @@ def _read_params(
 def _place_on(
     strategy: Strategy, shapes: Mapping[str, Shape]
 ) -> Callable[[str, np.ndarray], jax.Array]:
-    """place(path, array) -> the array on the devices of `strategy`; only parts are copied."""
+    """put(path, array) -> the array on the devices of `strategy`; only parts are copied."""
     leaves = {path: jax.ShapeDtypeStruct(shape, np.float32) for path, shape in shapes.items()}
     tree = strategy.shardings(unflatten_dict(leaves, sep="/"))
     shardings: dict[str, Any] = flatten_dict(tree, sep="/")
 
-    def place(path: str, value: np.ndarray) -> jax.Array:
+    def put(path: str, value: np.ndarray) -> jax.Array:
         sharding = shardings[path]
         indices = sharding.addressable_devices_indices_map(value.shape)
         parts = [
@@ -226,7 +205,7 @@ def _place_on(
         ]
         return jax.make_array_from_single_device_arrays(value.shape, sharding, parts)
 
-    return place
+    return put
 
 
 def load(
@@ -344,11 +323,13 @@ def _run_params(folder: Path, training: Mapping[str, Any]) -> dict[str, Any]:
     if newest is None:
         raise CheckpointError(f"{folder} has no complete checkpoint: train first")
     source = HFFolder(folder)
-    chosen = source.json("weights.json").get("steps") if source.has("weights.json") else None
-    if not chosen or not set(chosen) <= set(checkpoints.steps()):
-        chosen = [newest]
-    averaged = training.get("ema_decay", 0) > 0
-    return checkpoints.average_params(chosen, tree="ema" if averaged else "params")
+    record = source.json("weights.json") if source.has("weights.json") else {}
+    steps = record.get("steps")
+    if not steps or not set(steps) <= set(checkpoints.steps()):
+        steps = [newest]
+    names = ("ema_decay", "extra_ema_decays", "schedule_free")
+    averages = {name: training[name] for name in names if name in training}
+    return checkpoints.average_params(steps, tree=record.get("tree") or result_tree(**averages))
 
 
 def _with_vocabularies(sizes: TransformerConfig, params: Mapping[str, Any]) -> TransformerConfig:
@@ -365,14 +346,15 @@ def _run_tokenizers(
     folder: Path, sizes: TransformerConfig
 ) -> tuple[Tokenizer | None, Tokenizer | None]:
     """The tokenizers of source and target, one object where there is one vocabulary."""
-    target = next((name for name in (_TARGET, _TOKENIZER) if (folder / name).exists()), None)
-    if target is None:
+    paths = (folder / _TARGET, folder / _TOKENIZER)
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
         return None, None
-    found = tokenizers.load(folder / target)
-    source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else found
-    check_tokenizer(folder, found, sizes.vocab_size)
+    target = tokenizers.load(path)
+    source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else target
+    check_tokenizer(folder, target, sizes.vocab_size)
     check_tokenizer(folder, source, sizes.source_vocab_size or sizes.vocab_size)
-    return source, found
+    return source, target
 
 
 def _attention_fn(name: str) -> AttentionFn:

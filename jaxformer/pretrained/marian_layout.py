@@ -11,7 +11,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer.config import with_fields
-from jaxformer.decoding import GenerationConfig
+from jaxformer.decoding import SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.nn.stacking import unstack_blocks
@@ -25,22 +26,23 @@ class MarianLayout(NamedTuple):
     """A model whose ids are EOS, the unknown token, all other tokens, and padding.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
-    >>> search = jf.GenerationConfig(bos=10, eos=(0,), pad=10)
-    >>> layout = MarianLayout(jf.EncoderDecoder(config), {}, jf.train_bpe(["a"], 260), search)
-    >>> layout.search.bos == layout.search.pad
+    >>> settings = jf.SearchConfig(eos=(0,)), jf.TranslationOptions(bos=10, pad=10)
+    >>> layout = MarianLayout(jf.EncoderDecoder(config), {}, jf.train_bpe(["a"], 260), *settings)
+    >>> layout.options.bos == layout.options.pad
     True
     """
 
     model: EncoderDecoder
     params: dict[str, Any]
     tokenizer: Tokenizer
-    search: GenerationConfig
+    search: SearchConfig
+    options: TranslationOptions
 
 
 def marian_layout(
-    model: EncoderDecoder, params: Mapping[str, Any], tokenizer: Tokenizer, search: GenerationConfig
+    model: EncoderDecoder, params: Mapping[str, Any], tokenizer: Tokenizer, search: SearchConfig
 ) -> MarianLayout:
-    """The model, tokenizer and search with Marian's ids.
+    """The model, tokenizer and search with Marian's ids; those of `tokenizer` are replaced.
 
     The translations are the same where `search` suppresses padding and BOS and renormalizes, since
     neither has a probability in the result. Raises `ConfigError` unless the model reads BOS as a
@@ -52,7 +54,7 @@ def marian_layout(
     >>> model = jf.EncoderDecoder(with_fields(config, {"embeddings.zero_id": jf.BOS}))
     >>> ids = jnp.ones((1, 3), int)
     >>> params = jax.jit(model.init)(jax.random.key(0), ids, ids)["params"]
-    >>> layout = marian_layout(model, params, tokenizer, jf.GenerationConfig())
+    >>> layout = marian_layout(model, params, tokenizer, jf.SearchConfig())
     >>> layout.model.config.vocab_size, layout.tokenizer.token(262)
     (263, '<pad>')
     """
@@ -86,16 +88,15 @@ def marian_layout(
         unflatten_dict(leaves, sep="/"),
         renumber(tokenizer, order.tolist()),
         _with_ids(search, new_ids),
+        TranslationOptions(bos=new_ids[special.bos], pad=new_ids[special.pad], source_bos=True),
     )
 
 
-def _with_ids(search: GenerationConfig, new_ids: Mapping[int, int]) -> GenerationConfig:
+def _with_ids(search: SearchConfig, new_ids: Mapping[int, int]) -> SearchConfig:
     """`search` with other ids."""
     suppressed = {new_ids[old] for old in search.suppress_tokens}
     return replace(
         search,
-        bos=new_ids[search.bos],
-        pad=new_ids[search.pad],
         eos=tuple(new_ids[old] for old in search.eos),
         suppress_tokens=tuple(sorted(suppressed)),
         forced_bos=None if search.forced_bos is None else new_ids[search.forced_bos],

@@ -13,7 +13,8 @@ from flax.traverse_util import flatten_dict
 
 from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
-from jaxformer.decoding import GenerationConfig, SamplingConfig
+from jaxformer.decoding import SamplingConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
@@ -22,7 +23,7 @@ from jaxformer.nn.stacking import unstack_blocks
 from jaxformer.ops.attention import ATTENTION_FNS, AutoAttention, reference
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, read_config, write_config
-from jaxformer.pretrained.generation_json import generation_json
+from jaxformer.pretrained.generation_config import generation_json
 from jaxformer.pretrained.model_specs import (
     ModelSpec,
     check_params,
@@ -46,7 +47,7 @@ def save_pretrained(
     *,
     family: str | None = None,
     token_ids: Mapping[str, int] | None = None,
-    generation: GenerationConfig | SamplingConfig | None = None,
+    generation: SearchConfig | SamplingConfig | None = None,
     labels: Sequence[str] = (),
     card: str = "",
 ) -> None:
@@ -98,10 +99,7 @@ def save_pretrained(
 
 
 def check_savable(model: nn.Module) -> None:
-    """Raises `ConfigError` for a model that `save_pretrained` refuses; to call before training.
-
-    >>> check_savable(jf.DecoderOnly(jf.GPT2))
-    """
+    """Raises `ConfigError` for a model that `save_pretrained` refuses; to call before training."""
     _refuse_own_parts(model)
     _choose(None, spec_of(model))
 
@@ -174,14 +172,15 @@ def _with_biases(spec: ModelSpec) -> ModelSpec:
 def _with_ids(
     hf: Mapping[str, Any],
     tokenizer: Tokenizer | None,
-    generation: GenerationConfig | SamplingConfig | None,
+    generation: SearchConfig | SamplingConfig | None,
 ) -> dict[str, Any]:
     """The config.json `hf` with the ids of special tokens."""
-    found = {"torch_dtype": "float32", **_token_ids(None), **hf}
-    found |= {} if tokenizer is None else _token_ids(tokenizer)
-    if isinstance(generation, GenerationConfig):
-        found["decoder_start_token_id"] = generation.bos
-    return found
+    with_ids = {"torch_dtype": "float32", **_token_ids(None), **hf}
+    with_ids |= {} if tokenizer is None else _token_ids(tokenizer)
+    if isinstance(generation, SearchConfig):  # without BOS, padding starts each text
+        start = (with_ids["bos_token_id"], with_ids["pad_token_id"], TranslationOptions.bos)
+        with_ids["decoder_start_token_id"] = next(x for x in start if x is not None)
+    return with_ids
 
 
 def _token_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:

@@ -185,11 +185,11 @@ def to_jax(
     shapes: Mapping[str, Shape],
     names: Iterable[str],
     read: Callable[[str], np.ndarray],
-    place: Callable[[str, np.ndarray], Any] = lambda path, value: np.ascontiguousarray(value),
+    put: Callable[[str, np.ndarray], Any] = lambda path, value: np.ascontiguousarray(value),
 ) -> dict[str, Any]:
     """The parameters by path, from the tensors `names` that `read` gives, each in its type.
 
-    A parameter is what `place(path, array)` returns; it is called before the next tensor is read.
+    A parameter is what `put(path, array)` returns; it is called before the next tensor is read.
     Raises `DataError` for copies of one tensor that differ.
     """
     there = set(names)
@@ -197,7 +197,7 @@ def to_jax(
     for entry in weight_map:
         present = [name for name in entry.hf if name in there]
         for path, value in _entry_params(entry, shapes, present, read):
-            params[path] = place(path, value)
+            params[path] = put(path, value)
             del value  # before the next tensor is read
     return params
 

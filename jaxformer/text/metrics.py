@@ -37,14 +37,6 @@ def score_translations(hypotheses: Sequence[str], references: Sequence[str]) -> 
     return _score(hypotheses, references, tokenize="13a", label="")
 
 
-def score_tokenized(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
-    """BLEU and chrF2 of text whose tokens are already separated by spaces (tok:none).
-
-    Raises `DataError` for different numbers of sentences, or none.
-    """
-    return _score(hypotheses, references, tokenize="none", label="")
-
-
 def score_lowercased(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Scores:
     """BLEU and chrF2 of both sides after `lowercased_tokens`, as in older papers on Multi30k.
 
@@ -216,6 +208,8 @@ def _score(
 
 def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """Raises `DataError` for unequal numbers, for which sacreBLEU may give a score of 100."""
+    if isinstance(hypotheses, str) or isinstance(references, str):
+        raise DataError("hypotheses and references must be sequences of texts: give lists")
     if len(hypotheses) != len(references) or len(references) == 0:
         raise DataError(
             f"{len(hypotheses)} hypotheses and {len(references)} references: "

@@ -1,6 +1,6 @@
 """One training step as a pure function; it does not know on which devices it runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -89,6 +89,20 @@ def init_train_state(
 def ema_name(decay: float) -> str:
     """The key in `TrainState.ema` of one of several averages, such as "0.999"."""
     return repr(float(decay))
+
+
+def result_tree(
+    ema_decay: float = 0.0, extra_ema_decays: Sequence[float] = (), *, schedule_free: bool = False
+) -> str:
+    """The part of a state that becomes the result: "params", "ema", or one of several averages.
+
+    >>> result_tree(), result_tree(0.9), result_tree(0.9, [0.99]), result_tree(schedule_free=True)
+    ('params', 'ema', 'ema/0.9', 'ema')
+    """
+    if schedule_free:
+        return "ema"
+    average = f"ema/{ema_name(ema_decay)}" if extra_ema_decays else "ema"
+    return average if ema_decay else "params"
 
 
 GradientSums = tuple[Params, Scalar, Scalar, Metrics]

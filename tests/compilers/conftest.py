@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.harness.planning import counting
+from experiments.harness.planning import counting, devices, parse_target
 from experiments.harness.planning.hlo import Program
-from experiments.harness.planning.targets import devices, parse_target
 from jaxformer import AutoAttention, DecoderOnly, OptimizerConfig, TransformerConfig
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions
 from jaxformer.nn.recipe import REMAT
@@ -30,11 +29,11 @@ def tpu_devices():
     if find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: pip install 'jaxformer[compilers]' (Python 3.12)")
 
-    def found(name: str) -> list[jax.Device]:
+    def devices_of(name: str) -> list[jax.Device]:
         target = parse_target(name)
         return list(devices(target, target.count))
 
-    return found
+    return devices_of
 
 
 @pytest.fixture(scope="session")
@@ -43,23 +42,24 @@ def h100s():
     if find_spec("jax_cuda13_plugin") is None:
         pytest.skip("the CUDA plugin is not installed: pip install 'jaxformer[cuda]'")
 
-    def found(count: int) -> list[jax.Device]:
+    def devices_of(count: int) -> list[jax.Device]:
         return list(devices(parse_target("h100"), count))
 
-    return found
+    return devices_of
 
 
 KERNELS = {"mosaic": "tpu_custom_call", "triton": "__gpu$xla.gpu.triton", "cudnn": "__cudnn$fmha"}
 
 
 def counts(compiled: jax.stages.Compiled) -> Counter[str]:
-    """How often a step runs each collective, and a kernel of Mosaic, Triton or cuDNN."""
-    program = Program(compiled.as_text() or "")
-    found = counting.count_collectives(program)
-    for name, target in KERNELS.items():
-        calls = counting.custom_calls(program).items()
-        found[name] = sum(times for called, times in calls if called.startswith(target))
-    return found
+    """How often a step runs a kernel of Mosaic, Triton or cuDNN."""
+    calls = counting.custom_calls(Program(compiled.as_text() or "")).items()
+    return Counter(
+        {
+            name: sum(times for called, times in calls if called.startswith(target))
+            for name, target in KERNELS.items()
+        }
+    )
 
 
 CONFIG = TransformerConfig(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxformer import AttentionMask, DecoderOnly, beam_search, make_step_fn
+from jaxformer import AttentionMask, DecoderOnly, SearchConfig, beam_search, make_step_fn
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import get
@@ -72,9 +72,10 @@ def test_a_step_of_beam_search_sorts_no_vocabulary(tpu_devices):
     def leaf(x):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
-    def decode(params, bos, max_lengths):
+    def decode(params, bos, limits):
         cache = model.apply({"params": params}, 16, max_length=64, num_beams=4, method="init_cache")
-        return beam_search(make_step_fn(model, params), cache, bos, max_lengths, max_length=64)
+        settings = SearchConfig(max_new_tokens=64)
+        return beam_search(make_step_fn(model, params), cache, bos, limits, settings)
 
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), prompt)["params"])
     numbers = leaf(jax.ShapeDtypeStruct((16,), jnp.int32))
@@ -92,9 +93,10 @@ def test_beam_search_of_a_model_divided_over_four_chips_moves_no_parameter(tpu_d
     def make_params():
         return model.init(jax.random.key(0), jnp.zeros((2, 3), jnp.int32))["params"]
 
-    def decode(params, bos, max_lengths):
+    def decode(params, bos, limits):
         cache = model.apply({"params": params}, 16, max_length=64, num_beams=4, method="init_cache")
-        return beam_search(make_step_fn(model, params), cache, bos, max_lengths, max_length=64)
+        settings = SearchConfig(max_new_tokens=64)
+        return beam_search(make_step_fn(model, params), cache, bos, limits, settings)
 
     params = strategy.abstract(make_params)
     numbers = jax.ShapeDtypeStruct((16,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))

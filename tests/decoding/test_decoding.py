@@ -12,16 +12,16 @@ from flax import struct
 
 from jaxformer.config import TransformerConfig
 from jaxformer.decoding import (
-    GenerationConfig,
     Prompts,
+    SamplerConfig,
     SamplingConfig,
+    SearchConfig,
     beam_search,
     greedy,
+    make_sampler,
     sample,
-    temperature,
-    top_k,
-    top_p,
 )
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
@@ -103,26 +103,31 @@ def log_probs_of(tables, first, tokens):
 
 
 def search_history(tables, first, limits, **settings):
-    config = GenerationConfig(**settings)
+    config = SearchConfig(**settings)
     return _search_history(tables, first, limits, config)
 
 
 @partial(jax.jit, static_argnames="config")
 def _search_history(tables, first, limits, config):
-    cache = prefix_cache(len(first), config.beam_size, config.max_length)
+    cache = prefix_cache(len(first), config.beam_size, config.max_new_tokens)
     return beam_search(partial(history_step, tables), cache, first, limits, config)
 
 
-@partial(jax.jit, static_argnames=("sampler", "config"))
-def sample_history(tables, prompts, rng, config, sampler=greedy):
+@partial(jax.jit, static_argnames=("sampler", "config", "eos"))
+def sample_history(tables, prompts, rng, config, sampler=greedy, eos=(3,)):
     cache = prefix_cache(len(prompts.last_tokens), 1, config.max_new_tokens)
-    return sample(partial(history_step, tables), cache, prompts, rng, config, sampler=sampler)
+    step = partial(history_step, tables)
+    return sample(step, cache, prompts, rng, config, eos=eos, sampler=sampler)
 
 
 @partial(jax.jit, static_argnames=("sampler", "config"))
 def sample_markov(table, prompts, rng, config, sampler):
     step = partial(markov_step, table)
     return sample(step, NoMemory(), prompts, rng, config, sampler=sampler)
+
+
+def drawing(temperature=1.0, **limits):
+    return make_sampler(SamplerConfig(temperature=temperature, **limits))
 
 
 def penalised(kind, exponent, total, count):
@@ -136,7 +141,7 @@ def test_a_beam_with_room_for_all_prefixes_ranks_all_texts(kind, exponent):
     tables = history_tables(5, length, vocab)
     first, limits = np.array([0, 2, 1, 2]), np.array([5, 4, 1, 2])
     penalty = dict(length_penalty_kind=kind, length_penalty=exponent)
-    config = dict(penalty, beam_size=width, max_length=length, eos=(end,))
+    config = dict(penalty, beam_size=width, max_new_tokens=length, eos=(end,))
     found = jax.device_get(search_history(tables, first, limits, **config))
     for b in range(len(first)):
         texts = [
@@ -176,7 +181,7 @@ def test_a_narrow_beam_finds_what_the_textbook_finds(width):
     tables = history_tables(13, length, vocab)
     first, limits = np.array([0, 1, 2, 4, 5, 6]), np.array([11, 5, 7, 10, 1, 3])
     for exponent in (0.0, 0.6, 2.0, -0.7):
-        config = dict(length_penalty=exponent, beam_size=width, max_length=length, eos=(end,))
+        config = dict(length_penalty=exponent, beam_size=width, max_new_tokens=length, eos=(end,))
         found = jax.device_get(search_history(tables, first, limits, **config))
         for b in range(len(first)):
             expected = textbook(tables, first[b], limits[b], width, end, exponent)
@@ -200,11 +205,11 @@ def test_a_beam_of_two_finds_the_best_path_of_a_trellis_where_greedy_fails():
     step = partial(markov_step, jnp.log(table))
     first, limits = jnp.full((2,), start), jnp.array([3, 5])
     prompts = Prompts(first, limits, jnp.arange(2))
-    likeliest = SamplingConfig(max_new_tokens=5, temperature=0, eos=(end,))
-    taken = sample(step, NoMemory(), prompts, jax.random.key(0), likeliest)
+    likeliest = SamplingConfig(max_new_tokens=5, temperature=0)
+    taken = sample(step, NoMemory(), prompts, jax.random.key(0), likeliest, eos=(end,))
     assert taken.tokens[:, 0].tolist() == [[a, end, 0, 0, 0]] * 2
     close(np.exp(taken.scores), [[0.21]] * 2)
-    config = GenerationConfig(beam_size=2, length_penalty=0.0, max_length=5, eos=(end,))
+    config = SearchConfig(beam_size=2, length_penalty=0.0, max_new_tokens=5, eos=(end,))
     found = beam_search(step, NoMemory(), first, limits, config)
     assert found.tokens[:, 0].tolist() == [[b, end, 0, 0, 0]] * 2
     close(np.exp(found.scores[:, 0]), [0.36] * 2)
@@ -220,13 +225,13 @@ def test_a_beam_of_one_is_greedy_where_the_text_ends(kind, early_stopping, extra
     tables[..., end] += 0.2
     first, limits = np.arange(batch) % vocab, 2 + np.arange(batch) % 12
     prompts = Prompts(first, limits, np.arange(batch))
-    config = SamplingConfig(max_new_tokens=length, eos=(end,))
+    config = SamplingConfig(max_new_tokens=length)
     taken = jax.device_get(sample_history(tables, prompts, jax.random.key(0), config))
     ended = np.any(taken.tokens[:, 0] == end, axis=-1)
     sizes = np.argmax(taken.tokens[:, 0] == end, axis=-1) + 1
     assert 5 < ended.sum() < batch and len(set(sizes[ended])) > 2
     settings = dict(early_stopping=early_stopping, extra_candidates=extra)
-    settings |= dict(length_penalty_kind=kind, beam_size=1, max_length=length, eos=(end,))
+    settings |= dict(length_penalty_kind=kind, beam_size=1, max_new_tokens=length, eos=(end,))
     for exponent in (0.0, 0.6, 3.0, -0.7):
         found = search_history(tables, first, limits, length_penalty=exponent, **settings)
         assert np.array_equal(found.tokens[ended], taken.tokens[ended])
@@ -241,7 +246,7 @@ def test_a_sentence_that_stops_early_and_its_neighbours_keep_their_results(early
     tables = history_tables(29, length, vocab)
     tables[0, 1, end] += 5.0
     first, limits = np.array([1, 0, 4, 2]), np.array([17, 17, 3, 11])
-    config = dict(beam_size=width, max_length=length, eos=(end,), early_stopping=early_stopping)
+    config = dict(beam_size=width, max_new_tokens=length, eos=(end,), early_stopping=early_stopping)
     together = search_history(tables, first, limits, **config)
     for b in range(len(first)):
         alone = search_history(tables, first[b : b + 1], limits[b : b + 1], **config)
@@ -260,13 +265,13 @@ def test_a_search_stops_when_its_config_says_so(early_stopping):
 
     first, limits = jnp.array([0, 1]), jnp.array([41, 37])
     cache = prefix_cache(2, 2, 41)
-    config = GenerationConfig(beam_size=2, early_stopping=early_stopping)
-    found = beam_search(step, cache, first, limits, config, max_length=41)
+    config = SearchConfig(beam_size=2, early_stopping=early_stopping, max_new_tokens=41)
+    found = beam_search(step, cache, first, limits, config)
     assert found.tokens[:, :, :3].tolist() == [[[2, 0, 0], [0, 2, 0]]] * 2
     assert np.all(np.isfinite(found.scores))
 
 
-MEAN = GenerationConfig(beam_size=2, length_penalty=1.0, length_penalty_kind="power", max_length=9)
+MEAN = SearchConfig(beam_size=2, length_penalty=1.0, length_penalty_kind="power", max_new_tokens=9)
 
 
 def test_a_full_beam_is_content_where_a_longer_search_finds_a_better_mean():
@@ -295,7 +300,7 @@ def test_a_full_beam_is_content_where_a_longer_search_finds_a_better_mean():
 def test_a_search_waits_for_a_text_that_is_better_only_far_ahead_or_only_next():
     end, start, a, *chain = range(7)
     first, limits = jnp.array([start, start]), jnp.array([9, 5])
-    search = partial(beam_search, cache=NoMemory(), bos=first, max_lengths=limits)
+    search = partial(beam_search, cache=NoMemory(), bos=first, max_new_tokens=limits)
     mean = replace(MEAN, eos=(end,))
     # Ending at once has the mean log 0.5 = -0.69. Behind `a` a chain of certain tokens brings
     # log 0.03 to -1.17 at three tokens, but to -0.58 at six, which the second limit forbids.
@@ -321,7 +326,7 @@ def test_a_search_waits_for_a_text_that_is_better_only_far_ahead_or_only_next():
 def test_a_vocabulary_of_two_has_one_text_of_each_length(width):
     tables = history_tables(37, 4, 2)
     found = search_history(
-        tables, np.array([0, 1]), np.array([4, 3]), beam_size=width, max_length=4, eos=(1,)
+        tables, np.array([0, 1]), np.array([4, 3]), beam_size=width, max_new_tokens=4, eos=(1,)
     )
     texts = {(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)}
     if width == 5:
@@ -338,7 +343,7 @@ def test_every_text_ends_within_its_own_limit():
     tables = history_tables(41, 9, 5)
     tables[..., 3] -= 3.0
     first, limits = np.array([0, 1, 2, 3, 4]), np.array([1, 2, 9, 5, 50])
-    found = search_history(tables, first, limits, beam_size=4, max_length=9, eos=(3,))
+    found = search_history(tables, first, limits, beam_size=4, max_new_tokens=9, eos=(3,))
     assert np.isfinite(found.scores[1:]).all()
     for b, limit in enumerate([1, 2, 9, 5, 9]):
         for tokens, score in zip(found.tokens[b], found.scores[b], strict=True):
@@ -352,7 +357,7 @@ def test_every_text_ends_within_its_own_limit():
 
 def test_a_limit_below_one_leaves_no_text():
     tables = history_tables(41, 5, 5)
-    config = dict(beam_size=2, max_length=5, eos=(3,))
+    config = dict(beam_size=2, max_new_tokens=5, eos=(3,))
     found = search_history(tables, np.array([0, 1]), np.array([0, 5]), **config)
     assert np.isneginf(found.scores[0]).all() and not found.tokens[0].any()
     assert np.isfinite(found.scores[1]).all()
@@ -408,7 +413,7 @@ def translate(model, params, source, limits, *, length, width=3):
         method="init_cache",
     )
     bos = jnp.full(source.shape[:1], BOS)
-    config = GenerationConfig(beam_size=width, max_length=length)
+    config = SearchConfig(beam_size=width, max_new_tokens=length)
     return beam_search(step, cache, bos, limits, config)
 
 
@@ -474,36 +479,10 @@ def test_two_models_under_vmap_find_what_each_finds_alone(model, params, sources
     assert not np.array_equal(together.tokens[0], together.tokens[1])
 
 
-def each(sampler, logits, seed=7):
-    """One token for each row of `logits` [B, V]."""
-    rngs = jax.random.split(jax.random.key(seed), len(logits))
-    return np.asarray(jax.vmap(sampler)(jnp.asarray(logits), rngs))
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        temperature(1e-5),
-        top_k(1),
-        top_k(1, 7.0),
-        top_k(100, 1e-5),
-        top_p(1e-6),
-        top_p(1.0, 1e-5),
-    ],
-)
-def test_the_narrowest_way_of_sampling_is_greedy(sampler):
-    logits = history_tables(43, 29, 7)[:, 0]
-    assert np.array_equal(each(sampler, logits), each(greedy, logits))
-    assert np.array_equal(each(sampler, logits), np.argmax(logits, axis=-1))
-
-
 def test_greedy_takes_the_likeliest_token_until_the_end_or_the_limit():
     tables = history_tables(43, 9, 7)
     first, limits = np.arange(29) % 7, np.arange(29) % 10
-    prompts, config = (
-        Prompts(first, limits, np.arange(29)),
-        SamplingConfig(max_new_tokens=9, eos=(3,)),
-    )
+    prompts, config = Prompts(first, limits, np.arange(29)), SamplingConfig(max_new_tokens=9)
     found = sample_history(tables, prompts, jax.random.key(5), config)
     for b in range(29):
         tokens = []
@@ -523,7 +502,7 @@ PROBABILITIES = np.array(
 )
 
 
-HOT = temperature(1.7)
+HOT = drawing(1.7)
 
 
 def draw_pairs():
@@ -563,33 +542,8 @@ def test_log_probs_are_the_models_own_whatever_the_sampler():
     close(texts.scores[:, 0], expected.sum(axis=1))
 
 
-@pytest.mark.parametrize(
-    "sampler, kept, value",
-    [
-        (temperature(1.0), [0, 1, 2, 3, 4], 1.0),
-        (temperature(0.5), [0, 1, 2, 3, 4], 0.5),
-        (top_k(2), [2, 4], 1.0),
-        (top_k(3, 2.0), [2, 3, 4], 2.0),
-        (top_k(9), [0, 1, 2, 3, 4], 1.0),
-        (top_p(0.499), [2], 1.0),
-        (top_p(0.6), [2, 4], 1.0),
-        (top_p(0.95), [1, 2, 3, 4], 1.0),
-        (top_p(1.0), [0, 1, 2, 3, 4], 1.0),
-        # At temperature 1/2 token 2 alone has 0.25 / 0.3568 = 0.70.
-        (top_p(0.6, 0.5), [2], 0.5),
-    ],
-)
-def test_a_token_is_drawn_from_those_that_are_left_and_from_no_other(sampler, kept, value):
-    probabilities = PROBABILITIES[4]
-    logits = np.tile(np.log(probabilities), (4_000, 1)).astype(np.float32)
-    counts = np.bincount(each(sampler, logits), minlength=5)
-    assert counts.sum() == counts[kept].sum() == 4_000
-    # Of 4 degrees of freedom: more than 23.5 is seen once in 10,000 seeds.
-    assert chi_square(counts[kept], softened(probabilities[kept], value)) < 23.5
-
-
 def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch():
-    tables, config = history_tables(47, 11, 7), SamplingConfig(max_new_tokens=11, eos=(3,))
+    tables, config = history_tables(47, 11, 7), SamplingConfig(max_new_tokens=11)
     run = partial(sample_history, tables, config=config, sampler=HOT)
     prompts = Prompts(np.arange(31) % 7, 5 + np.arange(31) % 7, 100 + np.arange(31))
     whole = run(prompts, jax.random.key(1))
@@ -609,10 +563,7 @@ def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch():
 def test_an_ended_or_empty_text_is_followed_by_zeros():
     tables = history_tables(47, 11, 7)
     first, limits = np.arange(31) % 7, np.arange(31) % 12
-    prompts, config = (
-        Prompts(first, limits, np.arange(31)),
-        SamplingConfig(max_new_tokens=11, eos=(3,)),
-    )
+    prompts, config = Prompts(first, limits, np.arange(31)), SamplingConfig(max_new_tokens=11)
     found = sample_history(tables, prompts, jax.random.key(1), config, sampler=HOT)
     tokens = np.asarray(found.tokens[:, 0])
     written = np.minimum(
@@ -628,19 +579,26 @@ FIRST, LIMITS = jnp.array([0, 1]), jnp.array([3, 3])
 
 
 @pytest.mark.parametrize(
-    "bos, max_lengths, changes, message",
+    "bos, limits, changes, message",
     [
         (FIRST[:, None], LIMITS, {}, r"bos has shape \(2, 1\)"),
-        (FIRST, jnp.array(3), {}, r"max_lengths has shape \(\), but both must be \[B\]"),
-        (FIRST, LIMITS, {"max_length": 0}, "max_length=0, but it must be at least 1"),
-        (FIRST, LIMITS, {"config": GenerationConfig(eos=(2, 5))}, r"eos=\(2, 5\), but .* 0 to 4"),
+        (FIRST, jnp.array(3), {}, r"max_new_tokens has shape \(\), but both must be \[B\]"),
+        (FIRST, LIMITS, {"config": SearchConfig(eos=(2, 5))}, r"eos=\(2, 5\), but .* 0 to 4"),
     ],
 )
 @pytest.mark.usefixtures("misuse")
-def test_a_search_refuses_sizes_that_do_not_fit(bos, max_lengths, changes, message):
+def test_a_search_refuses_sizes_that_do_not_fit(bos, limits, changes, message):
     step = partial(markov_step, jnp.zeros((5, 5)))
     with pytest.raises(ValueError, match=message):
-        beam_search(step, NoMemory(), bos, max_lengths, **changes)
+        beam_search(step, NoMemory(), bos, limits, **changes)
+
+
+def test_a_batch_without_sentences_is_refused():
+    step, none = partial(markov_step, jnp.zeros((5, 5))), jnp.zeros(0, int)
+    with pytest.raises(ValueError, match="the batch is empty: give at least one sentence"):
+        beam_search(step, NoMemory(), none, none)
+    with pytest.raises(ValueError, match="the batch is empty"):
+        sample(step, NoMemory(), Prompts(none, none, none), jax.random.key(0))
 
 
 def test_the_result_has_room_for_the_longest_text_unless_a_length_is_given():
@@ -648,9 +606,9 @@ def test_the_result_has_room_for_the_longest_text_unless_a_length_is_given():
     limits = jnp.array([3, 7])
     search = partial(beam_search, step, NoMemory(), FIRST, limits)
     assert search().tokens.shape == (2, 4, 7)
-    assert search(GenerationConfig(max_length=11)).tokens.shape == (2, 4, 11)
-    assert search(GenerationConfig(max_length=11), max_length=5).tokens.shape == (2, 4, 5)
-    with pytest.raises(ValueError, match="max_lengths is traced.*: give max_length"):
+    assert search(SearchConfig(max_new_tokens=11)).tokens.shape == (2, 4, 11)
+    assert search(SearchConfig(max_new_tokens=5)).tokens.shape == (2, 4, 5)
+    with pytest.raises(ValueError, match="max_new_tokens is traced.*: give SearchConfig"):
         jax.jit(lambda limits: beam_search(step, NoMemory(), FIRST, limits))(limits)
 
 
@@ -678,9 +636,9 @@ def test_eager_calls_with_a_models_step_compile_once(model, params, sources, com
     prompts, found = Prompts(bos, limits, jnp.arange(7)), []
     for _ in range(2):
         step = make_step_fn(model, params)
-        hypotheses = beam_search(step, cache, bos, limits, GenerationConfig(beam_size=3))
+        hypotheses = beam_search(step, cache, bos, limits, SearchConfig(beam_size=3))
         texts = sample(
-            step, one, prompts, rng, SamplingConfig(max_new_tokens=8, temperature=0.7, eos=(END,))
+            step, one, prompts, rng, SamplingConfig(max_new_tokens=8, temperature=0.7), eos=(END,)
         )
         found.append((hypotheses, texts, compiled[0]))
     (first, drawn, programs), (second, again, later) = found
@@ -692,9 +650,7 @@ def test_eager_calls_with_a_models_step_compile_once(model, params, sources, com
     assert np.array_equal(first.tokens, expected.tokens)
     close(first.scores, expected.scores)
     other = jax.tree.map(lambda leaf: -leaf, params)
-    changed = beam_search(
-        make_step_fn(model, other), cache, bos, limits, GenerationConfig(beam_size=3)
-    )
+    changed = beam_search(make_step_fn(model, other), cache, bos, limits, SearchConfig(beam_size=3))
     assert not np.array_equal(changed.tokens, first.tokens), "weights are inputs"
 
 
@@ -702,8 +658,13 @@ def test_eager_calls_with_a_models_step_compile_once(model, params, sources, com
     "settings, message",
     [
         ({"beam_size": 0}, "beam_size=0, but it must be at least 1"),
-        ({"batch_size": 0}, "batch_size=0, but it must be at least 1"),
-        ({"max_extra_tokens": -1}, "max_extra_tokens=-1, but it must be at least 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0, but it must be at least 1"),
+        ({"min_new_tokens": 3, "max_new_tokens": 2}, "min_new_tokens=3 is more than max_new_tok"),
+        ({"beam_size": 2.5}, "beam_size=2.5 is a float, but it must be an integer"),
+        ({"eos": [2]}, r"eos=\[2\] is a list, but it must be a tuple of integers"),
+        ({"eos": 2}, "eos=2 is a int, but it must be a tuple of integers"),
+        ({"eos": (2, -1)}, r"eos=\(2, -1\), but token ids must be at least 0"),
+        ({"suppress_tokens": (1.0,)}, "suppress_tokens=.* is a tuple, but it must be a tuple of i"),
         ({"extra_candidates": -1}, "extra_candidates=-1, but it must be at least 0"),
         ({"eos": ()}, "eos is empty, but a text must be able to end"),
         ({"repetition_penalty": 0.0}, "repetition_penalty=0.0, but it must be positive"),
@@ -714,28 +675,10 @@ def test_eager_calls_with_a_models_step_compile_once(model, params, sources, com
 )
 def test_a_config_refuses_what_cannot_be(settings, message):
     with pytest.raises(ConfigError, match=message):
-        GenerationConfig(**settings)
+        SearchConfig(**settings)
 
 
 def test_the_default_special_ids_are_those_of_the_tokenizers_trained_here():
-    config = GenerationConfig()
-    assert (config.pad, config.bos, config.eos) == (
-        tokenizers.PAD,
-        tokenizers.BOS,
-        (tokenizers.EOS,),
-    )
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: temperature(0.0), "temperature 0.0 was given, but it must be positive"),
-        (lambda: top_k(0), "k=0, but needs at least 1"),
-        (lambda: top_k(3, -1.0), "temperature -1.0 was given"),
-        (lambda: top_p(0.0), "p=0.0, but needs 0 < p <= 1"),
-        (lambda: top_p(1.1), "p=1.1, but needs 0 < p <= 1"),
-    ],
-)
-def test_a_way_of_sampling_refuses_what_it_cannot_mean(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    options = TranslationOptions()
+    assert (options.pad, options.bos) == (tokenizers.PAD, tokenizers.BOS)
+    assert SearchConfig().eos == (tokenizers.EOS,)

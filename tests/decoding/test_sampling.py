@@ -11,16 +11,16 @@ from jax.experimental import io_callback
 from jaxformer.decoding import (
     DecodeHistory,
     Prompts,
+    SamplerConfig,
     SamplingConfig,
     greedy,
-    min_p,
+    make_sampler,
+    no_repeat_ngram,
     repetition_penalty,
     sample,
     suppress_tokens,
-    temperature,
-    top_k,
-    top_k_top_p,
 )
+from jaxformer.errors import ConfigError
 
 VOCAB = 7
 PROBABILITIES = np.array([0.02, 0.30, 0.08, 0.30, 0.15, 0.05, 0.10])
@@ -30,15 +30,20 @@ def table(seed=3):
     return np.random.default_rng(seed).normal(size=(VOCAB, VOCAB)).astype(np.float32)
 
 
-def run(logits, first, limits, *, eos=None, example_ids=None, **rest):
+def drawing(temperature=1.0, **limits):
+    return make_sampler(SamplerConfig(temperature=temperature, **limits))
+
+
+def run(logits, first, limits, *, example_ids=None, settings=None, **options):
     example_ids = jnp.arange(len(first)) if example_ids is None else example_ids
-    given = {name: rest.pop(name) for name in ("step_offset", "token_counts") if name in rest}
-    prompts = Prompts(first, limits, example_ids, **given)
-    rest = {"sampler": greedy, "logits_processors": ()} | rest
-    return _run(logits, prompts, SamplingConfig(max_new_tokens=11, eos=eos), **rest)
+    names = ("step_offset", "history", "history_lengths")
+    before = {name: options.pop(name) for name in names if name in options}
+    prompts = Prompts(first, limits, example_ids, **before)
+    options = {"sampler": greedy, "logits_processors": ()} | options
+    return _run(logits, prompts, SamplingConfig(max_new_tokens=11, **settings or {}), **options)
 
 
-@partial(jax.jit, static_argnames=("config", "sampler", "logits_processors", "stop_fn"))
+@partial(jax.jit, static_argnames=("config", "sampler", "logits_processors", "stop_fn", "eos"))
 def _run(logits, prompts, config, **rest):
     def step(tokens, cache):
         return logits[tokens], cache
@@ -66,19 +71,19 @@ def chi_square(counts, probabilities):
 @pytest.mark.parametrize(
     "sampler, kept",
     [
-        (min_p(0.0), [0, 1, 2, 3, 4, 5, 6]),
-        (min_p(0.3), [1, 3, 4, 6]),
-        (min_p(0.49), [1, 3, 4]),
-        (min_p(1.0), [1, 3]),
+        (drawing(min_p=0.0), [0, 1, 2, 3, 4, 5, 6]),
+        (drawing(min_p=0.3), [1, 3, 4, 6]),
+        (drawing(min_p=0.49), [1, 3, 4]),
+        (drawing(min_p=1.0), [1, 3]),
         # At temperature 1/2 a third of the probability is a ninth of its square.
-        (min_p(0.3, 0.5), [1, 3]),
-        (top_k_top_p(1.0, k=5), [1, 2, 3, 4, 6]),
-        (top_k_top_p(1.0, k=5, min_p=0.3), [1, 3, 4, 6]),
+        (drawing(0.5, min_p=0.3), [1, 3]),
+        (drawing(1.0, top_k=5), [1, 2, 3, 4, 6]),
+        (drawing(1.0, top_k=5, min_p=0.3), [1, 3, 4, 6]),
         # Of 0.85 that the four likeliest have together, the first two have 0.71.
-        (top_k_top_p(1.0, k=4, p=0.70), [1, 3]),
-        (top_k_top_p(1.0, p=0.70), [1, 3, 4]),
-        (top_k_top_p(1.0, k=4, p=0.999, min_p=0.4), [1, 3, 4]),
-        (top_k_top_p(1.0, p=1e-9), [1]),
+        (drawing(1.0, top_k=4, top_p=0.70), [1, 3]),
+        (drawing(1.0, top_p=0.70), [1, 3, 4]),
+        (drawing(1.0, top_k=4, top_p=0.999, min_p=0.4), [1, 3, 4]),
+        (drawing(1.0, top_p=1e-9), [1]),
     ],
 )
 def test_a_token_is_drawn_from_those_that_every_truncation_keeps(sampler, kept):
@@ -89,9 +94,10 @@ def test_a_token_is_drawn_from_those_that_every_truncation_keeps(sampler, kept):
 @pytest.mark.parametrize(
     "sampler, power",
     [
-        (min_p(0.3), 1.0),
-        (top_k_top_p(1.7, k=5, p=0.95, min_p=0.1), 1 / 1.7),
-        (min_p(0.05, 0.7), 1 / 0.7),
+        (drawing(min_p=0.3), 1.0),
+        (drawing(1.7, top_k=5, top_p=0.95, min_p=0.1), 1 / 1.7),
+        (drawing(0.7, min_p=0.05), 1 / 0.7),
+        (drawing(0.5), 1 / 0.5),
     ],
 )
 def test_what_is_kept_is_drawn_with_the_models_probabilities(sampler, power):
@@ -101,14 +107,14 @@ def test_what_is_kept_is_drawn_with_the_models_probabilities(sampler, power):
 
 def test_of_equally_likely_tokens_the_first_are_kept_as_greedy_takes_the_first():
     even = np.full(VOCAB, 1 / VOCAB)
-    assert np.flatnonzero(drawn(top_k_top_p(1.0, k=3), even)).tolist() == [0, 1, 2]
-    assert np.flatnonzero(drawn(top_k_top_p(1.0, p=0.30), even)).tolist() == [0, 1, 2]
+    assert np.flatnonzero(drawn(drawing(1.0, top_k=3), even)).tolist() == [0, 1, 2]
+    assert np.flatnonzero(drawn(drawing(1.0, top_p=0.30), even)).tolist() == [0, 1, 2]
     assert each(greedy, np.zeros((2, VOCAB))).tolist() == [0, 0]
-    assert each(top_k(1, 9.0), np.zeros((2, VOCAB))).tolist() == [0, 0]
+    assert each(drawing(9.0, top_k=1), np.zeros((2, VOCAB))).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
-    "sampler", [min_p(1.0), temperature(1e-36), top_k_top_p(1e-36, k=5, p=0.9, min_p=0.1)]
+    "sampler", [drawing(min_p=1.0), drawing(1e-36), drawing(1e-36, top_k=5, top_p=0.9, min_p=0.1)]
 )
 def test_the_narrowest_truncations_are_greedy_at_any_scale(sampler):
     logits = 1e4 * np.random.default_rng(2).normal(size=(29, VOCAB))
@@ -117,47 +123,74 @@ def test_the_narrowest_truncations_are_greedy_at_any_scale(sampler):
 
 def test_a_penalty_lowers_what_the_text_holds_and_how_often_does_not_matter():
     logits, counts = jnp.array([2.0, 2.0, -3.0, -3.0, 0.0]), jnp.array([1, 0, 5, 0, 2])
-    history = DecodeHistory(counts, jnp.zeros(3, int), 0)
+    history = DecodeHistory(jnp.zeros(8, int), 8, 8, counts)
     found = repetition_penalty(2.0)(logits, history)
     assert found.tolist() == [1.0, 2.0, -6.0, -3.0, 0.0]
     assert repetition_penalty(0.5)(logits, history).tolist() == [4.0, 2.0, -1.5, -3.0, 0.0]
     assert repetition_penalty(1.0)(logits, history).tolist() == logits.tolist()
 
 
-def by_hand(logits, first, limit, seen, penalty):
-    """Greedy sampling with a penalty on all tokens seen, in numpy."""
-    counts, tokens, log_probs = seen.copy(), [], []
+def by_hand(logits, prompt, limit, penalty=1.0, ngram=0):
+    """Greedy sampling after `prompt`, with a penalty on its tokens and no n-gram twice."""
+    text, log_probs = list(prompt), []
     for _ in range(limit):
-        row = logits[[first, *tokens][-1]].astype(np.float64)
+        row = logits[text[-1]].astype(np.float64)
         lowered = np.where(row > 0, row / penalty, row * penalty)
-        tokens.append(int(np.argmax(np.where(counts > 0, lowered, row))))
-        log_probs.append(row[tokens[-1]] - np.log(np.exp(row).sum()))
-        counts[tokens[-1]] += 1
-    return tokens, log_probs
+        scores = np.where(np.isin(np.arange(VOCAB), text), lowered, row)
+        runs = [tuple(text[i : i + ngram]) for i in range(len(text) - ngram + 1)] if ngram else []
+        repeats = [(*text[len(text) - ngram + 1 :], token) in runs for token in range(VOCAB)]
+        text.append(int(np.argmax(np.where(repeats, -np.inf, scores))))
+        log_probs.append(row[text[-1]] - np.log(np.exp(row).sum()))
+    return text[len(prompt) :], log_probs
 
 
-def test_the_processors_see_the_prompt_and_what_is_made_and_scores_are_the_models_own(assert_equal):
-    logits, first, limits = table(), np.array([0, 3, 5]), np.array([11, 2, 7])
-    seen = np.random.default_rng(1).integers(0, 2, (3, VOCAB)).astype(np.int32)
-    given = {"logits_processors": (repetition_penalty(3.0),)}
-    found = run(logits, first, limits, token_counts=seen, **given)
-    bare = run(logits, first, limits)
-    fresh = run(logits, first, limits, **given)
-    assert not np.array_equal(found.tokens, bare.tokens)
-    assert not np.array_equal(found.tokens, fresh.tokens)
+PROMPTS = [[2, 6, 1, 0], [3], [4, 4, 5]]
+WHOLE = {
+    "history": np.array([[2, 6, 1, 0, 0], [3, 0, 0, 0, 0], [4, 4, 5, 0, 0]]),
+    "history_lengths": np.array([4, 1, 3]),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "rules"),
+    [({"repetition_penalty": 3.0}, (3.0, 0)), ({"no_repeat_ngram_size": 2}, (1.0, 2))],
+)
+def test_the_processors_see_the_prompt_and_what_is_made_and_scores_are_the_models_own(
+    settings, rules, assert_equal
+):
+    logits, first, limits = table(seed=4), np.array([0, 3, 5]), np.array([11, 2, 7])
+    found = run(logits, first, limits, settings=settings, **WHOLE)
+    last = run(logits, first, limits, settings=settings)
     for b in range(3):
-        for result, counts in ((found, seen[b]), (fresh, np.zeros(VOCAB, int))):
-            tokens, log_probs = by_hand(logits, first[b], limits[b], counts, 3.0)
+        for result, prompt in ((found, PROMPTS[b]), (last, PROMPTS[b][-1:])):
+            tokens, log_probs = by_hand(logits, prompt, limits[b], *rules)
             padding = [0] * (11 - limits[b])
             assert result.tokens[b, 0].tolist() == tokens + padding
             assert_equal(result.log_probs[b, 0], log_probs + padding)
             assert_equal(result.scores[b, 0], sum(log_probs))
+    assert not np.array_equal(found.tokens, run(logits, first, limits).tokens)
+    assert not np.array_equal(found.tokens, last.tokens)
+    penalty, ngram = rules
+    own = no_repeat_ngram(ngram) if ngram else repetition_penalty(penalty)
+    again = run(logits, first, limits, logits_processors=(own,), **WHOLE)
+    assert np.array_equal(again.tokens, found.tokens)
+
+
+def test_the_fewest_tokens_count_from_the_prompt_also_in_a_second_part():
+    logits = np.zeros((VOCAB, VOCAB), np.float32)
+    logits[:, 6], logits[:, 1] = 2.0, 1.0
+    first, limits = np.array([0, 3]), np.array([11, 9])
+    settings = {"min_new_tokens": 4}
+    found = run(logits, first, limits, settings=settings, eos=(6,)).tokens[:, 0, :6]
+    assert found.tolist() == [[1, 1, 1, 1, 6, 0]] * 2
+    found = run(logits, first, limits, settings=settings, eos=(6,), step_offset=3).tokens
+    assert found[:, 0, :3].tolist() == [[1, 6, 0]] * 2
 
 
 def test_what_is_suppressed_is_never_written():
     first, limits = np.zeros(31, np.int32), np.full(31, 11)
     rules = (suppress_tokens([1, 4, 5]), repetition_penalty(1.2))
-    found = run(table(), first, limits, sampler=temperature(9.0), logits_processors=rules)
+    found = run(table(), first, limits, sampler=drawing(9.0), logits_processors=rules)
     assert set(np.unique(found.tokens)) == {0, 2, 3, 6}
     assert suppress_tokens([])(jnp.ones(3), None).tolist() == [1.0, 1.0, 1.0]
 
@@ -172,7 +205,7 @@ def test_a_text_without_an_end_goes_on_to_its_limit():
 
 
 def test_a_text_written_in_two_parts_is_the_text_written_in_one():
-    draw = partial(run, table(), sampler=temperature(1.5), example_ids=np.array([4, 9, 2, 7]))
+    draw = partial(run, table(), sampler=drawing(1.5), example_ids=np.array([4, 9, 2, 7]))
     first = np.array([0, 3, 5, 1])
     whole = draw(first, np.full(4, 11)).tokens[:, 0]
     start = draw(first, np.full(4, 5)).tokens[:, 0, :5]
@@ -206,32 +239,39 @@ def test_a_stop_function_gets_every_token_in_order_and_stops_what_it_wants():
         assert np.array_equal(found[b, :size], free[b, :size]) and not found[b, size:].any()
 
 
-def test_sampling_refuses_an_eos_or_counts_of_another_vocabulary():
+@pytest.mark.usefixtures("misuse")
+def test_sampling_refuses_an_eos_or_a_history_that_does_not_fit():
     first, limits = np.array([0, 3]), np.array([4, 4])
     with pytest.raises(ValueError, match=r"eos=\(7,\), but .* the tokens 0 to 6"):
         run(table(), first, limits, eos=(7,))
-    with pytest.raises(
-        ValueError, match=r"token_counts has shape \(2, 5\), but must be \[B, V\] \(2, 7\)"
-    ):
-        given = {"logits_processors": (suppress_tokens([1]),)}
-        run(table(), first, limits, token_counts=np.zeros((2, 5), np.int32), **given)
-    with pytest.raises(
-        ValueError, match=r"tokens \[7\] were suppressed, but there are only 0 to 6"
-    ):
+    with pytest.raises(ValueError, match=r"history has shape \(3, 5\), but must be \[B, P\] with"):
+        run(table(), first, limits, history=np.zeros((3, 5), np.int32))
+    with pytest.raises(ValueError, match=r"tokens \[7\] are not in the vocabulary: .* 0 to 6"):
         run(table(), first, limits, logits_processors=(suppress_tokens([2, 7]),))
 
 
 @pytest.mark.parametrize(
-    "make, message",
+    ("values", "message"),
     [
-        (lambda: min_p(1.5), "min_p was given 1.5, but needs 0 to 1"),
-        (lambda: min_p(-0.1), "min_p was given -0.1"),
-        (lambda: min_p(0.5, 0.0), "temperature 0.0 was given, but it must be positive"),
-        (lambda: top_k_top_p(1.0, k=0), "k=0, but needs at least 1"),
-        (lambda: top_k_top_p(1.0, p=float("nan")), "p=nan, but needs 0 < p <= 1"),
-        (lambda: repetition_penalty(0.0), "repetition_penalty 0.0 was given"),
+        ({"min_p": 1.5}, r"min_p=1.5, but it must be in \[0, 1\]"),
+        ({"min_p": -0.1}, "min_p=-0.1"),
+        ({"top_k": -1}, "top_k=-1, but it must be at least 0"),
+        ({"top_k": 1.5}, "top_k=1.5 is a float, but it must be an integer"),
+        ({"top_p": 0.0}, r"top_p=0.0, but it must be in \(0, 1\]"),
+        ({"top_p": float("nan")}, "top_p=nan"),
+        ({"temperature": -1.0}, "temperature=-1.0, but it must be finite and at least 0"),
+        ({"temperature": "1"}, "temperature='1' is a str, but it must be a number"),
     ],
 )
-def test_a_sampler_or_processor_refuses_what_it_cannot_mean(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_a_sampler_refuses_what_it_cannot_mean(values, message):
+    with pytest.raises(ConfigError, match=message):
+        SamplerConfig(**values)
+    with pytest.raises(ConfigError, match=message):
+        SamplingConfig(**values)
+
+
+def test_a_penalty_that_is_not_positive_is_refused():
+    with pytest.raises(ValueError, match="penalty=0.0, but it must be positive"):
+        repetition_penalty(0.0)
+    with pytest.raises(ConfigError, match="repetition_penalty=0.0, but it must be positive"):
+        SamplingConfig(repetition_penalty=0.0)

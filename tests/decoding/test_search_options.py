@@ -9,12 +9,12 @@ import pytest
 from flax import struct
 
 from jaxformer.decoding import (
-    GenerationConfig,
     Prompts,
     SamplingConfig,
+    SearchConfig,
     beam_search,
     force_token_at,
-    min_length,
+    min_new_tokens,
     no_repeat_ngram,
     power_length_penalty,
     renormalize,
@@ -41,18 +41,20 @@ def table(start, a, b):
     return jnp.asarray(logits + np.array([[0.0], [1.0], [-2.0], [0.5]]), jnp.float32)
 
 
-PLAIN = {"beam_size": 2, "max_length": 5, "length_penalty": 0.0, "bos": START, "eos": (END,)}
+PLAIN = {"beam_size": 2, "max_new_tokens": 5, "length_penalty": 0.0, "eos": (END,)}
 
 
-def search(logits, limits=(3, 3), logits_processors=(), length_penalty_fn=None, **settings):
-    """The texts that a beam of 2 finds after `start`, with their probabilities and scores."""
+def search(
+    logits, limits=(3, 3), logits_processors=(), length_penalty_fn=None, bos=START, **settings
+):
+    """The texts that a beam of 2 finds after `bos`, with their probabilities and scores."""
     limits = jnp.array(limits)
     found = beam_search(
         lambda tokens, cache: (logits[tokens], cache),
         NoMemory(),
-        jnp.full(limits.shape, START),
+        jnp.full(limits.shape, bos),
         limits,
-        GenerationConfig(**PLAIN | settings),
+        SearchConfig(**PLAIN | settings),
         logits_processors=logits_processors,
         length_penalty_fn=length_penalty_fn,
     )
@@ -154,25 +156,26 @@ def test_a_forced_token_is_drawn_by_sampling_too():
         NoMemory(),
         Prompts(jnp.full(2, START), jnp.full(2, 3), jnp.arange(2)),
         jax.random.key(0),
-        SamplingConfig(max_new_tokens=3, temperature=0, eos=(END,)),
+        SamplingConfig(max_new_tokens=3, temperature=0),
+        eos=(END,),
         logits_processors=[force_token_at(B), force_token_at(END, index=2)],
     )
     assert found.tokens[:, 0].tolist() == [[B, A, END]] * 2
 
 
 def test_a_forced_token_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="token 4 was forced, but there are only 0 to 3"):
+    with pytest.raises(ValueError, match=r"tokens \[4\] are not in the vocabulary: give ids"):
         search(LOOP, forced_bos=4)
 
 
 def test_a_text_lasts_as_long_as_it_must():
     values = {"beam_size": 1, "limits": (4, 4), "at_max_length": "cut"}
-    tokens, _, _ = search(LOOP, suppress_tokens=(A, B), min_length=0, **values)
+    tokens, _, _ = search(LOOP, suppress_tokens=(A, B), min_new_tokens=0, **values)
     assert tokens == [[[END, 0, 0, 0, 0]]] * 2
     ending = table([0.6, 0.0, 0.3, 0.1], [0.6, 0.0, 0.1, 0.3], [0.6, 0.0, 0.3, 0.1])
-    tokens, _, _ = search(ending, min_length=2, **values)
+    tokens, _, _ = search(ending, min_new_tokens=2, **values)
     assert tokens == [[[A, B, END, 0, 0]]] * 2
-    tokens, _, _ = search(ending, min_length=2, eos=(END, A), **values)
+    tokens, _, _ = search(ending, min_new_tokens=2, eos=(END, A), **values)
     assert tokens == [[[B, B, END, 0, 0]]] * 2
 
 
@@ -188,7 +191,7 @@ def test_a_text_lasts_as_long_as_it_must():
     ],
 )
 def test_a_run_of_tokens_is_not_repeated(size, bos, text):
-    values = {"beam_size": 1, "limits": (7, 7), "max_length": 7, "bos": bos}
+    values = {"beam_size": 1, "limits": (7, 7), "max_new_tokens": 7, "bos": bos}
     tokens, _, _ = search(LOOP, no_repeat_ngram_size=size, **values)
     assert tokens == [[text]] * 2
 
@@ -203,7 +206,7 @@ def test_hypotheses_repeat_no_run_of_their_own():
 
 
 def test_a_run_of_no_tokens_is_refused():
-    with pytest.raises(ValueError, match="no_repeat_ngram was given size=0, but it must be at le"):
+    with pytest.raises(ValueError, match="size=0, but it must be at least 1"):
         no_repeat_ngram(0)
 
 
@@ -221,8 +224,9 @@ def test_any_of_several_ends_ends_a_sampled_text():
         NoMemory(),
         Prompts(jnp.array([START, A]), jnp.array([4, 3]), jnp.arange(2)),
         jax.random.key(0),
-        SamplingConfig(max_new_tokens=4, temperature=0, eos=(END, A)),
-        logits_processors=[min_length(1, [A])],
+        SamplingConfig(max_new_tokens=4, temperature=0),
+        eos=(END, A),
+        logits_processors=[min_new_tokens(1, [A])],
     )
     assert found.tokens[:, 0].tolist() == [[B, A, 0, 0], [B, A, 0, 0]]
 
@@ -234,18 +238,22 @@ def test_greedy_search_penalizes_repetition_in_its_logits():
     assert tokens == [[[A, B, 0, 0, 0]]] * 2
     after = np.asarray(LOOP)[A] * np.array([1.0, 1.0, 2.0, 1.0])
     close(probabilities, np.full((2, 1), 0.6 * np.exp(after[B]) / np.exp(after).sum()))
-    penalize = repetition_penalty(2.0, [START])
+    penalize = repetition_penalty(2.0)
     tokens, probabilities, _ = search(LOOP, logits_processors=[penalize], **values)
     assert tokens == [[[A, B, 0, 0, 0]]] * 2
     close(probabilities, np.full((2, 1), 0.6 * 0.3))
 
 
-def test_what_was_before_a_text_counts_as_repeated():
-    for before, best in (((), A), ((A,), B)):
-        penalize = repetition_penalty(3.0, before)
-        values = {"beam_size": 1, "limits": (1, 1), "at_max_length": "cut"}
-        tokens, _, _ = search(LOOP, logits_processors=[penalize], **values)
+def test_the_token_before_a_text_counts_as_repeated():
+    for bos, best in ((START, A), (A, B)):
+        values = {"beam_size": 1, "limits": (1, 1), "at_max_length": "cut", "bos": bos}
+        tokens, _, _ = search(LOOP, logits_processors=[repetition_penalty(3.0)], **values)
         assert tokens[0] == [[best, 0, 0, 0, 0]]
+
+
+def test_a_search_in_which_all_tokens_are_suppressed_is_refused():
+    with pytest.raises(ValueError, match="all 4 tokens are suppressed: leave at least one"):
+        search(LOOP, suppress_tokens=(END, START, A, B))
 
 
 def test_several_hypotheses_penalize_repetition_in_their_log_probabilities():

@@ -4,17 +4,13 @@ import pytest
 
 from experiments import results
 from experiments.benchmarks import compiled
-from experiments.harness import cli, planning
-from experiments.language_modelling.plan import LanguagePlan
-from experiments.language_modelling.presets import PRESETS
 from jaxformer.distributed import parse_mesh
 from jaxformer.errors import ConfigError
 
 
-@pytest.mark.parametrize("words", compiled.PROGRAMS.values(), ids=compiled.PROGRAMS)
-def test_every_chip_has_the_rows_that_maxtext_had(words):
-    arguments = ["--preset", "gpt2_124m", "--compiler", "tpu", *words.split()]
-    config = cli.parse(planning.with_options(PRESETS, LanguagePlan), arguments)
+@pytest.mark.parametrize("name", compiled.PROGRAMS)
+def test_every_chip_has_the_rows_that_maxtext_had(name):
+    config = compiled.config_of(name)
     parts = config.training.grad_accumulation * parse_mesh(config.mesh).get("fsdp", 1)
     assert config.data.batch_size == 12 * parts
     assert config.training.attention_fn == "auto"

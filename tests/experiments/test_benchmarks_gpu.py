@@ -1,6 +1,5 @@
 """What is measured on a GPU: its sizes, and the same programs in small."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -11,7 +10,6 @@ import pytest
 from experiments.benchmarks import attention, gpu, report
 from experiments.benchmarks.attention import Shape
 from experiments.benchmarks.interleaved_timing import Summary
-from experiments.harness import cli
 from jaxformer.config import TRANSFORMER_BIG
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
@@ -71,23 +69,6 @@ def test_products_and_attention_run_here_and_unsupported_functions_are_refused()
     assert value > 0 and [leaf.shape for leaf in gradient] == [(2, 4, 2, 8)] * 3
     with pytest.raises(ConfigError, match="needs an NVIDIA GPU"):
         attention.jax_attention("cudnn", shape)
-
-
-def test_the_file_is_written_after_every_table(monkeypatch, tmp_path, capsys):
-    path, seen = tmp_path / "benchmarks" / "mine.json", []
-
-    def compared(cases, timing, peers):
-        seen.append(list(json.loads(path.read_text())["comparisons"]) if path.exists() else [])
-        assert not timing.interleaved
-        return report.Comparison({}, {}, {name: "no GPU" for name in cases})
-
-    monkeypatch.setattr(report, "compare", compared)
-    asked = ["--small", "--runs", str(tmp_path), "--name", "mine"]
-    asked += ["--only", "attention", "matrix_product"]
-    gpu.main(cli.parse({"default": gpu.GpuOptions()}, asked))
-    assert seen == [[], ["attention"]]
-    assert list(json.loads(path.read_text())["comparisons"]) == ["attention", "matrix_product"]
-    assert "not measured: cudnn, T = 16: no GPU" in capsys.readouterr().out
 
 
 def test_an_unknown_table_is_refused():

@@ -24,7 +24,7 @@ def folder(tmp_path):
         for step, number in NUMBERS.items():
             state = {"params": {"a": np.full(3, number)}, "ema": {"a": np.full(3, number + 1)}}
             checkpoints.save(step, state, {"regular": step in METRICS}, METRICS.get(step))
-    checkpoint_selection.note(tmp_path, [2, 6], validation_loss=1.0)
+    checkpoint_selection.note(tmp_path, [2, 6], "params", validation_loss=1.0)
     return tmp_path
 
 

@@ -45,7 +45,7 @@ def base(tmp_path_factory):
         data=replace(preset.data, corpus="files", batch_tokens=64, **data),
         optimizer=replace(preset.optimizer, schedule="constant", warmup_steps=1, total_steps=2),
         training=replace(preset.training, save_every=1, evaluate_every=0, log_every=1),
-        search=replace(preset.search, beam_size=1, max_length=5, batch_size=64),
+        search=replace(preset.search, beam_size=1, max_new_tokens=5),
     )
 
 

@@ -18,7 +18,8 @@ from experiments.translation.load_run import Translator, load_translator
 from experiments.translation.presets import Files
 from jaxformer import load_pretrained, save_pretrained
 from jaxformer.config import EmbeddingOptions, NormOptions, Relative, TransformerConfig
-from jaxformer.decoding import GenerationConfig
+from jaxformer.decoding import SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.tokenizers import Tokenizer
@@ -106,8 +107,9 @@ def test_targets_begin_as_a_search_begins_and_every_text_ends(folder, options):
 @pytest.mark.parametrize(("forced", "second"), [(None, 1), (4, 4)])
 def test_texts_of_bart_begin_with_its_own_token(forced, second):
     tokenizer = words(["<pad>", "<s>", "</s>", "<unk>", "sun", "moon", "star"])
-    search = GenerationConfig(bos=2, eos=(2,), pad=0, forced_bos=forced)
-    bart = Translator(MODEL, {}, tokenizer, tokenizer, search)
+    search = SearchConfig(eos=(2,), forced_bos=forced)
+    settings = TranslationOptions(bos=2, pad=0, source_bos=True)
+    bart = Translator(MODEL, {}, tokenizer, tokenizer, search, settings)
     found = encode(FinetuneOptions(), bart, Text(["sun moon"], ["star"]))
     assert found.tokens[0, :5].tolist() == [1, 4, 5, 2, 0]
     assert found.labels[0, :5].tolist() == [2, second, 6, 2, 0]

@@ -9,6 +9,12 @@ import numpy as np
 import pytest
 
 from experiments.language_modelling import finetune, sample
+from experiments.language_modelling.chat_templates import (
+    PLAIN_TEMPLATE,
+    ChatTemplate,
+    load_template,
+    special_names,
+)
 from experiments.language_modelling.finetune import FinetuneOptions, fine_tune, make_task, predict
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
@@ -28,7 +34,6 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines import complete
 from jaxformer.pretrained import load_pretrained
-from jaxformer.text.chat import PLAIN_TEMPLATE, ChatTemplate, load_template, special_names
 from jaxformer.text.tokenizers import BOS, EOS, MASKED_SPECIAL_TOKENS, train_bpe
 from jaxformer.training.optimizer import OptimizerConfig
 from jaxformer.training.parameters import flatten

@@ -84,15 +84,17 @@ def test_lines_are_translated_with_the_ids_and_the_search_that_the_folder_asks_f
 
     translator = load_translator(folder)
     assert (translator.search.beam_size, translator.search.length_penalty) == (3, 0.5)
-    assert (translator.search.bos, translator.search.eos) == (3, (1,))
+    assert (translator.options.bos, translator.search.eos) == (3, (1,))
     source = np.zeros((4, 12), np.int32)
     for row, line in enumerate(lines):
         if line:
             ids = [*tokenizer.encode(line), 1]
             source[row, : len(ids)] = ids
     model, params, *_ = load_pretrained(folder)
-    max_lengths = np.array([54, 1, 52, 55])
-    found = translate_ids(model, params, source, max_lengths, translator.search, max_length=62)
+    limits, options = np.array([54, 1, 52, 55]), translator.options
+    search = replace(translator.search, max_new_tokens=62)
+    ids = {"bos": options.bos, "pad": options.pad}
+    found = translate_ids(model, params, source, limits, search, **ids)
     for number in (0, 2, 3):
         mine = [row for row in rows if row[0] == str(number + 1)]
         assert [row[1] for row in mine] == [f"{score:.4f}" for score in found.scores[number]]

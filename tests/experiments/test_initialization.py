@@ -254,7 +254,8 @@ def test_a_translation_starts_from_another_with_its_tokenizers_and_goes_on(tmp_p
         data=replace(preset.data, corpus="files", **data),
         optimizer=replace(preset.optimizer, schedule="constant", warmup_steps=1, total_steps=2),
         training=replace(preset.training, save_every=1, evaluate_every=0, log_every=1),
-        search=replace(preset.search, beam_size=1, max_length=3, batch_size=1),
+        search=replace(preset.search, beam_size=1, max_new_tokens=3),
+        translation=replace(preset.translation, batch_size=1),
     )
     first = train_translation(config).folder
     changes = {"name": "second", "init_from": str(first), "data__train": files["second"]}

@@ -73,7 +73,7 @@ def test_one_flipped_bit_in_a_token_file_is_noticed(tmp_path):
 
 def test_a_damaged_choice_of_weights_is_refused_and_not_replaced_by_the_newest(tmp_path):
     states.make_folder(tmp_path / "checkpoints", (3, 5))
-    checkpoint_selection.note(tmp_path, [3], validation_bleu=7.0)
+    checkpoint_selection.note(tmp_path, [3], "params", validation_bleu=7.0)
     found = checkpoint_selection.load(tmp_path, TrainingConfig())
     assert states.as_bytes(found) == states.as_bytes(states.make_state(3)["params"])
     note = json.loads((tmp_path / "weights.json").read_text()) | {"steps": [5]}

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from experiments.examples import logit_lens
-from experiments.harness import cli, planning
-from experiments.harness.planning import utilization
+from experiments.harness import cli
 from experiments.harness.runs import checkpoint_selection
+from experiments.harness.training import utilization
+from experiments.harness.training.flops import causal_flops
 from experiments.harness.training.metric_logger import Progress
 from experiments.language_modelling import (
     corpus,
@@ -55,7 +56,7 @@ CAUSAL = """
     --optimizer.total_steps 17 --training.log_every 2 --training.save_every 5
     --training.evaluate_every 5 --training.average_checkpoints 2 --training.grad_accumulation 2
     --training.ema_decay 0.5 --model.dropout_rate 0.1 --sampling.max_new_tokens 7
-    --sampling.overflow refuse
+    --completion.overflow refuse
 """
 MASKED = """
     --preset bert_tiny --name masked --model.vocab_size 280 --model.d_model 16 --model.d_ff 22
@@ -188,7 +189,7 @@ def run(text, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     args = settings(text, root, more="--training.log_attention True")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(utilization._KINDS, "cpu", "l4")
+        patch.setitem(utilization.DEVICE_KINDS, "cpu", "l4")
         events = watched(patch)
         done = call(train, args)
     assert done.code == 0, done.err
@@ -277,7 +278,7 @@ def test_a_batch_is_built_and_sent_and_its_step_begun_before_the_last_result_is_
 def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
     lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     model = load_run.load_run(run.folder).model.config
-    each = planning.causal_flops(model, 4, 19) / (4 * 19)
+    each = causal_flops(model, 4, 19) / (4 * 19)
     logged = [line for line in lines if "mfu" in line]
     assert len(logged) >= 8
     for line in logged:  # of the 76 positions of a batch not all count as tokens
@@ -319,7 +320,7 @@ def test_a_run_made_with_another_config_is_refused_and_what_only_shows_may_diffe
         said = "was made with another configuration: data.batch_size is 4 there but 8 here"
         refused(done, 2, said)
         assert "model.d_ff is 22 there but 23 here" in done.err
-    free = {"--prompts": "moon", "--sampling.seed": 3, "--training.remat": "matmuls"}
+    free = {"--prompts": "moon", "--completion.seed": 3, "--training.remat": "matmuls"}
     assert call(prepare, run.args | free).code == 0
     assert call(prepare, run.args).code == 0
 
@@ -388,8 +389,9 @@ def test_a_smaller_stride_counts_the_same_tokens_with_more_before_them(run):
 
 def test_a_sample_goes_on_from_the_prompt_as_complete_does(run):
     found = load_run.load_run(run.folder)
-    sampling = replace(found.config.sampling, temperature=0.5, seed=3)
-    (best,) = pipelines.complete(*found[1:3], ["sun "], found.tokenizer, sampling)
+    sampling = replace(found.config.sampling, temperature=0.5)
+    options = replace(found.config.completion, seed=3)
+    (best,) = pipelines.complete(*found[1:3], ["sun "], found.tokenizer, sampling, options)
     args = {"--run": run.folder, "--prompt": "sun ", "--temperature": 0.5, "--seed": 3}
     done = call(sample, args)
     assert done.code == 0 and done.out == f"sun {best.text}\n"

@@ -13,18 +13,17 @@ import numpy as np
 import optax
 import pytest
 
+from experiments import plan
 from experiments.harness import cli
 from experiments.harness.runs.text_io import read_table
 from experiments.language_modelling import evaluate, finetune, sample
 from experiments.language_modelling import load_run as language_run
-from experiments.language_modelling import plan as language_plan
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.language_modelling.tasks import classification
 from experiments.translation import export, score, translate
 from experiments.translation import load_run as translation_run
-from experiments.translation import plan as translation_plan
 from experiments.translation import train as translation_train
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer import pipelines
@@ -51,7 +50,7 @@ SIZES = """
 """
 LANGUAGE = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 23 --data.seq_len 19
     --data.batch_size 3 --training.average_checkpoints 2 --sampling.max_new_tokens 11
-    --sampling.overflow refuse --prompts sun
+    --completion.overflow refuse --prompts sun
 """
 TRANSLATION = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 31
     --model.num_encoder_layers 1 --data.batch_tokens 128 --data.buckets 1
@@ -201,13 +200,10 @@ def test_a_classifier_stands_on_the_model_that_was_trained(language, text):
 
 
 def test_a_plan_counts_the_parameters_of_the_block_given(language, translation, capsys):
-    for run, plan, presets, kind in (
-        (language, language_plan, LANGUAGE_PRESETS, language_plan.LanguagePlan),
-        (translation, translation_plan, TRANSLATION_PRESETS, translation_plan.TranslationPlan),
-    ):
-        config = cli.parse(plan.with_options(presets, kind), run.words)
-        called(lambda config=config, plan=plan: plan.main(config))
-        config = run.config
+    for experiment, run in (("language_modelling", language), ("translation", translation)):
+        words = ["--experiment", experiment, *run.words]
+        config = cli.parse(plan.presets_of(experiment), words)
+        called(lambda config=config: plan.main(config))
         count = sum(leaf.size for leaf in jax.tree.leaves(run.loaded.params))
         assert f"parameters          {count:,}\n" in capsys.readouterr().out
 
@@ -219,7 +215,8 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
     lines = (text / "validation.en").read_text().splitlines()
 
     def expected(params, search):
-        found = pipelines.translate(translation.model, params, lines, *loaded[3:], search)
+        settings = search, loaded.config.translation
+        found = pipelines.translate(translation.model, params, lines, *loaded[3:], *settings)
         return [best[0].text for best in found]
 
     checkpoints = Checkpoints(translation.folder / "checkpoints")

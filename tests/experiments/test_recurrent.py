@@ -65,7 +65,7 @@ def test_a_token_does_not_depend_on_later_ones(made):
 
 def test_a_best_translation_has_the_score_that_the_model_gives_it(made):
     model, params, source, _ = made
-    config = jf.GenerationConfig(beam_size=4, length_penalty=0.0)
+    config = jf.SearchConfig(beam_size=4, length_penalty=0.0, max_new_tokens=9)
     found = search(model, params, source, config)
     for beam in range(4):
         tokens = found.tokens[:, beam]
@@ -84,7 +84,7 @@ def search(model, params, source, config):
         {"params": params}, source, source != 0, max_length=9, num_beams=4, method="init_cache"
     )
     step = jf.make_step_fn(model, params)
-    return beam_search(step, cache, jnp.full(3, jf.BOS), jnp.full(3, 9), config, max_length=9)
+    return beam_search(step, cache, jnp.full(3, jf.BOS), jnp.full(3, 9), config)
 
 
 def test_dropout_changes_the_loss_and_its_gradient_is_finite(made):

@@ -20,12 +20,13 @@ import pytest
 
 from experiments import runs
 from experiments.examples import alignment_heads
-from experiments.harness import cli, planning
-from experiments.harness.planning import utilization
+from experiments.harness import cli
 from experiments.harness.results.attention_views import read_weights
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.text_io import read_table
+from experiments.harness.training import utilization
+from experiments.harness.training.flops import seq2seq_flops
 from experiments.harness.training.metric_logger import Progress
 from experiments.translation import (
     attend,
@@ -33,6 +34,7 @@ from experiments.translation import (
     export,
     load_run,
     prepare,
+    sampled_translations,
     score,
     train,
     translate,
@@ -41,7 +43,6 @@ from experiments.translation.presets import PRESETS
 from jaxformer import GPT2, DecoderOnly, pipelines, save_pretrained
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.nn.int8 import Int8
-from jaxformer.text import minimum_bayes_risk
 from jaxformer.text.tokenizers import BOS, EOS, PAD, train_bpe
 from jaxformer.training.optimizer import make_schedule
 from tests.experiments.events import events
@@ -58,7 +59,7 @@ SETTINGS = """
     --optimizer.schedule inverse_square_root --optimizer.warmup_steps 3
     --optimizer.total_steps 17 --training.log_every 2 --training.save_every 5
     --training.evaluate_every 5 --training.average_checkpoints 3
-    --search.beam_size 2 --search.max_extra_tokens 3 --search.batch_size 1
+    --search.beam_size 2 --translation.max_extra_tokens 3 --translation.batch_size 1
 """
 
 
@@ -140,7 +141,7 @@ def run(text, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     args = settings(text, root, "--training.log_attention True")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(utilization._KINDS, "cpu", "l4")
+        patch.setitem(utilization.DEVICE_KINDS, "cpu", "l4")
         done = call(train, args)
     assert done.code == 0, done.err
     folder = root / "translation" / "tiny"
@@ -191,7 +192,7 @@ def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
             if shapes[number] not in shapes[:number]:
                 continue  # the first step of a shape, which compiles
             sizes = *source.shape, target.shape[1] - 1
-            flops += planning.seq2seq_flops(prepared.model, *sizes)
+            flops += seq2seq_flops(prepared.model, *sizes)
             tokens += np.count_nonzero(target[:, 1:] != PAD)
         assert math.isclose(line["mfu"] * 60e12 / line["tokens_per_second"], flops / tokens)
         begin = line["step"]
@@ -718,8 +719,8 @@ def test_translations_are_drawn_by_seed_and_line_and_chosen_by_their_utility(run
     best = translated(run, tmp_path, content, "--decoding mbr --mbr_samples 16 --top_k 7").lines
     for number, line in (("1", best[0]), ("3", best[2])):
         texts = [row[2] for row in rows if row[0] == number]
-        values = minimum_bayes_risk.expected_utilities(
-            texts, minimum_bayes_risk.sentence_utility("chrf")
+        values = sampled_translations.expected_utilities(
+            texts, sampled_translations.sentence_utility("chrf")
         )
         assert line == texts[int(np.argmax(values))]
 
@@ -886,7 +887,7 @@ def test_preparing_anew_with_one_vocabulary_leaves_no_second_tokenizer(text, tmp
         ("--optimizer.warmup 16", "no option --optimizer.warmup: use --optimizer.warmup_steps"),
         ("--training.average_checkpoints 0", "average_checkpoints=0, but it must be at least 1"),
         ("--training.ema_decay 1", "ema_decay=1.0, but it lies in 0 <= ema_decay < 1"),
-        ("--search.batch_size 0", "batch_size=0, but it must be at least 1"),
+        ("--translation.batch_size 0", "batch_size=0, but it must be at least 1"),
         ("--name ../elsewhere", "'../elsewhere' cannot name a folder"),
         ("--model.vocab_size 200", "vocab_size must be at least 260"),
     ],

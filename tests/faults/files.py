@@ -54,7 +54,7 @@ def _damaged(folder: Path, tries: int) -> Count:
     args = trainings.settings(folder)
     run, config = mutations.prepared(args), mutations.parsed(args)
     states.make_folder(run / "checkpoints", STEPS)
-    checkpoint_selection.note(run, [STEPS[0]], validation_bleu=7.3)
+    checkpoint_selection.note(run, [STEPS[0]], "params", validation_bleu=7.3)
     log = run_folder.Run(run)
     for step in STEPS:
         log.log(step, loss=1.0 / step)

@@ -33,7 +33,7 @@ SETTINGS = """
     --optimizer.total_steps 40 --training.log_every 3 --training.save_every 7
     --training.evaluate_every 15 --training.average_checkpoints 2
     --search.beam_size 2
-    --search.batch_size 1
+    --translation.batch_size 1
 """
 
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from jaxformer.config import EmbeddingOptions, Rotary, TransformerConfig
-from jaxformer.decoding import GenerationConfig, SamplingConfig
+from jaxformer.decoding import SamplingConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, stack_members
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.pipelines import complete, sample_translations, score_pairs, translate
+from jaxformer.pipelines import complete, score_pairs, translate
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.text.tokenizers import BOS, EOS, PAD, train_characters
 
@@ -29,7 +30,7 @@ CONFIG = TransformerConfig(
 )
 GPT = replace(CONFIG, num_encoder_layers=0, positions=Rotary())
 LINES = ["abc", "", "jihgfedcba", "d", "cabbage"]
-SEARCH = GenerationConfig(beam_size=3, max_extra_tokens=3, batch_size=7)
+SETTINGS = SearchConfig(beam_size=3), TranslationOptions(max_extra_tokens=3, batch_size=7)
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +53,19 @@ def members():
 
 
 @pytest.mark.parametrize(
-    ("mean", "scan", "decode"),
+    ("mean", "scan"),
     [
-        ("arithmetic", False, translate),
-        pytest.param("arithmetic", False, sample_translations, marks=pytest.mark.slow),
-        pytest.param("geometric", True, translate, marks=pytest.mark.slow),
+        ("arithmetic", False),
+        pytest.param("geometric", True, marks=pytest.mark.slow),
     ],
 )
-def test_an_ensemble_of_a_model_with_itself_is_the_model(
-    tokenizer, assert_equal, mean, scan, decode
-):
+def test_an_ensemble_of_a_model_with_itself_is_the_model(tokenizer, assert_equal, mean, scan):
     model = EncoderDecoder(replace(CONFIG, scan_layers=scan))
     (params,) = members_of(model, 1)
     both = Ensemble(model, mean), stack_members([params, params])
     found, alone = (
-        decode(*system, LINES, tokenizer, tokenizer, SEARCH) for system in (both, (model, params))
+        translate(*system, LINES, tokenizer, tokenizer, *SETTINGS)
+        for system in (both, (model, params))
     )
     for line, other in zip(found, alone, strict=True):
         assert [x.ids for x in line] == [x.ids for x in other]
@@ -87,7 +86,7 @@ def test_each_step_of_a_search_has_the_mean_probability_of_the_members(
 ):
     model, lines = EncoderDecoder(CONFIG), [line for line in LINES if line]
     system = Ensemble(model, mean), stack_members(members)
-    found = [line[1] for line in translate(*system, lines, tokenizer, tokenizer, SEARCH)]
+    found = [line[1] for line in translate(*system, lines, tokenizer, tokenizer, *SETTINGS)]
     assert len({tuple(x.ids) for x in found}) > 1
     each = forced(model, members, tokenizer, lines, [x.ids for x in found])
     log_probs = np.log(np.exp(each).mean(axis=0)) if mean == "arithmetic" else each.mean(axis=0)
@@ -110,15 +109,15 @@ def test_scores_of_given_targets_are_of_the_mean_too(members, tokenizer, assert_
 def test_language_models_and_models_in_8_bits_decode_together(tokenizer):
     model = DecoderOnly(GPT)
     first, second = members_of(model, 2)
-    sampling = SamplingConfig(max_new_tokens=7, seed=5)
+    settings = SamplingConfig(max_new_tokens=7), CompletionOptions(seed=5)
     same = Ensemble(model), stack_members([first, first])
     texts = ["abc", "jihgfed"]
-    found = complete(*same, texts, tokenizer, sampling)
+    found = complete(*same, texts, tokenizer, *settings)
     assert [x.ids for x in found] == [
-        x.ids for x in complete(model, first, texts, tokenizer, sampling)
+        x.ids for x in complete(model, first, texts, tokenizer, *settings)
     ]
     small = stack_members([quantize(model, params) for params in (first, second)])
-    mixed = complete(Ensemble(Int8(model)), small, texts, tokenizer, sampling)
+    mixed = complete(Ensemble(Int8(model)), small, texts, tokenizer, *settings)
     assert [x.ids for x in mixed] != [x.ids for x in found]
 
 

@@ -17,6 +17,7 @@ from jaxformer import (
     EncoderDecoder,
     MaskedLanguageModel,
     OptimizerConfig,
+    SearchConfig,
     TransformerConfig,
     beam_search,
     load_pretrained,
@@ -154,7 +155,7 @@ def searched(model, params):
         )
         bos, lengths = jnp.full(B, 1), jnp.full(B, 7)
         step = make_step_fn(model, params)
-        return beam_search(step, cache, bos=bos, max_lengths=lengths, max_length=7)
+        return beam_search(step, cache, bos, lengths, SearchConfig(max_new_tokens=7))
 
     found = run(params)
     return found.tokens, found.scores

@@ -2,18 +2,14 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
-from experiments.benchmarks import (
-    attention,
-    decode,
-    environment,
-    generate,
-    train_cases,
-)
+from experiments.benchmarks import attention, decode, generate, report, train
 from experiments.language_modelling.presets import shakespeare_char_cpu
 from experiments.translation.presets import multi30k_tiny
+from jaxformer.nn.models import EncoderDecoder
 
 pytestmark = pytest.mark.peer
 
@@ -24,7 +20,7 @@ def gpt(layers, d_model, vocab_size, max_len):
     return replace(shakespeare_char_cpu.model, **sizes)
 
 
-WORK = train_cases.GPTWork(model=gpt(1, 10, 13, 7), batch_size=3, seq_len=7)
+WORK = train.GPTWork(model=gpt(1, 10, 13, 7), batch_size=3, seq_len=7)
 CHECKOUT = """
 from dataclasses import dataclass
 import torch
@@ -57,13 +53,13 @@ class GPT(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def one_thread(torch, monkeypatch):
-    for module in (environment, decode):
+    for module in (report, decode):
         monkeypatch.setattr(module, "cpu_count", lambda: 1)
 
 
 def test_our_step_and_the_reference_are_of_equal_models_on_equal_batches():
-    ours = train_cases.jax_step(WORK)
-    theirs = train_cases.torch_step(WORK)
+    ours = train.jax_step(WORK)
+    theirs = train.torch_step(WORK)
     assert ours.metadata["parameters"] == theirs.metadata["parameters"]
     assert theirs.metadata["threads"] == 1 and ours.metadata["tuned"].startswith("cpu")
     losses = [(ours.run(), theirs.run()) for _ in range(41)]
@@ -74,7 +70,7 @@ def test_our_step_and_the_reference_are_of_equal_models_on_equal_batches():
 
 def test_the_step_of_a_checkout_of_nanogpt_learns_and_prints_nothing(tmp_path, capsys):
     (tmp_path / "model.py").write_text(CHECKOUT)
-    case = train_cases.nanogpt_step(WORK, tmp_path, compiled=False)
+    case = train.nanogpt_step(WORK, tmp_path, compiled=False)
     losses = [case.run() for _ in range(161)]
     assert losses[-1] < losses[0] - 0.05 and case.metadata == {
         "parameters": 169,
@@ -125,18 +121,7 @@ def test_our_text_and_that_of_the_pytorch_loop_are_the_likeliest_tokens(torch, p
     assert likeliest.tolist() == written.tolist()
 
 
-def test_drawn_texts_come_again_and_follow_the_temperature(torch):
-    work = generate.GenerateWork(gpt(1, 16, 29, 19), batch_size=3, prompt_len=5, temperature=1e-4)
-    cold = generate.jax_sample(work).run(), generate.torch_loop(work).run()
-    likeliest = generate.jax_sample(replace(work, temperature=0.0)).run()
-    assert all((text == likeliest).all() for text in cold)
-    warm = replace(work, temperature=1.0)
-    ours, theirs = generate.jax_sample(warm).run, generate.torch_loop(warm).run
-    assert (ours() == ours()).all() and (ours() != likeliest).any()
-    assert (theirs() != likeliest).any()
-
-
-TRANSLATOR = train_cases.TranslationWork(
+TRANSLATOR = train.TranslationWork(
     model=replace(
         multi30k_tiny.model,
         num_encoder_layers=2,
@@ -153,8 +138,8 @@ TRANSLATOR = train_cases.TranslationWork(
 
 
 def test_the_steps_of_all_three_translators_are_of_equal_models_on_equal_batches():
-    cases = [train_cases.jax_step(TRANSLATOR)]
-    cases += [train_cases.torch_step(TRANSLATOR, torch_nn) for torch_nn in (False, True)]
+    cases = [train.jax_step(TRANSLATOR)]
+    cases += [train.torch_step(TRANSLATOR, torch_nn) for torch_nn in (False, True)]
     assert len({case.metadata["parameters"] for case in cases}) == 1
     assert cases[1].metadata["threads"] == cases[2].metadata["threads"] == 1
     losses = np.array([[case.run() for case in cases] for _ in range(41)])
@@ -167,15 +152,17 @@ def test_the_translator_of_torch_nn_is_the_reference(torch, assert_equal):
     from experiments.benchmarks.torch_translator import Translator
     from experiments.torch_reference import torch_modules, weights
     from experiments.torch_reference.transformer import Transformer
-    from experiments.torch_reference.weight_map import to_jax
 
     config = replace(TRANSLATOR.model, dropout_rate=0.3)
     theirs, reference = Translator(config, 0.1), Transformer(config, 0.1)
     state = {name: x.numpy() for name, x in theirs.transformer.state_dict().items()}
-    params = to_jax(state, torch_modules.transformer(state, config.num_heads, norm_first=True))
+    batch = next(train.random_batches(TRANSLATOR))
+    inputs = batch.source, batch.target
+    like = jax.eval_shape(lambda: EncoderDecoder(config).init(jax.random.key(0), *inputs))
+    like = {stack: like["params"][stack] for stack in ("encoder", "decoder")}
+    params = weights.to_jax(state, torch_modules.transformer(state, norm_first=True), like)
     params["embedding"] = {"table": theirs.embedding.weight.detach().numpy()}
     weights.load_params(params, reference, config)
-    batch = next(train_cases.random_batches(TRANSLATOR))
     batch = batch._replace(
         source=np.where(batch.example_ids[:, None] == 1, [1] * 4 + [0] * 3, batch.source)
     )

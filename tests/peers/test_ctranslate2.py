@@ -8,7 +8,7 @@ import pytest
 
 from jaxformer import TransformerConfig, save_pretrained
 from jaxformer.config import FeedForwardOptions, NormOptions, OutputOptions, Sinusoidal
-from jaxformer.decoding import GenerationConfig
+from jaxformer.decoding import SearchConfig
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import translate_ids
 
@@ -18,15 +18,14 @@ TOKENS = ["</s>", "<unk>", *(f"w{i}" for i in range(2, V - 1))]
 LENGTHS = np.array([6, 3, 4, 2, 5, 6])
 
 # CTranslate2 keeps the first `WIDTH` texts that end, and cuts those that do not.
-CONFIG = GenerationConfig(
+CONFIG = SearchConfig(
     beam_size=WIDTH,
     length_penalty_kind="power",
     early_stopping="beam_full",
     at_max_length="cut",
     extra_candidates=1,
-    bos=V - 1,
+    max_new_tokens=LONGEST,
     eos=(0,),
-    pad=V - 1,
 )
 
 
@@ -105,7 +104,8 @@ def test_four_beams_find_the_same_hypotheses_with_the_same_scores(
         jnp.asarray(source),
         jnp.full(len(LENGTHS), LONGEST),
         replace(CONFIG, length_penalty=length_penalty),
-        max_length=LONGEST,
+        bos=V - 1,
+        pad=V - 1,
     )
     texts = [[words(row) for row in rows] for rows in np.asarray(found.tokens)]
     assert texts == [result.hypotheses for result in said]

@@ -80,7 +80,7 @@ def test_the_converter_takes_the_folder_unchanged_and_finds_the_same_lists(maria
         beam_size=4,
         num_hypotheses=4,
         length_penalty=1.0,
-        max_decoding_length=loaded.config.search.max_length,
+        max_decoding_length=loaded.config.search.max_new_tokens,
         return_scores=True,
     )
     for one, found in zip(said, expected, strict=True):

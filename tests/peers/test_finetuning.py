@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.language_modelling import finetune
+from experiments.language_modelling.answers import score_answers
+from experiments.language_modelling.chat_templates import load_template
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.tasks import chat, spans
@@ -13,8 +15,6 @@ from experiments.language_modelling.tasks.classification import LabelledPairs, e
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
-from jaxformer.text.answers import score_answers
-from jaxformer.text.chat import load_template
 from jaxformer.training.optimizer import OptimizerConfig
 
 pytestmark = pytest.mark.peer

@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxformer import beam_search, load_pretrained
-from jaxformer.decoding import GenerationConfig
+from jaxformer.decoding import SearchConfig
 from jaxformer.pipelines import make_step_fn, translate, translate_ids
 from jaxformer.pretrained import load_generation_config
 from jaxformer.text.tokenizers import train_bpe
@@ -236,14 +237,14 @@ def same_translations(
         for key, value in (PLAIN | changes).items():
             setattr(theirs.generation_config, key, value)
         theirs.generation_config.save_pretrained(folder)
-        config = load_generation_config(folder)
+        config, options = load_generation_config(folder)
         source = rng.integers(2, V - 1, (B, S))
         lengths = np.array([S, 3, 4, 1, 5])
-        source[np.arange(S) >= lengths[:, None]] = config.pad
+        source[np.arange(S) >= lengths[:, None]] = options.pad
         source[np.arange(B), lengths - 1] = config.eos[0]
         said = theirs.generate(
             torch.tensor(source),
-            attention_mask=torch.tensor(source != config.pad),
+            attention_mask=torch.tensor(source != options.pad),
             num_return_sequences=config.beam_size,
             return_dict_in_generate=True,
             output_scores=True,
@@ -252,18 +253,19 @@ def same_translations(
         run = partial(
             translate_ids,
             model,
-            max_lengths=jnp.full(B, LONGEST),
-            config=config,
-            max_length=LONGEST,
+            max_new_tokens=jnp.full(B, LONGEST),
+            search=replace(config, max_new_tokens=LONGEST),
+            bos=options.bos,
+            pad=options.pad,
         )
         found = run(params, jnp.asarray(source))
         expected = said.sequences.numpy()[:, 1:].reshape(B, config.beam_size, -1)
         # Their beams are filled up with the end token where padding's id is 0.
-        expected = filled(expected, config.eos, config.pad)
-        given = filled(np.asarray(found.tokens), config.eos, config.pad)
+        expected = filled(expected, config.eos, options.pad)
+        given = filled(np.asarray(found.tokens), config.eos, options.pad)
         ended += np.any(np.isin(expected, config.eos), axis=-1).sum()
         assert np.array_equal(given[..., : expected.shape[-1]], expected)
-        assert np.all(given[..., expected.shape[-1] :] == config.pad)
+        assert np.all(given[..., expected.shape[-1] :] == options.pad)
         if config.beam_size > 1:
             scores = said.sequences_scores.numpy().reshape(B, -1)
             assert_equal(found.scores, scores)
@@ -295,8 +297,8 @@ def test_bart_reads_and_writes_texts_as_theirs(torch, transformers, tmp_path):
     inputs = tokenizer(LINES, padding=True, return_tensors="pt")
     written = theirs.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"])
     expected = tokenizer.batch_decode(written, skip_special_tokens=True)
-    loaded, search = load_pretrained(tmp_path), load_generation_config(tmp_path)
-    found = translate(*loaded[:2], LINES, loaded.tokenizer, loaded.target_tokenizer, search)
+    loaded, settings = load_pretrained(tmp_path), load_generation_config(tmp_path)
+    found = translate(*loaded[:2], LINES, loaded.tokenizer, loaded.target_tokenizer, *settings)
     assert [best[0].text for best in found] == expected
     assert len(set(expected)) == len(LINES)
 
@@ -335,14 +337,14 @@ def test_a_decoder_goes_on_as_theirs_does(kind, torch, transformers, tmp_path):
             num_return_sequences=width,
             do_sample=False,
         )
-        settings = GenerationConfig(
+        settings = SearchConfig(
             beam_size=width,
             length_penalty=1.0,
             length_penalty_kind="power",
             early_stopping="heuristic",
             at_max_length="cut",
             extra_candidates=1,
-            max_length=LONGEST,
+            max_new_tokens=LONGEST,
             eos=(1,),
         )
         expected = filled(said.numpy()[:, 4:].reshape(B, width, -1), 1, 0)

@@ -358,7 +358,7 @@ def test_the_published_bert_is_converted_and_classifies(torch, transformers, tin
     folder = tiny("BertForSequenceClassification")
     with pytest.raises(DataError, match="experiments.torch_reference.to_safetensors"):
         load_pretrained(folder)
-    to_safetensors.main(to_safetensors.SafetensorsOptions(str(folder)))
+    convert(folder)
     ours = load_pretrained(folder)
     theirs = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
     rows = ours.tokenizer.encode_batch(["a short text", "another one, and a little longer"])
@@ -386,7 +386,7 @@ def test_a_pickle_that_would_run_code_is_not_converted(torch, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": Harm()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(DataError, match="pytorch_model.bin: not a file of tensors alone"):
-        to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+        convert(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["pytorch_model.bin"]
 
 
@@ -397,6 +397,10 @@ class Harm:
         return os.system, ("touch harmed",)
 
 
+def convert(folder):
+    to_safetensors.main(to_safetensors.SafetensorsOptions(str(folder)))
+
+
 def test_parts_of_pickled_weights_become_one_file(torch, tmp_path):
     shared = torch.arange(6.0).reshape(2, 3)
     torch.save({"a": shared, "b": shared.T}, tmp_path / "part-1.bin")
@@ -404,29 +408,29 @@ def test_parts_of_pickled_weights_become_one_file(torch, tmp_path):
     places = {"a": "part-1.bin", "b": "part-1.bin", "c": "part-2.bin"}
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"weight_map": places}))
-    to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+    convert(tmp_path)
     found = load_file(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(found["b"], [[0, 3], [1, 4], [2, 5]])
     assert found["c"].dtype == ml_dtypes.bfloat16
     with pytest.raises(ConfigError, match="model.safetensors exists already"):
-        to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+        convert(tmp_path)
 
 
 def test_what_is_no_pickle_of_tensors_is_refused_with_its_name(torch, tmp_path):
     with pytest.raises(ConfigError, match="has neither pytorch_model.bin nor"):
-        to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+        convert(tmp_path)
     index = tmp_path / "pytorch_model.bin.index.json"
     for places in ({"a": "../outside.bin"}, {}, None):
         index.write_text(json.dumps({"weight_map": places}))
         with pytest.raises(DataError, match="weight_map must name files of this folder"):
-            to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+            convert(tmp_path)
     path = tmp_path / "pytorch_model.bin"
     torch.save({"a": 3}, path)
     with pytest.raises(DataError, match="must hold tensors by name, and nothing else"):
-        to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+        convert(tmp_path)
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(DataError, match="pytorch_model.bin: not a file of tensors alone"):
-        to_safetensors.main(to_safetensors.SafetensorsOptions(str(tmp_path)))
+        convert(tmp_path)
 
 
 def test_a_word_list_of_bert_is_saved_as_they_read_it(torch, transformers, random_params, tmp_path):

@@ -11,9 +11,9 @@ from experiments.torch_reference.torch_modules import (
     multihead_attention,
     transformer,
 )
-from experiments.torch_reference.weight_map import to_jax, to_torch
+from experiments.torch_reference.weights import to_jax, to_torch
 from jaxformer.config import FeedForwardOptions, NoPositions, NormOptions, TransformerConfig
-from jaxformer.errors import ConfigError
+from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import Block
 from jaxformer.ops.masks import AttentionMask
@@ -53,8 +53,16 @@ def theirs_of(torch, mask, length=7):
     return future, None if mask.padding_mask is None else torch.tensor(~VALID)
 
 
-def assert_back_and_forth(params, rows, state):
-    back = to_torch(params, rows)
+def params_like(module, *args, method=None, **kwargs):
+    """The shapes of the parameters of our `module`, called with these arguments."""
+    variables = jax.eval_shape(
+        lambda: module.init(jax.random.key(0), *args, method=method, **kwargs)
+    )
+    return variables["params"]
+
+
+def assert_back_and_forth(params, entries, state):
+    back = to_torch(params, entries)
     assert back.keys() == state.keys()
     assert all(np.array_equal(back[name], state[name]) for name in state)
 
@@ -64,11 +72,13 @@ def assert_back_and_forth(params, rows, state):
 def test_multihead_attention_is_ours(torch, assert_equal, name, bias):
     module = torch.nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=name != "both")
     state = state_of(randomized(torch, module))
-    rows = multihead_attention(state, HEADS)
-    params = to_jax(state, rows)
-    assert_back_and_forth(params, rows, state)
-
+    entries, model = (
+        multihead_attention(state),
+        MultiHeadAttention(HEADS, qkv_bias=bias, use_bias=bias),
+    )
     x, mask = vectors(0), MASKS[name]
+    params = to_jax(state, entries, params_like(model, x))
+    assert_back_and_forth(params, entries, state)
     future, padding = theirs_of(torch, mask)
     given = torch.tensor(x if module.batch_first else x.swapaxes(0, 1))
     expected, weights = module(
@@ -85,7 +95,6 @@ def test_multihead_attention_is_ours(torch, assert_equal, name, bias):
     def attend(module, x):
         return module(x, module.keys_values(x), mask)
 
-    model = MultiHeadAttention(HEADS, qkv_bias=bias, use_bias=bias)
     found, sown = model.apply({"params": params}, x, method=attend, mutable=["intermediates"])
     assert_equal(found, expected)
     (ours,) = sown["intermediates"]["weights"]
@@ -95,47 +104,49 @@ def test_multihead_attention_is_ours(torch, assert_equal, name, bias):
 def test_a_float_mask_of_torch_is_our_bias(torch, assert_equal):
     module = randomized(torch, torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
     state = state_of(module)
-    params = to_jax(state, multihead_attention(state, HEADS))
-    x, added = vectors(0), vectors(1, 7, 7)[0]
+    x, added, model = vectors(0), vectors(1, 7, 7)[0], MultiHeadAttention(HEADS)
+    params = to_jax(state, multihead_attention(state), params_like(model, x))
     given = torch.tensor(x)
     expected, _ = module(given, given, given, attn_mask=torch.tensor(added))
 
     def attend(module, x):
         return module(x, module.keys_values(x), AttentionMask(), bias=added[None, None])
 
-    found = MultiHeadAttention(HEADS).apply({"params": params}, x, method=attend)
+    found = model.apply({"params": params}, x, method=attend)
     assert_equal(found, expected.detach())
 
 
 def test_keys_and_values_of_another_size_convert(torch, assert_equal):
     module = torch.nn.MultiheadAttention(WIDTH, HEADS, kdim=13, vdim=13, batch_first=True)
     state = state_of(randomized(torch, module))
-    rows = multihead_attention(state, HEADS)
-    params = to_jax(state, rows)
-    assert_back_and_forth(params, rows, state)
-    x, memory = vectors(0), vectors(1, 4, 13)
+    x, memory, model = vectors(0), vectors(1, 4, 13), MultiHeadAttention(HEADS, head_dim=4)
     expected, _ = module(*map(torch.tensor, (x, memory, memory)))
 
     def attend(module, x):
         return module(x, module.keys_values(memory), AttentionMask())
 
-    found = MultiHeadAttention(HEADS).apply({"params": params}, x, method=attend)
+    entries = multihead_attention(state)
+    params = to_jax(state, entries, params_like(model, x, method=attend))
+    assert_back_and_forth(params, entries, state)
+    found = model.apply({"params": params}, x, method=attend)
     assert_equal(found, expected.detach())
 
 
 def test_what_our_attention_lacks_is_refused(torch):
     make = torch.nn.MultiheadAttention
     with pytest.raises(ConfigError, match="bias_k adds a key that belongs to no token"):
-        multihead_attention(state_of(make(WIDTH, HEADS, add_bias_kv=True)), HEADS)
+        multihead_attention(state_of(make(WIDTH, HEADS, add_bias_kv=True)))
     with pytest.raises(ConfigError, match="kdim=13 and vdim=11, but our keys and values"):
-        multihead_attention(state_of(make(WIDTH, HEADS, kdim=13, vdim=11)), HEADS)
+        multihead_attention(state_of(make(WIDTH, HEADS, kdim=13, vdim=11)))
     state = state_of(make(WIDTH, HEADS))
-    with pytest.raises(ConfigError, match=r"in_proj_weight of shape \[60, 20\] does not make"):
-        to_jax(state, multihead_attention(state, 3))
-    with pytest.raises(ConfigError, match="out_proj.weight is missing; other is unknown"):
-        rows = multihead_attention(state, HEADS)
-        del state["out_proj.weight"]
-        to_jax(state | {"other": np.zeros(1)}, rows)
+    entries = multihead_attention(state)
+    wider = params_like(MultiHeadAttention(HEADS), vectors(0, width=25))
+    with pytest.raises(DataError, match=r"in_proj_weight is \[60, 20\], but \[75, 25\] is needed"):
+        to_jax(state, entries, wider)
+    like = params_like(MultiHeadAttention(HEADS), vectors(0))
+    del state["out_proj.weight"]
+    with pytest.raises(DataError, match="out_proj.weight is missing; other is unknown"):
+        to_jax(state | {"other": np.zeros(1)}, entries, like)
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
@@ -153,10 +164,7 @@ def test_encoder_layer_is_our_block(torch, assert_equal, placement, bias, name):
         bias=bias,
     )
     state = state_of(randomized(torch, module))
-    rows = encoder_layer(state, HEADS)
-    params = to_jax(state, rows)
-    assert_back_and_forth(params, rows, state)
-    x, mask = vectors(0), MASKS[name]
+    entries, x, mask = encoder_layer(state), vectors(0), MASKS[name]
     future, padding = theirs_of(torch, mask)
     expected = module(torch.tensor(x), src_mask=future, src_key_padding_mask=padding)
     block = Block(
@@ -166,6 +174,8 @@ def test_encoder_layer_is_our_block(torch, assert_equal, placement, bias, name):
         feed_forward_options=FeedForwardOptions("gelu" if bias else "relu"),
         use_bias=bias,
     )
+    params = to_jax(state, entries, params_like(block, x, mask))
+    assert_back_and_forth(params, entries, state)
     found, _ = block.apply({"params": params}, x, mask)
     assert_equal(found, expected.detach())
 
@@ -176,10 +186,7 @@ def test_decoder_layer_is_our_block_with_cross_attention(torch, assert_equal, pl
         WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=placement == "pre"
     )
     state = state_of(randomized(torch, module))
-    rows = decoder_layer(state, HEADS)
-    params = to_jax(state, rows)
-    assert_back_and_forth(params, rows, state)
-    memory, x = vectors(0), vectors(1, 6)
+    entries, memory, x = decoder_layer(state), vectors(0), vectors(1, 6)
     future, _ = theirs_of(torch, AttentionMask(causal=True), 6)
     expected = module(
         torch.tensor(x),
@@ -195,6 +202,8 @@ def test_decoder_layer_is_our_block_with_cross_attention(torch, assert_equal, pl
 
     norm = NormOptions(placement=placement, eps=1e-5)
     block = Block(HEADS, HIDDEN, cross=True, norm_options=norm)
+    params = to_jax(state, entries, params_like(block, x, method=run))
+    assert_back_and_forth(params, entries, state)
     assert_equal(block.apply({"params": params}, x, method=run), expected.detach())
 
 
@@ -213,9 +222,7 @@ def test_the_whole_transformer_of_torch_is_ours(torch, assert_equal, norm_first,
         bias=bias,
     )
     state = state_of(randomized(torch, module))
-    rows = transformer(state, HEADS, norm_first=norm_first)
-    params = to_jax(state, rows)
-    assert_back_and_forth(params, rows, state)
+    entries = transformer(state, norm_first=norm_first)
     source, target = vectors(0), vectors(1, 6)
     future, _ = theirs_of(torch, AttentionMask(causal=True), 6)
     padding = torch.tensor(~VALID)
@@ -240,5 +247,7 @@ def test_the_whole_transformer_of_torch_is_ours(torch, assert_equal, norm_first,
     seen = AttentionMask(padding_mask=VALID)
     masks = {"source_mask": seen, "target_mask": AttentionMask(causal=True), "encoder_mask": seen}
     model = torch_modules.Transformer(sizes)
+    params = to_jax(state, entries, params_like(model, source, target, **masks))
+    assert_back_and_forth(params, entries, state)
     found = jax.jit(model.apply)({"params": params}, source, target, **masks)
     assert_equal(found, expected.detach())

@@ -1,8 +1,10 @@
-"""The Transformer in PyTorch is ours, weight for weight. Run with `-m peer`; needs torch."""
+"""The Transformer and the GPT in PyTorch are ours, weight for weight. Run with `-m peer`."""
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +16,19 @@ from experiments.translation.presets import DataConfig, Files
 from jaxformer.config import (
     EmbeddingOptions,
     FeedForwardOptions,
+    Learned,
     NormOptions,
     OutputOptions,
     Rotary,
     Sinusoidal,
     TransformerConfig,
 )
-from jaxformer.errors import ConfigError, MissingExtra
-from jaxformer.nn.models import EncoderDecoder
-from jaxformer.text.data import PairBatch
+from jaxformer.errors import ConfigError, DataError, MissingExtra
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.text.data import PairBatch, Stream, Tokens, iterate_once
 from jaxformer.text.tokenizers import PAD
-from jaxformer.training.losses import seq2seq_loss
-from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
+from jaxformer.training.losses import causal_loss, seq2seq_loss
+from jaxformer.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
 from jaxformer.training.parameters import flatten
 from jaxformer.training.train_step import init_train_state, make_eval_step, make_train_step
 
@@ -40,8 +43,29 @@ CONFIG = TransformerConfig(
     num_decoder_layers=1,
     max_len=11,
 )
+GPT_CONFIG = TransformerConfig(
+    vocab_size=23,
+    d_model=20,
+    d_ff=28,
+    num_heads=5,
+    num_decoder_layers=2,
+    max_len=11,
+    norm=NormOptions(placement="pre", eps=1e-5),
+    feed_forward=FeedForwardOptions("gelu"),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
+    positions=Learned(),
+    use_bias=False,
+    initializer="scaled_normal",
+)
 LEARNING = OptimizerConfig(
-    schedule="cosine", learning_rate=1e-2, warmup_steps=4, total_steps=13, grad_clip_norm=1.0
+    schedule="cosine",
+    learning_rate=1e-2,
+    warmup_steps=4,
+    total_steps=13,
+    b2=0.99,
+    eps=1e-8,
+    grad_clip_norm=1.0,
+    weight_decay=0.1,
 )
 SMOOTHING = 0.1
 
@@ -56,24 +80,69 @@ def pairs(seed: int) -> PairBatch:
     return PairBatch(source, target, np.arange(4, dtype=np.int32))
 
 
+class Side(NamedTuple):
+    """A model of ours and the reference's: `reference(config)` makes it, with random weights.
+
+    `inputs(batch)` are those of ours; `held_out` are batches of `tokens` labels.
+    """
+
+    config: TransformerConfig
+    model: Callable[[TransformerConfig], Any]
+    loss: Callable[[Any], Any]
+    batch: Callable[[int], Any]
+    inputs: Callable[[Any], tuple]
+    reference: Callable[[TransformerConfig], Any]
+    held_out: list
+    tokens: int
+
+    def pair(self, random_params: Any, config: TransformerConfig) -> tuple[Any, Any, Any]:
+        """Our model, its parameters, all random, and the reference with the same weights."""
+        from experiments.torch_reference import weights
+
+        model, reference = self.model(config), self.reference(config)
+        params = random_params(model, *self.inputs(self.batch(0)))
+        weights.load_params(params, reference, config)
+        return model, params, reference
+
+
 @pytest.fixture(scope="module")
-def batch():
-    return pairs(0)
-
-
-@pytest.fixture
-def make_reference(torch, batch, random_params):
-    """Our parameters of a config, all random, and the reference with the same weights."""
-    from experiments.torch_reference import weights
+def sides(torch):
+    from experiments.torch_reference.gpt import GPT
     from experiments.torch_reference.transformer import Transformer
 
-    def make(config=CONFIG):
-        params = random_params(EncoderDecoder(config), batch.source, batch.target)
-        reference = Transformer(config, SMOOTHING)
-        weights.load_params(params, reference, config)
-        return params, reference
+    ids = np.random.default_rng(3).integers(0, GPT_CONFIG.vocab_size, 331)
+    stream = Stream(
+        Tokens.from_lists([ids]), batch_size=3, seq_len=11, seed=7, isolate_documents=False
+    )
+    once = iterate_once(stream.tokens, batch_size=3, seq_len=11, isolate_documents=False)
+    return {
+        "transformer": Side(
+            config=CONFIG,
+            model=EncoderDecoder,
+            loss=lambda model: seq2seq_loss(model, pad=PAD, label_smoothing=SMOOTHING),
+            batch=pairs,
+            inputs=lambda batch: (batch.source, batch.target[:, :-1], batch.source != PAD),
+            reference=lambda config: Transformer(config, SMOOTHING),
+            held_out=[pairs(20), pairs(21)],
+            tokens=22,
+        ),
+        "gpt": Side(
+            config=GPT_CONFIG,
+            model=DecoderOnly,
+            loss=causal_loss,
+            # The first is the last of an epoch, which is not full: some labels do not count.
+            batch=lambda number: stream.batch(stream.steps_per_epoch - 1 + number),
+            inputs=lambda batch: (batch.tokens[:, :-1],),
+            reference=GPT,
+            held_out=list(once),
+            tokens=330,
+        ),
+    }
 
-    return make
+
+@pytest.fixture(params=["transformer", "gpt"])
+def side(request, sides):
+    return sides[request.param]
 
 
 def assert_trees_equal(given, expected, assert_equal, tolerance=1e-5):
@@ -82,92 +151,101 @@ def assert_trees_equal(given, expected, assert_equal, tolerance=1e-5):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("name", "changes"),
     [
-        {},
-        {
-            "norm": NormOptions(placement="pre"),
-            "feed_forward": FeedForwardOptions("gelu"),
-            "use_bias": False,
-        },
-        {"d_model": 15, "feed_forward": FeedForwardOptions("silu"), "norm": NormOptions(eps=1e-5)},
+        ("transformer", {}),
+        (
+            "transformer",
+            {
+                "norm": NormOptions(placement="pre"),
+                "feed_forward": FeedForwardOptions("gelu"),
+                "use_bias": False,
+            },
+        ),
+        (
+            "transformer",
+            {
+                "d_model": 15,
+                "feed_forward": FeedForwardOptions("silu"),
+                "norm": NormOptions(eps=1e-5),
+            },
+        ),
+        ("gpt", {}),
+        ("gpt", {"use_bias": True, "feed_forward": FeedForwardOptions("gelu_tanh")}),
     ],
 )
 def test_logits_loss_and_gradients_are_the_references(
-    torch, batch, make_reference, assert_equal, changes
+    torch, sides, random_params, assert_equal, name, changes
 ):
     from experiments.torch_reference import weights
 
-    config = replace(CONFIG, **changes)
-    params, reference = make_reference(config)
-    model = EncoderDecoder(config)
-    inputs = batch.target[:, :-1]
-    ours = jax.jit(model.apply)({"params": params}, batch.source, inputs, batch.source != PAD)
-    theirs = reference(*map(torch.tensor, (batch.source, inputs, batch.source != PAD)))
-    # The last row is no pair: ours attends to nothing there, the reference to padding.
-    assert_equal(ours[:3], theirs.detach()[:3])
+    side = sides[name]
+    config, batch = replace(side.config, **changes), side.batch(0)
+    model, params, reference = side.pair(random_params, config)
+    inputs = side.inputs(batch)
+    ours = jax.jit(model.apply)({"params": params}, *inputs)
+    theirs = reference(*map(torch.tensor, inputs)).detach()
+    # The fourth row is no pair: ours attends to nothing there, the reference to padding.
+    assert_equal(ours[:3], theirs[:3])
 
     nats, count = reference.loss(batch)
     nats.backward()
-    loss = seq2seq_loss(model, pad=PAD, label_smoothing=SMOOTHING)
-    (total, tokens), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch, None)
-    assert tokens == count.item() == 11
+    differentiate = jax.jit(jax.value_and_grad(side.loss(model), has_aux=True))
+    (total, tokens), grads = differentiate(params, batch, None)
+    assert 0 < tokens == count.item() < np.prod(ours.shape[:2])
     assert_equal(total, nats.item())
     assert_trees_equal(weights.gradients_of(reference, config), grads, assert_equal, 1e-4)
 
 
-def test_weights_come_back_bit_for_bit(make_reference):
+def test_weights_come_back_bit_for_bit(side, random_params):
     from experiments.torch_reference import weights
 
-    for config in (CONFIG, replace(CONFIG, norm=NormOptions(placement="pre"), use_bias=False)):
-        params, reference = make_reference(config)
+    norm = NormOptions(placement="pre")
+    for config in (side.config, replace(side.config, norm=norm, use_bias=False)):
+        _, params, reference = side.pair(random_params, config)
         back = weights.params_of(reference, config)
         assert jax.tree.structure(back) == jax.tree.structure(params)
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, back, params)))
 
 
-def test_weights_of_another_size_are_refused_by_name(make_reference):
+def test_weights_of_another_size_are_refused_by_name(sides, random_params):
     from experiments.torch_reference import weights
 
-    params, reference = make_reference()
+    _, params, reference = sides["transformer"].pair(random_params, CONFIG)
     deeper = replace(CONFIG, num_decoder_layers=2)
     with pytest.raises(ConfigError, match="decoder/blocks_1/attention/query/kernel is missing"):
         weights.load_params(params, reference, deeper)
-    from experiments.torch_reference.weight_map import to_jax
-
     state = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
-    with pytest.raises(ConfigError, match="decoder.final_norm.weight is unknown"):
-        to_jax(state | {"decoder.final_norm.weight": np.zeros(3)}, weights.entries_of(CONFIG))
+    state |= {"decoder.final_norm.weight": np.zeros(3)}
+    with pytest.raises(DataError, match="decoder.final_norm.weight is unknown"):
+        weights.to_jax(state, weights.weight_map_of(CONFIG), params)
 
 
-def test_ten_updates_are_the_references(torch, make_reference, assert_equal):
+def test_ten_updates_are_the_references(side, random_params, assert_equal):
     from experiments.torch_reference import weights
     from experiments.torch_reference.trainer import Trainer
 
-    params, reference = make_reference()
-    trainer = Trainer(reference, LEARNING)
-    model, optimizer = EncoderDecoder(CONFIG), make_optimizer(LEARNING)
-    loss = seq2seq_loss(model, pad=PAD, label_smoothing=SMOOTHING)
-    step = jax.jit(make_train_step(loss, optimizer))
+    model, params, reference = side.pair(random_params, side.config)
+    trainer, optimizer = Trainer(reference, LEARNING), make_optimizer(LEARNING)
+    step = jax.jit(make_train_step(side.loss(model), optimizer))
     state = init_train_state(jax.tree.map(jnp.asarray, params), optimizer, jax.random.key(0))
     for number in range(10):
-        theirs = trainer.step(pairs(number))
-        state, ours = step(state, pairs(number))
+        theirs = trainer.step(side.batch(number))
+        state, ours = step(state, side.batch(number))
         assert ours.keys() == theirs.keys()
         for name in ours:
             assert_equal(ours[name], theirs[name], 1e-4)
-    held_out = [pairs(20), pairs(21)]
-    evaluate = jax.jit(make_eval_step(loss))
-    sums = [evaluate(state.params, batch) for batch in held_out]
-    nats, tokens = trainer.evaluate(held_out)
-    assert tokens == sum(metrics["tokens"] for metrics in sums) == 22
+    evaluate = jax.jit(make_eval_step(side.loss(model)))
+    sums = [evaluate(state.params, batch) for batch in side.held_out]
+    nats, tokens = trainer.evaluate(side.held_out)
+    assert tokens == sum(metrics["tokens"] for metrics in sums) == side.tokens
     assert_equal(sum(metrics["loss"] for metrics in sums), nats, 1e-4)
 
-    moved = weights.params_of(reference, CONFIG)
-    far = jax.tree.map(lambda a, b: np.abs(a - b).max(), moved, params)
-    assert max(jax.tree.leaves(far)) > 4e-2
+    trained = weights.params_of(reference, side.config)
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), trained, params)
+    assert max(jax.tree.leaves(moved)) > 4e-2
     assert_trees_equal(
-        without_key_biases(moved), without_key_biases(state.params), assert_equal, 1e-4
+        without_key_biases(trained), without_key_biases(state.params), assert_equal, 1e-4
     )
 
 
@@ -176,26 +254,22 @@ def without_key_biases(params):
     return {path: x for path, x in flatten(params).items() if not path.endswith("key/bias")}
 
 
-def test_the_reference_starts_as_our_model_does(torch, batch):
+def test_the_reference_starts_as_our_model_does(torch, side):
     from experiments.torch_reference import weights
-    from experiments.torch_reference.transformer import Transformer
 
-    config = replace(CONFIG, d_model=60, d_ff=90, vocab_size=101)
+    config = replace(side.config, d_model=120, d_ff=90, vocab_size=101)
     torch.manual_seed(0)
-    theirs = weights.params_of(Transformer(config), config)
-    model = EncoderDecoder(config)
-    ours = jax.jit(model.init)(jax.random.key(0), batch.source, batch.target)["params"]
+    theirs = flatten(weights.params_of(side.reference(config), config))
+    model, inputs = side.model(config), side.inputs(side.batch(0))
+    ours = flatten(jax.jit(model.init)(jax.random.key(0), *inputs)["params"])
     assert jax.tree.map(np.shape, theirs) == jax.tree.map(np.shape, ours)
-    for (path, mine), its in zip(
-        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True
-    ):
-        assert its.mean() == pytest.approx(float(mine.mean()), abs=0.03), path
-        assert its.std() == pytest.approx(float(mine.std()), rel=0.1), path
+    for path, leaf in ours.items():
+        assert theirs[path].mean() == pytest.approx(float(leaf.mean()), abs=0.03), path
+        assert theirs[path].std() == pytest.approx(float(leaf.std()), rel=0.1), path
 
 
-def test_dropout_of_the_reference_acts_at_our_rates(torch, batch, make_reference):
-    config = replace(CONFIG, dropout_rate=0.5)
-    _, reference = make_reference(config)
+def test_dropout_of_the_reference_acts_at_our_rates(torch, sides):
+    reference = sides["transformer"].reference(replace(CONFIG, dropout_rate=0.5))
     x = torch.ones(200, 11, 20)
     reference.train()
     kept = reference.positions(x) != 0
@@ -204,25 +278,55 @@ def test_dropout_of_the_reference_acts_at_our_rates(torch, batch, make_reference
     assert torch.equal(reference.positions(x), x + reference.positions.table)
 
 
-def test_what_the_reference_lacks_is_refused(torch, make_reference):
-    from experiments.torch_reference.transformer import Transformer
+@pytest.mark.parametrize("schedule", ["inverse_square_root", "cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+def test_the_references_rate_is_that_of_our_schedule(torch, schedule, warmup):
+    from experiments.torch_reference.trainer import rate_share
 
-    with pytest.raises(
-        ConfigError, match=r"positions=Rotary\(.*\) is not supported .* give positions=Sinu"
+    config = replace(LEARNING, schedule=schedule, warmup_steps=warmup, total_steps=17)
+    ours = jax.vmap(make_schedule(config))(jnp.arange(20))
+    theirs = [1e-2 * rate_share(config, number) for number in range(1, 21)]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_what_the_reference_lacks_is_refused(torch, sides):
+    from experiments.torch_reference.trainer import Trainer
+
+    transformer, gpt = (sides[name].reference for name in ("transformer", "gpt"))
+    for make, changes, message in (
+        (transformer, {"positions": Rotary()}, r"positions=Rotary\(.*\) is not .* give .*=Sinu"),
+        (transformer, {"positions": Sinusoidal(layout="halves")}, "layout='halves'.* is not supp"),
+        (transformer, {"output": OutputOptions(bias=True)}, "output.bias=True is .*bias=False"),
+        (transformer, {"embeddings": EmbeddingOptions(zero_id=1)}, "embeddings.zero_id=1 is not"),
+        (gpt, {"positions": Rotary()}, r"positions=Rotary\(.*\) is not .* positions=Learned\(\)"),
     ):
-        Transformer(replace(CONFIG, positions=Rotary(), num_heads=10))
-    with pytest.raises(ConfigError, match="layout='halves'.* is not supported by"):
-        Transformer(replace(CONFIG, positions=Sinusoidal(layout="halves")))
-    with pytest.raises(ConfigError, match="output.bias=True is not supported .* output.bias=False"):
-        Transformer(replace(CONFIG, output=OutputOptions(bias=True)))
-    with pytest.raises(ConfigError, match="embeddings.zero_id=1 is not supported by"):
-        Transformer(replace(CONFIG, embeddings=EmbeddingOptions(zero_id=1)))
-    _, reference = make_reference()
+        config = replace(CONFIG if make is transformer else GPT_CONFIG, num_heads=10)
+        with pytest.raises(ConfigError, match=message):
+            make(replace(config, **changes))
+    with pytest.raises(ConfigError, match="name='lion' is not supported by the PyTorch ref"):
+        Trainer(gpt(GPT_CONFIG), replace(LEARNING, name="lion"))
     tokens = torch.ones(2, 12, dtype=torch.long)
-    with pytest.raises(
-        ValueError, match="12 tokens was given, but the positions end at max_len=11"
-    ):
-        reference(tokens, tokens[:, :3])
+    with pytest.raises(ValueError, match="12 tokens was given, but the positions end at max_len"):
+        transformer(CONFIG)(tokens, tokens[:, :3])
+
+
+def test_an_update_that_is_not_finite_is_skipped(torch, sides):
+    from experiments.torch_reference.trainer import Trainer
+
+    gpt = sides["gpt"]
+    trainer = Trainer(gpt.reference(GPT_CONFIG), LEARNING)
+    with torch.no_grad():
+        trainer.model.final_norm.weight *= np.inf
+        before = [weights.clone() for weights in trainer.model.parameters()]
+    skipped = [trainer.step(gpt.batch(0))["consecutive_skips"] for _ in range(2)]
+    assert skipped == [1, 2]
+    for old, new in zip(before, trainer.model.parameters(), strict=True):
+        assert torch.equal(old, new)
+    with torch.no_grad():
+        trainer.model.final_norm.weight.fill_(1.0)
+    metrics = trainer.step(gpt.batch(1))
+    assert (metrics["skipped"], metrics["consecutive_skips"]) == (2, 0)
+    assert trainer.schedule.get_last_lr()[0] == pytest.approx(1e-2 * 2 / 4)
 
 
 @pytest.fixture
@@ -242,8 +346,6 @@ def small(tmp_path):
         model=replace(preset.model, **sizes, **layers),
         data=data,
         steps=4,
-        rounds=2,
-        timed_steps=1,
         runs=str(tmp_path / "runs"),
     )
 
@@ -260,12 +362,10 @@ def test_the_comparison_prints_and_keeps_that_the_two_are_one(torch, small, tmp_
     assert course["jaxformer"] != course["rounding"]
     # What rounding alone moves: Adam follows gradients that are nothing but rounding, too.
     assert course["weights"] < 5 * course["rounding_weights"]
-    speed = found["speed"]
-    assert speed["jaxformer"] == pytest.approx(np.median(speed["rounds_jaxformer"]))
     logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["reference_loss"] for line in logged] == course["reference"]
     said = capsys.readouterr().out
-    assert f"{course['jaxformer'][0]:.4f}" in said and f"{speed['reference']:.1f} ms" in said
+    assert f"{course['jaxformer'][0]:.4f}" in said
 
 
 def test_a_comparison_of_no_steps_is_refused(small):

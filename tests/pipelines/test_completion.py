@@ -14,6 +14,7 @@ from flax import struct
 
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions, TransformerConfig
 from jaxformer.decoding import SamplingConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines import complete, stream
@@ -23,7 +24,8 @@ from jaxformer.text.tokenizers import EOS, train_bpe, train_characters, train_wo
 
 LETTERS = "abcdefghijk "
 PROMPTS = ["abcab", "", "k", "hgf edc bak jihg", "a", "  cabcd", "fee"]
-FREE = SamplingConfig(max_new_tokens=13, temperature=1.5, seed=3)
+FREE = SamplingConfig(max_new_tokens=13, temperature=1.5)
+SEED = CompletionOptions(seed=3)
 GREEDY = SamplingConfig(max_new_tokens=13, temperature=0.0)
 CONFIG = TransformerConfig(
     vocab_size=19,
@@ -94,6 +96,12 @@ def test_the_log_probabilities_are_those_of_the_whole_forward_pass(
         assert_equal(completion.log_probs, expected)
 
 
+def repeats(ids, token, size):
+    """Whether `token` after `ids` makes a run of `size` ids that is there already."""
+    runs = [ids[i : i + size] for i in range(len(ids) - size + 1)]
+    return size > 0 and [*ids[len(ids) - size + 1 :], token] in runs
+
+
 def by_hand(system, tokenizer, prompt, sampling, keep=None):
     """Greedy and uncached; with `keep`, only the last `keep` ids are seen every max_len // 2."""
     window = ids = ids_of(prompt, tokenizer)
@@ -104,7 +112,10 @@ def by_hand(system, tokenizer, prompt, sampling, keep=None):
         logits = next_logits(system, window)[: tokenizer.vocab_size]
         seen, p = np.isin(np.arange(len(logits)), ids + made), sampling.repetition_penalty
         lower = np.where(logits > 0, logits / p, logits * p)
-        made.append(int(np.argmax(np.where(seen, lower, logits))))
+        scores, size = np.where(seen, lower, logits), sampling.no_repeat_ngram_size
+        out = [repeats(ids + made, token, size) for token in range(len(logits))]
+        out[tokenizer.special.eos] |= len(made) < sampling.min_new_tokens
+        made.append(int(np.argmax(np.where(out, -np.inf, scores))))
         window = [*window, made[-1]]
         if made[-1] == tokenizer.special.eos:
             break
@@ -136,16 +147,16 @@ def same(found, expected, assert_equal):
 def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch(
     system, tokenizer, assert_equal
 ):
-    whole = complete(*system, PROMPTS, tokenizer, FREE, first_example_id=11)
-    same(complete(*system, PROMPTS, tokenizer, FREE, first_example_id=11), whole, assert_equal)
+    def texts(prompts, first, options=SEED):
+        return complete(*system, prompts, tokenizer, FREE, options, first_example_id=first)
+
+    whole = texts(PROMPTS, 11)
+    same(texts(PROMPTS, 11), whole, assert_equal)
     for i in (0, 4, 6):
-        alone = complete(*system, PROMPTS[i : i + 1], tokenizer, FREE, first_example_id=11 + i)
-        same(alone, whole[i : i + 1], assert_equal)
-    part = complete(*system, PROMPTS[2:5], tokenizer, FREE, first_example_id=13)
-    same(part, whole[2:5], assert_equal)
+        same(texts(PROMPTS[i : i + 1], 11 + i), whole[i : i + 1], assert_equal)
+    same(texts(PROMPTS[2:5], 13), whole[2:5], assert_equal)
     assert len({tuple(x.ids) for x in complete(*system, ["abcab"] * 7, tokenizer, FREE)}) > 5
-    seed = dataclasses.replace(FREE, seed=4)
-    assert complete(*system, PROMPTS, tokenizer, seed, first_example_id=11) != whole
+    assert texts(PROMPTS, 11, CompletionOptions(seed=4)) != whole
 
 
 def test_a_prompt_may_be_given_as_ids(system, tokenizer):
@@ -234,7 +245,7 @@ def scripted_text(tokenizer, prompt, text, stop=(), after=()):
         tokenizer.encode(prompt),
         tokenizer,
         max_new_tokens=len(ids),
-        eos=[tokenizer.special.eos],
+        eos=(tokenizer.special.eos,),
         stop=stop,
     )
     pieces = []
@@ -284,10 +295,13 @@ def test_a_stop_string_ends_a_text_before_it_wherever_tokens_begin(
     bytes_tokenizer, stop, text, size
 ):
     model, params, ids = scripted(bytes_tokenizer, "x" + STORY, after=[2])
-    sampling = SamplingConfig(max_new_tokens=100 - 1, temperature=0.0, stop=stop)
-    [found] = complete(model, params, ["x"], bytes_tokenizer, sampling)
+    settings = (
+        SamplingConfig(max_new_tokens=100 - 1, temperature=0.0),
+        CompletionOptions(stop=stop),
+    )
+    [found] = complete(model, params, ["x"], bytes_tokenizer, *settings)
     assert found.text == text and found.ended
-    assert join(stream(model, params, ["x"], bytes_tokenizer, sampling), 1) == [text]
+    assert join(stream(model, params, ["x"], bytes_tokenizer, *settings), 1) == [text]
     assert found.ids == ids[1 : 1 + len(found.ids)]
     if found.ids[-1] != bytes_tokenizer.special.eos:
         before, after = (bytes_tokenizer.decode(found.ids[:n]) for n in (-1, None))
@@ -375,17 +389,19 @@ def test_a_repetition_penalty_counts_the_prompt_too(system, tokenizer):
     assert found != [by_hand(system, tokenizer, prompt, GREEDY) for prompt in PROMPTS]
 
 
-SLIDE = dataclasses.replace(GREEDY, max_new_tokens=53, overflow="slide", repetition_penalty=1.2)
+SLIDES = CompletionOptions(overflow="slide")
+RULES = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "min_new_tokens": 23}
+SLIDE = dataclasses.replace(GREEDY, max_new_tokens=53, **RULES)
 
 
 def test_a_sliding_window_is_a_new_prefill_of_the_last_tokens(system, tokenizer, assert_equal):
     prompts = [*PROMPTS, "kjihg" * 11]
-    found = complete(*system, prompts, tokenizer, SLIDE)
+    found = complete(*system, prompts, tokenizer, SLIDE, SLIDES)
     for prompt, completion in zip(prompts, found, strict=True):
         expected = by_hand(system, tokenizer, prompt, SLIDE, keep=37 - 18)
         assert completion.ids == expected and len(completion.log_probs) == len(expected)
     assert sum(len(completion.ids) == 53 for completion in found) > 2
-    assert join(stream(*system, prompts, tokenizer, SLIDE), 8) == [x.text for x in found]
+    assert join(stream(*system, prompts, tokenizer, SLIDE, SLIDES), 8) == [x.text for x in found]
 
 
 def test_a_text_that_fits_does_not_slide_and_its_neighbours_do_not_matter(
@@ -393,20 +409,23 @@ def test_a_text_that_fits_does_not_slide_and_its_neighbours_do_not_matter(
 ):
     sampling = dataclasses.replace(SLIDE, max_new_tokens=25)
     slides = ["fee" * 13, "abc " * 4, "k" * 41, "ij" * 7, "a b" * 5]
-    found = complete(*system, ["abcdefghijk", *slides, "kjihgfedcba"], tokenizer, sampling)
-    refuse = dataclasses.replace(sampling, overflow="refuse")
-    fit = complete(*system, ["abcdefghijk", "kjihgfedcba"], tokenizer, refuse)
+    found = complete(*system, ["abcdefghijk", *slides, "kjihgfedcba"], tokenizer, sampling, SLIDES)
+    fit = complete(*system, ["abcdefghijk", "kjihgfedcba"], tokenizer, sampling)
     same(fit, [found[0], found[-1]], assert_equal)
-    same(complete(*system, slides[::-1], tokenizer, sampling), found[-2:0:-1], assert_equal)
+    turned = complete(*system, slides[::-1], tokenizer, sampling, SLIDES)
+    same(turned, found[-2:0:-1], assert_equal)
 
 
 def test_a_text_made_in_rounds_is_drawn_as_one_made_at_once(tokenizer):
     """Where nothing depends on the context, it does not matter how much of it is seen."""
-    even = dataclasses.replace(FREE, max_new_tokens=61, temperature=1e6, overflow="slide")
+    even = dataclasses.replace(FREE, max_new_tokens=61, temperature=1e6)
+    settings = even, dataclasses.replace(SLIDES, seed=3)
     prompts = ["abc", "ab", "a"]
     short, long = (scripted(tokenizer, LETTERS, max_len=n)[:2] for n in (37, 101))
-    rounds = complete(*short, prompts, tokenizer, even)
-    assert [x.ids for x in rounds] == [x.ids for x in complete(*long, prompts, tokenizer, even)]
+    rounds = complete(*short, prompts, tokenizer, *settings)
+    assert [x.ids for x in rounds] == [
+        x.ids for x in complete(*long, prompts, tokenizer, *settings)
+    ]
     assert max(len(x.ids) for x in rounds) > 2 * 18
 
 
@@ -445,13 +464,14 @@ def test_prefill_and_steps_are_one_program_for_all_prompts_of_a_size(tokenizer, 
     before = compiled[0]
     complete(*system, PROMPTS[:3], tokenizer, sampling)
     assert compiled[0] - before == 1, "of two rows each rather than of one"
-    changed = dataclasses.replace(sampling, seed=7)
-    complete(*system, PROMPTS[3:6], tokenizer, changed, first_example_id=5)
+    changed = CompletionOptions(seed=7)
+    complete(*system, PROMPTS[3:6], tokenizer, sampling, changed, first_example_id=5)
     assert compiled[0] - before == 1
     rows = 4 // concurrency(system[1])  # what `complete` gives each of its programs
     for _ in range(2):
-        list(stream(*system, PROMPTS[:rows], tokenizer, changed))
-        complete(*system, PROMPTS[:4], tokenizer, dataclasses.replace(sampling, stop=("zz", "aa")))
+        list(stream(*system, PROMPTS[:rows], tokenizer, sampling, changed))
+        stops = CompletionOptions(stop=("zz", "aa"))
+        complete(*system, PROMPTS[:4], tokenizer, sampling, stops)
     assert compiled[0] - before == 2, "and one that tells of its tokens"
 
 
@@ -547,22 +567,47 @@ def test_more_prompts_than_a_program_takes_keep_their_places(tokenizer):
 @pytest.mark.parametrize(
     "name, value, message",
     [
-        ("max_new_tokens", 0, "max_new_tokens=0, but it must be at least 1"),
-        ("temperature", -0.1, "temperature=-0.1, but it must be 0 or more"),
-        ("temperature", float("nan"), "temperature=nan"),
-        ("temperature", float("inf"), "temperature=inf"),
-        ("top_k", -1, "top_k=-1, but it must be at least 0"),
-        ("top_p", 0.0, "top_p=0.0, but it must be above 0"),
-        ("top_p", 1.1, "top_p=1.1"),
-        ("min_p", -0.1, "min_p=-0.1, but it must be 0 to 1"),
-        ("repetition_penalty", 0.0, "repetition_penalty=0.0, but it must be positive"),
-        ("stop", ("a", ""), "must be texts of at least a character"),
-        ("stop", "abc", "stop='abc'"),
+        ("eos", 2, "eos=2 is a int, but it must be a tuple of integers or None"),
+        ("stop", ("a", ""), r"stop=\('a', ''\), but each must have at least one character"),
+        ("stop", "abc", "stop='abc' is a str, but it must be a tuple of strings"),
         ("overflow", "cut", "overflow='cut' is unknown: give one of refuse, slide"),
         ("seed", -1, "seed=-1, but it must be at least 0"),
         ("seed", 2**32, "seed=4294967296, but it must be below"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(name, value, message):
+def test_options_that_cannot_be_are_refused(name, value, message):
     with pytest.raises(ConfigError, match=message):
-        SamplingConfig(**{name: value})
+        CompletionOptions(**{name: value})
+
+
+def test_prompts_that_are_made_on_the_way_are_all_taken(system, tokenizer):
+    expected = complete(*system, PROMPTS[:2], tokenizer, GREEDY)
+    assert complete(*system, (x for x in PROMPTS[:2]), tokenizer, GREEDY) == expected
+
+
+@pytest.mark.parametrize(
+    "prompts, message",
+    [
+        ("abc", "the texts are one str, but must be a sequence of strings"),
+        (b"abc", "the texts are one bytes"),
+        (None, "the texts are one NoneType"),
+        ([None], "prompt 1 of 1 is a NoneType, but must be a string or a sequence of integer ids"),
+        (["a", b"ab"], "prompt 2 of 2 is a bytes"),
+        (["a", [5.7]], "prompt 2 of 2 is a list, but must be a string or a sequence of integer id"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_its_place(system, tokenizer, prompts, message):
+    for use in (complete, stream):
+        with pytest.raises(DataError, match=message):
+            use(*system, prompts, tokenizer, GREEDY)
+
+
+def test_a_text_of_which_all_tokens_are_suppressed_is_refused(system, tokenizer):
+    none = dataclasses.replace(GREEDY, suppress_tokens=tuple(range(tokenizer.vocab_size)))
+    with pytest.raises(ValueError, match="all 19 tokens are suppressed: leave at least one"):
+        complete(*system, ["a"], tokenizer, none)
+
+
+def test_an_end_outside_the_vocabulary_is_refused(system, tokenizer):
+    with pytest.raises(ConfigError, match="eos=19, but the model's token ids are 0 to 18"):
+        complete(*system, ["a"], tokenizer, GREEDY, CompletionOptions(eos=(2, 19)))

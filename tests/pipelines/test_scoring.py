@@ -117,8 +117,10 @@ def test_without_a_begin_token_the_first_token_is_not_counted(decoder, assert_eq
 
 
 def test_a_stride_outside_the_window_is_refused(decoder, words):
-    for stride in (0, 24):
-        with pytest.raises(ConfigError, match=f"stride={stride}, but it must be 1 to max_len=23"):
+    for stride in (0, 24, 2.5):
+        with pytest.raises(
+            ConfigError, match=f"stride={stride}, but it must be an integer, 1 to 23"
+        ):
             score(*decoder, ["boat"], words, stride=stride)
 
 
@@ -219,6 +221,26 @@ def test_a_mask_stands_where_the_token_of_a_word_would(tokenizer, text, whole):
     assert [tokenizer.decode([i]).strip() or " " for i in kept] == [p.strip() or " " for p in parts]
 
 
+@pytest.mark.parametrize("count", [0, 2.5, "5"])
+def test_a_count_that_is_no_positive_integer_is_refused(masked, words, count):
+    with pytest.raises(ConfigError, match=f"count={count!r}, but it must be an integer, at least"):
+        fill_mask(*masked, ["a <mask>"], words, count=count)
+
+
+def test_what_is_no_list_of_texts_another_model_and_no_tokenizer_are_refused(
+    masked, decoder, words
+):
+    for use, system, other in ((fill_mask, masked, decoder), (score, decoder, masked)):
+        for texts, message in (("a", "the texts are one str"), ([None], "text 1 of 1 is a None")):
+            with pytest.raises(DataError, match=message):
+                use(*system, texts, words)
+        with pytest.raises(ConfigError, match="has the class .*, but this needs"):
+            use(*other, ["a <mask>"], words)
+        with pytest.raises(ConfigError, match="the tokenizer is None"):
+            use(*system, ["a <mask>"], None)
+    assert score(*decoder, (x for x in ["a", "b"]), words) == score(*decoder, ["a", "b"], words)
+
+
 def test_a_text_whose_masks_cannot_be_filled_is_refused(masked, words):
     fill = partial(fill_mask, *masked)
     with pytest.raises(DataError, match="text 2 has no mask: write <mask> where a token is missin"):
@@ -230,8 +252,6 @@ def test_a_text_whose_masks_cannot_be_filled_is_refused(masked, words):
         match="texts are longer than max_len=23 tokens, the first is text 2 with 24",
     ):
         fill(["<mask>", "<mask>" + " boat" * 21], words)
-    with pytest.raises(ConfigError, match="count=0, but it must be at least 1"):
-        fill(["<mask>"], words, count=0)
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(masked, decoder):

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions, TransformerConfig
-from jaxformer.decoding import GenerationConfig
+from jaxformer.decoding import SearchConfig
+from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.nn.models import EncoderDecoder
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines import (
     Translation,
+    complete,
     encode_sources,
     find_too_long,
     max_target_length,
@@ -21,7 +23,8 @@ from jaxformer.pipelines import (
 from jaxformer.text.tokenizers import BOS, EOS, PAD, UNK, train_characters
 
 LETTERS = "abcdefghijk "
-SEARCH = GenerationConfig(beam_size=3, max_extra_tokens=3, batch_size=7)
+SEARCH = SearchConfig(beam_size=3)
+OPTIONS = TranslationOptions(max_extra_tokens=3, batch_size=7)
 BLANK = [Translation("", 0.0, [], [])]
 
 
@@ -51,17 +54,21 @@ def system(random_params):
     return model, params, tokenizer, tokenizer
 
 
-def test_sources_of_foreign_models_begin_with_a_bos_where_there_is_one(system):
+def test_sources_begin_with_a_bos_where_the_options_say_so_and_by_no_other_setting(system):
     model, _, tokenizer, _ = system
     a, b = tokenizer.encode("ab")
-    foreign = GenerationConfig(bos=EOS, eos=(EOS,), pad=PAD)
-    assert encode_sources(model, ["ab", " "], tokenizer, foreign) == [[BOS, a, b, EOS], []]
-    assert encode_sources(model, ["ab", " "], tokenizer) == [[a, b, EOS], []]
-    assert find_too_long(model, ["a" * 36, "a" * 35], tokenizer, foreign) == [0]
+    bart = SEARCH, TranslationOptions(bos=EOS, source_bos=True)
+    assert encode_sources(model, ["ab", " "], tokenizer, *bart) == [[BOS, a, b, EOS], []]
+    assert find_too_long(model, ["a" * 36, "a" * 35], tokenizer, *bart) == [0]
+    others = [(), (SearchConfig(eos=(EOS, 5)),), (SEARCH, TranslationOptions(bos=EOS))]
+    for settings in others:
+        assert encode_sources(model, ["ab", " "], tokenizer, *settings) == [[a, b, EOS], []]
+    with pytest.raises(DataError, match=r"eos=\(2,\) and pad=3, but the tokenizer has EOS 2 and"):
+        encode_sources(model, ["ab"], tokenizer, SEARCH, TranslationOptions(pad=UNK))
 
 
-def run(system, lines, search=SEARCH):
-    return translate(*system[:2], lines, *system[2:], search)
+def run(system, lines, search=SEARCH, options=OPTIONS):
+    return translate(*system[:2], lines, *system[2:], search, options)
 
 
 def random_lines(rng, count, longest=15):
@@ -101,7 +108,9 @@ def test_nothing_but_blank_lines_or_no_line_at_all_needs_no_model(system):
 def test_batches_of_1_7_and_64_in_any_order_give_the_same_hypotheses(system, rng, assert_equal):
     lines = random_lines(rng, 64)
     assert len(set(map(len, lines))) > 7
-    by_size = [run(system, lines, dataclasses.replace(SEARCH, batch_size=n)) for n in (64, 7, 1)]
+    by_size = [
+        run(system, lines, options=dataclasses.replace(OPTIONS, batch_size=n)) for n in (64, 7, 1)
+    ]
     assert len({tuple(line[0].ids) for line in by_size[0]}) > 7, "the model must heed its input"
     assert_same(by_size[1], by_size[0], assert_equal)
     assert_same(by_size[2], by_size[0], assert_equal)
@@ -111,12 +120,12 @@ def test_batches_of_1_7_and_64_in_any_order_give_the_same_hypotheses(system, rng
 
 
 def test_each_bucket_of_lengths_has_one_compiled_program(system, rng, compiled):
-    search = dataclasses.replace(SEARCH, beam_size=2, max_extra_tokens=2)
+    settings = SearchConfig(beam_size=2), dataclasses.replace(OPTIONS, max_extra_tokens=2)
     lines = random_lines(rng, 23) + ["a" * 17, "b" * 23, "c" * 30]
-    run(system, lines, search)
+    run(system, lines, *settings)
     assert compiled == [2], "up to 16 ids, and up to 32"
-    run(system, lines[::-1], search)
-    run(system, lines[3:], search)
+    run(system, lines[::-1], *settings)
+    run(system, lines[3:], *settings)
     assert compiled == [2]
 
 
@@ -127,7 +136,7 @@ def test_hypotheses_are_distinct_end_once_and_stand_in_the_order_of_their_scores
         assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
         for hypothesis in found:
             assert len(hypothesis.ids) == len(hypothesis.log_probs)
-            assert len(hypothesis.ids) <= len(line) + 1 + SEARCH.max_extra_tokens
+            assert len(hypothesis.ids) <= len(line) + 1 + OPTIONS.max_extra_tokens
             assert hypothesis.ids.index(EOS) == len(hypothesis.ids) - 1
             assert hypothesis.text == system[3].decode(hypothesis.ids)
 
@@ -186,7 +195,7 @@ def test_learned_positions_end_a_translation_at_max_len(random_params, system):
     config = dataclasses.replace(system[0].config, positions=Learned(), max_len=11)
     model, ids = EncoderDecoder(config), jnp.ones((2, 3), jnp.int32)
     params = random_params(model, ids, ids)
-    search = GenerationConfig(beam_size=1, batch_size=2)
+    search = SearchConfig(beam_size=1)
     found = translate(model, params, ["abcdefghij", "k"], *system[2:], search)
     assert all(1 <= len(line[0].ids) <= 11 for line in found)
     assert max_target_length(config, 11, search) == 11
@@ -204,5 +213,56 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(system, side):
 
 def test_special_ids_of_a_tokenizer_that_are_not_the_models_are_refused(system):
     bare = train_characters([LETTERS], special_tokens=())
-    with pytest.raises(DataError, match="ids 0 to 3 must be the special tokens"):
-        translate(*system[:2], ["abc"], bare, bare)
+    other = train_characters([LETTERS], special_tokens=("<unk>", "<pad>", "<eos>"))
+    late = train_characters([LETTERS], special_tokens=("<pad>", "<eos>", "<unk>"))
+    for tokenizer, ids in ((bare, "EOS None"), (other, "EOS 2 and padding 1"), (late, "EOS 1")):
+        with pytest.raises(DataError, match=rf"eos=\(2,\) and pad=0, but the tokenizer has {ids}"):
+            translate(*system[:2], ["abc"], tokenizer, tokenizer)
+
+
+def test_ids_and_lengths_that_the_model_cannot_have_are_refused(system):
+    with pytest.raises(ConfigError, match="bos=16, but the model's token ids are 0 to 15"):
+        run(system, ["abc"], options=TranslationOptions(bos=16))
+    with pytest.raises(ConfigError, match="min_new_tokens=6, but the translation of a sentence"):
+        run(system, ["abcde", "a"], SearchConfig(min_new_tokens=6))
+    for name, value in (("batch_size", 0), ("max_extra_tokens", -1), ("bos", 1.5)):
+        with pytest.raises(ConfigError, match=f"{name}={value}"):
+            TranslationOptions(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        ("abc", "the texts are one str, but must be a sequence of strings: for one text give a li"),
+        (["a", None], "text 2 of 2 is a NoneType, but must be a string"),
+        ([b"a"], "text 1 of 1 is a bytes"),
+    ],
+)
+def test_what_is_no_line_is_refused(system, lines, message):
+    with pytest.raises(DataError, match=message):
+        run(system, lines)
+    with pytest.raises(DataError, match=message):
+        find_too_long(system[0], lines, system[2])
+
+
+@pytest.mark.parametrize("pair", ["ab", ("a",), ("a", "b", "c")])
+def test_what_is_no_pair_is_refused(system, pair):
+    with pytest.raises(DataError, match=r"pair 2 of 2 must be \(source, target\): two strings"):
+        score_pairs(*system[:2], [("a", "b"), pair], *system[2:])
+
+
+def test_lines_that_are_made_on_the_way_are_all_taken(system):
+    assert run(system, (x for x in ["a", "b"])) == run(system, ["a", "b"])
+
+
+def test_another_kind_of_model_is_refused(system, random_params):
+    _, params, *tokenizers = system
+    config = dataclasses.replace(system[0].config, num_encoder_layers=0)
+    with pytest.raises(
+        ConfigError, match="has the class DecoderOnly, but this needs EncoderDecoder"
+    ):
+        translate(DecoderOnly(config), params, ["abc"], *tokenizers)
+    with pytest.raises(
+        ConfigError, match="has the class EncoderDecoder, but this needs DecoderOnly"
+    ):
+        complete(system[0], params, ["abc"], tokenizers[0])

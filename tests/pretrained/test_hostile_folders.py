@@ -128,7 +128,7 @@ def test_an_index_and_its_files_list_the_same_tensors(folder, refused):
     assert load_pretrained(folder).params
     for changed in (places | {"more": "part-1.safetensors"}, dict(list(places.items())[1:])):
         (folder / INDEX).write_text(json.dumps({"weight_map": changed}))
-        refused(DataError, "is in only one of the file and .*index.json")
+        refused(DataError, "is in only one of the files and .*index.json")
     (folder / INDEX).write_text(json.dumps({"weight_map": places | {"more": "x.safetensors"}}))
     refused(DataError, "x.safetensors: cannot be read")
 
@@ -185,7 +185,7 @@ def test_links_within_the_folder_and_to_a_hubs_blobs_are_followed(folder, tmp_pa
 @pytest.mark.parametrize("size", [2**60, 2**64 - 1, 17 * 2**20])
 def test_a_header_of_absurd_size_is_not_read(folder, refused, size):
     write_raw(folder, b"{}", size=size)
-    refused(DataError, "a header of .* bytes, but at most 16,777,216 are read")
+    refused(DataError, "model.safetensors: not a whole safetensors file")
 
 
 HEADERS = {
@@ -211,27 +211,6 @@ def test_a_damaged_header_is_refused(folder, refused, kind):
     header, size = HEADERS[kind]
     write_raw(folder, header, bytes(4), size)
     refused(DataError, "model.safetensors: not a whole safetensors file")
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
-        b'"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}}',
-        b'{"b":{"dtype":"F32","a":0,"a":1,"shape":[1],"data_offsets":[0,4]}}',
-    ],
-)
-def test_a_header_that_says_something_twice_is_refused(folder, refused, header):
-    write_raw(folder, header, bytes(4))
-    refused(DataError, "model.safetensors: 'a' occurs twice in the header")
-
-
-def test_an_index_of_a_hundred_thousand_tensors_is_refused(folder, refused):
-    """Before any of its files is opened."""
-    (folder / "model.safetensors").unlink()
-    places = {f"tensor.{i}": f"part-{i}.safetensors" for i in range(100_000)}
-    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
-    refused(DataError, "index.json: 100,000 tensors, but at most 20,000 are read")
 
 
 @pytest.mark.parametrize("beside", ["tokenizer_config.json", "target_vocab.json"])
@@ -260,13 +239,6 @@ def test_a_file_cut_short_is_refused(folder, refused):
         refused(DataError, "model.safetensors: not a whole safetensors file")
 
 
-def test_a_hundred_thousand_tensors_are_refused(folder, refused):
-    entry = '"tensor.number.{0}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
-    header = "{" + ",".join(map(entry.format, range(100_000))) + "}"
-    write_raw(folder, header.encode())
-    refused(DataError, "100,000 tensors, but at most 20,000 are read")
-
-
 class Harm:
     """What a pickle may hold: a call that is made when it is read."""
 
@@ -278,10 +250,10 @@ def test_a_pickle_is_never_read_whatever_its_name(folder, refused, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     harm = pickle.dumps(Harm())
     (folder / "model.safetensors").write_bytes(harm)
-    refused(DataError, "not a safetensors file")
+    refused(DataError, "not a whole safetensors file")
     with zipfile.ZipFile(folder / "model.safetensors", "w") as file:
         file.writestr("archive/data.pkl", harm)
-    refused(DataError, "not a safetensors file")
+    refused(DataError, "not a whole safetensors file")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     refused(DataError, "python -m experiments.torch_reference.to_safetensors .*model")
     assert not (tmp_path / "harmed").exists()

@@ -17,7 +17,7 @@ from jaxformer.config import (
     PositionScheme,
     Rotary,
 )
-from jaxformer.errors import CheckpointError, ConfigError, DataError
+from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
@@ -93,15 +93,36 @@ def test_a_run_of_a_causal_model_is_its_newest_weights_with_the_tokenizers_vocab
     )
 
 
-def test_a_run_that_chose_weights_gives_their_mean_and_with_averages_theirs(make_run):
+def test_a_finished_run_gives_the_mean_of_the_tree_and_steps_that_its_record_names(make_run):
     config = replace(GPT, vocab_size=7)
-    training = {"ema_decay": 0.9}
-    folder, params = make_run(DecoderOnly(config), config, {}, training=training)
-    same(load(folder).params, times(0.5, params))
-    (folder / "weights.json").write_text('{"steps": [3, 5]}')
+    folder, params = make_run(DecoderOnly(config), config, {})
+    (folder / "weights.json").write_text('{"steps": [3, 5], "tree": "ema"}')
     found = load(folder)
     assert found.tokenizer is None
     same(found.params, times(1.25, params))
+    (folder / "weights.json").write_text('{"steps": [3, 5], "tree": "params"}')
+    same(load(folder).params, times(0.75, params))
+
+
+AVERAGES = {
+    "none": ({}, 1.0),
+    "one": ({"ema_decay": 0.9}, 0.5),
+    "schedule-free": ({"schedule_free": True}, 0.5),
+    "several": ({"ema_decay": 0.9, "extra_ema_decays": [0.5]}, 0.25),
+    "others": ({"extra_ema_decays": [0.5]}, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_an_unfinished_run_gives_the_newest_of_the_tree_that_becomes_its_result(make_run, name):
+    training, factor = AVERAGES[name]
+    config = replace(GPT, vocab_size=7)
+    folder, params = make_run(DecoderOnly(config), config, {}, training=training)
+    if training.get("extra_ema_decays"):
+        several = {"0.9": times(0.25, params), "0.5": times(0.125, params)}
+        with Checkpoints(folder / "checkpoints") as checkpoints:
+            checkpoints.save(7, {"params": params, "ema": several}, {})
+    same(load(folder).params, times(factor, params))
 
 
 def test_a_run_of_a_translator_gives_both_tokenizers_and_vocabularies(make_run):
@@ -189,7 +210,7 @@ def test_a_tokenizer_of_another_run_is_refused(make_run):
     config = replace(GPT, vocab_size=7)
     words = train_words(["ab cd ef gh ij"], 11)
     folder, _ = make_run(DecoderOnly(config), config, {"tokenizer": words})
-    with pytest.raises(DataError, match="the tokenizer's ids end at 8, but the model's vocabulary"):
+    with pytest.raises(ConfigError, match="run: the tokenizer has 9 ids, but the model has only 7"):
         load(folder)
 
 

@@ -1,7 +1,5 @@
 """A model in Marian's layout: other ids, one row for padding and BOS, the same translations."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -11,12 +9,12 @@ from jaxformer.errors import ConfigError
 from jaxformer.pretrained import load_generation_config, load_pretrained, marian_layout
 from jaxformer.text.tokenizers import train_characters
 
-SEARCH = jf.GenerationConfig(
+SEARCH = jf.SearchConfig(
     beam_size=3,
     length_penalty_kind="power",
     early_stopping="beam_full",
     at_max_length="cut",
-    max_length=7,
+    max_new_tokens=7,
     extra_candidates=1,
     suppress_tokens=(jf.PAD, jf.BOS),
     renormalize_logits=True,
@@ -56,17 +54,17 @@ def test_the_folder_gives_the_translations_of_the_model(system, tokenizer, tmp_p
     layout = marian_layout(*system, tokenizer, SEARCH)
     jf.save_pretrained(tmp_path / "m", *layout[:3], generation=layout.search, card="# A card\n")
     model, params, *tokenizers = load_pretrained(tmp_path / "m")
-    search = load_generation_config(tmp_path / "m")
-    assert search == replace(layout.search, max_length=7)
+    search, options = load_generation_config(tmp_path / "m")
+    assert (search, options) == (layout.search, layout.options)
     last = tokenizer.vocab_size - 2
-    assert (search.bos, search.pad, search.eos, search.suppress_tokens) == (
+    assert (options.bos, options.pad, search.eos, search.suppress_tokens) == (
         last,
         last,
         (0,),
         (last,),
     )
     assert not params["embedding"]["table"][-1].any() and params["output"]["bias"][-1] < -1e3
-    found = jf.translate(model, params, LINES, *tokenizers, search)
+    found = jf.translate(model, params, LINES, *tokenizers, search, options)
     assert [[x.text for x in each] for each in found] == [
         [x.text for x in each] for each in expected
     ]

@@ -248,6 +248,20 @@ def test_ids_that_do_not_fit_are_refused_and_leave_no_file(tmp_path, row, messag
         Tokens.from_lists([[5], [2**32 if row == [4, 97] else row[0]]])
 
 
+def test_of_two_writers_of_one_file_each_writes_its_own_and_the_last_one_wins(tmp_path):
+    path = tmp_path / "a.tokens"
+
+    def sequences():
+        yield [5]
+        other = data.write_tokens(path, [[6, 7]], vocab_size=9)
+        assert other[0].tolist() == [6, 7]
+        yield [8]
+
+    found = data.write_tokens(path, sequences(), vocab_size=9)
+    assert [row.tolist() for row in found] == [[5], [8]]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.tokens"]
+
+
 def test_a_vocabulary_of_no_size_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="vocab_size must be 1 to 2.32, got 0"):
         data.write_tokens(tmp_path / "a.tokens", [[5]], vocab_size=0)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxformer
-from jaxformer import DecoderOnly, EncoderDecoder, GenerationConfig, TransformerConfig
+from jaxformer import DecoderOnly, EncoderDecoder, SearchConfig, TransformerConfig
 
 config = TransformerConfig(vocab_size="50", d_model=16, d_ff=32, num_heads=2)  # error
 other = TransformerConfig(vocab_size=50, d_model=16, d_ff=32, heads=2)  # error
@@ -15,7 +15,7 @@ positions = TransformerConfig(
     num_heads=2,
     positions="cosine",  # error
 )
-search = GenerationConfig(beam_size="four")  # error
+search = SearchConfig(beam_size="four")  # error
 model = DecoderOnly(config, attention_fn="auto")  # error
 name = jaxformer.Transformer  # error
 source = jnp.ones((2, 3), jnp.int32)

@@ -7,6 +7,7 @@ user's functions, `display` shows what a command does, `curve` draws in a termin
 
 from experiments.harness.cli import config_files, display
 from experiments.harness.cli.command_line import parse, start
+from experiments.harness.cli.config_files import with_options
 from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
 from experiments.harness.cli.named_values import import_by_name, is_import_name, name_of
 from experiments.harness.cli.option_hints import suggestion
@@ -26,4 +27,5 @@ __all__ = [
     "sentence",
     "start",
     "suggestion",
+    "with_options",
 ]

@@ -14,7 +14,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -163,6 +163,14 @@ def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
             inner = inner.setdefault(word, {})
         inner[last] = plain(overrides[name], _type_of(type(config), name))
     return build(type(config), _merged(plain(config), nested))
+
+
+def with_options(presets: Mapping[str, Any], kind: Callable[..., T]) -> dict[str, T]:
+    """`presets` as the dataclass `kind`, which has further fields with defaults."""
+    return {
+        name: kind(**{each.name: getattr(preset, each.name) for each in dataclasses.fields(preset)})
+        for name, preset in presets.items()
+    }
 
 
 def settings(config: Any, prefix: str = "") -> dict[str, Any]:

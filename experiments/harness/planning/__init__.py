@@ -1,37 +1,30 @@
-"""The commands `plan`: memory and time of a training step, computed without the machine."""
+"""Planning: memory and time of a training step, compiled for devices that need not be here."""
 
-from experiments.harness.planning.accelerators import ACCELERATORS, Accelerator, start_devices
-from experiments.harness.planning.command import (
-    PlannedTraining,
-    PlanOptions,
-    compile_config,
-    plan,
-    with_options,
+from experiments.harness.planning.compiling import PlannedTraining, StepMemory, compile_step
+from experiments.harness.planning.report import ASSUMPTIONS, advice, describe, describe_shortage
+from experiments.harness.planning.step_time import step_time
+from experiments.harness.planning.targets import (
+    Compiler,
+    Target,
+    check_compiler,
+    devices,
+    parse_target,
+    start_devices,
 )
-from experiments.harness.planning.compiling import Buffer, StepMemory
-from experiments.harness.planning.report import Prediction, advice, describe, predict
-from experiments.harness.planning.utilization import Peak, peak_of, rows_and_length
-from experiments.harness.planning.work import causal_flops, masked_flops, seq2seq_flops
 
 __all__ = [
-    "ACCELERATORS",
-    "Accelerator",
-    "Buffer",
-    "Peak",
-    "PlanOptions",
+    "ASSUMPTIONS",
+    "Compiler",
     "PlannedTraining",
-    "Prediction",
     "StepMemory",
+    "Target",
     "advice",
-    "causal_flops",
-    "compile_config",
+    "check_compiler",
+    "compile_step",
     "describe",
-    "masked_flops",
-    "peak_of",
-    "plan",
-    "predict",
-    "rows_and_length",
-    "seq2seq_flops",
+    "describe_shortage",
+    "devices",
+    "parse_target",
     "start_devices",
-    "with_options",
+    "step_time",
 ]

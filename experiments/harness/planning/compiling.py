@@ -1,51 +1,46 @@
-"""Compiles a training step for shapes only, and reads memory and work from the compiled program."""
+"""Compiles a training step for shapes alone: its program, its memory and its attention calls."""
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 
-from experiments.harness.planning.hlo import Program, Shape, origin
-from jaxformer.distributed import CountedJit
+from experiments.harness.planning.counting import Buffer, largest_buffers
+from experiments.harness.planning.hlo import Program
+from experiments.harness.training.training_config import choose_devices
+from jaxformer.distributed import CountedJit, Strategy
+from jaxformer.ops.attention import AttentionFn, AttentionSpec, AutoAttention, Selection, select
 from jaxformer.training.train_step import TrainState
 
 # For a quick estimate by the CPU's compiler. Buffers are laid out before machine code is generated,
 # so optimization of the code is off. The barriers stay: without them the compiler merges what remat
 # recomputes with what it keeps.
-CPU_OPTIONS: dict[str, Any] = {
+_CPU_OPTIONS: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
     "xla_disable_hlo_passes": "cse_barrier_expander",
 }
 
-_NO_BUFFER = {
-    "parameter",
-    "constant",
-    "get-tuple-element",
-    "bitcast",
-    "tuple",
-    "while",
-    "call",
-    "conditional",
-}
 
+class PlannedTraining(NamedTuple):
+    """The training of an experiment, as functions of its configuration.
 
-class Buffer(NamedTuple):
-    """Temporary arrays of one size and dtype.
-
-    `shape` is XLA's text of the most frequent shape; `size` is the bytes of one array; `count` the
-    number of instructions that make one; `origin` the module of most of them, "loss" or "update"
-    outside the model, "" where it is unknown.
+    `presets` are configurations by name. `prepare(config)` completes one with what a parent run or
+    a pretrained folder says of the model. `batch(config)` is a batch of zeros with the largest
+    shape; `build_model(config)` the model; `assemble(config, model, batch, devices)` gives what
+    makes the initial state, and the step. A step has `flops(config)` and `tokens(config)`.
     """
 
-    shape: str
-    size: int
-    count: int  # type: ignore[assignment]  # hides `tuple.count`
-    origin: str
+    presets: dict[str, Any]
+    prepare: Callable[[Any], Any]
+    batch: Callable[[Any], Any]
+    build_model: Callable[[Any], Any]
+    assemble: Callable[[Any, Any, Any, Strategy], tuple[Callable[[], TrainState], CountedJit]]
+    flops: Callable[[Any], int]
+    tokens: Callable[[Any], int]
 
 
 class StepMemory(NamedTuple):
@@ -74,87 +69,99 @@ class StepMemory(NamedTuple):
 class CompiledStep:
     """A training step compiled for shapes.
 
-    Attributes: `state`, the shapes of the `TrainState`; `compiled`, what JAX returned; `seconds`,
-    how long the compiler took.
+    Attributes:
+      state: the shapes of the `TrainState`.
+      compiled: the program as JAX returns it.
+      seconds: the compiler's time.
+      attention: (name of the attention function, what would be selected for the call) of each call.
     """
 
-    def __init__(self, state: TrainState, compiled: jax.stages.Compiled, seconds: float) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        compiled: jax.stages.Compiled,
+        seconds: float,
+        attention: list[tuple[str, Selection]],
+    ) -> None:
         self.state = state
         self.compiled = compiled
         self.seconds = seconds
+        self.attention = attention
 
     @cached_property
     def program(self) -> Program:
         """The compiled program, read from its text."""
         return Program(self.compiled.as_text() or "")
 
+    @property
+    def attention_specs(self) -> list[AttentionSpec]:
+        """The attention calls of the model."""
+        return [selection.spec for _, selection in self.attention]
+
     @cached_property
     def memory(self) -> StepMemory:
-        """What the step needs, by the compiler's count."""
-        state, found = self.state, self.compiled.memory_analysis()
-        assert found is not None  # XLA has it on every device
+        """The memory that the step needs, by the compiler's count."""
+        state, counted = self.state, self.compiled.memory_analysis()
+        assert counted is not None  # XLA has it on every device
         return StepMemory(
             parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
             parameter_bytes=_bytes(state.params),
             optimizer_bytes=_bytes((state.opt_state, state.ema)),
-            held=_bytes_held((state.params, state.opt_state, state.ema)),
-            arguments=found.argument_size_in_bytes,
-            results=found.output_size_in_bytes - found.alias_size_in_bytes,
-            temporary=found.temp_size_in_bytes,
+            held=_bytes_per_device((state.params, state.opt_state, state.ema)),
+            arguments=counted.argument_size_in_bytes,
+            results=counted.output_size_in_bytes - counted.alias_size_in_bytes,
+            temporary=counted.temp_size_in_bytes,
             buffers=largest_buffers(self.program),
         )
 
 
-def compile_step(
-    state: TrainState, step: CountedJit, batch: Any, options: dict[str, Any] | None = None
-) -> CompiledStep:
-    """Compiles `step` for the shapes `state` and `batch`, which have shardings.
+class AttentionCalls:
+    """An attention function that notes what it is called with.
+
+    Attributes: `calls`, a list of (name of the function that computes the call, what `select` says
+    of it), without repetitions.
+    """
+
+    def __init__(self, attention_fn: AttentionFn, name: str) -> None:
+        self.calls: list[tuple[str, Selection]] = []
+        self._attention_fn = attention_fn
+        self._name = name
+
+    def __call__(self, q, k, v, mask, *, scale, bias=None, dropout=None, **options):
+        """Returns what the attention function returns."""
+        selection = select(AttentionSpec.create(q, k, v, mask, bias, dropout, **options))
+        call = (selection.name if self._name == "auto" else self._name), selection
+        if call not in self.calls:
+            self.calls.append(call)
+        return self._attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
+
+
+def compile_step(config: Any, training: PlannedTraining, devices: Any = None) -> CompiledStep:
+    """Compiles the training step of `config` for `devices`, or for those of this process's CPU.
 
     Raises `ConfigError` where the devices do not divide the rows or the parameters.
     """
-    lowered = step.lower(state, batch)
+    strategy = choose_devices(config.strategy, config.mesh, devices=devices)
+    batch, model = training.batch(config), training.build_model(config)
+    name = config.training.attention_fn
+    attention = AttentionCalls(AutoAttention() if name == "auto" else model.attention_fn, name)
+    model = model.clone(attention_fn=attention)
+    make_state, step = training.assemble(config, model, batch, strategy)
+    state = strategy.abstract(make_state)
+    attention.calls.clear()  # of two rows, which is all that initialization needs
+    lowered = step.lower(state, strategy.abstract_batch(batch))
     start = time.perf_counter()
-    compiled = lowered.compile(compiler_options=options)
-    return CompiledStep(state, compiled, time.perf_counter() - start)
-
-
-def largest_buffers(program: Program, count: int = 5) -> tuple[Buffer, ...]:
-    """Returns the `count` largest sizes of temporary arrays of a program, with padding.
-
-    Results inside a fusion have no buffer. Arrays of one size may share memory.
-    """
-    made: dict[tuple[str, int], list[tuple[Shape, str]]] = {}
-    seen: set[tuple[str, str]] = set()
-    for run in program.executed:
-        each = run.instruction
-        is_view = each.opcode in _NO_BUFFER or each.opcode.endswith(("-start", "-done"))
-        if is_view or (run.computation, each.name) in seen:
-            continue
-        seen.add((run.computation, each.name))
-        for shape in each.shapes:
-            if shape.sizes and not shape.on_chip:
-                key = shape.dtype, shape.padded_bytes
-                made.setdefault(key, []).append((shape, origin(each.op_name)))
-    largest = sorted(made.items(), key=lambda item: item[0][1], reverse=True)[:count]
-    return tuple(
-        Buffer(_most_frequent(map(str, shapes)), size, len(shapes), _most_frequent(origins))
-        for (_, size), pairs in largest
-        for shapes, origins in [tuple(zip(*pairs, strict=True))]
-    )
+    compiled = lowered.compile(compiler_options=_CPU_OPTIONS if devices is None else None)
+    return CompiledStep(state, compiled, time.perf_counter() - start, attention.calls)
 
 
 def _bytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _bytes_held(tree: Any) -> int:
+def _bytes_per_device(tree: Any) -> int:
     """Returns the bytes of `tree` on one device; its leaves have shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
     )
-
-
-def _most_frequent(words: Iterable[str]) -> str:
-    """Returns the most frequent non-empty word."""
-    return next(iter(Counter(filter(None, words)).most_common(1)), ("", 0))[0]

@@ -1,22 +1,14 @@
-"""What a compiled program contains: collectives, kernels, matrix products, copies, bytes, cycles.
+"""Collectives, products, kernels and copies of a compiled program, for one step on one device.
 
-Every count is for one step on one device: what a loop runs is counted as often as the loop runs it.
+What a loop runs is counted as often as the loop runs it.
 """
 
-import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from experiments.harness.planning.hlo import (
-    Executed,
-    Instruction,
-    Program,
-    Shape,
-    group_size,
-    origin,
-)
+from experiments.harness.planning.hlo import Executed, Program, Shape, group_size, origin
 
 COLLECTIVES = (
     "all-reduce",
@@ -26,24 +18,18 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-_NO_KERNEL = {
+_NO_BUFFER = {
     "parameter",
     "constant",
     "get-tuple-element",
-    "tuple",
     "bitcast",
+    "tuple",
     "while",
     "call",
     "conditional",
-    "after-all",
-    "partition-id",
-    "replica-id",
-    "opt-barrier",
-    "add-dependency",
 }
 # Custom calls that only name or join memory.
 _NO_WORK = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"}
-_IN_PART = {"dynamic-slice", "slice", "gather"}  # read no more than they return
 
 
 class Collective(NamedTuple):
@@ -60,7 +46,6 @@ class Collective(NamedTuple):
     devices: int
     asynchronous: bool
     in_loop: bool
-    origin: str
 
     @property
     def sent(self) -> float:
@@ -69,47 +54,40 @@ class Collective(NamedTuple):
         return self.bytes * self.times * share * (2 if self.kind == "all-reduce" else 1)
 
 
-class Product(NamedTuple):
-    """A matrix product that a step does `times`; `flops` are those of one."""
+class Operation(NamedTuple):
+    """An operation that a step does `times` in the module `origin`; `text` are its shapes.
 
-    lhs: Shape
-    rhs: Shape
-    out: Shape
-    flops: int
-    times: int
-    origin: str
+    `bytes` is the size of one result, with padding.
+    """
 
-    @property
-    def dtypes(self) -> str:
-        """Such as "bf16 x bf16 -> f32"."""
-        return f"{self.lhs.dtype} x {self.rhs.dtype} -> {self.out.dtype}"
-
-
-class Copy(NamedTuple):
-    """Copies of an array into another layout that a step does `times`; `bytes` of one."""
-
-    shape: Shape
+    text: str
     bytes: int
     times: int
     origin: str
 
 
+class Buffer(NamedTuple):
+    """Temporary arrays of one size and dtype.
+
+    `shape` is XLA's text of the most frequent shape; `size` is the bytes of one array; `count` the
+    number of instructions that make one; `origin` the module of most of them, "loss" or "update"
+    outside the model, "" where it is unknown.
+    """
+
+    shape: str
+    size: int
+    count: int  # type: ignore[assignment]  # hides `tuple.count`
+    origin: str
+
+
 def collectives(program: Program) -> list[Collective]:
     """The collectives of a step, the ones that move most first."""
-    found: dict[Any, Collective] = {}
+    by_chain: dict[Any, Collective] = {}
     for run in program.executed:
         for chain, each in _collectives_of(program, run):
             # A TPU's kernels that share the steps of one collective have one chain_id.
-            found.setdefault((run.loops, chain) if chain else len(found), each)
-    return sorted(found.values(), key=lambda each: -each.bytes * each.times)
-
-
-def count_collectives(program: Program) -> Counter[str]:
-    """How often a step does each kind of collective."""
-    counted: Counter[str] = Counter()
-    for each in collectives(program):
-        counted[each.kind] += each.times
-    return counted
+            by_chain.setdefault((run.loops, chain) if chain else len(by_chain), each)
+    return sorted(by_chain.values(), key=lambda each: -each.bytes * each.times)
 
 
 def between_slices(program: Program) -> int:
@@ -122,7 +100,7 @@ def between_slices(program: Program) -> int:
 
 
 def custom_calls(program: Program) -> Counter[str]:
-    """How often a step runs each custom call, by its target; a TPU's kernels have tpu_custom_call.
+    """Returns the runs of each custom call by its target; a TPU's kernels have tpu_custom_call.
 
     Calls that do no work, such as those that join memory, are left out.
     """
@@ -133,235 +111,97 @@ def custom_calls(program: Program) -> Counter[str]:
     return counted
 
 
-def kernels(program: Program) -> int:
-    """How many kernels a step runs; collectives and copies that run beside them do not count."""
-    return sum(run.times for run in program.executed if _is_kernel(run.instruction))
+def float32_products(program: Program) -> list[Operation]:
+    """The matrix products of a step that have a float32 operand."""
+    products = []
+    for run in program.executed:
+        for computation, each in _with_fused(program, run):
+            is_product = each.opcode in ("dot", "convolution")
+            if not is_product and not (each.opcode == "custom-call" and "gemm" in each.text):
+                continue
+            operands = program.operand_shapes(computation, each)[:2]
+            if "f32" in [shape.dtype for shape in operands]:
+                text = " x ".join(map(str, operands))
+                size = each.shapes[0].padded_bytes
+                products.append(Operation(text, size, run.times, origin(each.op_name)))
+    return products
 
 
-def products(program: Program) -> list[Product]:
-    """The matrix products of a step, those with the most FLOPs first."""
-    found = [each for run in program.executed for each in _products_of(program, run)]
-    return sorted(found, key=lambda each: -each.flops * each.times)
-
-
-def float32_products(found: Iterable[Product]) -> list[Product]:
-    """Those with a float32 operand."""
-    return [each for each in found if "f32" in (each.lhs.dtype, each.rhs.dtype)]
-
-
-def copies(program: Program) -> list[Copy]:
+def copies(program: Program) -> list[Operation]:
     """The copies of a step that change an array's layout, the largest first."""
-    found = []
+    changes = []
     for times, _, computation, each in program.executed:
         if each.opcode not in ("copy", "transpose"):
             continue
         (before, *_), after = program.operand_shapes(computation, each), each.shapes[0]
         if each.opcode == "transpose" or _order(before) != _order(after):
-            found.append(Copy(after, after.padded_bytes, times, origin(each.op_name)))
-    return sorted(found, key=lambda each: -each.bytes * each.times)
+            size = after.padded_bytes
+            changes.append(Operation(str(after), size, times, origin(each.op_name)))
+    return sorted(changes, key=lambda each: -each.bytes * each.times)
 
 
-def padding(program: Program) -> list[tuple[Shape, int]]:
-    """(shape, bytes of one array that pad its tiles) of results in main memory, worst first."""
-    wasted = {
-        shape: shape.padded_bytes - shape.bytes
-        for run in program.executed
-        if run.instruction.opcode not in _NO_KERNEL - {"parameter"}
-        for shape in run.instruction.shapes
-        if not shape.on_chip
+def largest_buffers(program: Program, count: int = 5) -> tuple[Buffer, ...]:
+    """Returns the `count` largest sizes of temporary arrays of a program, with padding.
+
+    Results inside a fusion have no buffer. Arrays of one size may share memory.
+    """
+    instructions = {
+        (run.computation, run.instruction.name): run.instruction for run in program.executed
     }
-    found = [(shape, waste) for shape, waste in wasted.items() if waste]
-    return sorted(found, key=lambda pair: -pair[1])
+    made: dict[tuple[str, int], list[tuple[Shape, str]]] = {}
+    for each in instructions.values():
+        if each.opcode in _NO_BUFFER or each.opcode.endswith(("-start", "-done")):
+            continue
+        for shape in each.shapes:
+            if shape.sizes and not shape.on_chip:
+                key = shape.dtype, shape.padded_bytes
+                made.setdefault(key, []).append((shape, origin(each.op_name)))
+    largest = sorted(made.items(), key=lambda item: -item[0][1])[:count]
+    buffers = []
+    for (_, size), arrays in largest:
+        shapes = Counter(str(shape) for shape, _ in arrays)
+        origins = Counter(name for _, name in arrays if name) or Counter([""])
+        ((text, _),), ((module, _),) = shapes.most_common(1), origins.most_common(1)
+        buffers.append(Buffer(text, size, len(arrays), module))
+    return tuple(buffers)
 
 
-def traffic(program: Program) -> int:
-    """Bytes that the kernels of a step read from and write to a device's main memory.
-
-    Padding counts. Of an operand of which a kernel only reads slices, the slices count; of one that
-    it updates in place, the update.
-    """
-    return sum(
-        run.times * _moved(program, run.computation, run.instruction)
-        for run in program.executed
-        if _is_kernel(run.instruction) or run.instruction.opcode == "copy-start"
-    )
-
-
-def cycles(program: Program) -> Counter[str]:
-    """A TPU compiler's estimated cycles of a step, by the module that the kernel belongs to.
-
-    They leave out Mosaic kernels, sorts and collectives.
-    """
-    counted: Counter[str] = Counter()
-    for run in program.executed:
-        counted[origin(run.instruction.op_name)] += run.times * run.instruction.cycles
-    return +counted
-
-
-def _is_kernel(instruction: Instruction) -> bool:
-    opcode = instruction.opcode
-    base = re.sub(r"-(start|update|done)$", "", opcode)
-    return not (
-        opcode in _NO_KERNEL
-        or base != opcode
-        or base in COLLECTIVES
-        or instruction.target in _NO_WORK
-    )
+def _with_fused(program: Program, run: Executed) -> list[tuple[str, Any]]:
+    """(computation, instruction) of what `run` does: what it fuses, else the instruction itself."""
+    if run.instruction.opcode in ("fusion", "async-start"):
+        return list(program.fused(run.instruction))
+    return [(run.computation, run.instruction)]
 
 
 def _collectives_of(program: Program, run: Executed) -> Iterator[tuple[str, Collective]]:
     """(chain_id of a fused one or "", collective); an end is left out, its start has named it."""
-    times, loops, computation, outer = run
-    inside = [(computation, outer)]
-    if outer.opcode in ("fusion", "async-start"):
-        inside = list(program.fused(outer))
-    for where, each in inside:
+    outer = run.instruction
+    for computation, each in _with_fused(program, run):
         kind = each.opcode.removesuffix("-start")
         if kind not in COLLECTIVES:
             continue
-        taken = program.operand_shapes(where, each)
-        size, given = (sum(shape.bytes for shape in part) for part in (taken, each.shapes))
+        operands = program.operand_shapes(computation, each)
+        taken, returned = (sum(shape.bytes for shape in part) for part in (operands, each.shapes))
         if each.opcode in ("all-gather-start", "collective-permute-start"):
-            given -= size  # the start returns its operands too
-        if kind == "all-reduce" and where.startswith("all-reduce-scatter"):
+            returned -= taken  # the start returns its operands too
+        if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"  # each device keeps a slice of the sum
         chain = re.search(r'chain_id="(\d+)"', each.text) if outer.opcode == "fusion" else None
         yield (
             chain[1] if chain else "",
             Collective(
                 kind=kind,
-                dtype=" and ".join(sorted({shape.dtype for shape in taken})),
-                bytes=max(size, given),
-                times=times,
+                dtype=" and ".join(sorted({shape.dtype for shape in operands})),
+                bytes=max(taken, returned),
+                times=run.times,
                 devices=group_size(each.text) or program.devices,
                 asynchronous=chain is not None or outer.opcode.endswith("-start"),
-                in_loop=bool(loops),
-                origin=origin(each.op_name or outer.op_name),
+                in_loop=bool(run.loops),
             ),
         )
-
-
-def _products_of(program: Program, run: Executed) -> Iterator[Product]:
-    times, _, computation, outer = run
-    inside = [(computation, outer)]
-    if outer.opcode == "fusion":
-        inside = list(program.fused(outer))
-    for where, each in inside:
-        count = _FLOPS.get(each.opcode)
-        if count is None or (each.opcode == "custom-call" and "gemm" not in each.text):
-            continue
-        lhs, rhs, *_ = program.operand_shapes(where, each)
-        flops = count(lhs, rhs, each)
-        yield Product(lhs, rhs, each.shapes[0], flops, times, origin(each.op_name))
-
-
-def _dot_flops(lhs: Shape, rhs: Shape, dot: Instruction) -> int:
-    contracted = re.search(r"lhs_contracting_dim(?:ension)?s[\"=:]+[{\[]([\d,\"]*)", dot.text)
-    axes = re.findall(r"\d+", contracted[1]) if contracted else ()
-    return 2 * dot.shapes[0].elements * math.prod(lhs.sizes[int(axis)] for axis in axes)
-
-
-def _convolution_flops(lhs: Shape, rhs: Shape, convolution: Instruction) -> int:
-    """Two per multiply-add of values that are there: those in padding and dilation are not."""
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.text)
-    assert labels is not None  # every convolution has them
-    left, right, out = labels.groups()
-    result = convolution.shapes[0]
-    batch = result.sizes[out.index("b")] * result.sizes[out.index("f")]
-    adds = batch * rhs.sizes[right.index("i")]
-    window = dict(re.findall(r"(\w+)=([\dx_-]+)", _window(convolution.text)))
-    for axis in sorted(filter(str.isdigit, out)):
-        size, taps = lhs.sizes[left.index(axis)], rhs.sizes[right.index(axis)]
-        adds *= _positions(size, taps, result.sizes[out.index(axis)], window, int(axis))
-    return 2 * adds
-
-
-def _positions(size: int, taps: int, outputs: int, window: dict[str, str], axis: int) -> int:
-    """The pairs (output, tap) of one axis of a convolution that meet a value of the input."""
-
-    def value(name: str, default: str) -> str:
-        return window[name].split("x")[axis] if name in window else default
-
-    stride, dilation = int(value("stride", "1")), int(value("rhs_dilate", "1"))
-    base, low = int(value("lhs_dilate", "1")), int(value("pad", "0_0").split("_")[0])
-    last = (size - 1) * base
-    starts = Counter(output * stride - low for output in range(outputs))
-    return sum(
-        count
-        for start, count in starts.items()
-        for at in range(start, start + taps * dilation, dilation)
-        if 0 <= at <= last and at % base == 0
-    )
-
-
-def _window(text: str) -> str:
-    found = re.search(r"window=\{([^}]*)\}", text)
-    return found[1] if found else ""
-
-
-_FLOPS = {"dot": _dot_flops, "convolution": _convolution_flops, "custom-call": _dot_flops}
 
 
 def _order(shape: Shape) -> str:
     """The order of the dimensions in memory, of those that are longer than one."""
     axes = shape.layout.partition(":")[0].split(",")
     return ",".join(axis for axis in axes if axis and shape.sizes[int(axis)] > 1)
-
-
-def _moved(program: Program, computation: str, instruction: Instruction) -> int:
-    """Bytes that one run of a kernel moves between main memory and the chip."""
-    written = list(instruction.shapes)
-    if instruction.opcode == "copy-start":
-        return sum(shape.padded_bytes for shape in written[:2] if not shape.on_chip)
-    read = program.operand_shapes(computation, instruction)
-    if instruction.opcode in _IN_PART:
-        read = written
-    elif instruction.opcode == "dynamic-update-slice":
-        read = written = read[1:2]
-    elif instruction.opcode == "fusion":
-        read, written = _parts(program, instruction, read)
-    return sum(shape.padded_bytes for shape in (*read, *written) if not shape.on_chip)
-
-
-def _parts(
-    program: Program, fusion: Instruction, read: list[Shape]
-) -> tuple[list[Shape], list[Shape]]:
-    """What a fused kernel reads and writes, with slices in place of the arrays that they are of."""
-    inside = program.computations.get(next(iter(fusion.called), ""), [])
-    users: defaultdict[str, list[Instruction]] = defaultdict(list)
-    for each in inside:
-        for name in each.operands:
-            users[name].append(each)
-    named = {each.name: each for each in inside}
-    parameters = [each for each in inside if each.opcode == "parameter"]
-    numbers = {
-        int(re.sub(r"\D*(\d+).*", r"\1", each.text, flags=re.DOTALL)): each.name
-        for each in parameters
-    }
-    taken: list[Shape] = []
-    for number, shape in enumerate(read):
-        using = users[numbers.get(number, "")]
-        if using and all(_reads_part(each, numbers[number]) for each in using):
-            taken += [part for each in using for part in each.shapes]
-        elif not (using and all(_updates(each, numbers[number]) for each in using)):
-            taken.append(shape)
-    roots = [each for each in inside if each.is_root]
-    if roots and roots[0].opcode == "tuple":
-        roots = [named[name] for name in roots[0].operands if name in named]
-    given: list[Shape] = []
-    for root in roots:
-        updated = root.opcode == "dynamic-update-slice" and root.operands[1] in named
-        given += named[root.operands[1]].shapes if updated else root.shapes
-    # The memory of a result is said by the fusion alone.
-    kept = [shape for shape in fusion.shapes if not shape.on_chip]
-    return taken, (given if kept else [])
-
-
-def _reads_part(instruction: Instruction, name: str) -> bool:
-    """Whether no more than a slice of the array `name` is read."""
-    return instruction.opcode in _IN_PART and instruction.operands[0] == name
-
-
-def _updates(instruction: Instruction, name: str) -> bool:
-    """Whether the array `name` is updated in place."""
-    return instruction.opcode == "dynamic-update-slice" and instruction.operands[0] == name

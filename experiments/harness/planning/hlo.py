@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.-]+) = (.+)$", re.DOTALL)
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.+)$", re.DOTALL)
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _CALLED = re.compile(
     r"(?:calls|to_apply|true_computation|false_computation|branch_computations|called_computations)"
@@ -71,7 +71,6 @@ class Instruction(NamedTuple):
     shapes: tuple[Shape, ...]
     operands: tuple[str, ...]
     text: str
-    is_root: bool
 
     @property
     def target(self) -> str:
@@ -91,8 +90,8 @@ class Instruction(NamedTuple):
     @property
     def called(self) -> list[str]:
         """The computations that it calls or fuses, those of a loop excepted."""
-        found = (names.split(",") for names in _CALLED.findall(self.text))
-        return [name.strip(" %{}") for names in found for name in names]
+        groups = (group.split(",") for group in _CALLED.findall(self.text))
+        return [name.strip(" %{}") for names in groups for name in names]
 
 
 class Executed(NamedTuple):
@@ -122,8 +121,7 @@ class Program:
         counts = (_first(rf"^HloModule .*{key}=(\d+)", text) for key in _DEVICE_COUNTS)
         self.devices: int = math.prod(int(count or 1) for count in counts)
         for name, is_entry, lines in _computations(text):
-            parsed = (_parse(line) for line in lines)
-            self.computations[name] = [found for found in parsed if found is not None]
+            self.computations[name] = [_parse(line) for line in lines]
             self.entry = name if is_entry else self.entry
         self.executed: list[Executed] = list(self._run(self.entry, 1, ()))
 
@@ -160,13 +158,13 @@ class Program:
                     yield from self._run(called, times, loops)
 
     def _trip_count(self, loop: Instruction) -> int | None:
-        """What the text says, else the bound that the condition compares a counter from 0 with."""
+        """The known trip count, else the bound of the counter that the condition compares."""
         known = _first(r"known_trip_count\D*(\d+)", loop.text)
         if known:
             return int(known)
         condition = _first(r"condition=%?([\w.-]+)", loop.text)
         inside = list(self.computations.get(condition, ()))
-        inside += [found for outer in inside[:] for _, found in self.fused(outer)]
+        inside += [fused for outer in inside[:] for _, fused in self.fused(outer)]
         compares = [each for each in inside if each.opcode == "compare"]
         bounds = {
             int(_first(r"^\((\d+)\)", each.text))
@@ -195,7 +193,7 @@ def origin(op_name: str) -> str:
 
 
 def group_size(text: str) -> int:
-    """How many devices a collective joins, by its `replica_groups`; 0 means all of them."""
+    """The number of devices that a collective joins, by its `replica_groups`; 0: all of them."""
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]", text)
     if iota:
         return int(iota[2])
@@ -226,25 +224,18 @@ def _computations(text: str) -> Iterator[tuple[str, bool, list[str]]]:
             lines[-1] += line
 
 
-def _parse(line: str) -> Instruction | None:
-    found = _INSTRUCTION.match(line)
-    if found is None:
-        return None
-    kind, _, rest = _split_type(found[3])
-    opcode, _, text = rest.partition("(")
-    text = f"({text}"
-    arguments = text[: _closing(text)]
-    shapes = tuple(_shape(*each) for each in _ARRAY.findall(kind))
-    operands = tuple(re.findall(r"%([\w.-]+)", arguments))
-    return Instruction(found[2], opcode, shapes, operands, text, bool(found[1]))
-
-
-def _split_type(text: str) -> tuple[str, str, str]:
-    """The result's type, and the rest of an instruction; layouts hold brackets but no blanks."""
-    if not text.startswith("("):
-        return text.partition(" ")
-    end = _closing(text)
-    return text[:end], " ", text[end:].lstrip()
+def _parse(line: str) -> Instruction:
+    """The instruction that `line` holds; layouts hold brackets but no blanks."""
+    name, text = _INSTRUCTION.findall(line)[0]
+    end = _closing(text) if text.startswith("(") else text.find(" ")
+    opcode, _, text_after = text[end:].lstrip().partition("(")
+    arguments = f"({text_after}"
+    shapes = tuple(
+        Shape(dtype, tuple(_integers(sizes)), layout)
+        for dtype, sizes, layout in _ARRAY.findall(text[:end])
+    )
+    operands = tuple(re.findall(r"%([\w.-]+)", arguments[: _closing(arguments)]))
+    return Instruction(name, opcode, shapes, operands, arguments)
 
 
 def _closing(text: str) -> int:
@@ -255,10 +246,6 @@ def _closing(text: str) -> int:
         if depth == 0:
             return bracket.end()
     return len(text)
-
-
-def _shape(dtype: str, sizes: str, layout: str) -> Shape:
-    return Shape(dtype, tuple(_integers(sizes)), layout)
 
 
 def _bytes(dtype: str, sizes: tuple[int, ...] | list[int]) -> int:
@@ -274,5 +261,5 @@ def _integers(text: str) -> list[int]:
 
 def _first(pattern: str, text: str) -> str:
     """The first group of the first match, else ""."""
-    found = re.search(pattern, text)
-    return found[1] if found else ""
+    match = re.search(pattern, text)
+    return match[1] if match else ""

@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.harness.planning import counting
-from experiments.harness.planning.accelerators import ACCELERATORS, TPUS
 from experiments.harness.planning.hlo import Instruction, Program
+from experiments.harness.planning.targets import TPUS
+from experiments.harness.training.utilization import ACCELERATORS
 from jaxformer.ops.attention import AttentionSpec
 
 KERNEL_UTILIZATION = 0.5
@@ -32,7 +33,12 @@ _LONGEST_BLOCK = 512  # of a kernel whose text does not say its own
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step: of the compiler's kernels, and modelled ones of the rest."""
+    """Seconds of a step: of the compiler's kernels, and modelled ones of all else.
+
+    `cycles` are those of the compiler's kernels.
+    """
+
+    cycles: int
 
     kernels: float
     attention: float
@@ -50,8 +56,10 @@ class StepTime(NamedTuple):
 def step_time(program: Program, accelerator: str, specs: Sequence[AttentionSpec]) -> StepTime:
     """The time of a step; `specs` are the attention calls of the model."""
     core, figures = TPUS[accelerator], ACCELERATORS[accelerator]
+    cycles = 0
     attention = sort = 0.0
     for times, _, computation, each in program.executed:
+        cycles += times * each.cycles
         if each.target == "tpu_custom_call":
             flops = _attention_flops(program, computation, each, specs, core.lanes)
             attention += times * flops / (figures.bfloat16 * KERNEL_UTILIZATION)
@@ -62,8 +70,7 @@ def step_time(program: Program, accelerator: str, specs: Sequence[AttentionSpec]
     waits = {True: 0.0, False: 0.0}
     for collective in counting.collectives(program):
         waits[collective.asynchronous] += collective.sent / core.link
-    kernels = sum(counting.cycles(program).values()) / core.clock
-    return StepTime(kernels, attention, sort, waits[False], waits[True])
+    return StepTime(cycles, cycles / core.clock, attention, sort, waits[False], waits[True])
 
 
 def _attention_flops(
@@ -119,5 +126,6 @@ def _padded(size: int, lanes: int) -> int:
 
 
 def _block(text: str) -> int:
-    found = re.search(r"block_q\W+(\d+)", text)
-    return int(found[1]) if found else _LONGEST_BLOCK
+    """The number of queries in a block of an attention kernel."""
+    match = re.search(r"block_q\W+(\d+)", text)
+    return int(match[1]) if match else _LONGEST_BLOCK

@@ -1,4 +1,4 @@
-"""Devices that are not here, which XLA's compilers for TPUs and GPUs compile for.
+"""Devices that a step is compiled for and that this machine need not have.
 
 Compiling needs the compiler, not the device: `libtpu` for a TPU (extra `compilers`), JAX's CUDA
 plugin for an NVIDIA GPU (extra `cuda`). Nothing can be run on these devices.
@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from experiments.harness.planning.accelerators import ACCELERATORS, GPUS, TPUS
+from experiments.harness.training.utilization import ACCELERATORS
 from jaxformer.distributed.mesh import Device
 from jaxformer.errors import ConfigError, MissingExtra
 
@@ -29,6 +29,72 @@ _LIBTPU = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+class TpuCore(NamedTuple):
+    """Figures of a TPU chip from which the time of a step is computed.
+
+    `clock` is in cycles per second: the peak FLOP/s / the FLOPs a cycle of the matrix units, which
+    have `lanes` x `lanes` multipliers each. `link` is in bytes per second: what a chip sends along
+    one axis of its torus, in both directions together.
+    """
+
+    clock: float
+    lanes: int
+    link: float
+    host: str  # a topology to compile for one chip, whose first device is used
+
+
+TPUS = {
+    # 4 matrix units; links: jax-ml.github.io/scaling-book, "TPU specs".
+    "v5e": TpuCore(1.5e9, 128, 0.9e11, "1x1"),
+    # 8 matrix units in two cores, which JAX sees as one device.
+    "v5p": TpuCore(1.75e9, 128, 1.8e11, "2x2x1"),
+    "v6e": TpuCore(1.75e9, 256, 1.8e11, "1x1"),
+}
+
+
+class GpuSpec(NamedTuple):
+    """A GPU as XLA's compiler needs to know it; `fields` are those of its GpuDeviceInfoProto."""
+
+    name: str
+    fields: dict[str, int | float]
+
+
+# NVIDIA's Hopper architecture whitepaper and CUDA's table of technical specifications for compute
+# capability 9.0.
+_HOPPER: dict[str, int | float] = {
+    "threads_per_block_limit": 1024,
+    "threads_per_warp": 32,
+    "shared_memory_per_block": 49_152,
+    "shared_memory_per_block_optin": 232_448,
+    "shared_memory_per_core": 233_472,
+    "threads_per_core_limit": 2048,
+    "core_count": 132,
+    "fpus_per_core": 128,
+    "block_dim_limit_x": 2**31 - 1,
+    "block_dim_limit_y": 65_535,
+    "block_dim_limit_z": 65_535,
+    "thread_dim_limit_x": 1024,
+    "thread_dim_limit_y": 1024,
+    "thread_dim_limit_z": 64,
+    "registers_per_core_limit": 65_536,
+    "registers_per_block_limit": 65_536,
+    "l2_cache_size": 52_428_800,
+    "clock_rate_ghz": 1.98,
+    "device_address_bits": 64,
+}
+
+GPUS = {
+    "h100": GpuSpec(
+        "NVIDIA H100 80GB HBM3",
+        _HOPPER | {"memory_bandwidth": 3_352_320_000_000, "device_memory_size": 84_942_979_072},
+    ),
+    "h200": GpuSpec(
+        "NVIDIA H200",
+        _HOPPER | {"memory_bandwidth": 4_800_000_000_000, "device_memory_size": 151_397_597_184},
+    ),
 }
 
 
@@ -59,8 +125,8 @@ class Target(NamedTuple):
 
 def parse_target(name: str) -> Target:
     """The target that `name` says; `ConfigError` for an unknown one."""
-    found = re.fullmatch(r"(?:(\d+)x)?([a-z]\w*?)(?:x(\d+)|:(\d+(?:x\d+)+))?", name)
-    slices, accelerator, number, topology = found.groups("") if found else ("", name, "", "")
+    match = re.fullmatch(r"(?:(\d+)x)?([a-z]\w*?)(?:x(\d+)|:(\d+(?:x\d+)+))?", name)
+    slices, accelerator, number, topology = match.groups("") if match else ("", name, "", "")
     known = accelerator in ACCELERATORS
     is_tpu = accelerator in TPUS
     if not known or (is_tpu and number) or (not is_tpu and topology) or (slices and not topology):
@@ -89,7 +155,7 @@ def devices(target: Target, count: int) -> Sequence[Device]:
     """The `count` devices of a target to compile for with its own compiler.
 
     JAX itself runs on the CPU. Raises `MissingExtra` without that compiler, and `ConfigError` for a
-    topology that there is not.
+    unknown topology.
     """
     with contextlib.suppress(RuntimeError):  # JAX has started
         jax.config.update("jax_platforms", "cpu")
@@ -119,13 +185,13 @@ def _tpu_devices(target: Target, count: int) -> Sequence[Device]:
     name = f"{target.accelerator}:{topology}"
     try:
         slices = {"num_slices": target.slices} if target.slices > 1 else {}
-        found = topologies.get_topology_desc(name, "tpu", **slices).devices
+        described = topologies.get_topology_desc(name, "tpu", **slices).devices
     except Exception as error:
         said = " ".join(str(error).split())
         raise ConfigError(
             f"libtpu knows no topology {name!r} ({said[:200]}): give one such as v5e:4x4, v5p:2x2x2"
         ) from error
-    return found[:count]
+    return described[:count]
 
 
 def _gpu_devices(target: Target, count: int) -> Sequence[Device]:
@@ -159,3 +225,20 @@ platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
 device_description_str: "{spec.name}"
 """
+
+
+def start_devices(count: int) -> None:
+    """Starts JAX with `count` virtual devices of the CPU.
+
+    Raises `ConfigError` if JAX has already started with other devices.
+    """
+    try:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        pass  # JAX has started, perhaps with these devices
+    if jax.device_count() != count or jax.default_backend() != "cpu":
+        raise ConfigError(
+            f"a plan for {count} devices needs as many virtual ones, but JAX has started with "
+            f"{jax.device_count()} on {jax.default_backend()}: plan in a new process"
+        )

@@ -21,9 +21,10 @@ from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_folder import as_json
 from jaxformer import optional_dependencies
 from jaxformer.config import check_at_least
-from jaxformer.decoding import GenerationConfig, SamplingConfig
+from jaxformer.decoding import SamplingConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import left_out, save_pretrained
+from jaxformer.pretrained import inexpressible_settings, save_pretrained
 from jaxformer.text.tokenizers import Tokenizer
 
 Task = Literal["translation", "text-generation", "fill-mask"]
@@ -77,7 +78,8 @@ class Published(NamedTuple):
     model: Any
     params: Any
     tokenizer: Tokenizer
-    generation: GenerationConfig | SamplingConfig | None
+    generation: SearchConfig | SamplingConfig | None
+    completion: CompletionOptions = CompletionOptions()
 
 
 class Exportable(NamedTuple):
@@ -131,8 +133,8 @@ def _write_pretrained(out: Path, options: ExportOptions, run: Exportable) -> Non
 def _save(folder: Path, options: ExportOptions, run: Exportable) -> list[str]:
     """Writes the folder for transformers; returns the settings that it cannot hold."""
     try:
-        model, params, tokenizer, generation = run.published()
-        inexpressible = left_out(generation) if generation else []
+        model, params, tokenizer, generation, completion = run.published()
+        inexpressible = inexpressible_settings(generation, completion) if generation else []
         card = model_card(options, run, inexpressible)
         save_pretrained(folder, model, params, tokenizer, generation=generation, card=card)
     except ConfigError as error:
@@ -191,7 +193,10 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
         part: paths if isinstance(paths, tuple) else (paths.source, paths.target)
         for part, paths in files.items()
     }
-    groups = ("model", "objective", "optimizer", "training", "search", "sampling")
+    groups = (
+        *("model", "objective", "optimizer", "training"),
+        *("search", "translation", "sampling", "completion"),
+    )
     settings = {name: value for name, value in as_json(config).items() if name in groups}
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return _template().render(

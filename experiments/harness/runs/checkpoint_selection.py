@@ -149,9 +149,12 @@ def mean(checkpoints: Checkpoints, training: Averaging, steps: list[int]) -> Any
     return checkpoints.average_params(steps, tree=training.result_tree)
 
 
-def note(folder: Path, steps: list[int], **scores: float) -> None:
-    """Records that the final weights are the mean of those of `steps`, and their scores."""
-    json_records.write(folder / _NOTE, {"steps": steps, **scores})
+def note(folder: Path, steps: list[int], tree: str, **scores: float) -> None:
+    """Records that the final weights are the mean of `tree` over `steps`, and their scores.
+
+    `jaxformer.load` reads both; `tree` is a field of the state, such as "params" or "ema".
+    """
+    json_records.write(folder / _NOTE, {"steps": steps, "tree": tree, **scores})
 
 
 def load(folder: Path, training: Averaging, options: RunOptions = FINAL) -> Any:
@@ -232,6 +235,7 @@ def read_result(folder: Path) -> TrainResult:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} has no scores.json: finish its training first") from error
     chosen = json_records.read(folder / _NOTE, {"steps": list}) or {"steps": []}
+    chosen.pop("tree", None)
     return TrainResult(folder, chosen.pop("steps"), chosen, scores)
 
 

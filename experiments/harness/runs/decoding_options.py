@@ -7,14 +7,15 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from experiments.harness.runs import checkpoint_selection
 from jaxformer.config import check_at_least, dotted_fields
-from jaxformer.decoding import GenerationConfig, SamplerConfig
+from jaxformer.decoding import SamplerConfig, SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, EnsembleMean, stack_members
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
-from jaxformer.text.minimum_bayes_risk import UtilityName
 from jaxformer.text.tokenizers import Tokenizer
 
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
+
+UtilityName = Literal["chrf", "bleu"]
 
 _OF_BEAM = ("beam_size", "length_penalty")
 _OF_SEARCH = (*_OF_BEAM, "no_repeat_ngram_size", "repetition_penalty")
@@ -35,6 +36,8 @@ class DecodingOptions(SamplerConfig):
     """No run of so many tokens occurs twice in a text; 0: any may; None: as the run says."""
     repetition_penalty: float | None = None
     """Above 1, tokens that a text already holds become less likely; None: as the run says."""
+    seed: int = 0
+    """Seed of the random numbers, with --decoding sample or mbr."""
     mbr_samples: int = 32
     """Texts that are drawn for each line and compared, with --decoding mbr."""
     utility: UtilityName = "chrf"
@@ -44,10 +47,10 @@ class DecodingOptions(SamplerConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(self, 0, "beam_size")
+        check_at_least(self, 0, "beam_size", "seed")
         check_at_least(self, 1, "mbr_samples")
         searches = self.decoding == "beam"
-        names = [field.name for field in fields(SamplerConfig)] if searches else _OF_BEAM
+        names = ["seed", *vars(self.sampler)] if searches else _OF_BEAM
         for field in fields(DecodingOptions):
             value = getattr(self, field.name)
             if field.name in names and value != field.default:
@@ -63,7 +66,7 @@ class DecodingOptions(SamplerConfig):
         names = (field.name for field in fields(SamplerConfig))
         return SamplerConfig(**{name: getattr(self, name) for name in names})
 
-    def search(self, config: GenerationConfig) -> GenerationConfig:
+    def search(self, config: SearchConfig) -> SearchConfig:
         """The run's `config` with what these options say."""
         given = {name: getattr(self, name) for name in _OF_SEARCH}
         beam_size = given.pop("beam_size") or config.beam_size

@@ -18,14 +18,8 @@ from experiments.harness.cli import import_by_name, is_import_name
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.data import (
-    field_of,
-    is_record_file,
-    iterate_lines,
-    read_fields,
-    read_lines,
-    read_tab_pairs,
-)
+from experiments.harness.runs.records import field_of, is_record_file, read_fields
+from jaxformer.text.data import iterate_lines, read_lines, read_tab_pairs
 
 
 def is_plain(name: str) -> bool:

@@ -21,7 +21,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS
 from jaxformer.runtime.setup import ProcessSetup, setup_process
 from jaxformer.training import optimizer
-from jaxformer.training.train_step import EmaDecay, ema_name
+from jaxformer.training.train_step import EmaDecay, ema_name, result_tree
 
 StrategyName = Literal["single", "replicated", "sharded"]
 Remat = Literal["none", "attention", "matmuls", "all_but_attention", "blocks"]
@@ -122,9 +122,7 @@ class TrainingConfig(LoraOptions):
     @property
     def result_tree(self) -> str:
         """The part of a state that is evaluated and becomes the result: "params" or an average."""
-        if self.schedule_free:
-            return "ema"
-        return self.ema_tree(self.ema_decay) if self.ema_decay else "params"
+        return result_tree(self.ema_decay, self.extra_ema_decays, schedule_free=self.schedule_free)
 
     def ema_tree(self, decay: float) -> str:
         """The part of a state that is the moving average with this decay."""

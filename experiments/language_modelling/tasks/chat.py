@@ -11,6 +11,13 @@ import numpy as np
 
 from experiments.harness.training.finetuning import Examples, LabelledBatch, padded
 from experiments.language_modelling import stdlib
+from experiments.language_modelling.chat_templates import (
+    ChatTemplate,
+    Message,
+    check_messages,
+    load_template,
+    read_conversations,
+)
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.tasks.rows import (
     Scored,
@@ -18,13 +25,6 @@ from experiments.language_modelling.tasks.rows import (
 )
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.text.chat import (
-    ChatTemplate,
-    Message,
-    check_messages,
-    load_template,
-    read_conversations,
-)
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.losses import causal_loss
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.harness.runs.records import is_record_file, read_fields
 from experiments.harness.training.finetuning import Examples, LabelledBatch, padded
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.stdlib_classification import Labelled, Part, snippets
@@ -21,7 +22,7 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pretrained import is_pretrained
-from jaxformer.text.data import is_record_file, read_fields, read_lines, read_tab_pairs
+from jaxformer.text.data import read_lines, read_tab_pairs
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.losses import classification_loss
 

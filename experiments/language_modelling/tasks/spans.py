@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.harness.training.finetuning import Examples, LabelledBatch, padded
+from experiments.language_modelling.answers import score_answers
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.stdlib_classification import snippets
 from experiments.language_modelling.tasks.classification import apply, has_types
@@ -20,7 +21,6 @@ from experiments.language_modelling.tasks.rows import (
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import SpanPredictor
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.text.answers import score_answers
 from jaxformer.training.losses import span_loss
 
 _NO_ANSWER = 0  # the place, of the first token, that stands for it

@@ -2,10 +2,7 @@
 
 from jaxformer.text.data.batches import Batches, MaskedBatch, PairBatch, StreamBatch
 from jaxformer.text.data.masking import MaskedStream, iterate_masked_once
-from jaxformer.text.data.mixture import Mixture
 from jaxformer.text.data.pairs import Bucket, PairBatches, bucket_pairs, plan_buckets
-from jaxformer.text.data.records import field_of, is_record_file, read_fields
-from jaxformer.text.data.shards import open_shard, shard_documents, write_shards
 from jaxformer.text.data.shuffle import RowSelection, all_rows
 from jaxformer.text.data.streams import Stream, iterate_once
 from jaxformer.text.data.text_files import (
@@ -30,7 +27,6 @@ __all__ = [
     "Bucket",
     "MaskedBatch",
     "MaskedStream",
-    "Mixture",
     "PairBatch",
     "PairBatches",
     "RowSelection",
@@ -42,21 +38,15 @@ __all__ = [
     "encode_documents",
     "encode_lines",
     "encode_pairs",
-    "field_of",
-    "is_record_file",
     "iterate_lines",
     "iterate_masked_once",
     "iterate_once",
-    "open_shard",
     "open_tokens",
     "plan_buckets",
     "read_documents",
-    "read_fields",
     "read_lines",
     "read_pairs",
     "read_tab_pairs",
-    "shard_documents",
     "write_parts",
-    "write_shards",
     "write_tokens",
 ]

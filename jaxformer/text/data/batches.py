@@ -21,19 +21,7 @@ else:  # this layer does not import JAX
 
 
 class Batches(Protocol):
-    """The source of a training's batches: a batch is a function of (seed, step).
-
-    >>> from jaxformer.text.data import Batches, StreamBatch, all_rows
-    >>> class Counting:
-    ...     steps_per_epoch, fingerprint = 10, "counting, version 1"
-    ...     def batch(self, step, rows):
-    ...         numbers = np.arange(step, step + 6)[None] + rows(2)[:, None]
-    ...         return StreamBatch.create(numbers, vocab_size=99)
-    >>> batches: Batches = Counting()
-    >>> batches.batch(4, all_rows).tokens
-    array([[ 4,  5,  6,  7,  8,  9],
-           [ 5,  6,  7,  8,  9, 10]])
-    """
+    """The source of a training's batches: a batch is a function of (seed, step)."""
 
     @property
     def steps_per_epoch(self) -> int:

@@ -78,11 +78,11 @@ class MaskedStream:
 
         Only the rows that `rows` selects are read and returned.
         """
-        own = select_rows(rows, self._windows.batch_size)
-        starts, sizes = self._windows.at(step, own)
+        selected = select_rows(rows, self._windows.batch_size)
+        starts, sizes = self._windows.at(step, selected)
         if self._next_sentence:
-            return self._masker.pairs(step, own, starts, sizes)
-        return self._masker.windows(step, _MASKS, own, starts, sizes)
+            return self._masker.pairs(step, selected, starts, sizes)
+        return self._masker.windows(step, _MASKS, selected, starts, sizes)
 
 
 def iterate_masked_once(
@@ -101,13 +101,6 @@ def iterate_masked_once(
     Rows are those of `MaskedStream`; the last row and the last batch are filled up. With
     `next_sentence` there is a row for each window, of text around the window's middle. Raises what
     `MaskedStream` raises, except for a corpus shorter than one context.
-
-    >>> documents, special = Tokens.from_lists([[5] * 25]), SpecialTokens(bos=1, eos=2, mask=3)
-    >>> batches = iterate_masked_once(
-    ...     documents, batch_size=2, seq_len=12, seed=0, special=special, vocab_size=6
-    ... )
-    >>> [int(batch.padding_mask.sum()) for batch in batches]  # 25 tokens, and 2 in each of 3 rows
-    [24, 7]
     """
     shape = batch_size, seq_len
     masker = _Masker(tokens, shape, seed, special, vocab_size, mask_prob)
@@ -221,12 +214,12 @@ class _Masker:
         run = np.minimum(end - start, space) * (sizes > 0)[:, None]
         a = np.minimum(1 + _below(cut, np.maximum(run - 1, 1)), run)
         follows = (coin >> np.uint64(63) == 1) & (run >= 2)
-        place = _below(other, total - (end - begin))
-        place += np.where(place >= begin, end - begin, 0)  # past the document of A
-        other_begin, other_end = document_bounds(tokens, place)
+        other_place = _below(other, total - (end - begin))
+        other_place += np.where(other_place >= begin, end - begin, 0)  # past the document of A
+        other_begin, other_end = document_bounds(tokens, other_place)
         # At most as long as the text that follows A, so that the length gives no hint.
         b = np.minimum(np.maximum(run - a, a > 0), other_end - other_begin)
-        b_start = np.minimum(place, other_end - b)
+        b_start = np.minimum(other_place, other_end - b)
         b, b_start = np.where(follows, run - a, b), np.where(follows, start + a, b_start)
         return follows, a, start, b, b_start
 
@@ -247,7 +240,7 @@ class _Masker:
         most = max(1, round(self._mask_prob * length))
         draws = random_bits(self._seed, step, purpose, rows * (length + 2 * most))
         keys = draws[: rows * length].reshape(rows, length)[row] >> np.uint64(1)
-        fates, others = draws[rows * length :].reshape(2, rows, most)[:, row]
+        actions, random_ids = draws[rows * length :].reshape(2, rows, most)[:, row]
         candidates = real & ~np.isin(ids, self._specials)
         keys[~candidates] = np.iinfo(np.uint64).max
         needed = np.maximum(np.rint(self._mask_prob * real.sum(1)), 1)
@@ -255,8 +248,8 @@ class _Masker:
         at = np.argsort(keys, axis=1, kind="stable")[:, :most]
         at = np.where(counts, np.sort(np.where(counts, at, length), axis=1), 0)
         originals = np.take_along_axis(ids, at, axis=1)
-        tenth = fates % np.uint64(10)
-        random = self._ordinary[_below(others, len(self._ordinary))]
+        tenth = actions % np.uint64(10)
+        random = self._ordinary[_below(random_ids, len(self._ordinary))]
         hidden = np.where(tenth < 8, self._mask, np.where(tenth == 8, random, originals))
         tokens = ids.copy()
         np.put_along_axis(tokens, at, np.where(counts, hidden, originals).astype(np.int32), axis=1)

@@ -21,12 +21,7 @@ from jaxformer.text.tokenizers import BOS, EOS, PAD
 
 
 class Bucket(NamedTuple):
-    """One shape of batch.
-
-    >>> bucket = Bucket(source_length=8, target_length=16, batch_size=32)
-    >>> bucket.batch_size * (bucket.source_length + bucket.target_length)  # positions of a batch
-    768
-    """
+    """One shape of batch."""
 
     source_length: int
     """S, `<eos>` included."""
@@ -45,13 +40,6 @@ class PairBatches:
 
     Attributes: `source`, `target`; `buckets`; `pairs`; `dropped`, the number of pairs left out by
     reason; `seed`; `steps_per_epoch`.
-
-    >>> sides = Tokens.from_lists([[5, 6], [7], []]), Tokens.from_lists([[8], [9, 5], [6]])
-    >>> batches = jf.bucket_pairs(*sides, seed=0, batch_tokens=16, buckets=1, max_len=10)
-    >>> batches.pairs.tolist(), batches.dropped  # the third source is empty
-    ([0, 1], {'empty': 1, 'too_long': 0})
-    >>> batches.batch(0).source.shape, batches.steps_per_epoch
-    ((8, 8), 1)
     """
 
     def __init__(
@@ -113,8 +101,8 @@ class PairBatches:
         epoch, place = divmod(int(step), self.steps_per_epoch)
         pairs, batches, chosen = self._order(epoch)
         bucket, start, stop = self._plan[batches[place]]
-        own = select_rows(rows, self.buckets[bucket].batch_size)
-        return self._gather(pairs[start:stop], chosen, own, bucket)
+        selected = select_rows(rows, self.buckets[bucket].batch_size)
+        return self._gather(pairs[start:stop], chosen, selected, bucket)
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The shuffled pairs, the order of the batches, and the segmentation of each sentence."""
@@ -232,11 +220,6 @@ def plan_buckets(
     because learned positions end there. Its B is batch_tokens // T, rounded down to a multiple of
     `batch_size_multiple`, at least one such multiple. Raises `ConfigError` for a setting below 1,
     `DataError` for no pairs.
-
-    >>> lengths = np.array([8] * 64 + [32] * 16)
-    >>> shapes = plan_buckets(lengths, lengths, batch_tokens=256, buckets=2)
-    >>> [tuple(shape) for shape in shapes]  # S, T, B = 256 / T
-    [(8, 8, 32), (32, 32, 8)]
     """
     source, target = np.asarray(source_lengths), np.asarray(target_lengths)
     if source.shape != target.shape or source.size == 0:

@@ -16,23 +16,19 @@ _MIXERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def all_rows(count: int) -> Int64[np.ndarray, " B"]:
-    """All rows of a batch of `count`.
-
-    >>> all_rows(3)
-    array([0, 1, 2])
-    """
+    """All rows of a batch of `count`."""
     return np.arange(count)
 
 
 def select_rows(selection: RowSelection, count: int) -> Int64[np.ndarray, " W"]:
     """`selection(count)`; raises `ConfigError` unless it ascends within 0 .. count - 1."""
-    found = np.asarray(selection(count), np.int64)
-    if np.any(np.diff(found, prepend=-1, append=count) < 1):
+    selected = np.asarray(selection(count), np.int64)
+    if np.any(np.diff(selected, prepend=-1, append=count) < 1):
         raise ConfigError(
             f"rows of a batch of {count} must be ascending numbers 0 to {count - 1}, got "
-            f"{found.tolist()}"
+            f"{selected.tolist()}"
         )
-    return found
+    return selected
 
 
 def check_seed(seed: int) -> None:

@@ -66,11 +66,11 @@ class Stream:
         Epoch e has the steps from e * steps_per_epoch on. Its last batch is filled up with rows in
         which no label counts. Only the rows that `rows` selects are read and returned.
         """
-        own = select_rows(rows, self._windows.batch_size)
-        starts, sizes = self._windows.at(step, own)
+        selected = select_rows(rows, self._windows.batch_size)
+        starts, sizes = self._windows.at(step, selected)
         length = self._windows.length
         batch = _make_rows(self.tokens, starts, sizes, length, self._isolate_documents)
-        return batch._replace(example_ids=own.astype(np.int32))
+        return batch._replace(example_ids=selected.astype(np.int32))
 
 
 def iterate_once(
@@ -87,11 +87,6 @@ def iterate_once(
     each label, except those near the start, has at least seq_len - stride tokens before it. The
     last row and the last batch are filled up. Raises `ConfigError` for a stride outside 1 to
     seq_len, `DataError` for fewer than two ids.
-
-    >>> text = Tokens.from_lists([list(range(10))])
-    >>> batches = iterate_once(text, batch_size=2, seq_len=4, isolate_documents=False)
-    >>> [int(batch.loss_mask.sum()) for batch in batches]  # 9 labels
-    [8, 1]
     """
     stride = seq_len if stride is None else stride
     check_positive(batch_size=batch_size, seq_len=seq_len)

@@ -39,12 +39,7 @@ def read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    r"""What `iterate_lines` gives, in a list.
-
-    >>> _ = Path("lines.txt").write_bytes(b"one\r\n\ntwo\n")
-    >>> read_lines("lines.txt")
-    ['one', '', 'two']
-    """
+    r"""What `iterate_lines` gives, in a list."""
     return list(iterate_lines(path))
 
 
@@ -55,20 +50,16 @@ def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     parallel. One carriage return before the line feed and a byte order mark at the start of the
     file are removed. Raises `DataError` for a file that is absent, empty, a directory, not
     readable, a damaged gzip file, or (with the line) not UTF-8.
-
-    >>> _ = Path("lines.txt").write_text("one\n\ntwo\n")
-    >>> next(iterate_lines("lines.txt"))
-    'one'
     """
-    rest, found = "", False
+    last, empty = "", True
     for text in _decode(Path(path), read_blocks(path)):
-        *lines, rest = (rest + text).split("\n")
-        found = found or bool(text)
+        *lines, last = (last + text).split("\n")
+        empty = empty and not text
         yield from (line.removesuffix("\r") for line in lines)
-    if not found:
+    if empty:
         raise DataError(f"{path}: the file is empty; at least one line is needed")
-    if rest:
-        yield rest.removesuffix("\r")
+    if last:
+        yield last.removesuffix("\r")
 
 
 def read_pairs(
@@ -77,13 +68,6 @@ def read_pairs(
     r"""The lines of two files; line i of one translates line i of the other.
 
     Raises `DataError` when the numbers of lines differ, and as `iterate_lines` does.
-
-    >>> _ = Path("en.txt").write_text("A house.\nTwo.\n")
-    >>> _ = Path("de.txt").write_text("Ein Haus.\n")
-    >>> read_pairs("en.txt", "de.txt")
-    Traceback (most recent call last):
-        ...
-    jaxformer.errors.DataError: en.txt has 2 lines and de.txt has 1: line i of one ...
     """
     source, target = read_lines(source_path), read_lines(target_path)
     if len(source) != len(target):
@@ -99,10 +83,6 @@ def read_tab_pairs(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
 
     Raises `DataError` naming the first line with fewer than two columns, and as `iterate_lines`
     does.
-
-    >>> _ = Path("pairs.tsv").write_text("A house.\tEin Haus.\tCC-BY\n")
-    >>> read_tab_pairs("pairs.tsv")
-    (['A house.'], ['Ein Haus.'])
     """
     source, target = [], []
     for number, line in enumerate(read_lines(path), start=1):
@@ -141,12 +121,12 @@ def read_documents(
 def _read_documents(
     paths: list[Path], split: Callable[[Iterator[str]], Iterator[Part]]
 ) -> Iterator[Iterator[str]]:
-    found = False
+    empty = True
     for path in paths:
         for document in _documents(split(_decode(path, _blocks_of_text(path)))):
-            found = True
+            empty = False
             yield document
-    if not found:
+    if empty:
         names = ", ".join(str(path) for path in paths[:3]) + (", .." if len(paths) > 3 else "")
         raise DataError(f"{names or 'no files'}: there is no text; give at least one document")
 
@@ -194,12 +174,12 @@ def _split_files(texts: Iterator[str]) -> Iterator[Part]:
 
 
 def _split_lines(texts: Iterator[str]) -> Iterator[Part]:
-    rest = ""
+    held = ""
     for text in texts:
-        *lines, last = (rest + text).split("\n")
+        *lines, last = (held + text).split("\n")
         for line in lines:
             yield line.removesuffix("\r"), True
-        rest = "\r" if last.endswith("\r") else ""  # a line feed may follow it
+        held = "\r" if last.endswith("\r") else ""  # a line feed may follow it
         yield last.removesuffix("\r"), False
     yield "", True
 
@@ -256,18 +236,18 @@ def _blocks(texts: Iterator[str]) -> Iterator[str]:
     for text in texts:
         held += text
         if len(held) >= BLOCK_BYTES:
-            cut = _place_to_cut(held)
+            cut = _cut(held)
             yield held[:cut]
             held = held[cut:]
     if held:
         yield held
 
 
-def _place_to_cut(text: str) -> int:
+def _cut(text: str) -> int:
     for mark, after in (("\n", 1), (" ", 0)):
-        place = text.rfind(mark, 1, -1)
-        while place > 0:
-            if not text[place - 1].isspace() and not text[place + 1].isspace():
-                return place + after
-            place = text.rfind(mark, 1, place)
+        index = text.rfind(mark, 1, -1)
+        while index > 0:
+            if not text[index - 1].isspace() and not text[index + 1].isspace():
+                return index + after
+            index = text.rfind(mark, 1, index)
     return len(text)

@@ -19,6 +19,7 @@ from jaxtyping import Int, Int32, Int64, Integer
 
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.text.tokenizers import Tokenizer, sample_encodings
+from jaxformer.text.tokenizers.tokenizer import replacing
 
 _HEADER = struct.Struct("<16sIIqqq16x")
 _MAGIC, _VERSION = b"jaxformer tokens", 2
@@ -54,7 +55,7 @@ class Tokens:
             least = f", {ids.min()} among them" if ids.dtype.kind == "i" else ""
             raise DataError(f"ids must be integers from 0, got {ids.dtype}{least}")
         if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids):
-            raise DataError(f"offsets must lead from 0 to the number of ids, {len(ids)}")
+            raise DataError(f"offsets must start at 0 and end at the number of ids, {len(ids)}")
         for start in range(0, len(offsets), _CHUNK):
             if np.any(np.diff(offsets[start : start + _CHUNK + 1]) < 0):
                 raise DataError("offsets must not decrease")
@@ -133,10 +134,6 @@ def write_tokens(
 
     Two bytes an id up to a vocabulary of 65,536, four above. Raises `DataError` for an id
     outside 0 to vocab_size - 1, `ConfigError` for a vocabulary that four bytes cannot hold.
-
-    >>> tokens = write_tokens("a.tokens", ([i, i + 1] for i in range(3)), vocab_size=65_536)
-    >>> tokens.ids.dtype, len(tokens)  # two bytes an id
-    (dtype('uint16'), 3)
     """
     return write_parts(path, ((row, True) for row in sequences), vocab_size=vocab_size)
 
@@ -157,9 +154,7 @@ def write_parts(
     """
     if not 1 <= vocab_size <= 1 << 32:
         raise ConfigError(f"vocab_size must be 1 to 2^32, got {vocab_size}")
-    path = Path(path)
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
+    with replacing(path) as unfinished:
         with open(unfinished, "wb") as file:
             _write(file, parts, vocab_size)
         written = open_tokens(unfinished)
@@ -167,9 +162,6 @@ def write_parts(
         with open(unfinished, "r+b") as file:
             file.seek(-_DIGEST, os.SEEK_END)
             file.write(bytes.fromhex(fingerprint))
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return open_tokens(path)
 
 
@@ -179,14 +171,6 @@ def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) 
     `vocab_size` is that of the model to feed. Raises `DataError` for a file that was written for
     a larger vocabulary, and for one that is absent, of another kind, cut short or damaged in its
     offsets.
-
-    >>> _ = write_tokens("a.tokens", [[5, 6], [7]], vocab_size=8)
-    >>> open_tokens("a.tokens")[0].tolist()
-    [5, 6]
-    >>> open_tokens("a.tokens", vocab_size=6)
-    Traceback (most recent call last):
-        ...
-    jaxformer.errors.DataError: a.tokens was written for 8 ids, ...
     """
     try:
         raw = np.asarray(np.memmap(path, np.uint8, mode="r"))
@@ -230,11 +214,6 @@ def encode_lines(
 
     With `bpe_dropout` each of N lines has a random segmentation for each of `seeds`: sequence
     k N + i is that of line i with seed k (see `sample_encodings`).
-
-    >>> from jaxformer.text.tokenizers import train_words
-    >>> tokenizer = train_words(["a rose is a rose"], 10)
-    >>> encode_lines(["a rose", " ", "is"], tokenizer, "a.tokens").lengths.tolist()
-    [2, 0, 1]
     """
     lines = [line if line.strip() else "" for line in lines]
     ids = _encode(lines, tokenizer)
@@ -259,13 +238,6 @@ def encode_pairs(
     `target_tokenizer` None means one vocabulary for both. With `bpe_dropout` each line has
     `encodings` random segmentations (see `encode_lines`). Raises `DataError` when the numbers of
     lines differ.
-
-    >>> from jaxformer.text.tokenizers import train_words
-    >>> tokenizer = train_words(["a rose eine Rose"], 10)
-    >>> Path("pairs").mkdir()
-    >>> source, target = encode_pairs(["a rose", "rose"], ["eine Rose", "Rose"], tokenizer, "pairs")
-    >>> source.lengths.tolist(), target.lengths.tolist()
-    ([2, 1], [2, 1])
     """
     if len(source_lines) != len(target_lines):
         raise DataError(
@@ -277,12 +249,12 @@ def encode_pairs(
     source, target = (
         encode_lines(
             lines,
-            own,
+            encoder,
             folder / f"{side}.tokens",
             bpe_dropout=bpe_dropout,
             seeds=range(first, 2 * encodings, 2),
         )
-        for first, side, lines, own in (
+        for first, side, lines, encoder in (
             (0, "source", source_lines, tokenizer),
             (1, "target", target_lines, target_tokenizer or tokenizer),
         )

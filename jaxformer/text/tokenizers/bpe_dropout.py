@@ -36,7 +36,7 @@ def sample_encodings(
     (['Ġ', 't', 'ow', 'er'], 'tower')
     """
     if not 0.0 <= rate <= 1.0:
-        raise ConfigError(f"bpe_dropout={rate}, but it lies in 0 <= bpe_dropout <= 1")
+        raise ConfigError(f"bpe_dropout={rate}, but it must be in [0, 1]")
     library = tokenizer.library_tokenizer
     model = _byte_level_model(tokenizer)
     vocabulary: dict[str, int] = model["vocab"]
@@ -56,8 +56,8 @@ def sample_encodings(
 
 def _byte_level_model(tokenizer: Tokenizer) -> dict:
     """The vocabulary and merges of a byte-level BPE without options that change its merges."""
-    found = json.loads(tokenizer.library_tokenizer.to_str())
-    model, pieces = found["model"], found["pre_tokenizer"] or {}
+    content = json.loads(tokenizer.library_tokenizer.to_str())
+    model, pieces = content["model"], content["pre_tokenizer"] or {}
     options = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     odd = any(model.get(name) for name in (*options, "ignore_merges"))
     if model["type"] != "BPE" or pieces.get("type") != "ByteLevel" or odd:
@@ -75,11 +75,11 @@ def _segment(
     pieces = list(word)
     while True:
         merges = [
-            (ranks[pair], place)
-            for place, pair in enumerate(pairwise(pieces))
+            (ranks[pair], index)
+            for index, pair in enumerate(pairwise(pieces))
             if pair in ranks and draws.random() >= rate
         ]
         if not merges:
             return pieces
-        place = min(merges)[1]
-        pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+        index = min(merges)[1]
+        pieces[index : index + 2] = [pieces[index] + pieces[index + 1]]

@@ -56,14 +56,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
-    """The tokenizers of source and target; one object except in Marian's folders. See `load`.
-
-    >>> from jaxformer.text import tokenizers
-    >>> tokenizers.train_words(["a rose"], 10).save("words.json")
-    >>> source, target = tokenizers.load_pair("words.json")
-    >>> source is target
-    True
-    """
+    """The tokenizers of source and target; one object except in Marian's folders. See `load`."""
     path, source = Path(path), load(path)
     marian = (path / name for name in _MARIAN)
     if (path / "tokenizer.json").exists() or not all(file.exists() for file in marian):
@@ -72,13 +65,7 @@ def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
 
 
 def load_standard(path: str | os.PathLike[str]) -> Tokenizer:
-    """Like `load`; raises `DataError` unless `require_standard_ids` accepts the tokenizer.
-
-    >>> from jaxformer.text import tokenizers
-    >>> tokenizers.train_words(["a rose"], 10).save("words.json")
-    >>> tokenizers.load_standard("words.json").special.eos == tokenizers.EOS
-    True
-    """
+    """Like `load`; raises `DataError` unless `require_standard_ids` accepts the tokenizer."""
     tokenizer = load(path)
     try:
         return require_standard_ids(tokenizer)
@@ -126,35 +113,26 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
 def _read_object(path: Path) -> dict[str, Any]:
     text = _read_text(path)
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a whole JSON file: {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: must hold a JSON object, got {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: must hold a JSON object, got {type(content).__name__}")
+    return content
 
 
 def _read_merges(path: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    *lines, rest = _read_text(path).split("\n")
-    if rest:
-        raise DataError(f"{path}: cut short: the last line has no line feed")
-    merges = []
-    for number, line in enumerate(lines, start=1):
-        if number == 1 and line.startswith("#version"):
-            continue
-        left, _, right = line.rstrip("\r").partition(" ")
-        if not {left, right, left + right} <= vocabulary.keys():
-            raise DataError(
-                f"{path}:{number}: a merge is two tokens that make a third, all in vocab.json, "
-                f"got {line!r}"
-            )
-        merges.append((left, right))
+    """The merges of the file; `DataError` where it is damaged or lacks some."""
+    library = optional_dependencies.load("tokenizers")
+    _read_text(path)
+    try:
+        _, merges = library.models.BPE.read_file(str(path.with_name("vocab.json")), str(path))
+        library.models.BPE(vocabulary, merges)
+    except Exception as error:  # the library has no narrower class
+        raise DataError(f"{path}: not the merges of vocab.json: {error}") from error
     merged = {left + right for left, right in merges}
-    unmerged = [
-        token
-        for token in vocabulary
-        if len(token) > 1 and token not in merged and not SPECIAL_TOKEN.fullmatch(token)
-    ]
+    unmerged = [x for x in vocabulary if len(x) > 1 and x not in merged]
+    unmerged = [token for token in unmerged if not SPECIAL_TOKEN.fullmatch(token)]
     if len(unmerged) > _MAX_UNMERGED:
         raise DataError(
             f"{path}: not the whole list that belongs to vocab.json: {len(unmerged)} tokens come "

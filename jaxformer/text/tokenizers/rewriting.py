@@ -28,36 +28,31 @@ def renumber(tokenizer: Tokenizer, ids: Sequence[int]) -> Tokenizer:
     >>> last.encode("a rose"), last.token(4), last.special.bos
     ([2, 3], '<pad>', None)
     """
-    found = json.loads(tokenizer.library_tokenizer.to_str())
-    vocabulary = found["model"].get("vocab")
+    content = json.loads(tokenizer.library_tokenizer.to_str())
+    vocabulary = content["model"].get("vocab")
     if not isinstance(vocabulary, dict):
         raise ConfigError(
-            f"the ids of a {found['model']['type']} tokenizer cannot be changed: use one that "
+            f"the ids of a {content['model']['type']} tokenizer cannot be changed: use one that "
             "train_bpe, train_words or train_characters made"
         )
     new_ids = {old: new for new, old in enumerate(ids)}
-    special = {token["content"] for token in found["added_tokens"] if token["special"]}
+    special = {token["content"] for token in content["added_tokens"] if token["special"]}
     lost = [name for name, old in vocabulary.items() if old not in new_ids and name not in special]
     if lost:
         raise ConfigError(f"ids has no id of {lost[0]!r}: only special tokens may be left out")
     kept = {name: new_ids[old] for name, old in vocabulary.items() if old in new_ids}
-    found["model"]["vocab"] = dict(sorted(kept.items(), key=lambda item: item[1]))
-    added = [token for token in found["added_tokens"] if token["id"] in new_ids]
-    found["added_tokens"] = [token | {"id": new_ids[token["id"]]} for token in added]
-    found["post_processor"] = None  # it may hold ids
+    content["model"]["vocab"] = dict(sorted(kept.items(), key=lambda item: item[1]))
+    added = [token for token in content["added_tokens"] if token["id"] in new_ids]
+    content["added_tokens"] = [token | {"id": new_ids[token["id"]]} for token in added]
+    content["post_processor"] = None  # it may hold ids
     library = optional_dependencies.load("tokenizers")
-    return Tokenizer(library.Tokenizer.from_str(json.dumps(found)))
+    return Tokenizer(library.Tokenizer.from_str(json.dumps(content)))
 
 
 def with_template(tokenizer: Tokenizer, *, bos: bool = False, eos: bool = False) -> Tokenizer:
     """A tokenizer that, in other programs, puts its BOS before and its EOS after each text.
 
     `encode` here gives the same ids as before. A role without a token is left out.
-
-    >>> from jaxformer.text.tokenizers import train_words, with_template
-    >>> tokenizer = with_template(train_words(["a rose"], 6), eos=True)
-    >>> tokenizer.encode("a rose"), tokenizer.library_tokenizer.encode("a rose").ids
-    ([4, 5], [4, 5, 2])
     """
     special = tokenizer.special
     first = [special.bos] if bos and special.bos is not None else []
@@ -80,10 +75,6 @@ def mask_joins_spaces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[bool,
     """Whether the space before a mask, and the one after it, is no token of its own.
 
     `words` show how the tokenizer treats spaces.
-
-    >>> from jaxformer.text.tokenizers import mask_joins_spaces, train_bpe
-    >>> mask_joins_spaces(["a", "rose"], train_bpe(["a rose is a rose"], 264))
-    (True, True)
     """
     single, spaced, pairs = (
         tokenizer.encode_batch([form.format(word) for word in words])
@@ -97,11 +88,11 @@ def mask_joins_spaces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[bool,
 
 def _with_mask_spaces(tokenizer: Tokenizer) -> "tokenizers.Tokenizer":
     """The library's tokenizer, whose mask takes the spaces around it as `fill_mask` does."""
-    found = json.loads(tokenizer.library_tokenizer.to_str())
+    content = json.loads(tokenizer.library_tokenizer.to_str())
     texts = (tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size))
     words = list(islice((text for text in texts if text.isalpha()), _WORDS))
     before, after = mask_joins_spaces(words, tokenizer)
-    for token in found["added_tokens"]:
+    for token in content["added_tokens"]:
         if token["id"] == tokenizer.special.mask:
             token |= {"lstrip": before, "rstrip": after}
-    return optional_dependencies.load("tokenizers").Tokenizer.from_str(json.dumps(found))
+    return optional_dependencies.load("tokenizers").Tokenizer.from_str(json.dumps(content))

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 # Types of pieces and of models in a model file.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _UNIGRAM, _BPE = 1, 2
-# Characters of a piece; the limit of SentencePiece's trainer is 16.
-_LONGEST_PIECE = 1_000
 # More spaces than any text begins with.
 _ALL_SPACES = 2**16
 
@@ -74,25 +72,23 @@ def _parse(path: Path) -> Any:
         model = library.ModelProto.FromString(path.read_bytes())
     except Exception as error:  # a class of protobuf, which is not a dependency
         raise DataError(f"{path}: not a whole model of SentencePiece: {error}") from error
-    pieces, kind = model.pieces, model.trainer_spec.model_type
-    reason = None
-    unknown = sum(piece.type == _UNKNOWN for piece in pieces)
-    if unknown != 1:
-        reason = f"{unknown} of {len(pieces)} pieces are the unknown token, but exactly 1 must be"
-    elif len({piece.piece for piece in pieces}) < len(pieces):
-        reason = "a piece occurs twice"
-    elif not all(math.isfinite(p.score) and 0 < len(p.piece) <= _LONGEST_PIECE for p in pieces):
-        reason = f"a piece has more than {_LONGEST_PIECE:,} characters or no finite score"
-    elif any(piece.type == _UNUSED for piece in pieces):
-        reason = "a piece is marked as unused, which is not supported"
-    elif kind not in (_UNIGRAM, _BPE):
-        reason = f"model_type={kind}, but only unigram (1) and BPE (2) are supported"
-    elif model.trainer_spec.treat_whitespace_as_suffix:
-        reason = "treat_whitespace_as_suffix is set, which is not supported"
-    elif not model.normalizer_spec.escape_whitespaces:
-        reason = "escape_whitespaces is not set, which is not supported"
-    if reason is not None:
-        raise DataError(f"{path}: not a supported model: {reason}")
+    names, kind = [piece.piece for piece in model.pieces], model.trainer_spec.model_type
+    kinds = [piece.type for piece in model.pieces]
+    wrong = {
+        f"{kinds.count(_UNKNOWN)} unknown pieces instead of 1": kinds.count(_UNKNOWN) != 1,
+        "pieces that occur twice": len(set(names)) < len(names),
+        "pieces without a text or a finite score": not all(
+            piece.piece and math.isfinite(piece.score) for piece in model.pieces
+        ),
+        "unused pieces": _UNUSED in kinds,
+        f"model_type={kind}, only unigram (1) and BPE (2) are supported": kind
+        not in (_UNIGRAM, _BPE),
+        "treat_whitespace_as_suffix": model.trainer_spec.treat_whitespace_as_suffix,
+        "no escape_whitespaces": not model.normalizer_spec.escape_whitespaces,
+    }
+    reasons = [reason for reason, is_wrong in wrong.items() if is_wrong]
+    if reasons:
+        raise DataError(f"{path}: not a supported model: it has {', '.join(reasons)}")
     return model
 
 

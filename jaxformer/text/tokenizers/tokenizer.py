@@ -5,12 +5,15 @@ import copy
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from jaxformer import optional_dependencies
-from jaxformer.errors import DataError, shorten
+from jaxformer.errors import ConfigError, DataError, shorten
 
 if TYPE_CHECKING:
     import tokenizers
@@ -29,11 +32,7 @@ SPECIAL_TOKEN = re.compile(r"<[^\s<>]*[^\W_][^\s<>]*>|\[\w*[^\W_]\w*\]")
 
 
 class SpecialTokens(NamedTuple):
-    """The ids of a vocabulary's special tokens; None where it has no token for a role.
-
-    >>> SpecialTokens(bos=1, eos=2).pad is None
-    True
-    """
+    """The ids of a vocabulary's special tokens; None where it has no token for a role."""
 
     pad: int | None = None
     """Fills rows up."""
@@ -112,6 +111,14 @@ class Tokenizer:
         """SHA-256 (hex) of the tokenizer's JSON: equal for equal tokenizers."""
         return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
 
+    def check_fits(self, vocab_size: int) -> None:
+        """Raises `ConfigError` for ids outside the `vocab_size` ids of a model."""
+        if self.vocab_size > vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {self.vocab_size} ids, but the model has only {vocab_size}: "
+                "give the tokenizer that the model was trained with"
+            )
+
     def token(self, index: int) -> str:
         """The token with the id `index`, as in the vocabulary; `DataError` if there is none."""
         token = self._tokenizer.id_to_token(index) if 0 <= index < self.vocab_size else None
@@ -133,6 +140,8 @@ class Tokenizer:
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """The ids of every line; see `encode`."""
+        if isinstance(lines, str | bytes):
+            raise DataError("the texts are one string: for one text use encode, or give a list")
         lines = list(lines)
         try:
             rows = self._ids(lines)
@@ -157,8 +166,8 @@ class Tokenizer:
         """
         tokenizer = copy.deepcopy(self._tokenizer)
         tokenizer.encode_special_tokens = False
-        found = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [(each.ids, each.offsets) for each in found]
+        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens; `DataError` for an id without a token."""
@@ -166,22 +175,22 @@ class Tokenizer:
 
     def decode_batch(self, batch: Iterable[Sequence[int]]) -> list[str]:
         """The text of every list of ids; see `decode`."""
-        rows = [[int(i) for i in ids] for ids in batch]
-        size = self.vocab_size
+        rows, size = [np.asarray(ids) for ids in batch], self.vocab_size
         for row in rows:
-            if row and not 0 <= min(row) <= max(row) < size:
+            if row.size and (row.ndim != 1 or row.dtype.kind not in "iu"):
+                raise DataError(f"ids must be a sequence of integers, got {shorten(repr(row))}")
+            if row.size and not 0 <= row.min() <= row.max() < size:
                 raise DataError(
-                    f"ids must be 0 to {size - 1}, got {min(row)} to {max(row)}: "
+                    f"ids must be 0 to {size - 1}, got {row.min()} to {row.max()}: "
                     "decode with the tokenizer that made the ids"
                 )
-        return self._tokenizer.decode_batch(rows, skip_special_tokens=True)
+        plain = [[int(i) for i in row] for row in rows]
+        return self._tokenizer.decode_batch(plain, skip_special_tokens=True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tokenizer to the file `path` as JSON, completely or not at all."""
-        path = Path(path)
-        unfinished = path.with_name(path.name + ".unfinished")
-        unfinished.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
-        os.replace(unfinished, path)
+        with replacing(path) as unfinished:
+            unfinished.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
 
     def _ids(self, lines: list[str]) -> list[list[int]]:
         """The ids of every line; pieces that only the vocabulary has are not unknown."""
@@ -197,11 +206,11 @@ class Tokenizer:
             for x, line in zip(encodings, lines, strict=True)
         ]
 
-    def _resolve_unknown(self, index: int, piece: str, place: tuple[int, int], line: str) -> int:
+    def _resolve_unknown(self, index: int, piece: str, span: tuple[int, int], line: str) -> int:
         if index != self.special.unk:
             return index
         if piece == self.token(index):  # BPE gives the token's name, not the text
-            piece = self._tokenizer.normalizer.normalize_str(line[slice(*place)]).lstrip(SPACE)
+            piece = self._tokenizer.normalizer.normalize_str(line[slice(*span)]).lstrip(SPACE)
         return self._vocabulary_only.get(piece, index)
 
     def _spell_out(self, index: int) -> list[int]:
@@ -222,19 +231,24 @@ class Tokenizer:
             )
 
 
-def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
-    """`tokenizer` itself; `DataError` unless its special ids are `PAD`, `BOS`, `EOS` and `UNK`.
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """The path of a new file that becomes `path` when the block ends, unless it raises.
 
-    >>> from jaxformer.text.tokenizers import require_standard_ids, train_words
-    >>> require_standard_ids(train_words(["a rose"], 10)).special
-    SpecialTokens(pad=0, bos=1, eos=2, unk=3, mask=None)
-    >>> require_standard_ids(train_words(["a rose"], 10, special_tokens=["<unk>"]))
-    Traceback (most recent call last):
-        ...
-    jaxformer.errors.DataError: ids 0 to 3 must be the special tokens ...
+    Each writer has a file of its own, so that of several at once the last one wins.
     """
-    found = tokenizer.special[: len(SPECIAL_TOKENS)]
-    if found != (PAD, BOS, EOS, UNK):
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
+    """`tokenizer` itself; `DataError` unless its special ids are `PAD`, `BOS`, `EOS` and `UNK`."""
+    if tokenizer.special[: len(SPECIAL_TOKENS)] != (PAD, BOS, EOS, UNK):
         raise DataError(
             f"ids 0 to 3 must be the special tokens {' '.join(SPECIAL_TOKENS)}, got "
             f"{tokenizer.special}: train it with train_bpe, train_words or train_characters"
@@ -295,10 +309,10 @@ def _special_ids_from_text(tokenizer: "tokenizers.Tokenizer", unknown: int | Non
 
     "</s>" is a piece like any other in a Unigram vocabulary, so T5's would end the text there.
     """
-    found = set()
+    from_text = set()
     for name, index in all_special_ids(tokenizer).items():
         # Encoding raises where the vocabulary has neither the characters nor an unknown token.
         with contextlib.suppress(Exception):
             ids = tokenizer.encode(name, add_special_tokens=False).ids
-            found.update({index}.intersection(ids) - {unknown})
-    return found
+            from_text.update({index}.intersection(ids) - {unknown})
+    return from_text

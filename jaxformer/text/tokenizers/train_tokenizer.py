@@ -140,6 +140,8 @@ def _join(
 
 
 def _some_text(lines: Iterable[str]) -> Iterator[str]:
+    if isinstance(lines, str | bytes):
+        raise DataError("the training text is one string: give an iterable of lines")
     empty = True
     for number, line in enumerate(lines, start=1):
         if not is_text(line):

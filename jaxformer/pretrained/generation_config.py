@@ -1,30 +1,44 @@
-"""Settings of search in generation_config.json, as transformers writes it."""
+"""generation_config.json of transformers, read and written."""
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
-from jaxformer.decoding import GenerationConfig
+from jaxformer.decoding import SamplingConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.family import as_text, parse_number
 from jaxformer.pretrained.hf_folder import HFFolder, locate
 
-# Settings that are not supported, each with the values that change nothing.
+# Settings that are not supported, each with the values that change nothing. Without do_sample,
+# temperature, top_k and the like change nothing.
 _NEUTRAL = {
+    "do_sample": (False,),
     "num_beam_groups": (1,),
     "diversity_penalty": (0.0,),
+    "penalty_alpha": (0.0,),
+    "guidance_scale": (1.0,),
     "encoder_repetition_penalty": (1.0,),
     "encoder_no_repeat_ngram_size": (0,),
     "begin_suppress_tokens": ([],),
     "force_words_ids": ([],),
     "constraints": ([],),
     "sequence_bias": ({},),
+    "stop_strings": ([],),
+    "max_time": (),
+    "dola_layers": (),
+    "prompt_lookup_num_tokens": (),
     "exponential_decay_length_penalty": (),
 }
 
+_EARLY_STOPPING = {"never": "never", "heuristic": False, "beam_full": True}
 
-def load_generation_config(folder: str | os.PathLike[str]) -> GenerationConfig:
-    """The search settings of the encoder-decoder in `folder`.
+
+def load_generation_config(
+    folder: str | os.PathLike[str],
+) -> tuple[SearchConfig, TranslationOptions]:
+    """The search settings of the encoder-decoder in `folder`, and the ids around its texts.
 
     They are those of generation_config.json, or else of config.json. A search with them does what
     `generate` of transformers (version 5) does: scores are divided by a power of the length, and
@@ -38,9 +52,9 @@ def load_generation_config(folder: str | os.PathLike[str]) -> GenerationConfig:
     >>> Path("model").mkdir()
     >>> config = {"model_type": "marian", "vocab_size": 11, **ids, "num_beams": 6}
     >>> _ = Path("model", "config.json").write_text(json.dumps(config))
-    >>> settings = load_generation_config("model")
-    >>> settings.beam_size, settings.bos, settings.eos
-    (6, 10, (0,))
+    >>> search, options = load_generation_config("model")
+    >>> search.beam_size, search.eos, options.bos
+    (6, (0,), 10)
     """
     source = HFFolder(locate(folder))
     settings = _settings(source)
@@ -55,13 +69,6 @@ def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
     """The ids that end a text of the decoder in `folder`; None where the folder does not name any.
 
     Raises `ConfigError` for ids outside the vocabulary.
-
-    >>> import json
-    >>> Path("model").mkdir()
-    >>> config = {"model_type": "gpt2", "vocab_size": 11, "eos_token_id": 10}
-    >>> _ = Path("model", "config.json").write_text(json.dumps(config))
-    >>> load_eos("model")
-    (10,)
     """
     source = HFFolder(locate(folder))
     settings = _settings(source)
@@ -72,6 +79,65 @@ def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
         return tuple(_ids(settings, "eos_token_id", size))
     except ConfigError as error:
         raise ConfigError(f"{source.path}: {error}") from error
+
+
+def generation_json(
+    config: SearchConfig | SamplingConfig, max_len: int, token_ids: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of generation_config.json for `config`.
+
+    `max_len` is the longest text of the model, `token_ids` has the ids of the special tokens, such
+    as "eos_token_id". `inexpressible_settings` names the settings that have no counterpart.
+
+    >>> written = generation_json(jf.SamplingConfig(temperature=0.5), 64, {"eos_token_id": 2})
+    >>> written["do_sample"], written["temperature"], written["eos_token_id"]
+    (True, 0.5, 2)
+    """
+    content = {key: value for key, value in token_ids.items() if value is not None}
+    optional: dict[str, Any] = {
+        "min_new_tokens": config.min_new_tokens,
+        "suppress_tokens": list(config.suppress_tokens),
+        "no_repeat_ngram_size": config.no_repeat_ngram_size,
+    }
+    if isinstance(config, SearchConfig):
+        content |= {
+            "num_beams": config.beam_size,
+            "length_penalty": config.length_penalty,
+            "early_stopping": _EARLY_STOPPING[config.early_stopping],
+            "max_new_tokens": config.max_new_tokens or max_len - 1,
+            "eos_token_id": config.eos[0] if len(config.eos) == 1 else list(config.eos),
+        }
+        if config.at_max_length == "force_eos_at_no_cost" and len(config.eos) == 1:
+            content["forced_eos_token_id"] = config.eos[0]
+        optional["forced_bos_token_id"] = config.forced_bos
+        optional["renormalize_logits"] = config.renormalize_logits
+    else:
+        content |= {"do_sample": config.temperature > 0, "max_new_tokens": config.max_new_tokens}
+        if config.temperature > 0:  # without sampling, transformers warns of these
+            names = ("temperature", "top_k", "top_p")
+            content |= {name: getattr(config, name) for name in names}
+            optional["min_p"] = config.min_p
+    content |= {key: value for key, value in optional.items() if value not in (0, None, [])}
+    return content | {"repetition_penalty": config.repetition_penalty}
+
+
+def inexpressible_settings(
+    config: SearchConfig | SamplingConfig, options: CompletionOptions = CompletionOptions()
+) -> list[str]:
+    """The settings, as "name=value", with which transformers gives other texts."""
+    differs = {"stop": bool(options.stop), "overflow": options.overflow == "slide"}
+    if isinstance(config, SearchConfig):
+        beam = config.beam_size > 1
+        never = config.early_stopping == "never" and config.length_penalty <= 0
+        differs |= {
+            "length_penalty_kind": beam and config.length_penalty_kind == "gnmt",
+            "early_stopping": beam and never,
+            "extra_candidates": beam and config.extra_candidates != len(config.eos),
+            "at_max_length": config.at_max_length == "force_eos",
+            "max_new_tokens": config.max_new_tokens is None,
+        }
+    values = asdict(options) | asdict(config)
+    return [f"{name}={values[name]!r}" for name, other in differs.items() if other]
 
 
 def _settings(source: HFFolder) -> dict[str, Any]:
@@ -86,7 +152,7 @@ def _settings(source: HFFolder) -> dict[str, Any]:
     return {key: value for key, value in (settings | sizes).items() if value is not None}
 
 
-def _read(settings: Mapping[str, Any], size: int) -> GenerationConfig:
+def _read(settings: Mapping[str, Any], size: int) -> tuple[SearchConfig, TranslationOptions]:
     for key, neutral in _NEUTRAL.items():
         if key in settings and settings[key] not in (*neutral, []):
             raise ConfigError(f"{key}={as_text(settings[key])} is not supported: remove it")
@@ -97,14 +163,14 @@ def _read(settings: Mapping[str, Any], size: int) -> GenerationConfig:
         raise ConfigError(f"pad_token_id and eos_token_id are both {pad}: no text could end")
     length_penalty = _number(settings, "length_penalty", -100)
     forced = "forced_bos_token_id" in settings
-    return GenerationConfig(
+    search = SearchConfig(
         beam_size=max(1, parse_number("num_beams", settings.get("num_beams", 1), int)),
         length_penalty=length_penalty,
         length_penalty_kind="power",
         early_stopping=_early_stopping(settings.get("early_stopping", False), length_penalty),
         at_max_length="force_eos_at_no_cost" if _forces_eos(settings, eos, size) else "cut",
-        max_length=_max_length(settings),
-        min_length=_min_length(settings),
+        max_new_tokens=_max_new_tokens(settings),
+        min_new_tokens=_min_new_tokens(settings),
         suppress_tokens=_suppressed(settings, eos, size),
         forced_bos=_id(settings, "forced_bos_token_id", size) if forced else None,
         no_repeat_ngram_size=parse_number(
@@ -115,10 +181,10 @@ def _read(settings: Mapping[str, Any], size: int) -> GenerationConfig:
             "renormalize_logits", settings.get("renormalize_logits", False), bool
         ),
         extra_candidates=len(eos),
-        bos=_id({"decoder_start_token_id": start}, "decoder_start_token_id", size),
         eos=eos,
-        pad=pad,
     )
+    bos = _id({"decoder_start_token_id": start}, "decoder_start_token_id", size)
+    return search, TranslationOptions(bos=bos, pad=pad, source_bos=True)
 
 
 def _id(settings: Mapping[str, Any], key: str, size: int) -> int:
@@ -149,7 +215,7 @@ def _early_stopping(
     return "never" if value == "never" and length_penalty > 0 else "heuristic"
 
 
-def _min_length(settings: Mapping[str, Any]) -> int:
+def _min_new_tokens(settings: Mapping[str, Any]) -> int:
     """The fewest tokens before EOS; `min_length` of transformers counts the start token too.
 
     `min_new_tokens` replaces `min_length`.
@@ -159,7 +225,7 @@ def _min_length(settings: Mapping[str, Any]) -> int:
     return max(parse_number("min_length", settings.get("min_length", 0), int) - 1, 0)
 
 
-def _max_length(settings: Mapping[str, Any]) -> int | None:
+def _max_new_tokens(settings: Mapping[str, Any]) -> int | None:
     """The most tokens; `max_length` of transformers counts the start token too."""
     if "max_new_tokens" in settings:
         return parse_number("max_new_tokens", settings["max_new_tokens"], int, 1)
@@ -191,8 +257,8 @@ def _suppressed(settings: Mapping[str, Any], eos: tuple[int, ...], size: int) ->
     if not isinstance(suppressed, list):
         raise ConfigError(f"suppress_tokens={as_text(suppressed)}, but it must be a list of ids")
     bad = (_id({"bad_words_ids": word[0]}, "bad_words_ids", size) for word in words)
-    rest = (_id({"suppress_tokens": id}, "suppress_tokens", size) for id in suppressed)
-    return (*(id for id in bad if id not in eos), *rest)
+    ids = (_id({"suppress_tokens": id}, "suppress_tokens", size) for id in suppressed)
+    return (*(id for id in bad if id not in eos), *ids)
 
 
 def _is_one(word: Any) -> bool:

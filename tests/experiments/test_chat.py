@@ -4,8 +4,13 @@ import json
 
 import pytest
 
+from experiments.language_modelling.chat_templates import (
+    PLAIN_TEMPLATE,
+    ChatTemplate,
+    load_template,
+    read_conversations,
+)
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.chat import PLAIN_TEMPLATE, ChatTemplate, load_template, read_conversations
 from jaxformer.text.tokenizers import train_words
 
 CHATML = """{% for message in messages %}
@@ -49,7 +54,7 @@ def test_special_tokens_are_those_of_the_folder(tmp_path, tokenizer):
     (tmp_path / "chat_template.jinja").write_text("z")
     assert load_template(tmp_path, tokenizer).source == "z"
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(DataError, match="needed a JSON object, got list"):
+    with pytest.raises(DataError, match="must hold an object, got list"):
         load_template(tmp_path, tokenizer)
 
 
@@ -57,7 +62,7 @@ def test_special_tokens_are_those_of_the_folder(tmp_path, tokenizer):
     ("source", "error", "message"),
     [
         ("{% for x %}", ConfigError, "the chat template, line 1: "),
-        ("{{ tools.name }}", ConfigError, "needs what is not there"),
+        ("{{ tools.name }}", ConfigError, "uses an undefined name"),
         ("{{ raise_exception('no system') }}", DataError, "refuses the messages: no system"),
         ("{{ messages.append(1) }}", DataError, "refuses the messages"),
     ],

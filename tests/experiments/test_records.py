@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from experiments.harness.runs.records import is_record_file, read_fields
 from jaxformer.errors import DataError
-from jaxformer.text.data import is_record_file, read_fields
 
 ROWS = [
     {"id": 3, "translation": {"en": "a dog\u2028sees", "de": "ein Hund"}, "note": "x\ny"},

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.harness.runs.records import json_lines
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, shorten
+from jaxformer.pretrained.hf_folder import HFFolder
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids
 
@@ -45,7 +47,7 @@ class ChatTemplate(NamedTuple):
         try:
             return _compiled(self.source).render(**options, **self.tokens)
         except jinja2.exceptions.UndefinedError as error:
-            raise ConfigError(f"the chat template needs what is not there: {error}") from error
+            raise ConfigError(f"the chat template uses an undefined name: {error}") from error
         except jinja2.exceptions.TemplateSyntaxError as error:
             raise ConfigError(f"the chat template, line {error.lineno}: {error}") from error
         except (jinja2.exceptions.TemplateError, TypeError) as error:
@@ -78,15 +80,16 @@ def load_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
     The names of special tokens are those of tokenizer_config.json, else the tokenizer's. Raises
     `DataError` for a file that cannot be read.
     """
-    path = folder / "tokenizer_config.json"
-    found = _read_object(path) if path.is_file() else {}
+    name = "tokenizer_config.json"
+    config = HFFolder(folder).json(name) if (folder / name).is_file() else {}
     tokens = special_names(tokenizer)
-    for name, value in found.items():
+    for name, value in config.items():
         value = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(value, str):
             tokens[name] = value
-    own = folder / "chat_template.jinja"
-    source = own.read_text(encoding="utf-8") if own.is_file() else found.get("chat_template")
+    source, template = config.get("chat_template"), folder / "chat_template.jinja"
+    if template.is_file():
+        source = template.read_text(encoding="utf-8")
     if isinstance(source, list):  # several, by name
         named = {entry.get("name"): entry.get("template") for entry in source}
         source = named.get("default")
@@ -106,10 +109,10 @@ def check_messages(texts: Sequence[str], tokenizer: Tokenizer, where: str = "") 
     """
     names = sorted(all_special_ids(tokenizer.library_tokenizer))
     for text in texts:
-        found = [name for name in names if name in text]
-        if found:
+        written = [name for name in names if name in text]
+        if written:
             raise DataError(
-                f"{where}a message contains {found[0]!r}, the name of a special token, which a "
+                f"{where}a message contains {written[0]!r}, the name of a special token, which a "
                 "model takes for the token: remove it"
             )
 
@@ -120,32 +123,18 @@ def read_conversations(path: Path) -> list[list[Message]]:
     Raises `DataError` naming the first line without messages that have a role and a text, or
     without an answer of the assistant.
     """
-    found = []
-    for number, line in enumerate(_lines(path), start=1):
-        if line.strip():
-            found.append(_conversation(line, f"{path}:{number}"))
-    if not found:
+    conversations = [_messages(x, f"{path}:{number}") for number, x in json_lines(path)]
+    if not conversations:
         raise DataError(f"{path}: there are no conversations: give at least one")
-    return found
+    return conversations
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot read the file: {error}") from error
-
-
-def _conversation(line: str, where: str) -> list[Message]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not a line of JSON: {error}") from error
+def _messages(record: Any, where: str) -> list[Message]:
     messages = record.get("messages") if isinstance(record, dict) else None
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise DataError(
             f'{where}: needed {{"messages": [{{"role": .., "content": text}}, ..]}}, got '
-            f"{shorten(line)!r}"
+            f"{shorten(repr(record))}"
         )
     if not any(message["role"] == "assistant" for message in messages):
         raise DataError(f"{where}: no message has the role assistant: there is nothing to learn")
@@ -196,13 +185,3 @@ def _generation() -> type:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     return Generation
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot read the file: {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: needed a JSON object, got {type(found).__name__}")
-    return found

@@ -35,7 +35,7 @@ def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator
     [('A house.', 'Ein Haus.')]
     """
     path = Path(path)
-    records = _json_lines(path) if str(path).endswith(_JSON_LINES) else _parquet(path, fields)
+    records = json_lines(path) if str(path).endswith(_JSON_LINES) else _parquet(path, fields)
     number = 0
     for number, record in records:
         yield tuple(field_of(record, field, f"{path}:{number}") for field in fields)
@@ -60,7 +60,8 @@ def field_of(record: Any, field: str, where: str) -> str:
     return value
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The number of each line that is not blank, from 1, and the JSON value in it."""
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue

@@ -25,7 +25,7 @@ class Mixture:
 
     Attributes: `steps_per_epoch`, the batches that hold as many rows as all streams together.
 
-    >>> from jaxformer.text.data import Mixture, Tokens, all_rows
+    >>> from jaxformer.text.data import Tokens, all_rows
     >>> sizes = {"batch_size": 4, "seq_len": 2, "seed": 0, "isolate_documents": False}
     >>> ones, twos = (jf.Stream(Tokens.from_lists([[i] * 99]), **sizes) for i in (1, 2))
     >>> mixture = Mixture([ones, twos], weights=[3.0, 1.0])
@@ -40,6 +40,12 @@ class Mixture:
             raise ConfigError(
                 f"a mixture needs streams of one batch size, and a weight above 0 for each: got "
                 f"{len(streams)} streams of batch sizes {sorted(sizes)}, and weights {[*weights]}"
+            )
+        forms = [_form(stream) for stream in streams]
+        if any(form != forms[0] for form in forms):
+            raise ConfigError(
+                f"the rows of a mixture must have one form, but its streams give {forms}: give "
+                "streams of one class, seq_len and isolate_documents"
             )
         self._streams = list(streams)
         self._batch_size: int = sizes.pop()
@@ -73,6 +79,12 @@ class Mixture:
         return type(batches[0])(*leaves)._replace(example_ids=own.astype(np.int32))
 
 
+def _form(stream: Stream | MaskedStream) -> dict[str, tuple[int, ...]]:
+    """The fields of a row and their shapes."""
+    row = stream.batch(0, lambda _: np.zeros(1, np.int64))
+    return {x: leaf.shape[1:] for x, leaf in row._asdict().items() if leaf is not None}
+
+
 def _counts(weights: np.ndarray) -> Int[np.ndarray, " K"]:
     """The rows of each stream in a period: at least 1, by the largest remainders."""
     exact = weights / weights.sum() * _PERIOD
@@ -93,7 +105,7 @@ def _order(counts: Int[np.ndarray, " K"]) -> Int[np.ndarray, " period"]:
 
 
 def _joined(masks: Sequence[np.ndarray], leaves: Sequence[Any]) -> Any:
-    """One leaf of a batch from the leaves of its parts, whose rows `masks` name; None of None."""
+    """A leaf of a batch from the leaves of its parts, whose rows `masks` name."""
     if leaves[0] is None:
         return None
     joined = np.empty((len(masks[0]), *leaves[0].shape[1:]), leaves[0].dtype)

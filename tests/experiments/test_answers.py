@@ -2,8 +2,9 @@
 
 import pytest
 
+from experiments.language_modelling.answers import normalize_answer, score_answers
+from experiments.translation.summary_scores import score_summaries
 from jaxformer.errors import DataError
-from jaxformer.text.answers import normalize_answer, score_answers, score_summaries
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from experiments.language_modelling.shards import open_shard, shard_documents, write_shards
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.data import Tokens, open_shard, shard_documents, write_shards
+from jaxformer.text.data import Tokens
 from jaxformer.text.data.tokens import write_parts
 
 ROWS = [[7, 5, 3], [7], [7, 65_535, 2, 2, 11]]
@@ -61,6 +62,7 @@ def test_documents_begin_at_their_mark_also_across_shards(tmp_path, tokens):
             "a.bin: the header promises 5 ids, 1034 bytes in all, but the file",
         ),
         ({"count": -1}, "a.bin: the header promises -1 ids"),
+        ({"magic": 20240801, "version": 7}, "a.bin: a header with the magic number 20240801"),
     ],
 )
 def test_a_wrong_header_is_named(tmp_path, change, said):

@@ -1,12 +1,18 @@
-"""Training steps: jaxformer's, the PyTorch reference's, torch.nn's and nanoGPT's."""
+"""Times a training step beside PyTorch's: `python -m experiments.benchmarks.train --preset NAME`.
+
+The peers of a GPT are the PyTorch reference model and, with `--nanogpt FOLDER`, nanoGPT's model
+from a checkout, eager and compiled; those of the translator multi30k_tiny are the reference and
+`torch.nn.Transformer`. Prints a table and writes RUNS/benchmarks/NAME.json.
+"""
 
 import contextlib
 import importlib.util
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,22 +20,26 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks.environment import load_torch, torch_metadata
-from experiments.benchmarks.subprocesses import Case
-from experiments.harness.planning import causal_flops, peak_of, seq2seq_flops
+from experiments.benchmarks import report
+from experiments.benchmarks.interleaved_timing import TimingConfig
+from experiments.benchmarks.report import load_torch, torch_metadata
+from experiments.benchmarks.subprocesses import Case, MakeCase
+from experiments.harness import cli
 from experiments.harness.runs import run_folder
 from experiments.harness.training.build import build_model, init_params
+from experiments.harness.training.flops import causal_flops, seq2seq_flops
 from experiments.harness.training.training_config import Remat, TrainingConfig
-from experiments.language_modelling.presets import shakespeare_char_cpu
+from experiments.harness.training.utilization import peak_of
+from experiments.language_modelling.presets import shakespeare_char, shakespeare_char_cpu
 from experiments.translation.presets import multi30k_tiny
 from jaxformer.config import TransformerConfig, check_at_least
-from jaxformer.distributed import CountedJit, Strategy, single
+from jaxformer.distributed import single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.runtime.setup import setup_process
 from jaxformer.text.data import PairBatch, StreamBatch
 from jaxformer.text.tokenizers import EOS, PAD, UNK
-from jaxformer.training.losses import causal_loss, seq2seq_loss
+from jaxformer.training.losses import Loss, causal_loss, seq2seq_loss
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.train_step import TrainState, init_train_state
 
@@ -53,7 +63,7 @@ class StepWork:
     attention_fn: str = "reference"
     """jaxformer's: reference, blockwise, xla, cudnn, gpu_flash, tpu_flash, tpu_splash, or auto."""
     remat: Remat = "none"
-    """What jaxformer's backward pass computes again to save memory; blocks saves the most."""
+    """Activations that jaxformer's backward pass recomputes; blocks saves the most memory."""
     own_model: str = ""
     """Your own model as package.module:name in place of jaxformer's; empty: the library's."""
 
@@ -102,6 +112,11 @@ class GPTWork(StepWork):
         tokens = rng.integers(0, self.model.vocab_size, (shape[0], shape[1] + 1), np.int32)
         return StreamBatch(tokens, np.ones(shape, bool), _ids(shape[0]), None, None)
 
+    def build(self) -> tuple[Any, Loss, int]:
+        """Returns jaxformer's model, its loss, and the FLOPs of a step."""
+        model: Any = build_model(DecoderOnly, self.model, self.training())
+        return model, causal_loss(model), causal_flops(self.model, self.batch_size, self.seq_len)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationWork(StepWork):
@@ -136,6 +151,80 @@ class TranslationWork(StepWork):
         source, target = random_words(self.seq_len), random_words(self.seq_len + 1)
         return PairBatch(source, target, _ids(self.batch_size))
 
+    def build(self) -> tuple[Any, Loss, int]:
+        """Returns jaxformer's model, its loss, and the FLOPs of a step."""
+        model: Any = build_model(EncoderDecoder, self.model, self.training())
+        loss = seq2seq_loss(model, pad=PAD, label_smoothing=self.label_smoothing)
+        return model, loss, seq2seq_flops(self.model, self.batch_size, self.seq_len, self.seq_len)
+
+
+@dataclass(frozen=True)
+class GPTOptions(TimingConfig):
+    """The training of a GPT, and its timing."""
+
+    name: str = "nanogpt_cpu"
+    rounds: int = 20
+    repetitions: int = 10
+    warm_up: int = 10
+    work: GPTWork = GPTWork()
+    """The model and the batch."""
+    nanogpt: Path | None = None
+    """Folder of a checkout of nanoGPT. None: nanoGPT is not measured."""
+
+    def cases(self) -> dict[str, MakeCase]:
+        """Returns what makes each case."""
+        makes: dict[str, MakeCase] = {"jaxformer": partial(jax_step, self.work)}
+        if self.nanogpt is not None:
+            for name, compiled in zip(NANOGPT, (True, False), strict=True):
+                makes[name] = partial(nanogpt_step, self.work, self.nanogpt, compiled)
+        return makes | {REFERENCE: partial(torch_step, self.work)}
+
+
+@dataclass(frozen=True)
+class TranslationOptions(TimingConfig):
+    """The training of a translator, and its timing."""
+
+    name: str = "train_translation"
+    rounds: int = 10
+    repetitions: int = 3
+    warm_up: int = 3
+    work: TranslationWork = TranslationWork()
+    """The model and the batch."""
+
+    def cases(self) -> dict[str, MakeCase]:
+        """Returns what makes each case; a model of your own has no peers."""
+        makes: dict[str, MakeCase] = {"jaxformer": partial(jax_step, self.work)}
+        if self.work.own_model:
+            return makes
+        makes[REFERENCE] = partial(torch_step, self.work)
+        return makes | {TORCH_NN: partial(torch_step, self.work, torch_nn=True)}
+
+
+NANOGPT = "nanoGPT, torch.compile", "nanoGPT, eager"
+REFERENCE, TORCH_NN = "PyTorch reference, eager", "torch.nn.Transformer, eager"
+PRESETS: dict[str, GPTOptions | TranslationOptions] = {
+    "nanogpt_cpu": GPTOptions(),
+    "characters_10m": GPTOptions(
+        name="characters_10m",
+        work=GPTWork(model=shakespeare_char.model, batch_size=4, seq_len=256),
+        rounds=10,
+        repetitions=3,
+        warm_up=3,
+    ),
+    "multi30k_tiny": TranslationOptions(),
+}
+
+
+def main(options: GPTOptions | TranslationOptions) -> None:
+    """Measures, prints the table and writes the file."""
+    work = options.work
+    title = f"a step of {work.batch_size} x {work.seq_len} tokens"
+    columns = report.TIMES | report.PEERS | report.TOKENS
+    peers = *NANOGPT, REFERENCE, TORCH_NN
+    report.run_tables(options, {title: options.cases()}, columns, peers)
+    if isinstance(options, GPTOptions) and options.nanogpt is None:
+        print("not measured: nanoGPT: give the folder of a checkout of nanoGPT, --nanogpt FOLDER")
+
 
 def random_batches(work: GPTWork | TranslationWork) -> Iterator[Any]:
     """Yields batches of random tokens: eight batches, repeated."""
@@ -143,38 +232,21 @@ def random_batches(work: GPTWork | TranslationWork) -> Iterator[Any]:
     return itertools.cycle([work.random_batch(rng) for _ in range(8)])
 
 
-def assemble(
-    work: GPTWork | TranslationWork, devices: Strategy
-) -> tuple[Callable[[], TrainState], CountedJit, int]:
-    """Returns what makes jaxformer's first state, its training step, and the step's FLOPs."""
-    size, length = work.batch_size, work.seq_len
-    tokens = np.zeros((2, length), np.int32)
-    model: DecoderOnly | EncoderDecoder
-    if isinstance(work, GPTWork):
-        model = decoder = build_model(DecoderOnly, work.model, work.training())
-        loss, flops = causal_loss(decoder), causal_flops(work.model, size, length)
-        inputs = [tokens]
-    else:
-        model = translator = build_model(EncoderDecoder, work.model, work.training())
-        loss = seq2seq_loss(translator, pad=PAD, label_smoothing=work.label_smoothing)
-        flops = seq2seq_flops(work.model, size, length, length)
-        inputs = [tokens, tokens]
+def jax_step(work: GPTWork | TranslationWork) -> Case:
+    """jaxformer's training step, compiled with the options of `setup_process`."""
+    setup = setup_process()
+    devices, batches = single(compiler_options=setup.compiler_options), random_batches(work)
+    model, loss, flops = work.build()
     optimizer = make_optimizer(work.optimizer)
+    tokens = np.zeros((2, work.seq_len), np.int32)
+    inputs = [tokens] if isinstance(work, GPTWork) else [tokens, tokens]
 
     def make_state() -> TrainState:
         params = init_params(model, jax.random.key(0), *inputs)
         return init_train_state(params, optimizer, jax.random.key(1))
 
-    step = devices.step(loss, optimizer, grad_accumulation=work.grad_accumulation)
-    return make_state, step, flops
-
-
-def jax_step(work: GPTWork | TranslationWork) -> Case:
-    """jaxformer's training step, compiled with the options of `setup_process`."""
-    setup = setup_process()
-    devices, batches = single(compiler_options=setup.compiler_options), random_batches(work)
-    make_state, step, flops = assemble(work, devices)
     state = devices.init(make_state)
+    step = devices.step(loss, optimizer, grad_accumulation=work.grad_accumulation)
     begin = time.perf_counter()
     compiled = step.lower(state, devices.shard_batch(next(batches))).compile()
     seconds = time.perf_counter() - begin
@@ -272,3 +344,7 @@ def load_nanogpt(folder: Path) -> ModuleType:
 
 def _ids(count: int) -> np.ndarray:
     return np.arange(count, dtype=np.int32)
+
+
+if __name__ == "__main__":
+    cli.start(main, PRESETS, __doc__)

@@ -4,9 +4,15 @@ import json
 
 import pytest
 
-from jaxformer.decoding import GenerationConfig, SamplingConfig
+from jaxformer.decoding import SamplingConfig, SearchConfig
+from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import generation_json, left_out, load_eos, load_generation_config
+from jaxformer.pretrained import (
+    generation_json,
+    inexpressible_settings,
+    load_eos,
+    load_generation_config,
+)
 
 MARIAN = {
     "vocab_size": 17,
@@ -33,10 +39,10 @@ def folder(tmp_path):
 
 
 def test_settings_are_those_of_config_json_where_nothing_else_is(folder):
-    assert load_generation_config(folder(MARIAN)) == GenerationConfig(
-        bos=18,
+    search, options = load_generation_config(folder(MARIAN))
+    assert options == TranslationOptions(bos=18, pad=18, source_bos=True)
+    assert search == SearchConfig(
         eos=(0,),
-        pad=18,
         at_max_length="force_eos_at_no_cost",
         suppress_tokens=(18,),
         beam_size=6,
@@ -63,11 +69,11 @@ def test_settings_in_config_json_do_not_count_beside_generation_config_json(fold
         "min_length": 6,
         "renormalize_logits": True,
     }
-    assert load_generation_config(folder(MARIAN, later)) == GenerationConfig(
-        bos=18,
+    search, options = load_generation_config(folder(MARIAN, later))
+    assert (options.bos, options.pad) == (18, 18)
+    assert search == SearchConfig(
         eos=(1, 7),
-        pad=18,
-        min_length=5,
+        min_new_tokens=5,
         no_repeat_ngram_size=3,
         repetition_penalty=1.5,
         forced_bos=5,
@@ -79,22 +85,23 @@ def test_settings_in_config_json_do_not_count_beside_generation_config_json(fold
         early_stopping="never",
         at_max_length="cut",
         extra_candidates=2,
-        max_length=19,
+        max_new_tokens=19,
     )
-    found = load_generation_config(folder(MARIAN, later | {"max_new_tokens": 7}))
-    assert found.max_length == 7
+    search, _ = load_generation_config(folder(MARIAN, later | {"max_new_tokens": 7}))
+    assert search.max_new_tokens == 7
 
 
 def test_min_new_tokens_replaces_min_length(folder):
     for fewest in (0, 4):
-        found = load_generation_config(folder(MARIAN | {"min_length": 9, "min_new_tokens": fewest}))
-        assert found.min_length == fewest
+        lengths = {"min_length": 9, "min_new_tokens": fewest}
+        search, _ = load_generation_config(folder(MARIAN | lengths))
+        assert search.min_new_tokens == fewest
 
 
 def test_bad_words_that_end_a_text_are_no_bad_words(folder):
     words = {"eos_token_id": [1, 7], "bad_words_ids": [[7], [18], [5], [1]], "suppress_tokens": [1]}
-    found = load_generation_config(folder(MARIAN | words | {"forced_eos_token_id": None}))
-    assert found.suppress_tokens == (18, 5, 1)
+    search, _ = load_generation_config(folder(MARIAN | words | {"forced_eos_token_id": None}))
+    assert search.suppress_tokens == (18, 5, 1)
 
 
 def test_a_long_value_is_shortened_between_words(folder):
@@ -133,6 +140,9 @@ def test_a_long_value_is_shortened_between_words(folder):
         ({"min_length": "long"}, 'min_length="long", but it must be a whole number'),
         ({"min_new_tokens": 0.5}, "min_new_tokens=0.5, but it must be a whole number"),
         ({"num_beam_groups": 2}, "num_beam_groups=2 is not supported"),
+        ({"do_sample": True, "temperature": 0.7}, "do_sample=true is not supported: remove it"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6 is not supported"),
+        ({"guidance_scale": 1.5}, "guidance_scale=1.5 is not supported"),
         ({"repetition_penalty": 0}, "repetition_penalty=0, but it must be from 0.001 to 100"),
         ({"repetition_penalty": True}, "repetition_penalty=true, but it must be from 0.001"),
     ],
@@ -154,8 +164,8 @@ def test_what_cannot_be_followed_is_refused_by_its_key(changes, message, folder)
 )
 def test_a_search_stops_as_the_folder_says(early, exponent, early_stopping, folder):
     changes = {"early_stopping": early, "length_penalty": exponent}
-    found = load_generation_config(folder(MARIAN, STATED | changes))
-    assert (found.early_stopping, found.length_penalty) == (early_stopping, exponent)
+    search, _ = load_generation_config(folder(MARIAN, STATED | changes))
+    assert (search.early_stopping, search.length_penalty) == (early_stopping, exponent)
 
 
 def test_the_ids_that_end_a_text_are_one_several_or_not_stated(folder):
@@ -170,11 +180,9 @@ def test_the_ids_that_end_a_text_are_one_several_or_not_stated(folder):
 
 @pytest.mark.parametrize("at_max_length", ["cut", "force_eos_at_no_cost"])
 def test_settings_that_are_written_are_read_again(folder, at_max_length):
-    settings = GenerationConfig(
-        bos=18,
+    settings = SearchConfig(
         eos=(7,),
-        pad=17,
-        min_length=5,
+        min_new_tokens=5,
         no_repeat_ngram_size=3,
         repetition_penalty=1.5,
         forced_bos=5,
@@ -186,31 +194,35 @@ def test_settings_that_are_written_are_read_again(folder, at_max_length):
         early_stopping="beam_full",
         at_max_length=at_max_length,
         extra_candidates=1,
-        max_length=11,
+        max_new_tokens=11,
     )
-    assert left_out(settings) == []
-    written = generation_json(settings, 23, {"pad_token_id": 0, "bos_token_id": None})
-    assert load_generation_config(folder(MARIAN, written)) == settings
-    plain = GenerationConfig(
-        length_penalty_kind="power", at_max_length="cut", max_length=11, extra_candidates=1
+    assert inexpressible_settings(settings) == []
+    ids = {"decoder_start_token_id": 18, "pad_token_id": 17, "bos_token_id": None}
+    written = generation_json(settings, 23, ids)
+    options = TranslationOptions(bos=18, pad=17, source_bos=True)
+    assert load_generation_config(folder(MARIAN, written)) == (settings, options)
+    plain = SearchConfig(
+        length_penalty_kind="power", at_max_length="cut", max_new_tokens=11, extra_candidates=1
     )
-    written = generation_json(plain, 23, {})
-    assert load_generation_config(folder(MARIAN, written)) == plain
+    written = generation_json(plain, 23, ids)
+    assert load_generation_config(folder(MARIAN, written)) == (plain, options)
 
 
 def test_settings_without_a_counterpart_are_named():
-    names = ["length_penalty_kind", "extra_candidates", "at_max_length", "max_length"]
-    assert [each.partition("=")[0] for each in left_out(GenerationConfig())] == names
-    found = left_out(SamplingConfig(stop=("x",), overflow="slide"))
+    names = ["length_penalty_kind", "extra_candidates", "at_max_length", "max_new_tokens"]
+    found = inexpressible_settings(SearchConfig())
+    assert [each.partition("=")[0] for each in found] == names
+    options = CompletionOptions(stop=("x",), overflow="slide")
+    found = inexpressible_settings(SamplingConfig(), options)
     assert found == ["stop=('x',)", "overflow='slide'"]
-    assert generation_json(GenerationConfig(), 23, {})["max_new_tokens"] == 22
+    assert generation_json(SearchConfig(), 23, {})["max_new_tokens"] == 22
 
 
 def test_sampling_is_written_as_transformers_names_it():
     config = SamplingConfig(
-        max_new_tokens=7, temperature=0.5, top_k=3, min_p=0.1, no_repeat_ngram_size=2, eos=(3, 4)
+        max_new_tokens=7, temperature=0.5, top_k=3, min_p=0.1, no_repeat_ngram_size=2
     )
-    assert generation_json(config, 23, {"eos_token_id": 2, "pad_token_id": None}) == {
+    assert generation_json(config, 23, {"eos_token_id": [3, 4], "pad_token_id": None}) == {
         "do_sample": True,
         "max_new_tokens": 7,
         "temperature": 0.5,

@@ -1,14 +1,11 @@
-"""Scores of answers and of summaries, as the scripts of SQuAD and `rouge-score` compute them."""
+"""Scores of answers, as the script of SQuAD computes them."""
 
 import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from jaxformer import optional_dependencies
 from jaxformer.errors import DataError
-
-ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def score_answers(
@@ -46,28 +43,6 @@ def normalize_answer(text: str) -> str:
     """
     text = "".join(x for x in text.lower() if x not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
-
-
-def score_summaries(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """ROUGE-1, ROUGE-2 and ROUGE-L (0 to 100): the mean F1 over the texts, of stemmed words.
-
-    `rougeL` takes a text as one sequence of words, `rougeLsum` each of its lines. Needs the package
-    `rouge-score` (extra finetuning). Raises `DataError` for different numbers of texts, or none.
-    Lin 2004.
-    """
-    if len(hypotheses) != len(references) or not references:
-        raise DataError(
-            f"{len(hypotheses)} summaries and {len(references)} references: give one reference for "
-            "each summary, and at least one"
-        )
-    scorer = optional_dependencies.load("rouge_score.rouge_scorer").RougeScorer(
-        ROUGE, use_stemmer=True
-    )
-    pairs = zip(references, hypotheses, strict=True)
-    found = [scorer.score(reference, hypothesis) for reference, hypothesis in pairs]
-    return {
-        name: 100.0 * sum(scores[name].fmeasure for scores in found) / len(found) for name in ROUGE
-    }
 
 
 def _word_f1(found: list[str], gold: list[str]) -> float:

@@ -20,10 +20,10 @@ _BLOCK = 1 << 20
 
 
 def open_shard(path: str | os.PathLike[str]) -> UInt16[np.ndarray, " ids"]:
-    """The ids of a shard, memory-mapped; a file without the magic number holds bare ids.
+    """The ids of a shard, memory-mapped; a file without a header holds bare ids.
 
     Raises `DataError` for a file that is absent, empty or of an odd number of bytes, and for a
-    header of another version or number of ids.
+    header of another kind, version or number of ids.
 
     >>> tokens = Tokens.from_lists([[5, 6, 7], [8]], vocab_size=9)
     >>> (path,) = write_shards(tokens, "shards")
@@ -37,6 +37,12 @@ def open_shard(path: str | os.PathLike[str]) -> UInt16[np.ndarray, " ids"]:
     header = raw[:_HEADER_BYTES].tobytes()
     magic, version, count = np.frombuffer(header.ljust(12, b"\0")[:12], "<i4").tolist()
     if magic != _MAGIC:
+        # Bare ids never begin with a few numbers and a thousand zero bytes.
+        if len(header) == _HEADER_BYTES and any(header[:12]) and not any(header[64:]):
+            raise DataError(
+                f"{path}: a header with the magic number {magic}, but only {_MAGIC}, of uint16 "
+                "ids, is supported: write the shard with the data scripts of modded-nanogpt"
+            )
         if len(raw) % 2:
             raise DataError(f"{path}: {len(raw)} bytes are no uint16 ids: the number is odd")
         return raw.view("<u2")

@@ -6,8 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from experiments.language_modelling.mixture import Mixture
 from jaxformer.errors import ConfigError
-from jaxformer.text.data import MaskedStream, Mixture, Stream, Tokens
+from jaxformer.text.data import MaskedStream, Stream, Tokens
 from jaxformer.text.tokenizers import SpecialTokens
 
 BATCH, LENGTH = 7, 5
@@ -18,9 +19,9 @@ def corpus(first, size):
     return Tokens.from_lists([range(first, first + size)], vocab_size=10_000)
 
 
-def stream(first, size, seed=3, batch_size=BATCH):
-    shape = {"batch_size": batch_size, "seq_len": LENGTH}
-    return Stream(corpus(first, size), **shape, seed=seed, isolate_documents=False)
+def stream(first, size, seed=3, batch_size=BATCH, isolated=False, seq_len=LENGTH):
+    shape = {"batch_size": batch_size, "seq_len": seq_len}
+    return Stream(corpus(first, size), **shape, seed=seed, isolate_documents=isolated)
 
 
 STREAMS = [(1_000, 211), (2_000, 89), (3_000, 53)]
@@ -92,6 +93,14 @@ def test_weights_are_relative_and_a_small_one_still_counts():
     assert counts == {0: 4095, 1: 1}
     places = np.flatnonzero(Mixture(pair, [3, 1])._order == 1)
     assert {b - a for a, b in pairwise(places.tolist())} == {4}, "spread evenly"
+
+
+@pytest.mark.parametrize("other", [{"isolated": True}, {"seq_len": 11}])
+@pytest.mark.parametrize("turned", [False, True])
+def test_streams_of_different_rows_are_refused_in_either_order(other, turned):
+    streams = [stream(*STREAMS[0]), stream(*STREAMS[1], **other)]
+    with pytest.raises(ConfigError, match="the rows of a mixture must have one form"):
+        Mixture(streams[::-1] if turned else streams, [0.5, 0.5])
 
 
 def test_masked_rows_are_mixed_too():

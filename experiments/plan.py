@@ -1,0 +1,148 @@
+"""Memory and time of a training step: `python -m experiments.plan EXPERIMENT --preset NAME`.
+
+EXPERIMENT is translation or language_modelling. Compiles the step without text, weights or devices.
+The options are those of its train, and --target h100x8 or v5e:4x4. --compiler cpu estimates; tpu
+and cuda are the targets' own compilers.
+"""
+
+import contextlib
+import importlib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, make_dataclass
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from experiments.harness import cli, planning
+from experiments.harness.planning import Compiler, PlannedTraining, StepMemory
+from jaxformer.config import check_choices
+from jaxformer.distributed import parse_mesh
+from jaxformer.distributed.counted_jit import is_out_of_memory
+from jaxformer.errors import ConfigError
+from jaxformer.nn.recipe import REMAT
+
+EXPERIMENTS = ("translation", "language_modelling")
+_LOSS_CHUNK = 1_024  # tokens; matrix products of this size keep a GPU busy
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """The devices that a run is planned for, and the compiler."""
+
+    experiment: str = ""
+    """translation or language_modelling; it stands first, without --experiment."""
+    target: str = "h100"
+    """The devices: h100, h100x8, v5e (one chip), v5e:4x4, 2xv5e:4x4 (slices); without a number as
+    many as the mesh."""
+    compiler: Compiler = "cpu"
+    """The compiler: cpu estimates in seconds; tpu and cuda, the targets' own, take minutes."""
+
+    def __post_init__(self):
+        # that of the experiment's configuration, which help without an experiment does not have
+        getattr(super(), "__post_init__", lambda: None)()
+        check_choices(self)
+        planning.check_compiler(self.compiler, planning.parse_target(self.target))
+
+
+def training_of(experiment: str) -> PlannedTraining:
+    """Returns what an experiment's module `plan` says of its training."""
+    if experiment not in EXPERIMENTS:
+        raise ConfigError(
+            f"experiment={experiment!r}: give {' or '.join(EXPERIMENTS)} first, as in python -m "
+            "experiments.plan translation --target h100"
+        )
+    return importlib.import_module(f"experiments.{experiment}.plan").TRAINING
+
+
+def presets_of(experiment: str) -> dict[str, Any]:
+    """Returns the presets of an experiment with `PlanOptions` as further fields."""
+    presets = training_of(experiment).presets
+    base = type(next(iter(presets.values())))
+    kind = make_dataclass(f"Planned{base.__name__}", (), bases=(PlanOptions, base), frozen=True)
+    return cli.with_options(presets, kind)
+
+
+def main(config: Any) -> None:
+    """Prints memory and time of a step of `config` on its target, and advice if it does not fit.
+
+    `config` has the fields of `PlanOptions` besides those of the experiment. Raises `ConfigError`
+    for a mesh that does not fit the devices, the batch or the parameters, and `MissingExtra`
+    without the target's compiler.
+    """
+    training = training_of(config.experiment)
+    config = training.prepare(config)
+    target = planning.parse_target(config.target)
+    count = target.devices_of(math.prod(parse_mesh(config.mesh).values()), config.strategy)
+    tokens, where = training.tokens(config), config.mesh or config.strategy
+    print(f"{config.name}: a step of {tokens:,} tokens on {count} x {target.accelerator}, {where}")
+    print(f"compiler            {_version(config.compiler)}", flush=True)
+    estimate = config.compiler == "cpu"
+    if estimate:
+        planning.start_devices(count)
+    devices = None if estimate else planning.devices(target, count)
+    try:
+        step = planning.compile_step(config, training, devices)
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        print(planning.describe_shortage(error, target.accelerator))
+        return
+    report = planning.describe(
+        step,
+        target.accelerator,
+        flops=training.flops(config),
+        tokens=tokens,
+        devices=count,
+        dtype=config.model.dtype,
+        estimate=estimate,
+    )
+    print(report)
+    print_advice(config, step.memory, target.accelerator)
+    if estimate:
+        print(planning.ASSUMPTIONS)
+
+
+def print_advice(config: Any, memory: StepMemory, accelerator: str) -> None:
+    """Prints what to change where a step of `config` needs more than the accelerator has."""
+    for sentence in planning.advice(memory, accelerator, _smaller(config)):
+        print(f"change: {sentence}")
+
+
+def _smaller(config: Any) -> list[str]:
+    """Returns options that reduce temporary memory."""
+    training, remats = config.training, list(REMAT)
+    options = [f"--training.grad_accumulation {2 * training.grad_accumulation}"]
+    options += [] if training.loss_chunk else [f"--training.loss_chunk {_LOSS_CHUNK}"]
+    keeping_less = remats[remats.index(training.remat) + 1 :]
+    options += [f"--training.remat {name}" for name in keeping_less]
+    return options + ([] if config.model.dtype == "bfloat16" else ["--model.dtype bfloat16"])
+
+
+def _version(compiler: Compiler) -> str:
+    """The compiler's name and version."""
+    names = {
+        "cpu": ("jaxlib",),
+        "tpu": ("libtpu",),
+        "cuda": ("jax-cuda13-plugin", "jax-cuda12-plugin"),
+    }
+    for name in names[compiler]:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return f"{name} {metadata.version(name)}, JAX {jax.__version__}"
+    return f"{names[compiler][0]} is not installed"
+
+
+def _presets(arguments: Sequence[str]) -> dict[str, Any]:
+    """The presets of the experiment that the first of `arguments` names; none: of no experiment."""
+    first = next(iter(arguments), "--help")
+    if first in EXPERIMENTS:
+        return presets_of(first)
+    if first not in ("-h", "--help"):
+        sys.exit(cli.run(lambda: print(training_of(first))))
+    return {"default": PlanOptions()}
+
+
+if __name__ == "__main__":
+    cli.start(main, _presets(sys.argv[1:]), __doc__, positional="experiment")

@@ -1,0 +1,169 @@
+"""Settings of beam search and of sampling."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxformer.config import check_at_least, check_choices, check_types
+from jaxformer.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsConfig:
+    """Changes of the logits that search and sampling share (`make_processors`)."""
+
+    min_new_tokens: int = 0
+    """The fewest tokens before EOS."""
+    suppress_tokens: tuple[int, ...] = ()
+    """Token ids that are never written."""
+    no_repeat_ngram_size: int = 0
+    """No sequence of this many tokens occurs twice in a text, prompt included; 0 allows
+    repetitions."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens that a text already holds, prompt included, become less likely.
+
+    It changes logits; in a beam of several, log-probabilities, as in transformers.
+    """
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choices(self)
+        check_at_least(self, 0, "min_new_tokens", "no_repeat_ngram_size")
+        _check_ids(self, "suppress_tokens")
+        if not 0.0 < self.repetition_penalty < math.inf:
+            raise ConfigError(
+                f"repetition_penalty={self.repetition_penalty}, but it must be positive and "
+                "finite: 1 changes nothing"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(LogitsConfig):
+    """Settings of beam search; the defaults are those of Vaswani et al. 2017, section 6.1.
+
+    `jaxformer.pretrained.load_generation_config` reads them from a folder of transformers.
+    Raises `ConfigError` for a value of another type or out of range.
+
+    >>> greedy = jf.SearchConfig(beam_size=1, max_new_tokens=20)
+    >>> greedy.eos
+    (2,)
+    >>> jf.SearchConfig(beam_size=0)
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: beam_size=0, but it must be at least 1
+    """
+
+    beam_size: int = 4
+    """Hypotheses per sentence; 1 is greedy search."""
+    length_penalty: float = 0.6
+    """Exponent of the length penalty; a larger one favours longer texts."""
+    length_penalty_kind: Literal["gnmt", "power"] = "gnmt"
+    """gnmt: log p / ((5 + length) / 6)^length_penalty. power: log p / length^length_penalty."""
+    early_stopping: Literal["never", "heuristic", "beam_full"] = "never"
+    """When a sentence's search stops, once beam_size hypotheses have ended.
+
+    never: when no unfinished hypothesis can become better than the worst of them. heuristic: when
+    none would be better if it ended now (false in transformers). beam_full: at once (true in
+    transformers).
+    """
+    at_max_length: Literal["force_eos", "force_eos_at_no_cost", "cut"] = "force_eos"
+    """The last token of a hypothesis of max_new_tokens tokens.
+
+    force_eos: EOS, with the model's log-probability. force_eos_at_no_cost: EOS, with
+    log-probability 0 (forced_eos_token_id in transformers). cut: any token.
+    """
+    max_new_tokens: int | None = None
+    """The most tokens of a text, EOS included; None: each sentence's limit alone counts, which for
+    a translation is the length of its source and some more."""
+    forced_bos: int | None = None
+    """Token id that every text begins with, at no cost; None: no such token."""
+    renormalize_logits: bool = False
+    """Normalize the probabilities again after all logits processors."""
+    extra_candidates: int = 0
+    """Further candidates per hypothesis and step; greedy search has none.
+
+    Those that did not end replace hypotheses that ended. transformers has one for each EOS id.
+    """
+    eos: tuple[int, ...] = (2,)
+    """Token ids that end a text; the first one also ends each source."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "beam_size", "max_new_tokens")
+        check_at_least(self, 0, "extra_candidates", "forced_bos")
+        _check_ids(self, "eos")
+        if not math.isfinite(self.length_penalty):
+            raise ConfigError(f"length_penalty={self.length_penalty}, but it must be finite")
+        if not self.eos:
+            raise ConfigError("eos is empty, but a text must be able to end: give an id")
+        _check_min_new_tokens(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerConfig:
+    """How a token is drawn. Raises `ConfigError` for a value of another type or out of range.
+
+    >>> config = SamplerConfig(temperature=0.8, top_k=40)
+    >>> config.top_p  # all of the 40 tokens
+    1.0
+    >>> SamplerConfig(temperature=-1.0)
+    Traceback (most recent call last):
+        ...
+    jaxformer.errors.ConfigError: temperature=-1.0, but it must be finite and at least 0
+    """
+
+    temperature: float = 1.0
+    """Tokens are drawn from softmax(logits / temperature); 0: the most likely token."""
+    top_k: int = 0
+    """Draw from the top_k most likely tokens; 0: from all."""
+    top_p: float = 1.0
+    """Draw from the fewest of these tokens whose probabilities add up to top_p."""
+    min_p: float = 0.0
+    """Draw from those of them at least min_p times as likely as the most likely token."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choices(self)
+        check_at_least(self, 0, "top_k")
+        if not 0.0 <= self.temperature < math.inf:
+            raise ConfigError(
+                f"temperature={self.temperature}, but it must be finite and at least 0"
+            )
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"top_p={self.top_p}, but it must be in (0, 1]")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ConfigError(f"min_p={self.min_p}, but it must be in [0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(SamplerConfig, LogitsConfig):
+    """Settings of `sample`: how tokens are drawn, and how many.
+
+    Raises `ConfigError` for a value of another type or out of range.
+
+    >>> jf.SamplingConfig(max_new_tokens=50, temperature=0.8).top_p
+    1.0
+    """
+
+    max_new_tokens: int = 200
+    """The most tokens that a prompt is continued by."""
+
+    def __post_init__(self) -> None:
+        SamplerConfig.__post_init__(self)
+        LogitsConfig.__post_init__(self)
+        check_at_least(self, 1, "max_new_tokens")
+        _check_min_new_tokens(self)
+
+
+def _check_ids(config: Any, name: str) -> None:
+    ids = getattr(config, name)
+    if ids is not None and min(ids, default=0) < 0:
+        raise ConfigError(f"{name}={ids}, but token ids must be at least 0")
+
+
+def _check_min_new_tokens(config: Any) -> None:
+    least, most = config.min_new_tokens, config.max_new_tokens
+    if most is not None and least > most:
+        raise ConfigError(
+            f"min_new_tokens={least} is more than max_new_tokens={most}: no text could end"
+        )

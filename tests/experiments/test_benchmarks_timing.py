@@ -1,0 +1,184 @@
+"""Timing in turn, each case in a process of its own; one that fails does not take the others."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+
+from experiments.benchmarks.interleaved_timing import (
+    Cost,
+    Summary,
+    TimingConfig,
+    measure_in_turn,
+    summarise,
+    timed,
+)
+from experiments.benchmarks.subprocesses import Case, compare
+from jaxformer.errors import ConfigError, MissingExtra
+
+
+class FakeClock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_cost_is_the_mean_of_the_repetitions_on_either_clock():
+    wall, cpu = FakeClock(), FakeClock()
+    durations = iter([2.0, 3.0, 7.0])
+
+    def run():
+        seconds = next(durations)
+        wall.now += seconds
+        cpu.now += 2 * seconds
+
+    def wait(_):
+        wall.now += 3.0
+
+    assert timed(run, wait, wall, cpu)(3) == Cost(wall=5.0, cpu=8.0)
+
+
+def test_all_are_measured_in_every_round_one_after_the_other():
+    calls = []
+
+    def measure_as(name):
+        def measure(count):
+            calls.append((name, count))
+            return Cost(float(len(calls)), 0.5)
+
+        return measure
+
+    costs = measure_in_turn(
+        {name: measure_as(name) for name in "abc"}, TimingConfig(rounds=2, repetitions=7)
+    )
+    assert calls == [(name, 7) for name in "abcabc"]
+    assert costs["b"] == [Cost(2.0, 0.5), Cost(5.0, 0.5)]
+
+
+def test_a_short_case_is_repeated_until_a_round_is_long_enough():
+    calls = []
+
+    def measure(count):
+        calls.append(count)
+        return Cost(0.03, 0.03)
+
+    measure_in_turn({"a": measure}, TimingConfig(rounds=2, repetitions=3, round_seconds=0.2))
+    measure_in_turn({"a": measure}, TimingConfig(rounds=1, repetitions=9, round_seconds=0.2))
+    assert calls == [1, 7, 7, 1, 9]
+
+
+def test_a_summary_is_what_can_be_computed_by_hand():
+    costs = {
+        "jaxformer": [Cost(wall, cpu) for wall, cpu in ((3.0, 5.0), (1.0, 9.0), (2.0, 6.0))],
+        "slow": [Cost(8.0, 8.0)] * 3,
+        "fast": [Cost(4.0, 4.0)] * 3,
+    }
+    summaries = summarise(costs, ("slow", "fast", "absent"))
+    assert summaries["jaxformer"] == Summary(median=2.0, least=1.0, spread=0.5, cpu=6.0, ratio=0.5)
+    assert summaries["slow"].ratio == 2.0 and summaries["fast"].ratio == 1.0
+    assert summaries["fast"].spread == 0.0
+
+
+def test_without_a_peer_there_is_no_ratio_and_one_round_has_no_spread():
+    summaries = summarise({"jaxformer": [Cost(3.0, 2.0)]}, ("fast",))
+    assert summaries["jaxformer"] == Summary(median=3.0, least=3.0, spread=0.0, cpu=2.0, ratio=None)
+
+
+def working(number):
+    return Case(lambda: None, {"number": number, "process": os.getpid()})
+
+
+def refusing():
+    raise ConfigError("size=7 is odd")
+
+
+def lacking():
+    raise MissingExtra("torch is needed here")
+
+
+def broken():
+    raise ValueError("7 is odd\nand more")
+
+
+def dying():
+    os._exit(7)
+
+
+def dying_later():
+    calls = itertools.count()
+    return Case(lambda: next(calls) and os._exit(9), {})
+
+
+def test_each_is_made_in_a_process_of_its_own_and_what_cannot_be_made_is_told():
+    makes = {"jaxformer": partial(working, 3), "peer": partial(working, 5)}
+    makes |= {"refusing": refusing, "lacking": lacking, "dying": dying, "broken": broken}
+    found = compare(makes, TimingConfig(rounds=2, repetitions=3), peers=("peer",))
+    assert list(found.measured) == ["jaxformer", "peer"] and found.measured["peer"].ratio == 1.0
+    assert [found.metadata[name]["number"] for name in ("jaxformer", "peer")] == [3, 5]
+    processes = {os.getpid(), *(one["process"] for one in found.metadata.values())}
+    assert len(processes) == 3
+    assert found.missing == {
+        "refusing": "size=7 is odd",
+        "lacking": "torch is needed here",
+        "dying": "its process ended with code 7",
+        "broken": "ValueError: 7 is odd",
+    }
+
+
+def test_a_process_that_ends_while_it_is_measured_ends_the_comparison():
+    with pytest.raises(RuntimeError, match="its process ended with code 9"):
+        compare({"jaxformer": dying_later}, TimingConfig(rounds=1, warm_up=1), peers=())
+
+
+def hanging():
+    time.sleep(600)
+
+
+def test_cases_that_do_not_share_a_device_are_measured_one_after_the_other():
+    makes = {"first": partial(working, 3), "later": dying_later, "last": partial(working, 5)}
+    alone = TimingConfig(rounds=1, interleaved=False)
+    found = compare(makes, alone, peers=("last",))
+    assert list(found.measured) == ["first", "last"] and found.measured["last"].ratio == 1.0
+    assert found.missing == {"later": "its process ended with code 9"}
+
+
+def test_a_case_that_takes_too_long_is_given_up():
+    begin = time.monotonic()
+    found = compare({"slow": hanging}, TimingConfig(case_seconds=3), peers=())
+    assert found.missing == {"slow": "took longer than case_seconds=3"}
+    assert 3 <= time.monotonic() - begin < 30 and not multiprocessing.active_children()
+
+
+def reading(path):
+    tables = list(json.loads(path.read_text())["comparisons"]) if path.exists() else []
+    return Case(lambda: None, {"tables_in_file": tables})
+
+
+@dataclass(frozen=True)
+class Options(TimingConfig):
+    name: str = "mine"
+    rounds: int = 2
+
+
+def test_what_is_printed_is_written_after_every_table(tmp_path, capsys):
+    from experiments.benchmarks import report  # the processes above do without JAX
+
+    path = tmp_path / "benchmarks" / "mine.json"
+    cases = {"jaxformer": partial(reading, path)}
+    tables = {"first": cases | {"refusing": refusing}, "second": cases}
+    comparisons = report.run_tables(Options(runs=str(tmp_path)), tables, report.TIMES)
+    seen = [each.metadata["jaxformer"]["tables_in_file"] for each in comparisons.values()]
+    assert seen == [[], ["first"]]
+    written, printed = json.loads(path.read_text()), capsys.readouterr().out
+    assert list(written["comparisons"]) == ["first", "second"]
+    assert written["comparisons"]["first"]["missing"] == {"refusing": "size=7 is odd"}
+    assert written["options"]["name"] == "mine" and written["options"]["runs"] == str(tmp_path)
+    assert f"cores {written['environment']['cores']}" in printed.splitlines()[0]
+    assert report.table(comparisons["first"], report.TIMES) in printed
