@@ -15,6 +15,7 @@ import pytest
 import jaxformer as jf
 from experiments.harness import cli
 from experiments.harness.results.exporting import PROGRAM, compile_function
+from experiments.language_modelling.prepare import OPTIONS as LANGUAGE_PREPARE
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.plan import presets_of
 from experiments.runs import COMMANDS as RUNS_COMMANDS
@@ -22,6 +23,7 @@ from experiments.sweep import presets_of as sweep_presets
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.export import search_function
 from experiments.translation.load_run import LoadedRun
+from experiments.translation.prepare import OPTIONS as TRANSLATION_PREPARE
 from experiments.translation.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -45,9 +47,9 @@ POSITIONAL = {
 def options_of(command: str) -> dict:
     """The presets that a command chooses from, or its options under the name "default"."""
     presets = {
-        "translation.prepare": PRESETS,
+        "translation.prepare": TRANSLATION_PREPARE,
         "translation.train": PRESETS,
-        "language_modelling.prepare": LANGUAGE_PRESETS,
+        "language_modelling.prepare": LANGUAGE_PREPARE,
         "language_modelling.train": LANGUAGE_PRESETS,
         "plan": presets_of("translation"),
         "plan language_modelling": presets_of("language_modelling"),
@@ -148,16 +150,12 @@ def test_a_command_of_a_readme_parses(command, args):
 
 
 def test_an_option_that_a_readme_names_exists():
-    def names(value, prefix=""):
-        for field, inner in vars(value).items():
-            yield from (prefix + field, f"{prefix}no_{field}")
-            if hasattr(inner, "__dataclass_fields__"):
-                yield from names(inner, f"{prefix}{field}.")
-
     known = {"preset", "config", "resume", "help"}
     named = {command for command, _ in COMMANDS} - {"runs"}
     for command in named | {f"runs {word}" for word in RUNS_COMMANDS}:
-        known.update(names(next(iter(options_of(command).values()))))
+        for name in cli.config_files.settings(next(iter(options_of(command).values()))):
+            group, dot, last = name.rpartition(".")
+            known |= {name, group, f"{group}{dot}no_{last}"}
     written = {
         name for text in PAGES.values() for name in re.findall(r"(?<![\w-])--([\w.]+)", text)
     }

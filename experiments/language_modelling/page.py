@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.language_modelling.attend import attend, has_mask
-from experiments.language_modelling.evaluation import answer_prompts, split_samples
+from experiments.language_modelling.evaluate import answer_prompts, split_samples
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly

@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.attend import attend
-from experiments.translation.evaluation import read_samples, without_too_long
+from experiments.translation.evaluate import read_samples, without_too_long
 from experiments.translation.load_run import load_translator
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained

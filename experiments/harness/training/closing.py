@@ -13,9 +13,10 @@ _FILES = {
 
 
 def closing(folder: Path, files: Mapping[str, str], commands: Iterable[tuple[str, ...]]) -> str:
-    """What the run in `folder` holds, the experiment's own `files` first, and the next commands.
+    """The contents of the run in `folder`, the experiment's own `files` first, and next commands.
 
-    A command is a module of `experiments` and its further arguments; each gets the run.
+    A command is a module of `experiments` and its further arguments; each gets the run. The last
+    one writes the page of the run.
     """
     lines = [f"Everything is in {folder}:"]
     lines += [f"  {name:<23} {what}" for name, what in {**files, **_FILES}.items()]
@@ -23,4 +24,5 @@ def closing(folder: Path, files: Mapping[str, str], commands: Iterable[tuple[str
     for module, *args in commands:
         words = ["python", "-m", f"experiments.{module}", "--run", str(folder), *args]
         lines.append("  " + shlex.join(words))
+    lines.append("  " + shlex.join(["python", "-m", "experiments.runs", "page", str(folder)]))
     return "\n".join(lines)
