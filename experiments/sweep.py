@@ -1,11 +1,11 @@
 """Trains variants and seeds: `python -m experiments.sweep EXPERIMENT --name NAME --vary FIELD=a,b`.
 
-EXPERIMENT is translation or language_modelling; every option of its train may follow. Each
-combination of values and seeds is a run, a cell of the sweep, in runs/sweeps/NAME. The same command
-again resumes: it trains what is not finished. At the end the variants are compared.
+EXPERIMENT is translation, language_modelling, or the module of your own train.py; every option of
+its train may follow. Each combination of values and seeds is a run, a cell of the sweep, in
+runs/sweeps/NAME. The same command again resumes: it trains what is not finished. At the end the
+variants are compared.
 """
 
-import importlib
 import shlex
 import subprocess
 import sys
@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, make_dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from experiments import registry
 from experiments.harness import cli
 from experiments.harness.results import comparing, sweeping, tables
 from experiments.harness.results.sweeping import Sweep
@@ -26,16 +27,13 @@ from experiments.harness.training import build
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError
 
-EXPERIMENTS = ("translation", "language_modelling")
-"""Folders with a module `train` that has `PRESETS` and `train`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
     """The cells of a sweep, and the processes that train them."""
 
     experiment: str = ""
-    """translation or language_modelling; it stands first, without --experiment."""
+    """The experiment, or the module of your own; it stands first, without --experiment."""
     seeds: int = 1
     """Seeds of each variant: --training.seed and those after it."""
     vary: tuple[str, ...] = ()
@@ -50,12 +48,12 @@ class SweepOptions:
     """Trains the cell of this number alone, from 0, as a task of a job array does."""
 
 
-@cache
-def presets_of(experiment: str) -> dict[str, Any]:
-    """The presets of an experiment, with the options of a sweep."""
-    bases = SweepOptions, _kind(experiment)
-    options = make_dataclass("Sweep", [], bases=bases, frozen=True, kw_only=True)
-    return cli.with_options(_module(experiment).PRESETS, options)
+def presets_of(name: str) -> dict[str, Any]:
+    """The presets of an experiment, by its name or module, with the options of a sweep."""
+    experiment = registry.find(name)
+    bases, words = (SweepOptions, experiment.config), {"__doc__": "Cells, and what they share."}
+    kind = make_dataclass("Sweep", [], bases=bases, namespace=words, frozen=True)
+    return cli.with_options(experiment.presets, kind)
 
 
 def sweep(
@@ -66,41 +64,38 @@ def sweep(
     cells: Iterable[Mapping[str, Any]] = ({},),
     seeds: int = 1,
     loggers: Iterable[Logger] = (),
+    experiment: str = "",
     **values: Any,
 ) -> dict[str, TrainResult]:
     """Trains variants of the run `config`, each with `seeds` seeds, in this process.
 
     A variant is one of `cells`, dotted names of settings and their values, with one combination of
-    the values in `vary`. `loggers` and `values` are those of `train`. Returns the results of the
-    cells by their names, without those that failed; the screen says which, and `failed/` why.
+    the values in `vary`. `loggers` and `values` are those of `train`. `experiment` is its name or
+    module (empty: the one that configs of this class belong to). Returns the results of the cells
+    by their names, without those that failed; the screen says which, and `failed/` why.
     """
-    experiment = next(name for name in EXPERIMENTS if isinstance(config, _kind(name)))
+    trained = registry.find(experiment) if experiment else registry.of_config(config)
     base = build.with_values(replace(config, name=name), **values)
-    opened = _open(base, experiment, vary or {}, cells, seeds)
-    sweeping.run_cells(opened, partial(_module(experiment).train, loggers=tuple(loggers)))
+    opened = _open(base, trained.name, vary or {}, cells, seeds)
+    sweeping.run_cells(opened, partial(trained.train, loggers=tuple(loggers)))
     results = {cell: opened.result(cell) for cell in opened.cells}
     return {cell: result for cell, result in results.items() if result is not None}
 
 
 def main(options: Any) -> None:
     """Trains the cells and compares them, or writes a job array."""
-    experiment = options.experiment
-    if experiment not in EXPERIMENTS:
-        raise ConfigError(
-            f"experiment={experiment!r}: give {' or '.join(EXPERIMENTS)} first, as in python -m "
-            "experiments.sweep translation --seeds 3"
-        )
+    experiment = registry.find(options.experiment)
     check_at_least(options, 1, "seeds", "jobs")
-    kind, train = _kind(experiment), _module(experiment).train
+    kind = experiment.config
     config = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
     variants = cli.import_by_name(options.cells, "cells")() if options.cells else ({},)
     vary = sweeping.read_vary(config, options.vary)
-    opened = _open(config, experiment, vary, variants, options.seeds)
+    opened = _open(config, experiment.name, vary, variants, options.seeds)
     if options.slurm:
         print(_write_slurm(opened, options.jobs))
     elif options.cell is not None:
         name = _numbered(opened, options.cell)
-        sweeping.run_cell(opened, name, train)
+        sweeping.run_cell(opened, name, experiment.train)
         _raise_failures(opened, [name])
     else:
         if config.distributed or config.coordinator:
@@ -109,20 +104,11 @@ def main(options: Any) -> None:
         if options.jobs > 1:
             codes = _run_jobs(opened, options.jobs)
         else:
-            sweeping.run_cells(opened, train)
+            sweeping.run_cells(opened, experiment.train)
         _print_results(opened)
         _raise_failures(opened, opened.cells)
         if any(codes):
             raise SystemExit(f"processes ended with codes {codes}: see {opened.folder / 'logs'}")
-
-
-def _module(experiment: str) -> Any:
-    return importlib.import_module(f"experiments.{experiment}.train")
-
-
-def _kind(experiment: str) -> Any:
-    """The class of the experiment's configuration."""
-    return type(next(iter(_module(experiment).PRESETS.values())))
 
 
 def _open(
@@ -238,9 +224,14 @@ def _presets(args: Sequence[str]) -> Mapping[str, Any]:
     first = next(iter(args), "--help")
     if first in ("-h", "--help"):
         return {"default": SweepOptions()}
-    if first not in EXPERIMENTS:
-        sys.exit(cli.run(lambda: main(SweepOptions(experiment=first))))
-    return presets_of(first)
+    try:
+        return presets_of(first)
+    except ConfigError as error:
+        sys.exit(cli.run(partial(_raise, error)))
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 if __name__ == "__main__":

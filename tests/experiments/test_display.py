@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from experiments.harness.cli import curve, display
-from experiments.harness.training import training_view
-from experiments.harness.training.training_view import Sample, Thinned, View
+from experiments.harness.training import progress as training_view
+from experiments.harness.training.progress import Sample, Thinned, View
 
 ROOT = Path(__file__).parents[2]
 

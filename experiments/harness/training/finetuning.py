@@ -12,8 +12,8 @@ import optax
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
-from experiments.harness.training.adapters import LoraOptions, train_adapters, with_adapters
-from experiments.harness.training.training_config import OptimizerConfig
+from experiments.harness.training.build import train_adapters, with_adapters
+from experiments.harness.training.training_config import LoraOptions, OptimizerConfig
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
