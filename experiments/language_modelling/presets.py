@@ -89,7 +89,8 @@ class LanguageConfig(RunConfig):
         *("name", "runs", "init_from", "strategy", "objective"),
         *("data.train", "data.validation", "data.seq_len", "data.batch_size"),
         *("model.vocab_size", "model.d_model", "model.d_ff", "model.num_heads"),
-        *("model.num_encoder_layers", "model.num_decoder_layers", "model.dropout_rate"),
+        *("model.num_encoder_layers", "model.num_decoder_layers"),
+        *("model.positions", "model.dropout_rate"),
         *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule"),
         *("optimizer.warmup_steps", "optimizer.total_steps"),
         *("training.seed", "training.save_every", "training.evaluate_every"),
@@ -116,7 +117,6 @@ class LanguageConfig(RunConfig):
     """Texts that are continued, or filled in, when training ends."""
 
     def __post_init__(self):
-        check_choices(self)
         super().__post_init__()
         _check_layers(self)
         _check_batch(self)
@@ -134,6 +134,12 @@ class LanguageConfig(RunConfig):
     def isolate_documents(self) -> bool:
         """Whether documents are kept apart by special tokens and segments."""
         return self.data.isolate_documents and self.objective == "causal"
+
+    @property
+    def rows_option(self) -> tuple[str, int, int]:
+        """See `RunConfig`; your own batches decide on their rows themselves."""
+        option = "data.batch_size", self.data.batch_size, self.training.grad_accumulation
+        return super().rows_option if self.data.batches else option
 
 
 def _check_layers(config: LanguageConfig) -> None:

@@ -16,11 +16,11 @@ from experiments.harness import cli
 from experiments.harness.results import exporting
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
 from experiments.translation.load_run import LoadedRun, load_run
+from experiments.translation.marian_layout import marian_layout
 from jaxformer.decoding import SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import max_target_length, translate_ids
-from jaxformer.pretrained import marian_layout
 from jaxformer.text.tokenizers import PAD
 
 _PRESETS = ("grammar_marian", "wmt14_base_marian")

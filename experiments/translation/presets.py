@@ -132,7 +132,8 @@ class TranslationConfig(RunConfig):
         *("name", "runs", "init_from", "strategy"),
         *("data.corpus", "data.train.source", "data.train.target", "data.batch_tokens"),
         *("model.vocab_size", "model.d_model", "model.d_ff", "model.num_heads"),
-        *("model.num_encoder_layers", "model.num_decoder_layers", "model.dropout_rate"),
+        *("model.num_encoder_layers", "model.num_decoder_layers"),
+        *("model.positions", "model.dropout_rate"),
         *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule"),
         *("optimizer.warmup_steps", "optimizer.total_steps"),
         *("training.seed", "training.save_every", "training.evaluate_every"),
@@ -153,6 +154,12 @@ class TranslationConfig(RunConfig):
     """The search for translations after training."""
     translation: TranslationOptions = TranslationOptions()
     """The batches, lengths and ids of these translations."""
+
+    @property
+    def rows_option(self) -> tuple[str, int, int]:
+        """See `RunConfig`; your own batches decide on their rows themselves."""
+        option = "data.batch_size_multiple", self.data.batch_size_multiple, 1
+        return super().rows_option if self.data.batches else option
 
 
 _COSINE = OptimizerConfig(schedule="cosine", min_lr_ratio=0.02, grad_clip_norm=1.0)

@@ -17,12 +17,10 @@ from jaxformer.pretrained.loading import (
     load_pretrained,
     load_without_weights,
 )
-from jaxformer.pretrained.marian_layout import MarianLayout, marian_layout
 from jaxformer.pretrained.saving import save_pretrained
 
 __all__ = [
     "Loaded",
-    "MarianLayout",
     "generation_json",
     "inexpressible_settings",
     "is_pretrained",
@@ -31,6 +29,5 @@ __all__ = [
     "load_generation_config",
     "load_pretrained",
     "load_without_weights",
-    "marian_layout",
     "save_pretrained",
 ]

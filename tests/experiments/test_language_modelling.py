@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shutil
-import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,35 +14,29 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import figures
 from experiments.examples import logit_lens
 from experiments.harness import cli
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.training import utilization
 from experiments.harness.training.flops import causal_flops
-from experiments.harness.training.metric_logger import Progress
 from experiments.language_modelling import (
     corpus,
-    embed,
     evaluate,
-    evaluation,
     export,
-    fill_mask,
+    generate,
     load_run,
     prepare,
-    sample,
     train,
 )
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, DataConfig
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.distributed import CompiledStep, Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import Int8
 from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
-from jaxformer.text.data import Stream, open_tokens, write_tokens
+from jaxformer.text.data import open_tokens, write_tokens
 from jaxformer.training.optimizer import make_schedule
 from tests.experiments.events import events
 
@@ -111,13 +104,12 @@ def words_of(args):
 def parsed(command, args):
     kinds = {
         evaluate: evaluate.EvaluateOptions,
-        fill_mask: fill_mask.FillMaskOptions,
-        embed: embed.EmbedOptions,
         export: export.ExportOptions,
     }
-    if command is sample:
-        return sample.parse(words_of(args))
+    if command is generate:
+        return generate.parse(words_of(args))
     presets = {"default": kinds[command]()} if command in kinds else PRESETS
+    presets = prepare.OPTIONS if command is prepare else presets
     return cli.parse(presets, words_of(args))
 
 
@@ -136,59 +128,9 @@ def refused(done, code, said):
     assert said in done.err and done.err.startswith("error: ") and done.err.count("\n") == 1
 
 
-class Watched:
-    """A number of a step's metrics; `read()` is called when it is waited for."""
-
-    def __init__(self, value, read):
-        self.value, self.read = value, read
-
-    def __float__(self):
-        self.read()
-        return float(self.value)
-
-    def __int__(self):
-        self.read()
-        return int(self.value)
-
-
-def watched(patch):
-    """{(what, number of the step): when} of the training loop from now on, the last time counts."""
-    events, build, shard_batch, start = (
-        {},
-        Stream.batch,
-        Strategy.shard_batch,
-        CompiledStep.__call__,
-    )
-
-    def note(what, number):
-        events[what, number] = len(events)
-
-    def built(self, step, *rows):
-        note("built", step + 1)
-        return build(self, step, *rows)
-
-    def sent(self, batch):
-        note("sent", 1 + sum(what == "sent" for what, _ in events))
-        return shard_batch(self, batch)
-
-    def begun(self, *args):
-        state, metrics = start(self, *args)
-        number = 1 + sum(what == "begun" for what, _ in events)
-        note("begun", number)
-        return state, {k: Watched(v, lambda: note("read", number)) for k, v in metrics.items()}
-
-    for owner, name, instead in (
-        (Stream, "batch", built),
-        (Strategy, "shard_batch", sent),
-        (CompiledStep, "__call__", begun),
-    ):
-        patch.setattr(owner, name, instead)
-    return events
-
-
 @pytest.fixture(scope="module")
 def run(text, tmp_path_factory):
-    """The finished causal run: its folder, its training's arguments, output and order of events.
+    """The finished causal run: its folder, its training's arguments and its output.
 
     The processor called itself an L4.
     """
@@ -196,11 +138,10 @@ def run(text, tmp_path_factory):
     args = settings(text, root, more="--training.log_attention True")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(utilization.DEVICE_KINDS, "cpu", "l4")
-        events = watched(patch)
         done = call(train, args)
     assert done.code == 0, done.err
     folder = root / "language_modelling" / "tiny"
-    return SimpleNamespace(folder=folder, args=args, out=done.out, err=done.err, events=events)
+    return SimpleNamespace(folder=folder, args=args, out=done.out, err=done.err)
 
 
 @pytest.mark.long
@@ -274,13 +215,6 @@ def test_the_metrics_hold_the_learning_rate_of_the_schedule(run):
     assert rates[2] < rates[4], "the warm-up has three updates"
 
 
-def test_a_batch_is_built_and_sent_and_its_step_begun_before_the_last_result_is_read(run):
-    when = run.events
-    for step in set(range(1, 17)) - {5, 10, 15}:  # there the run is judged and saved
-        following = [when[what, step + 1] for what in ("built", "sent", "begun")]
-        assert following == sorted(following) and following[-1] < when["read", step]
-
-
 def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
     lines = map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
     model = load_run.load_run(run.folder).model.config
@@ -295,19 +229,11 @@ def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
 
 
 def test_a_stopped_and_resumed_run_is_the_uninterrupted_one_to_the_bit(run, text, tmp_path):
-    args = settings(text, tmp_path)
-    add = Progress.add
-
-    def stop_at_13(self, step, *rest):
-        add(self, step, *rest)
-        if step == 13:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Progress, "add", stop_at_13)
-        first = call(train, args)
+    args = settings(text, tmp_path) | {"--training.loggers": "tests.experiments.own_parts:StopAt12"}
+    first = call(train, args)
+    args.pop("--training.loggers")
     folder = tmp_path / "language_modelling" / "tiny"
-    assert first.code == 143 and "SIGTERM: saving after this step" in first.err
+    assert first.code == 143 and "SIGTERM: saving after" in first.err
     assert Checkpoints(folder / "checkpoints").steps() == [5, 10, 13]
     second = call(train, args)
     assert second.code == 0 and "from step 13 to 17" in second.out
@@ -398,50 +324,45 @@ def test_a_sample_goes_on_from_the_prompt_as_complete_does(run):
     sampling = replace(found.config.sampling, temperature=0.5)
     options = replace(found.config.completion, seed=3)
     (best,) = pipelines.complete(*found[1:3], ["sun "], found.tokenizer, sampling, options)
-    args = {"--run": run.folder, "--prompt": "sun ", "--temperature": 0.5, "--seed": 3}
-    done = call(sample, args)
+    args = {"--run": run.folder, "--text": "sun ", "--temperature": 0.5, "--seed": 3}
+    done = call(generate, args)
     assert done.code == 0 and done.out == f"sun {best.text}\n"
     assert len(best.ids) <= 7, "the length is the run's own"
-    assert call(sample, args).out == done.out
-    assert call(sample, args | {"--seed": 4}).out != done.out
+    assert call(generate, args).out == done.out
+    assert call(generate, args | {"--seed": 4}).out != done.out
 
 
-def test_a_sample_in_8_bits_is_that_of_the_model_in_8_bits(run, monkeypatch):
+def test_a_sample_in_8_bits_is_that_of_the_model_in_8_bits(run):
     found = checkpoint_selection.in_int8(load_run.load_run(run.folder))
     assert isinstance(found.model, Int8)
     (best,) = pipelines.complete(*found[1:3], ["sun "], found.tokenizer, found.config.sampling)
-    used = []
-    monkeypatch.setattr(
-        checkpoint_selection, "in_int8", lambda loaded: used.append(loaded) or found
-    )
-    args = {"--run": run.folder, "--prompt": "sun "}
-    assert call(sample, args).code == 0 and not used
-    assert call(sample, args | {"--int8": True}).out == f"sun {best.text}\n" and len(used) == 1
+    args = {"--run": run.folder, "--text": "sun "}
+    assert call(generate, args | {"--int8": True}).out == f"sun {best.text}\n"
 
 
 def test_an_ensemble_of_a_run_with_itself_continues_a_text_as_the_run(run):
-    args = {"--prompt": "sun ", "--temperature": 0.5, "--seed": 3}
-    alone = call(sample, args | {"--run": run.folder})
-    both = call(sample, args | {"--run": f"{run.folder},{run.folder}"})
+    args = {"--text": "sun ", "--temperature": 0.5, "--seed": 3}
+    alone = call(generate, args | {"--run": run.folder})
+    both = call(generate, args | {"--run": f"{run.folder},{run.folder}"})
     assert both.code == 0 and both.out == alone.out
-    refused(call(sample, args | {"--run": f"{run.folder},nowhere"}), 2, "nowhere is not a folder")
+    refused(call(generate, args | {"--run": f"{run.folder},nowhere"}), 2, "nowhere is not a folder")
 
 
 def test_a_file_or_standard_input_is_one_prompt(run, tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_bytes(b"sun moon\nrain ")
     base = {"--run": run.folder, "--temperature": 0}
-    done = call(sample, base | {"--input": path})
+    done = call(generate, base | {"--input": path})
     assert done.code == 0 and done.out.startswith("sun moon\nrain ")
-    assert call(sample, base | {"--input": "-"}, given=path.read_bytes()).out == done.out
-    assert call(sample, base | {"--prompt": "sun moon\nrain "}).out == done.out
+    assert call(generate, base | {"--input": "-"}, given=path.read_bytes()).out == done.out
+    assert call(generate, base | {"--text": "sun moon\nrain "}).out == done.out
 
 
 def test_several_texts_come_one_after_the_other_with_a_rule_between(run):
-    args = {"--run": run.folder, "--prompt": ["sun ", "rain "], "--count": 2}
-    texts = call(sample, args).out.split("\n" + "-" * 20 + "\n")
+    args = {"--run": run.folder, "--text": ["sun ", "rain "], "--count": 2}
+    texts = call(generate, args).out.split("\n" + "-" * 20 + "\n")
     assert [text.split(" ")[0] for text in texts] == ["sun", "sun", "rain", "rain"]
-    alone = call(sample, {"--run": run.folder, "--prompt": "sun "}).out
+    alone = call(generate, {"--run": run.folder, "--text": "sun "}).out
     assert texts[0] + "\n" == alone, "a text depends on no other"
 
 
@@ -453,16 +374,16 @@ def test_the_first_text_is_printed_while_it_is_made(monkeypatch, capsys):
         yield 0, "e"
         assert capsys.readouterr().out == "e"
 
-    sample.print_texts(["a", "c"], pieces())
+    generate.print_texts(["a", "c"], pieces())
     assert capsys.readouterr().out == "\n" + "-" * 20 + "\ncd\n"
 
 
 def test_samples_are_split_as_they_were_joined_unless_the_prompts_are_others():
     prompts, answers = ("a", "b\n", ""), [" dog", "  1: x", "y"]
-    text = evaluation.join_samples(prompts, answers)
-    assert evaluation.split_samples(text, prompts) == answers
-    assert evaluation.split_samples(text, ("a", "c\n", "")) is None
-    assert evaluation.split_samples(text, prompts[:2]) is None
+    text = evaluate.join_samples(prompts, answers)
+    assert evaluate.split_samples(text, prompts) == answers
+    assert evaluate.split_samples(text, ("a", "c\n", "")) is None
+    assert evaluate.split_samples(text, prompts[:2]) is None
 
 
 # Masked models
@@ -481,7 +402,7 @@ def test_a_masked_run_measures_hidden_tokens_and_fills_its_prompts(masked):
 def test_fill_mask_gives_the_best_tokens_for_every_mask(masked, tmp_path):
     path = tmp_path / "in.txt"
     path.write_text("sun <mask> <mask>.\n\nrain <mask>\n", encoding="utf-8")
-    done = call(fill_mask, {"--run": masked.folder, "--input": path, "--count": 3})
+    done = call(generate, {"--run": masked.folder, "--input": path, "--count": 3})
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0] == "sun <mask> <mask>." and lines[3] == "rain <mask>" and len(lines) == 5
@@ -493,7 +414,7 @@ def test_a_token_in_two_texts_has_one_learned_and_two_contextual_vectors(masked,
     for folder in (masked.folder, run.folder):
         output = tmp_path / "vectors.npz"
         args = {"--run": folder, "--text": ["sun moon", "rain moon"], "--output": output}
-        done = call(embed, args)
+        done = call(generate, args | {"--embed": True})
         assert done.code == 0, done.err
         assert "moon' in text 1 (token" in done.out and ": learned 1.000, contextual " in done.out
         assert "text 1 and text 2: mean " in done.out
@@ -511,15 +432,17 @@ def test_a_token_is_shown_as_text_and_a_part_of_a_character_by_its_name():
     tokenizer = tokenizers.train_bpe(["sun moon"] * 7, 280)
     names = [tokenizer.token(index) for index in tokenizer.encode("a moonü")]
     assert names == ["Ġ", "a", "Ġmoon", "Ã", "¼"]
-    shown = [evaluation.token_text(name, tokenizer) for name in names]
+    shown = [evaluate.token_text(name, tokenizer) for name in names]
     assert shown == [" ", "a", " moon", "Ã", "¼"], "ü has two bytes"
 
 
-def test_a_run_of_the_other_objective_is_refused_with_the_command_to_use(run, masked):
-    text = {"--text": "sun <mask>"}
-    refused(call(fill_mask, {"--run": run.folder} | text), 2, "use sample")
-    refused(call(sample, {"--run": masked.folder}), 2, "use fill_mask")
+def test_rows_of_a_masked_model_do_not_overlap(masked):
     refused(call(evaluate, {"--run": masked.folder, "--stride": 3}), 2, "leave out --stride")
+
+
+def test_a_file_for_vectors_needs_embed(run):
+    words = {"--run": run.folder, "--output": "x.npz"}
+    refused(call(generate, words), 2, "output='x.npz' receives vectors: give --embed too")
 
 
 def test_pairs_of_pieces_are_learned_with_a_head_of_their_own(masked, text, tmp_path):
@@ -708,8 +631,8 @@ def test_a_tokenizer_that_is_not_the_runs_is_refused_everywhere(run, text, tmp_p
     last = sorted(table, key=table.get)[-2:]
     table[last[0]], table[last[1]] = table[last[1]], table[last[0]]
     path.write_text(json.dumps(vocabulary))
-    for command in (sample, evaluate, embed):
-        done = call(command, {"--run": folder} | ({"--text": "sun"} if command is embed else {}))
+    for command in (generate, evaluate):
+        done = call(command, {"--run": folder})
         refused(done, 2, "is not the tokenizer that the run was trained with")
     refused(call(train, run.args | {"--runs": tmp_path}), 2, "was not encoded by")
 
@@ -724,33 +647,24 @@ def test_ids_beyond_the_vocabulary_are_refused(run, tmp_path):
 
 def test_a_prompt_that_cannot_be_continued_is_refused(run, text, tmp_path):
     refused(
-        call(sample, {"--run": run.folder, "--prompt": " ".join(["sun"] * 40)}),
+        call(generate, {"--run": run.folder, "--text": " ".join(["sun"] * 40)}),
         2,
         "max_len=23: shorten it, give a smaller max_new_tokens, or give overflow='slide'",
     )
-    slid = {"--run": run.folder, "--prompt": " ".join(["sun"] * 40), "--overflow": "slide"}
-    assert call(sample, slid).code == 0
-    empty = {"--run": run.folder, "--prompt": ""}
-    assert call(sample, empty).code == 0, "this vocabulary has a token to begin with"
-    refused(call(sample, empty | {"--input": "x"}), 2, "give --prompt or --input, not both")
-    refused(call(sample, {"--run": run.folder, "--input": tmp_path}), 65, "cannot read the file")
+    slid = {"--run": run.folder, "--text": " ".join(["sun"] * 40), "--overflow": "slide"}
+    assert call(generate, slid).code == 0
+    empty = {"--run": run.folder, "--text": ""}
+    assert call(generate, empty).code == 0, "this vocabulary has a token to begin with"
+    refused(call(generate, empty | {"--input": "x"}), 2, "give --text or --input, not both")
+    refused(call(generate, {"--run": run.folder, "--input": tmp_path}), 65, "cannot read the file")
     refused(
-        call(sample, {"--run": run.folder, "--input": "-"}, given=b"a\n\xff"),
+        call(generate, {"--run": run.folder, "--input": "-"}, given=b"a\n\xff"),
         65,
         "standard input:2: the byte 0xff is not UTF-8",
     )
 
 
-def test_an_empty_prompt_without_a_token_to_begin_with_is_refused(run, monkeypatch):
-    bare = tokenizers.train_bpe(WORDS, 270, prefix="", special_tokens=())
-    found = load_run.load_run(run.folder)._replace(tokenizer=bare)
-    monkeypatch.setattr(sample, "load_objective", lambda *args, **kwargs: found)
-    done = call(sample, {"--run": run.folder, "--prompt": ""})
-    refused(done, 65, "is empty, and the vocabulary has no token to begin")
-    assert done.out == ""
-
-
-@pytest.mark.parametrize("command", [sample, evaluate, fill_mask, embed])
+@pytest.mark.parametrize("command", [generate, evaluate])
 def test_a_folder_without_a_trained_run_is_refused(command, run, tmp_path):
     refused(call(command, {"--run": tmp_path / "none"}), 2, "none is not a folder: give --run")
     refused(call(command, {"--run": tmp_path}), 2, "is not the folder of a run")
@@ -758,13 +672,8 @@ def test_a_folder_without_a_trained_run_is_refused(command, run, tmp_path):
     refused(call(command, {"--run": tmp_path}), 66, "holds no complete checkpoint: train first")
 
 
-@pytest.mark.parametrize("command", [fill_mask, embed])
-def test_no_text_is_refused(command, masked):
-    refused(call(command, {"--run": masked.folder}), 2, "there is no text: give --text TEXT ..")
-
-
 def test_a_text_without_a_mask_is_refused(masked):
-    done = call(fill_mask, {"--run": masked.folder, "--text": "sun"})
+    done = call(generate, {"--run": masked.folder, "--text": "sun"})
     refused(done, 65, "mask")
 
 
@@ -792,16 +701,6 @@ def test_too_little_text_to_set_some_aside_or_to_judge_by_is_refused(text, tmp_p
     args |= {"--data.train": path}
     args.pop("--data.validation")
     refused(call(prepare, args), 65, "1 characters are too few to set some aside for validation")
-
-
-@pytest.mark.parametrize("objective", ["causal", "masked"])
-def test_a_run_shows_its_attention_over_training(objective, request, tmp_path, capsys):
-    one = request.getfixturevalue("run" if objective == "causal" else "masked")
-    picture = tmp_path / "entropy.svg"
-    figures.main(figures.FigureOptions("entropy", str(picture), str(one.folder)))
-    assert picture.read_text().count("<svg") == 1
-    stack = "decoder" if objective == "causal" else "encoder"
-    assert f"{stack}/attention" in capsys.readouterr().out
 
 
 def test_what_a_run_says_after_each_layer_is_shown(run, masked, capsys):

@@ -12,7 +12,15 @@ import pytest
 from flax import linen as nn
 from flax import struct
 
-from jaxformer.config import EmbeddingOptions, Learned, NormOptions, TransformerConfig
+from jaxformer.config import (
+    Alibi,
+    EmbeddingOptions,
+    Learned,
+    NormOptions,
+    Rotary,
+    Sinusoidal,
+    TransformerConfig,
+)
 from jaxformer.decoding import SamplingConfig
 from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError, DataError
@@ -46,8 +54,8 @@ def tokenizer():
     return train_characters([LETTERS])
 
 
-def build(random_params, positions="learned"):
-    model = DecoderOnly(dataclasses.replace(CONFIG, positions=positions))
+def build(random_params, config=CONFIG):
+    model = DecoderOnly(config)
     params = random_params(model, jnp.ones((2, 3), jnp.int32))
     # Feature 0 is constant, and speaks against an early end.
     norm, kernel = params["decoder"]["final_norm"], params["output"]["kernel"]
@@ -79,11 +87,13 @@ def ids_of(prompt, tokenizer):
     return tokenizer.encode(prompt) or [tokenizer.special.bos]
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "alibi"])
+@pytest.mark.parametrize(
+    "positions", [Learned(), Sinusoidal(), Rotary(), Alibi()], ids=lambda x: type(x).__name__
+)
 def test_the_log_probabilities_are_those_of_the_whole_forward_pass(
     random_params, tokenizer, assert_equal, positions
 ):
-    system = build(random_params, positions)
+    system = build(random_params, dataclasses.replace(CONFIG, positions=positions()))
     found = complete(*system, PROMPTS, tokenizer, FREE)
     assert len({len(ids_of(prompt, tokenizer)) for prompt in PROMPTS}) == 5, "ragged"
     for prompt, completion in zip(PROMPTS, found, strict=True):

@@ -219,7 +219,7 @@ def test_a_folder_of_transformers_is_loaded_too(tmp_path, random_params):
     config = replace(
         GPT,
         vocab_size=words.vocab_size,
-        norm=NormOptions("rms", eps=1e-6),
+        norm=NormOptions("rms", placement="pre", eps=1e-6),
         feed_forward=FeedForwardOptions("silu", gated=True),
         embeddings=EmbeddingOptions(scale=False, tied="none"),
         use_bias=False,

@@ -1,6 +1,9 @@
 """A run as a folder for other programs: transformers, CTranslate2, or one compiled function."""
 
+import json
 import os
+import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -12,8 +15,10 @@ from jax.export import export as export_function
 from jaxtyping import Array, Int
 
 from experiments.harness import cli
-from experiments.harness.results import model_card
+from experiments.harness.results.groups import read_json
+from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.run_folder import as_json
 from jaxformer import optional_dependencies
 from jaxformer.config import check_at_least
 from jaxformer.decoding import SamplingConfig, SearchConfig
@@ -22,19 +27,32 @@ from jaxformer.errors import ConfigError
 from jaxformer.pretrained import inexpressible_settings, save_pretrained
 from jaxformer.text.tokenizers import Tokenizer
 
+Task = Literal["translation", "text-generation", "fill-mask"]
+
 PROGRAM = "program.jax"
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-_NEEDED = {
-    "transformers": ("safetensors",),
-    "ctranslate2": ("ctranslate2", "transformers", "torch"),
-    "stablehlo": ("flatbuffers",),
+_PACKAGES = {
+    "transformers": ("safetensors", "jinja2"),
+    "ctranslate2": ("ctranslate2", "transformers", "torch", "jinja2"),
+    "stablehlo": ("flatbuffers", "jinja2"),
 }
 _COPIED = ("README.md", "tokenizer.json", "tokenizer_config.json")
+_LICENCES = {
+    "grammar": "The sentences come from a grammar in jaxformer and have its licence, Apache-2.0.",
+    "multi30k": "Multi30k is for research and education only.",
+    "tatoeba": "The sentences of Tatoeba are CC BY 2.0 FR.",
+    "python_stdlib": "Python's standard library has the PSF licence.",
+    "shakespeare": "The text is in the public domain.",
+    "wikitext2": "WikiText-2 is CC BY-SA.",
+}
+_UNKNOWN_LICENCE = (
+    "The licence of the training files is not known here: say it before you pass the model on."
+)
 
 
 @dataclass(frozen=True)
 class ExportOptions(RunOptions):
-    """The run to export, what for, and where to."""
+    """The run, the format and the folder of an export."""
 
     _: KW_ONLY
     format: Literal["transformers", "ctranslate2", "stablehlo"] = "transformers"
@@ -45,7 +63,7 @@ class ExportOptions(RunOptions):
     batch_size: int = 8
     """Rows of a call, with --format stablehlo."""
     platforms: str = "cpu"
-    """What the function runs on, with --format stablehlo: cpu, cuda, rocm, tpu, by commas."""
+    """Devices of the function, with --format stablehlo: cpu, cuda, rocm, tpu, by commas."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -65,10 +83,10 @@ class Published(NamedTuple):
 
 
 class Exportable(NamedTuple):
-    """What an experiment gives of a run that is to be exported."""
+    """A run that is to be exported, as its experiment describes it."""
 
     config: Any
-    task: model_card.Task
+    task: Task
     published: Callable[[], Published]
     """Raises `ConfigError` for a model in which no family fits."""
     presets: Sequence[str]
@@ -86,7 +104,7 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
 
     Raises `ConfigError` for a run that cannot be exported, and what `load` raises.
     """
-    for name in _NEEDED[options.format]:  # before anything is done
+    for name in _PACKAGES[options.format]:  # before anything is done
         optional_dependencies.load(name)
     out = Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -98,44 +116,37 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
 
 
 def _write_pretrained(out: Path, options: ExportOptions, run: Exportable) -> None:
-    """The folder for transformers, or what CTranslate2 makes of it."""
+    """Writes the folder for transformers, or CTranslate2's conversion of it."""
     convert = options.format == "ctranslate2"
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as place:
-        folder = Path(place) / "transformers" if convert else out
-        differing = _save(folder, options, run)
+    with tempfile.TemporaryDirectory(dir=out.parent) as temporary:
+        folder = Path(temporary) / "transformers" if convert else out
+        inexpressible = _save(folder, options, run)
         if convert:
             _convert(folder, out)
-    if differing:
-        cli.say(f"transformers has no {', '.join(differing)}: its texts may be others than here.")
+    if inexpressible:
+        cli.say(
+            f"transformers has no {', '.join(inexpressible)}: its texts may differ from those here."
+        )
 
 
 def _save(folder: Path, options: ExportOptions, run: Exportable) -> list[str]:
-    """Writes the folder for transformers; the settings that it cannot hold."""
+    """Writes the folder for transformers; returns the settings that it cannot hold."""
     try:
-        found = run.published()
-        differing = []
-        if found.generation:
-            differing = inexpressible_settings(found.generation, found.completion)
-        card = model_card.write(options, run.config, run.task, differing)
-        save_pretrained(
-            folder,
-            found.model,
-            found.params,
-            found.tokenizer,
-            generation=found.generation,
-            card=card,
-        )
+        model, params, tokenizer, generation, completion = run.published()
+        inexpressible = inexpressible_settings(generation, completion) if generation else []
+        card = model_card(options, run, inexpressible)
+        save_pretrained(folder, model, params, tokenizer, generation=generation, card=card)
     except ConfigError as error:
         raise ConfigError(
             f"{options.run} cannot be exported as {options.format}: {error}. Runs of the presets "
             f"{', '.join(run.presets)} can; --format stablehlo takes all"
         ) from error
-    return differing
+    return inexpressible
 
 
 def _convert(folder: Path, out: Path) -> None:
-    """Writes what CTranslate2's converter makes of `folder` to `out`."""
+    """Writes CTranslate2's conversion of `folder` to `out`."""
     converters = optional_dependencies.load("ctranslate2.converters")
     copied = [name for name in _COPIED if (folder / name).exists()]
     converters.TransformersConverter(str(folder), copy_files=copied).convert(str(out), force=True)
@@ -151,8 +162,7 @@ def _write_program(out: Path, options: ExportOptions, run: Exportable) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, tokenizer in run.tokenizers.items():
         tokenizer.save(out / name)
-    card = model_card.write(options, run.config, run.task, [])
-    (out / "README.md").write_text(card, encoding="utf-8")
+    (out / "README.md").write_text(model_card(options, run, []), encoding="utf-8")
     unfinished = out / f".{PROGRAM}"
     unfinished.write_bytes(program)
     os.replace(unfinished, out / PROGRAM)
@@ -167,3 +177,52 @@ def compile_function(
     """`function` of ids [`batch_size`, `length`] int32, serialised with the weights it holds."""
     shape = jax.ShapeDtypeStruct((batch_size, length), jax.numpy.int32)
     return bytes(export_function(jax.jit(function), platforms=platforms)(shape).serialize())
+
+
+def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[str]) -> str:
+    """The card of an exported run in Markdown: data, settings, scores, commands and licence.
+
+    `inexpressible` are settings of its texts that the folder cannot hold.
+    """
+    folder, config = Path(options.run.split(",")[0]), run.config
+    steps, tree = checkpoint_selection.select(folder, config.training, options)
+    scores, environment = (read_json(folder / f"{name}.json") for name in ("scores", "env"))
+    data = config.data
+    files = {part: getattr(data, part) for part in ("train", "validation", "test")}
+    names = {
+        part: paths if isinstance(paths, tuple) else (paths.source, paths.target)
+        for part, paths in files.items()
+    }
+    groups = (
+        *("model", "objective", "optimizer", "training"),
+        *("search", "translation", "sampling", "completion"),
+    )
+    settings = {name: value for name, value in as_json(config).items() if name in groups}
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return _template().render(
+        library="jax" if options.format == "stablehlo" else options.format,
+        task=run.task,
+        name=config.name,
+        command=shlex.join(["python", "-m", getattr(spec, "name", "experiments"), *sys.argv[1:]]),
+        corpus=data.corpus,
+        parts={part: [Path(x).name for x in paths if x] for part, paths in names.items()},
+        tokenizer=Path(data.tokenizer).name,
+        scores=json.dumps(scores, indent=2, sort_keys=True) if scores else "",
+        tree=tree,
+        steps=steps,
+        environment=environment,
+        settings=json.dumps(settings, indent=2),
+        licence=_UNKNOWN_LICENCE
+        if any(names["train"])
+        else _LICENCES.get(data.corpus, _UNKNOWN_LICENCE),
+        inexpressible=inexpressible,
+    )
+
+
+def _template() -> Any:
+    text = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+    jinja2 = optional_dependencies.load("jinja2")
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(text)

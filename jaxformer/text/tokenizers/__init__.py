@@ -13,7 +13,7 @@ from jaxformer.text.tokenizers.load_tokenizer import (
     load_pair,
     load_standard,
 )
-from jaxformer.text.tokenizers.rewriting import mask_joins_spaces, renumber, with_template
+from jaxformer.text.tokenizers.rewriting import mask_joins_spaces, with_template
 from jaxformer.text.tokenizers.tokenizer import (
     BOS,
     EOS,
@@ -41,7 +41,6 @@ __all__ = [
     "load_standard",
     "load_pair",
     "mask_joins_spaces",
-    "renumber",
     "require_standard_ids",
     "sample_encodings",
     "train_bpe",

@@ -1,4 +1,4 @@
-"""Tokenizers for other libraries: with other ids, and with special tokens around each text."""
+"""Tokenizers for other libraries: special tokens around each text, masks that take spaces."""
 
 import copy
 import json
@@ -7,46 +7,12 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from jaxformer import optional_dependencies
-from jaxformer.errors import ConfigError
 from jaxformer.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
 
 _WORDS = 64
-
-
-def renumber(tokenizer: Tokenizer, ids: Sequence[int]) -> Tokenizer:
-    """A tokenizer whose token i is the token `ids[i]` of `tokenizer`; others are left out.
-
-    Only special tokens may be left out. Raises `ConfigError` for another token that is missing,
-    and for a vocabulary that is not a table of tokens and ids.
-
-    >>> from jaxformer.text.tokenizers import renumber, train_words
-    >>> tokenizer = train_words(["a rose"], 6)  # <pad> <bos> <eos> <unk> a rose
-    >>> last = renumber(tokenizer, [2, 3, 4, 5, 0])
-    >>> last.encode("a rose"), last.token(4), last.special.bos
-    ([2, 3], '<pad>', None)
-    """
-    content = json.loads(tokenizer.library_tokenizer.to_str())
-    vocabulary = content["model"].get("vocab")
-    if not isinstance(vocabulary, dict):
-        raise ConfigError(
-            f"the ids of a {content['model']['type']} tokenizer cannot be changed: use one that "
-            "train_bpe, train_words or train_characters made"
-        )
-    new_ids = {old: new for new, old in enumerate(ids)}
-    special = {token["content"] for token in content["added_tokens"] if token["special"]}
-    lost = [name for name, old in vocabulary.items() if old not in new_ids and name not in special]
-    if lost:
-        raise ConfigError(f"ids has no id of {lost[0]!r}: only special tokens may be left out")
-    kept = {name: new_ids[old] for name, old in vocabulary.items() if old in new_ids}
-    content["model"]["vocab"] = dict(sorted(kept.items(), key=lambda item: item[1]))
-    added = [token for token in content["added_tokens"] if token["id"] in new_ids]
-    content["added_tokens"] = [token | {"id": new_ids[token["id"]]} for token in added]
-    content["post_processor"] = None  # it may hold ids
-    library = optional_dependencies.load("tokenizers")
-    return Tokenizer(library.Tokenizer.from_str(json.dumps(content)))
 
 
 def with_template(tokenizer: Tokenizer, *, bos: bool = False, eos: bool = False) -> Tokenizer:

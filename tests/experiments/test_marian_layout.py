@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from experiments.translation.marian_layout import marian_layout, renumber
 from jaxformer.config import with_fields
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import load_generation_config, load_pretrained, marian_layout
-from jaxformer.text.tokenizers import train_characters
+from jaxformer.pretrained import load_generation_config, load_pretrained
+from jaxformer.text.tokenizers import load, train_bpe, train_characters, train_words
 
 SEARCH = jf.SearchConfig(
     beam_size=3,
@@ -112,3 +113,29 @@ def test_another_model_is_refused_with_the_option_that_it_needs(
 def test_an_id_outside_the_vocabulary_is_refused(system):
     with pytest.raises(ConfigError, match="zero_id=97, but vocab_size=.* below it"):
         with_fields(system[0].config, {"embeddings.zero_id": 97})
+
+
+TEXT = ["ein Haus steht am Fluss", "die Sonne scheint <pad> hell"]
+TOKENIZERS = {
+    "bpe": train_bpe(TEXT, 277),
+    "words": train_words(TEXT, 13),
+    "characters": train_characters(TEXT),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_renumbered_tokenizer_gives_the_same_tokens_and_text_by_other_ids(kind, tmp_path):
+    tokenizer = TOKENIZERS[kind]
+    order = [2, 3, *range(4, tokenizer.vocab_size), 0]
+    renumber(tokenizer, order).save(tmp_path / "tokenizer.json")
+    found = load(tmp_path / "tokenizer.json")
+    assert found.special[:4] == (len(order) - 1, None, 0, 1)
+    assert found.vocab_size == len(order) == tokenizer.vocab_size - 1
+    for ids, expected in zip(*(x.encode_batch(TEXT) for x in (found, tokenizer)), strict=True):
+        assert [order[i] for i in ids] == expected
+        assert found.decode(ids) == tokenizer.decode(expected)
+
+
+def test_a_token_that_is_not_special_is_never_left_out():
+    with pytest.raises(ConfigError, match="no id of .*only special tokens may be left out"):
+        renumber(TOKENIZERS["words"], [0, 1, 2, 3, 4])

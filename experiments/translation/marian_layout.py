@@ -3,20 +3,22 @@
 Marian has no BOS: its padding, the last row of the table, is zero and starts each target text.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
 from jaxformer.decoding import SearchConfig
 from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.nn.stacking import unstack_blocks
-from jaxformer.text.tokenizers import Tokenizer, renumber
+from jaxformer.text.tokenizers import Tokenizer
 
 _NEVER = -1e4
 """The bias of padding: as a probability 0, also in 16 bits."""
@@ -101,3 +103,36 @@ def _with_ids(search: SearchConfig, new_ids: Mapping[int, int]) -> SearchConfig:
         suppress_tokens=tuple(sorted(suppressed)),
         forced_bos=None if search.forced_bos is None else new_ids[search.forced_bos],
     )
+
+
+def renumber(tokenizer: Tokenizer, ids: Sequence[int]) -> Tokenizer:
+    """A tokenizer whose token i is the token `ids[i]` of `tokenizer`; others are left out.
+
+    Only special tokens may be left out. Raises `ConfigError` for another token that is missing,
+    and for a vocabulary that is not a table of tokens and ids.
+
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> tokenizer = train_words(["a rose"], 6)  # <pad> <bos> <eos> <unk> a rose
+    >>> last = renumber(tokenizer, [2, 3, 4, 5, 0])
+    >>> last.encode("a rose"), last.token(4), last.special.bos
+    ([2, 3], '<pad>', None)
+    """
+    content = json.loads(tokenizer.library_tokenizer.to_str())
+    vocabulary = content["model"].get("vocab")
+    if not isinstance(vocabulary, dict):
+        raise ConfigError(
+            f"the ids of a {content['model']['type']} tokenizer cannot be changed: use one that "
+            "train_bpe, train_words or train_characters made"
+        )
+    new_ids = {old: new for new, old in enumerate(ids)}
+    special = {token["content"] for token in content["added_tokens"] if token["special"]}
+    lost = [name for name, old in vocabulary.items() if old not in new_ids and name not in special]
+    if lost:
+        raise ConfigError(f"ids has no id of {lost[0]!r}: only special tokens may be left out")
+    kept = {name: new_ids[old] for name, old in vocabulary.items() if old in new_ids}
+    content["model"]["vocab"] = dict(sorted(kept.items(), key=lambda item: item[1]))
+    added = [token for token in content["added_tokens"] if token["id"] in new_ids]
+    content["added_tokens"] = [token | {"id": new_ids[token["id"]]} for token in added]
+    content["post_processor"] = None  # it may hold ids
+    library = optional_dependencies.load("tokenizers")
+    return Tokenizer(library.Tokenizer.from_str(json.dumps(content)))
