@@ -278,6 +278,7 @@ def finish(
         scores, hypotheses = evaluate(loaded, text, config.search, lowercased=lowercased)
         own = build.own_metrics(config.training, build.Evaluation(loaded, text, scores, hypotheses))
     record = {"text": name, "text_sha256": fingerprint(text), "search": asdict(config.search)}
+    record |= {"translation": asdict(config.translation)}
     record |= scores | own
     if distributed.is_first():
         write_samples(run.folder, name, text, hypotheses)
