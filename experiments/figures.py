@@ -18,7 +18,7 @@ from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.language_modelling import load_run as language_run
 from experiments.translation import load_run as translation_run
-from experiments.translation.evaluation import pair_batch, scored_text
+from experiments.translation.evaluate import pair_batch, scored_text
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import check_at_least
 from jaxformer.config.positions import positional_encoding

@@ -16,12 +16,14 @@ import jaxformer as jf
 from experiments.harness import cli
 from experiments.harness.cli import with_options
 from experiments.harness.results.exporting import PROGRAM, compile_function
+from experiments.language_modelling.prepare import OPTIONS as LANGUAGE_PREPARE
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.plan import presets_of
 from experiments.sweep import LanguageSweep, TranslationSweep
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.export import search_function
 from experiments.translation.load_run import LoadedRun
+from experiments.translation.prepare import OPTIONS as TRANSLATION_PREPARE
 from experiments.translation.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -49,9 +51,9 @@ POSITIONAL = {
 def options_of(command: str) -> dict:
     """The presets that a command chooses from, or its options under the name "default"."""
     presets = {
-        "translation.prepare": PRESETS,
+        "translation.prepare": TRANSLATION_PREPARE,
         "translation.train": PRESETS,
-        "language_modelling.prepare": LANGUAGE_PRESETS,
+        "language_modelling.prepare": LANGUAGE_PREPARE,
         "language_modelling.train": LANGUAGE_PRESETS,
         "plan": presets_of("translation"),
         "plan language_modelling": presets_of("language_modelling"),
@@ -148,15 +150,11 @@ def test_a_command_of_a_readme_parses(command, args):
 
 
 def test_an_option_that_a_readme_names_exists():
-    def names(value, prefix=""):
-        for field, inner in vars(value).items():
-            yield from (prefix + field, f"{prefix}no_{field}")
-            if hasattr(inner, "__dataclass_fields__"):
-                yield from names(inner, f"{prefix}{field}.")
-
     known = {"preset", "config", "resume", "help"}
     for command, _ in COMMANDS:
-        known.update(names(next(iter(options_of(command).values()))))
+        for name in cli.config_files.settings(next(iter(options_of(command).values()))):
+            group, dot, last = name.rpartition(".")
+            known |= {name, group, f"{group}{dot}no_{last}"}
     written = {
         name for text in PAGES.values() for name in re.findall(r"(?<![\w-])--([\w.]+)", text)
     }

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from experiments.harness import cli
 from experiments.harness.results.attention_views import label
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.translation.evaluation import pair_batch, scored_text
+from experiments.translation.evaluate import pair_batch, scored_text
 from experiments.translation.load_run import LoadedRun, load_run
 from jaxformer.config import check_at_least
 from jaxformer.nn.inspection import Patched, read_taps, with_attention_weights

@@ -44,7 +44,7 @@ class LinenModel(nn.Module):
     @nn.compact
     def __call__(self, values: jax.Array) -> jax.Array:
         x = nn.Dense(16, name="enter")(values)
-        x = x + positional_encoding(length=x.shape[1], d_model=16)
+        x = x + positional_encoding(length=x.shape[1], d_model=16)[None]
         pre = NormOptions(placement="pre")
         x = Encoder(num_layers=1, num_heads=2, d_ff=24, norm_options=pre, name="encoder")(x)
         return nn.Dense(2, name="classes")(x.mean(axis=1))
@@ -62,7 +62,7 @@ class NNXModel(nnx.Module):
 
     def __call__(self, values: jax.Array) -> jax.Array:
         x = self.enter(values)
-        x = x + positional_encoding(length=x.shape[1], d_model=16)
+        x = x + positional_encoding(length=x.shape[1], d_model=16)[None]
         return self.classes(self.encoder(x).mean(axis=1))
 
 

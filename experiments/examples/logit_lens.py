@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from experiments.harness import cli
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.language_modelling.evaluation import token_text
+from experiments.language_modelling.evaluate import token_text
 from experiments.language_modelling.load_run import LoadedRun, load_objective
 from jaxformer.config import check_at_least
 from jaxformer.errors import DataError

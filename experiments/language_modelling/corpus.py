@@ -104,14 +104,14 @@ def part_of(files: tuple[str, ...], config: DataConfig) -> Part | None:
 
 
 def identity(part: Part, cache: TextCache) -> list:
-    """What decides the documents of `part`: JSON."""
+    """JSON of all that decides the documents of `part`."""
     return [[sources.identity(str(path), cache) for path in part.paths], *part[1:]]
 
 
 def metadata_of(part: Part, cache: TextCache = NOTHING_KEPT) -> TextMetadata:
     """The metadata of `part`, which is read once."""
-    found = cache.record(["metadata", identity(part, cache)], lambda: _read_metadata(part))
-    return TextMetadata(found["text"], found["documents"], TextSize(*found["amount"]))
+    record = cache.record(["metadata", identity(part, cache)], lambda: _read_metadata(part))
+    return TextMetadata(record["text"], record["documents"], TextSize(*record["amount"]))
 
 
 def _read_metadata(part: Part) -> dict[str, Any]:
@@ -165,38 +165,34 @@ _BUILT_IN = {
 }
 
 
-def _cut(part: Part, place: int) -> Corpus:
-    """`part` cut in two, without a test."""
-    return Corpus(part._replace(stop=place), part._replace(start=place), None)
-
-
-class _Window:
-    """Characters `start` to `stop` of a stream of text, of which `place` have been read."""
-
-    def __init__(self, start: int, stop: int | None):
-        self.start, self.stop, self.place = start, stop, 0
-
-    def cut(self, blocks: Iterator[str]) -> Iterator[str]:
-        for block in blocks:
-            first = max(self.start - self.place, 0)
-            last = None if self.stop is None else max(self.stop - self.place, 0)
-            self.place += len(block)
-            if block[first:last]:
-                yield block[first:last]
+def _cut(part: Part, character: int) -> Corpus:
+    """`part` cut in two before `character`, without a test."""
+    return Corpus(part._replace(stop=character), part._replace(start=character), None)
 
 
 def _between(
     documents: Iterator[Iterator[str]], start: int, stop: int | None
 ) -> Iterator[Iterator[str]]:
-    window = _Window(start, stop)
+    """Characters `start` to `stop` of `documents`, counted over all of them."""
+    read = 0  # characters
+
+    def cut(blocks: Iterator[str]) -> Iterator[str]:
+        nonlocal read
+        for block in blocks:
+            first = max(start - read, 0)
+            last = None if stop is None else max(stop - read, 0)
+            read += len(block)
+            if block[first:last]:
+                yield block[first:last]
+
     for document in documents:
-        blocks = window.cut(document)
+        blocks = cut(document)
         first = next(blocks, None)
         if first is not None:
             yield chain([first], blocks)
         for _ in blocks:  # blocks that the caller did not read count too
             pass
-        if stop is not None and window.place >= stop:
+        if stop is not None and read >= stop:
             return
 
 

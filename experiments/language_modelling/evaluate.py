@@ -5,26 +5,187 @@ of a masked run, loss and perplexity of hidden tokens. The last line is the same
 """
 
 import json
+import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from experiments.harness import cli
+from experiments.harness.results.scored_runs import ratio
+from experiments.harness.results.statistics import item_half_width, plus_minus
 from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.text_io import RULE, write_table
+from experiments.harness.training import build
 from experiments.language_modelling.corpus import part_of
-from experiments.language_modelling.evaluation import (
-    batch_losses,
-    describe_scores,
-    loss_interval,
-    own_metrics,
-    scores_of,
-    total,
-)
 from experiments.language_modelling.load_run import LoadedRun, load_run
+from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import Encoded, encode_part, open_encoded, text_digest
+from experiments.language_modelling.presets import LanguageConfig
+from jaxformer import pipelines
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
+from jaxformer.text.metrics import Likelihood
+from jaxformer.text.tokenizers import Tokenizer
+
+
+def measure(loaded: LoadedRun, text: Encoded, *, stride: int | None = None) -> Likelihood:
+    """The likelihood of the whole of `text`: the sum of `batch_losses`."""
+    return total(batch_losses(loaded, text, stride=stride), text)
+
+
+def batch_losses(
+    loaded: LoadedRun, text: Encoded, *, stride: int | None = None
+) -> list[dict[str, float]]:
+    """The "loss" in nats and the "tokens" of each batch of `text`, in rows `stride` apart.
+
+    The default stride is the length of a row. Of a causal model every token counts but the first
+    of each document (of the whole text, where documents are not separate); of a masked one those
+    that are hidden in a fixed way. Raises `ConfigError` for a stride outside 1 to length.
+    """
+    config, task = loaded.config, objective(loaded.config)
+    chunk = config.training.loss_chunk
+    stride = stride or config.data.seq_len
+    batches = task.iterate_once(text.tokens, loaded.tokenizer, config, stride)
+    return list(
+        build.batch_sums(task.measure, loaded.model, loaded.params, batches, loss_chunk=chunk)
+    )
+
+
+def total(losses: Sequence[dict[str, float]], text: Encoded) -> Likelihood:
+    """The likelihood of `text` from the `losses` of its batches."""
+    nats = tokens = 0.0
+    for batch in losses:
+        nats += batch["loss"]
+        tokens += batch["tokens"]
+    return Likelihood(nats, int(tokens), *text.amount)
+
+
+def loss_interval(losses: Sequence[dict[str, float]]) -> float:
+    """Half of the 95 % bootstrap interval of the loss over batches; NaN for fewer than ten."""
+    if len(losses) < 10:
+        return float("nan")
+    return item_half_width(np.array([(x["loss"], x["tokens"]) for x in losses]), ratio)
+
+
+def write_losses(folder: Path, name: str, losses: Sequence[dict[str, float]]) -> None:
+    """Writes samples/NAME-losses.tsv in the run's `folder`: nats and tokens of each batch."""
+    columns = {"nats": "loss", "tokens": "tokens"}
+    table = {title: [repr(batch[key]) for batch in losses] for title, key in columns.items()}
+    write_table(folder / "samples" / f"{name}-losses.tsv", table)
+
+
+def custom_metrics(loaded: LoadedRun, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
+    """The user's loss and metrics of the validation `text`.
+
+    The loss is computed in rows as those of the training (see `build.custom_metrics`).
+    """
+    config, task = loaded.config, objective(loaded.config)
+    batches = task.iterate_labelled(text.tokens, loaded.tokenizer, config, config.data.seq_len)
+    chunk = config.training.loss_chunk
+    of_loss = build.custom_metrics(
+        config.training, loaded.model, loaded.params, batches, loss_chunk=chunk
+    )
+    metrics = own_metrics(loaded, text, likelihood)
+    return of_loss | {f"validation_{name}": value for name, value in metrics.items()}
+
+
+def own_metrics(loaded: LoadedRun, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
+    """`build.own_metrics` of `text`."""
+    evaluation = build.Evaluation(loaded, text, scores_of(loaded.config, likelihood))
+    return build.own_metrics(loaded.config.training, evaluation)
+
+
+def scores_of(config: LanguageConfig, likelihood: Likelihood) -> dict[str, float]:
+    """The sums and their quotients; of a masked model without words and bytes."""
+    names = ["nats", "tokens", "loss", "perplexity"]
+    if config.objective == "causal":
+        names += ["words", "bytes", "word_perplexity", "bits_per_byte"]
+    return {name: getattr(likelihood, name) for name in names}
+
+
+def describe_scores(
+    name: str, config: LanguageConfig, likelihood: Likelihood, interval: float = float("nan")
+) -> str:
+    """The scores, a line each, with what they are divided by.
+
+    `interval` is half of the 95 % interval of the loss; NaN where it is not known.
+    """
+    unit = "hidden tokens" if config.objective == "masked" else "tokens"
+    lines = [
+        f"{name}: {likelihood.tokens:,} {unit}",
+        f"  loss {likelihood.loss:.4f}{plus_minus(interval, '.4f')} nats a token, perplexity "
+        f"{likelihood.perplexity:.2f}",
+    ]
+    if config.objective == "causal":
+        bits = plus_minus(interval * likelihood.bits_per_byte / likelihood.loss, ".4f")
+        lines += [
+            f"  word perplexity {likelihood.word_perplexity:.2f} (nats / {likelihood.words:,} "
+            "words, the end of each line one of them)",
+            f"  bits per byte {likelihood.bits_per_byte:.4f}{bits} ({likelihood.bytes:,} bytes)",
+        ]
+    if not math.isnan(interval):
+        lines.append("  ±: 95 % over other text (bootstrap over batches)")
+    return "\n".join(lines)
+
+
+def answer_prompts(loaded: LoadedRun) -> list[str]:
+    """The continuation of each of the run's own prompts, or what fills its masks."""
+    config = loaded.config
+    if config.objective == "masked":
+        texts = filled_texts(loaded, config.prompts)
+        return [text[len(prompt) :] for prompt, text in zip(config.prompts, texts, strict=True)]
+    settings = config.sampling, config.completion
+    completions = pipelines.complete(
+        loaded.model, loaded.params, config.prompts, loaded.tokenizer, *settings
+    )
+    return [best.text for best in completions]
+
+
+def join_samples(prompts: Sequence[str], answers: Sequence[str]) -> str:
+    """Each prompt and what follows it, with a rule between them."""
+    texts = (prompt + answer for prompt, answer in zip(prompts, answers, strict=True))
+    return f"\n{RULE}\n".join(texts)
+
+
+def split_samples(text: str, prompts: Sequence[str]) -> list[str] | None:
+    """The answers in a text of `join_samples`; None if it was made of other prompts."""
+    texts = text.split(f"\n{RULE}\n")
+    pairs = list(zip(prompts, texts, strict=False))
+    if len(texts) != len(prompts) or not all(text.startswith(prompt) for prompt, text in pairs):
+        return None
+    return [text[len(prompt) :] for prompt, text in pairs]
+
+
+def filled_texts(loaded: LoadedRun, texts: Sequence[str], *, count: int = 5) -> list[str]:
+    """Each text, and below it a line for each of its masks: the `count` best tokens in percent."""
+    filled = pipelines.fill_mask(loaded.model, loaded.params, texts, loaded.tokenizer, count=count)
+    return [
+        "\n".join([text, *(_mask_line(i, best, loaded) for i, best in enumerate(masks, start=1))])
+        for text, masks in zip(texts, filled, strict=True)
+    ]
+
+
+def _mask_line(
+    number: int, candidates: Sequence[pipelines.MaskPrediction], loaded: LoadedRun
+) -> str:
+    shares = (
+        f"{token_text(candidate.token, loaded.tokenizer)!r} {candidate.probability:.1%}"
+        for candidate in candidates
+    )
+    return f"  {number}: " + "  ".join(shares)
+
+
+def token_text(token: str, tokenizer: Tokenizer) -> str:
+    """The token's text, or its name where it is not text, such as a part of a character."""
+    index = tokenizer.id_of(token)
+    text = "" if index is None else tokenizer.decode([index])
+    if token[0] in "Ġ▁" and text != token:  # decoding drops the space before the first word
+        text = " " + text.removeprefix(" ")
+    return token if text == "" or "\ufffd" in text else text
 
 
 @dataclass(frozen=True)
@@ -49,28 +210,24 @@ class EvaluateOptions(RunOptions):
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
     loaded = load_run(Path(options.run), options)
-    if loaded.config.objective == "masked" and options.stride:
+    config = loaded.config
+    if config.objective == "masked" and options.stride:
         raise ConfigError("a masked model sees both sides of a token: leave out --stride")
     name = options.part if not options.files else ", ".join(options.files)
-    stride = options.stride or loaded.config.data.seq_len
+    stride = options.stride or config.data.seq_len
     with tempfile.TemporaryDirectory() as folder:
-        text = _text(options, loaded, Path(folder))
+        if part := part_of(options.files, config.data):
+            text = encode_part(config, part, loaded.tokenizer, Path(folder) / "text.tokens")
+        else:
+            text = open_encoded(Path(options.run), options.part, loaded.tokenizer)
         losses = batch_losses(loaded, text, stride=stride)
-        found = total(losses, text)
-        own = own_metrics(loaded, text, found)
-    print(describe_scores(name, loaded.config, found, loss_interval(losses)))
+        likelihood = total(losses, text)
+        own = own_metrics(loaded, text, likelihood)
+    print(describe_scores(name, config, likelihood, loss_interval(losses)))
     metadata = {"run": options.run, "text": name, "stride": stride}
     if not options.files:
         metadata["text_sha256"] = text_digest(Path(options.run), name)
-    print(json.dumps(metadata | scores_of(loaded.config, found) | own))
-
-
-def _text(options: EvaluateOptions, loaded: LoadedRun, folder: Path) -> Encoded:
-    if not options.files:
-        return open_encoded(Path(options.run), options.part, loaded.tokenizer)
-    part = part_of(options.files, loaded.config.data)
-    assert part is not None  # there are files
-    return encode_part(loaded.config, part, loaded.tokenizer, folder / "text.tokens")
+    print(json.dumps(metadata | scores_of(config, likelihood) | own))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,12 @@ from jaxtyping import Array, Float, Int
 
 from experiments.harness import cli
 from experiments.harness.results import exporting
-from experiments.harness.results.model_card import Task
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
 
-_TASKS: dict[str, Task] = {"causal": "text-generation", "masked": "fill-mask"}
+_TASKS: dict[str, exporting.Task] = {"causal": "text-generation", "masked": "fill-mask"}
 _PRESETS = {
     "causal": ("python_stdlib", "shakespeare_char", "wikitext2", "gpt2_124m"),
     "masked": ("bert_tiny", "bert_base"),

@@ -41,27 +41,27 @@ def read(
     of a classifier. Raises `ConfigError` for a model that is not a language model, and for one
     without a tokenizer.
     """
-    found = load_pretrained(folder, strategy=strategy)
-    if without_head and isinstance(found.model, Classifier | TokenClassifier | SpanPredictor):
-        backbone: Any = found.model.backbone
-        found = found._replace(model=backbone, params=found.params["backbone"])
-    return describe(folder, found)
+    loaded = load_pretrained(folder, strategy=strategy)
+    if without_head and isinstance(loaded.model, Classifier | TokenClassifier | SpanPredictor):
+        backbone: Any = loaded.model.backbone
+        loaded = loaded._replace(model=backbone, params=loaded.params["backbone"])
+    return describe(folder, loaded)
 
 
-def describe(folder: str | Path, found: Loaded) -> tuple[LanguageConfig, Loaded]:
-    """`found` in `folder`, and a configuration that describes it; raises as `read` does."""
-    name = _OBJECTIVES.get(type(found.model))
+def describe(folder: str | Path, loaded: Loaded) -> tuple[LanguageConfig, Loaded]:
+    """`loaded` in `folder`, and a configuration that describes it; raises as `read` does."""
+    name = _OBJECTIVES.get(type(loaded.model))
     if name is None:
         raise ConfigError(
-            f"{folder} holds a {type(found.model).__name__}, but a language model is needed here"
+            f"{folder} holds a {type(loaded.model).__name__}, but a language model is needed here"
         )
-    if found.tokenizer is None:
+    if loaded.tokenizer is None:
         raise ConfigError(f"{folder} has no tokenizer: put its tokenizer.json there")
-    model = found.model.config
+    model = loaded.model.config
     length = min(_LENGTH, model.max_len)
     data = DataConfig(corpus="files", tokenizer=str(folder), seq_len=length)
     config = LanguageConfig(Path(folder).name, model, objective=name, data=data)
-    return config, found
+    return config, loaded
 
 
 def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
@@ -78,11 +78,11 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     if not config.init_from or initialization.is_begun(run):
         return config
     folder = locate(config.init_from)
-    pretrained, found = describe(folder, load_without_weights(folder))
+    pretrained, loaded = describe(folder, load_without_weights(folder))
     needed = objective(config).model
-    if not isinstance(found.model, needed):
+    if not isinstance(loaded.model, needed):
         raise ConfigError(
-            f"{config.init_from} holds a {type(found.model).__name__}, but objective="
+            f"{config.init_from} holds a {type(loaded.model).__name__}, but objective="
             f"{config.objective!r} learns a {needed.__name__}: choose a preset of the other "
             "objective"
         )
@@ -96,15 +96,15 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
 
 def _with_run(config: LanguageConfig, folder: Path) -> LanguageConfig:
     """`config` with the sizes and, unless it continues the run in `folder`, its tokenizer."""
-    found = run_folder.load_config(folder, LanguageConfig)
-    if found.objective != config.objective:
+    parent = run_folder.load_config(folder, LanguageConfig)
+    if parent.objective != config.objective:
         raise ConfigError(
-            f"{folder} has the objective {found.objective!r}, but this run has "
+            f"{folder} has the objective {parent.objective!r}, but this run has "
             f"{config.objective!r}: choose a preset of the other objective"
         )
     path = folder / "tokenizer" / "tokenizer.json"
-    size = found.model.vocab_size  # exact where the parent had a parent, else as asked for
-    if not (found.init_from or found.continue_from):
+    size = parent.model.vocab_size  # exact where the parent had a parent, else as asked for
+    if not (parent.init_from or parent.continue_from):
         size = tokenizers.load(path).vocab_size
     config = initialization.with_parent(config, "language_modelling")
     data = config.data if config.continue_from else replace(config.data, tokenizer=str(path))

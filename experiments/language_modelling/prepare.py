@@ -1,7 +1,11 @@
-"""Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
+"""Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`.
+
+With `--statistics` also prints counts, lengths, duplicates, and how much of the held-out text is in
+the training text; with `--shards FOLDER` writes the ids as modded-nanogpt and llm.c read them.
+"""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -9,6 +13,7 @@ from typing import Any, NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import display
+from experiments.harness.results import text_statistics
 from experiments.harness.runs import datasets, distributed, json_records, run_folder, sources
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
@@ -18,9 +23,9 @@ from experiments.language_modelling.init_from_pretrained import with_pretrained_
 from experiments.language_modelling.mixture import Mixture
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
-from experiments.language_modelling.shards import shard_documents
+from experiments.language_modelling.shards import shard_documents, write_shards
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import TransformerConfig
+from jaxformer.config import TransformerConfig, check_at_least
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.text import tokenizers
 from jaxformer.text.data import (
@@ -127,8 +132,8 @@ def open_encoded(
 def encode_part(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Encoded:
     """`part` as ids in the file `path`."""
     tokens = _ids(config, part, tokenizer, path)
-    found = _metadata(part, tokens, tokenizer, NOTHING_KEPT)
-    return Encoded(tokens, found.documents, found.amount)
+    metadata = _metadata(part, tokens, tokenizer, NOTHING_KEPT)
+    return Encoded(tokens, metadata.documents, metadata.amount)
 
 
 def sized(config: LanguageConfig, tokenizer: Tokenizer) -> TransformerConfig:
@@ -165,13 +170,8 @@ def describe(prepared: Prepared) -> str:
         for name in ("train", "validation", "test")
         if (part := getattr(prepared, name)) is not None
     ]
-    return "\n".join(
-        [
-            *lines,
-            f"vocabulary {prepared.tokenizer.vocab_size:,}, "
-            f"{prepared.batches.steps_per_epoch:,} batches an epoch",
-        ]
-    )
+    size, steps = prepared.tokenizer.vocab_size, prepared.batches.steps_per_epoch
+    return "\n".join([*lines, f"vocabulary {size:,}, {steps:,} batches an epoch"])
 
 
 def _prepare(config: LanguageConfig, folder: Path, parts: Corpus, cache: TextCache) -> None:
@@ -230,9 +230,8 @@ def _metadata(
     """The metadata of `part`, whose ids are `tokens`; shards are decoded to count their text."""
     if not part.is_ids:
         return corpus.metadata_of(part, cache)
-    step = 1 << 16
-    blocks = (tokens.ids[start : start + step] for start in range(0, len(tokens.ids), step))
-    amount = count_text(tokenizer.decode(block.tolist()) for block in blocks)
+    blocks = (tokens.ids[i : i + (1 << 16)].tolist() for i in range(0, len(tokens.ids), 1 << 16))
+    amount = count_text(map(tokenizer.decode, blocks))
     return corpus.TextMetadata(_digest_of_shards(part, cache), len(tokens), amount)
 
 
@@ -271,7 +270,7 @@ def _is_current(
 
 
 def _how(config: LanguageConfig, part: Part) -> list:
-    """What decides the ids besides the text: JSON."""
+    """JSON of all that decides the ids besides the text."""
     special = list(_special_tokens(config))
     tokenizer = [config.data.tokenizer, config.model.vocab_size, special]
     field = [part.field] if part.field != "text" else []
@@ -279,16 +278,16 @@ def _how(config: LanguageConfig, part: Part) -> list:
 
 
 def _files(part: Part, cache: TextCache) -> list:
-    """What shows without reading that a file is still the same: JSON."""
-    found: list[list[Any]] = []
+    """JSON that shows whether a file has changed, without reading it."""
+    files: list[list[Any]] = []
     for name in part.paths:
         path = Path(name)
         if not sources.is_file(str(name)):
-            found.append([name, sources.identity(str(name), cache)])
+            files.append([name, sources.identity(str(name), cache)])
         elif path.is_file():
             status = path.stat()
-            found.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
-    return found
+            files.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
+    return files
 
 
 def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
@@ -322,16 +321,81 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     return tokenizers.load(name)
 
 
-def main(config: LanguageConfig) -> None:
+def statistics(config: LanguageConfig, prepared: Prepared) -> str:
+    """Sizes, lengths and duplicates of the documents and lines of each part, in two columns."""
+    parts = load_corpus(config.data, text_cache(config))
+    trained = text_statistics.digests(_lines(parts.train))
+    limit, unk = config.data.seq_len, prepared.tokenizer.special.unk
+    rows: dict[str, dict[str, str]] = {}
+    for name, part in parts._asdict().items():
+        if part is not None:
+            texts = ("".join(document) for document in part.documents())
+            tokens = getattr(prepared, name).tokens
+            rows[name] = text_statistics.describe(texts, tokens, limit=limit, unk=unk)
+            if name != "train":
+                inside = text_statistics.contained(_lines(part), trained)
+                rows[name]["lines in the training text"] = inside
+    rows["train"]["same as an earlier line"] = text_statistics.repeated(trained)
+    return text_statistics.report(rows)
+
+
+def _lines(part: Part) -> Iterator[str]:
+    """The lines of the documents of `part` that are too long to be repeated by chance."""
+    lines = (line.strip() for text in part.documents() for line in "".join(text).split("\n"))
+    return (line for line in lines if len(line) >= 20)
+
+
+@dataclass(frozen=True)
+class PrepareOptions(LanguageConfig):
+    """A run, and what is made of its text besides."""
+
+    statistics: bool = False
+    """Prints counts, lengths, duplicates and overlap of all parts of the text."""
+    shards: str = ""
+    """A folder that receives the ids of each part as PART_000000.bin and so on; empty: none."""
+    ids_per_shard: int = 100_000_000
+    """The most ids of a shard."""
+    bare_shards: bool = False
+    """Writes shards without the header, as nanoGPT reads them."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(self, 1, "ids_per_shard")
+
+
+OPTIONS = {name: PrepareOptions(**vars(preset)) for name, preset in PRESETS.items()}
+
+
+def main(options: PrepareOptions) -> None:
     """Prepares the run's text and describes it."""
+    config = LanguageConfig(**{x.name: getattr(options, x.name) for x in fields(LanguageConfig)})
     with distributed.joined(config):
         config = with_pretrained_sizes(config)
         folder = run_folder.open_run(
             config.runs, "language_modelling", config.name, config, may_differ=config.free_fields()
         ).folder
-        print(describe(prepare(config, folder)))
+        prepared = prepare(config, folder)
+        print(describe(prepared))
+        if options.statistics:
+            print(statistics(config, prepared))
+        if options.shards and distributed.is_first():
+            _write_shards(options, prepared)
         print(f"prepared in {folder}")
 
 
+def _write_shards(options: PrepareOptions, prepared: Prepared) -> None:
+    for name in ("train", "validation", "test"):
+        encoded: Encoded | None = getattr(prepared, name)
+        if encoded is not None:
+            paths = write_shards(
+                encoded.tokens,
+                options.shards,
+                name=name,
+                ids_per_shard=options.ids_per_shard,
+                header=not options.bare_shards,
+            )
+            print(f"{len(encoded.tokens.ids):,} ids in {', '.join(map(str, paths))}")
+
+
 if __name__ == "__main__":
-    cli.start(main, PRESETS, __doc__, experiment="language_modelling")
+    cli.start(main, OPTIONS, __doc__, experiment="language_modelling")

@@ -11,7 +11,7 @@ from experiments.harness import cli
 from experiments.harness.results.report import Sentence, page
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.language_modelling.attend import attend, has_mask
-from experiments.language_modelling.evaluation import answer_prompts, split_samples
+from experiments.language_modelling.evaluate import answer_prompts, split_samples
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly

@@ -103,8 +103,8 @@ def _sources(folder: Path) -> Iterator[Path]:
     # Top level first: what was installed beside the library may be many thousand files.
     for top in folder.iterdir() if folder.is_dir() else ():
         if _belongs(Path(top.name)):
-            found = [top, *top.rglob("*.py")]
-            yield from (p for p in found if p.suffix == ".py" and _belongs(p.relative_to(folder)))
+            paths = [top, *top.rglob("*.py")]
+            yield from (p for p in paths if p.suffix == ".py" and _belongs(p.relative_to(folder)))
 
 
 def _belongs(path: Path) -> bool:

@@ -40,7 +40,7 @@ from experiments.harness.training.training_config import (
 )
 from experiments.harness.training.utilization import peak_of
 from experiments.language_modelling.attend import draw_attention
-from experiments.language_modelling.evaluation import (
+from experiments.language_modelling.evaluate import (
     answer_prompts,
     batch_losses,
     custom_metrics,
@@ -296,8 +296,7 @@ def finish(
         (folder / "scores.json").write_text(written, encoding="utf-8")
     display.say(describe_scores(name, config, found, loss_interval(losses)))
     files = {"samples/prompts.txt": "the prompts and what the model makes of them"}
-    show = "fill_mask" if config.objective == "masked" else "sample"
-    commands = [(f"language_modelling.{name}",) for name in (show, "evaluate", "report")]
+    commands = [(f"language_modelling.{name}",) for name in ("generate", "evaluate", "report")]
     display.say("\n" + closing(folder, files, commands))
 
 

@@ -17,7 +17,7 @@ from experiments.torch_reference.torch_runs import (
     torch_config,
     train_steps,
 )
-from experiments.translation.evaluation import check_extras
+from experiments.translation.evaluate import check_extras
 from experiments.translation.load_run import build_model
 from experiments.translation.prepare import prepare
 from experiments.translation.presets import PRESETS, TranslationConfig

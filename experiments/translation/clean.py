@@ -2,17 +2,16 @@
 
 Writes OUT.source and OUT.target with the pairs that are kept, in order, and says how many were
 dropped and why. A pair counts under the first reason that applies. Pairs are read and written one
-after the other; in memory are 8 bytes of each pair's hash, in a set.
+after the other. To find duplicates, memory holds a number of 64 bits for each pair, which takes
+about 100 bytes in a set of Python.
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.results.text_statistics import digest, report, share
@@ -21,12 +20,10 @@ from experiments.translation.presets import Files
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError
 
-Check = Callable[[str, str], bool]
-
 
 @dataclass(frozen=True)
 class CleanOptions(Files):
-    """Which pairs are read, what is dropped, and where the rest goes."""
+    """The pairs to read, what is dropped, and where the others go."""
 
     output: str = "clean"
     """The files OUTPUT.source and OUTPUT.target are written."""
@@ -49,13 +46,6 @@ class CleanOptions(Files):
         check_at_least(self, 0, "max_words", "max_ratio")
 
 
-class Reason(NamedTuple):
-    """Why a pair is dropped, and whether it is so."""
-
-    name: str
-    applies: Check
-
-
 def main(options: CleanOptions) -> None:
     """Writes the pairs that are kept, and prints what was dropped."""
     counts = clean(options)
@@ -68,20 +58,20 @@ def main(options: CleanOptions) -> None:
 def clean(options: CleanOptions) -> dict[str, int]:
     """Writes the pairs that are kept; the number of pairs kept, and dropped by reason."""
     checks = reasons(options)
-    counts = Counter(dict.fromkeys(["kept", *(check.name for check in checks)], 0))
+    counts = dict.fromkeys(["kept", *checks], 0)
     paths = [Path(f"{options.output}.{side}") for side in ("source", "target")]
     with ExitStack() as stack:
         unfinished = [path.with_name(f"{path.name}.unfinished") for path in paths]
         files = [stack.enter_context(open(x, "w", encoding="utf-8")) for x in unfinished]
         for pair in read(options):
-            reason = next((check.name for check in checks if check.applies(*pair)), "kept")
+            reason = next((name for name, applies in checks.items() if applies(*pair)), "kept")
             counts[reason] += 1
             if reason == "kept":
                 for file, text in zip(files, pair, strict=True):
                     file.write(text.replace("\n", " ") + "\n")
     for path, new in zip(paths, unfinished, strict=True):
         new.replace(path)
-    return dict(counts)
+    return counts
 
 
 def read(files: Files) -> Iterator[tuple[str, str]]:
@@ -101,38 +91,36 @@ def read(files: Files) -> Iterator[tuple[str, str]]:
         yield source, target
 
 
-def reasons(options: CleanOptions) -> list[Reason]:
-    """The checks that `options` ask for, in order."""
+def reasons(options: CleanOptions) -> dict[str, Callable[[str, str], bool]]:
+    """The checks that `options` ask for, in order: whether a pair is to be dropped, by reason."""
     seen: set[int] = set()
 
-    def is_repeated(source: str, target: str) -> bool:
-        known = len(seen)
-        seen.add(digest(f"{source}\t{target}"))
-        return len(seen) == known
+    def is_long(source: str, target: str) -> bool:
+        return max(len(source.split()), len(target.split())) > options.max_words
 
-    found = [Reason("empty", lambda a, b: not a.strip() or not b.strip())]
-    if not options.keep_copies:
-        found.append(Reason("same text on both sides", lambda a, b: a.strip() == b.strip()))
-    if options.max_words:
-        found.append(Reason("too long", lambda a, b: max(_words(a, b)) > options.max_words))
-    if options.max_ratio:
-        found.append(Reason("length ratio", lambda a, b: _uneven(options.max_ratio, *_words(a, b))))
-    if options.language_id:
+    def is_uneven(source: str, target: str) -> bool:
+        shorter, longer = sorted((len(source.split()), len(target.split())))
+        return longer >= 6 and longer > options.max_ratio * shorter
+
+    def is_foreign(source: str, target: str) -> bool:
         identify = cli.import_by_name(options.language_id, "language_id")
-        codes = [options.source_language, options.target_language]
-        found.append(Reason("language", lambda a, b: [identify(a), identify(b)] != codes))
-    if not options.keep_duplicates:
-        found.append(Reason("duplicate", is_repeated))
-    return found
+        languages = options.source_language, options.target_language
+        return (identify(source), identify(target)) != languages
 
+    def is_repeated(source: str, target: str) -> bool:
+        count = len(seen)
+        seen.add(digest(f"{source}\t{target}"))
+        return len(seen) == count
 
-def _words(*texts: str) -> tuple[int, ...]:
-    return tuple(len(text.split()) for text in texts)
-
-
-def _uneven(most: float, source: int, target: int) -> bool:
-    longer, shorter = max(source, target), min(source, target)
-    return longer >= 6 and longer > most * shorter
+    checks: list[tuple[bool, str, Callable[[str, str], bool]]] = [
+        (True, "empty", lambda a, b: not a.strip() or not b.strip()),
+        (not options.keep_copies, "same text on both sides", lambda a, b: a.strip() == b.strip()),
+        (options.max_words > 0, "too long", is_long),
+        (options.max_ratio > 0, "length ratio", is_uneven),
+        (options.language_id != "", "language", is_foreign),
+        (not options.keep_duplicates, "duplicate", is_repeated),
+    ]
+    return {name: applies for is_on, name, applies in checks if is_on}
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness.cli import display
 from experiments.harness.runs import datasets, sources
-from experiments.harness.runs.text_cache import TextCache
+from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.runs.text_io import lines_digest
 from experiments.translation import grammar
 from experiments.translation.presets import DataConfig, Files
@@ -37,25 +39,23 @@ def load_corpus(config: DataConfig) -> Corpus:
     Files given for training replace the whole built-in corpus; without validation files, about
     one source in fifty, chosen by its hash and at most 1,000, is set aside with its translations.
     """
-    corpus = _without_own(config)
-    validation = read_files(config.validation) or corpus.validation
-    test = read_files(config.test) or corpus.test
-    return Corpus(*(as_trained(text, config) for text in (corpus.train, validation, test)))
+    opened = open_corpus(config, NOTHING_KEPT)
+    return Corpus(opened.train(), opened.validation, opened.test)
 
 
 class OpenCorpus(NamedTuple):
-    """A corpus whose training text is read when it is asked for."""
+    """A corpus whose training text is read when `train` is called."""
 
     fingerprint: str
-    """That of the training text."""
+    """Fingerprint of the training text."""
     train: Callable[[], Text]
     validation: Text
     test: Text
 
 
 def open_corpus(config: DataConfig, cache: TextCache) -> OpenCorpus:
-    """What `load_corpus` reads; `cache` keeps all of it but the training text."""
-    read = functools.cache(lambda: _without_own(config))
+    """The corpus that `load_corpus` reads; `cache` keeps all of it but the training text."""
+    read = functools.cache(lambda: _read(config))
 
     def train() -> Text:
         return as_trained(read().train, config)
@@ -65,12 +65,13 @@ def open_corpus(config: DataConfig, cache: TextCache) -> OpenCorpus:
 
     names = [sources.identity(str(name), cache) for name in _sources(config)]
     fields = [config.train.source_field, config.train.target_field]
-    own = config.validation.source != ""
-    found = cache.record([config.corpus, names, fields, own, config.lowercase], outline)
-    validation, test = (Text(*sides) for sides in found["held_out"])
+    has_validation = config.validation.source != ""
+    made_from = [config.corpus, names, fields, has_validation, config.lowercase]
+    record = cache.record(made_from, outline)
+    validation, test = (Text(*sides) for sides in record["held_out"])
     validation, test = read_files(config.validation) or validation, read_files(config.test) or test
     held_out = as_trained(validation, config), as_trained(test, config)
-    return OpenCorpus(found["fingerprint"], train, *held_out)
+    return OpenCorpus(record["fingerprint"], train, *held_out)
 
 
 def as_trained(text: Text, config: DataConfig) -> Text:
@@ -110,23 +111,23 @@ def read_files(files: Files) -> Text | None:
     return text
 
 
-def _without_own(config: DataConfig) -> Corpus:
-    """The corpus without the user's own validation and test text."""
+def _read(config: DataConfig) -> Corpus:
+    """The corpus before the user's validation and test files replace its parts."""
     if config.train != Files():
         return _from_files(config)
-    if config.corpus in _BUILT_IN:
-        return _BUILT_IN[config.corpus].load()
+    if config.corpus in BUILT_IN:
+        return BUILT_IN[config.corpus].load()
     raise ConfigError(
         f"corpus={config.corpus!r} comes from files: give --data.train.source FILE and "
-        f"--data.train.target FILE, or one of the corpora {', '.join(_BUILT_IN)}"
+        f"--data.train.target FILE, or one of the corpora {', '.join(BUILT_IN)}"
     )
 
 
 def _sources(config: DataConfig) -> Sequence[str | Path]:
-    """What `_without_own` reads, or the files of code that make its text."""
+    """The files that decide what `_read` returns."""
     if config.train != Files():
         return [path for path in (config.train.source, config.train.target) if path]
-    return _BUILT_IN[config.corpus].files() if config.corpus in _BUILT_IN else []
+    return BUILT_IN[config.corpus].files() if config.corpus in BUILT_IN else []
 
 
 def _from_files(config: DataConfig) -> Corpus:
@@ -134,13 +135,21 @@ def _from_files(config: DataConfig) -> Corpus:
     assert text is not None  # only files lead here
     if config.validation != Files():
         return Corpus(text, Text([], []), Text([], []))
-    train, validation = _split(text, lambda share: share < 0.02, most=1_000)
+    train, validation = _split(text, 0.02, most=1_000)
     if not validation.source:
         raise DataError(
             f"{config.train.source}: {len(text.source)} pairs are too few to set some aside for "
             "validation: give --data.validation.source FILE and --data.validation.target FILE"
         )
     return Corpus(train, validation, Text([], []))
+
+
+class BuiltIn(NamedTuple):
+    """A corpus that needs no files of the user."""
+
+    load: Callable[[], Corpus]
+    files: Callable[[], list[Path]]
+    """All files that decide its text, code included."""
 
 
 def _grammar() -> Corpus:
@@ -151,7 +160,8 @@ def _grammar() -> Corpus:
 
 
 def _grammar_files() -> list[Path]:
-    return sorted(Path(grammar.__file__).parent.rglob("*.py"))
+    files = Path(grammar.__file__).parent.rglob("*.*")
+    return sorted(path for path in files if path.suffix in (".py", ".txt"))
 
 
 def _multi30k() -> Corpus:
@@ -165,10 +175,9 @@ def _multi30k_files() -> list[Path]:
 
 
 def _tatoeba() -> Corpus:
-    text = Text(*read_tab_pairs(*_tatoeba_files()))
     # Split by English sentence: no test sentence is in the training text with another translation.
-    train, rest = _split(text, lambda share: share < 0.02)
-    validation, test = _split(rest, lambda share: share < 0.01)
+    train, held_out = _split(Text(*read_tab_pairs(*_tatoeba_files())), 0.02)
+    validation, test = _split(held_out, 0.01)
     return Corpus(train, _first_translations(validation), _first_translations(test))
 
 
@@ -176,35 +185,57 @@ def _tatoeba_files() -> list[Path]:
     return [datasets.find("tatoeba-deu-eng", "deu.txt.gz")]
 
 
-class _BuiltIn(NamedTuple):
-    load: Callable[[], Corpus]
-    files: Callable[[], list[Path]]
-
-
-_BUILT_IN = {
-    "grammar": _BuiltIn(_grammar, _grammar_files),
-    "multi30k": _BuiltIn(_multi30k, _multi30k_files),
-    "tatoeba": _BuiltIn(_tatoeba, _tatoeba_files),
+BUILT_IN = {
+    "grammar": BuiltIn(_grammar, _grammar_files),
+    "multi30k": BuiltIn(_multi30k, _multi30k_files),
+    "tatoeba": BuiltIn(_tatoeba, _tatoeba_files),
 }
 
 
-def _split(text: Text, aside, most: int | None = None) -> tuple[Text, Text]:
-    """(the rest, pairs set aside): those whose source has a hash, 0 to 1, that is `aside`.
+def _split(text: Text, share: float, most: int | None = None) -> tuple[Text, Text]:
+    """Training pairs, and pairs set aside: those whose source has a hash (0 to 1) below `share`.
 
     At most `most` sources are set aside; all pairs of one source stay together.
     """
     kept, set_aside = Text([], []), Text([], [])
-    sources: set[str] = set()
+    chosen: set[str] = set()
     for source, target in zip(*text, strict=True):
-        share = int(hashlib.sha256(source.encode()).hexdigest()[:8], 16) / 2**32
-        if aside(share) and (most is None or len(sources) < most):
-            sources.add(source)
-        chosen = set_aside if source in sources else kept
-        chosen.source.append(source)
-        chosen.target.append(target)
+        number = int(hashlib.sha256(source.encode()).hexdigest()[:8], 16) / 2**32
+        if number < share and (most is None or len(chosen) < most):
+            chosen.add(source)
+        part = set_aside if source in chosen else kept
+        part.source.append(source)
+        part.target.append(target)
     return kept, set_aside
 
 
 def _first_translations(text: Text) -> Text:
     first = dict(reversed(list(zip(*text, strict=True))))
     return Text(list(first), list(first.values()))
+
+
+_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a line in lower case, without numbers and punctuation."""
+    return _WORD.findall(line.lower())
+
+
+def write_known_words(folder: Path, lines: Iterable[str]) -> None:
+    """Writes the words of `lines`, the most frequent first, into a run's data `folder`."""
+    counts = Counter(word for line in lines for word in words_of(line))
+    words = [word for word, _ in counts.most_common()]
+    (folder / "source_words.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+
+
+def read_known_words(folder: Path) -> list[str]:
+    """The words of the training text of the run in `folder`; none where none are recorded."""
+    path = folder / "data" / "source_words.txt"
+    return path.read_text(encoding="utf-8").split() if path.is_file() else []
+
+
+def unknown_words(known: Iterable[str], line: str) -> list[str]:
+    """The words of `line` that are not among the `known` ones; none where nothing is known."""
+    known = set(known)
+    return [word for word in dict.fromkeys(words_of(line)) if known and word not in known]

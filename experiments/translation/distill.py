@@ -1,10 +1,11 @@
 """Write a teacher's translations of its training text, and the settings of a student.
 
 `python -m experiments.translation.distill --run TEACHER --out FOLDER` translates the source side
-of the run's training text (sequence-level distillation, Kim & Rush 2016, section 3.2). Called
-again, it goes on where it ended. `--num_processes N --process_id I` shares the work.
+of the run's training text (sequence-level distillation, Kim & Rush 2016, section 3.2). A command
+that was stopped continues when it is repeated.
 """
 
+import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,13 @@ from experiments.harness import cli
 from experiments.harness.runs import json_records, run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
-from experiments.harness.runs.text_io import write_lines
+from experiments.harness.runs.text_io import one_line, write_lines
 from experiments.translation.corpus import Corpus, Text, fingerprint, load_corpus
-from experiments.translation.evaluation import without_too_long
-from experiments.translation.load_run import Translator, load_translator
+from experiments.translation.evaluate import without_too_long
+from experiments.translation.load_run import load_translator
 from experiments.translation.presets import Files, TranslationConfig
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
-
-_NOTE = "distill.json"
 
 
 @dataclass(frozen=True)
@@ -37,105 +36,86 @@ class DistillOptions(DecodingOptions, RunOptions):
     int8: bool = False
     """Computes with weights of 8 bits."""
     lines_at_once: int = 2_000
-    """Lines of a part; a command that is stopped loses at most one part."""
-    num_processes: int = 1
-    """How many commands share the work."""
-    process_id: int = 0
-    """Number of this command, from 0."""
+    """Lines that are translated together; a command that is stopped loses at most so many."""
 
     def __post_init__(self):
         super().__post_init__()
         RunOptions.__post_init__(self)
-        check_at_least(self, 1, "lines_at_once", "num_processes")
-        if not 0 <= self.process_id < self.num_processes:
-            raise ConfigError(
-                f"process_id={self.process_id}, but it must be 0 to num_processes - 1 = "
-                f"{self.num_processes - 1}"
-            )
+        check_at_least(self, 1, "lines_at_once")
 
 
 def main(options: DistillOptions) -> None:
-    """Translates the parts of this command that are not there; with all parts, writes the text."""
+    """Translates the lines that are not translated yet, then writes the student's files."""
     out = Path(options.out)
     config = run_folder.load_config(run_folders(options.run)[0], TranslationConfig)
     corpus = load_corpus(config.data)
-    _record(options, corpus, out)
-    starts = range(0, len(corpus.train.source), options.lines_at_once)
-    parts = [out / "parts" / f"{number:06}.txt" for number in range(len(starts))]
-    own = range(options.process_id, len(parts), options.num_processes)
-    missing = [number for number in own if not parts[number].exists()]
-    if missing:
-        translator = _load(options)
-        for number in missing:
-            print(f"part {number + 1} of {len(parts)}", flush=True)
-            _translate(translator, corpus.train.source, starts[number], options, parts[number])
-    there = sum(part.exists() for part in parts)
-    if there < len(parts):
-        print(f"{there} of {len(parts)} parts are there: the other processes write the rest")
-        return
-    lines = [line for part in parts for line in part.read_text("utf-8").split("\n")[:-1]]
-    student = _write_student(options, config, corpus, lines)
+    _check_begun(options, corpus, out)
+    lines = _translate(options, corpus.train.source, out / "translations.txt")
+    student = _write_student(options.name, config, corpus, lines, out)
     print(f"{len(lines):,} lines are translated. Train the student, with sizes of its own:")
     print(f"  python -m experiments.translation.train --config {student} --model.d_model 64")
 
 
-def _load(options: DistillOptions) -> Translator:
-    return load_members(
-        lambda folder: load_translator(folder, options, options),
-        options.run,
-        options.ensemble,
-        int8=options.int8,
-    )
-
-
-def _record(options: DistillOptions, corpus: Corpus, out: Path) -> None:
-    """Writes what decides the translations; refuses a folder that was begun with other settings."""
-    decides: dict[str, Any] = asdict(options)
-    for name in ("out", "name", "num_processes", "process_id"):
-        del decides[name]
-    decides["text"] = fingerprint(corpus.train)
-    found = json_records.read(out / _NOTE, {"text": str}, "use another --out")
-    if found is None:
+def _check_begun(options: DistillOptions, corpus: Corpus, out: Path) -> None:
+    """Records what decides the translations; refuses a folder begun with other settings."""
+    settings = json.loads(json.dumps(asdict(options) | {"text": fingerprint(corpus.train)}))
+    del settings["out"], settings["name"]
+    path = out / "distill.json"
+    begun = json_records.read(path, {"text": str}, "use another --out")
+    if begun is None:
         out.mkdir(parents=True, exist_ok=True)
-        json_records.write(out / _NOTE, decides)
-        return
-    wrong = [
-        f"{name} is {found.get(name)!r} there but {value!r} here"
-        for name, value in decides.items()
-        if found.get(name) != value
-    ]
-    if wrong:
-        raise ConfigError(f"{out} was begun otherwise: {'; '.join(wrong)}: use another --out")
+        json_records.write(path, settings)
+    elif begun != settings:
+        name = next(name for name in settings if begun.get(name) != settings[name])
+        raise ConfigError(
+            f"{out} was begun with {name}={begun.get(name)!r}, but this command has "
+            f"{name}={settings[name]!r}: use another --out"
+        )
 
 
-def _translate(
-    translator: Translator, source: list[str], start: int, options: DistillOptions, path: Path
-) -> None:
-    """Writes the translations of the lines from `start`; the file is there when it is whole."""
-    lines, _ = without_too_long(translator, source[start : start + options.lines_at_once])
-    found = translator(lines, first=start)
-    unfinished = path.with_suffix(".unfinished")
-    write_lines(unfinished, [best[0].text for best in found])
-    unfinished.replace(path)
+def _translate(options: DistillOptions, source: list[str], path: Path) -> list[str]:
+    """The translations of all lines; those that `path` lacks are appended to it."""
+    written = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    if len(written) < len(source):
+        write_lines(path, written)  # without a line that was cut short
+        translator = load_members(
+            lambda folder: load_translator(folder, options, options),
+            options.run,
+            options.ensemble,
+            int8=options.int8,
+        )
+        with path.open("a", encoding="utf-8", newline="\n") as file:
+            for start in range(len(written), len(source), options.lines_at_once):
+                print(f"line {start + 1:,} of {len(source):,}", flush=True)
+                lines = source[start : start + options.lines_at_once]
+                lines, _ = without_too_long(translator, lines)
+                texts = [one_line(best[0].text) for best in translator(lines, first=start)]
+                file.writelines(f"{text}\n" for text in texts)
+                file.flush()
+                written += texts
+    return written
 
 
 def _write_student(
-    options: DistillOptions, config: TranslationConfig, corpus: Corpus, lines: list[str]
+    name: str, config: TranslationConfig, corpus: Corpus, lines: list[str], out: Path
 ) -> Path:
     """Writes the distilled text, the teacher's other texts, and the student's settings."""
-    out = Path(options.out)
     files: dict[str, Any] = {}
     texts = corpus._replace(train=Text(corpus.train.source, lines))
-    for name, text in texts._asdict().items():
+    for part, text in texts._asdict().items():
         if text.source:
-            paths = [out / f"{name}.{side}" for side in Text._fields]
-            files[name] = Files(*map(str, paths))
-            for file, side in zip(paths, text, strict=True):
-                write_lines(file, side)
-    data = replace(config.data, corpus="files", **files)
-    training = replace(config.training, teacher="")
-    student = replace(config, name=options.name, data=data, training=training)
-    student = replace(student, init_from="", continue_from="")
+            paths = [out / f"{part}.{side}" for side in Text._fields]
+            files[part] = Files(*map(str, paths))
+            for path, side in zip(paths, text, strict=True):
+                write_lines(path, side)
+    student = replace(
+        config,
+        name=name,
+        data=replace(config.data, corpus="files", **files),
+        training=replace(config.training, teacher=""),
+        init_from="",
+        continue_from="",
+    )
     path = out / "student.json"
     run_folder.write_json(path, run_folder.as_json(student))
     return path

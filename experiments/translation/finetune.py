@@ -15,17 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import cli
-from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.runs.text_io import write_lines
-from experiments.harness.training import build
-from experiments.harness.training.adapters import (
-    LoraOptions,
-    describe_size,
-    train_adapters,
-    with_adapters,
+from experiments.harness.training import finetuning
+from experiments.harness.training.finetuning import (
+    Examples,
+    LabelledBatch,
+    check_count,
+    make_trainer,
+    padded,
+    result_folder,
 )
-from experiments.harness.training.finetuning import Examples, LabelledBatch, padded, result_folder
 from experiments.harness.training.training_config import OptimizerConfig, text_cache
 from experiments.translation.corpus import Text, open_corpus, read_files
 from experiments.translation.load_run import Translator, load_run, load_translator
@@ -37,13 +37,11 @@ from jaxformer.pipelines.encoding import first_ids, source_ids
 from jaxformer.pretrained import is_pretrained, save_pretrained
 from jaxformer.pretrained.saving import check_savable
 from jaxformer.text.metrics import score_translations
-from jaxformer.training import lora
 from jaxformer.training.losses import Loss, seq2seq_loss
-from jaxformer.training.train_step import init_train_state, make_train_step, raise_if_diverged
 
 
 @dataclass(frozen=True)
-class FinetuneOptions(LoraOptions, RunOptions):
+class FinetuneOptions(finetuning.FinetuneOptions):
     """The run, the pairs of texts, and how to learn from them."""
 
     run: str = "runs/translation/grammar"
@@ -52,8 +50,6 @@ class FinetuneOptions(LoraOptions, RunOptions):
     """Files to learn from; none: the training text of the run."""
     test: Files = Files()
     """Files to test with; none: the test text of the run."""
-    num_train: int = 0
-    """Pairs to learn from, chosen by the seed; 0: all."""
     num_test: int = 0
     """Pairs to test with, the first ones; 0: all."""
     prefix: str = ""
@@ -62,8 +58,6 @@ class FinetuneOptions(LoraOptions, RunOptions):
     """Longest source in tokens; the rest of a longer one is cut off."""
     target_len: int = 64
     """Longest target in tokens; the rest of a longer one is cut off."""
-    batch_size: int = 16
-    """Pairs of a batch."""
     label_smoothing: float = 0.0
     """Share of the probability that is spread over all tokens."""
     metric: Literal["rouge", "bleu"] = "rouge"
@@ -72,15 +66,6 @@ class FinetuneOptions(LoraOptions, RunOptions):
     """Beam size of the test; 0: that of the run or folder."""
     seed: int = 0
     """Seed of the chosen pairs, the order of the batches, and dropout."""
-    output: str = ""
-    """A file that receives the texts made of the test sources, a line each; empty: none."""
-    save: str = ""
-    """A new folder that receives the model, adapters merged, in the format of transformers; empty:
-    none."""
-    runs: str = "runs"
-    """The folder that holds the folders of all experiments."""
-    name: str = ""
-    """Name of the folder for the result; empty: the run's own, or that of the weights' folder."""
     optimizer: OptimizerConfig = OptimizerConfig(
         schedule="linear",
         learning_rate=3e-4,
@@ -94,11 +79,8 @@ class FinetuneOptions(LoraOptions, RunOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        RunOptions.__post_init__(self)
-        check_at_least(self, 0, "num_train", "num_test", "beam_size")
-        check_at_least(self, 1, "batch_size")
+        check_at_least(self, 0, "num_test", "beam_size")
         check_at_least(self, 3, "source_len", "target_len")
-        check_at_least(self.optimizer, 1, "total_steps")
         if bool(self.train.source) != bool(self.test.source):
             raise ConfigError(
                 f"pairs are needed to learn from and to test with, but train.source="
@@ -106,26 +88,22 @@ class FinetuneOptions(LoraOptions, RunOptions):
             )
 
 
-class _Pairs(NamedTuple):
-    """A batch as `seq2seq_loss` reads it."""
-
-    source: Any
-    target: Any
-    example_ids: Any
+PRESETS = {
+    "summaries": FinetuneOptions(),
+    "translations": replace(FinetuneOptions(), metric="bleu"),
+}
 
 
 def main(options: FinetuneOptions) -> None:
     """Prints the scores before and after, and writes them to finetune.json."""
     folder = result_folder(options, "translation")
-    if options.save and Path(options.save).exists():
-        raise ConfigError(f"save={options.save!r} is there already: give the name of a new folder")
     decoding = DecodingOptions(beam_size=options.beam_size)
     translator = load_translator(Path(options.run), options, decoding)
     if options.save:
         check_savable(translator.model)
     train, test = read_texts(options)
     scores = {"before": score(options, translator, test)[0]}
-    print(f"before: {describe(scores['before'])}", flush=True)
+    print(f"before: {describe(scores['before'])}; {len(train.source)} pairs", flush=True)
     translator = translator._replace(params=fine_tune(options, translator, train))
     scores["after"], hypotheses = score(options, translator, test)
     print(f"after {options.optimizer.total_steps} steps: {describe(scores['after'])}")
@@ -157,11 +135,7 @@ def read_texts(options: FinetuneOptions) -> tuple[Text, Text]:
         for part in parts
         if part is not None
     )
-    if options.num_train > len(train.source):
-        raise ConfigError(
-            f"num_train={options.num_train}, but there are {len(train.source)} pairs to learn "
-            "from: give at most as many, or 0 for all"
-        )
+    check_count(options, len(train.source), "pairs")
     return train, Text(*(side[: options.num_test or None] for side in test))
 
 
@@ -182,31 +156,19 @@ def encode(options: FinetuneOptions, translator: Translator, text: Text) -> Exam
         [settings.bos, *_cut([*first, *ids, search.eos[0]], longest[1])]
         for ids in translator.target_tokenizer.encode_batch(text.target)
     ]
-    kept = [i for i, ids in enumerate(sources) if ids]
-    labels = np.full((len(kept), longest[1] + 1), settings.pad, np.int32)
-    for row, i in enumerate(kept):
-        labels[row, : len(targets[i])] = targets[i]
-    return padded([sources[i] for i in kept], labels, settings.pad, longest[0])
+    pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0]]
+    labels = np.full((len(pairs), longest[1] + 1), settings.pad, np.int32)
+    for row, (_, ids) in zip(labels, pairs, strict=True):
+        row[: len(ids)] = ids
+    return padded([ids for ids, _ in pairs], labels, settings.pad, longest[0])
 
 
 def fine_tune(options: FinetuneOptions, translator: Translator, text: Text) -> Any:
     """The parameters after the last step, adapters merged; `Diverged` where they are not finite."""
-    examples = encode(options, translator, text)
-    chosen = examples.select(options.num_train, options.seed)
-    init_rng, rng = jax.random.split(jax.random.key(options.seed))
-    params = jax.tree.map(jnp.array, translator.params)
-    params = with_adapters(params, init_rng, options)
-    print(f"{describe_size(params)}; {len(chosen)} pairs", flush=True)
-    loss, optimizer = _pair_loss(options, translator), build.build_optimizer(options.optimizer)
-    if options.lora_rank:
-        loss, optimizer = train_adapters(loss, optimizer)
-    step = jax.jit(make_train_step(loss, optimizer), donate_argnums=0)
-    state = init_train_state(params, optimizer, rng)
-    for number in range(options.optimizer.total_steps):
-        batch = examples.batch(chosen, options.batch_size, options.seed, number)
-        state, metrics = step(state, batch)
-    raise_if_diverged(options.optimizer.total_steps, metrics)
-    return lora.merge_adapters(state.params)
+    trainer = make_trainer(options, _pair_loss(options, translator))
+    params = jax.tree.map(jnp.array, translator.params)  # copies: a step donates its buffers
+    rng = jax.random.key(options.seed)
+    return trainer.train(params, encode(options, translator, text), options.seed, rng)
 
 
 def score(
@@ -242,6 +204,14 @@ def save(options: FinetuneOptions, translator: Translator) -> None:
     )
 
 
+class _Pairs(NamedTuple):
+    """A batch as `seq2seq_loss` reads it."""
+
+    source: Any
+    target: Any
+    example_ids: Any
+
+
 def _pair_loss(options: FinetuneOptions, translator: Translator) -> Loss:
     loss = seq2seq_loss(
         translator.model, pad=translator.options.pad, label_smoothing=options.label_smoothing
@@ -257,11 +227,6 @@ def _cut(ids: list[int], length: int) -> list[int]:
     """At most `length` of `ids`, with the last one of them, which ends the text."""
     return ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
 
-
-PRESETS = {
-    "summaries": FinetuneOptions(),
-    "translations": replace(FinetuneOptions(), metric="bleu"),
-}
 
 if __name__ == "__main__":
     cli.start(main, PRESETS, __doc__)

@@ -1,27 +1,31 @@
-"""Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`."""
+"""Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`.
+
+With `--statistics` also prints counts, lengths, duplicates, what the settings leave out, and how
+much of the held-out text is in the training text.
+"""
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import display
+from experiments.harness.results import text_statistics
 from experiments.harness.runs import distributed, json_records, run_folder
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import initialization
 from experiments.harness.training.training_config import text_cache
-from experiments.translation import known_words
-from experiments.translation.corpus import Text, open_corpus
+from experiments.translation.corpus import Text, open_corpus, write_known_words
 from experiments.translation.presets import PRESETS, DataConfig, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import assert_processes_agree
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.text import tokenizers
-from jaxformer.text.data import PairBatches, bucket_pairs, encode_pairs
+from jaxformer.text.data import PairBatches, Tokens, bucket_pairs, encode_pairs
 from jaxformer.text.tokenizers import Tokenizer
 
 
@@ -84,15 +88,15 @@ def with_parent(config: TranslationConfig) -> TranslationConfig:
     teacher = initialization.find_run(config.training.teacher)
     if teacher is None:
         initialization.refuse_parent("teacher", config.training.teacher)
-    found = run_folder.load_config(teacher.folder, TranslationConfig)
-    model = replace(config.model, source_vocab_size=found.model.source_vocab_size)
+    teacher_model = run_folder.load_config(teacher.folder, TranslationConfig).model
+    model = replace(config.model, source_vocab_size=teacher_model.source_vocab_size)
     return replace(config, model=model)
 
 
 def tokenizer_run(config: TranslationConfig) -> Path | None:
     """The run whose tokenizers the run takes over: its parent, else its teacher; None: none."""
-    found = initialization.parent_of(config) or initialization.find_run(config.training.teacher)
-    return None if found is None else found.folder
+    run = initialization.parent_of(config) or initialization.find_run(config.training.teacher)
+    return None if run is None else run.folder
 
 
 def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
@@ -101,11 +105,11 @@ def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
     Raises `ConfigError` where one is not the run's own, `DataError` where it cannot be read.
     """
     note = json_records.read(folder / "data" / "prepared.json", {"text": str}) or {}
-    found = _digests(folder)
-    if note.get("tokenizers", found) != found:
+    digests = _digests(folder)
+    if note.get("tokenizers", digests) != digests:
         raise ConfigError(
             f"{folder / 'tokenizer'} does not hold the tokenizers that the run's text was encoded "
-            "by: put its own there, or use another --name"
+            "with: put the run's own there, or use another --name"
         )
     target = tokenizers.load_standard(folder / "tokenizer" / "target.json")
     source = folder / "tokenizer" / "source.json"
@@ -163,22 +167,22 @@ def _prepare(
     folder: Path,
 ) -> None:
     note = folder / "data" / "prepared.json"
-    found = json_records.read(note, {"text": str})
-    if found is not None:
-        found.pop("tokenizers", None)
-    if found is not None and found != wanted and Checkpoints(folder / "checkpoints").steps():
+    record = json_records.read(note, {"text": str})
+    if record is not None:
+        record.pop("tokenizers", None)
+    if record is not None and record != wanted and Checkpoints(folder / "checkpoints").steps():
         raise CheckpointError(
             f"{folder} was trained on other text than this: give it the same training files, or "
             "use another --name"
         )
-    if found == wanted:
+    if record == wanted:
         return
     note.unlink(missing_ok=True)  # written again when everything else is
     (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
     make = partial(_write_tokenizers, config, read)
-    own = cli.is_import_name(config.data.tokenizer)  # its code may change
-    kept = NOTHING_KEPT if own else cache
-    kept.fill(folder / "tokenizer", ["tokenizers", wanted], make)
+    # The code of a user's tokenizer may change.
+    tokenizer_cache = NOTHING_KEPT if cli.is_import_name(config.data.tokenizer) else cache
+    tokenizer_cache.fill(folder / "tokenizer", ["tokenizers", wanted], make)
     encode = partial(_encode, config.data, read, load_tokenizers(folder))
     cache.fill(folder / "data", ["pairs", wanted, _digests(folder)], encode)
     json_records.write(note, wanted | {"tokenizers": _digests(folder)})
@@ -219,7 +223,7 @@ def _encode(
             bpe_dropout=data.bpe_dropout,
             encodings=data.encodings,
         )
-        known_words.write(folder, text.source)
+        write_known_words(folder, text.source)
 
 
 def _train(data: DataConfig, lines: list[str], size: int) -> Tokenizer:
@@ -233,16 +237,65 @@ def _train(data: DataConfig, lines: list[str], size: int) -> Tokenizer:
     return tokenizers.train_bpe(lines, size, lowercase=data.lowercase)
 
 
-def main(config: TranslationConfig) -> None:
+def statistics(config: TranslationConfig, prepared: Prepared) -> str:
+    """Sizes, lengths and duplicates of each side of each part of the text, in two columns."""
+    train = open_corpus(config.data, text_cache(config)).train()
+    texts = {"train": train, "validation": prepared.validation, "test": prepared.test}
+    tokenizer_pair = prepared.source_tokenizer, prepared.target_tokenizer
+    trained = [text_statistics.digests(each) for each in (train.source, _joined(train))]
+    rows: dict[str, dict[str, str]] = {}
+    for part, text in texts.items():
+        for side, lines, tokenizer in zip(Text._fields, text, tokenizer_pair, strict=True):
+            if part == "train":
+                tokens = getattr(prepared.batches, side)
+            else:
+                tokens = Tokens.from_lists(tokenizer.encode_batch(lines))
+            limit, unk = config.model.max_len - 1, tokenizer.special.unk  # one more ends a text
+            rows[f"{part} {side}"] = text_statistics.describe(lines, tokens, limit=limit, unk=unk)
+        pairs = _joined(text)
+        copies = sum(source == target for source, target in zip(*text, strict=True))
+        rows[f"{part} pairs"] = {
+            "same as an earlier pair": text_statistics.repeated(text_statistics.digests(pairs)),
+            "same text on both sides": text_statistics.share(copies, len(pairs)),
+        }
+        if part != "train":
+            inside = map(text_statistics.contained, (text.source, pairs), trained)
+            names = "source in the training text", "pair in the training text"
+            rows[f"{part} pairs"] |= zip(names, inside, strict=True)
+    return text_statistics.report(rows)
+
+
+def _joined(text: Text) -> list[str]:
+    return [f"{source}\t{target}" for source, target in zip(*text, strict=True)]
+
+
+@dataclass(frozen=True)
+class PrepareOptions(TranslationConfig):
+    """A run, and what is printed of its text."""
+
+    statistics: bool = False
+    """Prints counts, lengths, duplicates and overlap of all parts of the text."""
+
+
+OPTIONS = {name: PrepareOptions(**vars(preset)) for name, preset in PRESETS.items()}
+
+
+def main(options: PrepareOptions) -> None:
     """Prepares the run's text and describes it."""
+    config = TranslationConfig(
+        **{x.name: getattr(options, x.name) for x in fields(TranslationConfig)}
+    )
     with distributed.joined(config):
         config = with_parent(config)
         folder = run_folder.open_run(
             config.runs, "translation", config.name, config, may_differ=config.free_fields()
         ).folder
-        print(describe(prepare(config, folder)))
+        prepared = prepare(config, folder)
+        print(describe(prepared))
+        if options.statistics:
+            print(statistics(config, prepared))
         print(f"prepared in {folder}")
 
 
 if __name__ == "__main__":
-    cli.start(main, PRESETS, __doc__, experiment="translation")
+    cli.start(main, OPTIONS, __doc__, experiment="translation")

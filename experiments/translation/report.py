@@ -10,7 +10,7 @@ from experiments.harness import cli
 from experiments.harness.results.report import Sentence, page
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.attend import attend
-from experiments.translation.evaluation import read_samples
+from experiments.translation.evaluate import read_samples
 from experiments.translation.load_run import load_translator
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained

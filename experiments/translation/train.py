@@ -40,11 +40,11 @@ from experiments.harness.training.training_config import (
 from experiments.harness.training.training_view import sample_lines
 from experiments.harness.training.utilization import peak_of, rows_and_length
 from experiments.translation.attend import draw_attention
-from experiments.translation.closing import describe_run
 from experiments.translation.corpus import fingerprint
-from experiments.translation.evaluation import (
+from experiments.translation.evaluate import (
     check_extras,
     chosen_samples,
+    describe_run,
     evaluate,
     half_widths,
     losses,

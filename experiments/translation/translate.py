@@ -15,8 +15,8 @@ from experiments.harness.runs import text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
 from experiments.harness.runs.text_io import one_line, open_binary, read_chunks, source_name
-from experiments.translation import known_words
-from experiments.translation.evaluation import describe_too_long, without_too_long
+from experiments.translation.corpus import read_known_words, unknown_words
+from experiments.translation.evaluate import describe_too_long, without_too_long
 from experiments.translation.load_run import Translator, load_translator
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError
@@ -73,8 +73,8 @@ def main(options: TranslateOptions) -> None:
                 translator, lines, translator.search, translator.options
             )
             too_long += [first - 1 + number for number in numbers]
-            found = translator(lines, count=options.n_best, first=first - 1)
-            for number, hypotheses in enumerate(found, start=first):
+            translations = translator(lines, count=options.n_best, first=first - 1)
+            for number, hypotheses in enumerate(translations, start=first):
                 target.write(_format(number, hypotheses, options).encode())
             target.flush()
     if too_long:
@@ -85,7 +85,7 @@ def main(options: TranslateOptions) -> None:
 
 def _converse(translator: Translator, options: TranslateOptions) -> None:
     """Translates what is typed, and says which words the training text does not have."""
-    known = known_words.load(run_folders(options.run)[0])
+    known = read_known_words(run_folders(options.run)[0])
 
     def answer(line: str) -> None:
         settings = translator.search, translator.options
@@ -93,7 +93,7 @@ def _converse(translator: Translator, options: TranslateOptions) -> None:
         if too_long:
             raise DataError(describe_too_long(translator.model, too_long))
         print(_format(1, translator([line], count=options.n_best)[0], options), end="")
-        unknown = known_words.unknown(known, line)
+        unknown = unknown_words(known, line)
         if unknown:
             print(f"  (not in the training text: {', '.join(unknown)})", file=sys.stderr)
 

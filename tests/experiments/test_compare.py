@@ -18,7 +18,7 @@ from experiments.harness.results.by_length import by_length
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
 from experiments.harness.runs.text_io import read_table
-from experiments.translation.evaluation import describe_each, half_widths
+from experiments.translation.evaluate import describe_each, half_widths
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import bleu_interval, score_lowercased, score_translations
 from tests.experiments.finished_runs import sentences, worse, write_language_run, write_run

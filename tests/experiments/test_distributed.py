@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -17,10 +18,8 @@ import pytest
 
 from experiments.harness import cli
 from experiments.harness.runs import distributed
-from experiments.language_modelling import train as language
-from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
-from experiments.translation import train as translation
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
+from jaxformer.errors import ConfigError
 from tests.experiments.test_training_config import LANGUAGE, ROOT, TRANSLATION
 
 MESH = "--strategy sharded --mesh data=2,tensor=2"
@@ -207,39 +206,31 @@ def test_a_step_that_fails_because_another_process_is_gone_ends_with_that_senten
     assert "another process" not in capsys.readouterr().err
 
 
-EXPERIMENTS = [(language, LANGUAGE_PRESETS), (translation, TRANSLATION_PRESETS)]
+CLUSTER = {"distributed": True, "strategy": "replicated"}
+ALONE = {"coordinator": "localhost:1234", "num_processes": 2, "process_id": 0}
 
 
-@pytest.mark.parametrize(("command", "presets"), EXPERIMENTS, ids=["language", "translation"])
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("settings", "said"),
     [
-        ("--distributed", "strategy='single' trains in one process, but several were asked"),
+        (CLUSTER | {"strategy": "single"}, "strategy='single' trains in one process, but several"),
+        (ALONE, "give --strategy replicated or --strategy sharded"),
         (
-            "--coordinator localhost:1234 --num_processes 2 --process_id 0",
-            "give --strategy replicated or --strategy sharded",
-        ),
-        (
-            "--distributed --num_processes 2 --strategy replicated",
+            CLUSTER | {"num_processes": 2},
             "distributed=True reads coordinator, num_processes and process_id from the cluster, "
-            "but coordinator='', num_processes=2 and process_id=None were given: give one or the "
-            "other",
+            "but coordinator='', num_processes=2 and process_id=None were given: give one or the",
         ),
         (
-            "--process_id 0 --strategy replicated",
+            {"process_id": 0, "strategy": "replicated"},
             "process_id without coordinator, num_processes: give all of",
         ),
         (
-            "--coordinator localhost --num_processes 2 --process_id 1 --strategy sharded",
+            ALONE | {"coordinator": "localhost", "strategy": "sharded"},
             "coordinator='localhost' is not an address: give HOST:PORT",
         ),
     ],
 )
-def test_machines_that_cannot_be_are_refused_with_code_2(
-    command, presets, words, said, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    assert cli.run(lambda: command.main(cli.parse(presets, words.split()))) == 2
-    printed = capsys.readouterr()
-    assert said in printed.err and printed.err.startswith("error: ")
-    assert list(tmp_path.iterdir()) == [] and printed.out == ""
+def test_machines_that_cannot_be_are_refused(settings, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        with distributed.joined(replace(TRANSLATION_PRESETS["grammar"], **settings)):
+            pass

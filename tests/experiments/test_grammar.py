@@ -17,8 +17,8 @@ from experiments.translation.grammar import (
     sentences,
 )
 from experiments.translation.grammar import lexicon as lex
-from experiments.translation.grammar.german import present
-from experiments.translation.grammar.numerals import english_number, german_number
+from experiments.translation.grammar.english import english_number
+from experiments.translation.grammar.german import german_number, present
 from jaxformer.errors import ConfigError
 
 

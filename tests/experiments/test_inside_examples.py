@@ -10,7 +10,7 @@ import pytest
 import jaxformer as jf
 from experiments.examples import alignment_heads, logit_lens
 from experiments.translation.corpus import Text
-from experiments.translation.evaluation import pair_batch, scored_text
+from experiments.translation.evaluate import pair_batch, scored_text
 from experiments.translation.load_run import LoadedRun
 from jaxformer.errors import DataError
 from jaxformer.text import tokenizers

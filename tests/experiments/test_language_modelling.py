@@ -24,14 +24,11 @@ from experiments.harness.training.flops import causal_flops
 from experiments.harness.training.metric_logger import Progress
 from experiments.language_modelling import (
     corpus,
-    embed,
     evaluate,
-    evaluation,
     export,
-    fill_mask,
+    generate,
     load_run,
     prepare,
-    sample,
     train,
 )
 from experiments.language_modelling.objectives import objective
@@ -111,13 +108,12 @@ def words_of(args):
 def parsed(command, args):
     kinds = {
         evaluate: evaluate.EvaluateOptions,
-        fill_mask: fill_mask.FillMaskOptions,
-        embed: embed.EmbedOptions,
         export: export.ExportOptions,
     }
-    if command is sample:
-        return sample.parse(words_of(args))
+    if command is generate:
+        return generate.parse(words_of(args))
     presets = {"default": kinds[command]()} if command in kinds else PRESETS
+    presets = prepare.OPTIONS if command is prepare else presets
     return cli.parse(presets, words_of(args))
 
 
@@ -393,12 +389,12 @@ def test_a_sample_goes_on_from_the_prompt_as_complete_does(run):
     sampling = replace(found.config.sampling, temperature=0.5)
     options = replace(found.config.completion, seed=3)
     (best,) = pipelines.complete(*found[1:3], ["sun "], found.tokenizer, sampling, options)
-    args = {"--run": run.folder, "--prompt": "sun ", "--temperature": 0.5, "--seed": 3}
-    done = call(sample, args)
+    args = {"--run": run.folder, "--text": "sun ", "--temperature": 0.5, "--seed": 3}
+    done = call(generate, args)
     assert done.code == 0 and done.out == f"sun {best.text}\n"
     assert len(best.ids) <= 7, "the length is the run's own"
-    assert call(sample, args).out == done.out
-    assert call(sample, args | {"--seed": 4}).out != done.out
+    assert call(generate, args).out == done.out
+    assert call(generate, args | {"--seed": 4}).out != done.out
 
 
 def test_a_sample_in_8_bits_is_that_of_the_model_in_8_bits(run, monkeypatch):
@@ -409,34 +405,34 @@ def test_a_sample_in_8_bits_is_that_of_the_model_in_8_bits(run, monkeypatch):
     monkeypatch.setattr(
         checkpoint_selection, "in_int8", lambda loaded: used.append(loaded) or found
     )
-    args = {"--run": run.folder, "--prompt": "sun "}
-    assert call(sample, args).code == 0 and not used
-    assert call(sample, args | {"--int8": True}).out == f"sun {best.text}\n" and len(used) == 1
+    args = {"--run": run.folder, "--text": "sun "}
+    assert call(generate, args).code == 0 and not used
+    assert call(generate, args | {"--int8": True}).out == f"sun {best.text}\n" and len(used) == 1
 
 
 def test_an_ensemble_of_a_run_with_itself_continues_a_text_as_the_run(run):
-    args = {"--prompt": "sun ", "--temperature": 0.5, "--seed": 3}
-    alone = call(sample, args | {"--run": run.folder})
-    both = call(sample, args | {"--run": f"{run.folder},{run.folder}"})
+    args = {"--text": "sun ", "--temperature": 0.5, "--seed": 3}
+    alone = call(generate, args | {"--run": run.folder})
+    both = call(generate, args | {"--run": f"{run.folder},{run.folder}"})
     assert both.code == 0 and both.out == alone.out
-    refused(call(sample, args | {"--run": f"{run.folder},nowhere"}), 2, "nowhere is not a folder")
+    refused(call(generate, args | {"--run": f"{run.folder},nowhere"}), 2, "nowhere is not a folder")
 
 
 def test_a_file_or_standard_input_is_one_prompt(run, tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_bytes(b"sun moon\nrain ")
     base = {"--run": run.folder, "--temperature": 0}
-    done = call(sample, base | {"--input": path})
+    done = call(generate, base | {"--input": path})
     assert done.code == 0 and done.out.startswith("sun moon\nrain ")
-    assert call(sample, base | {"--input": "-"}, given=path.read_bytes()).out == done.out
-    assert call(sample, base | {"--prompt": "sun moon\nrain "}).out == done.out
+    assert call(generate, base | {"--input": "-"}, given=path.read_bytes()).out == done.out
+    assert call(generate, base | {"--text": "sun moon\nrain "}).out == done.out
 
 
 def test_several_texts_come_one_after_the_other_with_a_rule_between(run):
-    args = {"--run": run.folder, "--prompt": ["sun ", "rain "], "--count": 2}
-    texts = call(sample, args).out.split("\n" + "-" * 20 + "\n")
+    args = {"--run": run.folder, "--text": ["sun ", "rain "], "--count": 2}
+    texts = call(generate, args).out.split("\n" + "-" * 20 + "\n")
     assert [text.split(" ")[0] for text in texts] == ["sun", "sun", "rain", "rain"]
-    alone = call(sample, {"--run": run.folder, "--prompt": "sun "}).out
+    alone = call(generate, {"--run": run.folder, "--text": "sun "}).out
     assert texts[0] + "\n" == alone, "a text depends on no other"
 
 
@@ -448,16 +444,16 @@ def test_the_first_text_is_printed_while_it_is_made(monkeypatch, capsys):
         yield 0, "e"
         assert capsys.readouterr().out == "e"
 
-    sample.print_texts(["a", "c"], pieces())
+    generate.print_texts(["a", "c"], pieces())
     assert capsys.readouterr().out == "\n" + "-" * 20 + "\ncd\n"
 
 
 def test_samples_are_split_as_they_were_joined_unless_the_prompts_are_others():
     prompts, answers = ("a", "b\n", ""), [" dog", "  1: x", "y"]
-    text = evaluation.join_samples(prompts, answers)
-    assert evaluation.split_samples(text, prompts) == answers
-    assert evaluation.split_samples(text, ("a", "c\n", "")) is None
-    assert evaluation.split_samples(text, prompts[:2]) is None
+    text = evaluate.join_samples(prompts, answers)
+    assert evaluate.split_samples(text, prompts) == answers
+    assert evaluate.split_samples(text, ("a", "c\n", "")) is None
+    assert evaluate.split_samples(text, prompts[:2]) is None
 
 
 # Masked models
@@ -476,7 +472,7 @@ def test_a_masked_run_measures_hidden_tokens_and_fills_its_prompts(masked):
 def test_fill_mask_gives_the_best_tokens_for_every_mask(masked, tmp_path):
     path = tmp_path / "in.txt"
     path.write_text("sun <mask> <mask>.\n\nrain <mask>\n", encoding="utf-8")
-    done = call(fill_mask, {"--run": masked.folder, "--input": path, "--count": 3})
+    done = call(generate, {"--run": masked.folder, "--input": path, "--count": 3})
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[0] == "sun <mask> <mask>." and lines[3] == "rain <mask>" and len(lines) == 5
@@ -488,7 +484,7 @@ def test_a_token_in_two_texts_has_one_learned_and_two_contextual_vectors(masked,
     for folder in (masked.folder, run.folder):
         output = tmp_path / "vectors.npz"
         args = {"--run": folder, "--text": ["sun moon", "rain moon"], "--output": output}
-        done = call(embed, args)
+        done = call(generate, args | {"--embed": True})
         assert done.code == 0, done.err
         assert "moon' in text 1 (token" in done.out and ": learned 1.000, contextual " in done.out
         assert "text 1 and text 2: mean " in done.out
@@ -506,15 +502,17 @@ def test_a_token_is_shown_as_text_and_a_part_of_a_character_by_its_name():
     tokenizer = tokenizers.train_bpe(["sun moon"] * 7, 280)
     names = [tokenizer.token(index) for index in tokenizer.encode("a moonü")]
     assert names == ["Ġ", "a", "Ġmoon", "Ã", "¼"]
-    shown = [evaluation.token_text(name, tokenizer) for name in names]
+    shown = [evaluate.token_text(name, tokenizer) for name in names]
     assert shown == [" ", "a", " moon", "Ã", "¼"], "ü has two bytes"
 
 
-def test_a_run_of_the_other_objective_is_refused_with_the_command_to_use(run, masked):
-    text = {"--text": "sun <mask>"}
-    refused(call(fill_mask, {"--run": run.folder} | text), 2, "use sample")
-    refused(call(sample, {"--run": masked.folder}), 2, "use fill_mask")
+def test_rows_of_a_masked_model_do_not_overlap(masked):
     refused(call(evaluate, {"--run": masked.folder, "--stride": 3}), 2, "leave out --stride")
+
+
+def test_a_file_for_vectors_needs_embed(run):
+    words = {"--run": run.folder, "--output": "x.npz"}
+    refused(call(generate, words), 2, "output='x.npz' receives vectors: give --embed too")
 
 
 def test_pairs_of_pieces_are_learned_with_a_head_of_their_own(masked, text, tmp_path):
@@ -703,8 +701,8 @@ def test_a_tokenizer_that_is_not_the_runs_is_refused_everywhere(run, text, tmp_p
     last = sorted(table, key=table.get)[-2:]
     table[last[0]], table[last[1]] = table[last[1]], table[last[0]]
     path.write_text(json.dumps(vocabulary))
-    for command in (sample, evaluate, embed):
-        done = call(command, {"--run": folder} | ({"--text": "sun"} if command is embed else {}))
+    for command in (generate, evaluate):
+        done = call(command, {"--run": folder})
         refused(done, 2, "is not the tokenizer that the run was trained with")
     refused(call(train, run.args | {"--runs": tmp_path}), 2, "was not encoded by")
 
@@ -719,33 +717,24 @@ def test_ids_beyond_the_vocabulary_are_refused(run, tmp_path):
 
 def test_a_prompt_that_cannot_be_continued_is_refused(run, text, tmp_path):
     refused(
-        call(sample, {"--run": run.folder, "--prompt": " ".join(["sun"] * 40)}),
+        call(generate, {"--run": run.folder, "--text": " ".join(["sun"] * 40)}),
         2,
         "max_len=23: shorten it, give a smaller max_new_tokens, or give overflow='slide'",
     )
-    slid = {"--run": run.folder, "--prompt": " ".join(["sun"] * 40), "--overflow": "slide"}
-    assert call(sample, slid).code == 0
-    empty = {"--run": run.folder, "--prompt": ""}
-    assert call(sample, empty).code == 0, "this vocabulary has a token to begin with"
-    refused(call(sample, empty | {"--input": "x"}), 2, "give --prompt or --input, not both")
-    refused(call(sample, {"--run": run.folder, "--input": tmp_path}), 65, "cannot read the file")
+    slid = {"--run": run.folder, "--text": " ".join(["sun"] * 40), "--overflow": "slide"}
+    assert call(generate, slid).code == 0
+    empty = {"--run": run.folder, "--text": ""}
+    assert call(generate, empty).code == 0, "this vocabulary has a token to begin with"
+    refused(call(generate, empty | {"--input": "x"}), 2, "give --text or --input, not both")
+    refused(call(generate, {"--run": run.folder, "--input": tmp_path}), 65, "cannot read the file")
     refused(
-        call(sample, {"--run": run.folder, "--input": "-"}, given=b"a\n\xff"),
+        call(generate, {"--run": run.folder, "--input": "-"}, given=b"a\n\xff"),
         65,
         "standard input:2: the byte 0xff is not UTF-8",
     )
 
 
-def test_an_empty_prompt_without_a_token_to_begin_with_is_refused(run, monkeypatch):
-    bare = tokenizers.train_bpe(WORDS, 270, prefix="", special_tokens=())
-    found = load_run.load_run(run.folder)._replace(tokenizer=bare)
-    monkeypatch.setattr(sample, "load_objective", lambda *args, **kwargs: found)
-    done = call(sample, {"--run": run.folder, "--prompt": ""})
-    refused(done, 65, "is empty, and the vocabulary has no token to begin")
-    assert done.out == ""
-
-
-@pytest.mark.parametrize("command", [sample, evaluate, fill_mask, embed])
+@pytest.mark.parametrize("command", [generate, evaluate])
 def test_a_folder_without_a_trained_run_is_refused(command, run, tmp_path):
     refused(call(command, {"--run": tmp_path / "none"}), 2, "none is not a folder: give --run")
     refused(call(command, {"--run": tmp_path}), 2, "is not the folder of a run")
@@ -753,13 +742,8 @@ def test_a_folder_without_a_trained_run_is_refused(command, run, tmp_path):
     refused(call(command, {"--run": tmp_path}), 66, "holds no complete checkpoint: train first")
 
 
-@pytest.mark.parametrize("command", [fill_mask, embed])
-def test_no_text_is_refused(command, masked):
-    refused(call(command, {"--run": masked.folder}), 2, "there is no text: give --text TEXT ..")
-
-
 def test_a_text_without_a_mask_is_refused(masked):
-    done = call(fill_mask, {"--run": masked.folder, "--text": "sun"})
+    done = call(generate, {"--run": masked.folder, "--text": "sun"})
     refused(done, 65, "mask")
 
 

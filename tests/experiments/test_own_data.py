@@ -8,7 +8,6 @@ import pytest
 
 from experiments.harness import cli
 from experiments.harness.training import build
-from experiments.language_modelling import export_shards
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.train import train
@@ -75,10 +74,10 @@ def place(tmp_path_factory):
         yield folder
 
 
-def parsed(place, *more):
+def parsed(place, *more, presets=PRESETS):
     text = [] if "--data.train" in more else ["--data.train", str(place / "a.txt")]
     words = [*SIZES.split(), "--runs", str(place / "runs"), *text, *more]
-    return cli.parse(PRESETS, words, experiment="language_modelling")
+    return cli.parse(presets, words, experiment="language_modelling")
 
 
 def test_batches_of_ones_own_are_trained_on_and_part_of_the_checkpoint(place):
@@ -155,13 +154,11 @@ def test_a_repeated_batch_is_the_first_one(place):
 
 
 def test_shards_of_a_run_are_trained_on_with_its_tokenizer(place, capsys):
-    first = parsed(place, "--name", "shards")
+    words = "--name", "first", "--shards", str(place / "out"), "--ids_per_shard", "1000"
+    language_prepare.main(parsed(place, *words, presets=language_prepare.OPTIONS))
     folder = place / "runs" / "language_modelling" / "first"
-    prepared = language_prepare.prepare(first, folder)
-    for part in ("train", "validation"):
-        options = export_shards.ShardOptions(str(folder), part, str(place / "out"), 1_000)
-        export_shards.main(options)
-    assert "2,788 ids in" in capsys.readouterr().out.splitlines()[-2]
+    assert "2,788 ids in" in capsys.readouterr().out
+    prepared = language_prepare.prepare(parsed(place, "--name", "first"), folder)
     tokenizer = ["--data.tokenizer", str(folder / "tokenizer")]
     trained = ["--data.train", *(str(place / "out" / f"train_{i:06d}.bin") for i in range(3))]
     held_out = ["--data.validation", str(place / "out" / "validation_000000.bin")]

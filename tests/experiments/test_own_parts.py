@@ -16,13 +16,14 @@ import pytest
 from experiments import plan
 from experiments.harness import cli
 from experiments.harness.runs.text_io import read_table
-from experiments.language_modelling import evaluate, finetune, sample
+from experiments.language_modelling import evaluate, finetune, generate
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.language_modelling.tasks import classification
-from experiments.translation import export, score, translate
+from experiments.translation import evaluate as score_text
+from experiments.translation import export, translate
 from experiments.translation import load_run as translation_run
 from experiments.translation import train as translation_train
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
@@ -172,8 +173,8 @@ def test_a_language_model_samples_as_it_was_trained(language, capsys):
     (expected,) = pipelines.complete(
         language.model, loaded.params, ["sun "], loaded.tokenizer, sampling
     )
-    words = ["--run", str(language.folder), "--prompt", "sun ", "--temperature", "2.0"]
-    called(lambda: sample.main(sample.parse(words)))
+    words = ["--run", str(language.folder), "--text", "sun ", "--temperature", "2.0"]
+    called(lambda: generate.main(generate.parse(words)))
     assert capsys.readouterr().out == f"sun {expected.text}\n"
 
 
@@ -189,12 +190,13 @@ def test_a_classifier_stands_on_the_model_that_was_trained(language, text):
         optimizer=finetune.OptimizerConfig(schedule="constant", total_steps=3, warmup_steps=1),
     )
     called(lambda: finetune.main(options))
-    assert "all" in json.loads((language.folder / "finetune.json").read_text())
-    task = finetune.make_task(options, language.loaded, *classification.read(options))
-    (batch,) = task.data.test.iterate_once(rows=7)
+    assert "classification, all" in json.loads((language.folder / "finetune.json").read_text())
+    learner = finetune.make_learner(options, language.loaded, *classification.read(options))
+    task = learner.task
+    (batch,) = task.test.iterate_once(rows=7)
     inputs = batch.tokens, batch.padding_mask
-    params = task.init(jax.random.key(0), *inputs) | {"backbone": language.loaded.params}
-    model = Classifier(language.model, len(task.data.labels))
+    params = learner.init(jax.random.key(0), *inputs) | {"backbone": language.loaded.params}
+    model = Classifier(language.model, len(task.labels))
     expected = jax.jit(model.apply)({"params": params}, *inputs)
     np.testing.assert_array_equal(task.outputs(params, batch), expected)
 
@@ -226,7 +228,9 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
     best = expected(loaded.params, loaded.config.search)
     options = {"run": str(translation.folder), "output": str(tmp_path / "out.txt")}
     source, target = (str(text / f"validation.{side}") for side in ("en", "de"))
-    called(lambda: score.main(score.ScoreOptions(source=source, target=target, **options)))
+    called(
+        lambda: score_text.main(score_text.EvaluateOptions(source=source, target=target, **options))
+    )
     assert (tmp_path / "out.txt").read_text().splitlines() == best
     called(lambda: translate.main(translate.TranslateOptions(input=source, **options)))
     assert (tmp_path / "out.txt").read_text().splitlines() == best
@@ -243,8 +247,8 @@ def test_a_metric_of_ones_own_is_computed_of_the_translations(translation):
 
 def test_forced_scores_are_those_of_the_model_that_was_trained(translation, text, capsys):
     source, target = (str(text / f"validation.{side}") for side in ("en", "de"))
-    options = score.ScoreOptions(str(translation.folder), source, target, forced=True)
-    called(lambda: score.main(options))
+    options = score_text.EvaluateOptions(str(translation.folder), source, target, forced=True)
+    called(lambda: score_text.main(options))
     sides = (open(path).read().splitlines() for path in (source, target))
     loaded = translation.loaded
     expected = pipelines.score_pairs(

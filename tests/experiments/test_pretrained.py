@@ -12,19 +12,17 @@ import numpy as np
 import pytest
 
 from experiments.language_modelling import (
-    embed,
-    fill_mask,
+    generate,
     init_from_pretrained,
     load_run,
     plan,
     report,
-    sample,
     train,
 )
-from experiments.language_modelling.finetune import find_backbone
+from experiments.language_modelling.finetune import without_heads
 from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.presets import PRESETS, DataConfig
-from experiments.language_modelling.tasks.rows import frame_of
+from experiments.language_modelling.tasks.task import frame_of
 from jaxformer import pipelines
 from jaxformer.config import (
     EmbeddingOptions,
@@ -59,8 +57,8 @@ BERT = replace(
     GPT,
     num_encoder_layers=1,
     num_decoder_layers=0,
-    norm=NormOptions(placement="post"),
-    embeddings=EmbeddingOptions(norm=True, num_types=2),
+    norm=replace(GPT.norm, placement="post"),
+    embeddings=replace(GPT.embeddings, norm=True, num_types=2),
 )
 MODELS = {
     "gpt": DecoderOnly(GPT),
@@ -90,8 +88,8 @@ def folder(random_params, tmp_path_factory):
 
 def test_a_folder_of_theirs_continues_a_prompt(folder, capsys):
     path = folder("gpt")
-    options = sample.parse(["--run", str(path), "--prompt", "sun moon", "--max_new_tokens", "3"])
-    sample.main(options)
+    options = generate.parse(["--run", str(path), "--text", "sun moon", "--max_new_tokens", "3"])
+    generate.main(options)
     model, params, tokenizer, _ = load_pretrained(path)
     ((found),) = pipelines.complete(model, params, ["sun moon"], tokenizer, options)
     assert capsys.readouterr().out == f"sun moon{found.text}\n"
@@ -99,8 +97,8 @@ def test_a_folder_of_theirs_continues_a_prompt(folder, capsys):
 
 def test_a_text_ends_at_any_of_the_ends_that_the_folder_states(folder, capsys, tmp_path):
     shutil.copytree(folder("gpt"), tmp_path / "gpt")
-    options = sample.SampleOptions(
-        run=str(tmp_path / "gpt"), prompt=("sun moon",), max_new_tokens=4, temperature=0.0
+    options = generate.GenerateOptions(
+        run=str(tmp_path / "gpt"), text=("sun moon",), max_new_tokens=4, temperature=0.0
     )
     model, params, tokenizer, _ = load_pretrained(tmp_path / "gpt")
     complete = partial(pipelines.complete, model, params, ["sun moon"], tokenizer)
@@ -112,16 +110,16 @@ def test_a_text_ends_at_any_of_the_ends_that_the_folder_states(folder, capsys, t
     said = json.loads((tmp_path / "gpt" / "config.json").read_text())
     generation_config = tmp_path / "gpt" / "generation_config.json"
     generation_config.write_text(json.dumps(said | {"eos_token_id": [16, last]}))
-    sample.main(options)
+    generate.main(options)
     assert capsys.readouterr().out == f"sun moon{ended.text}\n"
     generation_config.write_text(json.dumps({"eos_token_id": [16, 31]}))
     with pytest.raises(ConfigError, match="eos_token_id=31, but it must be one id from 0 to 30"):
-        sample.main(options)
+        generate.main(options)
 
 
 def test_a_folder_of_theirs_fills_in_a_mask(folder, capsys):
-    options = fill_mask.FillMaskOptions(run=str(folder("bert")), text=("sun <mask> rain",))
-    fill_mask.main(replace(options, count=2))
+    options = generate.GenerateOptions(run=str(folder("bert")), text=("sun <mask> rain",))
+    generate.main(replace(options, count=2))
     text, found = capsys.readouterr().out.splitlines()
     assert text == "sun <mask> rain"
     assert found.startswith("  1: ") and found.count("%") == 2
@@ -129,7 +127,10 @@ def test_a_folder_of_theirs_fills_in_a_mask(folder, capsys):
 
 def test_a_folder_of_theirs_gives_vectors(folder, capsys, tmp_path):
     path, output = folder("encoder"), tmp_path / "vectors.npz"
-    embed.main(embed.EmbedOptions(str(path), ("sun rain", "rain snow wind"), output=str(output)))
+    texts = "sun rain", "rain snow wind"
+    generate.main(
+        generate.GenerateOptions(run=str(path), text=texts, embed=True, output=str(output))
+    )
     assert "text 1 and text 2: mean" in capsys.readouterr().out
     table = load_pretrained(path).params["embedding"]["table"]
     with np.load(output) as found:
@@ -162,12 +163,13 @@ def test_a_page_of_a_folder_of_theirs_needs_a_text(folder):
 
 
 def test_a_command_says_what_it_does_not_take(folder, random_params, tmp_path):
-    with pytest.raises(ConfigError, match="objective 'causal'.* 'masked' one: use sample"):
-        fill_mask.main(fill_mask.FillMaskOptions(run=str(folder("gpt"))))
-    with pytest.raises(ConfigError, match="an encoder without the head that fills in: use embed"):
-        fill_mask.main(fill_mask.FillMaskOptions(run=str(folder("encoder"))))
+    with pytest.raises(ConfigError, match="an encoder without a head that fills in: use --embed"):
+        generate.main(generate.GenerateOptions(run=str(folder("encoder"))))
     with pytest.raises(ConfigError, match="holds a Classifier, but a language model is needed"):
-        embed.main(embed.EmbedOptions(str(folder("classifier"))))
+        generate.main(generate.GenerateOptions(run=str(folder("classifier"))))
+    for name, more in (("bert", {}), ("gpt", {"embed": True})):
+        with pytest.raises(ConfigError, match="there is no text: give --text TEXT .. or --input"):
+            generate.main(generate.GenerateOptions(run=str(folder(name)), **more))
     model = MODELS["gpt"]
     save_pretrained(tmp_path / "bare", model, random_params(model, np.ones((2, 3), int)))
     with pytest.raises(ConfigError, match="has no tokenizer: put its tokenizer.json there"):
@@ -188,8 +190,8 @@ def test_a_folder_that_is_no_model_of_theirs_is_taken_for_a_run(folder, tmp_path
 def test_an_encoder_of_theirs_reads_a_text_between_its_begin_and_end(folder, name):
     found = load_run.load_run(folder(name))
     assert frame_of(found) == ([1], [2])
-    backbone, params = find_backbone(found.model, found.params)
-    assert isinstance(backbone, EncoderOnly) and "embedding" in params
+    backbone = without_heads(found)
+    assert isinstance(backbone.model, EncoderOnly) and "embedding" in backbone.params
 
 
 def begun_from(folder, **changes):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.language_modelling import stdlib
-from experiments.language_modelling import stdlib_classification as cutting
-from experiments.language_modelling.stdlib_classification import cut, snippets
+from experiments.language_modelling.tasks import chat, examples, spans
+from experiments.language_modelling.tasks.examples import cut_snippets, snippet_pairs, snippets
 from jaxformer.errors import DataError
 
 PARTS = ("train", "validation", "test")
@@ -141,7 +141,7 @@ class Handler(Base):
 
 
 def test_a_snippet_has_8_counted_lines_and_does_not_say_where_it_is_from():
-    found = list(cut(SOURCE, "http"))
+    found = list(cut_snippets(SOURCE, "http"))
     assert len(found) == 1
     expected = """\
         class Handler(Base):
@@ -154,7 +154,7 @@ def test_a_snippet_has_8_counted_lines_and_does_not_say_where_it_is_from():
                 return two + 1
         """
     counted = [line for line in found[0].split("\n") if len(re.findall("[a-zA-Z_]+", line)) > 1]
-    assert len(counted) == cutting.LINES
+    assert len(counted) == examples.LINES
     assert found[0].startswith(textwrap.dedent(expected).rstrip())
     for word in ("import", "delta", "epsilon", "licence", "comment", "HTTP"):
         assert word not in found[0]
@@ -162,7 +162,7 @@ def test_a_snippet_has_8_counted_lines_and_does_not_say_where_it_is_from():
 
 def test_the_snippets_of_a_file_follow_each_other_and_start_at_the_margin():
     source = "\n".join(f"    if a:\n        number = base + {i}" for i in range(16))
-    found = list(cut(f"def f():\n{source}", "xml"))
+    found = list(cut_snippets(f"def f():\n{source}", "xml"))
     numbers = [int(n) for text in found for n in re.findall(r"base \+ (\d+)", text)]
     assert numbers == list(range(len(numbers)))
     assert len(found) == 4
@@ -171,15 +171,15 @@ def test_the_snippets_of_a_file_follow_each_other_and_start_at_the_margin():
 
 def test_the_test_set_is_balanced_and_shares_no_snippet_with_training(labelled):
     test, train = labelled["test"], labelled["train"]
-    assert {test.labels.count(package) for package in stdlib.PACKAGES} == {cutting.TEST_SNIPPETS}
-    assert len(test.labels) == len(test.texts) == 10 * cutting.TEST_SNIPPETS
+    assert {test.labels.count(package) for package in stdlib.PACKAGES} == {examples.TEST_TEXTS}
+    assert len(test.labels) == len(test.texts) == 10 * examples.TEST_TEXTS
     assert min(train.labels.count(package) for package in stdlib.PACKAGES) >= 50
     assert len(set(train.texts + test.texts)) == len(train.texts) + len(test.texts)
 
 
 def test_no_snippet_contains_the_name_of_its_package(labelled):
     for part in labelled.values():
-        for label, text in zip(*part, strict=True):
+        for label, text in zip(*part[:2], strict=True):
             assert label not in text.lower()
 
 
@@ -199,10 +199,30 @@ def test_a_library_with_too_little_text_is_refused(tmp_path, monkeypatch):
 
 
 def test_what_was_trained_on_is_no_test(tmp_path, monkeypatch):
-    text = "\n".join(f"first = second + {i}" for i in range(50 * cutting.LINES))
+    text = "\n".join(f"first = second + {i}" for i in range(50 * examples.LINES))
     make_library(tmp_path, {"asyncio/a.py": text, "asyncio/b.py": text})
     monkeypatch.setattr(stdlib, "root", lambda: tmp_path)
     monkeypatch.setattr(stdlib, "PACKAGES", ("asyncio",))
     assert len(snippets("train").texts) == 50
     with pytest.raises(DataError, match="asyncio: 0 snippets of 8 lines for test"):
         snippets("test")
+
+
+def test_pairs_are_halves_of_snippets_of_which_every_second_is_another_ones(labelled):
+    texts, pairs = labelled["test"].texts, snippet_pairs("test")
+    assert pairs.labels[:4] == ["follows", "other", "follows", "other"]
+    whole = [f"{first}\n{second}" for _, first, second in zip(*pairs, strict=True)]
+    assert whole[::2] == texts[::2]
+    seconds = [text.removeprefix(first) for text, first in zip(texts, pairs.texts, strict=True)]
+    assert [f"\n{x}" for x in pairs.seconds[1:-1:2]] == seconds[3::2]
+
+
+def test_questions_ask_what_is_assigned_to_a_name_and_conversations_what_a_function_does():
+    questions = spans.made_questions("test")
+    assert len(questions) > 100
+    for each in questions:
+        ((answer,), (start,)) = each.answers, each.starts
+        assert each.context[start:].startswith(answer)
+        assert each.context[:start].endswith(f"{each.question} = ")
+    messages = chat.made_conversations("test")[0]
+    assert messages[0]["content"].startswith("def ") and messages[1]["role"] == "assistant"

@@ -12,8 +12,10 @@ from experiments.harness import cli
 from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import prepare as language
 from experiments.language_modelling.presets import PRESETS as LANGUAGE
+from experiments.language_modelling.presets import DataConfig
 from experiments.translation import prepare as translation
 from experiments.translation.presets import PRESETS as TRANSLATION
+from jaxformer.errors import ConfigError
 from jaxformer.text.data import open_tokens, write_tokens
 
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
@@ -204,10 +206,8 @@ def mixed_words(text, files, more):
     return [*sizes.split(), "--runs", f"{text}/runs", "--name", "second", *files, *more]
 
 
-@pytest.mark.parametrize("more", ["--data.weights 1", "--data.weights 1 0", "--data.weights 1 2"])
-def test_weights_that_do_not_fit_the_files_are_refused(text, more, capsys):
-    files = f"--data.train {text}/a.txt {text}/b.txt {more}".split()
-    held_out = [] if more.endswith("2") else ["--data.validation", f"{text}/b.txt"]
-    with pytest.raises(SystemExit):
-        cli.parse(LANGUAGE, [*files, *held_out])
-    assert "needs a number above 0 for each file of train" in capsys.readouterr().err
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, 2.0)])
+def test_weights_that_do_not_fit_the_files_are_refused(weights):
+    validation = () if weights == (1.0, 2.0) else ("b.txt",)
+    with pytest.raises(ConfigError, match="needs a number above 0 for each file of train"):
+        DataConfig(train=("a.txt", "b.txt"), validation=validation, weights=weights)

@@ -6,10 +6,13 @@ import pytest
 
 from experiments.harness.runs import text_io
 from experiments.harness.runs.text_io import read_table, write_table
-from experiments.translation import known_words
-from experiments.translation.closing import describe_run
-from experiments.translation.corpus import Text
-from experiments.translation.evaluation import chosen_samples
+from experiments.translation.corpus import (
+    Text,
+    read_known_words,
+    unknown_words,
+    write_known_words,
+)
+from experiments.translation.evaluate import chosen_samples, describe_run
 from jaxformer.errors import DataError
 
 
@@ -54,14 +57,23 @@ def test_a_prompt_is_bold_on_a_terminal_and_plain_elsewhere(monkeypatch):
 
 def test_words_that_the_training_text_lacks_are_named_once_in_lower_case(tmp_path):
     (tmp_path / "data").mkdir()
-    known_words.write(tmp_path / "data", ["The dog's dog sleeps.", "A dog, 17 birds"])
-    known = known_words.load(tmp_path)
+    write_known_words(tmp_path / "data", ["The dog's dog sleeps.", "A dog, 17 birds"])
+    known = read_known_words(tmp_path)
     assert known[0] == "dog" and set(known) == {"the", "dog's", "dog", "sleeps", "a", "birds"}
-    assert known_words.unknown(known, "Hello dog, HELLO the World 3") == ["hello", "world"]
+    assert unknown_words(known, "Hello dog, HELLO the World 3") == ["hello", "world"]
+
+
+def test_every_word_of_a_large_text_is_known(tmp_path):
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = [a + b + c + d for a in letters for b in letters for c in letters for d in letters[:6]]
+    assert len(words) > 100_000
+    (tmp_path / "data").mkdir()
+    write_known_words(tmp_path / "data", [" ".join(words), "the dog"])
+    assert unknown_words(read_known_words(tmp_path), f"{words[-1]} {words[0]} dog cat") == ["cat"]
 
 
 def test_a_folder_without_its_words_names_none(tmp_path):
-    assert known_words.unknown(known_words.load(tmp_path), "Hello") == []
+    assert unknown_words(read_known_words(tmp_path), "Hello") == []
 
 
 def test_three_samples_are_shown_of_different_length_and_fewer_of_a_small_text():
@@ -81,13 +93,14 @@ def test_a_finished_run_names_its_words_its_files_and_commands_with_real_argumen
     folder = tmp_path / "my runs"
     (folder / "data").mkdir(parents=True)
     words = [first + second + "ing" for first in "abcdefg" for second in "klmnopq"]
-    known_words.write(folder / "data", words)
+    write_known_words(folder / "data", words)
     scores = {"sentences": 1_234, "exact": 0.5, "bleu": 12.345, "chrf": 6.7}
     halves = {"exact": 0.012, "bleu": 1.5, "chrf": float("nan")}
     told = describe_run(folder, "test", Text(["It's a dog.", "x"], ["y", "z"]), scores, halves)
     said = "test: 1,234 sentences, 50.0% ± 1.2% exactly right, BLEU 12.35 ± 1.50, chrF 6.70"
     assert said in " ".join(told.split())
-    assert "It knows the 49 words of that text" in told and "samples/test.tsv" in told
+    assert "That text has 49 words" in " ".join(told.split()) and "samples/test.tsv" in told
+    assert "nonsense" not in told, "a model of a large text translates new sentences"
     commands = [shlex.split(line) for line in told.splitlines() if line.startswith("  python")]
     assert [command[3:5] for command in commands] == [["--run", str(folder)]] * 3
     assert commands[1][-1] == "It's a dog."

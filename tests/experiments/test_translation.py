@@ -30,12 +30,11 @@ from experiments.harness.training.flops import seq2seq_flops
 from experiments.harness.training.metric_logger import Progress
 from experiments.translation import (
     attend,
-    evaluation,
+    evaluate,
     export,
     load_run,
     prepare,
     sampled_translations,
-    score,
     train,
     translate,
 )
@@ -112,10 +111,11 @@ def settings(text, runs, more=""):
 def parsed(command, args):
     kinds = {
         translate: translate.TranslateOptions,
-        score: score.ScoreOptions,
+        evaluate: evaluate.EvaluateOptions,
         export: export.ExportOptions,
     }
     presets = {"default": kinds[command]()} if command in kinds else PRESETS
+    presets = prepare.OPTIONS if command is prepare else presets
     words = [
         word
         for name, value in args.items()
@@ -391,12 +391,12 @@ def test_training_ends_when_validation_is_tired_and_keeps_the_best_weights(
     scripted = iter([5.0, 9.0, 7.0, 8.5, 8.0, 8.0, 9.0, 3.0])
     seen = []
 
-    def evaluate(found, part, search, *, lowercased):
+    def scored(found, part, search, *, lowercased):
         seen.append(found)
         scores = {"bleu": next(scripted), "chrf": 1.0, "exact": 0.0, "sentences": 1}
-        return evaluation.Result(scores | {"bleu_signature": "", "chrf_signature": ""}, part.source)
+        return evaluate.Result(scores | {"bleu_signature": "", "chrf_signature": ""}, part.source)
 
-    monkeypatch.setattr(train, "evaluate", evaluate)
+    monkeypatch.setattr(train, "evaluate", scored)
     more = """
         --data.tokenizer characters --training.patience 3 --training.evaluate_every 1
         --training.save_every 2 --training.average_checkpoints 1 --data.buckets 1 --model.max_len 47
@@ -581,7 +581,7 @@ def test_weights_divided_over_devices_translate_and_write_as_on_one(
 # Runs that cannot translate
 
 
-@pytest.mark.parametrize("command", [translate, score, export])
+@pytest.mark.parametrize("command", [translate, evaluate, export])
 def test_a_folder_that_is_no_run_is_refused(command, tmp_path):
     done = call(command, {"--run": tmp_path / "none"})
     assert done.code == 2 and f"{tmp_path}/none is not a folder: give --run" in done.err
@@ -589,7 +589,7 @@ def test_a_folder_that_is_no_run_is_refused(command, tmp_path):
     assert done.code == 2 and f"{tmp_path} is not the folder of a run" in done.err
 
 
-@pytest.mark.parametrize("command", [translate, score, export])
+@pytest.mark.parametrize("command", [translate, evaluate, export])
 def test_a_run_without_a_complete_checkpoint_has_its_own_code(command, run, tmp_path):
     shutil.copy(run.folder / "config.json", tmp_path)
     done = call(command, {"--run": tmp_path})
@@ -615,11 +615,11 @@ def test_the_weights_of_a_step_are_those_of_its_checkpoint(run, text):
     args = {"--run": run.folder, "--source": text / "val.en", "--target": text / "val.de"}
     forced = args | {"--forced": True}
     early, last, final = (
-        call(score, forced | more) for more in ({"--step": 5}, {"--checkpoint": "last"}, {})
+        call(evaluate, forced | more) for more in ({"--step": 5}, {"--checkpoint": "last"}, {})
     )
     assert early.code == last.code == final.code == 0
     assert len({early.out, last.out, final.out}) == 3
-    done = call(score, args | {"--step": 4})
+    done = call(evaluate, args | {"--step": 4})
     assert done.code == 66 and "no checkpoint of step 4: it keeps 5, 10, 15, 17" in done.err
 
 
@@ -638,7 +638,7 @@ def test_a_run_is_resumed_by_its_folder_alone(run, tmp_path):
 
 
 def test_the_score_of_a_run_without_files_is_that_of_its_scores_json(run):
-    done = call(score, {"--run": run.folder})
+    done = call(evaluate, {"--run": run.folder})
     assert done.code == 0
     found = json.loads(done.out.splitlines()[-1])
     stored = json.loads((run.folder / "scores.json").read_text())
@@ -651,7 +651,7 @@ def test_the_score_of_a_run_without_files_is_that_of_its_scores_json(run):
 
 def test_8_bits_translate_and_score_as_the_model_in_8_bits_does(run, text, tmp_path):
     args = {"--run": run.folder, "--source": text / "val.en", "--target": text / "val.de"}
-    done = call(score, args | {"--output": tmp_path / "out.txt", "--int8": True})
+    done = call(evaluate, args | {"--output": tmp_path / "out.txt", "--int8": True})
     assert done.code == 0, done.err
     found = checkpoint_selection.in_int8(load_run.load_translator(run.folder))
     assert isinstance(found.model, Int8)
@@ -666,8 +666,8 @@ def test_8_bits_translate_and_score_as_the_model_in_8_bits_does(run, text, tmp_p
     ]
     assert [line.split("\t")[2] for line in lines[0]] == expected
     assert lines[0] != lines[1], "the scores tell which weights they are of"
-    exact = call(score, args | {"--forced": True}).out
-    rounded = call(score, args | {"--forced": True, "--int8": True}).out
+    exact = call(evaluate, args | {"--forced": True}).out
+    rounded = call(evaluate, args | {"--forced": True, "--int8": True}).out
     totals = [[float(line.split()[0]) for line in x.splitlines()] for x in (exact, rounded)]
     assert totals[0] != totals[1]
     np.testing.assert_allclose(totals[1], totals[0], rtol=0.05)
@@ -683,14 +683,14 @@ def test_an_ensemble_of_a_run_with_itself_translates_and_scores_as_the_run(run, 
     assert [line.split("\t")[2] for line in lists[0][:-1:2]] == lists[1][:-1]
     files = {"--source": text / "val.en", "--target": text / "val.de", "--forced": True}
     alone, both = (
-        call(score, {"--run": folder} | files).out.split()
+        call(evaluate, {"--run": folder} | files).out.split()
         for folder in (run.folder, twice["--run"])
     )
     np.testing.assert_allclose([float(x) for x in both], [float(x) for x in alone], atol=2e-4)
 
 
 def test_runs_that_cannot_decode_together_are_refused(run, averaged, tmp_path):
-    done = call(score, {"--run": f"{run.folder},{averaged}"})
+    done = call(evaluate, {"--run": f"{run.folder},{averaged}"})
     assert done.code == 2
     assert re.search(
         rf"model.vocab_size is \d+ in {run.folder} and 11 in {averaged}, but the models", done.err
@@ -703,9 +703,9 @@ def test_runs_that_cannot_decode_together_are_refused(run, averaged, tmp_path):
     vocab = content["model"]["vocab"]
     vocab["d"], vocab["e"] = vocab["e"], vocab["d"]
     tokenizer.write_text(json.dumps(content))
-    done = call(score, {"--run": f"{run.folder},{other}"})
+    done = call(evaluate, {"--run": f"{run.folder},{other}"})
     assert done.code == 2 and "have different tokenizers, but the models of an" in done.err
-    done = call(score, {"--run": f"{run.folder},nowhere"})
+    done = call(evaluate, {"--run": f"{run.folder},nowhere"})
     assert done.code == 2 and "nowhere is not a folder: give --run" in done.err
 
 
@@ -728,20 +728,20 @@ def test_translations_are_drawn_by_seed_and_line_and_chosen_by_their_utility(run
 def test_decoding_options_reach_the_search_and_the_record(run, text):
     files = {"--run": run.folder, "--source": text / "val.en", "--target": text / "val.de"}
     rules = {"--beam_size": 3, "--length_penalty": 0.3, "--no_repeat_ngram_size": 1}
-    done = call(score, files | rules)
+    done = call(evaluate, files | rules)
     record = json.loads(done.out.splitlines()[-1])
     search = record["search"]
     assert {f"--{name}": search[name] for name in ("beam_size", "length_penalty")} == {
         name: rules[name] for name in ("--beam_size", "--length_penalty")
     }
     assert search["no_repeat_ngram_size"] == 1 and record["translation"]["max_extra_tokens"] == 3
-    drawn = call(score, files | {"--decoding": "sample", "--temperature": 0.5, "--seed": 3})
+    drawn = call(evaluate, files | {"--decoding": "sample", "--temperature": 0.5, "--seed": 3})
     record = json.loads(drawn.out.splitlines()[-1])
     assert record["decoding"] == "sample" and record["sampler"]["seed"] == 3
-    done = call(score, files | {"--seed": 3})
+    done = call(evaluate, files | {"--seed": 3})
     assert done.code == 2
     assert "seed=3 needs --decoding sample or mbr, but decoding='beam'" in done.err
-    done = call(score, files | {"--decoding": "mbr", "--beam_size": 3})
+    done = call(evaluate, files | {"--decoding": "mbr", "--beam_size": 3})
     assert done.code == 2 and "beam_size=3 needs --decoding beam" in done.err
     done = call(export, {"--run": run.folder, "--decoding": "sample"})
     assert done.code == 2 and "cannot be exported, only beam search" in done.err
@@ -750,7 +750,7 @@ def test_decoding_options_reach_the_search_and_the_record(run, text):
 def test_a_text_of_ones_own_is_scored_and_its_translations_written(run, text, tmp_path):
     source, output = text / "val.en", tmp_path / "out.txt"
     args = {"--run": run.folder, "--source": source, "--target": text / "val.de"}
-    done = call(score, args | {"--output": output, "--lowercased": True})
+    done = call(evaluate, args | {"--output": output, "--lowercased": True})
     assert done.code == 0, done.err
     assert f"{source}: 5 sentences" in done.out
     assert "lc.norm.moses:de|nrefs:1" in done.out
@@ -761,7 +761,7 @@ def test_forced_scores_are_a_line_for_each_pair_whose_sum_stands_first(run, tmp_
     source = write(tmp_path / "a.en", ["dog sees", "", "tree", "king"])
     target = write(tmp_path / "a.de", ["sieht Hund", "leer", " ", "Prinz"])
     args = {"--run": run.folder, "--source": source, "--target": target}
-    done = call(score, args | {"--forced": True})
+    done = call(evaluate, args | {"--forced": True})
     assert done.code == 0, done.err
     lines = done.out.split("\n")
     assert len(lines) == 5 and lines[1] == lines[2] == lines[4] == ""
@@ -774,15 +774,15 @@ def test_forced_scores_are_a_line_for_each_pair_whose_sum_stands_first(run, tmp_
 def test_pairs_that_cannot_be_scored_are_refused(run, text, tmp_path):
     base = {"--run": run.folder, "--source": text / "val.en"}
     for forced in ("--no_forced", "--forced"):
-        done = call(score, base | {"--target": text / "test.de", forced: True})
+        done = call(evaluate, base | {"--target": text / "test.de", forced: True})
         assert done.code == 65
         assert "val.en has 5 lines and" in done.err and "test.de has 4" in done.err
-    done = call(score, base)
+    done = call(evaluate, base)
     assert done.code == 2 and "parallel text needs both files" in done.err
     long = {"--source": text / "test.en", "--target": text / "test.de", "--forced": True}
-    done = call(score, base | long)
+    done = call(evaluate, base | long)
     assert done.code == 65 and f"error: {text}/test.en:4: the line has more than" in done.err
-    assert call(score, base | {"--beam_size": -1}).code == 2
+    assert call(evaluate, base | {"--beam_size": -1}).code == 2
 
 
 # Exporting

@@ -1,14 +1,17 @@
 """The text of the translation experiment: where it comes from, how it is split, named settings."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiments.harness.runs import run_folder
+from experiments.harness.runs.text_cache import TextCache
 from experiments.harness.training import training_config
 from experiments.harness.training.profiling import profiled
-from experiments.translation import corpus
+from experiments.translation import corpus, grammar
 from experiments.translation.corpus import Text, fingerprint, load_corpus
 from experiments.translation.prepare import prepare
 from experiments.translation.presets import (
@@ -59,22 +62,51 @@ def test_ones_own_pairs_are_set_aside_by_their_source_whatever_the_order(tmp_pat
     assert set(backwards.validation.source) == aside
 
 
-def test_at_most_so_many_sources_are_set_aside_and_none_of_them_trains():
-    pairs = [(f"sentence {i % 997}", f"Satz {i}") for i in range(2_999)]
-    text = Text(*map(list, zip(*pairs, strict=True)))
-    kept, aside = corpus._split(text, lambda share: share < 0.5, most=7)
-    assert len(set(aside.source)) == 7 and len(aside.source) > 14
-    assert not set(kept.source) & set(aside.source)
+def test_at_most_a_thousand_sources_are_set_aside_and_none_of_them_trains(tmp_path):
+    pairs = [(f"sentence {i % 67_003}", f"Satz {i}") for i in range(97_003)]
+    parts = load_corpus(DataConfig(train=write(tmp_path, "a", pairs)))
+    assert len(set(parts.validation.source)) == 1_000 < len(parts.validation.source)
+    assert not set(parts.train.source) & set(parts.validation.source)
 
 
-def test_files_of_ones_own_replace_the_part_they_are_given_for(tmp_path, monkeypatch):
-    built_in = corpus.Corpus(Text(["a"], ["b"]), Text(["c"], ["d"]), Text(["e"], ["f"]))
-    monkeypatch.setitem(corpus._BUILT_IN, "grammar", corpus._BuiltIn(lambda: built_in, list))
+@pytest.fixture
+def small_grammar(monkeypatch):
+    """The built-in text, of one pair a part."""
+    text = corpus.Corpus(Text(["a"], ["b"]), Text(["c"], ["d"]), Text(["e"], ["f"]))
+    files = corpus.BUILT_IN["grammar"].files
+    monkeypatch.setitem(corpus.BUILT_IN, "grammar", corpus.BuiltIn(lambda: text, files))
+    return text
+
+
+def test_files_of_ones_own_replace_the_part_they_are_given_for(tmp_path, small_grammar):
     own = write(tmp_path, "own", [("g", "h")])
-    assert load_corpus(DataConfig()) == built_in
-    assert load_corpus(DataConfig(test=own)) == built_in._replace(test=Text(["g"], ["h"]))
+    assert load_corpus(DataConfig()) == small_grammar
+    assert load_corpus(DataConfig(test=own)) == small_grammar._replace(test=Text(["g"], ["h"]))
     whole = load_corpus(DataConfig(train=own, validation=own))
     assert whole == corpus.Corpus(Text(["g"], ["h"]), Text(["g"], ["h"]), Text([], []))
+
+
+def test_a_change_of_any_file_of_the_grammar_makes_its_text_anew(tmp_path, monkeypatch):
+    folder = tmp_path / "grammar"
+    shutil.copytree(Path(grammar.__file__).parent, folder)
+    monkeypatch.setattr(grammar, "__file__", str(folder / "__init__.py"))
+    made = []
+    files = corpus.BUILT_IN["grammar"].files
+
+    def load():
+        made.append(1)
+        return corpus.Corpus(*[Text([str(len(made))], ["b"])] * 3)
+
+    monkeypatch.setitem(corpus.BUILT_IN, "grammar", corpus.BuiltIn(load, files))
+    cache = TextCache(tmp_path / "texts")
+    paths = [path for path in folder.rglob("*.*") if path.suffix in (".py", ".txt")]
+    assert any(path.name == "nouns.txt" for path in paths)
+    for count, path in enumerate([paths[0], *paths], start=0):
+        if count:
+            path.write_text(path.read_text() + "\n")
+        for _ in range(2):  # the second time it comes from the cache
+            corpus.open_corpus(DataConfig(), cache)
+        assert len(made) == count + 1, path
 
 
 def test_a_run_in_lower_case_prepares_no_other(tmp_path):
@@ -130,17 +162,6 @@ def test_every_preset_can_be_written_to_a_run_and_read_back(tmp_path):
         assert preset.name == name
         run = run_folder.open_run(tmp_path, "translation", name, preset)
         assert run_folder.load_config(run.folder, TranslationConfig) == preset
-
-
-def test_multi30k_tiny_is_the_model_that_was_asked_for():
-    preset = PRESETS["multi30k_tiny"]
-    model = preset.model
-    assert (model.num_encoder_layers, model.num_decoder_layers) == (4, 4)
-    assert (model.d_model, model.d_ff, model.num_heads) == (128, 256, 4)
-    assert (model.vocab_size, model.source_vocab_size) == (10_000, None)
-    assert model.embeddings.tied == "all" and model.dropout_rate == 0.3
-    assert (preset.data.corpus, preset.data.tokenizer) == ("multi30k", "bpe")
-    assert preset.data.batch_tokens == 4_096
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """The passages of WikiText-2's held-out articles, as a task to learn from few labels."""
 
 import gzip
-from dataclasses import replace
 
 import pytest
 
-from experiments.language_modelling import wikitext_classification as cutting
-from experiments.language_modelling.finetune import PRESETS
-from experiments.language_modelling.wikitext_classification import cut, passages, word_order
-from jaxformer.errors import ConfigError
+from experiments.language_modelling.tasks import examples
+from experiments.language_modelling.tasks.examples import cut_passages, passages, word_order
 
 # As in the files, a line begins and ends with a space.
 VALIDATION = [
@@ -37,13 +34,13 @@ def small(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(gzip.compress("".join(f" {line} \n \n" for line in lines).encode()))
     monkeypatch.setenv("JAXFORMER_DATA", str(tmp_path))
-    for name, value in {"ARTICLES": 2, "WORDS": 3, "TEST_PASSAGES": 2}.items():
-        monkeypatch.setattr(cutting, name, value)
+    for name, value in {"ARTICLES": 2, "WORDS": 3, "TEST_TEXTS": 2}.items():
+        monkeypatch.setattr(examples, name, value)
 
 
 def test_a_passage_has_its_number_of_words_and_none_of_the_title(monkeypatch):
-    monkeypatch.setattr(cutting, "WORDS", 3)
-    found = list(cut(" The red Stars are old and RED and far away .", "Red stars"))
+    monkeypatch.setattr(examples, "WORDS", 3)
+    found = list(cut_passages(" The red Stars are old and RED and far away .", "Red stars"))
     assert found == [" The are old", " and and far"]
 
 
@@ -53,7 +50,7 @@ def test_the_labels_are_the_longest_articles_whose_title_is_known(small):
 
 
 def test_the_last_passages_are_to_test_with_and_no_paragraph_is_in_both_parts(small):
-    train, test = (dict(zip(texts, labels, strict=True)) for labels, texts in parts())
+    train, test = (dict(zip(texts, labels, strict=True)) for labels, texts, _ in parts())
     assert test == {
         " 14 15 16": "Rain",
         " 17 18 19": "Rain",
@@ -114,10 +111,3 @@ def test_the_real_articles_give_fifty_passages_each_to_test_with(real_data):
     assert len(set(test.labels)) == 10 and len(test.texts) == 500
     assert min(map(train.labels.count, set(test.labels))) > 100
     assert not set(train.texts) & set(test.texts)
-
-
-def test_articles_are_for_classification_without_files_alone():
-    with pytest.raises(ConfigError, match="task='pairs' and train='': leave one out"):
-        replace(PRESETS["articles"], task="pairs")
-    with pytest.raises(ConfigError, match="'word_order' are .* train='a.tsv'"):
-        replace(PRESETS["word_order"], train="a.tsv", test="b.tsv")

@@ -159,7 +159,12 @@ def _edited(tokenizer: dict) -> dict:
 
 def parsed(args: dict[str, Any]) -> presets.TranslationConfig:
     """The settings of a run with the options `args`."""
-    return cli.parse(presets.PRESETS, [str(word) for pair in args.items() for word in pair])
+    return cli.parse(presets.PRESETS, words_of(args))
+
+
+def words_of(args: dict[str, Any]) -> list[str]:
+    """The options `args` as words of a command line."""
+    return [str(word) for pair in args.items() for word in pair]
 
 
 def prepared(args: dict[str, Any]) -> Path:
@@ -175,5 +180,5 @@ def prepare_again(args: dict[str, Any]) -> tuple[int, str]:
     """The exit code of preparing as a training does at its start, and what it said."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        code = cli.run(lambda: prepare.main(parsed(args)))
+        code = cli.run(lambda: prepare.main(cli.parse(prepare.OPTIONS, words_of(args))))
     return code, " ".join(said.getvalue().split())

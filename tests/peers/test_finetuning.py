@@ -10,8 +10,8 @@ from experiments.language_modelling.answers import score_answers
 from experiments.language_modelling.chat_templates import load_template
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.presets import PRESETS
-from experiments.language_modelling.tasks import chat, spans
-from experiments.language_modelling.tasks.classification import LabelledPairs, encode_pairs
+from experiments.language_modelling.tasks import chat, classification, spans
+from experiments.language_modelling.tasks.examples import Labelled
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
@@ -56,8 +56,8 @@ def test_pairs_are_those_of_transformers(bert, length):
     theirs, run = bert
     firsts = ["the sun", "snowing and raining, the moon is a star.", "a"]
     seconds = ["is a hill? the lake and the wind", "the rain", "the moon"]
-    pairs = LabelledPairs(["x", "y", "x"], firsts, seconds)
-    found = encode_pairs(pairs, kinds=["x", "y"], loaded=run, length=length)
+    pairs = Labelled(["x", "y", "x"], firsts, seconds)
+    found = classification.encode(pairs, ["x", "y"], run, length)
     expected = theirs(firsts, seconds, truncation=True, max_length=length, padding="max_length")
     assert found.tokens.tolist() == expected["input_ids"]
     assert found.token_type_ids.tolist() == expected["token_type_ids"]

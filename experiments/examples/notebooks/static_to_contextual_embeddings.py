@@ -337,5 +337,5 @@ assert cosine(by_money, office) > cosine(by_money, shore)
 # The command `embed` prints the same comparison for a run of this project, or for the folder of a
 # model of `transformers`, such as DistilBERT's:
 #
-# `python -m experiments.language_modelling.embed --run FOLDER --text "Write a poem about a man
-# fishing on a river bank." "Write a poem about a man withdrawing money from a bank."`
+# `python -m experiments.language_modelling.generate --embed --run FOLDER --text "Write a poem about
+# a man fishing on a river bank." "Write a poem about a man withdrawing money from a bank."`

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from experiments.harness.cli import config_files, help_text
-from experiments.harness.cli.config_files import find_part, part_kinds, type_hints
 from experiments.harness.cli.exit_codes import run, sentence
 from experiments.harness.cli.option_hints import did_you_mean, suggestion
 from jaxformer import optional_dependencies
@@ -69,14 +68,17 @@ def _parse(
     files = {name: _single(name, groups.pop(name)) for name in names if name in groups}
     topics = groups.pop("help", None)
     config = _with_files(presets, files, experiment)
-    config = _with_parts(config, groups)
-    hints = config_files.settings(config)
+    kinds = config_files.settings(config)
+    kinds |= _own_parts(kinds, groups)
+    for name in groups:
+        if name not in (*kinds, *map(_off, kinds)):
+            raise ConfigError(f"there is no option --{name}: {suggestion(name, [*kinds, *names])}")
+    config = config_files.with_overrides(config, _values(kinds, groups))
     if topics is not None:
-        text = help_text.of(config, hints, [word for words in topics for word in words])
+        text = help_text.of(config, kinds, [word for words in topics for word in words])
         print(f"{_description(description)}{_about(presets, files, experiment)}\n{text}", end="")
         raise SystemExit(0)
-    _refuse_unknown(groups, config, [*hints, *names])
-    return _rebuilt(config, _values(hints, groups))
+    return config
 
 
 def _grouped(args: list[str], positional: str) -> dict[str, list[list[str]]]:
@@ -151,57 +153,14 @@ def _location(path: str, experiment: str) -> dict[str, str]:
     return {"name": folder.name, "runs": runs}
 
 
-def _with_parts(config: T, groups: dict[str, list[list[str]]], prefix: str = "") -> T:
-    """`config` with the parts that `groups` name, unchecked; their names leave `groups`."""
-    changes: dict[str, Any] = {}
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        name, kind = prefix + field.name, type_hints(type(config))[field.name]
-        value = getattr(config, field.name)
-        if part_kinds(kind) and name in groups:
-            word = _single(name, groups.pop(name))
-            part = find_part(kind, word, f"--{name}")
-            value = word if part == word else _unchecked(part, _with_missing(part))
-        if dataclasses.is_dataclass(value):
-            value = _with_parts(value, groups, f"{name}.")
-        if value is not getattr(config, field.name):
-            changes[field.name] = value
-    return _unchecked(type(config), vars(config) | changes) if changes else config
-
-
-def _with_missing(part: type) -> dict[str, Any]:
-    """The default of each field of `part`, or a mark that tyro knows."""
-    missing = optional_dependencies.load("tyro").MISSING
-    names = {field.name: missing for field in dataclasses.fields(part) if field.init}
-    return names | config_files.field_defaults(part)
-
-
-def _unchecked(kind: type[T], values: Mapping[str, Any]) -> T:
-    """The dataclass `kind` with `values`, of which some may be missing or contradict another."""
-    config = object.__new__(kind)
-    for name, value in values.items():
-        object.__setattr__(config, name, value)
-    return config
-
-
-def _refuse_unknown(groups: Mapping[str, Any], config: Any, known: list[str]) -> None:
-    flags = [_off(name) for name in known]
-    for name in groups:
-        if name not in known and name not in flags:
-            said = _of_other_part(config, name) or suggestion(name, known)
-            raise ConfigError(f"there is no option --{name}: {said}")
-
-
-def _of_other_part(config: Any, name: str) -> str:
-    """What to do about the option `name` where it sets a field of a part that was not chosen."""
-    *path, field = name.split(".")
-    kind: Any = type(config)
-    with contextlib.suppress(AttributeError, KeyError):
-        for word in path:
-            kind, config = type_hints(type(config))[word], getattr(config, word)
-        having = [part for part, each in part_kinds(kind).items() if field in type_hints(each)]
-        if having:
-            return f"it is an option of --{'.'.join(path)} {' or '.join(having)}: give that too"
-    return ""
+def _own_parts(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> dict[str, Any]:
+    """The settings of the parts of your own that `groups` name."""
+    own: dict[str, Any] = {}
+    for name in [name for name in groups if config_files.part_kinds(kinds.get(name))]:
+        word = _single(name, groups[name])
+        part = config_files.find_part(kinds[name], word, f"--{name}")
+        own |= {} if part == word else config_files.settings(part, f"{name}.")
+    return own
 
 
 def _off(name: str) -> str:
@@ -210,23 +169,25 @@ def _off(name: str) -> str:
     return f"{group}{dot}no_{last}"
 
 
-def _values(hints: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> dict[str, Any]:
+def _values(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> dict[str, Any]:
     """The values that options give, by the dotted names of their fields."""
-    flags = {name: name for name, kind in hints.items() if kind is bool}
+    flags = {name: name for name, kind in kinds.items() if kind is bool}
     flags |= {_off(name): name for name in flags}
     values: dict[str, Any] = {}
     words: dict[str, list[str]] = {}
     for name, uses in groups.items():
-        if name not in flags:
-            words[name] = sum(uses, []) if _is_list(hints[name]) else uses[-1]
-        elif uses[-1]:
-            on = flags[name]
-            raise ConfigError(
-                f"--{name} is a flag and takes no value: write --{on} or --{_off(on)} alone"
-            )
-        else:
+        if name in flags:
             values[flags[name]] = name == flags[name]
-    return values | _read({name: hints[name] for name in words}, words)
+            if uses[-1]:
+                on = flags[name]
+                raise ConfigError(
+                    f"--{name} is a flag and takes no value: write --{on} or --{_off(on)} alone"
+                )
+        elif config_files.part_kinds(kinds[name]):
+            values[name] = _single(name, uses)
+        else:
+            words[name] = sum(uses, []) if _is_list(kinds[name]) else uses[-1]
+    return values | _read({name: kinds[name] for name in words}, words)
 
 
 def _is_list(kind: Any) -> bool:
@@ -234,22 +195,22 @@ def _is_list(kind: Any) -> bool:
     return any(typing.get_origin(each) in (tuple, list) for each in kinds)
 
 
-def _read(hints: Mapping[str, Any], words: Mapping[str, list[str]]) -> dict[str, Any]:
-    """The values of the types `hints` that `words` stand for; `ConfigError` where they do not."""
+def _read(kinds: Mapping[str, Any], words: Mapping[str, list[str]]) -> dict[str, Any]:
+    """The values of the types `kinds` that `words` stand for; `ConfigError` where they do not."""
     tyro = optional_dependencies.load("tyro")
     fields = [
         (f"option_{i}", Annotated[kind, tyro.conf.arg(name=name)])
-        for i, (name, kind) in enumerate(hints.items())
+        for i, (name, kind) in enumerate(kinds.items())
     ]
     args = [word for name, values in words.items() for word in (f"--{name}", *values)]
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
-            kind = dataclasses.make_dataclass("Options", fields)
-            read = tyro.cli(kind, args=args, use_underscores=True)
+            options = dataclasses.make_dataclass("Options", fields)
+            read = tyro.cli(options, args=args, use_underscores=True)
     except SystemExit as end:
         raise ConfigError(_reason(printed.getvalue())) from end
-    return dict(zip(hints, dataclasses.astuple(read), strict=True))
+    return {name: getattr(read, field) for name, (field, _) in zip(kinds, fields, strict=True)}
 
 
 def _reason(text: str) -> str:
@@ -258,21 +219,6 @@ def _reason(text: str) -> str:
     text = re.split(r"For full helptext|Argument helptext", text)[0]
     lines = [line.strip("╭─╮│╰╯|+- ") for line in text.splitlines()]
     return " ".join([line for line in lines if line][1:])
-
-
-def _rebuilt(config: T, values: Mapping[str, Any], prefix: str = "") -> T:
-    """`config` with `values` of its fields; all dataclasses in it check theirs again."""
-    named: dict[str, Any] = {}
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        name = prefix + field.name
-        value = values.get(name, getattr(config, field.name))
-        if value is optional_dependencies.load("tyro").MISSING:
-            raise ConfigError(f"--{name} is needed: {type(config).__name__} has no default for it")
-        if dataclasses.is_dataclass(value) and name not in values:
-            value = _rebuilt(value, values, f"{name}.")
-        if field.init:
-            named[field.name] = value
-    return type(config)(**named)
 
 
 def _description(text: str) -> str:

@@ -24,7 +24,13 @@ from jaxformer.errors import ConfigError
 
 T = TypeVar("T")
 
-type_hints = cache(typing.get_type_hints)
+
+_cached_hints = cache(typing.get_type_hints)
+
+
+def type_hints(kind: Any) -> dict[str, Any]:
+    """The type of each field of the dataclass `kind`."""
+    return _cached_hints(kind)
 
 
 def split_step(name: str) -> tuple[Path, str]:
@@ -153,6 +159,7 @@ def with_fields(config: T, fields: dict[str, Any], path: Path, *, complete: bool
 
 def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
     """The dataclass `config` with other values of some fields, given by their dotted names."""
+    kinds = settings(config)
     nested: dict[str, Any] = {}
     for name in sorted(overrides):  # the name of a part before its fields
         *groups, last = name.split(".")
@@ -161,7 +168,7 @@ def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
             if isinstance(inner.get(word), str):
                 inner[word] = {"type": inner[word]}
             inner = inner.setdefault(word, {})
-        inner[last] = plain(overrides[name], _type_of(type(config), name))
+        inner[last] = plain(overrides[name], kinds.get(name))
     return build(type(config), _merged(plain(config), nested))
 
 
@@ -176,16 +183,34 @@ def with_options(presets: Mapping[str, Any], kind: Callable[..., T]) -> dict[str
 def settings(config: Any, prefix: str = "") -> dict[str, Any]:
     """The type of each setting of the dataclass `config`, by its dotted name.
 
-    A part is a setting, and so are its fields.
+    A part is a setting, and so are the fields of all parts that may stand there. Of a class
+    `config` the parts of your own that it holds are not known.
     """
     kinds: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        name, kind = prefix + field.name, type_hints(type(config))[field.name]
-        value = getattr(config, field.name)
-        inner = settings(value, f"{name}.") if _is_dataclass(type(value)) else {}
-        kinds |= {name: kind} if part_kinds(kind) or not inner else {}
-        kinds |= inner
+    hints = type_hints(config if isinstance(config, type) else type(config))
+    for name in (field.name for field in dataclasses.fields(config)):
+        kind, value = hints[name], getattr(config, name, None)
+        parts: list[Any] = [*part_kinds(kind).values()]
+        if parts:
+            kinds[prefix + name] = kind
+        elif _is_dataclass(kind):
+            parts = [kind]
+        else:
+            kinds[prefix + name] = kind
+        if _is_dataclass(type(value)):
+            parts = [*parts, value]
+        for part in parts:
+            kinds |= settings(part, f"{prefix}{name}.")
     return kinds
+
+
+def has_setting(config: Any, name: str) -> bool:
+    """Whether `config` has the dotted `name`, which may be a field of a part it does not hold."""
+    for word in name.split("."):
+        if not hasattr(config, word):
+            return False
+        config = getattr(config, word)
+    return True
 
 
 def with_defaults(stored: Any, config: Any) -> Any:
@@ -210,20 +235,9 @@ def flat(value: Any, name: str = "") -> dict[str, str]:
     return {k: v for key, inner in value.items() for k, v in flat(inner, prefix + key).items()}
 
 
-def _type_of(kind: Any, name: str) -> Any:
-    """The type of the field with the dotted `name`, if need be of any part that may be there."""
-    for word in name.split("."):
-        kinds = [*part_kinds(kind).values()] or [kind]
-        hints = [type_hints(each) for each in kinds if _is_dataclass(each)]
-        kind = next((each[word] for each in hints if word in each), Any)
-    return kind
-
-
 def _merged(below: Any, above: Any) -> Any:
-    """`above` over `below`; the fields of another part are no defaults."""
-    if not isinstance(below, dict) or not isinstance(above, dict):
-        return above
-    if "type" in above and _letters(str(above["type"])) != _letters(str(below.get("type"))):
+    """`above` over `below`; a part that `above` names begins with its defaults."""
+    if not isinstance(below, dict) or not isinstance(above, dict) or "type" in above:
         return above
     return below | {name: _merged(below.get(name), value) for name, value in above.items()}
 

@@ -15,7 +15,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from experiments.harness.cli.config_files import part_kinds, part_name
+from experiments.harness.cli.config_files import has_setting, part_kinds, part_name
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
@@ -23,8 +23,8 @@ RUN = "run"
 """The group of the options that belong to no other."""
 
 
-def of(config: Any, hints: Mapping[str, Any], topics: Sequence[str]) -> str:
-    """The help of the options `hints` of `config`: of the groups `topics`, of "all", or in short.
+def of(config: Any, kinds: Mapping[str, Any], topics: Sequence[str]) -> str:
+    """The help of the options `kinds` of `config`: of the groups `topics`, of "all", or in short.
 
     In short it shows the options that the class of `config` names in `common_options`, and those
     of its subclass; without such names all. Raises `ConfigError` for an unknown group.
@@ -33,18 +33,19 @@ def of(config: Any, hints: Mapping[str, Any], topics: Sequence[str]) -> str:
     if not topics and common:
         declaring = next(k for k in type(config).__mro__ if "common_options" in vars(k))
         inherited = {field.name for field in dataclasses.fields(declaring)}
-        added = [name for name in hints if name.partition(".")[0] not in inherited]
-        return _short(config, hints, [*added, *common])
-    groups = _groups(hints)
+        added = [name for name in kinds if name.partition(".")[0] not in inherited]
+        return _short(config, kinds, [*added, *common])
+    groups = _groups(kinds)
     for topic in topics:
         if topic not in (*groups, "all"):
             raise ConfigError(
                 f"--help {topic}: there is no such group: give all or one of {', '.join(groups)}"
             )
     chosen = [*groups] if not topics or "all" in topics else topics
-    parts = [name for name, kind in hints.items() if part_kinds(kind) and _group(name) in chosen]
+    parts = [name for name, kind in kinds.items() if part_kinds(kind) and _group(name) in chosen]
+    told = [_part(config, kinds[name], name) for name in parts if has_setting(config, name)]
     drawn = [box for group, box in _boxes(config) if _group(f"{group}.") in chosen]
-    return "".join([*(_part(config, hints[name], name) for name in parts), *drawn])
+    return "".join([*told, *drawn])
 
 
 def wrapped(text: str, indent: str = "") -> str:
@@ -53,9 +54,10 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 @cache
-def field_docs(kind: type) -> dict[str, str]:
+def field_docs(kind: Any) -> dict[str, str]:
     """The docstring under each field of the dataclass `kind`, on one line."""
     docs: dict[str, str] = {}
+    base: Any
     for base in reversed([each for each in kind.__mro__ if dataclasses.is_dataclass(each)]):
         with contextlib.suppress(OSError, TypeError):  # a class made by a function has no source
             (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
@@ -70,19 +72,20 @@ def doc_of(config: Any, name: str) -> str:
     *path, field = name.split(".")
     for word in path:
         config = getattr(config, word)
-    return field_docs(type(config)).get(field, "")
+    kind: Any = type(config)
+    return field_docs(kind).get(field, "")
 
 
-def _short(config: Any, hints: Mapping[str, Any], names: Sequence[str]) -> str:
-    names = [name for name in names if name in hints]
+def _short(config: Any, kinds: Mapping[str, Any], names: Sequence[str]) -> str:
+    names = [name for name in names if name in kinds]
     first, second = max(map(len, names)) + 2, 13
     room = _width() - first - second - 4
     text = f"{'option':{first}}  {'default':{second}}\n"
     for name in names:
-        value = _shortened(_value(config, hints[name], name), second)
+        value = _shortened(_value(config, kinds[name], name), second)
         text += f"--{name:{first - 2}}  {value:{second}}  "
         text += f"{_shortened(doc_of(config, name).partition('. ')[0].removesuffix('.'), room)}\n"
-    counts = ", ".join(f"{group} ({count})" for group, count in _groups(hints).items())
+    counts = ", ".join(f"{group} ({count})" for group, count in _groups(kinds).items())
     more = f"--help GROUP shows all options of a group: {counts}. --help all shows all of them."
     return f"{text}\n{wrapped(more)}"
 
@@ -100,9 +103,9 @@ def _value(config: Any, kind: Any, name: str) -> str:
     return " ".join(map(str, config)) if isinstance(config, tuple | list) else str(config)
 
 
-def _groups(hints: Mapping[str, Any]) -> dict[str, int]:
+def _groups(kinds: Mapping[str, Any]) -> dict[str, int]:
     """The number of options of each group."""
-    groups = [_group(name) for name in hints]
+    groups = [_group(name) for name in kinds]
     return {group: groups.count(group) for group in groups}
 
 
@@ -112,7 +115,8 @@ def _group(name: str) -> str:
 
 
 def _part(config: Any, kind: Any, name: str) -> str:
-    chosen = f"{doc_of(config, name)} (default: {_value(config, kind, name)})"
+    chosen = f"{doc_of(config, name)} (default: {_value(config, kind, name)}; give it to see the "
+    chosen += "options of another)"
     return wrapped(f"--{name} {{{','.join(part_kinds(kind))}}}  {chosen}", "      ")
 
 

@@ -14,16 +14,15 @@ _SHADES = " ░▒▓█"
 def curve(values: Sequence[float], width: int, height: int) -> list[str]:
     """`height` lines of `width` characters that draw `values` from left to right.
 
-    The largest and the smallest value stand at the left. Blank for
-    less than two finite values.
+    The largest and the smallest value stand at the left. Blank for less than two finite values.
     """
-    found = np.array([value for value in values if math.isfinite(value)])
-    if len(found) < 2:
+    finite = np.array([value for value in values if math.isfinite(value)])
+    if len(finite) < 2:
         return [" " * width] * height
-    low, high = float(found.min()), float(found.max())
+    low, high = float(finite.min()), float(finite.max())
     labels = {0: f"{high:.3g}", height - 1: f"{low:.3g}"}
     margin = max(map(len, labels.values())) + 1
-    rows = _dots(found, 2 * (width - margin), 4 * height)
+    rows = _dots(finite, 2 * (width - margin), 4 * height)
     return [f"{labels.get(i, ''):>{margin - 1}} {row}" for i, row in enumerate(rows)]
 
 

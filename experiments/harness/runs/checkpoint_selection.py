@@ -21,26 +21,17 @@ _Loaded = TypeVar("_Loaded", bound=NamedTuple)
 
 
 class Averaging(Protocol):
-    """The training settings that say which weights a run keeps."""
+    """The training settings that say which weights a run keeps (see `TrainingConfig`)."""
 
     @property
-    def average_checkpoints(self) -> int:
-        """The number of last checkpoints whose mean may become the result."""
-
+    def average_checkpoints(self) -> int: ...
     @property
-    def ema_decay(self) -> float:
-        """The decay of the moving average that becomes the result; 0: none."""
-
+    def ema_decay(self) -> float: ...
     @property
-    def extra_ema_decays(self) -> tuple[float, ...]:
-        """The decays of further moving averages."""
-
+    def extra_ema_decays(self) -> tuple[float, ...]: ...
     @property
-    def result_tree(self) -> str:
-        """The part of a state that becomes the result."""
-
-    def ema_tree(self, decay: float) -> str:
-        """The part of a state that is the moving average with this decay."""
+    def result_tree(self) -> str: ...
+    def ema_tree(self, decay: float) -> str: ...
 
 
 @dataclass(frozen=True)

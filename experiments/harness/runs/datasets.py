@@ -1,4 +1,4 @@
-"""Where real data lies: in a folder of one's own, in the user's cache, or on its web page."""
+"""Real data by name: in the folder JAXFORMER_DATA, in the user's cache, or downloaded into it."""
 
 import contextlib
 import difflib
@@ -17,12 +17,11 @@ from jaxformer.errors import DataError
 
 
 class Group(NamedTuple):
-    """Files of a data set that come from one place; datasets.json holds them all.
+    """Files of a data set with one address; datasets.json holds them all.
 
-    `url` has {name} where the file's own name goes (a file that has another name there is a group
-    of its own), without .gz if `zipped`: then what comes is plain text, and is gzipped here. None
-    means that it cannot be downloaded, and `source` tells a person where to look. `files` maps
-    names to the sha256 of what is downloaded.
+    `url` has {name} where the name of a file goes, without .gz if `zipped`: then plain text is
+    downloaded, and gzipped here. None: the files cannot be downloaded, and `source` tells a person
+    where to look. `files` maps names to the sha256 of the download.
     """
 
     files: dict[str, str]
@@ -32,15 +31,15 @@ class Group(NamedTuple):
 
 
 def find(dataset: str, file: str) -> Path:
-    """The path of `file` of `dataset`, which is downloaded if it is on this machine nowhere.
+    """The path of `file` of `dataset`, which is downloaded if it is nowhere on this machine.
 
-    The places, in order: $JAXFORMER_DATA/DATASET/FILE, the same in the user's cache folder, and
-    the web, from a fixed address with a fixed sha256. `DataError` says what to do by hand.
+    It is looked for in $JAXFORMER_DATA/DATASET/FILE, then in the user's cache folder. A download
+    has a fixed address and a fixed sha256. `DataError` says what to do by hand.
     """
     group = _group(dataset, file)
-    own = os.environ.get("JAXFORMER_DATA")
+    folder = os.environ.get("JAXFORMER_DATA")
     cached = cache_folder() / dataset / file
-    for path in ([Path(own) / dataset / file] if own else []) + [cached]:
+    for path in ([Path(folder) / dataset / file] if folder else []) + [cached]:
         if path.is_file():
             return path
     if group.url is None:

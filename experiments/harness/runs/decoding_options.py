@@ -1,4 +1,4 @@
-"""How texts are decoded: the options that all decoding commands share, and ensembles of runs."""
+"""Options that all decoding commands share, and ensembles of runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -67,11 +67,10 @@ class DecodingOptions(SamplerConfig):
         return SamplerConfig(**{name: getattr(self, name) for name in names})
 
     def search(self, config: SearchConfig) -> SearchConfig:
-        """The run's `config` with what these options say."""
-        given = {name: getattr(self, name) for name in _OF_SEARCH}
-        beam_size = given.pop("beam_size") or config.beam_size
-        given = {name: value for name, value in given.items() if value is not None}
-        return replace(config, beam_size=beam_size, **given)
+        """The run's `config` with the values of these options."""
+        named = {name: getattr(self, name) for name in _OF_SEARCH}
+        named["beam_size"] = self.beam_size or None
+        return replace(config, **{k: value for k, value in named.items() if value is not None})
 
 
 def run_folders(run: str) -> list[Path]:

@@ -22,13 +22,13 @@ _LOST_PROCESS = ("Gloo", "NCCL", "Socket closed", "coordination service")  # in 
 
 def check(config: Any) -> None:
     """Raises `ConfigError` when the options of `config` about processes contradict each other."""
-    if config.distributed and _placed(config):
+    if config.distributed and _is_placed(config):
         raise ConfigError(
             "distributed=True reads coordinator, num_processes and process_id from the cluster, "
             f"but coordinator={config.coordinator!r}, num_processes={config.num_processes} and "
             f"process_id={config.process_id} were given: give one or the other"
         )
-    if _several(config) and config.strategy == "single":
+    if _asks_for_several(config) and config.strategy == "single":
         raise ConfigError(
             "strategy='single' trains in one process, but several were asked for: give --strategy "
             "replicated or --strategy sharded"
@@ -42,15 +42,15 @@ def joined(config: Any) -> Iterator[None]:
     Enter it before anything touches a device; all processes leave it together. Raises `ConfigError`
     as `jaxformer.distributed.initialize` does, and when the processes have different settings.
     """
-    if not _several(config):
+    if not _asks_for_several(config):
         yield
         return
     distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
-    given = config_files.flat(config_files.plain(config))
-    given.pop("process_id")
-    kind = {"experiment": type(config).__name__, "count of settings": len(given)}
+    settings = config_files.flat(config_files.plain(config))
+    settings.pop("process_id")
+    kind = {"experiment": type(config).__name__, "count of settings": len(settings)}
     distributed.assert_processes_agree(kind)
-    distributed.assert_processes_agree(given)
+    distributed.assert_processes_agree(settings)
     with contextlib.ExitStack() as stack:
         if not is_first():
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
@@ -93,7 +93,7 @@ def wait(name: str) -> None:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """All processes leave it together; where one fails, the others exit with its code."""
+    """All processes leave the block together; where one fails, all exit with its code."""
     if not is_several():
         yield
         return
@@ -126,9 +126,9 @@ def local(devices: Strategy, tree: Any) -> Any:
     return jax.device_put(devices.gather(tree), jax.local_devices()[0])
 
 
-def _placed(config: Any) -> bool:
+def _is_placed(config: Any) -> bool:
     return bool(config.coordinator) or (config.num_processes, config.process_id) != (None, None)
 
 
-def _several(config: Any) -> bool:
-    return config.distributed or _placed(config)
+def _asks_for_several(config: Any) -> bool:
+    return config.distributed or _is_placed(config)

@@ -61,7 +61,7 @@ def iterate_both(name: str, fields: tuple[str, str]) -> Iterator[tuple[str, ...]
 
 
 def identity(name: str, cache: TextCache) -> str:
-    """A text that changes with what `name` holds; your own function is called for it."""
+    """A text that changes with the content of `name`; your own function is called for it."""
     if is_file(name):
         return cache.name_of(Path(name))
     if name.startswith("hf:"):
@@ -69,7 +69,7 @@ def identity(name: str, cache: TextCache) -> str:
     if name.startswith("sacrebleu:"):
         return name
     digest = hashlib.sha256()
-    for item in _own(name):
+    for item in _called(name):
         digest.update(repr(item).encode() + b"\0")
     return digest.hexdigest()
 
@@ -82,12 +82,12 @@ def _read(name: str, fields: Sequence[str]) -> Iterable[tuple[str, ...]]:
     if name.startswith("sacrebleu:"):
         return _test_set(name)
     if is_import_name(name):
-        return _own(name)
+        return _called(name)
     return read_fields(name, fields)
 
 
-def _own(name: str) -> Iterator[tuple[str, ...]]:
-    """What the function `name` gives: texts, or tuples of texts."""
+def _called(name: str) -> Iterator[tuple[str, ...]]:
+    """The texts, or tuples of texts, that the function `name` yields."""
     for item in import_by_name(name, "data")():
         texts = tuple(item) if isinstance(item, tuple | list) else (item,)
         if not all(isinstance(text, str) for text in texts):

@@ -69,7 +69,7 @@ class TextCache:
         """Puts the files that `make(FOLDER)` writes into `folder`.
 
         It is called once for all that equals `made_from`; later its files are linked (ids) or
-        copied (all others). Damaged files are made anew.
+        copied (any other file). Damaged files are made anew.
         """
         folder.mkdir(parents=True, exist_ok=True)
         if self.folder is None:
@@ -82,10 +82,10 @@ class TextCache:
                 self._make(entry, make)
             for path in entry.iterdir():
                 if path.name != "manifest.json":
-                    _place(path, folder / path.name)
+                    _link_or_copy(path, folder / path.name)
 
     def whole_tokens(self, path: Path) -> Tokens:
-        """The sequences in `path`, compared with their fingerprint; `DataError` for others."""
+        """The sequences in `path`, compared with their fingerprint; `DataError` if they differ."""
         tokens = open_tokens(path)
         if self.digest(path) != tokens.fingerprint:
             raise DataError(f"{path} is damaged: {json_records.REMEDY}")
@@ -152,7 +152,7 @@ def _write_record(path: Path, content: dict[str, Any]) -> None:
     unfinished.replace(path)
 
 
-def _place(path: Path, target: Path) -> None:
+def _link_or_copy(path: Path, target: Path) -> None:
     """Makes `target` a link to `path`, or a copy of it."""
     unfinished = target.with_name(f"{target.name}.unfinished")
     unfinished.unlink(missing_ok=True)
@@ -168,7 +168,7 @@ def _place(path: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Within it no other process is within it; it waits for the others."""
+    """Holds a lock on `path`, for which other processes wait."""
     with open(path, "a", encoding="utf-8") as file:
         if importlib.util.find_spec("fcntl") is not None:
             import fcntl

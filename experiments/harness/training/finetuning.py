@@ -1,13 +1,77 @@
-"""What fine-tuning on few examples needs: rows of ids, their batches, and the result's folder."""
+"""Fine-tuning: its options, rows of ids and their batches, and the loop on them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+import optax
 
 from experiments.harness.runs import run_folder
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.training import build
+from experiments.harness.training.adapters import LoraOptions, train_adapters, with_adapters
+from experiments.harness.training.training_config import OptimizerConfig
+from jaxformer.config import check_at_least
+from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
+from jaxformer.training import lora
+from jaxformer.training.losses import Loss
+from jaxformer.training.parameter_groups import freeze, freeze_gradient
+from jaxformer.training.train_step import init_train_state, make_train_step, raise_if_diverged
+
+
+@dataclass(frozen=True)
+class FinetuneOptions(LoraOptions, RunOptions):
+    """The options that all fine-tuning shares."""
+
+    _: KW_ONLY
+    num_train: int = 0
+    """Examples to learn from, chosen by the seed, as evenly over the labels as possible; 0: all."""
+    batch_size: int = 16
+    """Rows of a batch."""
+    output: str = ""
+    """A file that receives what the last model says of the test examples; empty: none."""
+    save: str = ""
+    """A new folder that receives the last model, adapters merged, in the format of transformers;
+    empty: none."""
+    runs: str = "runs"
+    """The folder that holds the folders of all experiments."""
+    name: str = ""
+    """Name of the folder for the result; empty: the run's own, or that of the weights' folder."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer, and how many steps it takes."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        RunOptions.__post_init__(self)
+        check_at_least(self, 0, "num_train")
+        check_at_least(self, 1, "batch_size")
+        check_at_least(self.optimizer, 1, "total_steps")
+
+
+def result_folder(options: FinetuneOptions, experiment: str) -> Path:
+    """The folder for the result of `options.run`: the run's, or a new one for pretrained weights.
+
+    Raises `ConfigError` for a name that no folder can have, and where `options.save` exists.
+    """
+    if options.save and Path(options.save).exists():
+        raise ConfigError(f"save={options.save!r} exists already: give the name of a new folder")
+    run = Path(options.run)
+    if not options.name and not is_pretrained(run):
+        return run
+    return run_folder.folder_of(options.runs, experiment, options.name or run.resolve().name)
+
+
+def check_count(options: FinetuneOptions, count: int, kind: str) -> None:
+    """Raises `ConfigError` where `options.num_train` is more than the `count` examples."""
+    if options.num_train > count:
+        raise ConfigError(
+            f"num_train={options.num_train}, but there are {count} {kind} to learn from: give at "
+            "most as many, or 0 for all"
+        )
 
 
 class LabelledBatch(NamedTuple):
@@ -24,8 +88,8 @@ class LabelledBatch(NamedTuple):
 class Examples(NamedTuple):
     """N texts as ids, padded at their ends, and what is to be learned of each.
 
-    `labels` are the numbers of classes [N], the first and the last token of an answer [N, 2], or
-    which tokens belong to an answer [N, T].
+    `labels` are the numbers of classes [N], the first and the last token of an answer [N, 2], the
+    tokens that belong to an answer [N, T] bool, or the ids of a target [N, L].
     """
 
     tokens: np.ndarray  # [N, T] int32
@@ -84,15 +148,45 @@ def padded(
     return Examples(tokens, present, labels, kinds)
 
 
-def result_folder(options: Any, experiment: str) -> Path:
-    """The folder for the result of `options.run`: the run's, or a new one for pretrained weights.
+class Trainer(NamedTuple):
+    """The compiled step of a fine-tuning, which serves all its seeds."""
 
-    Raises `ConfigError` for a name that no folder can have.
+    options: FinetuneOptions
+    optimizer: optax.GradientTransformation
+    step: Callable[..., Any]
+
+    def train(self, params: Any, examples: Examples, seed: int, rng: jax.Array) -> Any:
+        """The parameters after the last step on `examples`, adapters merged.
+
+        `seed` decides the examples and the order of the batches; the first half of `rng` the
+        adapters, the second the dropout. Donates `params`. Raises `Diverged` when the last steps
+        were not finite.
+        """
+        options, (init_rng, rng) = self.options, jax.random.split(rng)
+        chosen = examples.select(options.num_train, seed)
+        params = with_adapters(params, init_rng, options)
+        state = init_train_state(params, self.optimizer, rng)
+        for number in range(options.optimizer.total_steps):
+            batch = examples.batch(chosen, options.batch_size, seed, number)
+            state, metrics = self.step(state, batch)
+        raise_if_diverged(options.optimizer.total_steps, metrics)
+        return lora.merge_adapters(state.params)
+
+
+def make_trainer(options: FinetuneOptions, loss: Loss, frozen: str = "") -> Trainer:
+    """The step that minimises `loss`; parameters whose path `frozen` matches stay as they are.
+
+    With `options.lora_rank` only adapters are trained, and what `frozen` does not match.
     """
-    given = Path(options.run)
-    if not options.name and not is_pretrained(given):
-        return given
-    return run_folder.folder_of(options.runs, experiment, options.name or given.resolve().name)
+    optimizer = build.build_optimizer(options.optimizer)
+    if options.lora_rank:
+        loss, optimizer = train_adapters(loss, optimizer, frozen or lora.FROZEN)
+    elif frozen:
+        loss, optimizer = freeze_gradient(loss, frozen), freeze(optimizer, frozen)
+    elif options.optimizer.freeze:
+        loss = freeze_gradient(loss, options.optimizer.freeze)
+    step = jax.jit(make_train_step(loss, optimizer), donate_argnums=0)
+    return Trainer(options, optimizer, step)
 
 
 def _order(seed: int, number: int, size: int) -> np.ndarray:

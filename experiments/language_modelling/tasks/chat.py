@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness.training.finetuning import Examples, LabelledBatch, padded
+from experiments.harness.training.finetuning import Examples, LabelledBatch, check_count, padded
 from experiments.language_modelling import stdlib
 from experiments.language_modelling.chat_templates import (
     ChatTemplate,
@@ -19,10 +19,7 @@ from experiments.language_modelling.chat_templates import (
     read_conversations,
 )
 from experiments.language_modelling.load_run import LoadedRun
-from experiments.language_modelling.tasks.rows import (
-    Scored,
-    TaskData,
-)
+from experiments.language_modelling.tasks.task import Scored, Task
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.text.tokenizers import Tokenizer
@@ -47,58 +44,47 @@ def read(options: Any) -> tuple[list[list[Message]], list[list[Message]]]:
         train, test = (read_conversations(Path(x)) for x in (options.train, options.test))
     else:
         train, test = made_conversations("train"), made_conversations("test")
-    if options.num_train > len(train):
-        raise ConfigError(
-            f"num_train={options.num_train}, but there are {len(train)} conversations to learn "
-            "from: give at most as many, or 0 for all"
-        )
+    check_count(options, len(train), "conversations")
     return train, test
 
 
 def made_conversations(part: stdlib.Part) -> list[list[Message]]:
-    """What does this function do? The signatures and docstrings of the standard library."""
-    found: list[list[Message]] = []
+    """Signatures of the standard library, answered by the first line of their docstrings."""
+    conversations: list[list[Message]] = []
     for path in stdlib.files(part):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and (said := ast.get_docstring(node)):
+            if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
                 asked = f"def {node.name}({ast.unparse(node.args)}):"
-                answer = said.split("\n")[0][:_LONGEST_ANSWER]
+                answer = text.split("\n")[0][:_LONGEST_ANSWER]
                 if answer:
-                    found.append(
-                        [
-                            {"role": "user", "content": asked},
-                            {"role": "assistant", "content": answer},
-                        ]
-                    )
-    return found
+                    messages = {"user": asked, "assistant": answer}.items()
+                    conversations.append([{"role": x, "content": y} for x, y in messages])
+    return conversations
 
 
-def make_chat(
-    options: Any,
-    loaded: LoadedRun,
-    backbone: Any,
-    train: list[list[Message]],
-    test: list[list[Message]],
-) -> TaskData:
-    """The run's own model, and the conversations as rows; `ConfigError` for one that is masked."""
-    if not isinstance(backbone, DecoderOnly):
+def make(
+    options: Any, loaded: LoadedRun, train: list[list[Message]], test: list[list[Message]]
+) -> Task:
+    """The task of the run's own model; `ConfigError` for one that is masked."""
+    model = loaded.model
+    if not isinstance(model, DecoderOnly):
         raise ConfigError(
             f"{options.run} is a masked model, but task='chat' needs one that continues text: use "
             "a causal run"
         )
-    length = min(options.seq_len, backbone.config.max_len)
+    length = min(options.seq_len, model.config.max_len)
     template = find_template(options, loaded.tokenizer)
-    made, tested = (
+    trained, tested = (
         encode_conversations(texts, template, loaded.tokenizer, length) for texts in (train, test)
     )
-    causal = causal_loss(backbone)
+    causal = causal_loss(model)
 
     def loss(params: Any, batch: LabelledBatch, rng: jax.Array | None) -> Any:
         learned = batch.labels[:, 1:] & batch.loss_mask[:, None]
         return causal(params, _Stream(batch.tokens, learned, batch.example_ids), rng)
 
     def outputs(params: Any, batch: LabelledBatch) -> jax.Array:
-        logits = backbone.apply({"params": params}, batch.tokens[:, :-1])
+        logits = model.apply({"params": params}, batch.tokens[:, :-1])
         return _answer_sums(logits, batch.tokens[:, 1:], batch.labels[:, 1:])
 
     def score(sums: np.ndarray) -> Scored:
@@ -108,16 +94,16 @@ def make_chat(
 
     title = f"share of the tokens of the answers in {len(tested.tokens)} test conversations right"
     files = {"chat_template.jinja": template.source}
-    return TaskData(made, tested, backbone, loss, outputs, score, title, files)
+    return Task(model, trained, tested, loss, jax.jit(outputs), score, title, files)
 
 
 def find_template(options: Any, tokenizer: Tokenizer) -> ChatTemplate:
     """The template in the file --chat_template, or that of the run's folder."""
-    found = load_template(Path(options.run), tokenizer)
+    template = load_template(Path(options.run), tokenizer)
     if not options.chat_template:
-        return found
+        return template
     try:
-        return found._replace(source=Path(options.chat_template).read_text(encoding="utf-8"))
+        return template._replace(source=Path(options.chat_template).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{options.chat_template}: cannot read the file: {error}") from error
 
@@ -125,14 +111,14 @@ def find_template(options: Any, tokenizer: Tokenizer) -> ChatTemplate:
 def encode_conversations(
     conversations: list[list[Message]], template: ChatTemplate, tokenizer: Tokenizer, length: int
 ) -> Examples:
-    """Rows of at most `length` + 1 ids; `labels` tell the tokens of the assistant's answers.
+    """Rows of at most `length` + 1 ids; `labels` mark the tokens of the assistant's answers.
 
-    What a row has no room for is cut off. Raises `DataError` for a message that contains the name
+    A longer conversation is cut. Raises `DataError` for a message that contains the name
     of a special token, and where no answer is left.
     """
     for number, messages in enumerate(conversations, start=1):
-        texts_of = [message["content"] for message in messages]
-        check_messages(texts_of, tokenizer, f"conversation {number}: ")
+        contents = [message["content"] for message in messages]
+        check_messages(contents, tokenizer, f"conversation {number}: ")
     texts = [template.answers(messages) for messages in conversations]
     encoded = tokenizer.encode_with_special([text for text, _ in texts])
     rows, masks = [], []
@@ -155,7 +141,7 @@ def encode_conversations(
 
 
 def _answer_sums(logits: Any, labels: Any, learned: Any) -> jax.Array:
-    """For each row the nats, the right tokens and the number of the tokens of answers [B, 3]."""
+    """The nats, the right tokens and the number of the tokens of answers of each row [B, 3]."""
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     nats = -jnp.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]
     right = jnp.argmax(logits, axis=-1) == labels

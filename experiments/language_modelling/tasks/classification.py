@@ -1,126 +1,95 @@
 """Labels of texts, or of pairs of texts: `label<TAB>text` or `label<TAB>premise<TAB>hypothesis`."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.harness.runs.records import is_record_file, read_fields
 from experiments.harness.training.finetuning import Examples, LabelledBatch, padded
 from experiments.language_modelling.load_run import LoadedRun
-from experiments.language_modelling.stdlib_classification import Labelled, Part, snippets
-from experiments.language_modelling.tasks.rows import (
+from experiments.language_modelling.tasks.examples import LABELLED, Labelled, snippet_pairs
+from experiments.language_modelling.tasks.task import (
     Scored,
-    TaskData,
+    Task,
+    apply,
     frame_of,
+    has_types,
     pair_frame,
 )
-from experiments.language_modelling.wikitext_classification import passages, word_order
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pretrained import is_pretrained
-from jaxformer.text.data import read_lines, read_tab_pairs
-from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.data import read_lines
 from jaxformer.training.losses import classification_loss
 
-_FIELDS = ("label", "premise", "hypothesis")
-_LABELLED: dict[str, Callable[[Part], Labelled]] = {
-    "python_stdlib": snippets,
-    "articles": passages,
-    "word_order": word_order,
-}
+_FIELDS = ("label", "text"), ("label", "premise", "hypothesis")
 
 
-class LabelledPairs(NamedTuple):
-    """Pairs of texts with labels, as in natural language inference."""
+def read(options: Any) -> tuple[Labelled, Labelled]:
+    """The texts or pairs to learn from and to test with, as `options` say.
 
-    labels: list[str]
-    texts: list[str]
-    seconds: list[str]
-
-
-def read_labelled(path: str) -> Labelled:
-    """The lines label<TAB>text of a file; a further tab ends the text.
-
-    Raises `DataError` naming the first line without a label or a text, and as `read_lines` does.
+    Raises `DataError` for a test label that is not learned, `ConfigError` for `num_train`.
     """
-    found = Labelled(*read_tab_pairs(path))
-    for number, (label, text) in enumerate(zip(*found, strict=True), start=1):
-        if not label.strip() or not text.strip():
-            raise DataError(f"{path}:{number}: needed label<TAB>text, got {label!r} and {text!r}")
-    return found
-
-
-def read_pairs(path: str) -> LabelledPairs:
-    """The lines label<TAB>premise<TAB>hypothesis, or records with these fields (.jsonl, .parquet).
-
-    Raises `DataError` naming the first line without all three.
-    """
-    if is_record_file(path):
-        rows = list(read_fields(path, _FIELDS))
+    is_pairs = options.task == "pairs"
+    if options.train:
+        train, test = (read_labelled(x, pairs=is_pairs) for x in (options.train, options.test))
     else:
-        rows = [tuple(line.split("\t")[:3]) for line in read_lines(path)]
-    for number, row in enumerate(rows, start=1):
-        if len(row) < 3 or not all(text.strip() for text in row):
-            raise DataError(
-                f"{path}:{number}: needed label<TAB>premise<TAB>hypothesis, got "
-                f"{len(row)} columns: {' '.join(map(repr, row))}"
-            )
-    return LabelledPairs(*(list(column) for column in zip(*rows, strict=True)))
-
-
-def snippet_pairs(part: Any) -> LabelledPairs:
-    """Halves of snippets of the standard library: does the second follow the first?
-
-    Every other first half is followed by its own second half, the others by that of the next but
-    one.
-    """
-    texts = snippets(part).texts
-    halves = [_halves(text) for text in texts]
-    labels = ["other" if i % 2 else "follows" for i in range(len(halves))]
-    seconds = [halves[(i + 2 * (i % 2)) % len(halves)][1] for i in range(len(halves))]
-    return LabelledPairs(labels, [first for first, _ in halves], seconds)
-
-
-def check(train: Any, test: Any, paths: tuple[str, str], num_train: int) -> None:
-    """Raises `DataError` for a test label that is not learned, `ConfigError` for `num_train`."""
+        make = snippet_pairs if is_pairs else LABELLED[options.examples]
+        train, test = make("train"), make("test")
     kinds = sorted(set(train.labels))
     for number, label in enumerate(test.labels, start=1):
         if label not in kinds:
-            raise DataError(f"{paths[1]}:{number}: no line of {paths[0]} has the label {label!r}")
+            raise DataError(
+                f"{options.test}:{number}: no line of {options.train} has the label {label!r}"
+            )
     if len(kinds) < 2:
-        raise DataError(f"{paths[0]}: all lines have the label {kinds[0]!r}: two labels are needed")
-    if num_train and not len(kinds) <= num_train <= len(train.texts):
+        raise DataError(
+            f"{options.train}: all lines have the label {kinds[0]!r}: two labels are needed"
+        )
+    if options.num_train and not len(kinds) <= options.num_train <= len(train.texts):
         raise ConfigError(
-            f"num_train={num_train}, but there are {len(train.texts)} texts of "
+            f"num_train={options.num_train}, but there are {len(train.texts)} texts of "
             f"{len(kinds)} kinds to learn from: give a number between these"
         )
+    return train, test
 
 
-def make_classification(
-    options: Any, loaded: LoadedRun, backbone: Any, train: Any, test: Any
-) -> TaskData:
-    """The classifier on `backbone`, and the texts or pairs as ids.
+def read_labelled(path: str, *, pairs: bool = False) -> Labelled:
+    """The lines label<TAB>text, or of pairs label<TAB>premise<TAB>hypothesis, of a file.
+
+    A further tab ends the last text. A file of records (.jsonl, .parquet) has these fields. Raises
+    `DataError` naming the first line without one of them, and as `read_lines` does.
+    """
+    names = _FIELDS[pairs]
+    rows: Sequence[Sequence[str]]
+    if is_record_file(path):
+        rows = list(read_fields(path, names))
+    else:
+        rows = [line.split("\t")[: len(names)] for line in read_lines(path)]
+    for number, row in enumerate(rows, start=1):
+        if len(row) < len(names) or not all(text.strip() for text in row):
+            raise DataError(
+                f"{path}:{number}: needed {'<TAB>'.join(names)}, got {len(row)} columns: "
+                f"{' '.join(map(repr, row))}"
+            )
+    return Labelled(*(list(column) for column in zip(*rows, strict=True)))
+
+
+def make(options: Any, loaded: LoadedRun, train: Labelled, test: Labelled) -> Task:
+    """The task of a classifier on the run's model.
 
     Published encoders without a pooler get a new one: their classifiers have it.
     """
+    backbone = loaded.model
     if isinstance(backbone, EncoderOnly) and is_pretrained(options.run):
         backbone = backbone.clone(config=replace(backbone.config, pooler="tanh"))
     kinds = sorted(set(train.labels))
     length = min(options.seq_len, backbone.config.max_len)
-    if isinstance(train, LabelledPairs):
-        as_rows = partial(encode_pairs, kinds=kinds, loaded=loaded, length=length)
-    else:
-        as_rows = partial(
-            encode,
-            kinds=kinds,
-            tokenizer=loaded.tokenizer,
-            length=length,
-            frame=frame_of(loaded),
-        )
+    trained, tested = (encode(each, kinds, loaded, length) for each in (train, test))
     model = Classifier(backbone, len(kinds), options.pooling)
 
     def outputs(params: Any, batch: LabelledBatch) -> Any:
@@ -128,82 +97,42 @@ def make_classification(
 
     def score(logits: np.ndarray) -> Scored:
         numbers = np.argmax(logits, axis=-1)
-        accuracy = float(np.mean(numbers == rows.labels))
-        lines = zip((kinds[number] for number in numbers), *test, strict=True)
+        accuracy = float(np.mean(numbers == tested.labels))
+        columns = [column for column in test if column is not None]
+        lines = zip((kinds[number] for number in numbers), *columns, strict=True)
         return Scored({"accuracy": accuracy}, ["\t".join(line) for line in lines])
 
-    rows = as_rows(test)
     commonest = max(map(test.labels.count, set(test.labels))) / len(test.labels)
     title = f"share of {len(test.labels)} test texts right (the commonest label: {commonest:.1%})"
     loss = classification_loss(model)
-    return TaskData(as_rows(train), rows, model, loss, outputs, score, title, labels=kinds)
+    return Task(model, trained, tested, loss, jax.jit(outputs), score, title, labels=kinds)
 
 
-def apply(model: Any, params: Any, batch: LabelledBatch) -> Any:
-    """What the model returns for the rows of `batch`."""
-    types = () if batch.token_type_ids is None else (batch.token_type_ids,)
-    return model.apply({"params": params}, batch.tokens, batch.padding_mask, *types)
+def encode(labelled: Labelled, kinds: list[str], loaded: LoadedRun, length: int) -> Examples:
+    """The texts or pairs as rows of at most `length` ids, framed as in pretraining.
 
-
-def encode(
-    labelled: Labelled,
-    kinds: list[str],
-    tokenizer: Tokenizer,
-    length: int,
-    frame: tuple[list[int], list[int]],
-) -> Examples:
-    """The texts as ids between the two lists of `frame`, cut to `length` ids in all."""
-    room = length - sum(map(len, frame))
-    ids = tokenizer.encode_batch(labelled.texts)
-    rows = [[*frame[0], *row[:room], *frame[1]] for row in ids]
+    Of a pair the longer text is cut first; an encoder gets token types where it has them.
+    """
+    tokenizer = loaded.tokenizer
     labels = np.array([kinds.index(label) for label in labelled.labels], np.int32)
-    return padded(rows, labels, tokenizer.special.pad, length)
-
-
-def encode_pairs(
-    pairs: LabelledPairs, *, kinds: list[str], loaded: LoadedRun, length: int
-) -> Examples:
-    """The pairs as ids in one row, the longer text cut first; with token types for an encoder."""
-    frame, tokenizer = pair_frame(loaded), loaded.tokenizer
-    sides = (tokenizer.encode_batch(texts) for texts in (pairs.texts, pairs.seconds))
-    rows, types = [], []
-    for first, second in zip(*sides, strict=True):
+    firsts = tokenizer.encode_batch(labelled.texts)
+    if labelled.seconds is None:
+        before, after = frame_of(loaded)
+        room = length - len(before) - len(after)
+        rows = [[*before, *ids[:room], *after] for ids in firsts]
+        return padded(rows, labels, tokenizer.special.pad, length)
+    frame, rows, types = pair_frame(loaded), [], []
+    for first, second in zip(firsts, tokenizer.encode_batch(labelled.seconds), strict=True):
         a, b = _longest_first(len(first), len(second), length - frame.size)
         ids, kind = frame.row(first[:a], second[:b])
         rows.append(ids)
         types.append(kind)
-    labels = np.array([kinds.index(label) for label in pairs.labels], np.int32)
     return padded(rows, labels, tokenizer.special.pad, length, types if has_types(loaded) else None)
 
 
-def has_types(loaded: LoadedRun) -> bool:
-    """Whether the run's model tells the two texts of a pair apart by token types."""
-    config = loaded.model.config
-    return bool(config.num_encoder_layers) and config.embeddings.num_types > 1
-
-
 def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
-    """How many ids of texts of `a` and `b` ids are kept, so that both fit into `room`."""
+    """The numbers of ids kept of texts of `a` and `b` ids, so that both fit into `room`."""
     if a + b <= room:
         return a, b
     short = min(a, b, room // 2)
     return (short, room - short) if a <= b else (room - short, short)
-
-
-def _halves(text: str) -> tuple[str, str]:
-    lines = text.split("\n")
-    middle = len(lines) // 2
-    return "\n".join(lines[:middle]), "\n".join(lines[middle:])
-
-
-def read(options: Any) -> tuple[Any, Any]:
-    """The texts or pairs to learn from and to test with, as `options` say."""
-    pairs = options.task == "pairs"
-    if options.train:
-        from_file = read_pairs if pairs else read_labelled
-        train, test = from_file(options.train), from_file(options.test)
-    else:
-        made = snippet_pairs if pairs else _LABELLED[options.examples]
-        train, test = made("train"), made("test")
-    check(train, test, (options.train, options.test), options.num_train)
-    return train, test

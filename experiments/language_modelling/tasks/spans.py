@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from experiments.harness.training.finetuning import Examples, LabelledBatch, padded
+from experiments.harness.training.finetuning import Examples, LabelledBatch, check_count, padded
 from experiments.language_modelling.answers import score_answers
 from experiments.language_modelling.load_run import LoadedRun
-from experiments.language_modelling.stdlib_classification import snippets
-from experiments.language_modelling.tasks.classification import apply, has_types
-from experiments.language_modelling.tasks.rows import (
+from experiments.language_modelling.tasks.examples import Part, snippets
+from experiments.language_modelling.tasks.task import (
     Scored,
-    TaskData,
+    Task,
+    apply,
+    has_types,
     pair_frame,
 )
 from jaxformer.errors import ConfigError, DataError
@@ -23,7 +25,7 @@ from jaxformer.nn.heads import SpanPredictor
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.training.losses import span_loss
 
-_NO_ANSWER = 0  # the place, of the first token, that stands for it
+_NO_ANSWER = 0  # the index of the first token stands for it
 _ASSIGNMENT = re.compile(r"^\s*(\w+) = (\S.*)$", re.MULTILINE)
 
 
@@ -55,11 +57,7 @@ def read(options: Any) -> tuple[list[Question], list[Question]]:
         train, test = read_questions(options.train), read_questions(options.test)
     else:
         train, test = made_questions("train"), made_questions("test")
-    if options.num_train > len(train):
-        raise ConfigError(
-            f"num_train={options.num_train}, but there are {len(train)} questions to learn from: "
-            "give at most as many, or 0 for all"
-        )
+    check_count(options, len(train), "questions")
     return train, test
 
 
@@ -70,7 +68,7 @@ def read_questions(path: str) -> list[Question]:
     """
     try:
         articles = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
-        found = [
+        questions = [
             _question(paragraph["context"], item)
             for article in articles
             for paragraph in article["paragraphs"]
@@ -83,61 +81,60 @@ def read_questions(path: str) -> list[Question]:
             f"{path}: needed the JSON of SQuAD (data, paragraphs, context, qas, question, answers, "
             f"text, answer_start), but {error} is missing"
         ) from error
-    if not found:
+    if not questions:
         raise DataError(f"{path}: there are no questions: give at least one")
-    for each in found:
+    for each in questions:
         for answer, start in zip(each.answers, each.starts, strict=True):
             if each.context[start : start + len(answer)] != answer:
                 raise DataError(
                     f"{path}: question {each.key!r}: the answer {answer!r} is not at {start} of "
                     "its context"
                 )
-    return found
+    return questions
 
 
-def made_questions(part: Any) -> list[Question]:
-    """What is assigned to a name? Questions about snippets of the standard library."""
-    found = []
+def made_questions(part: Part) -> list[Question]:
+    """Questions about snippets of the standard library: what is assigned to a name?"""
+    questions = []
     for number, text in enumerate(snippets(part).texts):
         matches = list(_ASSIGNMENT.finditer(text))
         names = [match[1] for match in matches]
         if matches and names.count(names[0]) == 1:
             start, answer = matches[0].start(2), matches[0][2]
-            found.append(Question(f"{part}-{number}", names[0], text, [answer], [start]))
-    return found
+            questions.append(Question(f"{part}-{number}", names[0], text, [answer], [start]))
+    return questions
 
 
-def make_spans(
-    options: Any, loaded: LoadedRun, backbone: Any, train: list[Question], test: list[Question]
-) -> TaskData:
-    """The model on `backbone` that finds answers, and the questions as windows.
+def make(options: Any, loaded: LoadedRun, train: list[Question], test: list[Question]) -> Task:
+    """The task of a model that finds answers on the run's encoder.
 
     Raises `ConfigError` for a causal model, whose tokens do not see the text that follows them.
     """
-    if not isinstance(backbone, EncoderOnly):
+    if not isinstance(loaded.model, EncoderOnly):
         raise ConfigError(
             f"{options.run} is a causal model, but task='spans' needs an encoder: use a masked run"
         )
-    length = min(options.seq_len, backbone.config.max_len)
-    made, windows = (
+    length = min(options.seq_len, loaded.model.config.max_len)
+    trained, windows = (
         make_windows(questions, loaded, length, options.doc_stride) for questions in (train, test)
     )
-    model = SpanPredictor(backbone)
-    some_have_none = any(not each.answers for each in train)
+    model = SpanPredictor(loaded.model)
+    may_be_none = any(not each.answers for each in train)
 
     def outputs(params: Any, batch: LabelledBatch) -> Any:
         return apply(model, params, batch)
 
     def score(logits: np.ndarray) -> Scored:
-        found = best_answers(
-            logits, windows, test, options.max_answer_tokens, may_be_none=some_have_none
+        answers = best_answers(
+            logits, windows, test, options.max_answer_tokens, may_be_none=may_be_none
         )
-        metrics = score_answers(found, {each.key: each.answers for each in test})
+        metrics = score_answers(answers, {each.key: each.answers for each in test})
         metrics = {"f1": metrics["f1"], "exact": metrics["exact"]}
-        return Scored(metrics, [json.dumps(found, ensure_ascii=False)])
+        return Scored(metrics, [json.dumps(answers, ensure_ascii=False)])
 
     title = f"F1 of the answers to {len(test)} test questions"
-    return TaskData(made.examples, windows.examples, model, span_loss(model), outputs, score, title)
+    rows = trained.examples, windows.examples
+    return Task(model, *rows, span_loss(model), jax.jit(outputs), score, title)
 
 
 def make_windows(
@@ -170,8 +167,9 @@ def make_windows(
             labels.append(_label(each, places))
             of.append(number)
             offsets.append(places)
-    kept = types if has_types(loaded) else None
-    examples = padded(rows, np.array(labels, np.int32), loaded.tokenizer.special.pad, length, kept)
+    kinds_of_rows = types if has_types(loaded) else None
+    pad = loaded.tokenizer.special.pad
+    examples = padded(rows, np.array(labels, np.int32), pad, length, kinds_of_rows)
     return Windows(examples, np.array(of), np.stack(offsets))
 
 
@@ -232,7 +230,7 @@ def _label(question: Question, places: np.ndarray) -> tuple[int, int]:
 
 
 def _best_span(logits: np.ndarray, real: np.ndarray, most: int) -> tuple[float, int, int]:
-    """The highest sum of a start and an end logit at most `most` tokens apart, and both places."""
+    """The highest sum of a start and an end logit of a span of `most` tokens, and their indices."""
     starts, ends = (np.where(real, side, -np.inf) for side in logits.astype(np.float64))
     later = np.arange(len(real)) - np.arange(len(real))[:, None]
     sums = np.where((later >= 0) & (later < most), starts[:, None] + ends, -np.inf)

@@ -10,7 +10,6 @@ from experiments.translation.grammar.derivation import (
     NounPhrase,
     Sentence,
 )
-from experiments.translation.grammar.numerals import english_number
 
 
 def english_sentence(sentence: Sentence) -> str:
@@ -119,3 +118,16 @@ def _noun_phrase(phrase: NounPhrase) -> str:
     elif determiner == "this" and phrase.plural:
         determiner = "these"
     return f"{determiner} {words}"
+
+
+def english_number(number: int) -> str:
+    """Return the words of a number from 0 to 999: "three hundred forty-two" for 342."""
+    hundreds, remainder = lex.split_hundreds(number)
+    if hundreds:
+        words = f"{lex.NUMERALS[hundreds].english} hundred"
+        return f"{words} {english_number(remainder)}" if remainder else words
+    if remainder in lex.NUMERALS:
+        return lex.NUMERALS[remainder].english
+    return (
+        f"{lex.NUMERALS[remainder - remainder % 10].english}-{lex.NUMERALS[remainder % 10].english}"
+    )

@@ -10,7 +10,6 @@ from experiments.translation.grammar.derivation import (
     NounPhrase,
     Sentence,
 )
-from experiments.translation.grammar.numerals import german_number
 
 Paradigm = dict[str, list[str]]
 
@@ -163,3 +162,15 @@ def noun_form(noun: lex.Noun, *, plural: bool, case: lex.Case) -> str:
     if case == lex.Case.DATIVE and noun.german_plural[-1] not in "ns":
         return noun.german_plural + "n"
     return noun.german_plural
+
+
+def german_number(number: int) -> str:
+    """Return the word of a number from 0 to 999: "dreihundertzweiundvierzig" for 342."""
+    hundreds, remainder = lex.split_hundreds(number)
+    if hundreds:
+        word = ("" if hundreds == 1 else lex.NUMERALS[hundreds].german) + "hundert"
+        return word + german_number(remainder) if remainder else word
+    if remainder in lex.NUMERALS:
+        return lex.NUMERALS[remainder].german
+    units = "ein" if remainder % 10 == 1 else lex.NUMERALS[remainder % 10].german
+    return f"{units}und{lex.NUMERALS[remainder - remainder % 10].german}"

@@ -9,8 +9,9 @@ import numpy as np
 
 from experiments.translation.grammar import lexicon as lex
 from experiments.translation.grammar.derivation import Clause, Coordination, Nominal, NounPhrase
+from experiments.translation.grammar.english import english_number
+from experiments.translation.grammar.german import german_number
 from experiments.translation.grammar.lexicon import Adjective, FixedPhrase, Noun, Pronoun
-from experiments.translation.grammar.numerals import english_number, german_number
 
 Rng = np.random.Generator
 Kinds = tuple[str, ...]

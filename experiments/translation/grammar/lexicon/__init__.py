@@ -189,3 +189,14 @@ SENTENCE_WEIGHTS, FRAME_WEIGHTS = (
     {name: int(weight) for k, name, weight, _ in _rows("weights") if k == kind}
     for kind in ("sentence", "frame")
 )
+
+
+def split_hundreds(number: int) -> tuple[int, int]:
+    """Return both parts of a number that has words.
+
+    Raises:
+        ValueError: the number is not from 0 to 999.
+    """
+    if not 0 <= number <= 999:
+        raise ValueError(f"number words exist for 0 to 999, not for {number}: give a smaller one")
+    return divmod(number, 100)

@@ -1,4 +1,4 @@
-"""What a task makes of a run and its texts, and the ids that frame a text or a pair."""
+"""A fine-tuning task, and the ids that frame a text or a pair of texts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -20,23 +20,35 @@ class Scored(NamedTuple):
     lines: list[str]
 
 
-class TaskData(NamedTuple):
-    """What a task makes of a run and its texts.
+class Task(NamedTuple):
+    """A model with its examples, its loss and its score.
 
-    `model` learns `train` by `loss`. `outputs(params, batch)` [B, ...] of the test rows, all of
-    them [N, ...] in order, are what `score` reads. `title` says what the first score is. A saved
-    model gets the names `labels` of its classes, and `files`, text by name, beside its own.
+    `outputs(params, batch)` [B, ...] of the test rows, all of them [N, ...] in order, are what
+    `score` reads. `title` says what the first score is. A saved model gets the names `labels` of
+    its classes, and `files`, text by name, beside its own.
     """
 
+    model: nn.Module
     train: Examples
     test: Examples
-    model: nn.Module
     loss: Loss
     outputs: Callable[[Any, LabelledBatch], Any]
     score: Callable[[np.ndarray], Scored]
     title: str
     files: Mapping[str, str] = MappingProxyType({})
     labels: Sequence[str] = ()
+
+
+def predict(task: Task, params: Any, rows: int) -> np.ndarray:
+    """The outputs of all test rows [N, ...] in order, computed `rows` at a time."""
+    batches = task.test.iterate_once(rows)
+    return np.concatenate([np.asarray(task.outputs(params, x))[x.loss_mask] for x in batches])
+
+
+def apply(model: Any, params: Any, batch: LabelledBatch) -> Any:
+    """The outputs of `model` for the rows of `batch`."""
+    types = () if batch.token_type_ids is None else (batch.token_type_ids,)
+    return model.apply({"params": params}, batch.tokens, batch.padding_mask, *types)
 
 
 class Frame(NamedTuple):
@@ -79,11 +91,17 @@ def pair_frame(loaded: LoadedRun) -> Frame:
     if isinstance(loaded.model, DecoderOnly):
         return Frame(begin, loaded.tokenizer.encode("\n"), end)
     pair = loaded.tokenizer.library_tokenizer.encode("a", "a")
-    of = pair.sequence_ids
-    if 0 not in of or 1 not in of or None not in of:
+    sides = pair.sequence_ids
+    if 0 not in sides or 1 not in sides or None not in sides:
         return Frame(begin, end, end)
-    first, second = of.index(0), of.index(1)
-    last = len(of) - of[::-1].index(1)
-    between = next(i for i in range(first, second) if of[i] is None)
+    first, second = sides.index(0), sides.index(1)
+    last = len(sides) - sides[::-1].index(1)
+    between = next(i for i in range(first, second) if sides[i] is None)
     types = pair.type_ids[first], pair.type_ids[second]
     return Frame(pair.ids[:first], pair.ids[between:second], pair.ids[last:], types)
+
+
+def has_types(loaded: LoadedRun) -> bool:
+    """Whether the run's model tells the two texts of a pair apart by token types."""
+    config = loaded.model.config
+    return bool(config.num_encoder_layers) and config.embeddings.num_types > 1

@@ -1,27 +1,47 @@
-"""How good a translation model is: scores of a text, and lines that are too long for it."""
+"""Score a run: `python -m experiments.translation.evaluate --run RUN [--source F --target F]`.
 
+Prints BLEU and chrF of the run's translations against the raw target lines, with sacreBLEU's
+signatures; without files, of the run's own test text. With `--forced` prints instead, for each
+pair, the log-probability (nats) of the target given the source, and each token's; for a pair
+with a blank side an empty line.
+"""
+
+import json
 import sys
+import textwrap
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.harness import cli
 from experiments.harness.results.scored_runs import translation_items
 from experiments.harness.results.statistics import item_half_width, plus_minus
-from experiments.harness.runs.decoding_options import DecodingOptions
-from experiments.harness.runs.text_io import read_table, write_table
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.decoding_options import DecodingOptions, load_members
+from experiments.harness.runs.text_io import read_table, write_lines, write_table
 from experiments.harness.training import build
+from experiments.harness.training.closing import closing
+from experiments.harness.training.training_config import text_cache
 from experiments.harness.training.training_view import Sample
-from experiments.translation.corpus import Text
-from experiments.translation.load_run import LoadedRun, Translator
-from experiments.translation.presets import TranslationConfig
+from experiments.translation.corpus import (
+    Text,
+    as_trained,
+    fingerprint,
+    open_corpus,
+    read_files,
+    read_known_words,
+)
+from experiments.translation.load_run import LoadedRun, Translator, load_run
+from experiments.translation.presets import Files, TranslationConfig
 from experiments.translation.summary_scores import score_summaries
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig
 from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines import find_too_long
+from jaxformer.pipelines import find_too_long, score_pairs
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.text import metrics
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
@@ -53,8 +73,8 @@ def evaluate(
     lines, blanked = without_too_long(loaded, text.source)
     if blanked:
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)
-    found = Translator(*loaded[1:], search, loaded.config.translation, decoding)(lines)
-    hypotheses = [best[0].text for best in found]
+    translations = Translator(*loaded[1:], search, loaded.config.translation, decoding)(lines)
+    hypotheses = [best[0].text for best in translations]
     scores = metrics.score_translations(hypotheses, text.target)._asdict()
     scores["exact"] = metrics.exact_match(hypotheses, text.target)
     if lowercased:
@@ -92,7 +112,7 @@ def _batches(loaded: LoadedRun, text: Text) -> list[PairBatch]:
     """The pairs of `text` once, in at most two shapes of `batch_tokens` target positions."""
     config = loaded.config
     try:
-        found = bucket_pairs(
+        pairs = bucket_pairs(
             Tokens.from_lists(loaded.source_tokenizer.encode_batch(text.source)),
             Tokens.from_lists(loaded.target_tokenizer.encode_batch(text.target)),
             seed=config.training.seed,
@@ -103,7 +123,7 @@ def _batches(loaded: LoadedRun, text: Text) -> list[PairBatch]:
         )
     except DataError:  # no pair is left
         return []
-    return [found.batch(step) for step in range(found.steps_per_epoch)]
+    return [pairs.batch(step) for step in range(pairs.steps_per_epoch)]
 
 
 def without_too_long(
@@ -150,11 +170,31 @@ def write_samples(folder: Path, name: str, text: Text, hypotheses: list[str]) ->
     write_table(folder / "samples" / f"{name}.tsv", columns)
 
 
+def read_samples(folder: Path) -> dict[str, list[str]]:
+    """Source, model and reference of the text that the run was scored on; {} where it was not."""
+    for name in ("test", "validation"):
+        path = folder / "samples" / f"{name}.tsv"
+        if path.is_file():
+            return read_table(path)
+    return {}
+
+
+def scored_text(folder: Path) -> Text:
+    """The sources and references that the run in `folder` was scored on.
+
+    Raises `DataError` for a run that was not.
+    """
+    samples = read_samples(folder)
+    if not samples:
+        raise DataError(f"{folder} has no samples of a text it was scored on: finish its training")
+    return Text(samples["source"], samples["reference"])
+
+
 def half_widths(hypotheses: list[str], references: list[str]) -> dict[str, float]:
     """Halves of the 95 % bootstrap intervals, over sentences, of BLEU, chrF and `exact`."""
     names = ("bleu", "chrf", "exact")
-    found = {name: translation_items(name, hypotheses, references) for name in names}
-    return {name: item_half_width(*items) for name, items in found.items() if items}
+    items = {name: translation_items(name, hypotheses, references) for name in names}
+    return {name: item_half_width(*each) for name, each in items.items() if each}
 
 
 def describe_each(scores: dict, halves: dict[str, float]) -> tuple[str, str, str]:
@@ -181,24 +221,32 @@ def describe_scores(name: str, scores: dict, halves: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
-def read_samples(folder: Path) -> dict[str, list[str]]:
-    """Source, model and reference of the text that the run was scored on; {} where it was not."""
-    for name in ("test", "validation"):
-        path = folder / "samples" / f"{name}.tsv"
-        if path.is_file():
-            return read_table(path)
-    return {}
+def describe_run(
+    folder: Path, name: str, text: Text, scores: dict, halves: dict[str, float]
+) -> str:
+    """The last lines of a training: the `scores` of the text `name`, and what to do next.
 
-
-def scored_text(folder: Path) -> Text:
-    """The sources and references that the run in `folder` was scored on.
-
-    Raises `DataError` for a run that was not.
+    `halves` are those of their 95 % intervals.
     """
-    samples = read_samples(folder)
-    if not samples:
-        raise DataError(f"{folder} has no samples of a text it was scored on: finish its training")
-    return Text(samples["source"], samples["reference"])
+    said = [f"{name}: {scores['sentences']:,} sentences", *describe_each(scores, halves)]
+    said[-1] += " (±: 95 % over other sentences)"
+    if "lowercased" in scores:
+        said.append(f"lower-cased and tokenised BLEU {scores['lowercased']['bleu']:.2f}")
+    words = read_known_words(folder)
+    abilities = (
+        "The model has learned to translate sentences like those of its training text, such as the "
+        f"three above. That text has {len(words):,} words in the source language. Sentences with "
+        "other words, or of another kind, may be translated less well."
+    )
+    files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}
+    sentence = min(text.source, key=lambda line: abs(len(line) - 40))
+    commands = [
+        ("translation.translate",),
+        ("translation.attend", "--text", sentence),
+        ("translation.report",),
+    ]
+    paragraphs = [textwrap.fill(each, width=80) for each in (", ".join(said), abilities)]
+    return "\n\n".join([*paragraphs, closing(folder, files, commands)])
 
 
 def pair_batch(loaded: LoadedRun, text: Text, count: int) -> PairBatch:
@@ -211,3 +259,81 @@ def pair_batch(loaded: LoadedRun, text: Text, count: int) -> PairBatch:
     sides = [[*ids, EOS] for ids in sources], [[BOS, *ids, EOS] for ids in targets]
     source, target = (pad_right(side, len(side), max(map(len, side))) for side in sides)
     return PairBatch(source, target, np.arange(len(source), dtype=np.int32))
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(DecodingOptions, RunOptions):
+    """The run, the text, and which scores."""
+
+    run: str = "runs/translation/grammar"
+    """The folder of the run; several folders, separated by commas, are scored as one ensemble."""
+    source: str = ""
+    """A file with one source text on each line; empty: the run's own test text."""
+    target: str = ""
+    """A file with the translation of each line of --source."""
+    forced: bool = False
+    """Prints the log-probability of each given target instead of translating."""
+    lowercased: bool = False
+    """Adds BLEU after lower-casing, punctuation normalisation and Moses tokenisation."""
+    int8: bool = False
+    """Computes with weights of 8 bits."""
+    output: str = ""
+    """The file that receives the translations; empty: none."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        RunOptions.__post_init__(self)
+
+
+def main(options: EvaluateOptions) -> None:
+    """Prints the scores, and as JSON on the last line."""
+    loaded = load_members(
+        lambda folder: load_run(folder, options), options.run, options.ensemble, int8=options.int8
+    )
+    text = _text(options, loaded)
+    if options.forced:
+        _print_forced(loaded, text, options)
+        return
+    search = options.search(loaded.config.search)
+    result = evaluate(loaded, text, search, lowercased=options.lowercased, decoding=options)
+    if options.output:
+        write_lines(Path(options.output), result.hypotheses)
+    halves = half_widths(result.hypotheses, text.target)
+    print(describe_scores(options.source or "test", result.scores, halves))
+    record: dict[str, Any] = {"run": options.run, "text_sha256": fingerprint(text)}
+    record |= {"search": asdict(search), "translation": asdict(loaded.config.translation)}
+    if options.decoding != "beam":
+        drawn = {"samples": options.mbr_samples, "utility": options.utility}
+        how = {"decoding": options.decoding, **(drawn if options.decoding == "mbr" else {})}
+        sampler = asdict(options.sampler) | {"seed": options.seed}
+        record |= how | {"sampler": sampler}
+    own = build.own_metrics(loaded.config.training, build.Evaluation(loaded, text, *result))
+    print(json.dumps(record | result.scores | own))
+
+
+def _text(options: EvaluateOptions, loaded: LoadedRun) -> Text:
+    text = read_files(Files(options.source, options.target))
+    if text is not None:
+        return as_trained(text, loaded.config.data)
+    corpus = open_corpus(loaded.config.data, text_cache(loaded.config))
+    return corpus.test if corpus.test.source else corpus.validation
+
+
+def _print_forced(loaded: LoadedRun, text: Text, options: EvaluateOptions) -> None:
+    names = options.source or "the source", options.target or "the target"
+    for name, lines, tokenizer in zip(names, text, loaded[3:], strict=True):
+        long = find_too_long(loaded.model, lines, tokenizer)
+        if long:
+            limit = loaded.config.model.max_len
+            raise DataError(
+                f"{name}:{long[0] + 1}: the line has more than the model's max_len={limit} tokens, "
+                f"as {len(long)} lines of {len(lines)} have: split or leave out these pairs"
+            )
+    pairs = list(zip(*text, strict=True))
+    for log_probs in score_pairs(*loaded[1:3], pairs, *loaded[3:]):
+        numbers = " ".join(f"{x:.4f}" for x in log_probs)
+        print(f"{sum(log_probs):.4f}\t{numbers}" if log_probs else "")
+
+
+if __name__ == "__main__":
+    cli.start(main, {"default": EvaluateOptions()}, __doc__)

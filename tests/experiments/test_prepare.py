@@ -1,4 +1,4 @@
-"""What is said of a corpus before training, and what cleaning drops, against counts by hand."""
+"""Statistics of a text before training, and cleaning, against counts by hand."""
 
 import json
 import re
@@ -8,11 +8,9 @@ import pytest
 
 from experiments.harness import cli
 from experiments.harness.results import text_statistics
-from experiments.language_modelling import describe_data as language
-from experiments.language_modelling.presets import PRESETS as LANGUAGE
+from experiments.language_modelling import prepare as language
 from experiments.translation import clean
-from experiments.translation import describe_data as translation
-from experiments.translation.presets import PRESETS as TRANSLATION
+from experiments.translation import prepare as translation
 from jaxformer.errors import ConfigError, DataError
 
 HERE = __name__
@@ -47,41 +45,39 @@ HELD_OUT = [("sun 5 moon", "Sonne 5"), ("sun 5 moon", "anders"), ("star §", "St
 def test_the_report_of_pairs_counts_what_is_there(tmp_path, capsys):
     written(tmp_path, "train", PAIRS + ODD)
     written(tmp_path, "val", HELD_OUT)
-    words = f"""--data.tokenizer words --model.vocab_size 283 --model.max_len 31
+    words = f"""--statistics --data.tokenizer words --model.vocab_size 283 --model.max_len 31
         --runs {tmp_path}/runs"""
     for part, name in (("train", "train"), ("validation", "val")):
         words += f" --data.{part}.source {tmp_path}/{name}.en"
         words += f" --data.{part}.target {tmp_path}/{name}.de"
-    config = cli.parse(TRANSLATION, words.split())
+    config = cli.parse(translation.OPTIONS, words.split())
     found = called(lambda: translation.main(config), capsys)
-    train, validation = rows(found, "train"), rows(found, "validation")
-    assert train["pairs"] == "101" and train["source words"] == f"{98 * 3 + 1 + 40:,}"
-    assert train["same pair as an earlier one"] == "1 (0.99%)"
-    assert train["same text on both sides"] == "1 (0.99%)"
-    assert train["left out: an empty side"] == "1 (0.99%)"
-    assert train["left out: over max_len=31"] == "1 (0.99%)"
-    assert train["source tokens a line, <eos> included"].endswith(" / 4 / 4 / 4 / 41")
-    assert validation["source also in the training text"] == "2 (66.67%)"
-    assert validation["pair also in the training text"] == "1 (33.33%)"
-    assert validation["source tokens unknown"].startswith("2 ("), "star and §"
-    assert not list((tmp_path / "runs").glob("translation")), "a report makes no run"
+    source, pairs = rows(found, "train source"), rows(found, "train pairs")
+    assert source["texts"] == "101" and source["words"] == f"{98 * 3 + 1 + 40:,}"
+    assert pairs["same as an earlier pair"] == pairs["same text on both sides"] == "1 (0.99%)"
+    assert source["without tokens"] == source["longer than 30 tokens"] == "1 (0.99%)"
+    assert source["tokens a text"] == "1 / 3 / 3 / 3 / 40"
+    pairs = rows(found, "validation pairs")
+    assert pairs["source in the training text"] == "2 (66.67%)"
+    assert pairs["pair in the training text"] == "1 (33.33%)"
+    assert rows(found, "validation source")["tokens unknown"].startswith("2 ("), "star and §"
 
 
 def test_the_report_of_documents_counts_what_is_there(tmp_path, capsys):
     line = "the sun goes up over the hill\n"
     (tmp_path / "a.txt").write_text(f"{line}{line}short\n\n" + "moon and stars and rain " * 5)
     (tmp_path / "b.txt").write_text(f"{line}short\n\nanother line that is not known\n\nshort")
-    words = f"""--data.train {tmp_path}/a.txt --data.validation {tmp_path}/b.txt
+    words = f"""--statistics --data.train {tmp_path}/a.txt --data.validation {tmp_path}/b.txt
         --data.split blank_line --data.tokenizer words --model.vocab_size 283 --data.seq_len 19
         --data.batch_size 3 --model.max_len 23 --runs {tmp_path}/runs"""
-    config = cli.parse(LANGUAGE, words.split())
+    config = cli.parse(language.OPTIONS, words.split())
     found = called(lambda: language.main(config), capsys)
     train, validation = rows(found, "train"), rows(found, "validation")
-    assert train["documents"] == "2" and train["words, line ends included"] == str(15 + 25 + 2)
-    assert train["repeated lines"] == "1 (33.33%)"
-    assert train["documents cut, over seq_len=19"] == "1 (50.00%)"
-    assert validation["documents"] == "3"
-    assert validation["lines also in the training text"] == "1 (50.00%)"
+    assert train["texts"] == "2" and train["words"] == str(15 + 25)
+    assert train["same as an earlier line"] == "1 (33.33%)"
+    assert train["longer than 19 tokens"] == "1 (50.00%)"
+    assert validation["texts"] == "3"
+    assert validation["lines in the training text"] == "1 (50.00%)"
     assert validation["tokens unknown"].startswith("6 ("), "another line that is not known"
 
 
@@ -128,6 +124,6 @@ def test_sides_of_unequal_length_and_no_files_are_refused(tmp_path):
 
 def test_repeated_and_contained_texts_are_counted_as_sets_count_them():
     texts = ["a", "b", "a", "", "a"]
-    found = text_statistics.digests(texts)
-    assert text_statistics.repeated(found) == len(texts) - len(set(texts)) == 2
-    assert text_statistics.contained(found, text_statistics.digests(["a", "c"])) == 3
+    digests = text_statistics.digests(texts)
+    assert text_statistics.repeated(digests) == "2 (40.00%)"
+    assert text_statistics.contained(texts, text_statistics.digests(["a", "c"])) == "3 (60.00%)"
