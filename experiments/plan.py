@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from experiments import registry
 from experiments.harness import cli, planning
 from experiments.harness.planning import Compiler, PlannedTraining, StepMemory
 from jaxformer.config import check_choices
@@ -24,7 +25,6 @@ from jaxformer.distributed.counted_jit import is_out_of_memory
 from jaxformer.errors import ConfigError
 from jaxformer.nn.recipe import REMAT
 
-EXPERIMENTS = ("translation", "language_modelling")
 _LOSS_CHUNK = 1_024  # tokens; matrix products of this size keep a GPU busy
 
 
@@ -49,10 +49,10 @@ class PlanOptions:
 
 def training_of(experiment: str) -> PlannedTraining:
     """Returns what an experiment's module `plan` says of its training."""
-    if experiment not in EXPERIMENTS:
+    if experiment not in registry.names():
         raise ConfigError(
-            f"experiment={experiment!r}: give {' or '.join(EXPERIMENTS)} first, as in python -m "
-            "experiments.plan translation --target h100"
+            f"experiment={experiment!r}: give {' or '.join(registry.names())} first, as in python "
+            "-m experiments.plan translation --target h100"
         )
     return importlib.import_module(f"experiments.{experiment}.plan").TRAINING
 
@@ -137,7 +137,7 @@ def _version(compiler: Compiler) -> str:
 def _presets(arguments: Sequence[str]) -> dict[str, Any]:
     """The presets of the experiment that the first of `arguments` names; none: of no experiment."""
     first = next(iter(arguments), "--help")
-    if first in EXPERIMENTS:
+    if first in registry.names():
         return presets_of(first)
     if first not in ("-h", "--help"):
         sys.exit(cli.run(lambda: print(training_of(first))))

@@ -15,10 +15,13 @@ from typing import Literal
 import numpy as np
 
 from experiments.harness import cli
+from experiments.harness.cli import display
 from experiments.harness.results.scored_runs import ratio
 from experiments.harness.results.statistics import item_half_width, plus_minus
+from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.harness.runs.text_io import RULE, write_table
+from experiments.harness.runs.run_folder import Run
+from experiments.harness.runs.text_io import RULE, bold, write_table
 from experiments.harness.training import build
 from experiments.language_modelling.corpus import part_of
 from experiments.language_modelling.load_run import LoadedRun, load_run
@@ -149,6 +152,19 @@ def join_samples(prompts: Sequence[str], answers: Sequence[str]) -> str:
     """Each prompt and what follows it, with a rule between them."""
     texts = (prompt + answer for prompt, answer in zip(prompts, answers, strict=True))
     return f"\n{RULE}\n".join(texts)
+
+
+def show_prompts(log: Run, loaded: LoadedRun) -> None:
+    """Prints each of the run's prompts with what follows it, and keeps them in its folder."""
+    prompts = loaded.config.prompts
+    with display.phase("continuing the prompts"):
+        answers = answer_prompts(loaded)
+    if answers and distributed.is_first():
+        text = join_samples(prompts, answers)
+        (log.folder / "samples").mkdir(exist_ok=True)
+        (log.folder / "samples" / "prompts.txt").write_text(text, encoding="utf-8")
+        display.say(join_samples([bold(prompt) for prompt in prompts], answers))
+        log.log_text(loaded.config.optimizer.total_steps, "samples", text.split("\n"))
 
 
 def split_samples(text: str, prompts: Sequence[str]) -> list[str] | None:

@@ -1,5 +1,6 @@
 """A run, or a folder of pretrained weights, with its model, weights and tokenizer."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,8 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
             f"{folder / 'tokenizer'} is not the tokenizer that the run was trained with, and does "
             "not fit its weights: put the run's own back"
         )
-    return LoadedRun(config, build_model(config, sized(config, tokenizer)), params, tokenizer)
+    model = build_model(replace(config, model=sized(config, tokenizer)))
+    return LoadedRun(config, model, params, tokenizer)
 
 
 def load_objective(

@@ -1,4 +1,4 @@
-"""Causal and masked language modelling, as the functions in which they differ, and their model."""
+"""Causal and masked language modelling: the functions in which they differ, and their model."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -45,9 +45,9 @@ def objective(config: LanguageConfig) -> Objective:
     return _CAUSAL
 
 
-def build_model(config: LanguageConfig, sizes: TransformerConfig) -> nn.Module:
-    """The model of `sizes` with the values that `config.training` names (`build.build_model`)."""
-    return build.build_model(objective(config).model, sizes, config.training)
+def build_model(config: LanguageConfig) -> nn.Module:
+    """The model of `config.model` with the values that `config.training` names."""
+    return build.build_model(objective(config).model, config.model, config.training)
 
 
 def _stream(tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig) -> Stream:

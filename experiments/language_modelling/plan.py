@@ -6,7 +6,7 @@ from experiments.harness.planning import PlannedTraining
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
 from experiments.language_modelling.objectives import build_model, objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
-from experiments.language_modelling.train import assemble
+from experiments.language_modelling.train import make_init_and_step
 from jaxformer.text.data import MaskedBatch, StreamBatch
 
 
@@ -48,8 +48,8 @@ TRAINING = PlannedTraining(
     presets=PRESETS,
     prepare=with_pretrained_sizes,
     batch=batch_of,
-    build_model=lambda config: build_model(config, config.model),
-    assemble=assemble,
+    build_model=build_model,
+    assemble=make_init_and_step,
     flops=flops_of,
     tokens=tokens_of,
 )

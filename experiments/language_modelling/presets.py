@@ -117,7 +117,6 @@ class LanguageConfig(RunConfig):
     """Texts that are continued, or filled in, when training ends."""
 
     def __post_init__(self):
-        check_choices(self)
         super().__post_init__()
         _check_layers(self)
         _check_batch(self)
@@ -135,6 +134,12 @@ class LanguageConfig(RunConfig):
     def isolate_documents(self) -> bool:
         """Whether documents are kept apart by special tokens and segments."""
         return self.data.isolate_documents and self.objective == "causal"
+
+    @property
+    def rows_option(self) -> tuple[str, int, int]:
+        """See `RunConfig`; your own batches decide on their rows themselves."""
+        option = "data.batch_size", self.data.batch_size, self.training.grad_accumulation
+        return super().rows_option if self.data.batches else option
 
 
 def _check_layers(config: LanguageConfig) -> None:

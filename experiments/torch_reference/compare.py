@@ -19,7 +19,7 @@ from experiments.harness.training.build import build_attention
 from experiments.translation.load_run import build_model
 from experiments.translation.prepare import Prepared, describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
-from experiments.translation.train import assemble
+from experiments.translation.train import make_init_and_step
 from jaxformer import optional_dependencies
 from jaxformer.config import Sinusoidal, check_at_least
 from jaxformer.distributed import CountedJit, single
@@ -136,8 +136,9 @@ def assemble_jax(config: TranslationConfig, prepared: Prepared) -> JaxSide:
     }
     prepared = prepared._replace(model=replace(sizes, dropout_rate=0.0, **parts))
     devices = single()
-    model = build_model(config, prepared.model)
-    make_state, step = assemble(config, model, prepared.batches.batch(0), devices)
+    config = replace(config, model=prepared.model)
+    model = build_model(config)
+    make_state, step = make_init_and_step(config, model, prepared.batches.batch(0), devices)
     return JaxSide(config, prepared, lambda: devices.init(make_state), step)
 
 

@@ -11,18 +11,14 @@ import numpy as np
 import optax
 
 from experiments.harness.cli import name_of
-from experiments.harness.runs import run_folder
 from experiments.harness.training.early_stopping import EarlyStopping, due
-from experiments.harness.training.metric_logger import Progress
+from experiments.harness.training.fit import log_evaluation
+from experiments.harness.training.progress import Progress
+from experiments.harness.training.session import Evaluated, ExperimentRun
 from jaxformer import optional_dependencies
-from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.training.train_step import init_train_state
-
-Validate = Callable[[Any, int, EarlyStopping, Progress], EarlyStopping]
-"""Evaluates parameters after a step."""
 
 
 class TorchEncoderDecoder(EncoderDecoder):
@@ -49,56 +45,48 @@ def torch_config(config: Any, model: type[EncoderDecoder | DecoderOnly]) -> Any:
     return replace(config, training=training, runs=str(Path(config.runs, "torch_reference")))
 
 
-def checkpoints_of(config: Any, run: run_folder.Run) -> Checkpoints:
-    """Where the run's weights are kept. Raises `ConfigError` where there are some already."""
-    keep = config.training.average_checkpoints + 1
-    checkpoints = Checkpoints(run.folder / "checkpoints", keep=keep)
+def train_steps(
+    config: Any,
+    batches: Any,
+    module: Any,
+    run: ExperimentRun,
+    validate: Callable[[Any], Evaluated],
+    **origin: str,
+) -> None:
+    """Trains the torch `module` on the `batches` that a run of jaxformer with `config` has.
+
+    Checkpoints note `origin` beside the digest of the batches. Raises `ConfigError` for a run that
+    has checkpoints.
+    """
+    from experiments.torch_reference.trainer import Trainer
+    from experiments.torch_reference.weights import params_of
+
+    training, total, checkpoints = config.training, config.optimizer.total_steps, run.checkpoints
     if checkpoints.newest_step() is not None:
         raise ConfigError(
             f"{run.folder} has been trained, and a run of PyTorch is not resumed: give another "
             "--name, or remove the folder"
         )
-    return checkpoints
-
-
-def train_steps(
-    config: Any,
-    sizes: TransformerConfig,
-    prepared: Any,
-    module: Any,
-    checkpoints: Checkpoints,
-    run: run_folder.Run,
-    validate: Validate,
-    **origin: str,
-) -> None:
-    """Trains the torch `module` on the batches that a run of jaxformer with `config` has.
-
-    Checkpoints note `origin` beside the digest of the batches.
-    """
-    from experiments.torch_reference.trainer import Trainer
-    from experiments.torch_reference.weights import params_of
-
-    training, total = config.training, config.optimizer.total_steps
-    trainer, params = Trainer(module, config.optimizer), partial(params_of, module, sizes)
+    trainer = Trainer(module, config.optimizer)
+    params = partial(params_of, module, config.model)
     parameters = sum(p.numel() for p in module.parameters())
     print(f"{parameters:,} parameters; {total} steps of PyTorch")
 
     stopping = EarlyStopping()
-    origin |= {"data": prepared.batches.fingerprint}
-    run.resume(0)
+    origin |= {"data": batches.fingerprint}
+    run.log.resume(0)
     log_every, pause_every = training.log_every, training.evaluate_every
-    with Progress(total, run, log_every=log_every, pause_every=pause_every) as progress:
+    with Progress(total, run.log, log_every=log_every, pause_every=pause_every) as progress:
         for number in range(1, total + 1):
-            batch = prepared.batches.batch(number - 1)
+            batch = batches.batch(number - 1)
             progress.add(number, trainer.step(batch), _positions(batch))
             if due(number, training.evaluate_every):
-                progress.settle()
-                stopping = validate(params(), number, stopping, progress)
+                with progress.pause("evaluating"):
+                    evaluated = validate(params())
+                stopping = log_evaluation(run, progress, number, evaluated, stopping)
             if number == total or due(number, training.save_every):
-                state = init_train_state(
-                    params_of(module, sizes), optax.identity(), jax.random.key(0)
-                )
-                metadata = {"early_stopping": stopping._asdict(), **origin}
+                state = init_train_state(params(), optax.identity(), jax.random.key(0))
+                metadata = {"early_stopping": stopping._asdict(), "regular": True, **origin}
                 step = np.asarray(number, np.int32)
                 checkpoints.save(
                     number, state.replace(step=step), metadata, stopping.metric_at(number)

@@ -3,20 +3,18 @@
 Presets, text, batches and scores are those of `experiments.language_modelling`.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from experiments.harness import cli
-from experiments.harness.runs import run_folder
-from experiments.harness.training.early_stopping import EarlyStopping
-from experiments.harness.training.metric_logger import Progress
-from experiments.harness.training.training_config import record_environment, started
-from experiments.language_modelling.load_run import LoadedRun, build_model
+from experiments.harness.training.session import Evaluated, choose_weights, open_training
+from experiments.language_modelling.load_run import LoadedRun
+from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.prepare import prepare, tokenizer_digest
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
-from experiments.language_modelling.train import finish, validate
+from experiments.language_modelling.train import EXPERIMENT, evaluate, known_scores, score
 from experiments.torch_reference.torch_runs import (
     TorchDecoderOnly,
-    checkpoints_of,
     load_torch,
     torch_config,
     train_steps,
@@ -29,36 +27,22 @@ _PRESETS = {name: PRESETS[name] for name in ("shakespeare_char_cpu", "shakespear
 def main(config: LanguageConfig) -> None:
     """Prepares the text, trains, and measures the result as a run of jaxformer is."""
     _check(config)
-    torch = load_torch(config.training.seed)
+    load_torch(config.training.seed)
     from experiments.torch_reference.gpt import GPT
 
     config = torch_config(config, TorchDecoderOnly)
-    with started(config) as (_, setup):
-        run = run_folder.open_run(config.runs, "language_modelling", config.name, config)
-        record_environment(run, config, setup=setup, torch=torch.__version__)
-        prepared = prepare(config, run.folder)
-        model = build_model(config, prepared.model)
+    with open_training(EXPERIMENT, config, known_scores(config)) as run:
+        data = prepare(config, run.folder)
+        config = replace(config, model=data.model)
+        model = build_model(config)
 
-        def evaluate(
-            params: Any, step: int, stopping: EarlyStopping, progress: Progress
-        ) -> EarlyStopping:
-            loaded = LoadedRun(config, model, params, prepared.tokenizer)
-            return validate(loaded, prepared, step, stopping, run, progress)
+        def validate(params: Any) -> Evaluated:
+            return evaluate(config, data, model, params)
 
-        with checkpoints_of(config, run) as checkpoints:
-            module = GPT(prepared.model)
-            train_steps(
-                config,
-                prepared.model,
-                prepared,
-                module,
-                checkpoints,
-                run,
-                evaluate,
-                tokenizer=tokenizer_digest(run.folder),
-            )
-            finish(config, prepared, model, checkpoints, run)
-        run.close()
+        digest = tokenizer_digest(run.folder)
+        train_steps(config, data.batches, GPT(config.model), run, validate, tokenizer=digest)
+        params = choose_weights(run, validate, "validation_loss")
+        score(run, LoadedRun(config, model, params, data.tokenizer), data)
 
 
 def _check(config: LanguageConfig) -> None:

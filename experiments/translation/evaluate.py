@@ -22,9 +22,9 @@ from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
 from experiments.harness.runs.text_io import read_table, write_lines, write_table
 from experiments.harness.training import build
-from experiments.harness.training.closing import closing
+from experiments.harness.training.progress import Sample
+from experiments.harness.training.session import describe_folder
 from experiments.harness.training.training_config import text_cache
-from experiments.harness.training.training_view import Sample
 from experiments.translation.corpus import (
     Text,
     as_trained,
@@ -239,14 +239,9 @@ def describe_run(
         "other words, or of another kind, may be translated less well."
     )
     files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}
-    sentence = min(text.source, key=lambda line: abs(len(line) - 40))
-    commands = [
-        ("translation.translate",),
-        ("translation.attend", "--text", sentence),
-        ("translation.report",),
-    ]
+    commands = [("translation.translate",)]
     paragraphs = [textwrap.fill(each, width=80) for each in (", ".join(said), abilities)]
-    return "\n\n".join([*paragraphs, closing(folder, files, commands)])
+    return "\n\n".join([*paragraphs, describe_folder(folder, files, commands)])
 
 
 def pair_batch(loaded: LoadedRun, text: Text, count: int) -> PairBatch:

@@ -16,7 +16,6 @@ from experiments.translation.sampled_translations import (
     sample_translations,
     sentence_utility,
 )
-from jaxformer.config import TransformerConfig
 from jaxformer.decoding import SearchConfig
 from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
@@ -40,9 +39,9 @@ class LoadedRun(NamedTuple):
     target_tokenizer: Tokenizer
 
 
-def build_model(config: TranslationConfig, sizes: TransformerConfig) -> EncoderDecoder:
-    """The model of `sizes` with the values that `config.training` names (`build.build_model`)."""
-    return build.build_model(EncoderDecoder, sizes, config.training)
+def build_model(config: TranslationConfig) -> EncoderDecoder:
+    """The model of `config.model` with the values that `config.training` names."""
+    return build.build_model(EncoderDecoder, config.model, config.training)
 
 
 def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
@@ -55,7 +54,7 @@ def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
     config = run_folder.load_config(folder, TranslationConfig)
     params = checkpoint_selection.load(folder, config.training, options)
     source, target = load_tokenizers(folder)
-    model = build_model(config, sized(config.model, source, target))
+    model = build_model(replace(config, model=sized(config.model, source, target)))
     return LoadedRun(config, model, params, source, target)
 
 

@@ -36,7 +36,7 @@ def batch_of(config: TranslationConfig) -> Any:
 
 def flops_of(config: TranslationConfig) -> int:
     """Returns the FLOPs of a step by the model's equations."""
-    return train.flops_of(config.model, batch_of(config))
+    return train.cost(config, batch_of(config)).flops
 
 
 def tokens_of(config: TranslationConfig) -> int:
@@ -49,8 +49,8 @@ TRAINING = PlannedTraining(
     presets=PRESETS,
     prepare=with_parent,
     batch=batch_of,
-    build_model=lambda config: build_model(config, config.model),
-    assemble=train.assemble,
+    build_model=build_model,
+    assemble=train.make_init_and_step,
     flops=flops_of,
     tokens=tokens_of,
 )

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections import namedtuple
-from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from jaxtyping import Array, Float
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, json_records
 from experiments.harness.training import initialization
+from experiments.harness.training.fit import Step
 from experiments.translation.load_run import LoadedRun, load_run
 from experiments.translation.prepare import Prepared
 from experiments.translation.presets import TranslationConfig
@@ -25,21 +25,21 @@ from jaxformer.text.tokenizers import PAD
 from jaxformer.training.parameters import flatten
 
 NOTE = "teacher.json"
-"""The file of a run that says which weights of which run it learns from."""
+"""The file of a run that records the run and the weights that it learns from."""
 
 
-def make_teach(
-    config: TranslationConfig, prepared: Prepared, devices: Strategy, folder: Path
-) -> Callable[[Any], Any]:
-    """teach(batch) -> the batch on its devices with `teacher_logits`; itself without a teacher.
+def with_teacher(
+    step: Step, config: TranslationConfig, prepared: Prepared, devices: Strategy, folder: Path
+) -> Any:
+    """`step` on batches to which the teacher's logits are added on their devices.
 
     The teacher's parameters are no part of the state: nothing trains or saves them. The run's
-    `folder` records them. Raises `ConfigError` for other tokenizers than the run's, and
-    `CheckpointError` where the teacher's weights have changed since the run began.
+    `folder` records them. Raises `ConfigError` for a teacher that is no run, and for one with other
+    tokenizers, `CheckpointError` where the teacher's weights have changed since the run began.
     """
     parent = initialization.find_run(config.training.teacher)
     if parent is None:
-        return lambda batch: batch
+        initialization.refuse_parent("teacher", config.training.teacher)
     with display.phase(f"reading the teacher {parent.folder}"):
         teacher = load_run(parent.folder, parent.options)
     _check_tokenizers(parent.folder, teacher, prepared)
@@ -47,28 +47,28 @@ def make_teach(
         _record(folder, config.training.teacher, digest(teacher.params))
     params = devices.shard_state(jax.tree.map(jnp.asarray, teacher.params))
     logits = CountedJit(partial(_logits, teacher.model), jax.jit, devices.mesh)
-    return lambda batch: with_logits(batch, logits(params, batch))
+    return lambda state, batch: step(state, with_logits(batch, logits(params, batch)))
 
 
 def with_logits(batch: Any, teacher_logits: Float[AnyArray, "B T V"]) -> Any:
     """A batch with the fields of the NamedTuple `batch`, and `teacher_logits`."""
     kind: Any = type(batch)
-    return _taught(kind)(*batch, teacher_logits)
+    return _with_logits_class(kind)(*batch, teacher_logits)
 
 
 @lru_cache
-def _taught(kind: Any) -> Any:
+def _with_logits_class(kind: Any) -> Any:
     """The class of batches of `kind` with `teacher_logits`, one for all steps."""
-    return namedtuple(f"Taught{kind.__name__}", (*kind._fields, "teacher_logits"))
+    return namedtuple(f"{kind.__name__}WithLogits", (*kind._fields, "teacher_logits"))
 
 
 def digest(params: Any) -> str:
     """SHA-256 (hex) of all parameters, by name."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path, leaf in sorted(flatten(params).items()):
-        found.update(path.encode())
-        found.update(leaf.tobytes())
-    return found.hexdigest()
+        sha256.update(path.encode())
+        sha256.update(leaf.tobytes())
+    return sha256.hexdigest()
 
 
 def _logits(model: EncoderDecoder, params: Any, batch: Any) -> Float[Array, "B T V"]:
@@ -89,11 +89,11 @@ def _check_tokenizers(folder: Path, teacher: LoadedRun, prepared: Prepared) -> N
 
 def _record(folder: Path, name: str, sha256: str) -> None:
     """Writes which weights the run learns from; refuses others than it began with."""
-    found = json_records.read(folder / NOTE, {"sha256": str})
-    if found is not None and found["sha256"] != sha256:
+    before = json_records.read(folder / NOTE, {"sha256": str})
+    if before is not None and before["sha256"] != sha256:
         raise CheckpointError(
             f"the weights of the teacher {name} have changed since {folder} began: give the "
             "teacher's step, as in RUN@1500, or use another --name"
         )
-    if found is None and distributed.is_first():
+    if before is None and distributed.is_first():
         json_records.write(folder / NOTE, {"run": name, "sha256": sha256})

@@ -168,9 +168,7 @@ def test_gpt2_has_the_parameters_of_its_paper():
     config = PRESETS["gpt2_124m"]
     devices = single()
     batch = language_plan.batch_of(config)
-    make_state, _ = language_train.assemble(
-        config, build_model(config, config.model), batch, devices
-    )
+    make_state, _ = language_train.make_init_and_step(config, build_model(config), batch, devices)
     params = devices.abstract(make_state).params
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 124_439_808
 

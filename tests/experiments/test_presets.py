@@ -120,12 +120,12 @@ def test_a_translation_preset_begins_with_the_losses_recorded(name, random_param
         max_len=23,
         batch_size_multiple=config.training.grad_accumulation,
     )
-    model = load_run.build_model(config, config.model)
+    model = load_run.build_model(config)
     found = losses(
         config,
         model,
         lambda batch: (batch.source, batch.target[:, :-1]),
-        translation_train.assemble,
+        translation_train.make_init_and_step,
         batches,
         random_params,
     )
@@ -140,8 +140,10 @@ def test_a_language_preset_begins_with_the_losses_recorded(name, random_params):
     special = SpecialTokens(pad=0, bos=1, eos=2, unk=3, mask=4)
     tokenizer = SimpleNamespace(special=special, vocab_size=97)
     batches = task.stream(tokens(1), tokenizer, config)
-    model = objectives.build_model(config, config.model)
-    found = losses(config, model, task.inputs, language_train.assemble, batches, random_params)
+    model = objectives.build_model(config)
+    found = losses(
+        config, model, task.inputs, language_train.make_init_and_step, batches, random_params
+    )
     assert found == pytest.approx(LANGUAGE[name], rel=1e-4)
 
 

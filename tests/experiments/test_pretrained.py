@@ -11,12 +11,13 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import runs
+from experiments.harness.training.training_config import OptimizerConfig
 from experiments.language_modelling import (
     generate,
     init_from_pretrained,
     load_run,
     plan,
-    report,
     train,
 )
 from experiments.language_modelling.finetune import without_heads
@@ -39,7 +40,6 @@ from jaxformer.pretrained import is_pretrained, load_pretrained, save_pretrained
 from jaxformer.pretrained.hf_folder import Tensors
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS
-from jaxformer.training.optimizer import OptimizerConfig
 
 GPT = TransformerConfig(
     vocab_size=31,
@@ -91,7 +91,7 @@ def test_a_folder_of_theirs_continues_a_prompt(folder, capsys):
     options = generate.parse(["--run", str(path), "--text", "sun moon", "--max_new_tokens", "3"])
     generate.main(options)
     model, params, tokenizer, _ = load_pretrained(path)
-    ((found),) = pipelines.complete(model, params, ["sun moon"], tokenizer, options)
+    ((found),) = pipelines.complete(model, params, ["sun moon"], tokenizer, *options.settings)
     assert capsys.readouterr().out == f"sun moon{found.text}\n"
 
 
@@ -102,10 +102,10 @@ def test_a_text_ends_at_any_of_the_ends_that_the_folder_states(folder, capsys, t
     )
     model, params, tokenizer, _ = load_pretrained(tmp_path / "gpt")
     complete = partial(pipelines.complete, model, params, ["sun moon"], tokenizer)
-    (free,) = complete(replace(options, eos=()))
+    (free,) = complete(*replace(options, eos=()).settings)
     assert len(free.ids) == 4 and not free.ended
     last = free.ids[1]
-    (ended,) = complete(replace(options, eos=(16, last)))
+    (ended,) = complete(*replace(options, eos=(16, last)).settings)
     assert ended.ids == free.ids[: free.ids.index(last) + 1] and ended.ended
     said = json.loads((tmp_path / "gpt" / "config.json").read_text())
     generation_config = tmp_path / "gpt" / "generation_config.json"
@@ -142,15 +142,16 @@ def test_a_folder_of_theirs_gives_vectors(folder, capsys, tmp_path):
 @pytest.mark.parametrize("name", ["gpt", "bert", "encoder"])
 def test_a_folder_of_theirs_has_a_page(folder, name, tmp_path, capsys):
     output = tmp_path / "page.html"
-    report.main(
-        report.ReportOptions(str(folder(name)), output=str(output), text=("sun <mask> star",))
-    )
+    runs.main(["page", str(folder(name)), "--output", str(output), "--text", "sun <mask> star"])
     text = output.read_text(encoding="utf-8")
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
     (view,) = json.loads(data)[0]["views"]
     (layer,) = view["weights"]
-    assert len(layer) == 5 and len(layer[0]) == len(view["keys"]) == 3 + 2 * (name != "gpt")
-    assert all(abs(sum(row) - 100) <= 3 for head in layer for row in head)
+    width = len(view["keys"])
+    assert len(layer) == 5 and width == 3 + 2 * (name != "gpt")
+    for head in layer:  # a character for each weight
+        percents = np.array([ord(x) - (97 if x > "~" else 63) for x in head])
+        assert (abs(percents.reshape(width, width).sum(axis=-1) - 100) <= 3).all()
     parameters = sum(leaf.size for leaf in jax.tree.leaves(load_pretrained(folder(name)).params))
     assert f"<td>all</td><td>{parameters:,}</td>" in text
     assert "a folder of transformers: it has no scores" in text and "missing" not in text
@@ -159,7 +160,7 @@ def test_a_folder_of_theirs_has_a_page(folder, name, tmp_path, capsys):
 
 def test_a_page_of_a_folder_of_theirs_needs_a_text(folder):
     with pytest.raises(ConfigError, match="without prompts: give --text"):
-        report.main(report.ReportOptions(str(folder("gpt"))))
+        runs.main(["page", str(folder("gpt"))])
 
 
 def test_a_command_says_what_it_does_not_take(folder, random_params, tmp_path):
@@ -227,8 +228,8 @@ def test_a_run_begins_with_the_weights(folder):
     given = begun_from(path)
     given = replace(given, training=replace(given.training, ema_decay=0.5))
     config, devices = init_from_pretrained.with_pretrained_sizes(given), single()
-    make_state, _ = train.assemble(
-        config, build_model(config, config.model), plan.batch_of(config), devices
+    make_state, _ = train.make_init_and_step(
+        config, build_model(config), plan.batch_of(config), devices
     )
     state = init_from_pretrained.with_pretrained_params(config, devices.init(make_state), devices)
     expected = load_pretrained(path).params
@@ -249,8 +250,8 @@ def test_only_the_devices_read_the_weights_that_a_run_begins_with(folder, monkey
     config = init_from_pretrained.with_pretrained_sizes(begun_from(folder("gpt")))
     devices = sharded(make_mesh("fsdp=1"))
     assert not mapped  # the sizes need no weights
-    make_state, _ = train.assemble(
-        config, build_model(config, config.model), plan.batch_of(config), devices
+    make_state, _ = train.make_init_and_step(
+        config, build_model(config), plan.batch_of(config), devices
     )
     state = init_from_pretrained.with_pretrained_params(config, devices.init(make_state), devices)
     assert len(mapped) > 10 and all(mapped)  # from the file to each device, not by way of the host

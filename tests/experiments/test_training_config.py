@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import jax
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 
 from experiments.harness.training.build import build_attention, build_model, init_params
-from experiments.harness.training.training_config import Remat, TrainingConfig, choose_devices
+from experiments.harness.training.session import choose_devices
+from experiments.harness.training.training_config import Remat, TrainingConfig
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.config import TransformerConfig
@@ -53,7 +55,7 @@ METHODS = f"""
 
 
 def test_one_device_copies_or_parts_are_chosen_by_name():
-    for strategy, rules in (("single", ()), ("replicated", ()), ("sharded", RULES)):
+    for strategy, rules in (("auto", ()), ("single", ()), ("replicated", ()), ("sharded", RULES)):
         chosen = choose_devices(strategy, "")
         assert (chosen.rules, chosen.mesh.size) == (rules, jax.device_count())
     for mesh in ("data=1", "tensor=1,fsdp=1"):
@@ -62,9 +64,42 @@ def test_one_device_copies_or_parts_are_chosen_by_name():
 
 @pytest.mark.parametrize("presets", [LANGUAGE_PRESETS, TRANSLATION_PRESETS])
 def test_an_unknown_strategy_is_refused_from_python_too(presets):
-    known = "give one of single, replicated, sharded"
+    known = "give one of auto, single, replicated, sharded"
     with pytest.raises(ConfigError, match=f"strategy='shard' is unknown: {known}"):
         replace(next(iter(presets.values())), strategy="shard")
+
+
+def test_without_a_strategy_all_devices_are_used_where_there_are_several():
+    code = """
+from experiments.harness.training.session import choose_devices
+from experiments.language_modelling.presets import PRESETS
+
+devices = choose_devices(PRESETS["python_stdlib"].strategy, "")
+print(devices.mesh.size, devices.num_shards)
+"""
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "3", "PYTHONPATH": str(ROOT)}
+    environment |= {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3", "3"]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            LANGUAGE_PRESETS["python_stdlib"],
+            "batch_size=16 rows .* 3 devices: give --data.batch_size 15",
+        ),
+        (LANGUAGE_PRESETS["bert_base"], "by 3 devices, each in 8 parts .* --data.batch_size 264"),
+        (TRANSLATION_PRESETS["grammar"], "give --data.batch_size_multiple 9, or --strategy single"),
+    ],
+    ids=["language", "accumulation", "translation"],
+)
+def test_rows_that_devices_cannot_share_are_refused_with_the_nearest_number(config, said):
+    with pytest.raises(ConfigError, match=said):
+        config.check_rows(SimpleNamespace(num_shards=3))
+    config.check_rows(SimpleNamespace(num_shards=2))
 
 
 @pytest.mark.parametrize("strategy", ["single", "replicated"])
@@ -143,10 +178,10 @@ def test_an_experiment_learns_the_same_on_any_devices_and_may_change_them(words,
     for name, lines in (("a.txt", 83), ("b.txt", 7)):
         texts = (" ".join(rng.choice(["sun", "moon", "rain", "hill"], 5)) for _ in range(lines))
         (tmp_path / name).write_text("\n".join(texts) + "\n")
-    alone = trained(tmp_path, words, "one")
+    alone = trained(tmp_path, words, "one", "--strategy", "single")
     mesh = "--strategy", "sharded", "--mesh", "data=2,tensor=2"
     half = "--optimizer.total_steps", "7", "--optimizer.schedule", "constant"
-    copies = trained(tmp_path, words, "copies", "--strategy", "replicated")
+    copies = trained(tmp_path, words, "copies")
     parts = trained(tmp_path, words, "parts", *mesh)
     trained(tmp_path, words, "both", *mesh, *half)
     both = trained(tmp_path, words, "both", "--strategy", "replicated", *half[2:])
@@ -163,7 +198,7 @@ import ctypes, sys
 import jax.numpy as jnp
 from dataclasses import replace
 from experiments.harness.cli import display
-from experiments.harness.training.training_config import started
+from experiments.harness.training.session import started
 from experiments.translation.presets import PRESETS
 
 with started(replace(PRESETS["grammar"], compilation_cache_dir="")), display.phase("waiting"):

@@ -10,7 +10,7 @@ import pytest
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.text_cache import TextCache
 from experiments.harness.training import training_config
-from experiments.harness.training.profiling import profiled
+from experiments.harness.training.fit import profiled
 from experiments.translation import corpus, grammar
 from experiments.translation.corpus import Text, fingerprint, load_corpus
 from experiments.translation.prepare import prepare

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from experiments.harness.training.metric_logger import Progress
+from experiments.harness.training.progress import Progress
 from jaxformer import distributed
 from jaxformer.checkpoint import Checkpoints
 from tests.faults import children, trainings

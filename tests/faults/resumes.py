@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.training.metric_logger import Progress
+from experiments.harness.training.progress import Progress
 from jaxformer.distributed import CountedJit
 from tests.faults import children, trainings
 from tests.faults.children import Count

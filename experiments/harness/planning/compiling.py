@@ -10,7 +10,7 @@ import jax
 
 from experiments.harness.planning.counting import Buffer, largest_buffers
 from experiments.harness.planning.hlo import Program
-from experiments.harness.training.training_config import choose_devices
+from experiments.harness.training.session import choose_devices
 from jaxformer.distributed import CountedJit, Strategy
 from jaxformer.ops.attention import AttentionFn, AttentionSpec, AutoAttention, Selection, select
 from jaxformer.training.train_step import TrainState

@@ -1,10 +1,11 @@
-"""What a run is built of: attention function, block, position scheme, loss, schedule, by name.
+"""What a run is built of: model, attention function, loss, optimizer, schedule, and their sums.
 
 Everything that needs a run's model calls `build_model`, so that a run is validated, scored,
 sampled, planned, fine-tuned and exported with what it was trained with.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,84 +22,95 @@ from jaxtyping import Float
 from experiments.harness.cli import import_by_name, is_import_name, name_of
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger, Loggers
-from experiments.harness.training.adapters import with_adapters, with_lora
-from experiments.harness.training.training_config import OptimizerConfig, TrainingConfig
+from experiments.harness.training.training_config import (
+    LoraOptions,
+    OptimizerConfig,
+    TrainingConfig,
+)
 from jaxformer.config import TransformerConfig
+from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
-from jaxformer.nn.recipe import REMAT, MakeBlock
+from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.text.data import Batches
-from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training import lora, optimizer
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameter_groups import freeze, freeze_gradient
-from jaxformer.training.train_step import Metrics, TrainState, init_train_state, make_eval_step
+from jaxformer.training.parameters import flatten
+from jaxformer.training.train_step import Metrics, TrainState, make_eval_step
 
-MakeOptimizer = Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
-"""An optimizer of your own: a function of its settings and the learning rate's schedule."""
 M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C")
 
+VALUES = {
+    "model": "training.model",
+    "block": "training.block",
+    "attention_fn": "training.attention_fn",
+    "loss": "training.loss",
+    "metrics": "training.metrics",
+    "schedule": "optimizer.schedule",
+    "optimizer": "optimizer.name",
+    "batches": "data.batches",
+    "dataset": "data.train",
+    "tokenizer": "data.tokenizer",
+}
+"""The argument of `train` -> the field that names its value."""
+_BUILT_IN = ("attention_fn", "schedule", "optimizer")
+"""Those that may also be a name of the library's."""
 
-class Evaluation(NamedTuple):
-    """What a metric of your own is computed of."""
 
-    loaded: Any
-    """The experiment's `LoadedRun`: config, model, params and tokenizers."""
-    text: Any
-    """The text as the experiment has it: `Text` of translation, `Encoded` of language modelling."""
-    scores: Mapping[str, float]
-    """The experiment's own scores of the text."""
-    hypotheses: Sequence[str] = ()
-    """The translations of the text."""
+def with_values(config: C, **values: Any) -> C:
+    """The run's `config` with the names of `values` (see `VALUES`); None keeps what it says.
 
-
-def with_values(
-    config: C,
-    *,
-    model: Callable[..., nn.Module] | None = None,
-    block: MakeBlock | None = None,
-    attention_fn: AttentionFn | None = None,
-    loss: Callable[..., Loss] | None = None,
-    schedule: Callable[[OptimizerConfig], optax.Schedule] | None = None,
-    optimizer: MakeOptimizer | None = None,
-    metrics: Sequence[Callable[[Evaluation], Mapping[str, float]]] | None = None,
-    batches: Callable[..., Batches] | None = None,
-    dataset: Callable[[], Iterable[Any]] | None = None,
-    tokenizer: Callable[[Iterable[str], int], Tokenizer] | None = None,
-) -> C:
-    """The run's `config` with the names of the values given; None keeps what it says.
-
-    Raises `ConfigError` as `name_of` does.
+    Raises `ConfigError` as `name_of` does, `TypeError` for an unknown argument.
     """
     run: Any = config  # the configs of the experiments share these fields, but no class
-    given = {"model": model, "block": block, "attention_fn": attention_fn, "loss": loss}
-    names: dict[str, Any] = {
-        kind: name_of(value, kind) for kind, value in given.items() if value is not None
-    }
-    if metrics is not None:
-        names["metrics"] = tuple(name_of(metric, "metrics") for metric in metrics)
-    rates = {"schedule": schedule, "name": optimizer}
-    named = {kind: name_of(value, kind) for kind, value in rates.items() if value is not None}
-    training, rule = replace(run.training, **names), replace(run.optimizer, **named)
-    data = replace(run.data, **_data_names(run.data, batches, dataset, tokenizer))
-    return replace(run, training=training, optimizer=rule, data=data)
+    for argument, value in values.items():
+        if argument not in VALUES:
+            raise TypeError(f"train() has no argument {argument!r}: give {', '.join(VALUES)}")
+        if value is None:
+            continue
+        group, _, field = VALUES[argument].partition(".")
+        part = getattr(run, group)
+        if argument == "metrics":
+            name: Any = tuple(name_of(metric, argument) for metric in value)
+        else:
+            name = name_of(value, argument)
+        if argument == "dataset":  # files, or the two sides of a parallel text
+            kind = type(part.train)
+            name = (name,) if kind is tuple else kind(name)
+        run = replace(run, **{group: replace(part, **{field: name})})
+    return run
 
 
-def _data_names(
-    data: Any,
-    batches: Callable[..., Batches] | None,
-    dataset: Callable[[], Iterable[Any]] | None,
-    tokenizer: Callable[[Iterable[str], int], Tokenizer] | None,
-) -> dict[str, Any]:
-    given = {"batches": batches, "tokenizer": tokenizer}
-    names: dict[str, Any] = {
-        kind: name_of(value, kind) for kind, value in given.items() if value is not None
-    }
-    if dataset is not None:
-        name = name_of(dataset, "dataset")
-        names["train"] = (name,) if isinstance(data.train, tuple) else type(data.train)(name)
-    return names
+def check(config: Any) -> None:
+    """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
+    if config.training.schedule_free:
+        optimizer.check_schedule_free(config.optimizer)
+    for argument, path in {**VALUES, "loggers": "training.loggers"}.items():
+        group, _, field = path.partition(".")
+        stored = getattr(getattr(config, group), field)
+        for name in stored if isinstance(stored, tuple) else (stored,):
+            needed = is_import_name(name) if argument in _BUILT_IN else bool(name)
+            if needed and argument not in ("dataset", "tokenizer"):
+                import_by_name(name, argument)
+
+
+def build_loggers(training: Any, folder: Path, loggers: Iterable[Logger]) -> Loggers:
+    """`loggers`, and those that `training` names, each called with the run's `folder`.
+
+    Of several processes only the first one has them.
+    """
+    if not distributed.is_first():
+        return Loggers()
+    named = (import_by_name(name, "loggers")(folder) for name in training.loggers)
+    return Loggers([*loggers, *named])
+
+
+def build_batches(config: Any, prepared: Any) -> Batches:
+    """The batches that `config.data` names, made of (config, prepared), or those of `prepared`."""
+    name = config.data.batches
+    return import_by_name(name, "batches")(config, prepared) if name else prepared.batches
 
 
 def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:
@@ -127,23 +139,25 @@ def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
     return model.init(rng, *inputs)["params"]
 
 
-def make_first_state(
-    model: nn.Module, training: TrainingConfig, rates: OptimizerConfig
-) -> Callable[..., TrainState]:
-    """f(init_rng, rng, learning_rate, *inputs of the model) -> the state before the first step."""
+def with_adapters(params: Any, rng: jax.Array, options: LoraOptions) -> Any:
+    """`params` with the adapters that `options` ask for, if any."""
+    if not options.lora_rank:
+        return params
+    return lora.add_adapters(
+        params,
+        jax.random.fold_in(rng, 1),
+        rank=options.lora_rank,
+        alpha=options.lora_alpha,
+        targets=options.lora_targets,
+    )
 
-    def first_state(
-        init_rng: jax.Array, rng: jax.Array, learning_rate: jax.Array, *inputs: jax.Array
-    ) -> TrainState:
-        params = with_adapters(init_params(model, init_rng, *inputs), init_rng, training)
-        at_rate = build_optimizer(
-            with_lora(rates, training), learning_rate, schedule_free=training.schedule_free
-        )
-        decays = training.ema_decays
-        ema = decays if isinstance(decays, tuple) else decays > 0
-        return init_train_state(params, at_rate, rng, ema=ema)
 
-    return first_state
+def describe_size(params: Any) -> str:
+    """The number of parameters, and how many of them are trained in adapters."""
+    sizes = {path: leaf.size for path, leaf in flatten(params).items()}
+    trained = sum(size for path, size in sizes.items() if re.search(lora.ADAPTER, path))
+    total = f"{sum(sizes.values()):,} parameters"
+    return f"{total}, {trained:,} of them trained in adapters" if trained else total
 
 
 def with_params(
@@ -163,36 +177,81 @@ def with_params(
     return state.replace(params=lora.replace_base(state.params, fresh()), ema=ema)
 
 
-def result_params(state: TrainState, training: TrainingConfig) -> Any:
-    """The parameters of `state` that are evaluated: those of `training.result_tree`, merged."""
+def result_params(state: TrainState, training: TrainingConfig, devices: Strategy) -> Any:
+    """The parameters of `state` that are evaluated: those of `training.result_tree`, merged.
+
+    Of several processes each gets all of them, for its own devices.
+    """
     field, _, decay = training.result_tree.partition("/")
-    found = getattr(state, field)
-    return lora.merge_adapters(found[decay] if decay else found)
+    tree = getattr(state, field)
+    return distributed.local(devices, lora.merge_adapters(tree[decay] if decay else tree))
 
 
-def build_loss(
-    training: TrainingConfig, default: Callable[..., Loss], freeze: str = ""
-) -> Callable[..., Loss]:
-    """What makes the loss of a model: the function that `training` names, or `default`.
+def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
+    """The function that makes the loss of a model: the one that `training` names, or `default`.
 
-    It gets `z_loss` and `r_drop` where they are not 0, and adapters merged; parameters that
-    `freeze` matches get no gradient. Raises `ConfigError` for a loss that takes no such argument.
+    It gets `z_loss` and `r_drop` where they are not 0. Raises `ConfigError` for a loss that takes
+    no such argument.
     """
     make_loss = import_by_name(training.loss, "loss") if training.loss else default
     options = {name: getattr(training, name) for name in ("z_loss", "r_drop")}
     options = {name: value for name, value in options.items() if value}
     parameters = inspect.signature(make_loss).parameters
-    loss = getattr(make_loss, "func", make_loss)  # of a partial
+    name_of_loss = getattr(make_loss, "func", make_loss).__name__  # of a partial
     for name, value in options.items():
         if name not in parameters:
             raise ConfigError(
-                f"{name}={value} was given, but the loss {loss.__name__} has no argument "
-                f"{name}: leave out --training.{name}, or use another loss"
+                f"{name}={value} was given, but the loss {name_of_loss} has no argument {name}: "
+                f"leave out --training.{name}, or use another loss"
             )
-    if training.lora_rank or freeze:
-        wrap = lora.adapter_loss if training.lora_rank else partial(freeze_gradient, pattern=freeze)
-        return lambda *args, **rest: wrap(make_loss(*args, **options, **rest))
     return partial(make_loss, **options) if options else make_loss
+
+
+def build_trained(config: Any, loss: Loss) -> tuple[Loss, optax.GradientTransformation]:
+    """The loss and the optimizer of the parameters that the run `config` trains.
+
+    With LoRA those of the adapters; with `optimizer.freeze` all that it does not match.
+    """
+    rates, training = config.optimizer, config.training
+    if training.lora_rank:
+        loss, rates = lora.adapter_loss(loss), replace(rates, freeze=lora.FROZEN)
+    elif rates.freeze:
+        loss = freeze_gradient(loss, rates.freeze)
+    return loss, build_optimizer(rates, schedule_free=training.schedule_free)
+
+
+def train_adapters(
+    loss: Loss, rule: optax.GradientTransformation, frozen: str = lora.FROZEN
+) -> tuple[Loss, optax.GradientTransformation]:
+    """Loss and optimizer of parameters with adapters; those that `frozen` matches stay."""
+    return lora.adapter_loss(loss, frozen), freeze(rule, frozen)
+
+
+def build_optimizer(
+    config: OptimizerConfig, *, schedule_free: bool = False
+) -> optax.GradientTransformation:
+    """The optimizer and the schedule that `config` names."""
+    if is_import_name(config.name):
+        rule = import_by_name(config.name, "optimizer")(config, build_schedule(config))
+        return freeze(rule, config.freeze) if config.freeze else rule
+    own = _custom_schedule(config)
+    return optimizer.make_optimizer(config, own, schedule_free=schedule_free)
+
+
+def learning_rates(config: OptimizerConfig) -> Float[np.ndarray, " updates"]:
+    """The learning rate of each of the `total_steps` updates."""
+    return np.asarray(jax.vmap(build_schedule(config))(jnp.arange(config.total_steps)))
+
+
+def build_schedule(config: OptimizerConfig) -> optax.Schedule:
+    """The schedule that `config` names."""
+    return _custom_schedule(config) or optimizer.make_schedule(config)
+
+
+def _custom_schedule(config: OptimizerConfig) -> optax.Schedule | None:
+    if not is_import_name(config.schedule):
+        return None
+    return import_by_name(config.schedule, "schedule")(config)
 
 
 def loss_sums(
@@ -240,6 +299,19 @@ def _eval_step(
     return make_eval_step(make_loss(model, **dict(options)))(params, batch)
 
 
+class Evaluation(NamedTuple):
+    """What a metric of your own is computed of."""
+
+    loaded: Any
+    """The experiment's `LoadedRun`: config, model, params and tokenizers."""
+    text: Any
+    """The text as the experiment has it: `Text` of translation, `Encoded` of language modelling."""
+    scores: Mapping[str, float]
+    """The experiment's own scores of the text."""
+    hypotheses: Sequence[str] = ()
+    """The translations of the text."""
+
+
 def own_metrics(training: TrainingConfig, evaluation: Evaluation) -> dict[str, float]:
     """What the metrics that `training` names return: a dict of numbers each.
 
@@ -260,17 +332,6 @@ def own_metrics(training: TrainingConfig, evaluation: Evaluation) -> dict[str, f
     return found
 
 
-def build_loggers(training: TrainingConfig, folder: Path, given: Iterable[Logger]) -> Loggers:
-    """The `given` loggers, and those that `training` names, each called with the run's `folder`.
-
-    Of several processes only the first one has them.
-    """
-    if not distributed.is_first():
-        return Loggers()
-    named = (import_by_name(name, "loggers")(folder) for name in training.loggers)
-    return Loggers([*given, *named])
-
-
 def custom_metrics(
     training: TrainingConfig, model: nn.Module, params: Any, batches: Iterable[Any], **options: Any
 ) -> dict[str, float]:
@@ -284,65 +345,6 @@ def custom_metrics(
     tokens = max(sums.pop("tokens"), 1.0)
     sums["custom_loss"] = sums.pop("loss")
     return {f"validation_{name}": value / tokens for name, value in sums.items()}
-
-
-def build_batches(config: Any, prepared: Any) -> Batches:
-    """The batches that `config.data` names, made of (config, prepared), or those of `prepared`."""
-    name = config.data.batches
-    return import_by_name(name, "batches")(config, prepared) if name else prepared.batches
-
-
-def build_optimizer(
-    config: OptimizerConfig,
-    learning_rate: Float[jax.Array, ""] | None = None,
-    *,
-    schedule_free: bool = False,
-) -> optax.GradientTransformation:
-    """The optimizer, with the schedule that `config` names.
-
-    `learning_rate` takes the place of the peak in `config`, unless the schedule or the optimizer is
-    your own.
-    """
-    if is_import_name(config.name):
-        rule = import_by_name(config.name, "optimizer")(config, build_schedule(config))
-        return freeze(rule, config.freeze) if config.freeze else rule
-    own = _custom_schedule(config)
-    return optimizer.make_optimizer(config, own, learning_rate, schedule_free=schedule_free)
-
-
-def learning_rates(config: OptimizerConfig) -> Float[np.ndarray, " updates"]:
-    """The learning rate of each of the `total_steps` updates."""
-    return np.asarray(jax.vmap(build_schedule(config))(jnp.arange(config.total_steps)))
-
-
-def build_schedule(config: OptimizerConfig) -> optax.Schedule:
-    """The schedule that `config` names."""
-    return _custom_schedule(config) or optimizer.make_schedule(config)
-
-
-def _custom_schedule(config: OptimizerConfig) -> optax.Schedule | None:
-    return (
-        import_by_name(config.schedule, "schedule")(config)
-        if is_import_name(config.schedule)
-        else None
-    )
-
-
-def check(config: Any) -> None:
-    """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
-    training = config.training
-    if training.schedule_free:
-        optimizer.check_schedule_free(config.optimizer)
-    given = {"block": training.block, "loss": training.loss, "batches": config.data.batches}
-    given |= {"model": training.model}
-    built_in = {"attention_fn": training.attention_fn, "schedule": config.optimizer.schedule}
-    built_in |= {"optimizer": config.optimizer.name}
-    given |= {kind: name for kind, name in built_in.items() if is_import_name(name)}
-    several = (("metrics", name) for name in training.metrics)
-    more = (("loggers", name) for name in training.loggers)
-    for kind, name in (*given.items(), *several, *more):
-        if name:
-            import_by_name(name, kind)
 
 
 def _print_selection(selection: Selection) -> None:

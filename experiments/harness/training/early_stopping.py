@@ -4,10 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.harness.training.training_config import TrainingConfig
-from jaxformer.checkpoint import Checkpoints
-from jaxformer.distributed import assert_processes_agree
-from jaxformer.errors import CheckpointError, ConfigError
-from jaxformer.training.train_step import TrainState
+from jaxformer.errors import ConfigError
 
 _MODES = {
     "min": ("loss", "perplexity", "bits_per_byte", "kl"),
@@ -81,36 +78,14 @@ def stopping_metric(training: TrainingConfig, known: Sequence[str]) -> StoppingM
             f"early_stopping_metric={name!r} is unknown: give one of {', '.join(known)}"
         )
     if mode == "auto":
-        found = [mode for mode, ends in _MODES.items() if name.endswith(ends)]
-        if not found:
+        modes = [mode for mode, ends in _MODES.items() if name.endswith(ends)]
+        if not modes:
             raise ConfigError(
                 f"early_stopping_metric={name!r}: its name does not tell whether less or more is "
                 "better: give --training.early_stopping_mode min or max"
             )
-        mode = found[0]
+        mode = modes[0]
     return StoppingMetric(name, 1.0 if mode == "min" else -1.0)
-
-
-def restore_newest(
-    checkpoints: Checkpoints, state: TrainState, fingerprint: str
-) -> tuple[TrainState, EarlyStopping]:
-    """The newest checkpoint's state and validation; `state` and none where there is no checkpoint.
-
-    Raises `CheckpointError` when it was trained on batches of another `fingerprint`, `ConfigError`
-    when several processes have other batches, or see other checkpoints, than each other.
-    """
-    steps = checkpoints.steps()
-    assert_processes_agree({"batches": fingerprint, "checkpoints": steps})
-    if not steps:
-        return state, EarlyStopping()
-    state, metadata = checkpoints.restore(state)
-    assert_processes_agree({"step": int(state.step)})
-    if metadata["data"] != fingerprint:
-        raise CheckpointError(
-            "the checkpoint was trained on other batches than these: the training text, the "
-            "tokenizer or the settings of its batches have changed; use another --name"
-        )
-    return state, EarlyStopping(**metadata["early_stopping"])
 
 
 def due(step: int, interval: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a run starts from: the weights of another run (init_from), or its state (continue_from)."""
+"""The start of a run: the weights of another run (init_from), or its state (continue_from)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -65,11 +65,11 @@ def with_parent(config: C, experiment: str) -> C:
         if run.continue_from and not is_begun(run_folder.folder_of(run.runs, experiment, run.name)):
             refuse_parent("continue_from", run.continue_from)
         return config
-    found: Any = run_folder.load_config(parent.folder, type(config))
+    source: Any = run_folder.load_config(parent.folder, type(config))
     kept = {name: dotted_fields(run.model)[name] for name in TRAINING_ONLY}
     parts = ("model", "block")
-    values = {name: getattr(found.training, name) for name in parts}
-    model, training = with_fields(found.model, kept), replace(run.training, **values)
+    values = {name: getattr(source.training, name) for name in parts}
+    model, training = with_fields(source.model, kept), replace(run.training, **values)
     return replace(run, model=model, training=training)
 
 

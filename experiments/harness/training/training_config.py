@@ -1,31 +1,39 @@
 """The options that all experiments share: where a run is made, how it trains, its optimizer."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
-import jax
-
-from experiments.harness.cli import display, is_import_name
+from experiments.harness.cli import is_import_name
 from experiments.harness.runs import distributed
-from experiments.harness.runs.run_folder import Run
 from experiments.harness.runs.text_cache import TextCache
-from experiments.harness.training.adapters import LoraOptions
-from jaxformer.config import check_at_least, check_choices, check_fraction
-from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
-from jaxformer.distributed.mesh import Device
+from jaxformer.config import check_at_least, check_choices, check_fraction, check_pattern
+from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS
-from jaxformer.runtime.setup import ProcessSetup, setup_process
 from jaxformer.training import optimizer
 from jaxformer.training.train_step import EmaDecay, ema_name, result_tree
 
-StrategyName = Literal["single", "replicated", "sharded"]
+StrategyName = Literal["auto", "single", "replicated", "sharded"]
 Remat = Literal["none", "attention", "matmuls", "all_but_attention", "blocks"]
 GatherAt = Literal["step", "use"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraOptions:
+    """Low-rank adapters (LoRA) that are trained in place of the weights that a run starts from."""
+
+    lora_rank: int = 0
+    """Rank of the adapters; 0 trains all weights."""
+    lora_alpha: float = 16.0
+    """The adapters' product is multiplied by lora_alpha / lora_rank."""
+    lora_targets: str = "blocks.*/kernel$"
+    """Regular expression; matrices in whose path it is found get an adapter. Default: all of the
+    blocks; (query|value)/kernel$ takes those of the paper."""
+
+    def __post_init__(self):
+        check_at_least(self, 0, "lora_rank", "lora_alpha")
+        check_pattern(self, "lora_targets")
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,12 @@ class TrainingConfig(LoraOptions):
         return tuple(dict.fromkeys((*own, *self.extra_ema_decays)))
 
     @property
+    def averages(self) -> bool | tuple[float, ...]:
+        """The moving averages that a state keeps, as `init_train_state` takes them."""
+        decays = self.ema_decays
+        return decays if isinstance(decays, tuple) else decays > 0
+
+    @property
     def result_tree(self) -> str:
         """The part of a state that is evaluated and becomes the result: "params" or an average."""
         return result_tree(self.ema_decay, self.extra_ema_decays, schedule_free=self.schedule_free)
@@ -127,13 +141,6 @@ class TrainingConfig(LoraOptions):
     def ema_tree(self, decay: float) -> str:
         """The part of a state that is the moving average with this decay."""
         return f"ema/{ema_name(decay)}" if self.extra_ema_decays else "ema"
-
-    def compiled(self) -> "TrainingConfig":
-        """The settings that a program depends on: seed, intervals and patience have defaults."""
-        names = ["seed", "log_every", "save_every", "evaluate_every", "patience", "log_attention"]
-        names += ["early_stopping_metric", "early_stopping_mode"]
-        defaults: dict[str, Any] = {x.name: x.default for x in fields(self) if x.name in names}
-        return replace(self, **defaults)
 
 
 @dataclass(frozen=True)
@@ -151,11 +158,6 @@ class OptimizerConfig(optimizer.OptimizerConfig):
         super().__post_init__()
         check_name(self, "schedule", get_args(optimizer.ScheduleName))
         check_name(self, "name", get_args(optimizer.RuleName))
-
-    def compiled(self) -> "OptimizerConfig":
-        """The settings that a program depends on: the peak rate is data, unless you use it."""
-        own = is_import_name(self.schedule) or is_import_name(self.name)
-        return self if own else replace(self, learning_rate=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +188,9 @@ class RunConfig:
     """Prints compiler options, the formula of mfu and signatures; env.json always has them."""
     profile: bool = False
     """Writes a trace of a few steps into the run's folder, for TensorBoard or Perfetto."""
-    strategy: StrategyName = "single"
-    """One device, a copy of the state on each device, or parts of it on a mesh of devices."""
+    strategy: StrategyName = "auto"
+    """single: one device; replicated: a copy of the state on each device; sharded: parts of it on
+    a mesh of devices; auto: replicated where there is more than one device, else single."""
     mesh: str = ""
     """The mesh of --strategy sharded, such as data=2,fsdp=2,tensor=2; empty: all along data."""
     distributed: bool = False
@@ -227,6 +230,26 @@ class RunConfig:
                 "given too: choose the matrices with adapters by --training.lora_targets"
             )
 
+    @property
+    def rows_option(self) -> tuple[str, int, int]:
+        """The option that decides the rows of a batch, its value, and into how many parts they go.
+
+        An empty name: the rows are not known before the batches are made.
+        """
+        return "", 0, 1
+
+    def check_rows(self, devices: Strategy) -> None:
+        """Raises `ConfigError` where `devices` cannot share the rows of a batch evenly."""
+        name, rows, parts = self.rows_option
+        needed = devices.num_shards * parts
+        if name and rows % needed:
+            nearest = max(round(rows / needed), 1) * needed
+            accumulated = f", each in {parts} parts of gradient accumulation" if parts > 1 else ""
+            raise ConfigError(
+                f"{name}={rows} rows cannot be shared evenly by {devices.num_shards} devices"
+                f"{accumulated}: give --{name} {nearest}, or --strategy single to use one device"
+            )
+
     def free_fields(self: Any) -> list[str]:
         """Dotted names of the fields that may differ when the run is resumed."""
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
@@ -241,52 +264,10 @@ class RunConfig:
         return [*names, "optimizer.total_steps"] if endless else names
 
 
-@contextmanager
-def started(config: RunConfig) -> Iterator[tuple[Strategy, ProcessSetup]]:
-    """Sets the process up for speed, opens its screen; yields `config`'s devices and what was set.
-
-    The setup comes first. The screen starts a thread, and glibc gives a thread that starts before
-    the setup a heap of its own, which returns its large memory to the system after each step.
-    """
-    cache = config.compilation_cache_dir
-    setup = setup_process((Path(config.runs) / cache).absolute() if cache else None)
-    with display.opened():
-        yield choose_devices(config.strategy, config.mesh, setup.compiler_options), setup
-
-
 def text_cache(config: RunConfig) -> TextCache:
     """Where the runs of `config.runs` keep what they make of text."""
     name = config.text_cache_dir
     return TextCache(Path(config.runs) / name if name else None)
-
-
-def record_environment(run: Run, config: RunConfig, **facts: object) -> None:
-    """Adds `facts` to the run's env.json, and prints them with `verbose`."""
-    run.add_environment(**{name: str(fact) for name, fact in facts.items()})
-    if config.verbose:
-        display.say("\n".join(map(str, facts.values())))
-
-
-def choose_devices(
-    strategy: StrategyName,
-    mesh: str,
-    options: Mapping[str, str] = MappingProxyType({}),
-    devices: Sequence[Device] | None = None,
-) -> Strategy:
-    """Where a run's steps are computed: on one of `devices`, or on all; None: those that JAX sees.
-
-    "replicated" keeps a copy of the state on each, "sharded" its parts on `mesh`, such as
-    "data=2,fsdp=2,tensor=2" (empty: all of them along data). The compiler gets `options`. Raises
-    `ConfigError` for a mesh without "sharded", or one with another number of devices.
-    """
-    if strategy == "sharded":
-        count = jax.device_count() if devices is None else len(devices)
-        return sharded(make_mesh(mesh or f"data={count}", devices), compiler_options=options)
-    if mesh:
-        raise ConfigError(f"mesh={mesh!r} needs --strategy sharded, got strategy={strategy!r}")
-    if strategy == "replicated":
-        return replicated(devices, compiler_options=options)
-    return single(devices[0] if devices else None, compiler_options=options)
 
 
 def check_name(config: Any, field: str, known: tuple[str, ...]) -> None:

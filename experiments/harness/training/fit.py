@@ -1,0 +1,231 @@
+"""The training loop of every experiment: steps, evaluations, checkpoints, early stopping."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from experiments.harness.cli import display
+from experiments.harness.runs import distributed
+from experiments.harness.runs.preemption import asked_to_stop
+from experiments.harness.training.build import describe_size
+from experiments.harness.training.early_stopping import EarlyStopping, due
+from experiments.harness.training.progress import Progress, sample_lines
+from experiments.harness.training.session import Evaluated, TrainingRun
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.distributed import assert_processes_agree
+from jaxformer.errors import CheckpointError
+from jaxformer.training.train_step import TrainState
+
+Step = Callable[[TrainState, Any], tuple[TrainState, Mapping[str, Any]]]
+
+
+class Cost(NamedTuple):
+    """The cost of a step on a batch."""
+
+    positions: int
+    """Positions of the batch in which a token is predicted, padding included."""
+    flops: int
+    """FLOPs of the step by the model's equations."""
+
+
+def fit(
+    step: Step,
+    state: TrainState,
+    batches: Callable[[int], Any],
+    evaluate: Callable[[TrainState], Evaluated] | None,
+    run: TrainingRun,
+    *,
+    cost: Callable[[Any], Cost] | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> TrainState:
+    """The state after the last step; training goes on from the newest checkpoint if there is one.
+
+    `step(state, batch)` returns the next state and its metrics, as `Strategy.step` does, and
+    `batches(n)` gives the batch of step n, from 0, on its devices: a thread calls it ahead of the
+    steps. `evaluate(state)` is called every `run.training.evaluate_every` steps, and early stopping
+    goes by its scores. `cost` gives the share of padding and the utilization to be logged.
+    `origin` says what the run trains on, such as {"data": fingerprint}; every checkpoint keeps it.
+
+    SIGTERM and SIGINT save the state after the current step and end the process. A resumed run
+    computes, logs and saves what one that was never stopped does. Raises `Diverged` after too many
+    steps in a row without a finite loss, `CheckpointError` for checkpoints of another `origin`.
+    """
+    training, total, log, checkpoints = run.training, run.total_steps, run.log, run.checkpoints
+    origin = dict(origin or {})
+    state, stopping = _restored(state, checkpoints, origin)
+    number = int(state.step)
+    if log is not None:
+        log.resume(number)
+    display.say(f"{describe_size(state.params)}; from step {number} to {total}")
+    if run.profile is not None and distributed.is_first():
+        step = profiled(step, run.profile)
+    with ExitStack() as stack:
+        preempted = stack.enter_context(asked_to_stop())
+        progress = stack.enter_context(
+            Progress(
+                total,
+                log,
+                log_every=training.log_every,
+                pause_every=training.evaluate_every,
+                learning_rates=run.learning_rates,
+                peak=run.peak,
+            )
+        )
+        step = progress.announce(step)
+        loader = stack.enter_context(prefetched(batches, number, total, training.prefetch))
+        while number < total and not stopping.should_stop(training.patience):
+            batch = loader.get()
+            state, metrics = step(state, batch)
+            number += 1
+            size = cost(batch) if cost is not None else Cost(0, 0)
+            progress.add(number, metrics, *size, loader.waited)
+            if evaluate is not None and due(number, training.evaluate_every):
+                with progress.pause("evaluating"):
+                    evaluated = evaluate(state)
+                stopping = log_evaluation(run, progress, number, evaluated, stopping)
+            last = number == total or stopping.should_stop(training.patience)
+            regular = last or due(number, training.save_every)
+            stop = preempted()
+            if checkpoints is not None and (regular or stop):
+                progress.settle()
+                # A checkpoint saved on preemption is no candidate for the final weights.
+                metric = stopping.metric_at(number) if regular else None
+                scheduled = {"regular": due(number, training.save_every)}
+                metadata = {"early_stopping": stopping._asdict(), **scheduled, **origin}
+                checkpoints.save(number, state, metadata, metric)
+            if stop:
+                break
+        if checkpoints is not None:
+            checkpoints.wait()
+    return state
+
+
+def log_evaluation(
+    run: TrainingRun,
+    progress: Progress,
+    step: int,
+    evaluated: Evaluated,
+    stopping: EarlyStopping,
+) -> EarlyStopping:
+    """Logs and shows the evaluation after `step`; returns `stopping` after it."""
+    scores, samples, pictures = evaluated
+    shown = [describe_score(name, value) for name, value in scores.items()]
+    best = ""
+    if run.watched is not None:
+        metric = distributed.agreed(run.watched.of(scores))
+        stopping = stopping.update(metric, step)
+        best = run.watched.describe_best(stopping)
+    if run.log is not None:
+        run.log.log(step, **scores)
+        for name, draw in pictures.items():
+            run.log.log_figure(step, name, draw)
+        if samples:
+            run.log.log_text(step, "samples", sample_lines(samples))
+    progress.show_scores(f"step {step}  {'  '.join(shown)}  ({best})", best, samples)
+    return stopping
+
+
+def describe_score(name: str, value: float) -> str:
+    """A score with its name, such as "loss 1.2345", "BLEU 31.42" or "exact 98.2%"."""
+    words = name.removeprefix("validation_").replace("_", " ")
+    last = words.split(" ")[-1]
+    if last in ("bleu", "chrf"):
+        return f"{words.replace('bleu', 'BLEU').replace('chrf', 'chrF')} {value:.2f}"
+    return f"{words} {value:.1%}" if last in ("exact", "accuracy") else f"{words} {value:.4f}"
+
+
+def _restored(
+    state: TrainState, checkpoints: Checkpoints | None, origin: Mapping[str, Any]
+) -> tuple[TrainState, EarlyStopping]:
+    """The newest checkpoint's state and validation; `state` and none where there is no checkpoint.
+
+    Raises `CheckpointError` when it was trained on other batches, `ConfigError` when several
+    processes have other batches, or see other checkpoints, than each other.
+    """
+    steps = checkpoints.steps() if checkpoints is not None else []
+    assert_processes_agree({"batches": origin.get("data"), "checkpoints": steps})
+    if checkpoints is None or not steps:
+        return state, EarlyStopping()
+    state, metadata = checkpoints.restore(state)
+    assert_processes_agree({"step": int(state.step)})
+    if metadata.get("data") != origin.get("data"):
+        raise CheckpointError(
+            "the checkpoint was trained on other batches than these: the training text, the "
+            "tokenizer or the settings of its batches have changed; use another --name"
+        )
+    return state, EarlyStopping(**metadata["early_stopping"])
+
+
+class Prefetched:
+    """`make(start)`, `make(start + 1)`, .. to `make(stop - 1)`, at most `depth` of them ahead.
+
+    A thread makes them, so that reading and copying to a device happen while steps are computed.
+    With `depth` 0 each is made when it is asked for. `waited` is the time in seconds that the last
+    `get` took.
+    """
+
+    def __init__(self, make: Callable[[int], Any], start: int, stop: int, depth: int):
+        self._make, self._depth = make, depth
+        self._numbers = iter(range(start, stop))
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._waiting: deque[Future] = deque()
+        self.waited = 0.0
+        self._fill()
+
+    def get(self) -> Any:
+        """The next batch; raises here what making it raised in the thread."""
+        since = time.perf_counter()
+        if self._depth:
+            batch = self._waiting.popleft().result()
+            self._fill()
+        else:
+            batch = self._make(next(self._numbers))
+        self.waited = time.perf_counter() - since
+        return batch
+
+    def close(self) -> None:
+        """Ends the thread when it has made the batch that it is at, and drops the others."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _fill(self) -> None:
+        for number in itertools.islice(self._numbers, self._depth - len(self._waiting)):
+            self._waiting.append(self._pool.submit(self._make, number))
+
+
+@contextmanager
+def prefetched(
+    make: Callable[[int], Any], start: int, stop: int, depth: int
+) -> Iterator[Prefetched]:
+    """Within it, a `Prefetched`; its thread has ended when this is left."""
+    batches = Prefetched(make, start, stop, depth)
+    try:
+        yield batches
+    finally:
+        batches.close()
+
+
+def profiled(step: Step, folder: Path, *, first: int = 20, steps: int = 5) -> Step:
+    """`step`, which also writes a trace of calls `first` to `first + steps - 1` to `folder`.
+
+    TensorBoard's profile plugin and Perfetto read it. The first calls compile and are not traced.
+    """
+    calls = itertools.count()
+
+    def traced(*args: Any) -> Any:
+        call = next(calls)
+        if call == first:
+            jax.profiler.start_trace(folder)
+        result = step(*args)
+        if call == first + steps - 1:
+            jax.block_until_ready(result)
+            jax.profiler.stop_trace()
+        return result
+
+    return traced

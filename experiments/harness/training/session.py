@@ -1,0 +1,219 @@
+"""A training from its start to its end: processes, devices, the run's folder, what it prints last.
+
+`open_training` is what a `train.py` enters once; the run that it yields is what `fit` needs.
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.harness.cli import display
+from experiments.harness.runs import checkpoint_selection, distributed, run_folder
+from experiments.harness.runs.loggers import Logger
+from experiments.harness.runs.run_folder import Run
+from experiments.harness.training import build
+from experiments.harness.training.early_stopping import StoppingMetric, stopping_metric
+from experiments.harness.training.progress import Sample
+from experiments.harness.training.training_config import RunConfig, StrategyName, TrainingConfig
+from experiments.harness.training.utilization import peak_of
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
+from jaxformer.distributed.mesh import Device
+from jaxformer.errors import ConfigError
+from jaxformer.runtime.setup import ProcessSetup, setup_process
+
+_FILES = {
+    "scores.json": "the scores, with what is needed to repeat them",
+    "metrics.jsonl": "loss and speed over time",
+    "config.json, env.json": "all settings; versions, devices, compiler options",
+    "checkpoints/": "the weights",
+}
+
+
+class Evaluated(NamedTuple):
+    """An evaluation: scores to log, texts to show beside them, pictures to draw for TensorBoard."""
+
+    scores: Mapping[str, float]
+    """Numbers by their names, such as validation_loss."""
+    samples: Sequence[Sample] = ()
+    """Sources, what the model makes of them, and references."""
+    pictures: Mapping[str, Callable[[], Any]] = {}
+    """Functions that draw a matplotlib figure, by its title."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """What `fit` needs of a run: how long it trains, how often it evaluates, where it writes.
+
+    Without `log` nothing is logged, without `checkpoints` nothing is saved: fine-tuning on a few
+    examples gives `TrainingRun(total_steps=300)`.
+    """
+
+    total_steps: int
+    training: TrainingConfig = TrainingConfig(log_every=0, save_every=0, evaluate_every=0)
+    """Intervals, patience and prefetching."""
+    watched: StoppingMetric | None = None
+    """The score that early stopping goes by."""
+    checkpoints: Checkpoints | None = None
+    log: Run | None = None
+    """The run's folder, with its metrics and its environment."""
+    learning_rates: np.ndarray | None = None
+    """The learning rate of each step, to be logged."""
+    peak: float | None = None
+    """FLOP/s of all devices, to log the share that is used; None: not known."""
+    profile: Path | None = None
+    """The folder that receives a trace of a few steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentRun(TrainingRun):
+    """A run of an experiment, which has a folder."""
+
+    config: Any
+    """The run's configuration, with the sizes of the run that it starts from."""
+    devices: Strategy
+    """The devices that compute a step."""
+    checkpoints: Checkpoints
+    log: Run
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.log.folder
+
+    def write_scores(self, scores: Mapping[str, Any]) -> None:
+        """Writes scores.json, which ends a training; of several processes the first does."""
+        if distributed.is_first():
+            text = json.dumps(scores, indent=2) + "\n"
+            (self.folder / "scores.json").write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def open_training(
+    experiment: str,
+    config: Any,
+    scores: Sequence[str],
+    loggers: Iterable[Logger] = (),
+    parent: Callable[[Any], Any] = lambda config: config,
+) -> Iterator[ExperimentRun]:
+    """Within it, a run of `experiment` trains: its processes, devices, folder and checkpoints.
+
+    `scores` are the names of the scores of every evaluation; early stopping goes by the first.
+    `parent` gives a configuration the sizes of the run that it starts from. Raises `ConfigError`
+    for settings that cannot be, before anything is written.
+    """
+    build.check(config)
+    watched = stopping_metric(config.training, scores)
+    with distributed.joined(config), started(config) as (devices, setup):
+        config.check_rows(devices)
+        config = parent(config)
+        log = run_folder.open_run(
+            config.runs, experiment, config.name, config, may_differ=config.free_fields()
+        )
+        log.loggers = build.build_loggers(config.training, log.folder, loggers)
+        peak = peak_of(devices, config.model.dtype)
+        record_environment(log, config, setup=setup, utilization=peak)
+        keep = config.training.average_checkpoints + 1  # one may have been saved on preemption
+        with Checkpoints(log.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
+            yield ExperimentRun(
+                total_steps=config.optimizer.total_steps,
+                training=config.training,
+                watched=watched,
+                checkpoints=checkpoints,
+                log=log,
+                learning_rates=build.learning_rates(config.optimizer),
+                peak=peak.total,
+                profile=log.folder / "profile" if config.profile else None,
+                config=config,
+                devices=devices,
+            )
+        log.close()
+
+
+@contextmanager
+def started(config: RunConfig) -> Iterator[tuple[Strategy, ProcessSetup]]:
+    """Sets the process up for speed, opens its screen; yields `config`'s devices and what was set.
+
+    The setup comes first. The screen starts a thread, and glibc gives a thread that starts before
+    the setup a heap of its own, which returns its large memory to the system after each step.
+    """
+    cache = config.compilation_cache_dir
+    setup = setup_process((Path(config.runs) / cache).absolute() if cache else None)
+    with display.opened():
+        yield choose_devices(config.strategy, config.mesh, setup.compiler_options), setup
+
+
+def choose_devices(
+    strategy: StrategyName,
+    mesh: str,
+    options: Mapping[str, str] = MappingProxyType({}),
+    devices: Sequence[Device] | None = None,
+) -> Strategy:
+    """The devices that compute a run's steps: one of `devices`, or all; None: those JAX sees.
+
+    "auto" is "replicated" where there are several devices, else "single". "replicated" keeps a copy
+    of the state on each, "sharded" its parts on `mesh`, such as "data=2,fsdp=2,tensor=2" (empty:
+    all of them along data). The compiler gets `options`. Raises `ConfigError` for a mesh without
+    "sharded", or one with another number of devices.
+    """
+    count = jax.device_count() if devices is None else len(devices)
+    if strategy == "sharded":
+        return sharded(make_mesh(mesh or f"data={count}", devices), compiler_options=options)
+    if mesh:
+        raise ConfigError(f"mesh={mesh!r} needs --strategy sharded, got strategy={strategy!r}")
+    if strategy == "replicated" or (strategy == "auto" and count > 1):
+        return replicated(devices, compiler_options=options)
+    return single(devices[0] if devices else None, compiler_options=options)
+
+
+def record_environment(log: Run, config: RunConfig, **facts: object) -> None:
+    """Adds `facts` to the run's env.json, and prints them with `verbose`."""
+    log.add_environment(**{name: str(fact) for name, fact in facts.items()})
+    if config.verbose:
+        display.say("\n".join(map(str, facts.values())))
+
+
+def choose_weights(run: ExperimentRun, validate: Callable[[Any], Evaluated], score: str) -> Any:
+    """The final weights: the mean of the last checkpoints, or the one of the best `score`.
+
+    `validate(params)` evaluates them on the validation text. weights.json records the choice.
+    """
+    sign = stopping_metric(TrainingConfig(), (score,)).sign
+
+    def metric(params: Any, steps: list[int]) -> float:
+        with display.phase(f"validating the weights of step {', '.join(map(str, steps))}"):
+            value = validate(params).scores[score]
+        display.say(f"  {score.replace('_', ' ')} {value:.4f}")
+        return sign * value
+
+    chosen = checkpoint_selection.choose(run.checkpoints, run.training, metric)
+    if distributed.is_first():
+        tree = run.training.result_tree
+        checkpoint_selection.note(run.folder, chosen.steps, tree, **{score: sign * chosen.metric})
+    return chosen.params
+
+
+def describe_folder(
+    folder: Path, files: Mapping[str, str], commands: Iterable[tuple[str, ...]]
+) -> str:
+    """The files of the run in `folder`, the experiment's own `files` first, and the next commands.
+
+    A command is a module of `experiments` and its further arguments; each gets the run. The last
+    one writes the page of the run.
+    """
+    lines = [f"Everything is in {folder}:"]
+    lines += [f"  {name:<23} {content}" for name, content in {**files, **_FILES}.items()]
+    lines += ["", "Next:"]
+    for module, *args in commands:
+        words = ["python", "-m", f"experiments.{module}", "--run", str(folder), *args]
+        lines.append("  " + shlex.join(words))
+    lines.append("  " + shlex.join(["python", "-m", "experiments.runs", "page", str(folder)]))
+    return "\n".join(lines)

@@ -1,0 +1,183 @@
+"""The loop that all experiments share: order, evaluations, checkpoints, resuming, stopping."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from experiments.harness.runs.run_folder import Run
+from experiments.harness.training.early_stopping import StoppingMetric
+from experiments.harness.training.fit import Cost, fit
+from experiments.harness.training.session import (
+    Evaluated,
+    ExperimentRun,
+    TrainingRun,
+    choose_weights,
+)
+from experiments.harness.training.training_config import TrainingConfig
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.distributed import single
+from jaxformer.errors import CheckpointError
+from jaxformer.training.train_step import init_train_state, make_train_step
+
+TOTAL = 17
+OPTIMIZER = optax.adam(0.1)
+SPEEDS = ("tokens_per_second", "data_wait")
+
+
+def loss(params, batch, rng):
+    noise = jax.random.normal(rng, params["w"].shape)
+    return jnp.sum((batch["x"] @ (params["w"] + 0.1 * noise)) ** 2), jnp.float32(len(batch["x"]))
+
+
+STEP = jax.jit(make_train_step(loss, OPTIMIZER))
+
+
+def first_state():
+    return init_train_state({"w": jnp.arange(1.0, 4.0)}, OPTIMIZER, jax.random.key(3))
+
+
+def batches(number):
+    return {"x": np.random.default_rng(number).standard_normal((5, 3)).astype(np.float32)}
+
+
+def evaluate(state):
+    return Evaluated({"validation_loss": float(jnp.sum(state.params["w"] ** 2))})
+
+
+def run_in(folder, checkpoints, **training):
+    options = {"log_every": 2, "save_every": 5, "evaluate_every": 5, "average_checkpoints": 1}
+    watched = StoppingMetric("validation_loss", 1.0)
+    settings = TrainingConfig(**options | training)
+    log = Run(folder)
+    return ExperimentRun(
+        total_steps=TOTAL,
+        training=settings,
+        watched=watched,
+        checkpoints=checkpoints,
+        log=log,
+        config=None,
+        devices=single(),
+    )
+
+
+def fitted(folder, batches=batches, evaluate=evaluate, origin="a", **training):
+    """The files of a run in `folder`, and its last state."""
+    with Checkpoints(folder / "checkpoints", keep=7) as checkpoints:
+        run = run_in(folder, checkpoints, **training)
+        state = fit(
+            STEP,
+            first_state(),
+            batches,
+            evaluate,
+            run,
+            cost=lambda batch: Cost(7, 11),
+            origin={"data": origin},
+        )
+    return state
+
+
+def metrics_of(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k not in SPEEDS} for line in lines]
+
+
+def saved(folder):
+    return Checkpoints(folder / "checkpoints")
+
+
+def test_a_run_logs_evaluates_and_saves_at_its_intervals_and_at_the_end(tmp_path):
+    state = fitted(tmp_path)
+    assert int(state.step) == TOTAL and saved(tmp_path).steps() == [5, 10, 15, 17]
+    lines = metrics_of(tmp_path)
+    assert [x["step"] for x in lines if "loss" in x] == [2, 4, 6, 8, 10, 12, 14, 16, 17]
+    assert [x["step"] for x in lines if "validation_loss" in x] == [5, 10, 15]
+    assert all(x["padding"] == pytest.approx(1 - 5 / 7) for x in lines if "loss" in x)
+    for step in (5, 10, 15):
+        assert saved(tmp_path).metadata(step)["early_stopping"]["step"] == step
+
+
+def test_a_run_stopped_by_a_signal_and_resumed_is_the_uninterrupted_one(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fitted(whole)
+
+    def stop_at_13(number):
+        if number == 12:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)  # a thread takes the signal
+        return batches(number)
+
+    with pytest.raises(SystemExit) as end:
+        fitted(parts, stop_at_13, prefetch=0)
+    assert end.value.code == 143 and saved(parts).steps() == [5, 10, 13]
+    assert [saved(parts).metadata(step)["regular"] for step in (5, 10, 13)] == [True, True, False]
+    state = fitted(parts)
+    jax.tree.map(np.testing.assert_array_equal, state.params, saved(whole).restore_params(TOTAL))
+    assert metrics_of(parts) == metrics_of(whole)
+    assert saved(parts).best_step() == saved(whole).best_step() != 13
+
+
+def test_the_next_step_is_begun_before_the_result_of_the_last_one_is_read(tmp_path):
+    events = []
+
+    class Result(SimpleNamespace):
+        def __float__(self):
+            events.append(("read", self.step))
+            return self.value
+
+        __int__ = lambda self: int(float(self))  # noqa: E731
+
+    def step(state, batch):
+        number = int(state.step) + 1
+        events.append(("begun", number))
+        metrics = {"loss": 1.0, "tokens": 5, "grad_norm": 1.0, "skipped": 0, "consecutive_skips": 0}
+        metrics = {name: Result(value=float(x), step=number) for name, x in metrics.items()}
+        return state.replace(step=state.step + 1), metrics
+
+    fit(step, first_state(), batches, None, TrainingRun(total_steps=7))
+    order = {event: place for place, event in reversed(list(enumerate(events)))}
+    for number in range(2, 7):  # the first one compiles, and is waited for
+        assert order["begun", number + 1] < order["read", number]
+
+
+def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(tmp_path):
+    scripted = iter([5.0, 9.0, 7.0, 8.5, 8.0])
+
+    def evaluate(state):
+        return Evaluated({"validation_bleu": next(scripted)})
+
+    with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
+        run = run_in(tmp_path, checkpoints, patience=3, evaluate_every=1, save_every=2)
+        run = replace(run, watched=StoppingMetric("validation_bleu", -1.0))
+        fit(STEP, first_state(), batches, evaluate, run)
+        assert checkpoints.steps() == [2, 4, 5] and checkpoints.best_step() == 2
+        best = checkpoints.restore_params(2)
+
+        def validate(params):
+            right = bool(np.all(params["w"] == best["w"]))
+            return Evaluated({"validation_bleu": 9.0 if right else 8.0})
+
+        chosen = choose_weights(run, validate, "validation_bleu")
+    np.testing.assert_array_equal(chosen["w"], best["w"])
+    note = json.loads((tmp_path / "weights.json").read_text())
+    assert note["steps"] == [2] and note["validation_bleu"] == 9.0
+
+
+def test_checkpoints_of_other_batches_are_refused(tmp_path):
+    fitted(tmp_path)
+    with pytest.raises(CheckpointError, match="trained on other batches than these"):
+        fitted(tmp_path, origin="b")
+
+
+def test_steps_and_batches_alone_are_enough(capsys):
+    state = fit(STEP, first_state(), batches, None, TrainingRun(total_steps=5))
+    assert int(state.step) == 5
+    assert "3 parameters; from step 0 to 5" in capsys.readouterr().out
