@@ -296,7 +296,7 @@ def main(options: EvaluateOptions) -> None:
     halves = half_widths(result.hypotheses, text.target)
     print(describe_scores(options.source or "test", result.scores, halves))
     record: dict[str, Any] = {"run": options.run, "text_sha256": fingerprint(text)}
-    record |= {"search": asdict(search)}
+    record |= {"search": asdict(search), "translation": asdict(loaded.config.translation)}
     if options.decoding != "beam":
         drawn = {"samples": options.mbr_samples, "utility": options.utility}
         how = {"decoding": options.decoding, **(drawn if options.decoding == "mbr" else {})}

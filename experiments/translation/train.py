@@ -170,6 +170,7 @@ def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None
         made = build.Evaluation(loaded, text, scores, hypotheses)
         own = build.own_metrics(config.training, made)
     facts = {"text": name, "text_sha256": fingerprint(text), "search": asdict(config.search)}
+    facts |= {"translation": asdict(config.translation)}
     if distributed.is_first():
         evaluation.write_samples(run.folder, name, text, hypotheses)
     run.write_scores(facts | scores | own)

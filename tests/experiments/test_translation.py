@@ -688,11 +688,12 @@ def test_decoding_options_reach_the_search_and_the_record(run, text):
     files = {"--run": run.folder, "--source": text / "val.en", "--target": text / "val.de"}
     rules = {"--beam_size": 3, "--length_penalty": 0.3, "--no_repeat_ngram_size": 1}
     done = call(evaluate, files | rules)
-    search = json.loads(done.out.splitlines()[-1])["search"]
+    record = json.loads(done.out.splitlines()[-1])
+    search = record["search"]
     assert {f"--{name}": search[name] for name in ("beam_size", "length_penalty")} == {
         name: rules[name] for name in ("--beam_size", "--length_penalty")
     }
-    assert search["no_repeat_ngram_size"] == 1 and search["max_extra_tokens"] == 3
+    assert search["no_repeat_ngram_size"] == 1 and record["translation"]["max_extra_tokens"] == 3
     drawn = call(evaluate, files | {"--decoding": "sample", "--temperature": 0.5, "--seed": 3})
     record = json.loads(drawn.out.splitlines()[-1])
     assert record["decoding"] == "sample" and record["sampler"]["seed"] == 3
@@ -757,7 +758,11 @@ def test_an_exported_function_gives_the_tokens_that_the_run_decodes(run, system,
     ids = system.source_tokenizer.encode("dog sees bird") + [EOS]
     found = loaded.call(np.array([ids + [0] * (16 - len(ids))], np.int32))
     expected = pipelines.translate(
-        *system[1:3], ["dog sees bird"], *system[3:], system.config.search
+        *system[1:3],
+        ["dog sees bird"],
+        *system[3:],
+        system.config.search,
+        system.config.translation,
     )[0]
     for row, hypothesis in zip(found["tokens"][0], expected, strict=True):
         assert row.tolist()[: len(hypothesis.ids)] == hypothesis.ids

@@ -93,7 +93,7 @@ def ids_of(prompt, tokenizer):
 def test_the_log_probabilities_are_those_of_the_whole_forward_pass(
     random_params, tokenizer, assert_equal, positions
 ):
-    system = build(random_params, dataclasses.replace(CONFIG, positions=positions()))
+    system = build(random_params, dataclasses.replace(CONFIG, positions=positions))
     found = complete(*system, PROMPTS, tokenizer, FREE)
     assert len({len(ids_of(prompt, tokenizer)) for prompt in PROMPTS}) == 5, "ragged"
     for prompt, completion in zip(PROMPTS, found, strict=True):
