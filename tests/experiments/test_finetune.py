@@ -181,7 +181,9 @@ def test_training_that_diverges_is_an_error(runs):
     steps = replace(OPTIONS.optimizer, learning_rate=1e38, total_steps=23)
     options = replace(OPTIONS, optimizer=steps)
     learner = make_learner(options, runs["causal"], LABELLED, LABELLED)
-    with pytest.raises(Diverged, match="not finite in .* steps in a row, the last of them step 23"):
+    with pytest.raises(
+        Diverged, match="not finite in 10 steps in a row, the last of them step 11 "
+    ):
         fine_tune(learner, 1, pretrained=False)
 
 

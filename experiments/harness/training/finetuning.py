@@ -13,6 +13,8 @@ from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
 from experiments.harness.training.build import train_adapters, with_adapters
+from experiments.harness.training.fit import fit
+from experiments.harness.training.session import TrainingRun
 from experiments.harness.training.training_config import LoraOptions, OptimizerConfig
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
@@ -20,7 +22,7 @@ from jaxformer.pretrained import is_pretrained
 from jaxformer.training import lora
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameter_groups import freeze, freeze_gradient
-from jaxformer.training.train_step import init_train_state, make_train_step, raise_if_diverged
+from jaxformer.training.train_step import init_train_state, make_train_step
 
 
 @dataclass(frozen=True)
@@ -159,18 +161,18 @@ class Trainer(NamedTuple):
         """The parameters after the last step on `examples`, adapters merged.
 
         `seed` decides the examples and the order of the batches; the first half of `rng` the
-        adapters, the second the dropout. Donates `params`. Raises `Diverged` when the last steps
-        were not finite.
+        adapters, the second the dropout. Donates `params`. Raises `Diverged` as `fit` does.
         """
         options, (init_rng, rng) = self.options, jax.random.split(rng)
         chosen = examples.select(options.num_train, seed)
         params = with_adapters(params, init_rng, options)
         state = init_train_state(params, self.optimizer, rng)
-        for number in range(options.optimizer.total_steps):
-            batch = examples.batch(chosen, options.batch_size, seed, number)
-            state, metrics = self.step(state, batch)
-        raise_if_diverged(options.optimizer.total_steps, metrics)
-        return lora.merge_adapters(state.params)
+
+        def batches(number: int) -> LabelledBatch:
+            return examples.batch(chosen, options.batch_size, seed, number)
+
+        run = TrainingRun(total_steps=options.optimizer.total_steps)
+        return lora.merge_adapters(fit(self.step, state, batches, None, run).params)
 
 
 def make_trainer(options: FinetuneOptions, loss: Loss, frozen: str = "") -> Trainer:
