@@ -57,7 +57,7 @@ TRANSLATION = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 31
     --model.num_encoder_layers 1 --data.batch_tokens 128 --data.buckets 1
     --training.average_checkpoints 1 --training.metrics {HERE}:words
 """
-PARTS = own_parts.cosine_attention, own_parts.OwnBlock, own_parts.OwnPositions
+PARTS = own_parts.cosine_attention, own_parts.OwnBlock
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 
 
@@ -339,7 +339,7 @@ def test_values_given_from_python_are_recorded_by_name(language, tmp_path):
     config = replace(language.config, runs=str(tmp_path))
     training = replace(config.training, block="", attention_fn="reference")
     plain = replace(config, training=training)
-    attention_fn, block, _ = PARTS
+    attention_fn, block = PARTS
     language_train.train(plain, block=block, attention_fn=attention_fn)
     folder = tmp_path / "language_modelling" / "own"
     name = "config.json"
