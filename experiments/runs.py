@@ -1,131 +1,330 @@
-"""Lists runs: `python -m experiments.runs [FOLDER ..]`.
+"""Lists, compares and shows runs: `python -m experiments.runs [WORD] RUN|SWEEP ..`.
 
-Prints a line for each run: its newest step, scores, first start, parent (what it started
-from) and size. A sweep below a FOLDER is one line; give its own folder to list its runs.
+  list     a line for each run: newest step, scores, start, parent and size (without a WORD: this)
+  compare  scores with intervals and paired tests, as text, Markdown, LaTeX, CSV or an HTML page
+  diff     the settings in which two runs differ
+  plot     learning curves, with a band over seeds
+  page     an HTML page of one run: scores, curves, samples, attention, settings
+  export   settings, metrics and scores for TensorBoard, trackio or W&B
+
+A folder stands for all runs below it; WORD --help shows the options of a word.
 """
 
-import json
+import importlib
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.results.groups import find_runs
+from experiments.harness.results import pages, plots, tables, trackers
+from experiments.harness.results.comparing import compare as compare_runs
+from experiments.harness.results.groups import (
+    expand,
+    experiment_of,
+    find_runs,
+    group_runs,
+    read_json,
+    settings_of,
+)
 from experiments.harness.results.sweeping import SWEEP
+from experiments.harness.results.tables import Table
+from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training import initialization
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.errors import DataError
+from jaxformer.config import check_choices
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.pretrained import is_pretrained
 
 _SCORES = ("bleu", "chrf", "exact", "loss", "bits_per_byte")
 _VALIDATION = ("validation_bleu", "validation_loss")
 
 
 @dataclass(frozen=True)
-class RunsOptions:
-    """Which runs are listed."""
+class ListOptions:
+    """The runs that are listed."""
 
-    folders: tuple[str, ...] = ("runs",)
-    """Folders that are searched for runs, at any depth."""
-
-
-class Row(NamedTuple):
-    """What is shown of one run."""
-
-    run: str
-    step: str
-    score: str
-    started: str
-    parent: str
-    size: str
+    runs: tuple[str, ...] = ("runs",)
+    """Folders that are searched for runs, at any depth. A sweep below one is one line."""
 
 
-def main(options: RunsOptions) -> None:
-    """Prints a table of the runs, sorted by folder."""
-    found = dict.fromkeys(
-        sweep_of(run, Path(folder)) or run
-        for folder in options.folders
-        for run in find_runs([folder])
+@dataclass(frozen=True)
+class CompareOptions:
+    """The runs, the metric and the output of a comparison."""
+
+    runs: tuple[str, ...] = ()
+    """Folders of runs, or folders with runs below them, as of a sweep."""
+    metric: str = ""
+    """A number of scores.json, such as bleu, chrf, exact, lowercased.bleu, loss, bits_per_byte, or
+    of the validation, such as validation_loss; empty: bleu, bits_per_byte or loss."""
+    baseline: str = ""
+    """The run whose group the others are compared with; empty: the first."""
+    format: Literal["terminal", "markdown", "latex", "csv", "html"] = "terminal"
+    """The form of the tables; html is a page with curves, samples and settings too."""
+    output: str = ""
+    """File that is written; empty: the tables are printed, and a page goes to comparison.html."""
+    all: bool = False
+    """Adds a table of every run with its seed and score."""
+    by_length: tuple[int, ...] = ()
+    """Adds a table of translations by the words of the source, such as 10 15 20: 1 to 10, 11 to
+    15, 16 to 20, and longer ones."""
+
+    def __post_init__(self):
+        check_choices(self)
+        if self.format == "html" and (self.all or self.by_length):
+            raise ConfigError("a page has no tables of --all and --by_length: use another --format")
+
+
+@dataclass(frozen=True)
+class DiffOptions:
+    """The two runs."""
+
+    runs: tuple[str, ...] = ()
+    """The folders of two runs, or two .json or .toml files with settings."""
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    """The runs, the metrics and the file of a picture."""
+
+    runs: tuple[str, ...] = ()
+    """Folders of runs, or folders with runs below them, as of a sweep."""
+    metrics: tuple[str, ...] = (
+        *("loss", "validation_loss", "validation_bleu"),
+        *("learning_rate", "grad_norm", "tokens_per_second"),
     )
-    rows = [describe_sweep(x) if (x / SWEEP).is_file() else describe(x) for x in found]
+    """Names in metrics.jsonl; those that no run has are left out."""
+    output: str = "curves.svg"
+    """File of the picture; its ending chooses the format (.svg, .png, .pdf)."""
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """The run and the file of a page."""
+
+    runs: tuple[str, ...] = ()
+    """Folder of one run, or of a model of transformers."""
+    output: str = ""
+    """File of the page; empty: report.html in the run's folder."""
+    text: tuple[str, ...] = ()
+    """Texts whose attention is shown; empty: the run's first samples, or its prompts."""
+    checkpoint: str = "final"
+    """Weights of the run: final, best, last, average, ema or ema@DECAY."""
+    step: int | None = None
+    """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The runs and the tracker."""
+
+    runs: tuple[str, ...] = ()
+    """Folders of runs, or folders with runs below them, as of a sweep."""
+    to: trackers.Tracker = "tensorboard"
+    """The tracker. trackio and wandb need the extra tracking; W&B writes offline runs, unless the
+    environment has WANDB_MODE."""
+    project: str = "jaxformer"
+    """The project in the tracker."""
+    output: str = "runs/tracking"
+    """The folder that the tracker writes to; of trackio TRACKIO_DIR comes first."""
+
+    def __post_init__(self):
+        check_choices(self)
+
+
+def list_runs(options: ListOptions) -> None:
+    """Prints a line for each run: newest step, scores, start, parent and size."""
+    folders = dict.fromkeys(
+        _sweep_of(run, Path(root)) or run for root in options.runs for run in find_runs([root])
+    )
+    rows = [_describe_sweep(x) if (x / SWEEP).is_file() else _describe(x) for x in folders]
     if not rows:
-        raise DataError(f"there is no run in {', '.join(options.folders)}: train first")
-    print("\n".join(table([Row(*Row._fields), *rows])))
+        raise DataError(f"there is no run in {', '.join(options.runs)}: train first")
+    titles = "run", "step", "score", "started", "parent", "size"
+    print(tables.plain(Table(titles, rows), numbers=False))
 
 
-def describe(folder: Path) -> Row:
-    """What is shown of the run in `folder`; "-" for what it does not have."""
-    config, environment = (_read(folder / f"{name}.json") for name in ("config", "env"))
+def compare(options: CompareOptions) -> None:
+    """Prints scores with intervals and paired tests, or writes them as a page.
+
+    Runs whose settings differ in the seed alone are one row: mean, deviation and 95 % intervals of
+    a score of the test text, and the difference from the first row with tests. The weights of each
+    run are those that its validation chose.
+    """
+    if options.format == "html":
+        text = pages.comparison_page(options.runs, options.metric, options.baseline)
+        _write(Path(options.output or "comparison.html"), text)
+        return
+    comparison = compare_runs(options.runs, options.metric, options.baseline)
+    text = tables.render(comparison, options.format, every_run=options.all)
+    if options.by_length:
+        table = tables.by_length(comparison, options.by_length)
+        text += f"\n\n{tables.write(table, options.format)}"
+    if options.output:
+        _write(Path(options.output), f"{text}\n")
+    else:
+        print(text)
+
+
+def diff(options: DiffOptions) -> None:
+    """Prints a line for each setting in which two runs differ."""
+    if len(options.runs) != 2:
+        raise ConfigError(f"{len(options.runs)} runs were given: give the folders of two, RUN RUN")
+    a, b = (settings_of(Path(path)) for path in options.runs)
+    lines = [
+        f"{name}: {a.get(name, 'absent')} -> {b.get(name, 'absent')}"
+        for name in sorted(a.keys() | b.keys())
+        if a.get(name) != b.get(name)
+    ]
+    print("\n".join(lines) or "the settings are equal")
+
+
+def plot(options: PlotOptions) -> None:
+    """Draws learning curves; runs that differ in the seed alone are one line with a band."""
+    curves = plots.logged_curves(group_runs(expand(options.runs)))
+    curves = {metric: curves[metric] for metric in options.metrics if metric in curves}
+    if not curves:
+        raise ConfigError(
+            f"no run has logged one of {', '.join(options.metrics)}: give --metrics with names "
+            "that are in metrics.jsonl"
+        )
+    plots.learning_curves(curves).savefig(options.output)
+    print(f"{', '.join(curves)}: see {options.output}")
+
+
+def page(options: PageOptions) -> None:
+    """Writes an HTML page of one run: scores, curves, samples, attention, sizes and settings."""
+    if len(options.runs) != 1:
+        raise ConfigError(
+            f"{len(options.runs)} runs were given: give the folder of one; of several runs "
+            "`compare --format html` writes a page"
+        )
+    folder = Path(options.runs[0])
+    chosen = RunOptions(str(folder), checkpoint=options.checkpoint, step=options.step)
+    contents = _page_contents(folder)
+    text = pages.run_page(folder, contents and contents(folder, chosen, options.text))
+    _write(Path(options.output or folder / "report.html"), text)
+
+
+def export(options: ExportOptions) -> None:
+    """Hands settings, metrics and final scores to a tracker, and prints where they are.
+
+    Exporting a run again replaces the older copy. No training needs a tracker.
+    """
+    for group in group_runs(expand(options.runs)):
+        for folder in group.folders:
+            run = trackers.read_run(folder, group.name)
+            print(trackers.TRACKERS[options.to](run, options.project, Path(options.output)))
+
+
+class Command(NamedTuple):
+    """A word of the command line: its function and the default options."""
+
+    main: Callable[[Any], None]
+    options: Any
+
+
+COMMANDS = {
+    "list": Command(list_runs, ListOptions()),
+    "compare": Command(compare, CompareOptions()),
+    "diff": Command(diff, DiffOptions()),
+    "plot": Command(plot, PlotOptions()),
+    "page": Command(page, PageOptions()),
+    "export": Command(export, ExportOptions()),
+}
+
+
+def main(args: Sequence[str]) -> None:
+    """Runs the word that `args` begin with, or `list`."""
+    word = next(iter(args), "list")
+    if word in ("-h", "--help"):
+        print((__doc__ or "").strip())
+        return
+    if word in COMMANDS:
+        args = args[1:]
+    elif word.startswith("-") or Path(word).exists():
+        word = "list"
+    else:
+        raise ConfigError(f"{word!r} is neither a folder nor one of {', '.join(COMMANDS)}")
+    command = COMMANDS[word]
+    presets = {"default": command.options}
+    command.main(cli.parse(presets, list(args), command.main.__doc__, positional="runs"))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    print(f"see {path} ({path.stat().st_size:,} bytes)")
+
+
+def _page_contents(folder: Path) -> Callable[..., pages.Contents] | None:
+    """The function that makes the experiment's part of a page; None where it has none."""
+    experiment = experiment_of(folder)
+    if is_pretrained(folder):
+        seq2seq = read_json(folder / "config.json").get("is_encoder_decoder")
+        experiment = "translation" if seq2seq else "language_modelling"
+    try:
+        return importlib.import_module(f"experiments.{experiment}.page").contents
+    except ModuleNotFoundError as error:
+        if not f"experiments.{experiment}.page".startswith(str(error.name)):
+            raise
+        return None
+
+
+def _describe(folder: Path) -> list[str]:
+    """The row of the run in `folder`; "-" for what it does not have."""
+    config, environment = (read_json(folder / f"{name}.json") for name in ("config", "env"))
     starts = [*environment.get("earlier", []), environment]
     steps = Checkpoints(folder / "checkpoints").steps()
     total = config.get("optimizer", {}).get("total_steps", "?")
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return Row(
+    return [
         str(folder),
         f"{steps[-1] if steps else 0:,} of {total:,}" if isinstance(total, int) else "-",
-        score_of(folder),
+        _score_of(folder),
         str(starts[0].get("time", "-"))[:16].replace("T", " "),
-        parent_of(folder, config),
-        f"{size / 1e6:,.1f} MB",
-    )
+        _parent_of(folder, config),
+        f"{_size(folder) / 1e6:,.1f} MB",
+    ]
 
 
-def parent_of(folder: Path, config: dict[str, Any]) -> str:
-    """What the run started from: RUN@STEP, or a folder of `transformers`; "-" for nothing."""
-    note = _read(folder / initialization.NOTE)
+def _describe_sweep(folder: Path) -> list[str]:
+    """The row of the sweep in `folder`; `compare` shows its scores."""
+    starts = [_describe(run)[3] for run in find_runs([folder])]
+    finished = len(list(folder.glob("*/*/scores.json")))
+    cells = len(read_json(folder / SWEEP).get("cells", {}))
+    size = f"{_size(folder) / 1e6:,.1f} MB"
+    return [str(folder), f"{finished} of {cells} cells", "-", min(starts), "-", size]
+
+
+def _parent_of(folder: Path, config: dict[str, Any]) -> str:
+    """The parent of a run: RUN@STEP, or a folder of `transformers`; "-" for none."""
+    note = read_json(folder / initialization.NOTE)
     if "run" in note:
         return f"{note['run']}@{','.join(map(str, note.get('steps', [])))}"
     return config.get("continue_from") or config.get("init_from") or "-"
 
 
-def sweep_of(run: Path, folder: Path) -> Path | None:
+def _sweep_of(run: Path, folder: Path) -> Path | None:
     """The folder below `folder` of the sweep that the `run` is a cell of, or None."""
     above = [path for path in run.parents if folder in path.parents]
     return next((path for path in above if (path / SWEEP).is_file()), None)
 
 
-def describe_sweep(folder: Path) -> Row:
-    """What is shown of the sweep in `folder`; `compare` shows its scores."""
-    runs = [describe(run) for run in find_runs([folder])]
-    finished = len(list(folder.glob("*/*/scores.json")))
-    size = sum(float(row.size.removesuffix(" MB").replace(",", "")) for row in runs)
-    return Row(
-        str(folder),
-        f"{finished} of {len(_read(folder / SWEEP).get('cells', {}))} cells",
-        "-",
-        min(row.started for row in runs),
-        "-",
-        f"{size:,.1f} MB",
-    )
-
-
-def score_of(folder: Path) -> str:
+def _score_of(folder: Path) -> str:
     """The final scores; before the end the newest of the validation, else "-"."""
-    scores = _read(folder / "scores.json")
-    found = [
-        f"{scores.get('text')} {name} {scores[name]:.3f}" for name in _SCORES if name in scores
-    ]
-    if found:
-        return ", ".join(found[:2])
+    scores = read_json(folder / "scores.json")
+    names = [name for name in _SCORES if name in scores][:2]
+    if names:
+        return ", ".join(f"{scores.get('text')} {name} {scores[name]:.3f}" for name in names)
     lines = [line for line in Run(folder).metrics() if set(_VALIDATION) & set(line)]
     newest = lines[-1] if lines else {}
     return ", ".join(f"{name} {newest[name]:.3f}" for name in _VALIDATION if name in newest) or "-"
 
 
-def table(rows: list[Row]) -> list[str]:
-    """The rows as lines with columns of equal width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The object in `path`, empty where it cannot be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 if __name__ == "__main__":
-    cli.start(main, {"default": RunsOptions()}, __doc__, positional="folders")
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

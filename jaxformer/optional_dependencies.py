@@ -19,7 +19,6 @@ _EXTRAS = {
     "wandb": "tracking",
     "pyarrow": "data",
     "datasets": "data",
-    "jinja2": "finetuning",
     "rouge_score": "finetuning",
 }
 

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments import registry
 from experiments.harness import cli
-from experiments.harness.cli import with_options
 from experiments.harness.results.exporting import PROGRAM, compile_function
 from experiments.language_modelling.prepare import OPTIONS as LANGUAGE_PREPARE
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.plan import presets_of
-from experiments.sweep import sweep_class
+from experiments.runs import COMMANDS as RUNS_COMMANDS
+from experiments.sweep import presets_of as sweep_presets
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.export import search_function
 from experiments.translation.load_run import LoadedRun
@@ -38,12 +37,8 @@ COMMAND = r"""python -m experiments\.([a-z_]+(?:\.[a-z_]+)*)((?:"[^"\n]*"|[^"\n`
 COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMMAND, text)})
 
 POSITIONAL = {
-    "runs": "folders",
-    "diff": "runs",
-    "compare": "runs",
+    **{f"runs {word}": "runs" for word in RUNS_COMMANDS},
     "results": "runs",
-    "report": "runs",
-    "export_metrics": "runs",
     "sweep": "experiment",
     "plan": "experiment",
 }
@@ -58,10 +53,9 @@ def options_of(command: str) -> dict:
         "language_modelling.train": LANGUAGE_PRESETS,
         "plan": presets_of("translation"),
         "plan language_modelling": presets_of("language_modelling"),
-        "sweep": with_options(PRESETS, sweep_class(registry.find("translation"))),
-        "sweep language_modelling": with_options(
-            LANGUAGE_PRESETS, sweep_class(registry.find("language_modelling"))
-        ),
+        "sweep": sweep_presets("translation"),
+        "sweep language_modelling": sweep_presets("language_modelling"),
+        **{f"runs {word}": {"default": each.options} for word, each in RUNS_COMMANDS.items()},
         "torch_reference.train_gpt": LANGUAGE_PRESETS,
         "torch_reference.train_translation": PRESETS,
         "torch_reference.compare": compare_presets(),
@@ -146,6 +140,9 @@ def test_a_command_of_a_readme_parses(command, args):
     for option in ("--config", "--resume"):  # they name a run that a reader has made
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
+    if command == "runs":
+        word = words.pop(0) if words and words[0] in RUNS_COMMANDS else "list"
+        command = f"runs {word}"
     positional = POSITIONAL.get(command, "")
     if command in ("sweep", "plan") and words[:1] == ["language_modelling"]:
         command = f"{command} {words[0]}"
@@ -154,7 +151,8 @@ def test_a_command_of_a_readme_parses(command, args):
 
 def test_an_option_that_a_readme_names_exists():
     known = {"preset", "config", "resume", "help"}
-    for command, _ in COMMANDS:
+    named = {command for command, _ in COMMANDS} - {"runs"}
+    for command in named | {f"runs {word}" for word in RUNS_COMMANDS}:
         for name in cli.config_files.settings(next(iter(options_of(command).values()))):
             group, dot, last = name.rpartition(".")
             known |= {name, group, f"{group}{dot}no_{last}"}
@@ -162,7 +160,7 @@ def test_an_option_that_a_readme_names_exists():
         name for text in PAGES.values() for name in re.findall(r"(?<![\w-])--([\w.]+)", text)
     }
     others = {"field", "lr"}  # placeholders
-    others |= {"output_dir"}  # of ct2-transformers-converter
+    others |= {"output_dir", "inplace"}  # of ct2-transformers-converter and jupyter
     others |= {"echo", "full", "nodes", "ntasks", "gpus", "signal", "requeue", "zone", "worker"}
     assert written - others - {"command"} <= known
 

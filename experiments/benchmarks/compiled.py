@@ -14,9 +14,9 @@ from typing import Any
 
 from experiments import plan
 from experiments.harness import cli, planning
-from experiments.harness.results.evidence import FILE, Result, append
 from experiments.harness.training.utilization import ACCELERATORS
 from experiments.language_modelling.plan import TRAINING
+from experiments.results import FILE, Result, append
 from jaxformer.errors import ConfigError
 
 _RECOMPUTED = "--training.grad_accumulation 1 --training.remat blocks"

@@ -164,7 +164,7 @@ def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None
     interval = evaluation.loss_interval(losses)
     display.say(evaluation.describe_scores(name, config, likelihood, interval))
     files = {"samples/prompts.txt": "the prompts and what the model makes of them"}
-    commands = [(f"{EXPERIMENT}.{name}",) for name in ("generate", "evaluate", "report")]
+    commands = [(f"{EXPERIMENT}.{name}",) for name in ("generate", "evaluate")]
     display.say("\n" + session.describe_folder(folder, files, commands))
 
 

@@ -263,12 +263,7 @@ def describe_run(
         "other words, or of another kind, may be translated less well."
     )
     files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}
-    sentence = min(text.source, key=lambda line: abs(len(line) - 40))
-    commands = [
-        ("translation.translate",),
-        ("translation.attend", "--text", sentence),
-        ("translation.report",),
-    ]
+    commands = [("translation.translate",)]
     paragraphs = [textwrap.fill(each, width=80) for each in (", ".join(said), abilities)]
     return "\n\n".join([*paragraphs, describe_folder(folder, files, commands)])
 

@@ -299,9 +299,8 @@ class Checkpoints:
             raise  # the step that computed the state has failed, not the disk
         except Exception as error:  # orbax raises many kinds of errors
             self._recover()
-            failure = OSError(f"a checkpoint could not be written to {self.folder}: {error}")
-            failure.filename = str(self.folder)
-            raise failure from error
+            said = f"a checkpoint could not be written to {self.folder}: {error}"
+            raise OSError(said) from error
 
 
 def _make_writer() -> ocp.AsyncCheckpointer:

@@ -560,12 +560,11 @@ def test_a_failed_write_is_an_os_error_and_the_steps_before_and_after_are_comple
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        with pytest.raises(OSError, match="could not be written to .*checkpoints") as error:
+        with pytest.raises(OSError, match="could not be written to .*checkpoints"):
             checkpoints.save(3, state, {}, 0.5)
             checkpoints.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert error.value.filename == str(checkpoints.folder)
     assert checkpoints.steps() == [2]
     assert names(checkpoints.folder) == {"2"}
     for step in (3, 5, 7):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,11 +12,13 @@ import warnings
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files, suggestion
 from jaxformer import optional_dependencies
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged
 
 ROOT = Path(__file__).parents[2]
@@ -345,6 +348,23 @@ def test_a_bug_and_an_error_that_names_no_file_have_a_traceback(error, code, cap
     printed = capsys.readouterr().err
     assert "Traceback" in printed and type(error).__name__ in printed
     assert printed.splitlines()[-1].startswith("error: ")
+
+
+def test_a_failed_checkpoint_is_one_sentence_with_its_folder(tmp_path, capsys):
+    def main():
+        with Checkpoints(tmp_path / "c") as checkpoints:
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+            try:
+                checkpoints.save(3, {"a": np.random.default_rng(3).normal(size=(97, 89))})
+                checkpoints.wait()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert cli.run(main) == 74
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    assert f"error: a checkpoint could not be written to {tmp_path}/c: " in printed
 
 
 def test_a_main_that_ends_or_exits_gives_its_code(capsys):

@@ -1,20 +1,15 @@
 """Runs are compared as sacreBLEU compares systems, over seeds as Student did."""
 
-import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from sacrebleu.metrics import CHRF
+from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from scipy import stats
 
-from experiments import compare
-from experiments.harness import cli
+from experiments import runs as runs_command
 from experiments.harness.results import statistics, tables
-from experiments.harness.results.by_length import by_length
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
 from experiments.harness.runs.text_io import read_table
@@ -33,12 +28,12 @@ def text():
 def runs(text, tmp_path_factory):
     """Two variants of two seeds."""
     folder = tmp_path_factory.mktemp("runs") / "somewhere"
-    found = [
+    comparison = [
         (seed, width, worse(text, share, seed=10 * width + seed))
         for width, share in ((7, 0.30), (11, 0.42))
         for seed in (0, 1)
     ]
-    return [write_run(folder / f"w{w}-{s}", h, text, seed=s, width=w) for s, w, h in found]
+    return [write_run(folder / f"w{w}-{s}", h, text, seed=s, width=w) for s, w, h in comparison]
 
 
 @pytest.fixture(scope="module")
@@ -51,45 +46,27 @@ def hypotheses(run):
     return [line.split("\t")[1] for line in lines]
 
 
-def sacrebleu(tmp_path, references, systems, option):
-    """What the command sacrebleu says of the BLEU of two systems."""
-    paths = []
-    for name, lines in (("reference", references), *systems.items()):
-        paths.append(tmp_path / name)
-        paths[-1].write_text("\n".join(lines) + "\n")
-    words = [sys.executable, "-m", "sacrebleu", paths[0], "-i", *paths[1:], "-f", "json"]
-    done = subprocess.run([*words, "-w", "12", option], capture_output=True, check=True)
-    return [row["BLEU"] for row in json.loads(done.stdout)]
-
-
-def test_two_runs_are_tested_to_the_digit_as_the_command_sacrebleu_does(runs, text, tmp_path):
-    pair = [runs[0], runs[2]]
-    found = compare_runs(pair)
-    systems = {run.name: hypotheses(run) for run in pair}
-    base, other = sacrebleu(tmp_path, text, systems, "--paired-bs")
-    assert other["p_value"] == found.differences[0].p_bootstrap
-    for row, group in zip((base, other), found.groups, strict=True):
-        assert row["score"] == pytest.approx(group.mean, abs=1e-9)
-        assert row["ci"] == pytest.approx(group.items, rel=1e-5)
-    _, other = sacrebleu(tmp_path, text, systems, "--paired-ar")
-    assert other["p_value"] == found.differences[0].p_randomization
-
-
-@pytest.mark.parametrize("share", [0.31, 0.34])
-def test_p_values_of_chrf_are_those_of_sacrebleu(runs, text, tmp_path, share):
-    other = write_run(tmp_path / "other", worse(text, share, seed=77), text, width=13)
-    (found,) = compare_runs([runs[0], other], "chrf").differences
+@pytest.mark.parametrize("metric, scorer, key", [("bleu", BLEU, "BLEU"), ("chrf", CHRF, "chrF2")])
+def test_two_runs_are_tested_to_the_digit_as_sacrebleu_does(
+    runs, text, tmp_path, metric, scorer, key
+):
+    other = write_run(tmp_path / "other", worse(text, 0.34, seed=77), text, width=13)
+    comparison = compare_runs([runs[0], other], metric)
+    (difference,) = comparison.differences
     systems = [(run.name, hypotheses(run)) for run in (runs[0], other)]
-    for kind, p_value in (("bs", found.p_bootstrap), ("ar", found.p_randomization)):
-        test = PairedTest(systems, {"chrF": CHRF(references=[text])}, None, kind)
-        assert test()[1]["chrF2"][1].p_value == p_value > 0.001
+    for kind, p_value in (("bs", difference.p_bootstrap), ("ar", difference.p_randomization)):
+        results = PairedTest(systems, {"": scorer(references=[text])}, None, kind)()[1][key]
+        assert results[1].p_value == p_value > 0.001
+        for result, group in zip(results, comparison.groups, strict=True):
+            assert result.score == pytest.approx(group.mean, abs=1e-9)
+            assert kind == "ar" or result.ci == pytest.approx(group.items, rel=1e-5)
 
 
-def test_the_interval_of_one_run_is_that_of_sacrebleu(runs, text):
+def test_the_interval_of_one_run_is_that_of_its_scores(runs, text):
     low, high = bleu_interval(hypotheses(runs[0]), text)
-    found = compare_runs(runs[:1])
-    assert found.groups[0].items == pytest.approx((high - low) / 2, rel=1e-5)
-    assert found.metric == "bleu" and not found.differences
+    comparison = compare_runs(runs[:1])
+    assert comparison.groups[0].items == pytest.approx((high - low) / 2, rel=1e-5)
+    assert comparison.metric == "bleu" and not comparison.differences
 
 
 def test_items_that_are_all_alike_have_no_interval(text, tmp_path):
@@ -120,35 +97,34 @@ def test_a_lowercased_score_has_an_interval_too(text, tmp_path):
     made = worse([line.upper() for line in text], 0.3, seed=8)
     lower = score_lowercased(made, text, "de")._asdict()
     run = write_run(tmp_path / "upper", made, text, lowercased=lower)
-    found = compare_runs([run], "lowercased.bleu")
-    assert found.groups[0].mean == lower["bleu"] > 2 * compare_runs([run]).groups[0].mean
-    assert found.groups[0].items > 1 and found.signature.startswith("lc.norm.moses:de|")
+    comparison = compare_runs([run], "lowercased.bleu")
+    assert comparison.groups[0].mean == lower["bleu"] > 2 * compare_runs([run]).groups[0].mean
+    assert comparison.groups[0].items > 1 and comparison.signature.startswith("lc.norm.moses:de|")
 
 
 def test_runs_that_differ_in_the_seed_are_one_row_with_the_interval_of_student(
     compared, runs, text
 ):
-    found = compared
-    assert [group.name for group in found.groups] == ["width=7", "width=11"]
-    for group, folders in zip(found.groups, (runs[:2], runs[2:]), strict=True):
+    assert [group.name for group in compared.groups] == ["width=7", "width=11"]
+    for group, folders in zip(compared.groups, (runs[:2], runs[2:]), strict=True):
         values = [score_translations(hypotheses(run), text).bleu for run in folders]
         assert group.mean == pytest.approx(np.mean(values))
         assert group.deviation == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
         assert group.seeds == pytest.approx(12.7062047 * group.deviation / math.sqrt(2))
         assert group.both > group.items > 0
-    assert found.differences[0].value == found.groups[1].mean - found.groups[0].mean
+    assert compared.differences[0].value == compared.groups[1].mean - compared.groups[0].mean
 
 
 def test_runs_of_the_same_seed_are_paired(compared, runs, tmp_path, text):
-    (found,) = compared.differences
+    (difference,) = compared.differences
     values = [run.value for group in compared.groups for run in group.runs]
     gaps = np.array(values[2:]) - values[:2]
-    assert found.paired
-    assert found.seeds == pytest.approx(12.7062047 * gaps.std(ddof=1) / math.sqrt(2))
+    assert difference.paired
+    assert difference.seeds == pytest.approx(12.7062047 * gaps.std(ddof=1) / math.sqrt(2))
     third = write_run(tmp_path / "third", worse(text, 0.42, 5), text, seed=5, width=11)
-    (found,) = compare_runs([*runs[:2], runs[2], third]).differences
-    assert not found.paired and math.isnan(found.p_randomization)
-    assert found.p_bootstrap < 0.05
+    (difference,) = compare_runs([*runs[:2], runs[2], third]).differences
+    assert not difference.paired and math.isnan(difference.p_randomization)
+    assert difference.p_bootstrap < 0.05
 
 
 def test_intervals_have_the_size_that_theory_gives():
@@ -174,14 +150,14 @@ def test_the_tests_find_a_difference_that_is_there_and_none_that_is_not():
 
     mean = lambda sums: sums[:, 0] / sums[:, 1]  # noqa: E731
     base = systems(0.0)
-    for gain, found in ((0.0, False), (0.3, True)):
+    for gain, significant in ((0.0, False), (0.3, True)):
         other = systems(gain)
         p_value = statistics.randomization_p_value(other, base, mean)
         difference = statistics.score_runs(other, mean).mean()
         difference -= statistics.score_runs(base, mean).mean()
         drawn = (statistics.resampled_scores(runs, mean) for runs in (other, base))
-        assert (p_value < 0.01) == found
-        assert (statistics.bootstrap_p_value(*drawn, difference) < 0.01) == found
+        assert (p_value < 0.01) == significant
+        assert (statistics.bootstrap_p_value(*drawn, difference) < 0.01) == significant
 
 
 def test_language_models_are_paired_over_batches_of_windows(tmp_path):
@@ -189,13 +165,17 @@ def test_language_models_are_paired_over_batches_of_windows(tmp_path):
     tokens, hard = [64] * 30 + [17], rng.normal(3.0, 0.5, 31)
     a = write_language_run(tmp_path / "a", hard, tokens)
     b = write_language_run(tmp_path / "b", hard - 0.05 + rng.normal(0, 0.02, 31), tokens)
-    found = compare_runs([a, b])
-    assert found.metric == "bits_per_byte" and found.differences[0].p_bootstrap == 1 / 1001
-    assert found.differences[0].items < found.groups[0].items / 5  # the hard ones are so for both
+    comparison = compare_runs([a, b])
+    assert (
+        comparison.metric == "bits_per_byte" and comparison.differences[0].p_bootstrap == 1 / 1001
+    )
+    assert (
+        comparison.differences[0].items < comparison.groups[0].items / 5
+    )  # the hard ones are so for both
     loss = compare_runs([a, b], "loss").differences[0]
     ratio = 3 * math.log(2)
-    assert loss.value == pytest.approx(ratio * found.differences[0].value)
-    assert loss.items == pytest.approx(ratio * found.differences[0].items)
+    assert loss.value == pytest.approx(ratio * comparison.differences[0].value)
+    assert loss.items == pytest.approx(ratio * comparison.differences[0].items)
     perplexity = compare_runs([a], "perplexity").groups[0]
     assert perplexity.items == pytest.approx(
         perplexity.mean * compare_runs([a], "loss").groups[0].items, rel=0.05
@@ -205,8 +185,8 @@ def test_language_models_are_paired_over_batches_of_windows(tmp_path):
 def test_other_tokens_are_compared_by_bytes_only_and_not_paired(tmp_path):
     a = write_language_run(tmp_path / "a", [3.0] * 12, [64] * 12, bytes=2_000)
     b = write_language_run(tmp_path / "b", [3.1] * 11, [67] * 11, bytes=2_000)
-    found = compare_runs([a, b])
-    assert math.isnan(found.differences[0].p_bootstrap)
+    comparison = compare_runs([a, b])
+    assert math.isnan(comparison.differences[0].p_bootstrap)
     with pytest.raises(DataError, match="different tokens.*give --metric bits_per_byte"):
         compare_runs([a, b], "loss")
 
@@ -247,9 +227,9 @@ def test_a_folder_stands_for_the_finished_runs_below_it(runs):
     assert [path.name for path in find_runs([runs[0].parent])] == [
         "w7-0", "w7-1", "w11-0", "w11-1", "w13-0"
     ]  # fmt: skip
-    found = compare_runs([runs[0].parent], baseline=str(runs[3]))
-    assert [group.name for group in found.groups] == ["width=11", "width=7"]
-    assert [len(group.runs) for group in found.groups] == [2, 2]
+    comparison = compare_runs([runs[0].parent], baseline=str(runs[3]))
+    assert [group.name for group in comparison.groups] == ["width=11", "width=7"]
+    assert [len(group.runs) for group in comparison.groups] == [2, 2]
 
 
 def test_a_difference_within_the_noise_is_said_to_be(runs, text, tmp_path):
@@ -258,60 +238,62 @@ def test_a_difference_within_the_noise_is_said_to_be(runs, text, tmp_path):
         write_run(tmp_path / f"n{seed}", worse(text, share, seed), text, seed=seed, width=13)
         for seed, share in ((0, 0.2), (1, 0.4))
     ]
-    found = compare_runs([*runs[:2], *noisy])
-    assert found.differences[0].warning == "lies within the noise of seeds"
-    assert "width=13: lies within the noise of seeds" in tables.render(found)
+    comparison = compare_runs([*runs[:2], *noisy])
+    assert comparison.differences[0].warning == "lies within the noise of seeds"
+    assert "width=13: lies within the noise of seeds" in tables.render(comparison)
 
 
 @pytest.mark.parametrize("form", tables.FORMATS)
 def test_every_format_has_all_numbers(compared, form):
-    found = compared
-    text = tables.render(found, form, every_run=True)
-    numbers = [f"{group.mean:.2f}" for group in found.groups]
-    numbers += [f"{found.differences[0].value:.2f}", f"{found.differences[0].p_bootstrap:.4f}"]
-    numbers += [f"{run.value:.2f}" for group in found.groups for run in group.runs]
+    text = tables.render(compared, form, every_run=True)
+    numbers = [f"{group.mean:.2f}" for group in compared.groups]
+    numbers += [f"{compared.differences[0].value:.2f}"]
+    numbers += [f"{compared.differences[0].p_bootstrap:.4f}"]
+    numbers += [f"{run.value:.2f}" for group in compared.groups for run in group.runs]
     assert all(number in text for number in numbers)
     assert form == "csv" or "tok:13a" in text.replace("\\", "")
-    narrow = tables.render(found).split("\n")
-    assert max(map(len, narrow)) <= 80
+    assert form != "terminal" or max(map(len, text.splitlines())) <= 80
 
 
-def test_latex_escapes_what_it_would_take_for_its_own():
-    table = tables.Table(("a_b", "c"), [("50 % & more", "±0.50")])
-    assert r"50 \% \& more & $\pm 0.50$ \\" in tables._latex(table)
+def test_latex_escapes_its_special_characters_and_writes_signs_in_mathematics():
+    table = tables.Table(("a_b", "c", "d"), [("50 % & more", "±0.50", "-1.5")])
+    text = tables.write(table, "latex")
+    assert r"a\_b" in text and r"50 \% \& more & $\pm 0.50$ & $-1.5$ \\" in text
+
+
+@pytest.mark.parametrize(
+    "half, shown",
+    [(1.56, "41.4 ± 1.6"), (0.93, "41.4 ± 0.9"), (36.0, "41 ± 36"), (math.nan, "41.38")],
+)
+def test_a_number_is_rounded_to_the_digits_that_its_interval_leaves_certain(half, shown):
+    assert statistics.rounded(41.3798, half) == shown
 
 
 def test_a_score_by_length_is_that_of_the_sentences_of_this_length(runs, compared):
-    table = by_length(compared, [5, 8])
-    found = read_table(runs[0] / "samples" / "test.tsv")
-    words = [len(line.split()) for line in found["source"]]
+    table = tables.by_length(compared, [5, 8])
+    samples = read_table(runs[0] / "samples" / "test.tsv")
+    words = [len(line.split()) for line in samples["source"]]
     bins = ([n <= 5 for n in words], [5 < n <= 8 for n in words], [n > 8 for n in words])
-    assert [
-        f"({sum(chosen)})" in title for chosen, title in zip(bins, table.titles[1:], strict=True)
-    ]
-    for chosen, cell in zip(bins, table.rows[0][1:], strict=True):
+    for rows, title, cell in zip(bins, table.titles[1:], table.rows[0][1:], strict=True):
         scores = []
         for run in runs[:2]:
             kept = {
-                side: [line for line, keep in zip(lines, chosen, strict=True) if keep]
+                side: [line for line, keep in zip(lines, rows, strict=True) if keep]
                 for side, lines in read_table(run / "samples" / "test.tsv").items()
             }
             scores.append(score_translations(kept["model"], kept["reference"]).bleu)
+        assert title.endswith(f" ({sum(rows)})")
         assert cell == f"{np.mean(scores):.2f} sd {np.std(scores, ddof=1):.2f}"
-
-
-def test_lengths_that_do_not_rise_are_refused(compared):
     with pytest.raises(ConfigError, match="must rise"):
-        by_length(compared, [8, 5])
+        tables.by_length(compared, [8, 5])
 
 
-def test_the_command_takes_runs_first_and_names_what_is_missing(runs, capsys):
-    options = cli.parse(
-        {"default": compare.CompareOptions()},
-        [*map(str, runs), "--format", "markdown"],
-        positional="runs",
-    )
-    compare.main(options)
-    assert capsys.readouterr().out.startswith("| bleu | n | mean | sd |")
+def test_the_command_takes_runs_first_and_names_what_is_missing(runs, tmp_path, capsys):
+    words = ["compare", *map(str, runs[:2]), "--format", "markdown"]
+    runs_command.main(words)
+    printed = capsys.readouterr().out
+    assert printed.startswith("| bleu | n | mean | sd |")
+    runs_command.main([*words, "--output", str(tmp_path / "table.md")])
+    assert (tmp_path / "table.md").read_text() == printed
     with pytest.raises(ConfigError, match="no runs were given"):
-        compare.main(compare.CompareOptions())
+        runs_command.main(["compare"])

@@ -8,11 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.harness.cli import curve, display, heat_map
+from experiments.harness.cli import curve, display
 from experiments.harness.training import progress as training_view
 from experiments.harness.training.progress import Sample, Thinned, View
 
@@ -138,13 +137,6 @@ def test_a_curve_falls_from_the_upper_left_to_the_lower_right():
     filled = [[i for i, character in enumerate(line[2:]) if character != "⠀"] for line in lines]
     assert min(filled[0]) == 0 and max(filled[2]) == 8
     assert max(filled[0]) < min(filled[2])
-
-
-def test_a_heat_map_is_darkest_where_the_weight_is_largest():
-    weights = np.array([[0.0, 1.0, 0.0], [0.3, 0.3, 0.4]])
-    lines = heat_map(weights, ["der", "Hund"], ["the", "dog", "<eos>"])
-    assert lines[1] == " der    ██   " and lines[2] == "Hund ░░ ░░ ▒▒"
-    assert lines[3] == "1 the  2 dog  3 <eos>"
 
 
 BLOCKED = """

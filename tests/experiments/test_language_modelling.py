@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import figures
 from experiments.examples import logit_lens
 from experiments.harness import cli
 from experiments.harness.runs import checkpoint_selection
@@ -702,16 +701,6 @@ def test_too_little_text_to_set_some_aside_or_to_judge_by_is_refused(text, tmp_p
     args |= {"--data.train": path}
     args.pop("--data.validation")
     refused(call(prepare, args), 65, "1 characters are too few to set some aside for validation")
-
-
-@pytest.mark.parametrize("objective", ["causal", "masked"])
-def test_a_run_shows_its_attention_over_training(objective, request, tmp_path, capsys):
-    one = request.getfixturevalue("run" if objective == "causal" else "masked")
-    picture = tmp_path / "entropy.svg"
-    figures.main(figures.FigureOptions("entropy", str(picture), str(one.folder)))
-    assert picture.read_text().count("<svg") == 1
-    stack = "decoder" if objective == "causal" else "encoder"
-    assert f"{stack}/attention" in capsys.readouterr().out
 
 
 def test_what_a_run_says_after_each_layer_is_shown(run, masked, capsys):

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import compare
 from experiments.harness import cli
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.runs.loggers import Loggers
@@ -76,7 +75,6 @@ def test_a_metric_of_ones_own_is_logged_scored_recorded_and_compared(from_python
     record = json.loads((result.folder / "config.json").read_text())
     assert record["training"]["metrics"] == [f"{HERE}:lengths"]
     assert compare_runs([result.folder], "half").groups[0].mean == result.scores["half"]
-    assert compare.compare is compare_runs
 
 
 def test_a_logger_gets_every_line_of_the_metrics(from_python):
@@ -195,7 +193,7 @@ def test_an_optimizer_of_ones_own_leaves_frozen_parameters_alone():
 def test_one_file_outside_of_the_project_holds_all_that_is_ones_own(words, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)
-    options = {"training.loss": "my_loss", "training.position_scheme": "MyPositions"}
+    options = {"training.loss": "my_loss", "model.positions": "MyPositions"}
     options |= {"training.metrics": "my_metric", "training.loggers": "MyLogger"}
     options |= {"optimizer.schedule": "my_schedule", "optimizer.name": "my_optimizer"}
     more = [word for key, name in options.items() for word in (f"--{key}", f"mine:{name}")]

@@ -42,10 +42,10 @@ pytestmark = pytest.mark.long
 
 HERE = "tests.experiments.own_parts"
 OWN = f"""--training.block {HERE}:OwnBlock --training.attention_fn {HERE}:cosine_attention
-    --training.position_scheme {HERE}:OwnPositions"""
+    --model.positions {HERE}:OwnPositions"""
 SIZES = """
     --name own --model.d_model 14 --model.d_ff 22 --model.num_heads 2
-    --model.num_decoder_layers 1 --model.positions alibi --optimizer.name adam
+    --model.num_decoder_layers 1 --optimizer.name adam
     --optimizer.schedule constant --optimizer.learning_rate 0.1 --optimizer.warmup_steps 1
     --optimizer.total_steps 7 --training.save_every 5 --training.evaluate_every 5
 """
@@ -139,10 +139,11 @@ def likelihood(run, params, name):
 
 def test_the_record_names_what_a_run_was_built_with(language, translation):
     for run in (language, translation):
-        training = json.loads((run.folder / "config.json").read_text())["training"]
+        config = json.loads((run.folder / "config.json").read_text())
+        training = config["training"]
         assert training["block"] == f"{HERE}:OwnBlock"
         assert training["attention_fn"] == f"{HERE}:cosine_attention"
-        assert training["position_scheme"] == f"{HERE}:OwnPositions"
+        assert config["model"]["positions"]["type"] == f"{HERE}:OwnPositions"
 
 
 def test_a_loaded_model_has_the_logits_of_the_trained_one(language, translation, rng):
@@ -336,10 +337,10 @@ def test_a_translation_is_validated_by_the_loss_of_ones_own_too(translation, tex
 
 def test_values_given_from_python_are_recorded_by_name(language, tmp_path):
     config = replace(language.config, runs=str(tmp_path))
-    training = replace(config.training, block="", attention_fn="reference", position_scheme="")
+    training = replace(config.training, block="", attention_fn="reference")
     plain = replace(config, training=training)
-    attention_fn, block, scheme = PARTS
-    language_train.train(plain, block=block, attention_fn=attention_fn, position_scheme=scheme)
+    attention_fn, block, _ = PARTS
+    language_train.train(plain, block=block, attention_fn=attention_fn)
     folder = tmp_path / "language_modelling" / "own"
     name = "config.json"
     found, expected = (json.loads((x / name).read_text()) for x in (folder, language.folder))
@@ -358,7 +359,7 @@ def test_values_given_from_python_are_recorded_by_name(language, tmp_path):
         ("--training.attention_fn flash", "give one of reference, xla"),
         ("--training.attention_fn no.where:x", "there is no module 'no'"),
         (f"--training.block {HERE}:Absent", f"the module '{HERE}' has no 'Absent'"),
-        (f"--training.position_scheme {HERE}:Absent", f"the module '{HERE}' has no 'Absent'"),
+        (f"--model.positions {HERE}:Absent", f"the module '{HERE}' has no 'Absent'"),
         (f"--training.loss {HERE}:NOT_CALLABLE", "is not callable"),
         ("--training.block OwnBlock", "block='OwnBlock' is not a name of the form package.module"),
         ("--optimizer.schedule lineal", "give one of inverse_square_root, cosine, constant"),

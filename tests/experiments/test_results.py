@@ -9,11 +9,10 @@ from datetime import datetime
 import pytest
 
 from experiments import results
-from experiments.harness.results import evidence
 from jaxformer.errors import DataError
 from tests.experiments.finished_runs import sentences, worse, write_run
 
-PAGES = evidence.pages(results.ROOT)
+PAGES = results.pages(results.ROOT)
 PAGE = results.ROOT / "language_modelling" / "README.md"
 
 
@@ -21,7 +20,7 @@ PAGE = results.ROOT / "language_modelling" / "README.md"
 def page(tmp_path_factory):
     """A copy of a page of ours with its results."""
     folder = tmp_path_factory.mktemp("page")
-    for path in (PAGE, PAGE.with_name(evidence.FILE)):
+    for path in (PAGE, PAGE.with_name(results.FILE)):
         shutil.copy(path, folder)
     return folder / PAGE.name
 
@@ -33,25 +32,25 @@ def test_the_tables_of_the_pages_are_those_that_their_results_make():
 
 def test_a_number_without_a_line_is_found(page):
     text = page.read_text()
-    assert evidence.with_tables(page) == text
+    assert results.with_tables(page) == text
     page.write_text(text.replace("1.447", "1.446"))
-    assert evidence.with_tables(page) == text != page.read_text()
+    assert results.with_tables(page) == text != page.read_text()
     page.write_text(text.replace("results: quality", "results: better"))
     with pytest.raises(DataError, match="results.jsonl has no line of the table 'better'"):
-        evidence.with_tables(page)
+        results.with_tables(page)
 
 
 def test_a_line_names_every_field_and_a_wrong_one_is_named(tmp_path):
-    names = {field.name for field in dataclasses.fields(evidence.Result)}
+    names = {field.name for field in dataclasses.fields(results.Result)}
     for path in PAGES:
-        for line in path.with_name(evidence.FILE).read_text().splitlines():
+        for line in path.with_name(results.FILE).read_text().splitlines():
             assert json.loads(line).keys() == names
-        if path.with_name(evidence.RUNS_FILE).exists():
-            assert evidence.read(path.with_name(evidence.RUNS_FILE), evidence.TrainedRun)
-    path = tmp_path / evidence.FILE
+        if path.with_name(results.RUNS_FILE).exists():
+            assert results.read(path.with_name(results.RUNS_FILE), results.TrainedRun)
+    path = tmp_path / results.FILE
     path.write_text('{"table": "a", "system": "b", "metric": "c", "score": "high"}\n')
     with pytest.raises(DataError, match='results.jsonl:1: score is "high", but must be float'):
-        evidence.read(path, evidence.Result)
+        results.read(path, results.Result)
 
 
 def test_a_recorded_run_has_all_that_is_known_of_it(tmp_path, monkeypatch, capsys):
@@ -76,20 +75,20 @@ def test_a_recorded_run_has_all_that_is_known_of_it(tmp_path, monkeypatch, capsy
     for _ in range(2):  # recorded again, a line takes the place of the old one
         results.main(options)
     results.main(dataclasses.replace(options, system="again", metrics=("bleu",)))
-    bleu, exact, again = evidence.read(tmp_path / "translation" / evidence.FILE, evidence.Result)
+    bleu, exact, again = results.read(tmp_path / "translation" / results.FILE, results.Result)
     assert again == dataclasses.replace(bleu, system="again")
     assert bleu.seeds == [0, 1] and bleu.score == sum(bleu.scores) / 2 and bleu.interval > 0
     assert bleu.commit == "ab12, changed" and bleu.versions == {"python": "3.11.7", "jax": "0.10.2"}
     assert bleu.device == "cpu:cpu, 2 CPU cores" and bleu.command == "python -m x"
     assert bleu.seconds > 0 and bleu.date == "2026-11-22" and "tok:13a" in bleu.signature
     assert len(bleu.config_sha256) == len(bleu.text_sha256) == 64 and exact.signature is None
-    runs = evidence.read(tmp_path / "translation" / evidence.RUNS_FILE, evidence.TrainedRun)
+    runs = results.read(tmp_path / "translation" / results.RUNS_FILE, results.TrainedRun)
     assert [run.seed for run in runs] == [0, 1]
     assert runs[0].config_sha256 == runs[1].config_sha256 == bleu.config_sha256
     assert runs[1].config["model.width"] == 7 and runs[1].commit == bleu.commit
     assert runs[1].curve["validation_bleu"] == [[97, 31.5]]
     assert runs[1].curve["loss"] == [[x, float(f"{1 / x:.5g}")] for x in range(1, 98, 2)]
-    row = f"| toy | bleu | 2 | {bleu.score:.2f} | {bleu.deviation:.2f} | {bleu.interval:.2f} |"
+    row = f"| toy | bleu | 2 | {bleu.score:.0f} ± {bleu.interval:.0f} |"
     assert row in page.read_text() and page.read_text().endswith("after\n")
     page.write_text(page.read_text().replace("toy", "another"))
     with pytest.raises(DataError, match="has a table that its results do not make: run python -m"):
@@ -104,6 +103,6 @@ def test_the_time_of_a_run_is_that_of_all_its_starts(tmp_path):
     (run / "env.json").write_text(json.dumps(environment))
     ended = datetime.fromisoformat(environment["time"]).timestamp() + 7
     os.utime(run / "scores.json", (ended, ended))
-    assert evidence.trained_runs([run])[0].seconds == 47
+    assert results.trained_run(run).seconds == 47
     (run / "env.json").write_text(json.dumps(environment | {"earlier": [{}]}))
-    assert evidence.trained_runs([run])[0].seconds is None
+    assert results.trained_run(run).seconds is None

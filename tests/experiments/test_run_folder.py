@@ -7,6 +7,7 @@ import resource
 import sys
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from experiments.harness.results.attention_views import AttentionView, chosen, last_layer
+from experiments.harness.results.attention_views import AttentionView, last_layer
 from experiments.harness.runs.run_folder import Run, as_json, load_config, open_run
 from jaxformer import optional_dependencies
 from jaxformer.config import TransformerConfig
@@ -326,7 +327,7 @@ def test_tensorboard_gets_texts_and_pictures(tmp_path):
     run.log_text(3, "samples", ["a *dog*", "ein Hund"])
     view = AttentionView("self-attention", [*"abc"], [*"vwxyz"], np.full((1, 2, 3, 5), 0.2))
     run.log_figure(3, "attention", lambda: last_layer(view))
-    run.log_figure(4, "attention", lambda: chosen(view, 7, None))  # there is no such layer
+    run.log_figure(4, "attention", partial(load_config, tmp_path, Cosine))  # it refuses to draw
     run.close()
     number, text, picture = (v for event in events(tmp_path) for v in event.summary.value)
     assert number.tag == "loss"

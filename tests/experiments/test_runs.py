@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from experiments import diff, runs
-from experiments.harness import cli
+from experiments import runs
 from jaxformer.errors import ConfigError, DataError
 from tests.faults import states
 
@@ -28,10 +27,10 @@ def folder(tmp_path):
 
 
 def test_each_run_has_a_line_with_step_score_date_parent_and_size(folder, capsys):
-    runs.main(runs.RunsOptions((str(folder),)))
+    runs.main([str(folder)])
     head, begun, done = (line.split("  ") for line in capsys.readouterr().out.splitlines())
-    assert [word.strip() for word in head if word] == [*runs.Row._fields]
-    begun, done = ([word.strip() for word in line if word] for line in (begun, done))
+    head, begun, done = ([word.strip() for word in line if word] for line in (head, begun, done))
+    assert head == ["run", "step", "score", "started", "parent", "size"]
     assert begun[0].endswith("language_modelling/begun") and done[0].endswith("translation/done")
     assert begun[1:5] == ["0 of 5", "validation_loss 3.500", "2026-11-23 01:02", "gpt2"]
     assert done[1:3] == ["1,800 of 1,800", "test bleu 39.542, test chrf 63.100"]
@@ -43,30 +42,44 @@ def test_a_run_that_is_damaged_is_listed_with_what_can_be_read(folder, capsys):
         path.write_text("{")
     for path in folder.rglob("scores.json"):
         path.write_text("[1]")
-    runs.main(cli.parse({"default": runs.RunsOptions()}, [str(folder)], positional="folders"))
+    runs.main(["list", str(folder)])
     assert capsys.readouterr().out.count("\n") == 3
-
-
-def test_a_folder_without_runs_is_named(tmp_path):
-    with pytest.raises(DataError, match="there is no run in .*: train first"):
-        runs.main(runs.RunsOptions((str(tmp_path),)))
 
 
 def test_the_settings_that_differ_are_named_with_both_values(folder, capsys):
     done, begun = folder / "translation" / "done", folder / "language_modelling" / "begun"
-    diff.main(diff.DiffOptions((str(done), str(begun))))
+    runs.main(["diff", str(done), str(begun)])
     assert capsys.readouterr().out.splitlines() == [
         'init_from: absent -> "gpt2"',
         'name: absent -> "begun"',
         "optimizer.b2: 0.9 -> absent",
         "optimizer.total_steps: 1800 -> 5",
     ]
-    diff.main(diff.DiffOptions((str(done), str(done / "config.json"))))
+    runs.main(["diff", str(done), str(done / "config.json")])
     assert capsys.readouterr().out == "the settings are equal\n"
 
 
-def test_another_number_of_runs_than_two_is_refused():
-    with pytest.raises(ConfigError, match="1 runs were given: give 2"):
-        diff.DiffOptions(("a",))
-    with pytest.raises(ConfigError, match="no runs were given"):
-        diff.main(diff.DiffOptions())
+@pytest.mark.parametrize("word", runs.COMMANDS)
+def test_a_word_is_in_the_help_and_its_own_help_fits_a_screen(word, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    runs.main(["--help"])
+    assert f"\n  {word}  " in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        runs.main([word, "--help"])
+    assert end.value.code == 0 and len(capsys.readouterr().out.splitlines()) <= 60
+
+
+@pytest.mark.parametrize(
+    "words, error, message",
+    [
+        (["list", "{}"], DataError, "there is no run in .*: train first"),
+        (["lits"], ConfigError, "'lits' is neither a folder nor one of list, compare"),
+        (["diff", "a"], ConfigError, "1 runs were given: give the folders of two"),
+        (["page", "a", "b"], ConfigError, "2 runs were given: give the folder of one"),
+        (["plot"], ConfigError, "no runs were given"),
+        (["export"], ConfigError, "no runs were given"),
+    ],
+)
+def test_runs_that_are_missing_are_asked_for(words, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        runs.main([word.format(tmp_path) for word in words])

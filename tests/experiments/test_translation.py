@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import figures
+from experiments import runs
 from experiments.examples import alignment_heads
 from experiments.harness import cli
 from experiments.harness.results.attention_views import read_weights
@@ -888,17 +888,23 @@ def test_a_missing_extra_is_named_before_anything_is_done(
 
 
 @pytest.mark.long
-def test_a_run_shows_its_attention_over_training_and_its_heads(run, tmp_path, capsys):
-    picture, folder = tmp_path / "entropy.svg", str(run.folder)
-    figures.main(figures.FigureOptions(kind="entropy", run=folder, output=str(picture), pairs=2))
-    assert picture.read_text().count("<svg") == 1
-    steps = Checkpoints(run.folder / "checkpoints").steps()
-    lines = capsys.readouterr().out.splitlines()
-    drawn = [line.split()[:3] for line in lines if line.startswith("decoder/cross_attention")]
-    assert drawn == [["decoder/cross_attention", "step", str(step)] for step in steps]
-    alignment_heads.main(alignment_heads.AlignmentOptions(folder, pairs=2))
+def test_a_run_shows_its_heads(run, capsys):
+    alignment_heads.main(alignment_heads.AlignmentOptions(str(run.folder), pairs=2))
     first, header, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("loss of 2 pairs: ") and header.split()[:2] == ["layer", "head"]
+
+
+def test_a_run_has_a_page_with_its_scores_and_the_attention_in_its_samples(run, tmp_path):
+    output = tmp_path / "page.html"
+    runs.main(["page", str(run.folder), "--output", str(output)])
+    text = output.read_text(encoding="utf-8")
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    samples = read_table(run.folder / "samples" / "test.tsv")
+    shown = [sentence["text"].partition(" = ")[0] for sentence in json.loads(data)]
+    assert shown == samples["source"][:3] + samples["source"][4:5]  # line 4 is too long
+    kinds = [view["kind"].partition(" ")[0] for view in json.loads(data)[0]["views"]]
+    assert kinds == ["cross-attention", "encoder", "decoder"]
+    assert "validation bleu by step" in text and len(text) < 80_000
 
 
 # All of it, on the embedded default

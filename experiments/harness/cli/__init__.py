@@ -2,7 +2,7 @@
 
 `start` runs a command: `parse` makes a configuration of presets, files and options, `run` an exit
 code of an error. `config_files` turns configurations into JSON and back, `import_by_name` finds a
-user's functions, `display` shows what a command does, `curve` and `heat_map` draw in a terminal.
+user's functions, `display` shows what a command does, `curve` draws in a terminal.
 """
 
 from experiments.harness.cli import config_files, display
@@ -11,14 +11,13 @@ from experiments.harness.cli.config_files import with_options
 from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
 from experiments.harness.cli.named_values import import_by_name, is_import_name, name_of
 from experiments.harness.cli.option_hints import suggestion
-from experiments.harness.cli.terminal_drawing import curve, heat_map
+from experiments.harness.cli.terminal_drawing import curve
 
 __all__ = [
     "config_files",
     "curve",
     "display",
     "exit_code",
-    "heat_map",
     "import_by_name",
     "is_import_name",
     "name_of",

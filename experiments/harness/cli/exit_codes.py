@@ -43,7 +43,7 @@ def run(main: Callable[[], None]) -> int:
         if isinstance(error, BrokenPipeError) and _is_output_closed():
             return 0
         code = exit_code(error)
-        if code == 1 or (isinstance(error, OSError) and error.filename is None):
+        if code == 1 or (isinstance(error, OSError) and not _names_a_file(error)):
             traceback.print_exc()
         print(f"error: {sentence(error)}", file=sys.stderr)
         return code
@@ -74,6 +74,12 @@ def say(text: str, stream: TextIO | None = None) -> None:
     """Prints `text`; a log on a full disk must not stop a training."""
     with contextlib.suppress(OSError):
         print(text, file=stream or sys.stdout, flush=True)
+
+
+def _names_a_file(error: OSError) -> bool:
+    """Whether `error` has the name of a file, as those that the package itself raises have."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return error.filename is not None or frame.f_globals["__name__"].startswith("jaxformer.")
 
 
 def _is_output_closed() -> bool:

@@ -1,14 +1,12 @@
-"""Curves and heat maps as lines of text, for terminals that show Unicode."""
+"""Curves as lines of text, for terminals that show Unicode."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bits of a braille character, by row and column."""
-_SHADES = " ░▒▓█"
 
 
 def curve(values: Sequence[float], width: int, height: int) -> list[str]:
@@ -24,22 +22,6 @@ def curve(values: Sequence[float], width: int, height: int) -> list[str]:
     margin = max(map(len, labels.values())) + 1
     rows = _dots(finite, 2 * (width - margin), 4 * height)
     return [f"{labels.get(i, ''):>{margin - 1}} {row}" for i, row in enumerate(rows)]
-
-
-def heat_map(
-    weights: Float[np.ndarray, "T S"], row_names: Sequence[str], column_names: Sequence[str]
-) -> list[str]:
-    """A line for each row of `weights`, 0 to 1, in five shades; columns are numbered and named."""
-    margin = max(map(len, row_names))
-    numbers = range(1, len(column_names) + 1)
-    lines = [" " * margin + "".join(f"{number:>3}" for number in numbers)]
-    for name, row in zip(row_names, weights, strict=True):
-        lines.append(f"{name:>{margin}}" + "".join(" " + 2 * _shade(x) for x in row))
-    return [*lines, "  ".join(f"{n} {name}" for n, name in zip(numbers, column_names, strict=True))]
-
-
-def _shade(weight: float) -> str:
-    return _SHADES[min(int(weight * len(_SHADES)), len(_SHADES) - 1)]
 
 
 def _dots(values: np.ndarray, width: int, height: int) -> list[str]:

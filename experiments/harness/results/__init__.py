@@ -1,1 +1,6 @@
-"""Runs compared: groups of equal settings, their scores, intervals and tests, as tables."""
+"""Runs compared and shown.
+
+`comparing.compare` gives scores with intervals and tests, `tables` writes them, `pages` makes HTML
+pages, `plots` figures; `sweeping` trains variants, `exporting` writes a run for other programs. The
+modules are imported one by one, because a training needs the statistics alone.
+"""

@@ -13,17 +13,17 @@ from experiments.harness.results.scored_runs import ScoredRun, default_metric, r
 from experiments.harness.results.statistics import Items
 from jaxformer.errors import ConfigError, DataError
 
-_NONE = float("nan")
+_UNKNOWN = float("nan")
 
 
 class GroupScore(NamedTuple):
-    """The mean score of a group and halves of its 95 % intervals; NaN for what is not known."""
+    """The mean score of a group and halves of its 95 % intervals; NaN where one is not known."""
 
     name: str
     runs: list[ScoredRun]
     mean: float
     deviation: float
-    """Of the scores of the seeds (n - 1)."""
+    """The deviation of the scores of the seeds (n - 1)."""
     seeds: float
     """Over other seeds: Student's t."""
     items: float
@@ -43,9 +43,9 @@ class Difference(NamedTuple):
     p_bootstrap: float
     p_randomization: float
     paired: bool
-    """Whether both groups have the same seeds, so that runs of one seed are compared."""
+    """True where both groups have the same seeds, so that runs of one seed are compared."""
     warning: str
-    """Why the difference may be noise; "" if it is larger than that."""
+    """The reason why the difference may be noise; "" if it is larger than that."""
 
 
 class Comparison(NamedTuple):
@@ -83,11 +83,12 @@ def baseline_first(groups: list[Group], baseline: str) -> list[Group]:
     """`groups` with the one of the run `baseline` first; `ConfigError` where it is in none."""
     if not baseline:
         return groups
-    wanted = Path(baseline).resolve()
-    first = [g for g in groups if wanted in [folder.resolve() for folder in g.folders]]
-    if not first:
+    path = Path(baseline).resolve()
+    is_baseline = [path in [folder.resolve() for folder in group.folders] for group in groups]
+    if not any(is_baseline):
         raise ConfigError(f"baseline={baseline!r} is none of the runs that are compared")
-    return first + [group for group in groups if group is not first[0]]
+    first = is_baseline.index(True)
+    return [groups[first], *groups[:first], *groups[first + 1 :]]
 
 
 def _scored(group: Group, metric: str) -> GroupScore:
@@ -103,43 +104,43 @@ def _scored(group: Group, metric: str) -> GroupScore:
         group.name,
         runs,
         float(values.mean()),
-        float(values.std(ddof=1)) if len(values) > 1 else _NONE,
+        float(values.std(ddof=1)) if len(values) > 1 else _UNKNOWN,
         statistics.t_half_width(values),
-        _NONE if resampled is None else statistics.percentile_half_width(resampled.mean(axis=1)),
-        _NONE
+        _UNKNOWN if resampled is None else statistics.percentile_half_width(resampled.mean(axis=1)),
+        _UNKNOWN
         if resampled is None or len(runs) < 2
         else statistics.percentile_half_width(statistics.over_runs(resampled)),
     )
 
 
 def _difference(group: GroupScore, base: GroupScore) -> Difference:
-    values, others = (np.array([run.value for run in g.runs]) for g in (group, base))
+    values, base_values = (np.array([run.value for run in g.runs]) for g in (group, base))
     paired = [run.seed for run in group.runs] == [run.seed for run in base.runs]
     value = group.mean - base.mean
     seeds = (
-        statistics.t_half_width(values - others)
+        statistics.t_half_width(values - base_values)
         if paired
-        else statistics.welch_half_width(values, others)
+        else statistics.welch_half_width(values, base_values)
     )
-    items = both = p_bootstrap = p_randomization = _NONE
+    items = both = p_bootstrap = p_randomization = _UNKNOWN
     resampled = _resampled([*group.runs, *base.runs])
     if resampled is not None and value != 0.0:
         a, b = np.split(resampled, [len(group.runs)], axis=1)
         items = statistics.percentile_half_width(a.mean(axis=1) - b.mean(axis=1))
-        if min(len(values), len(others)) > 1:
+        if min(len(values), len(base_values)) > 1:
             drawn = statistics.over_runs(a) - statistics.over_runs(b, draw=0 if paired else 1)
             both = statistics.percentile_half_width(drawn)
         p_bootstrap = statistics.bootstrap_p_value(a, b, value)
         if paired:
             p_randomization = _randomized(group.runs, base.runs)
-    warning = _warning(value, seeds, items, min(len(values), len(others)))
+    warning = _warning(value, seeds, items, min(len(values), len(base_values)))
     return Difference(
         group.name, value, seeds, items, both, p_bootstrap, p_randomization, paired, warning
     )
 
 
 def _warning(value: float, seeds: float, items: float, least: int) -> str:
-    """Why a difference may be noise; "" where the intervals say that it is not."""
+    """The reason why a difference may be noise; "" where the intervals say that it is not."""
     if value == 0.0:
         return "the scores are equal"
     if least < 2:
@@ -151,11 +152,11 @@ def _warning(value: float, seeds: float, items: float, least: int) -> str:
 
 def _stacked(runs: Sequence[ScoredRun]) -> Items | None:
     """The sums of all runs [runs, items, statistics]; None unless they have the same items."""
-    found = [run.items for run in runs]
-    first = found[0]
-    if first is None or any(items is None or items.shape != first.shape for items in found):
+    first = runs[0].items
+    alike = [run.items for run in runs if run.items is not None and first is not None]
+    if first is None or len(alike) < len(runs) or {x.shape for x in alike} != {first.shape}:
         return None
-    stacked = np.stack([items for items in found if items is not None])
+    stacked = np.stack(alike)
     # The last of a language model's sums counts tokens: other batches have other counts.
     ratio = stacked.shape[-1] == 2
     return None if ratio and not np.allclose(stacked[..., 1], first[:, 1]) else stacked
@@ -166,8 +167,8 @@ def _resampled(runs: Sequence[ScoredRun]) -> Float[np.ndarray, "resamples runs"]
     return None if items is None or score is None else statistics.resampled_scores(items, score)
 
 
-def _randomized(runs: Sequence[ScoredRun], others: Sequence[ScoredRun]) -> float:
-    a, b, score = _stacked(runs), _stacked(others), runs[0].score
+def _randomized(runs: Sequence[ScoredRun], base: Sequence[ScoredRun]) -> float:
+    a, b, score = _stacked(runs), _stacked(base), runs[0].score
     assert a is not None and b is not None and score is not None  # they have been resampled
     return statistics.randomization_p_value(a, b, score)
 

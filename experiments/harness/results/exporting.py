@@ -15,6 +15,7 @@ from jax.export import export as export_function
 from jaxtyping import Array, Int
 
 from experiments.harness import cli
+from experiments.harness.results.groups import read_json
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_folder import as_json
@@ -26,14 +27,14 @@ from jaxformer.errors import ConfigError
 from jaxformer.pretrained import inexpressible_settings, save_pretrained
 from jaxformer.text.tokenizers import Tokenizer
 
-PROGRAM = "program.jax"
 Task = Literal["translation", "text-generation", "fill-mask"]
 
+PROGRAM = "program.jax"
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-_NEEDED = {
-    "transformers": ("safetensors",),
-    "ctranslate2": ("ctranslate2", "transformers", "torch"),
-    "stablehlo": ("flatbuffers",),
+_PACKAGES = {
+    "transformers": ("safetensors", "jinja2"),
+    "ctranslate2": ("ctranslate2", "transformers", "torch", "jinja2"),
+    "stablehlo": ("flatbuffers", "jinja2"),
 }
 _COPIED = ("README.md", "tokenizer.json", "tokenizer_config.json")
 _LICENCES = {
@@ -47,27 +48,11 @@ _LICENCES = {
 _UNKNOWN_LICENCE = (
     "The licence of the training files is not known here: say it before you pass the model on."
 )
-_USAGE = {
-    "translation": (
-        "model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)",
-        'inputs = tokenizer(["a sentence"], return_tensors="pt")',
-        'ids = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"])',
-        "print(tokenizer.batch_decode(ids, skip_special_tokens=True))",
-    ),
-    "text-generation": (
-        'write = transformers.pipeline("text-generation", model=folder)',
-        'print(write("a text"))',
-    ),
-    "fill-mask": (
-        'fill = transformers.pipeline("fill-mask", model=folder)',
-        'print(fill(f"a text with a {tokenizer.mask_token}"))',
-    ),
-}
 
 
 @dataclass(frozen=True)
 class ExportOptions(RunOptions):
-    """The run to export, what for, and where to."""
+    """The run, the format and the folder of an export."""
 
     _: KW_ONLY
     format: Literal["transformers", "ctranslate2", "stablehlo"] = "transformers"
@@ -78,7 +63,7 @@ class ExportOptions(RunOptions):
     batch_size: int = 8
     """Rows of a call, with --format stablehlo."""
     platforms: str = "cpu"
-    """What the function runs on, with --format stablehlo: cpu, cuda, rocm, tpu, by commas."""
+    """Devices of the function, with --format stablehlo: cpu, cuda, rocm, tpu, by commas."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -119,7 +104,7 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
 
     Raises `ConfigError` for a run that cannot be exported, and what `load` raises.
     """
-    for name in _NEEDED[options.format]:  # before anything is done
+    for name in _PACKAGES[options.format]:  # before anything is done
         optional_dependencies.load(name)
     out = Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -131,30 +116,40 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
 
 
 def _write_pretrained(out: Path, options: ExportOptions, run: Exportable) -> None:
-    """The folder for transformers, or what CTranslate2's converter makes of it."""
+    """Writes the folder for transformers, or CTranslate2's conversion of it."""
+    convert = options.format == "ctranslate2"
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as temporary:
-        convert = options.format == "ctranslate2"
         folder = Path(temporary) / "transformers" if convert else out
-        try:
-            *found, generation, completion = run.published()
-            inexpressible = []
-            if generation is not None:
-                inexpressible = inexpressible_settings(generation, completion)
-            card = model_card(options, run.config, run.task, inexpressible)
-            save_pretrained(folder, *found, generation=generation, card=card)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{options.run} cannot be exported as {options.format}: {error}. Runs of the "
-                f"presets {', '.join(run.presets)} can; --format stablehlo takes all"
-            ) from error
+        inexpressible = _save(folder, options, run)
         if convert:
-            copied = [name for name in _COPIED if (folder / name).exists()]
-            converters = optional_dependencies.load("ctranslate2.converters")
-            converter = converters.TransformersConverter(str(folder), copy_files=copied)
-            converter.convert(str(out), force=True)
+            _convert(folder, out)
     if inexpressible:
-        cli.say(f"transformers has no {', '.join(inexpressible)}: its texts may differ from ours.")
+        cli.say(
+            f"transformers has no {', '.join(inexpressible)}: its texts may differ from those here."
+        )
+
+
+def _save(folder: Path, options: ExportOptions, run: Exportable) -> list[str]:
+    """Writes the folder for transformers; returns the settings that it cannot hold."""
+    try:
+        model, params, tokenizer, generation, completion = run.published()
+        inexpressible = inexpressible_settings(generation, completion) if generation else []
+        card = model_card(options, run, inexpressible)
+        save_pretrained(folder, model, params, tokenizer, generation=generation, card=card)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{options.run} cannot be exported as {options.format}: {error}. Runs of the presets "
+            f"{', '.join(run.presets)} can; --format stablehlo takes all"
+        ) from error
+    return inexpressible
+
+
+def _convert(folder: Path, out: Path) -> None:
+    """Writes CTranslate2's conversion of `folder` to `out`."""
+    converters = optional_dependencies.load("ctranslate2.converters")
+    copied = [name for name in _COPIED if (folder / name).exists()]
+    converters.TransformersConverter(str(folder), copy_files=copied).convert(str(out), force=True)
 
 
 def _write_program(out: Path, options: ExportOptions, run: Exportable) -> None:
@@ -167,7 +162,7 @@ def _write_program(out: Path, options: ExportOptions, run: Exportable) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, tokenizer in run.tokenizers.items():
         tokenizer.save(out / name)
-    (out / "README.md").write_text(model_card(options, run.config, run.task), encoding="utf-8")
+    (out / "README.md").write_text(model_card(options, run, []), encoding="utf-8")
     unfinished = out / f".{PROGRAM}"
     unfinished.write_bytes(program)
     os.replace(unfinished, out / PROGRAM)
@@ -184,65 +179,50 @@ def compile_function(
     return bytes(export_function(jax.jit(function), platforms=platforms)(shape).serialize())
 
 
-def model_card(
-    options: ExportOptions, config: Any, task: Task, inexpressible: Sequence[str] = ()
-) -> str:
-    """The model card, in Markdown, of a run: usage, data, scores, settings and licence.
+def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[str]) -> str:
+    """The card of an exported run in Markdown: data, settings, scores, commands and licence.
 
-    `inexpressible` are the settings of its texts that the folder cannot hold.
+    `inexpressible` are settings of its texts that the folder cannot hold.
     """
-    folder, data = Path(options.run.split(",")[0]), config.data
-    scores, environment = (_read(folder / name) for name in ("scores.json", "env.json"))
+    folder, config = Path(options.run.split(",")[0]), run.config
     steps, tree = checkpoint_selection.select(folder, config.training, options)
-    parts_of_run = "model objective optimizer training search translation sampling completion"
-    settings = {
-        name: value for name, value in as_json(config).items() if name in parts_of_run.split()
+    scores, environment = (read_json(folder / f"{name}.json") for name in ("scores", "env"))
+    data = config.data
+    files = {part: getattr(data, part) for part in ("train", "validation", "test")}
+    names = {
+        part: paths if isinstance(paths, tuple) else (paths.source, paths.target)
+        for part, paths in files.items()
     }
-    files = [name for part in ("train", "validation", "test") for name in _files(data, part)]
-    library = "jax" if options.format == "stablehlo" else options.format
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    command = shlex.join(["python", "-m", getattr(spec, "name", "experiments"), *sys.argv[1:]])
-    usage = "\n".join(
-        [
-            "```python\nimport transformers\n",
-            'folder = "."',
-            "tokenizer = transformers.AutoTokenizer.from_pretrained(folder)",
-            *_USAGE[task],
-            "```",
-        ]
+    groups = (
+        *("model", "objective", "optimizer", "training"),
+        *("search", "translation", "sampling", "completion"),
     )
-    parts = [
-        f"---\nlibrary_name: {library}\npipeline_tag: {task}\n---\n\n# {config.name}",
-        *([usage] if options.format == "transformers" else []),
-        f"A model trained with jaxformer, exported by\n\n    {command}",
-        f"## Data\n\n- corpus: {data.corpus}\n- files: {', '.join(files) or 'none'}\n"
-        f"- tokenizer: {Path(data.tokenizer).name}",
-        f"## Scores\n\n{_json(scores) if scores else 'The training has not ended.'}",
-        f"## Training\n\n- weights: {tree} of step {', '.join(map(str, steps))}\n"
-        f"- command: `{environment.get('command', 'not recorded')}`\n"
-        f"- versions: jax {environment.get('jax', '?')}, flax {environment.get('flax', '?')}\n\n"
-        f"{_json(settings)}",
-        "## Licence\n\n"
-        + (_UNKNOWN_LICENCE if files else _LICENCES.get(data.corpus, _UNKNOWN_LICENCE)),
-    ]
-    if inexpressible:
-        parts.append(
-            "## Limitations\n\ntransformers has no such settings, so its texts may differ from the "
-            f"run's: {', '.join(inexpressible)}."
-        )
-    return "\n\n".join(parts) + "\n"
+    settings = {name: value for name, value in as_json(config).items() if name in groups}
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return _template().render(
+        library="jax" if options.format == "stablehlo" else options.format,
+        task=run.task,
+        name=config.name,
+        command=shlex.join(["python", "-m", getattr(spec, "name", "experiments"), *sys.argv[1:]]),
+        corpus=data.corpus,
+        parts={part: [Path(x).name for x in paths if x] for part, paths in names.items()},
+        tokenizer=Path(data.tokenizer).name,
+        scores=json.dumps(scores, indent=2, sort_keys=True) if scores else "",
+        tree=tree,
+        steps=steps,
+        environment=environment,
+        settings=json.dumps(settings, indent=2),
+        licence=_UNKNOWN_LICENCE
+        if any(names["train"])
+        else _LICENCES.get(data.corpus, _UNKNOWN_LICENCE),
+        inexpressible=inexpressible,
+    )
 
 
-def _files(data: Any, part: str) -> list[str]:
-    """The names, without folders, of the files of a part of the text."""
-    files = getattr(data, part)
-    names = files if isinstance(files, tuple) else (files.source, files.target)
-    return [Path(name).name for name in names if name]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _json(content: Any) -> str:
-    return f"```json\n{json.dumps(content, indent=2)}\n```"
+def _template() -> Any:
+    text = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+    jinja2 = optional_dependencies.load("jinja2")
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(text)

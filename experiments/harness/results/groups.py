@@ -1,9 +1,8 @@
 """Runs whose settings differ in the seed alone, as one group."""
 
-import importlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +15,9 @@ _FREE = (
     *("training.log_every", "training.log_attention", "training.log_update_ratio"),
     *("training.metrics", "training.loggers", "training.prefetch"),
 )
-"""Settings that runs of one group may differ in: the seed, places, and what is only logged."""
+"""Settings that runs of one group may differ in: the seed, folders, and what is only logged."""
 _LONGEST = 40
-"""Characters of a name that is made of settings; a longer one is made of the first run's."""
+"""Characters of a name that is made of settings; a longer one is that of the first run."""
 
 
 class Group(NamedTuple):
@@ -43,13 +42,13 @@ def _in_order(folder: Path) -> str:
     return re.sub(r"(?<![.\d])\d+", lambda number: number[0].zfill(9), str(folder))
 
 
-def expand(paths: Sequence[str | Path], *, finished: bool = False) -> list[Path]:
+def expand(paths: Iterable[str | Path], *, finished: bool = False) -> list[Path]:
     """The runs that `paths` name: each a run's folder, or one with runs below it, as of a sweep.
 
     With `finished` those below a folder count only if they have been scored. Raises `ConfigError`
-    where there is none.
+    for a path without a run, and for no path at all.
     """
-    found: dict[Path, None] = {}
+    runs: dict[Path, None] = {}
     for path in map(Path, paths):
         below = [path] if (path / "config.json").is_file() else list(find_runs([path]))
         if finished and below != [path]:
@@ -59,8 +58,10 @@ def expand(paths: Sequence[str | Path], *, finished: bool = False) -> list[Path]
                 f"{path} is not the folder of a run: it has no config.json, and there is no "
                 f"{'finished ' if finished else ''}run below it"
             )
-        found.update(dict.fromkeys(below))
-    return list(found)
+        runs.update(dict.fromkeys(below))
+    if not runs:
+        raise ConfigError("no runs were given: give their folders, RUN RUN, or that of a sweep")
+    return list(runs)
 
 
 def group_runs(folders: Sequence[Path]) -> list[Group]:
@@ -69,48 +70,43 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
     A group is called by the settings in which it differs from others, or as its first run without
     the seed; the group of a sweep's runs that change nothing is then called unchanged.
     """
-    found: dict[str, list[Path]] = {}
+    groups: dict[str, list[Path]] = {}
     settings: list[dict[str, str]] = []
     for folder in folders:
-        values = shared_settings(folder)
+        values = shared_settings(settings_of(folder))
         key = json.dumps(values, sort_keys=True)
-        if key not in found:
+        if key not in groups:
             settings.append(values)
-        found.setdefault(key, []).append(folder)
-    names = _names(settings, [runs[0].name for runs in found.values()])
+        groups.setdefault(key, []).append(folder)
+    names = _names(settings, [runs[0].name for runs in groups.values()])
     return [
         Group(name, sorted(runs, key=seed_of))
-        for name, runs in zip(names, found.values(), strict=True)
+        for name, runs in zip(names, groups.values(), strict=True)
     ]
 
 
-def settings_of(folder: Path) -> dict[str, str]:
-    """Dotted names and JSON texts of the settings of the run in `folder`.
-
-    What an older run lacks has the default of its experiment.
-    """
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
-    stored = config_files.read_object(folder)
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of a run, empty where the file is missing or damaged."""
     try:
-        presets: Any = importlib.import_module(f"experiments.{experiment_of(folder)}.presets")
-    except ImportError:  # a run of somebody else's experiment
-        return config_files.flat(stored)
-    return config_files.flat(
-        config_files.with_defaults(stored, next(iter(presets.PRESETS.values())))
-    )
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
-def shared_settings(folder: Path) -> dict[str, str]:
-    """`settings_of` the run in `folder` that all runs of its group have."""
-    return {name: text for name, text in settings_of(folder).items() if name not in _FREE}
+def settings_of(path: Path) -> dict[str, str]:
+    """Dotted names and JSON texts of the settings of a run's folder, or in a settings file."""
+    return config_files.flat(config_files.read_object(path))
+
+
+def shared_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Those of a run's `settings` that all runs of its group have, and its scores depend on."""
+    return {name: text for name, text in settings.items() if name not in _FREE}
 
 
 def experiment_of(folder: Path) -> str:
-    """The experiment of the run in `folder`: the first folder above it that is named as one."""
-    names = [parent.name for parent in folder.absolute().parents]
-    known = [name for name in names if name in ("translation", "language_modelling")]
-    return known[0] if known else names[0]
+    """The experiment of the run in `folder`, RUNS/EXPERIMENT/NAME."""
+    return folder.absolute().parent.name
 
 
 def seed_of(folder: Path) -> int:

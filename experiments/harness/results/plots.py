@@ -1,11 +1,13 @@
 """Figures as functions of arrays (matplotlib, extra `experiments`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
+from experiments.harness.results.groups import Group
+from experiments.harness.runs.run_folder import Run
 from jaxformer import optional_dependencies
 
 if TYPE_CHECKING:
@@ -14,34 +16,65 @@ if TYPE_CHECKING:
 
 Curve = tuple[Sequence[float], Sequence[float]]
 """Steps and values."""
+Curves = dict[str, dict[str, list[Curve]]]
+"""The curves of each metric and group; those of one group differ in the seed."""
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """Okabe and Ito's colours, which people with colour blindness can tell apart."""
 DASHES = ("-", "--", "-.", ":")
 
 
-def learning_curves(groups: Mapping[str, Mapping[str, Sequence[Curve]]]) -> "Figure":
-    """One panel for each metric; `groups[metric][name]` are the curves of runs that differ in seed.
+def logged_curves(groups: Iterable[Group]) -> Curves:
+    """The curves of all numbers that the runs of `groups` have logged."""
+    curves: Curves = {}
+    for group in groups:
+        for folder in group.folders:
+            lines = Run(folder).metrics()
+            for metric in dict.fromkeys(name for line in lines for name in line if name != "step"):
+                points = [(line["step"], line[metric]) for line in lines if metric in line]
+                steps, values = zip(*points, strict=True)
+                curves.setdefault(metric, {}).setdefault(group.name, []).append((steps, values))
+    return curves
+
+
+def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that all `curves` have, and their values there, a row for each curve."""
+    tables = [dict(zip(*curve, strict=True)) for curve in curves]
+    steps = sorted(set(tables[0]).intersection(*tables[1:]))
+    return np.array(steps), np.array([[table[step] for step in steps] for table in tables])
+
+
+def line_style(number: int) -> tuple[str, str]:
+    """The colour and dashes of line `number`; more lines than colours get other dashes."""
+    return COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
+
+
+def learning_curves(metrics: Mapping[str, Mapping[str, Sequence[Curve]]]) -> "Figure":
+    """One panel for each metric; `metrics[metric][name]` are the curves of runs differing in seed.
 
     A group is the mean of its curves at the steps that all have, with a band from the least to the
-    largest value.
+    largest value. It has one colour in all panels, and one legend explains them.
     """
-    figure = _figure(6.4 * min(len(groups), 2), 3.6 * ((len(groups) + 1) // 2))
-    panels = figure.subplots((len(groups) + 1) // 2, min(len(groups), 2), squeeze=False).flat
-    for axes, (metric, lines) in zip(panels, groups.items(), strict=False):
-        for number, (name, curves) in enumerate(lines.items()):
+    figure = _figure(6.4 * min(len(metrics), 2), 3.6 * ((len(metrics) + 1) // 2) + 0.4)
+    panels = figure.subplots((len(metrics) + 1) // 2, min(len(metrics), 2), squeeze=False).flat
+    names = dict.fromkeys(name for groups in metrics.values() for name in groups)
+    styles = {name: line_style(number) for number, name in enumerate(names)}
+    legend = {}
+    for axes, (metric, groups) in zip(panels, metrics.items(), strict=False):
+        for name, curves in groups.items():
             steps, values = aligned(curves)
-            color, dash = COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
-            told = f"{name} ({len(curves)} seeds)" if len(curves) > 1 else name
+            color, dash = styles[name]
+            label = f"{name} ({len(curves)} seeds)" if len(curves) > 1 else name
             marker = "." if len(steps) < 20 else ""  # one point alone draws no line
-            axes.plot(steps, values.mean(axis=0), dash, color=color, label=told, marker=marker)
+            mean = values.mean(axis=0)
+            legend[name] = axes.plot(steps, mean, dash, color=color, marker=marker, label=label)[0]
             if len(curves) > 1:
                 band = values.min(axis=0), values.max(axis=0)
                 axes.fill_between(steps, *band, color=color, alpha=0.2, linewidth=0)
         axes.set(title=metric.replace("_", " "), xlabel="step")
         axes.grid(alpha=0.3)
-    panels[0].legend(fontsize=8)
-    for axes in list(panels)[len(groups) :]:
+    figure.legend(handles=list(legend.values()), loc="outside lower center", ncols=3, fontsize=8)
+    for axes in list(panels)[len(metrics) :]:
         axes.remove()
     return figure
 
@@ -51,12 +84,11 @@ def attention_grid(
     query_tokens: Sequence[str],
     key_tokens: Sequence[str],
     first_layer: int = 0,
-    first_head: int = 0,
 ) -> "Figure":
     """Heat maps of attention weights, one panel for each head of each layer.
 
-    `first_layer` and `first_head` are the numbers of the first ones given. Queries are rows, keys
-    are columns. A row of a panel sums to 1: dark means near 1.
+    Layers are numbered from `first_layer`. Queries are rows, keys are columns. A row of a panel
+    sums to 1: dark means near 1.
     """
     layers, heads = weights.shape[:2]
     width = max(2.4, 0.28 * len(key_tokens)) * heads + 1.2
@@ -67,7 +99,7 @@ def attention_grid(
         for head in range(heads):
             axes = panels[layer, head]
             attention_map(axes, weights[layer, head], query_tokens, key_tokens)
-            axes.set_title(f"layer {first_layer + layer}, head {first_head + head}", fontsize=8)
+            axes.set_title(f"layer {first_layer + layer}, head {head}", fontsize=8)
             axes.tick_params(labelbottom=layer == layers - 1, labelleft=head == 0)
     return figure
 
@@ -84,28 +116,6 @@ def attention_map(
     axes.set_yticks(range(len(query_tokens)), query_tokens, fontsize=8)
 
 
-def entropy_over_training(
-    steps: Sequence[int], entropies: Mapping[str, Float[np.ndarray, "steps layers heads"]]
-) -> "Figure":
-    """The entropy of attention in bits, one panel for each kind.
-
-    A layer is the mean of its heads, with a band from the least to the largest.
-    """
-    figure = _figure(4.2 * len(entropies) + 0.6, 3.4)
-    panels = figure.subplots(1, len(entropies), squeeze=False, sharey=True)[0]
-    for axes, (kind, found) in zip(panels, entropies.items(), strict=True):
-        for layer, heads in enumerate(found.swapaxes(0, 1)):
-            color, dash = COLORS[layer % len(COLORS)], DASHES[layer // len(COLORS) % len(DASHES)]
-            axes.plot(steps, heads.mean(-1), dash, color=color, label=f"layer {layer}", marker=".")
-            band = heads.min(axis=-1), heads.max(axis=-1)
-            axes.fill_between(steps, *band, color=color, alpha=0.15, linewidth=0)
-        axes.set(title=kind.replace("_", "-").replace("/", ": "), xlabel="step")
-        axes.grid(alpha=0.3)
-    panels[0].set(ylabel="entropy of attention (bits)")
-    panels[0].legend(fontsize=8)
-    return figure
-
-
 def position_table(table: Float[np.ndarray, "T D"]) -> "Figure":
     """The vectors of the positions as rows of a heat map, and beside it their cosines."""
     figure = _figure(10.0, 4.2)
@@ -118,27 +128,6 @@ def position_table(table: Float[np.ndarray, "T D"]) -> "Figure":
     right.set(title="their cosine similarity", xlabel="position", ylabel="position")
     figure.colorbar(shown, ax=right)
     return figure
-
-
-def mask_grid(masks: Mapping[str, Bool[np.ndarray, "T S"]]) -> "Figure":
-    """The pairs that may attend, dark, with queries as rows and keys as columns."""
-    figure = _figure(2.8 * len(masks), 3.2)
-    panels = figure.subplots(1, len(masks), squeeze=False)[0]
-    for axes, (name, mask) in zip(panels, masks.items(), strict=True):
-        axes.imshow(mask, cmap="Blues", vmin=0, vmax=1)
-        axes.set(title=name, xlabel="key", ylabel="query")
-        axes.set_xticks(np.arange(-0.5, mask.shape[1]), minor=True)
-        axes.set_yticks(np.arange(-0.5, mask.shape[0]), minor=True)
-        axes.grid(which="minor", color="white", linewidth=0.5)
-        axes.tick_params(which="minor", length=0)
-    return figure
-
-
-def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that all `curves` have, and their values there, a row for each curve."""
-    tables = [dict(zip(*curve, strict=True)) for curve in curves]
-    steps = sorted(set(tables[0]).intersection(*tables[1:]))
-    return np.array(steps), np.array([[table[step] for step in steps] for table in tables])
 
 
 def _figure(width: float, height: float) -> "Figure":

@@ -1,7 +1,6 @@
-"""What a finished run scored on its test text, with the sums that its score is made of."""
+"""The scores of finished runs on their test texts, with the sums that a score is made of."""
 
 import json
-from collections.abc import Callable, Iterable
 from functools import partial
 from math import log
 from pathlib import Path
@@ -28,7 +27,7 @@ _LIKELIHOODS = {
     "bits_per_byte": ("bytes", log(2.0)),
     "word_perplexity": ("words", 1.0),
 }
-"""What the nats of a text are divided by."""
+"""The unit that the nats of a text are divided by, and a factor."""
 
 
 class ScoredRun(NamedTuple):
@@ -47,7 +46,7 @@ class ScoredRun(NamedTuple):
     digest: str
     signature: str
     unit: str
-    """How many tokens the text was cut into, for scores of a token; else ""."""
+    """The number of tokens of the text, for scores per token; else ""."""
     steps: list[int]
     """The steps whose mean are the weights."""
 
@@ -71,61 +70,57 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
             f"{folder} has no weights.json, which says how its weights were chosen: finish its "
             "training first"
         )
-    validation = metric.startswith("validation_")
-    value = _validated(folder, result.validation, metric) if validation else None
-    value = numbers(result.scores).get(metric) if value is None else value
-    if value is None:
-        known = [*numbers(result.scores), *validation_names(Run(folder).metrics())]
+    known = numbers(result.scores) | _validation_scores(folder, result.validation)
+    if metric not in known:
         raise ConfigError(f"{folder} has no metric {metric!r}: it has {', '.join(known)}")
-    text = "validation" if validation else result.scores["text"]
-    items, score = (None, None) if validation else _items(folder, metric, result.scores)
+    validation = metric.startswith("validation_")
+    sums = None if validation else item_sums(folder, metric, result.scores)
+    items, score = sums or (None, None)
     if items is not None and score is not None:
-        found = float(score(items.sum(axis=0)[None])[0])
-        if abs(found - value) > 1e-3 * max(1.0, abs(value)):
+        sampled = float(score(items.sum(axis=0)[None])[0])
+        if abs(sampled - known[metric]) > 1e-3 * max(1.0, abs(known[metric])):
             raise DataError(
-                f"{folder / 'samples'} gives {metric} {found:.4f}, but scores.json says "
-                f"{value:.4f}: score the run again"
+                f"{folder / 'samples'} gives {metric} {sampled:.4f}, but scores.json says "
+                f"{known[metric]:.4f}: score the run again"
             )
-    signature = json.loads(config_files.flat(result.scores).get(f"{metric}_signature", '""'))
+    text = "validation" if validation else result.scores["text"]
     per_token = "bytes" in result.scores and metric in ("loss", "perplexity")
     return ScoredRun(
         folder=folder,
         seed=seed_of(folder),
-        value=value,
+        value=known[metric],
         items=items,
         score=score,
         text=text,
-        digest=text_digest(folder, text),
-        signature=signature,
+        digest=_text_digest(folder, text, result.scores),
+        signature=json.loads(config_files.flat(result.scores).get(f"{metric}_signature", '""')),
         unit=str(result.scores["tokens"]) if per_token else "",
         steps=result.steps,
     )
 
 
-def text_digest(folder: Path, text: str) -> str:
-    """SHA-256 (hex) of the part `text` that a run was scored on: of all lines of both sides, or of
-    the text of a language model. "" where the run does not say."""
-    scores = read_result(folder).scores
+def _text_digest(folder: Path, text: str, scores: dict[str, Any]) -> str:
+    """SHA-256 (hex) of all lines of both sides, or of the text of a language model; "": unknown."""
     if text == scores["text"] and "text_sha256" in scores:
         return scores["text_sha256"]
     table = _table(folder, text)
     return lines_digest(table["source"], table["reference"]) if "source" in table else ""
 
 
-def _items(
+def item_sums(
     folder: Path, metric: str, scores: dict[str, Any]
-) -> tuple[Float[np.ndarray, "items statistics"] | None, Score | None]:
-    """The sums of each item of the test text, and the score of their sum."""
-    table = _table(folder, scores["text"])
+) -> tuple[Float[np.ndarray, "items statistics"], Score] | None:
+    """The sums of each item of the test text, and the score of their sum; None where unknown."""
+    table = _table(folder, scores.get("text", ""))
     if metric in _LIKELIHOODS and "nats" in table:
         unit, factor = _LIKELIHOODS[metric]
         nats, tokens = (np.array(table[name], float) for name in ("nats", "tokens"))
         share = tokens * (factor * scores[unit] / scores["tokens"])
         return np.stack([nats, share], axis=1), _exp_ratio if "perpl" in metric else ratio
     if "model" not in table:
-        return None, None
+        return None
     language = json.loads(settings_of(folder).get("data.target_language", '""'))
-    return translation_items(metric, table["model"], table["reference"], language) or (None, None)
+    return translation_items(metric, table["model"], table["reference"], language)
 
 
 def translation_items(
@@ -140,14 +135,14 @@ def translation_items(
         right = [(a == b, 1) for a, b in zip(hypotheses, references, strict=True)]
         return np.array(right, float), ratio
     lowercased, _, name = metric.rpartition(".")
-    found = _corpus_metric(name, tokenized=bool(lowercased))
-    if found is None or lowercased not in ("", "lowercased"):
+    scorer = _corpus_metric(name, tokenized=bool(lowercased))
+    if scorer is None or lowercased not in ("", "lowercased"):
         return None
     if lowercased:
         sides = (lowercased_tokens(side, language) for side in (hypotheses, references))
         hypotheses, references = sides
-    items = found._extract_corpus_statistics(hypotheses, [references])
-    return np.array(items, float), partial(_corpus_scores, found)
+    items = scorer._extract_corpus_statistics(hypotheses, [references])
+    return np.array(items, float), partial(_corpus_scores, scorer)
 
 
 def sample_table(folder: Path) -> dict[str, list[str]]:
@@ -190,27 +185,20 @@ def _exp_ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " re
 
 def numbers(scores: dict[str, Any]) -> dict[str, float]:
     """The numbers of scores.json by their dotted names."""
-    found = {name: json.loads(text) for name, text in config_files.flat(scores).items()}
+    values = {name: json.loads(text) for name, text in config_files.flat(scores).items()}
     return {
         name: float(value)
-        for name, value in found.items()
+        for name, value in values.items()
         if isinstance(value, int | float) and not name.startswith("search.")
     }
 
 
-def _validated(folder: Path, chosen: dict[str, float], metric: str) -> float | None:
-    """A number of the validation: of the chosen weights, else of the best evaluation."""
-    if metric in chosen:
-        return chosen[metric]
-    lines = [line for line in Run(folder).metrics() if metric in line]
-    if not lines:
-        return None
-    best: Callable[[dict], float] = lambda line: (  # noqa: E731
-        line.get("validation_bleu", -line.get("validation_loss", 0.0))
-    )
-    return float(max(lines, key=best)[metric])
+def _validation_scores(folder: Path, chosen: dict[str, float]) -> dict[str, float]:
+    """The scores of the best evaluation, and over them those of the chosen weights."""
+    lines = sorted(reversed(Run(folder).metrics()), key=_quality)
+    best = {name: float(x[name]) for x in lines for name in x if name.startswith("validation_")}
+    return best | chosen
 
 
-def validation_names(lines: Iterable[dict[str, Any]]) -> list[str]:
-    """The names of the validation's numbers in lines of metrics.jsonl."""
-    return sorted({name for line in lines for name in line if name.startswith("validation_")})
+def _quality(line: dict[str, float]) -> float:
+    return line.get("validation_bleu", -line.get("validation_loss", 0.0))

@@ -43,7 +43,7 @@ def welch_half_width(a: Float[np.ndarray, " M"], b: Float[np.ndarray, " N"]) -> 
 def percentile_half_width(samples: Float[np.ndarray, " resamples"]) -> float:
     """Half of the interval that holds 95 % of `samples`, as sacreBLEU gives it.
 
-    NaN where that is 0: of items that are all alike the bootstrap knows nothing.
+    NaN where that is 0: items that are all alike say nothing about other items.
     """
     cut = len(samples) // 40
     ordered = np.sort(samples)
@@ -53,6 +53,29 @@ def percentile_half_width(samples: Float[np.ndarray, " resamples"]) -> float:
 def plus_minus(half: float, form: str) -> str:
     """Text such as " ± 0.12" for a half width in the format `form`; "" for NaN."""
     return "" if np.isnan(half) else f" ± {half:{form}}"
+
+
+def decimals(value: float, half: float = float("nan")) -> int:
+    """The decimals of `value` that its 95 % interval of the half width `half` leaves certain.
+
+    The half width keeps two digits, and one where they are above 35, as the Particle Data Group
+    rounds. Without a half width (NaN or 0) those of `value`, at most four, two from 10 on, and none
+    from 1,000.
+
+    >>> decimals(41.38, 1.56), decimals(41.38, 0.41), decimals(41.38)
+    (1, 1, 2)
+    """
+    if np.isnan(half) or half <= 0.0:
+        most = 0 if abs(value) >= 1_000 else 2 if abs(value) >= 10 else 4
+        return min(most, len(repr(value).partition(".")[2]))
+    exponent = int(np.floor(np.log10(half)))
+    return max(0, (1 if half / 10.0**exponent < 3.55 else 0) - exponent)
+
+
+def rounded(value: float, half: float = float("nan")) -> str:
+    """Text such as "41.4 ± 1.6": `value` and the half width of its interval (see `decimals`)."""
+    form = f",.{decimals(value, half)}f"
+    return f"{value:{form}}{plus_minus(half, form)}"
 
 
 def item_half_width(items: Float[np.ndarray, "items statistics"], score: Score) -> float:
@@ -81,42 +104,42 @@ def over_runs(
 ) -> Float[np.ndarray, " resamples"]:
     """The mean over randomly drawn runs in each resample; calls with one `draw` draw alike."""
     resamples, runs = scores.shape
-    chosen = np.random.default_rng([SEED, draw]).choice(runs, size=(resamples, runs))
-    return np.take_along_axis(scores, chosen, axis=1).mean(axis=1)
+    drawn = np.random.default_rng([SEED, draw]).choice(runs, size=(resamples, runs))
+    return np.take_along_axis(scores, drawn, axis=1).mean(axis=1)
 
 
 def bootstrap_p_value(
     a: Float[np.ndarray, "resamples M"], b: Float[np.ndarray, "resamples N"], difference: float
 ) -> float:
-    """How often resampled mean scores are further apart than on average by over `difference`."""
-    found = np.abs(a.mean(axis=1) - b.mean(axis=1))
-    return _p_value(found - found.mean(), abs(difference))
+    """The share of resamples in which mean scores are further apart than on average by more than
+    `difference`."""
+    distances = np.abs(a.mean(axis=1) - b.mean(axis=1))
+    return _p_value(distances - distances.mean(), abs(difference))
 
 
 def randomization_p_value(a: Items, b: Items, score: Score, trials: int = TRIALS) -> float:
-    """How often runs with randomly exchanged items differ by more than `a` and `b` do.
+    """The share of random exchanges of items after which runs differ by more than `a` and `b` do.
 
     Run i of `a` exchanges items with run i of `b`.
     """
     runs, items = a.shape[:2]
-    kept = np.random.default_rng(SEED).integers(2, size=(trials, runs * items), dtype=bool)
-    kept = kept.reshape(trials, runs, items)
-    found = np.zeros(trials)
+    exchanged = np.random.default_rng(SEED).integers(2, size=(trials, runs * items), dtype=bool)
+    exchanged = exchanged.reshape(trials, runs, items)
+    differences = np.zeros(trials)
     for run in range(runs):
-        chosen = kept[:, run].astype(float)
-        exchanged = chosen @ (a[run] - b[run])
-        found += score(b[run].sum(axis=0) + exchanged) - score(a[run].sum(axis=0) - exchanged)
+        moved = exchanged[:, run].astype(float) @ (a[run] - b[run])
+        differences += score(b[run].sum(axis=0) + moved) - score(a[run].sum(axis=0) - moved)
     difference = score_runs(a, score).mean() - score_runs(b, score).mean()
-    return _p_value(np.abs(found) / runs, abs(difference))
+    return _p_value(np.abs(differences) / runs, abs(difference))
 
 
 def _draw_counts(items: int, resamples: int) -> Float[np.ndarray, "resamples items"]:
-    """How often each item is drawn in each resample."""
+    """The number of times that each item is drawn in each resample."""
     drawn = np.random.default_rng(SEED).choice(items, size=(resamples, items))
     rows = np.arange(resamples)[:, None] * items
     counts = np.bincount((drawn + rows).ravel(), minlength=resamples * items)
     return counts.reshape(resamples, items).astype(float)
 
 
-def _p_value(found: Float[np.ndarray, " resamples"], difference: float) -> float:
-    return float(((found > difference).sum() + 1) / (len(found) + 1))
+def _p_value(differences: Float[np.ndarray, " resamples"], observed: float) -> float:
+    return float(((differences > observed).sum() + 1) / (len(differences) + 1))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files, display, suggestion
+from experiments.harness.results.groups import settings_of, shared_settings
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from jaxformer.checkpoint.steps import lock
@@ -28,7 +29,7 @@ _CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 class Sweep(NamedTuple):
-    """A folder RUNS/sweeps/NAME, and the settings of each cell by its name."""
+    """The folder RUNS/sweeps/NAME, and the configuration of each cell by its name."""
 
     folder: Path
     experiment: str
@@ -43,17 +44,20 @@ class Sweep(NamedTuple):
         return self.folder / "failed" / f"{cell}.json"
 
     def result(self, cell: str) -> TrainResult | None:
-        """The result of the `cell`, or None until it is finished."""
-        folder, config = self.folder_of(cell), self.cells[cell]
+        """The result of the `cell`, or None until it is finished with the settings of this call.
+
+        A cell that was scored with another beam size or test text is not: `train` scores it again.
+        """
+        folder = self.folder_of(cell)
+        wanted = shared_settings(config_files.flat(config_files.plain(self.cells[cell])))
         try:
-            same = run_folder.load_config(folder, type(config)).optimizer == config.optimizer
-            return read_result(folder) if same else None
+            return read_result(folder) if shared_settings(settings_of(folder)) == wanted else None
         except ConfigError:
             return None
 
 
 class Failure(NamedTuple):
-    """Why a cell failed: the exit code of a run that fails so, one sentence, the traceback."""
+    """The reason why a cell failed: an exit code, one sentence, and the traceback."""
 
     exit_code: int
     error: str
@@ -68,14 +72,14 @@ def grid(vary: Mapping[str, Sequence[Any]]) -> Iterator[Overrides]:
 
 def read_vary(config: Any, texts: Iterable[str]) -> dict[str, list[Any]]:
     """FIELD=a,b as a field of `config` and its values; `ConfigError` where that does not fit."""
-    found: dict[str, list[Any]] = {}
+    vary: dict[str, list[Any]] = {}
     for text in texts:
         field, equals, values = text.partition("=")
-        if not (field and equals and values) or field in found:
+        if not (field and equals and values) or field in vary:
             raise ConfigError(f"--vary {text}: give each field once, as FIELD=VALUE,VALUE")
         kind = _type_of(config, field)
-        found[field] = [_read(kind, field, value) for value in values.split(",")]
-    return found
+        vary[field] = [_read(kind, field, value) for value in values.split(",")]
+    return vary
 
 
 def name_cells(
@@ -98,13 +102,13 @@ def name_cells(
         _type_of(config, field)
     last = Counter(field.rpartition(".")[2] for field in fields)
     short = {f: w if last[w := f.rpartition(".")[2]] == 1 else f for f in fields}
-    found: dict[str, Overrides] = {}
+    named: dict[str, Overrides] = {}
     for cell in cells:
         name = ",".join(f"{short[field]}={_word(value)}" for field, value in cell.items())
-        if name in found:
+        if name in named:
             raise ConfigError(f"two cells would be named {name}: give each setting once")
-        found[name] = cell
-    return found
+        named[name] = cell
+    return named
 
 
 def open_sweep(config: Any, experiment: str, cells: Mapping[str, Overrides]) -> Sweep:
@@ -113,25 +117,31 @@ def open_sweep(config: Any, experiment: str, cells: Mapping[str, Overrides]) -> 
     Writes sweep.json, which keeps the cells of earlier calls too. Raises `ConfigError` when it was
     made with other settings, and for a cell with settings that contradict each other.
     """
-    sweep_folder = run_folder.folder_of(config.runs, "sweeps", config.name)
-    base = replace(config, runs=str(sweep_folder), sweep=config.name, **_shared_caches(config))
+    folder = run_folder.folder_of(config.runs, "sweeps", config.name)
+    caches = {  # those of RUNS, as a cell in RUNS/sweeps/NAME names them
+        name: str(Path("..", "..", getattr(config, name)))
+        for name in ("compilation_cache_dir", "text_cache_dir")
+        if getattr(config, name)
+    }
+    base = replace(config, runs=str(folder), sweep=config.name, **caches)
     configs = {
         name: replace(config_files.with_overrides(base, overrides), name=name)
         for name, overrides in cells.items()
     }
-    path, given = sweep_folder / SWEEP, config_files.plain(config)
+    path, settings = folder / SWEEP, config_files.plain(config)
     before = config_files.read_object(path) if path.exists() else {}
-    begun = any(sweep_folder.glob("*/*/checkpoints/[0-9]*"))
-    stored = before if begun else {}
+    stored = before if any(folder.glob("*/*/checkpoints/[0-9]*")) else {}
     if stored:
-        settings = config_files.with_defaults(stored["settings"], config)
-        run_folder.refuse_differences(settings, given, sweep_folder, config.free_fields())
-    content = {"experiment": experiment, "settings": given} | stored
-    content["cells"] = stored.get("cells", {}) | dict(cells)
+        run_folder.refuse_differences(stored["settings"], settings, folder, config.free_fields())
+    content = {
+        "experiment": experiment,
+        "settings": settings,
+        "cells": stored.get("cells", {}) | dict(cells),
+    }
     if content != before:  # several processes open a sweep, and the first one has written it
-        sweep_folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         run_folder.write_json(path, content)
-    return Sweep(sweep_folder, experiment, configs)
+    return Sweep(folder, experiment, configs)
 
 
 def run_cells(sweep: Sweep, train: Train) -> None:
@@ -178,13 +188,6 @@ def failures(sweep: Sweep) -> dict[str, Failure]:
     }
 
 
-def _shared_caches(config: Any) -> dict[str, str]:
-    """The caches in RUNS, as the cells of a sweep in RUNS/sweeps/NAME name them."""
-    names = ("compilation_cache_dir", "text_cache_dir")
-    given = {name: getattr(config, name) for name in names}
-    return {name: str(Path("..", "..", path)) for name, path in given.items() if path}
-
-
 def _type_of(config: Any, field: str) -> Any:
     """The type of the setting `field` of `config`; `ConfigError` where there is none."""
     known = config_files.settings(config)
@@ -195,7 +198,10 @@ def _type_of(config: Any, field: str) -> Any:
 
 
 def _read(kind: Any, field: str, text: str) -> Any:
-    """`text` as a value of the type `kind`: a number or the like, or the text itself."""
+    """`text` as a value of the type `kind`: a number, the name of a part, or the text itself."""
+    if config_files.part_kinds(kind):
+        config_files.build(kind, text, field)  # refuses an unknown name
+        return text
     try:
         value = _CONSTANTS[text] if text in _CONSTANTS else json.loads(text)
         return config_files.plain(config_files.build(kind, value, field), kind)

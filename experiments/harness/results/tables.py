@@ -3,12 +3,20 @@
 import csv
 import io
 import math
+import re
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from jaxtyping import Bool
 
 from experiments.harness.results import statistics
 from experiments.harness.results.comparing import Comparison, Difference, GroupScore
+from experiments.harness.results.scored_runs import ScoredRun, sample_table
+from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError
 
 Format = Literal["terminal", "markdown", "latex", "csv"]
 FORMATS = get_args(Format)
@@ -29,11 +37,11 @@ def render(comparison: Comparison, form: Format = "terminal", *, every_run: bool
     parts = [write(table, form) for table in tables]
     if form == "csv":
         return "\n".join(parts)
-    told = [*describe(comparison), *warnings(comparison)]
-    return "\n\n".join([*parts, _NOTES[form](told)])
+    notes = [*describe(comparison), *warnings(comparison)]
+    return "\n\n".join([*parts, "\n".join(map(_NOTES[form], notes))])
 
 
-def write(table: Table, form: Format) -> str:
+def write(table: Table, form: Format = "terminal") -> str:
     """`table` as text."""
     return _WRITERS[form](table)
 
@@ -49,35 +57,76 @@ def difference_table(comparison: Comparison) -> Table:
     """A row for each group but the baseline."""
     digits = _digits(comparison)
     titles = f"minus {comparison.groups[0].name}", "difference", "seeds", "items", "both"
-    rows = [_difference_row(found, digits) for found in comparison.differences]
+    rows = [_difference_row(difference, digits) for difference in comparison.differences]
     return Table((*titles, "p bs", "p ar"), rows)
 
 
 def run_table(comparison: Comparison) -> Table:
     """A row for each run."""
     digits = _digits(comparison)
+    runs = [run for group in comparison.groups for run in group.runs]
     rows = [
-        (
-            str(run.folder),
-            str(run.seed),
-            _number(run.value, digits),
-            "+".join(map(str, run.steps)),
-        )
-        for group in comparison.groups
-        for run in group.runs
+        (str(run.folder), str(run.seed), _number(run.value, digits), "+".join(map(str, run.steps)))
+        for run in runs
     ]
     return Table(("run", "seed", comparison.metric, "steps"), rows)
 
 
+def by_length(comparison: Comparison, longest: Sequence[int]) -> Table:
+    """A row for each group: the score of source sentences of at most `longest` words each.
+
+    The columns are 1 to longest[0] words, longest[0] + 1 to longest[1], and so on, and all longer
+    ones. With several seeds a cell is their mean and deviation. Raises `ConfigError` for a metric
+    that is known of the whole text only.
+    """
+    edges = [0, *longest]
+    if any(after <= before for before, after in pairwise(edges)):
+        raise ConfigError(f"by_length={list(longest)}, but the lengths must rise from 1")
+    first = comparison.groups[0].runs[0]
+    lengths = np.array([len(line.split()) for line in sample_table(first.folder).get("source", [])])
+    if first.items is None or len(lengths) != len(first.items):
+        raise ConfigError(
+            f"by_length needs sentences with a score each, but {comparison.metric} of "
+            f"{first.folder} is known of the whole text only: give runs of translation"
+        )
+    names = [f"{low + 1}-{high}" for low, high in pairwise(edges)] + [f">{edges[-1]}"]
+    columns = [np.searchsorted(edges, lengths) == number + 1 for number in range(len(names))]
+    shown = [(name, rows) for name, rows in zip(names, columns, strict=True) if rows.any()]
+    return Table(
+        (
+            f"{comparison.metric} by source words (sentences)",
+            *(f"{name} ({rows.sum()})" for name, rows in shown),
+        ),
+        [
+            [group.name, *(_score_of(group.runs, rows) for _, rows in shown)]
+            for group in comparison.groups
+        ],
+    )
+
+
+def _score_of(runs: Sequence[ScoredRun], rows: Bool[np.ndarray, " items"]) -> str:
+    """The mean and deviation of the scores of the chosen items; NaN where a run has no items."""
+    scores = np.array(
+        [
+            math.nan
+            if run.items is None or run.score is None
+            else float(run.score(run.items[rows].sum(axis=0)[None])[0])
+            for run in runs
+        ]
+    )
+    deviation = f" sd {scores.std(ddof=1):.2f}" if len(runs) > 1 else ""
+    return f"{scores.mean():.2f}{deviation}"
+
+
 def describe(comparison: Comparison) -> list[str]:
-    """What the columns are."""
+    """The text that was scored, and the meaning of the columns."""
     first = comparison.groups[0].runs[0]
     items = "" if first.items is None else f", {len(first.items):,} items"
     lines = [f"{comparison.text} text{items}, SHA-256 {first.digest[:12] or 'unknown'}"]
     lines += [comparison.signature] if comparison.signature else []
     lines += [
-        "n: seeds; sd: deviation of the seeds; the rest: halves of 95 % intervals over other "
-        f"seeds (t), test items (bootstrap, {statistics.RESAMPLES:,}), and both"
+        "n: seeds; sd: deviation of the seeds; seeds, items, both: halves of 95 % intervals over "
+        f"other seeds (t), test items (bootstrap, {statistics.RESAMPLES:,}), and both"
     ]
     if comparison.differences:
         lines += [
@@ -93,10 +142,18 @@ def warnings(comparison: Comparison) -> list[str]:
     if comparison.text == "validation":
         lines.append("the validation text also chose the weights: give the runs a test text")
     return lines + [
-        f"{found.name}: other seeds than {comparison.groups[0].name}, so the runs are not paired"
-        for found in comparison.differences
-        if not found.paired
+        f"{difference.name}: other seeds than {comparison.groups[0].name}, so the runs are not "
+        "paired"
+        for difference in comparison.differences
+        if not difference.paired
     ]
+
+
+def markdown(table: Table) -> str:
+    """`table` in Markdown, without padding, so that a long cell makes no other line longer."""
+    rule = ["---", *["---:"] * (len(table.titles) - 1)]
+    rows = [[cell.replace("|", r"\|") for cell in row] for row in (table.titles, rule, *table.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _digits(comparison: Comparison) -> int:
@@ -110,51 +167,38 @@ def _group_row(group: GroupScore, digits: int) -> list[str]:
     return [group.name, str(len(group.runs)), mean, deviation, *halves]
 
 
-def _difference_row(found: Difference, digits: int) -> list[str]:
-    halves = (_number(x, digits, "±") for x in (found.seeds, found.items, found.both))
-    p_values = (_number(p, 4) for p in (found.p_bootstrap, found.p_randomization))
-    sign = "+" if found.value > 0 else ""
-    return [found.name, _number(found.value, digits, sign), *halves, *p_values]
+def _difference_row(difference: Difference, digits: int) -> list[str]:
+    intervals = difference.seeds, difference.items, difference.both
+    halves = (_number(x, digits, "±") for x in intervals)
+    p_values = (_number(p, 4) for p in (difference.p_bootstrap, difference.p_randomization))
+    sign = "+" if difference.value > 0 else ""
+    return [difference.name, _number(difference.value, digits, sign), *halves, *p_values]
 
 
 def _number(value: float, digits: int, sign: str = "") -> str:
     return "-" if math.isnan(value) else f"{sign}{value:.{digits}f}"
 
 
-def _terminal(table: Table) -> str:
-    rows = [table.titles, *table.rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    )
-
-
-def markdown(table: Table) -> str:
-    rule = ["---", *["---:"] * (len(table.titles) - 1)]
-    rows = [table.titles, rule, *table.rows]
-    return "\n".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows
-    )
+def plain(table: Table, *, numbers: bool = True) -> str:
+    """`table` for a terminal; without `numbers` all columns are text, to the left."""
+    align = "right" if numbers else "left"
+    return "\n".join(line.rstrip() for line in _tabulated(table, "plain", align).splitlines())
 
 
 def _latex(table: Table) -> str:
-    lines = [" & ".join(map(_escaped, row)) + r" \\" for row in (table.titles, *table.rows)]
-    columns = "l" + "r" * (len(table.titles) - 1)
-    return "\n".join(
-        [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:]]
-        + [r"\bottomrule", r"\end{tabular}"]
+    text = _tabulated(table, "latex_booktabs", "right")
+    signed = re.sub(r"(?<=&) +([-+±][\d.]+)", r" $\1$", text)
+    return signed.replace("±", r"\pm ")
+
+
+def _tabulated(table: Table, form: str, align: str) -> str:
+    return optional_dependencies.load("tabulate").tabulate(
+        table.rows,
+        list(table.titles),
+        tablefmt=form,
+        disable_numparse=True,
+        colalign=("left", *[align] * (len(table.titles) - 1)),
     )
-
-
-def _escaped(text: str) -> str:
-    """`text` as LaTeX prints it."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {character: f"\\{character}" for character in "&%$#_{}"}
-    text = "".join(special.get(character, character) for character in text)
-    if text[:1] in ("±", "+", "-") and text[1:]:
-        return f"${text.replace('±', chr(92) + 'pm ')}$"
-    return text
 
 
 def _csv(table: Table) -> str:
@@ -165,15 +209,15 @@ def _csv(table: Table) -> str:
 
 
 _WRITERS: dict[str, Callable[[Table], str]] = {
-    "terminal": _terminal,
+    "terminal": plain,
     "markdown": markdown,
     "latex": _latex,
     "csv": _csv,
 }
-_NOTES: dict[str, Callable[[list[str]], str]] = {
-    "terminal": lambda lines: "\n".join(
-        textwrap.fill(line, 80, subsequent_indent="  ", break_long_words=False) for line in lines
+_NOTES: dict[str, Callable[[str], str]] = {
+    "terminal": lambda line: textwrap.fill(
+        line, 80, subsequent_indent="  ", break_long_words=False
     ),
-    "markdown": lambda lines: "\n".join(f"- {line}" for line in lines),
-    "latex": lambda lines: "\n".join(f"% {line}" for line in lines),
+    "markdown": lambda line: f"- {line}",
+    "latex": lambda line: f"% {line}",
 }

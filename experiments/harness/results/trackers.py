@@ -1,4 +1,4 @@
-"""Finished or unfinished runs handed to experiment trackers, read from their folders."""
+"""Runs handed to experiment trackers, read from their folders, finished or not."""
 
 import contextlib
 import hashlib
@@ -8,32 +8,44 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.harness.cli import config_files
-from experiments.harness.results.groups import settings_of
+from experiments.harness.results.groups import read_json, settings_of
 from experiments.harness.results.scored_runs import numbers
 from experiments.harness.runs.run_folder import Run
 from jaxformer import optional_dependencies
 
-Tracker = Literal["tensorboard-hparams", "trackio", "wandb"]
+Tracker = Literal["tensorboard", "trackio", "wandb"]
 
 
 class TrackedRun(NamedTuple):
-    """What a tracker gets of a run: settings by dotted names, lines of metrics, final scores."""
+    """The part of a run that a tracker gets: settings by dotted names, metrics, final scores."""
 
     name: str
     group: str
+    started: str
+    """The time of its first start, which no resuming changes."""
     settings: dict[str, Any]
     metrics: list[dict[str, float]]
     scores: dict[str, float]
+
+    @property
+    def id(self) -> str:
+        """A name of the run that stays the same when the run is resumed, also with more steps."""
+        return hashlib.sha256(f"{self.name} {self.started}".encode()).hexdigest()[:12]
 
 
 def read_run(folder: Path, group: str) -> TrackedRun:
     """The run in `folder`; its final scores have names such as test_bleu."""
     settings = {name: json.loads(text) for name, text in settings_of(folder).items()}
-    path = folder / "scores.json"
-    found = config_files.read_object(path) if path.is_file() else {}
-    scores = {f"{found['text']}_{name}": value for name, value in numbers(found).items()}
-    return TrackedRun(folder.name, group, settings, Run(folder).metrics(), scores)
+    scores, environment = (read_json(folder / f"{name}.json") for name in ("scores", "env"))
+    first_start = [*environment.get("earlier", []), environment][0]
+    return TrackedRun(
+        folder.name,
+        group,
+        first_start.get("time", ""),
+        settings,
+        Run(folder).metrics(),
+        {f"{scores['text']}_{name}": value for name, value in numbers(scores).items()},
+    )
 
 
 def to_tensorboard(run: TrackedRun, project: str, output: Path) -> str:
@@ -73,11 +85,11 @@ def to_trackio(run: TrackedRun, project: str, output: Path) -> str:
 
 
 def to_wandb(run: TrackedRun, project: str, output: Path) -> str:
-    """Writes the run as an offline run of W&B; a second export has the same id."""
+    """Writes the run as an offline run of W&B; another export of it, resumed or not, replaces it
+    when both are sent, because it has the same id."""
     wandb = optional_dependencies.load("wandb")
     output.mkdir(parents=True, exist_ok=True)
-    run_id = hashlib.sha256(f"{run.name}{run.settings}".encode()).hexdigest()[:12]
-    options: dict[str, Any] = {"mode": os.environ.get("WANDB_MODE", "offline"), "id": run_id}
+    options: dict[str, Any] = {"mode": os.environ.get("WANDB_MODE", "offline"), "id": run.id}
     with wandb.init(
         project=project,
         name=run.name,
@@ -95,11 +107,11 @@ def to_wandb(run: TrackedRun, project: str, output: Path) -> str:
 
 
 TRACKERS: dict[Tracker, Callable[[TrackedRun, str, Path], str]] = {
-    "tensorboard-hparams": to_tensorboard,
+    "tensorboard": to_tensorboard,
     "trackio": to_trackio,
     "wandb": to_wandb,
 }
-"""What writes a run of a project below a folder, and says where it is."""
+"""Functions that write a run of a project below a folder, and return where it is."""
 
 
 def _last_step(run: TrackedRun) -> int:

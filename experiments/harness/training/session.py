@@ -206,7 +206,8 @@ def describe_folder(
 ) -> str:
     """The files of the run in `folder`, the experiment's own `files` first, and the next commands.
 
-    A command is a module of `experiments` and its further arguments; each gets the run.
+    A command is a module of `experiments` and its further arguments; each gets the run. The last
+    one writes the page of the run.
     """
     lines = [f"Everything is in {folder}:"]
     lines += [f"  {name:<23} {content}" for name, content in {**files, **_FILES}.items()]
@@ -214,4 +215,5 @@ def describe_folder(
     for module, *args in commands:
         words = ["python", "-m", f"experiments.{module}", "--run", str(folder), *args]
         lines.append("  " + shlex.join(words))
+    lines.append("  " + shlex.join(["python", "-m", "experiments.runs", "page", str(folder)]))
     return "\n".join(lines)

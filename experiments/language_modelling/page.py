@@ -1,14 +1,10 @@
-"""One page of a run: `python -m experiments.language_modelling.report --run RUN`.
+"""The texts and attention on the page of a language model (`experiments.runs page`)."""
 
-The page is one file that needs no network: scores, curves, samples, an attention view, settings.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from experiments.harness import cli
-from experiments.harness.results.report import Sentence, page
+from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.language_modelling.attend import attend, has_mask
 from experiments.language_modelling.evaluate import answer_prompts, split_samples
@@ -18,26 +14,16 @@ from jaxformer.nn.models import EncoderOnly
 from jaxformer.pretrained import is_pretrained, load_eos
 
 _NEW_TOKENS = 50
-"""How many tokens a text is continued by, where the run has no samples."""
+"""Tokens that continue a text, where the run has no samples."""
 
 
-@dataclass(frozen=True)
-class ReportOptions(RunOptions):
-    """Which run, and where the page goes."""
+def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Contents:
+    """The samples of the run, and `texts`, or its prompts, with their attention.
 
-    run: str = "runs/language_modelling/python_stdlib"
-    """Folder of a run, or of a language model of transformers."""
-    output: str = ""
-    """File of the page; empty: report.html in the run's folder."""
-    text: tuple[str, ...] = ()
-    """Texts to continue or to fill in, whose attention is shown; without them the run's prompts."""
-
-
-def main(options: ReportOptions) -> None:
-    """Writes the page."""
-    folder = Path(options.run)
+    The folder may also be a language model of `transformers`, which needs `texts`.
+    """
     loaded = load_run(folder, options)
-    texts = options.text or loaded.config.prompts
+    texts = texts or loaded.config.prompts
     if not texts and is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers, without prompts: give --text")
     sentences = [Sentence(text, [attend(loaded, text)]) for text in texts if text.strip()]
@@ -46,13 +32,11 @@ def main(options: ReportOptions) -> None:
         samples = _samples(path, loaded.config.prompts)
     else:
         samples = _answers(folder, loaded, texts)
-    output = Path(options.output or folder / "report.html")
-    output.write_text(page(folder, loaded.params, sentences, samples, {}), encoding="utf-8")
-    print(f"see {output} ({output.stat().st_size:,} bytes)")
+    return Contents(loaded.params, sentences, samples)
 
 
 def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str, Sequence[str]]:
-    """The columns of what the model makes of `texts`; none without a head or a mask to fill."""
+    """The columns of texts and answers; none without a head, or without a mask to fill."""
     sampling = replace(loaded.config.sampling, max_new_tokens=_NEW_TOKENS)
     completion = replace(loaded.config.completion, overflow="slide")
     if is_pretrained(folder):
@@ -65,14 +49,10 @@ def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str,
     return {"prompt": texts, "what follows": answer_prompts(loaded._replace(config=config))}
 
 
-def _samples(path: Path, prompts: Sequence[str]) -> dict[str, Sequence[str]]:
+def _samples(path: Path, prompts: Sequence[str]) -> Mapping[str, Sequence[str]]:
     """The columns of the run's samples; one, if they were made of other prompts."""
     text = path.read_text(encoding="utf-8")
     answers = split_samples(text, prompts)
     if answers is None:
         return {"prompts and what follows": [text]}
     return {"prompt": prompts, "what follows": answers}
-
-
-if __name__ == "__main__":
-    cli.start(main, {"default": ReportOptions()}, __doc__)

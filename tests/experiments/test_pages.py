@@ -1,6 +1,7 @@
-"""The page of a run: what it shows is what the run holds, and it needs no network."""
+"""Pages of runs show what the runs hold, and need no network."""
 
 import json
+import re
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -9,14 +10,13 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments import report
+from experiments import runs
+from experiments.harness.results import statistics
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import compare
-from experiments.harness.results.comparison_formats import page as several_page
-from experiments.harness.results.report import Sentence, page
+from experiments.harness.results.pages import Contents, Sentence, comparison_page, run_page
 from experiments.harness.runs.text_io import read_table
-from experiments.language_modelling.report import attend
-from jaxformer.errors import ConfigError
+from experiments.language_modelling.attend import attend
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS
@@ -70,27 +70,38 @@ def sentence(weights=None):
     return Sentence("dog </script> = Hund", [view])
 
 
+def percents(text):
+    """The numbers that the page's program reads in the text of a head."""
+    return [ord(x) - (97 if x > "~" else 63) for x in text]
+
+
 PARAMS = {"embedding": {"table": np.ones((29, 13))}, "norm": {"scale": np.ones(1013)}}
 SAMPLES = {"source": ["a <i> b"], "model": ["x"], "reference": ["y"]}
 
 
 def test_the_page_shows_settings_scores_curves_samples_and_attention(folder):
-    found = Page(page(folder, PARAMS, [sentence()], SAMPLES, {"bleu": (11.0, 14.0)}))
+    page = Page(run_page(folder, Contents(PARAMS, [sentence()], SAMPLES)))
     shown = ("translation: tiny", "model.d_model", "13", "nrefs:1|case:mixed", "a <i> b", "1,390")
-    for said in shown:
-        assert any(said in text for text in found.text), said
-    assert any("11.00 to 14.00" in text for text in found.text)
-    assert found.text.count("loss by step") == 1 and "once by step" not in found.text
-    assert "from 3 at step 2 to 0.8571 at 7" in found.text
-    (one,) = json.loads(found.data)
-    assert one["views"][0]["weights"] == [[[[25, 75], [100, 0], [50, 50]]]]
+    for text in (*shown, "12.5", "beam_size"):
+        assert text in page.text, text
+    assert page.text.count("loss by step") == 1 and "once by step" not in page.text
+    assert "from 3 at step 2 to 0.8571 at 7" in page.text
+    (one,) = json.loads(page.data)
     assert one["views"][0]["keys"] == ["dog", "</script>"]
+    assert percents(one["views"][0]["weights"][0][0]) == [25, 75, 100, 0, 50, 50]
+
+
+def test_a_score_of_samples_has_its_interval(tmp_path):
+    text = sentences(83, seed=1)
+    run = write_run(tmp_path / "a", worse(text, 0.3, seed=2), text)
+    group = compare([run]).groups[0]
+    assert statistics.rounded(group.mean, group.items) in Page(run_page(run)).text
 
 
 def test_nothing_on_the_page_is_fetched(folder):
-    text = page(folder, PARAMS, [sentence()], SAMPLES, {})
-    found = Page(text)
-    fetched = {name: value for name, value in found.attributes if name in ("src", "href", "data")}
+    text = run_page(folder, Contents(PARAMS, [sentence()], SAMPLES))
+    page = Page(text)
+    fetched = {name: value for name, value in page.attributes if name in ("src", "href", "data")}
     assert set(fetched.values()) == {"data:,"}  # the icon, which is empty
     assert not any(word in text for word in ("http:", "https:", "@import", "url(", "fetch("))
 
@@ -98,16 +109,21 @@ def test_nothing_on_the_page_is_fetched(folder):
 def test_a_run_with_little_gives_what_it_can_and_says_what_is_missing(folder):
     (folder / "metrics.jsonl").unlink()
     (folder / "scores.json").write_text('{"bleu": 1')
-    found = "".join(Page(page(folder, PARAMS, [], {}, {})).text)
-    assert "metrics.jsonl is missing or damaged." in found
-    assert "scores.json is missing or damaged." in found
-    assert "The run has not been scored." in found and "config.json is missing" not in found
+    text = "".join(Page(run_page(folder)).text)
+    assert "metrics.jsonl is missing or damaged." in text
+    assert "scores.json is missing or damaged." in text
+    assert "The run has not been scored." in text and "config.json is missing" not in text
 
 
-def test_sentences_beyond_the_size_of_a_page_are_left_out(folder):
-    large = sentence(np.full((8, 8, 60, 60), 1 / 60))
-    text = page(folder, PARAMS, [large] * 9, {}, {})
-    assert 1 <= len(json.loads(Page(text).data)) < 9 and len(text) < 2_000_000
+def test_a_page_of_large_attention_stays_below_80_kilobytes(folder):
+    large = sentence(np.full((8, 8, 20, 20), 1 / 20))
+    text = run_page(folder, Contents(PARAMS, [large] * 9, {}))
+    assert 1 <= len(json.loads(Page(text).data)) < 9 and len(text.encode()) < 80_000
+    larger = sentence(np.full((12, 8, 40, 40), 1 / 40))
+    text = run_page(folder, Contents(PARAMS, [larger], {}))
+    (view,) = json.loads(Page(text).data)[0]["views"]
+    assert 1 <= len(view["weights"]) == 12 - view["first_layer"] < 12
+    assert len(text.encode()) < 80_000
 
 
 @pytest.fixture(scope="module")
@@ -124,34 +140,47 @@ def variants(tmp_path_factory):
 
 
 def test_a_page_of_several_runs_has_scores_bands_samples_and_what_differs(variants, tmp_path):
-    output = tmp_path / "page.html"
-    report.main(
-        report.ReportOptions((str(variants),), str(output), baseline=str(variants / "w7-0"))
-    )
+    output, baseline = tmp_path / "page.html", str(variants / "w7-0")
+    words = ["compare", str(variants), "--format", "html", "--baseline", baseline]
+    runs.main([*words, "--output", str(output)])
     text = output.read_text()
-    found = Page(text)
-    assert any("one seed: the noise of seeds is not known" in said for said in found.text)
-    compared = compare([variants], baseline=str(variants / "w7-0"))
-    for group in compared.groups:
-        assert found.text.count(f"{group.mean:.2f}") == 1 and group.name in found.text
+    page = Page(text)
+    assert any("one seed: the noise of seeds is not known" in said for said in page.text)
+    for group in compare([variants], baseline=baseline).groups:
+        assert page.text.count(f"{group.mean:.2f}") == 1 and group.name in page.text
     assert text.count("<figure>") == 1 and text.count('class="line"') == 2
     assert text.count('class="band"') == 1  # of the two seeds
-    told = "width=7: from 3.75 at step 2 to 1.071 at 7; width=11: from 5.5 at step 2 to 1.571 at 7"
-    assert told in found.text
+    course = (
+        "width=7: from 3.75 at step 2 to 1.071 at 7; width=11: from 5.5 at step 2 to 1.571 at 7"
+    )
+    assert course in page.text
     model = read_table(variants / "w11-0" / "samples" / "test.tsv")["model"]
-    assert model[0] in found.text and model[12] not in found.text
-    settings = found.text[found.text.index("setting") :]
+    assert model[0] in page.text and model[12] not in page.text
+    settings = [word for word in page.text[page.text.index("setting") :] if word.strip()]
     assert settings[:6] == ["setting", "width=7", "width=11", "model.width", "7", "11"]
     assert not any(word in text for word in ("http:", "https:", "@import", "url(", "fetch("))
 
 
+def test_a_variant_has_the_colour_of_the_legend_in_a_chart_without_the_others(tmp_path):
+    text = sentences(11, seed=1)
+    for width in (7, 11):
+        run = write_run(tmp_path / f"w{width}", worse(text, 0.2, seed=1), text, width=width)
+        lines = [
+            {"step": step, "loss": 1.0} | ({"own": 2.0} if width == 11 else {}) for step in (1, 2)
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = comparison_page([tmp_path])
+    chart = page[page.index("<figcaption>own") :]
+    (style,) = set(re.findall(r'class="line" style="([^"]+)"', chart))
+    legend = re.findall(r'style="(stroke:[^"]+)"/></svg> width=(\d+)', page)
+    assert {width: of_line for of_line, width in legend}["11"] == style
+
+
 def test_runs_that_cannot_be_compared_still_have_a_page(variants, tmp_path):
     other = write_run(tmp_path / "other", ["a b"] * 23, sentences(23, seed=2), width=13)
-    text = several_page([str(variants), str(other)])
+    text = comparison_page([str(variants), str(other)])
     assert "The scores cannot be compared: " in text and "score all runs on one text" in text
     assert "There are none." in text and 'class="band"' in text  # no samples of one text
-    with pytest.raises(ConfigError, match="no runs were given"):
-        report.main(report.ReportOptions())
 
 
 @pytest.mark.parametrize("objective, text", [("causal", "a dog"), ("masked", "a <mask> dog")])
