@@ -9,6 +9,7 @@ with a blank side an empty line.
 import json
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,6 @@ from experiments.translation.corpus import (
 )
 from experiments.translation.load_run import LoadedRun, Translator, load_run
 from experiments.translation.presets import Files, TranslationConfig
-from experiments.translation.summary_scores import score_summaries
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig
 from jaxformer.decoding.pipeline_options import TranslationOptions
@@ -47,6 +47,8 @@ from jaxformer.text import metrics
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
 from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.losses import seq2seq_loss
+
+ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 class Result(NamedTuple):
@@ -87,6 +89,28 @@ def evaluate(
 def rouge(evaluation: build.Evaluation) -> dict[str, float]:
     """ROUGE of the summaries of a text; for --training.metrics."""
     return score_summaries(evaluation.hypotheses, evaluation.text.target)
+
+
+def score_summaries(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """ROUGE-1, ROUGE-2 and ROUGE-L (0 to 100): the mean F1 over the texts, of stemmed words.
+
+    `rougeL` takes a text as one sequence of words, `rougeLsum` each of its lines. Needs the package
+    `rouge-score` (extra finetuning). Raises `DataError` for different numbers of texts, or none.
+    Lin 2004.
+    """
+    if len(hypotheses) != len(references) or not references:
+        raise DataError(
+            f"{len(hypotheses)} summaries and {len(references)} references: give one reference for "
+            "each summary, and at least one"
+        )
+    scorer = optional_dependencies.load("rouge_score.rouge_scorer").RougeScorer(
+        ROUGE, use_stemmer=True
+    )
+    pairs = zip(references, hypotheses, strict=True)
+    scores = [scorer.score(reference, hypothesis) for reference, hypothesis in pairs]
+    return {
+        name: 100.0 * sum(score[name].fmeasure for score in scores) / len(scores) for name in ROUGE
+    }
 
 
 def losses(loaded: LoadedRun, text: Text) -> dict[str, float]:

@@ -28,9 +28,9 @@ from experiments.harness.training.finetuning import (
 )
 from experiments.harness.training.training_config import OptimizerConfig, text_cache
 from experiments.translation.corpus import Text, open_corpus, read_files
+from experiments.translation.evaluate import score_summaries
 from experiments.translation.load_run import Translator, load_run, load_translator
 from experiments.translation.presets import Files
-from experiments.translation.summary_scores import score_summaries
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes

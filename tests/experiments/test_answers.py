@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments.language_modelling.answers import normalize_answer, score_answers
-from experiments.translation.summary_scores import score_summaries
+from experiments.language_modelling.tasks.spans import normalize_answer, score_answers
+from experiments.translation.evaluate import score_summaries
 from jaxformer.errors import DataError
 
 

@@ -757,13 +757,8 @@ def test_an_exported_function_gives_the_tokens_that_the_run_decodes(run, system,
     loaded = jax.export.deserialize(Path(output, "program.jax").read_bytes())
     ids = system.source_tokenizer.encode("dog sees bird") + [EOS]
     found = loaded.call(np.array([ids + [0] * (16 - len(ids))], np.int32))
-    expected = pipelines.translate(
-        *system[1:3],
-        ["dog sees bird"],
-        *system[3:],
-        system.config.search,
-        system.config.translation,
-    )[0]
+    settings = system.config.search, system.config.translation
+    (expected,) = pipelines.translate(*system[1:3], ["dog sees bird"], *system[3:], *settings)
     for row, hypothesis in zip(found["tokens"][0], expected, strict=True):
         assert row.tolist()[: len(hypothesis.ids)] == hypothesis.ids
         assert not row[len(hypothesis.ids) :].any()
