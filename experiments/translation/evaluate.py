@@ -245,6 +245,16 @@ def describe_scores(name: str, scores: dict, halves: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
+def facts_to_repeat(config: TranslationConfig, name: str, text: Text) -> dict[str, Any]:
+    """The text called `name` and the settings that its scores depend on."""
+    return {
+        "text": name,
+        "text_sha256": fingerprint(text),
+        "search": asdict(config.search),
+        "translation": asdict(config.translation),
+    }
+
+
 def describe_run(
     folder: Path, name: str, text: Text, scores: dict, halves: dict[str, float]
 ) -> str:

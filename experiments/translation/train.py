@@ -5,7 +5,7 @@ be copied: data, model, loss, step, loop and score follow each other in `train`.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,6 @@ from experiments.harness.training.flops import seq2seq_flops
 from experiments.harness.training.progress import sample_lines
 from experiments.harness.training.utilization import rows_and_length
 from experiments.translation import evaluate as evaluation
-from experiments.translation.corpus import fingerprint
 from experiments.translation.load_run import LoadedRun, build_model
 from experiments.translation.prepare import Prepared, describe, prepare, with_parent
 from experiments.translation.presets import PRESETS, TranslationConfig
@@ -169,11 +168,9 @@ def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None
         scores, hypotheses = evaluation.evaluate(loaded, text, config.search, lowercased=lowercased)
         made = build.Evaluation(loaded, text, scores, hypotheses)
         own = build.own_metrics(config.training, made)
-    facts = {"text": name, "text_sha256": fingerprint(text), "search": asdict(config.search)}
-    facts |= {"translation": asdict(config.translation)}
     if distributed.is_first():
         evaluation.write_samples(run.folder, name, text, hypotheses)
-    run.write_scores(facts | scores | own)
+    run.write_scores(evaluation.facts_to_repeat(config, name, text) | scores | own)
     display.say("\n".join(sample_lines(evaluation.chosen_samples(text, hypotheses))))
     halves = evaluation.half_widths(hypotheses, text.target)
     display.say("\n" + evaluation.describe_run(run.folder, name, text, scores, halves))

@@ -111,12 +111,12 @@ def check_fraction(config: Any, *names: str) -> None:
     >>> check_fraction(Training(1.5), "dropout_rate")
     Traceback (most recent call last):
         ...
-    jaxformer.errors.ConfigError: dropout_rate=1.5: it must be in [0, 1)
+    jaxformer.errors.ConfigError: dropout_rate=1.5, but it must be in [0, 1)
     """
     for name in names:
         value = getattr(config, name)
         if not 0.0 <= value < 1.0:
-            raise ConfigError(f"{name}={value}: it must be in [0, 1)")
+            raise ConfigError(f"{name}={value}, but it must be in [0, 1)")
 
 
 def check_pattern(config: Any, name: str) -> None:

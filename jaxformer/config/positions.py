@@ -228,7 +228,7 @@ class Rotary(PositionScheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.fraction <= 1:
-            raise ConfigError(f"fraction={self.fraction}: it must be in (0, 1]")
+            raise ConfigError(f"fraction={self.fraction}, but it must be in (0, 1]")
 
     def rotated_size(self, head_dim: int) -> int:
         """How many numbers of each head are rotated."""

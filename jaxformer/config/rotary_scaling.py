@@ -123,6 +123,6 @@ def _partly_divided(rates: Rates, kept: Rates, factor: float) -> Rates:
 def _check_order(config: Any, low: str, high: str) -> None:
     if not 0 < getattr(config, low) < getattr(config, high):
         raise ConfigError(
-            f"{low}={getattr(config, low)} and {high}={getattr(config, high)}: it must be 0 < "
+            f"{low}={getattr(config, low)} and {high}={getattr(config, high)}, but it must be 0 < "
             f"{low} < {high}"
         )

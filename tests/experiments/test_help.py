@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in (ROOT / "experiments").rglob("*.py")
-    if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+    if re.search(r"^    (cli\.start\(|sys\.exit\(cli)", path.read_text(encoding="utf-8"), re.M)
 )
 
 

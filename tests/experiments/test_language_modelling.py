@@ -607,7 +607,7 @@ def test_a_file_that_is_no_text_is_named(content, said, text, tmp_path, run):
             "--training.attention_fn fast",
             "attention_fn='fast' is unknown: give one of",
         ),
-        ("--data.mask_prob 1", "mask_prob=1.0, but it lies in 0 <= mask_prob < 1"),
+        ("--data.mask_prob 1", "mask_prob=1.0, but it must be in [0, 1)"),
         ("--sampling.max_new_tokens 0", "max_new_tokens=0, but it must be at least 1"),
         ("--preset shakespeare_chr", "did you mean shakespeare_char or shakespeare_char_cpu?"),
         ("--data.seq_lne 3", "did you mean --data.seq_len"),

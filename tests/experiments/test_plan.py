@@ -465,5 +465,5 @@ def test_a_placed_batch_costs_what_its_rows_do_however_they_are_divided():
         translator = replace(TOY, num_encoder_layers=1)
         encoder = 20 * 36 + 100 * 6 + 20 * 30
         decoder = 16 * 36 + 40 * 6 + 9 * (2 * 16 + 2 * 20) + 80 * 6 + 16 * 30
-        found = translation_train.flops_of(translator, pairs)
-        assert found == 3 * 2 * (encoder + decoder + 16 * 21)
+        config = SimpleNamespace(model=translator)
+        assert translation_train.cost(config, pairs).flops == 3 * 2 * (encoder + decoder + 16 * 21)

@@ -193,8 +193,8 @@ def test_the_wmt_presets_are_the_papers(name, sizes, rate, steps, average):
         ("grad_accumulation", 0, "grad_accumulation=0, but it must be at least 1"),
         ("eval_beam_size", 0, "eval_beam_size=0, but it must be at least 1"),
         ("average_checkpoints", 0, "average_checkpoints=0, but it must be at least 1"),
-        ("label_smoothing", 1.0, r"label_smoothing=1.0: it must be in \[0, 1\)"),
-        ("ema_decay", -0.1, r"ema_decay=-0.1: it must be in \[0, 1\)"),
+        ("label_smoothing", 1.0, r"label_smoothing=1.0, but it must be in \[0, 1\)"),
+        ("ema_decay", -0.1, r"ema_decay=-0.1, but it must be in \[0, 1\)"),
     ],
 )
 def test_training_settings_that_mean_nothing_are_refused(name, value, said):
