@@ -85,10 +85,8 @@ def rows(text: str, header: str) -> dict[str, list[str]]:
 
 
 def python_block(path: Path) -> str:
-    (code,) = re.findall(
-        r"^```python\n(.*?)^```", path.read_text("utf-8"), re.DOTALL | re.MULTILINE
-    )
-    return code
+    pattern = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return "\n".join(pattern.findall(path.read_text("utf-8")))
 
 
 def test_the_code_of_the_readme_prints_what_its_comments_say(capsys):

@@ -48,6 +48,7 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
         assert found.tokenizer is not None  # `read` refuses a folder without one
         return LoadedRun(config, found.model, found.params, found.tokenizer)
     config = run_folder.load_config(folder, LanguageConfig)
+    checkpoint_selection.select(folder, config.training, options)  # refuses a run without weights
     tokenizer = load_tokenizer(folder)
     if Checkpoints(folder / "checkpoints").metadata()["tokenizer"] != tokenizer_digest(folder):
         raise ConfigError(

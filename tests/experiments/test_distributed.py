@@ -214,7 +214,7 @@ ALONE = {"coordinator": "localhost:1234", "num_processes": 2, "process_id": 0}
     ("settings", "said"),
     [
         (CLUSTER | {"strategy": "single"}, "strategy='single' trains in one process, but several"),
-        (ALONE, "give --strategy replicated or --strategy sharded"),
+        (ALONE | {"strategy": "single"}, "give --strategy replicated or --strategy sharded"),
         (
             CLUSTER | {"num_processes": 2},
             "distributed=True reads coordinator, num_processes and process_id from the cluster, "

@@ -1,15 +1,15 @@
 """Lines translated by a folder of someone else's, with its special ids and its way of searching."""
 
 import json
-import re
 from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.harness.runs.checkpoint_selection import FINAL
 from experiments.harness.runs.decoding_options import DecodingOptions
-from experiments.translation import report
+from experiments.translation import page
 from experiments.translation import translate as command
 from experiments.translation.load_run import load_translator
 from jaxformer import load_pretrained, save_pretrained
@@ -156,18 +156,14 @@ def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(
         load_translator(tmp_path / "gpt")
 
 
-def test_a_page_shows_attention_between_the_ids_that_the_folder_asks_for(folder, tmp_path):
-    output = tmp_path / "page.html"
-    options = report.ReportOptions(str(folder), output=str(output), text=("a b c",))
-    report.main(options)
-    text = output.read_text(encoding="utf-8")
-    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
-    (sentence,) = json.loads(data)
-    cross, encoder, decoder = sentence["views"]
-    assert encoder["queries"] == cross["keys"] == ["a", "b", "c", "</s>"]
-    assert decoder["queries"][0] == "a"  # their decoder_start_token_id is 3
-    assert decoder["queries"][1:] == cross["queries"][:-1]
+def test_a_page_shows_attention_between_the_ids_that_the_folder_asks_for(folder):
+    contents = page.contents(folder, FINAL, ("a b c",))
+    (sentence,) = contents.sentences
+    cross, encoder, decoder = sentence.views
+    assert encoder.query_tokens == cross.key_tokens == ["a", "b", "c", "</s>"]
+    assert decoder.query_tokens[0] == "a"  # their decoder_start_token_id is 3
+    assert decoder.query_tokens[1:] == cross.query_tokens[:-1]
     best = load_translator(folder)(["a b c"])[0][0].text
-    assert sentence["text"] == f"a b c = {best}" and f"<td>{best}</td>" in text
+    assert sentence.text == f"a b c = {best}" and contents.samples["model"] == [best]
     with pytest.raises(ConfigError, match="without samples: give --text"):
-        report.main(report.ReportOptions(str(folder)))
+        page.contents(folder, FINAL)

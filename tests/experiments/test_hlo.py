@@ -221,7 +221,7 @@ def test_a_report_says_what_the_program_holds(tpu):
         "work per step       1.970e+13 FLOPs by the equations",
         "  custom calls      1 tpu_custom_call",
         "attention           blockwise, for",
-        "                    auto selects tpu_flash, because: made for tpus, and it\n",
+        "                    auto selects tpu_flash, because: the fastest that",
         "       80  491.52 kB     4  all-gather bf16, asynchronous, in a loop",
         "        1       40 B     4  reduce-scatter s32, asynchronous, once",
         "layout copies       40 per step, 491.52 kB per device",

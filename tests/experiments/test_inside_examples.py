@@ -98,7 +98,9 @@ def test_the_lens_at_the_last_layer_is_the_model(random_params, assert_equal):
     found = logit_lens.lens(model, params, tokens)
 
     def unread(model):
-        x = model.decoder.positions.add(model.embedding(tokens), jnp.arange(tokens.shape[1]), 11)
+        x, _, _ = model.decoder.add_positions(
+            model.embedding(tokens), jf.AttentionMask(causal=True), None, tokens.shape[1]
+        )
         return model.lm_head(model.decoder.final_norm(x))
 
     assert found.shape == (3, 1, tokens.shape[1], config.vocab_size)

@@ -248,11 +248,10 @@ def test_only_the_devices_read_the_weights_that_a_run_begins_with(folder, monkey
 
     monkeypatch.setattr(Tensors, "read", recorded)
     config = init_from_pretrained.with_pretrained_sizes(begun_from(folder("gpt")))
-    devices = sharded(make_mesh("fsdp=1"))
+    model = build_model(config)
+    devices = sharded(make_mesh("fsdp=1")).for_model(model)
     assert not mapped  # the sizes need no weights
-    make_state, _ = train.make_init_and_step(
-        config, build_model(config), plan.batch_of(config), devices
-    )
+    make_state, _ = train.make_init_and_step(config, model, plan.batch_of(config), devices)
     state = init_from_pretrained.with_pretrained_params(config, devices.init(make_state), devices)
     assert len(mapped) > 10 and all(mapped)  # from the file to each device, not by way of the host
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype(np.float32)}

@@ -192,9 +192,12 @@ def _latex(table: Table) -> str:
 
 
 def _tabulated(table: Table, form: str, align: str) -> str:
+    rows, titles = list(table.rows), list(table.titles)
+    if form == "plain":  # tabulate makes the columns of a header wider
+        rows, titles = [titles, *rows], []
     return optional_dependencies.load("tabulate").tabulate(
-        table.rows,
-        list(table.titles),
+        rows,
+        titles,
         tablefmt=form,
         disable_numparse=True,
         colalign=("left", *[align] * (len(table.titles) - 1)),

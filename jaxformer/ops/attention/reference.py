@@ -9,7 +9,7 @@ from jaxtyping import Float, Float32
 
 from jaxformer.ops.activations import softcap as capped
 from jaxformer.ops.dropout import Dropout
-from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
+from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask, check_mask
 
 
 def reference(
@@ -60,6 +60,7 @@ def attention_weights(
     Array([[1. , 0. ],
            [0.5, 0.5]], dtype=float32)
     """
+    check_mask(mask)
     logits = query_key_products(q, k) * scale
     if softcap is not None:
         logits = capped(logits, softcap)
