@@ -23,7 +23,8 @@ def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Co
     translator = load_translator(folder, options=options)
     samples = read_samples(folder)
     if not texts:
-        texts, _ = without_too_long(translator, samples.get("source", [])[:_SENTENCES])
+        lines = samples.get("source", [])[:_SENTENCES]
+        texts, _ = without_too_long(translator, lines, translator.search, translator.options)
     if not texts and is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers, without samples: give --text")
     attended = [(text, *attend(translator, text)) for text in texts if text.strip()]

@@ -132,7 +132,10 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class EncoderOptions:
-    """Sizes of the encoder where they differ from those of the decoder; None: they are the same."""
+    """Sizes of the encoder where they differ from those of the decoder; None: they are the same.
+
+    >>> narrow = jf.EncoderOptions(num_heads=4)
+    """
 
     num_heads: int | None = None
     """h, the number of attention heads."""

@@ -137,12 +137,19 @@ class PositionScheme:
 
 @dataclass(frozen=True)
 class NoPositions(PositionScheme):
-    """No positions: the order of tokens is unknown, except through a causal mask."""
+    """No positions: the order of tokens is unknown, except through a causal mask.
+
+    >>> config = jf.TransformerConfig(11, 8, 12, num_heads=2, positions=jf.NoPositions())
+    """
 
 
 @dataclass(frozen=True)
 class Sinusoidal(PositionScheme):
-    """Adds `positional_encoding` (Vaswani et al. 2017, section 3.5)."""
+    """Adds `positional_encoding` (Vaswani et al. 2017, section 3.5).
+
+    >>> jf.Sinusoidal().add(jnp.zeros((2, 3, 4)), jnp.arange(3), length=3, params={}).shape
+    (2, 3, 4)
+    """
 
     layout: SinusoidalLayout = "interleaved"
     """Order of the columns: sines and cosines alternate, or all sines come first ("halves")."""
@@ -180,7 +187,10 @@ class Sinusoidal(PositionScheme):
 
 @dataclass(frozen=True)
 class Learned(PositionScheme):
-    """Adds a learned `table` [max_len, D]."""
+    """Adds a learned `table` [max_len, D].
+
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=jf.Learned())
+    """
 
     def params(
         self, d_model: int, num_heads: int, max_len: int, table_init: Initializer
@@ -261,7 +271,10 @@ class Rotary(PositionScheme):
 
 @dataclass(frozen=True)
 class Alibi(PositionScheme):
-    """Subtracts from the logits in proportion to the distance (Press et al. 2022)."""
+    """Subtracts from the logits in proportion to the distance (Press et al. 2022).
+
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=jf.Alibi())
+    """
 
     def bias(
         self,
@@ -279,7 +292,10 @@ class Alibi(PositionScheme):
 
 @dataclass(frozen=True)
 class Relative(PositionScheme):
-    """Adds a learned number per head and bucket of distances (Raffel et al. 2020, section 2.1)."""
+    """Adds a learned number per head and bucket of distances (Raffel et al. 2020, section 2.1).
+
+    >>> t5 = jf.Relative(buckets=32, max_distance=128)
+    """
 
     buckets: int = 32
     """The number of distance buckets."""

@@ -49,7 +49,10 @@ class Linear(NoScaling):
 
 @dataclass(frozen=True)
 class Llama3(NoScaling):
-    """Divides the rates of slow pairs by `factor`, keeps those of fast ones (Llama 3.1)."""
+    """Divides the rates of slow pairs by `factor`, keeps those of fast ones (Llama 3.1).
+
+    >>> positions = jf.Rotary(base=5e5, scaling=jf.Llama3(factor=8.0))
+    """
 
     factor: float = 1.0
     """How much longer texts may be than in training."""
@@ -74,7 +77,11 @@ class Llama3(NoScaling):
 
 @dataclass(frozen=True)
 class Yarn(NoScaling):
-    """As `Llama3`, interpolated over the pair's number, with a magnitude (Peng et al. 2023)."""
+    """As `Llama3`, interpolated over the pair's number, with a magnitude (Peng et al. 2023).
+
+    >>> round(jf.Yarn(factor=4.0).magnitude, 3)
+    1.139
+    """
 
     factor: float = 1.0
     """How much longer texts may be than in training."""

@@ -155,7 +155,7 @@ class Encoder(nn.Module):
 
     >>> encoder = jf.Encoder(num_layers=6, num_heads=8, d_ff=2048)
     >>> x = jnp.ones((2, 7, 512)) + jf.positional_encoding(7, 512)[None]
-    >>> real = jnp.arange(7) < jnp.array([[7], [5]])  # the second text has two padding tokens
+    >>> real = jnp.array([[1] * 7, [1] * 5 + [0] * 2], bool)  # the second text has padding
     >>> out, variables = jax.eval_shape(encoder.init_with_output, jax.random.key(0), x, real)
     >>> out.shape
     (2, 7, 512)

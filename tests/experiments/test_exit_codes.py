@@ -66,7 +66,7 @@ def ended(tmp_path_factory):
     processes = {
         "unknown option": started(f"{package}.train --lr 1"),
         "missing text": started(f"{package}.prepare {options} --name no --data.train {folder}/no"),
-        "no checkpoint": started(f"{package}.sample --run {folder}/language_modelling/tiny"),
+        "no checkpoint": started(f"{package}.generate --run {folder}/language_modelling/tiny"),
         "not writable": started(f"{package}.prepare {options} --runs {text}"),
         "diverged": started(f"{own_loss}:endless_loss --name endless"),
         "bug": started(f"{own_loss}:broken_loss --name broken"),

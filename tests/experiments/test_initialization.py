@@ -83,7 +83,7 @@ def test_a_continued_run_is_to_the_bit_the_run_that_went_on(base, parent, capsys
     assert params_of(child, 7) == params_of(whole, 7)
     expected = metrics_of(whole)
     assert metrics_of(child) == {step: expected[step] for step in (5, 6, 7)}
-    runs.main(runs.RunsOptions((base.runs,)))
+    runs.main(["list", str(base.runs)])
     rows = capsys.readouterr().out.splitlines()
     children = [row.startswith(f"{child} ") for row in rows]
     assert [f"{parent}@4" in row for row in rows] == children and any(children)

@@ -82,11 +82,11 @@ def child():
     planning.start_devices(8)
     found = {}
     ways = {
-        "one": "",
-        "at once": "--training.grad_accumulation 1",
+        "one": "--strategy single",
+        "at once": "--strategy single --training.grad_accumulation 1",
         "replicated": "--strategy replicated",
         "fsdp": "--strategy sharded --mesh fsdp=8",
-        "remat": "--training.remat blocks",
+        "remat": "--strategy single --training.remat blocks",
     }
     for name, words in ways.items():
         config = language_config(f"{LANGUAGE} {words}")

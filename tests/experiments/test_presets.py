@@ -20,6 +20,7 @@ from experiments.translation import train as translation_train
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.distributed import single
 from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.text.data import Tokens, bucket_pairs
 from jaxformer.text.tokenizers import SpecialTokens
 from jaxformer.training.train_step import init_train_state
@@ -97,7 +98,7 @@ def losses(config, model, inputs, assemble, batches, random_params):
     _, step = assemble(config, model, batch, single())
     params, optimizer = (
         random_params(model, *inputs(batch)),
-        build.build_optimizer(config.optimizer),
+        build.build_optimizer(config.optimizer, axes=parameter_axes(model)),
     )
     ema = config.training.ema_decay > 0
     start = jax.jit(lambda p: init_train_state(p, optimizer, jax.random.key(3), ema=ema))
