@@ -6,7 +6,7 @@ model needs attention.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,8 @@ def mean_loss(logits: jax.Array, batch: SeriesBatch) -> jax.Array:
 
 def train_linen(options: SeriesOptions, held_out: SeriesBatch) -> tuple[list[float], jax.Array]:
     """Trains parameters that go in and come out; returns the losses, and logits of `held_out`."""
-    model, optimizer = LinenModel(), optax.adam(options.learning_rate)
+    model: Any = LinenModel()
+    optimizer = optax.adam(options.learning_rate)
     params = jax.jit(model.init)(jax.random.key(0), held_out.series[:2])
     state, losses = optimizer.init(params), []
 

@@ -7,6 +7,7 @@ text is the file that is given, or the source of jaxformer: two minutes on two c
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ def main(args: list[str] | None = None) -> float:
 
     # Loss and step: the mean negative log-likelihood, its gradient, one update.
     def loss(params: dict, batch: jax.Array) -> jax.Array:
-        logits = model.apply({"params": params}, batch[:, :-1])
+        logits: Any = model.apply({"params": params}, batch[:, :-1])
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
 
     schedule = optax.warmup_cosine_decay_schedule(

@@ -44,7 +44,8 @@ def to_jax(state: State, weight_map: WeightMap, like: Any) -> dict[str, Any]:
     Raises `DataError` that lists the names that are missing or have no entry, and arrays of another
     shape.
     """
-    shapes = {path: leaf.shape for path, leaf in flatten_dict(like, sep="/").items()}
+    leaves: dict[str, Any] = flatten_dict(like, sep="/")
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
     maps.check_names(weight_map, state)
     maps.check_shapes(weight_map, shapes, {name: x.shape for name, x in state.items()})
     return unflatten_dict(maps.to_jax(weight_map, shapes, state, state.__getitem__), sep="/")

@@ -139,7 +139,8 @@ def trace_modules(model: nn.Module, *inputs: Any) -> Trace:
         modules.setdefault(path, module)
         result = call(*args, **kwargs)
         params: Any = nn.unbox(module.variables.get("params", {}))
-        for name, leaf in flatten_dict(params, sep="/").items():  # inner modules come first
+        leaves: dict[str, Any] = flatten_dict(params, sep="/")
+        for name, leaf in leaves.items():  # inner modules come first
             ranks.setdefault(f"{path}/{name}".lstrip("/"), jnp.ndim(leaf))
         return result
 
@@ -148,7 +149,8 @@ def trace_modules(model: nn.Module, *inputs: Any) -> Trace:
 
     with nn.intercept_methods(record):
         params = jax.eval_shape(init, *(inputs or example_inputs(model)))
-    shapes = {path: leaf.shape for path, leaf in flatten_dict(params, sep="/").items()}
+    leaves: dict[str, Any] = flatten_dict(params, sep="/")
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
     return Trace(modules, shapes, ranks)
 
 

@@ -59,7 +59,8 @@ class Block(nn.Module):
     dtype: Any = jnp.float32
 
     def setup(self) -> None:
-        shared = dict(kernel_init=self.kernel_init, out_init=self.out_init, dtype=self.dtype)
+        shared: dict[str, Any] = {"kernel_init": self.kernel_init, "out_init": self.out_init}
+        shared["dtype"] = self.dtype
         options, norm = self.attention_options, self.norm_options
         attention = partial(
             MultiHeadAttention,

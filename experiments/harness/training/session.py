@@ -81,8 +81,8 @@ class ExperimentRun(TrainingRun):
     """The run's configuration, with the sizes of the run that it starts from."""
     devices: Strategy
     """The devices that compute a step."""
-    checkpoints: Checkpoints
-    log: Run
+    checkpoints: Checkpoints  # pyright: ignore[reportGeneralTypeIssues]  # keywords alone
+    log: Run  # pyright: ignore[reportGeneralTypeIssues]
 
     @property
     def folder(self) -> Path:
