@@ -43,7 +43,7 @@ class FinetuneOptions(finetuning.FinetuneOptions):
     run: str = "runs/language_modelling/python_stdlib"
     """The folder of a run, or of pretrained weights."""
     task: Literal["classification", "pairs", "spans", "chat"] = "classification"
-    """What is learned: labels of texts or of pairs, answers in a text, answers of an assistant."""
+    """The task: labels of texts or of pairs, answers in a text, answers of an assistant."""
     train: str = ""
     """A file to learn from; empty: made of the standard library. classification: lines
     label<TAB>text; pairs: label<TAB>premise<TAB>hypothesis; or .jsonl with these fields; spans: the
@@ -51,19 +51,19 @@ class FinetuneOptions(finetuning.FinetuneOptions):
     test: str = ""
     """A file of the same form to test with; empty: made of the standard library."""
     examples: Literal["python_stdlib", "articles", "word_order"] = "python_stdlib"
-    """What examples are made of without files; all but python_stdlib have classification alone."""
+    """The source of examples without files; all but python_stdlib have classification alone."""
     num_train: int = 200
     """Examples to learn from; each seed chooses others, as evenly over the labels as possible. 0:
     all."""
     batch_size: int = 20
     """Rows of a batch."""
     seeds: int = 5
-    """How many times to choose examples and learn, each with another seed."""
+    """Number of times to choose examples and learn, each with another seed."""
     freeze_backbone: bool = False
     """Trains only the classifier's head."""
     pooling: Literal["own", "mean"] = "own"
-    """What a classifier sees of a text (classification, pairs). own: a causal model's vector of the
-    last token, an encoder's of the first; mean: the mean of the tokens' vectors."""
+    """The vector that a classifier sees (classification, pairs). own: a causal model's of the last
+    token, an encoder's of the first; mean: the mean of the tokens' vectors."""
     start: Literal["both", "pretrained", "scratch"] = "both"
     """Starts from the pretrained weights, from random ones, or once from each."""
     seq_len: int = 128

@@ -55,7 +55,7 @@ class GenerateOptions(SamplingConfig, CompletionOptions, RunOptions):
     count: int = 0
     """Continuations of each text, or tokens shown for each mask; 0: 1 continuation, 5 tokens."""
     ensemble: EnsembleMean = "arithmetic"
-    """Of several runs, the mean of probabilities (arithmetic) or of their logarithms."""
+    """The mean over several runs: of probabilities (arithmetic) or of their logarithms."""
     chat: bool = False
     """Takes each text for a user's message, and writes the assistant's answer, as the chat template
     of the folder says."""
@@ -79,7 +79,7 @@ class GenerateOptions(SamplingConfig, CompletionOptions, RunOptions):
 
     @property
     def settings(self) -> tuple[SamplingConfig, CompletionOptions]:
-        """How the texts are continued."""
+        """Settings of continuing the texts."""
         sampling, completion = (
             {field.name: getattr(self, field.name) for field in fields(kind)}
             for kind in (SamplingConfig, CompletionOptions)

@@ -74,7 +74,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig(training_config.TrainingConfig):
-    """How a language model trains."""
+    """Settings of a language model's training."""
 
     average_checkpoints: int = 1
     """The result is the mean of this many last checkpoints, or the best one if it is better."""
@@ -110,7 +110,7 @@ class LanguageConfig(RunConfig):
     training: TrainingConfig = TrainingConfig()
     """The training."""
     sampling: SamplingConfig = SamplingConfig()
-    """How tokens are drawn when the prompts are continued."""
+    """Settings of sampling when the prompts are continued."""
     completion: CompletionOptions = CompletionOptions()
     """Where the continuations end, and their seed."""
     prompts: tuple[str, ...] = ()

@@ -148,7 +148,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _wanted(config: TranslationConfig, folder: Path) -> list:
-    """What decides the tokenizers and the ids besides the text: JSON."""
+    """The settings that decide tokenizers and ids besides the text, as JSON."""
     data, model = config.data, config.model
     wanted: list = [data.tokenizer, model.vocab_size, model.source_vocab_size]
     wanted += [data.bpe_dropout, data.bpe_encodings] if data.bpe_dropout else []

@@ -95,7 +95,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig(training_config.TrainingConfig):
-    """How a translation trains."""
+    """Settings of a translation's training."""
 
     label_smoothing: float = 0.1
     """Share of each label's probability that is spread over the vocabulary."""

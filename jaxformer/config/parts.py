@@ -93,7 +93,7 @@ class EmbeddingOptions:
     """
 
     tied: TiedEmbeddings = "all"
-    """Which tables are one: "output" (target embedding and output projection), "inputs" (source
+    """The tables that are one: "output" (target embedding and output projection), "inputs" (source
     and target embedding), "all" or "none". "inputs" and "all" need one vocabulary."""
     scale: bool = True
     """Embeddings are multiplied by the square root of `d_model`."""

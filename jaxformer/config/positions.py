@@ -241,7 +241,7 @@ class Rotary(PositionScheme):
             raise ConfigError(f"fraction={self.fraction}, but it must be in (0, 1]")
 
     def rotated_size(self, head_dim: int) -> int:
-        """How many numbers of each head are rotated."""
+        """The number of rotated numbers of each head."""
         return int(head_dim * self.fraction)
 
     def check(self, d_model: int, head_dim: int) -> None:

@@ -36,7 +36,7 @@ class Linear(NoScaling):
     """Divides all rates by `factor` (Chen et al. 2023)."""
 
     factor: float = 1.0
-    """How much longer texts may be than in training."""
+    """The length of texts divided by that in training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +55,7 @@ class Llama3(NoScaling):
     """
 
     factor: float = 1.0
-    """How much longer texts may be than in training."""
+    """The length of texts divided by that in training."""
     low_freq_factor: float = 1.0
     """Pairs of fewer turns than this in `original_len` tokens are divided."""
     high_freq_factor: float = 4.0
@@ -84,7 +84,7 @@ class Yarn(NoScaling):
     """
 
     factor: float = 1.0
-    """How much longer texts may be than in training."""
+    """The length of texts divided by that in training."""
     beta_fast: float = 32.0
     """Pairs of more turns than this in `original_len` tokens are kept."""
     beta_slow: float = 1.0

@@ -54,7 +54,7 @@ class TransformerConfig:
     source_vocab_size: int | None = None
     """The number of source ids; None: `vocab_size`."""
     positions: Positions | PositionScheme = Sinusoidal()
-    """How the model knows the order of tokens."""
+    """The source of the order of tokens."""
     norm: NormOptions = NormOptions()
     """Norms: their kind and their place."""
     attention: AttentionOptions = AttentionOptions()

@@ -150,7 +150,7 @@ def _search(
 
 
 class _Search(NamedTuple):
-    """What stays the same from step to step."""
+    """The values that stay the same from step to step."""
 
     step: Step
     bos: Int[Array, "B W"]
@@ -177,7 +177,7 @@ class _Search(NamedTuple):
 
     @property
     def candidates(self) -> int:
-        """How many extensions of each sentence's hypotheses a step looks at."""
+        """The number of extensions of a sentence's hypotheses that a step looks at."""
         beam_size = self.config.beam_size
         return beam_size * (1 + self.config.extra_candidates) if beam_size > 1 else 1
 

@@ -1,4 +1,4 @@
-"""What beam search and sampling share: the step function and the growing hypotheses."""
+"""Shared by beam search and sampling: the step function and the growing hypotheses."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ def gather_beams(hypotheses: Hypotheses, chosen: Int[Array, "B C"]) -> Hypothese
 
 
 def is_among(tokens: Int[Array, "*shape"], ids: Sequence[int]) -> Bool[Array, "*shape"]:
-    """Which of `tokens` are one of `ids`."""
+    """True at those of `tokens` that are one of `ids`."""
     return jnp.isin(tokens, np.asarray(ids, np.int32))
 
 

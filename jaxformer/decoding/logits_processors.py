@@ -25,11 +25,11 @@ class DecodeHistory(NamedTuple):
     """The tokens of the prompt (of a search, the token before the text) and of its continuation;
     only the first `length` are written."""
     length: Int[Array, ""] | int
-    """How many tokens are written."""
+    """The number of tokens that are written."""
     prompt_length: Int[Array, ""] | int
-    """How many of them are the prompt's."""
+    """The number of them that are the prompt's."""
     token_counts: Int[Array, " V"]
-    """How often they include each token."""
+    """The number of times that they include each token."""
 
 
 LogitsProcessor = Callable[[Float[Array, " V"], DecodeHistory], Float[Array, " V"]]

@@ -1,4 +1,4 @@
-"""What translating and completing texts adds to a search and to sampling: ids, lengths, batches."""
+"""Options of translating and completing texts beside the search: ids, lengths, batches."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ from jaxformer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationOptions:
-    """What `translate` adds to a search. Raises `ConfigError` for a wrong type or range.
+    """Options of `translate` beside the search. Raises `ConfigError` for a wrong type or range.
 
     The ids are those of tokenizers trained here; `load_generation_config` gives a folder's own.
 
@@ -18,8 +18,8 @@ class TranslationOptions:
     """
 
     max_extra_tokens: int = 50
-    """How many tokens a translation may be longer than its source, where the search has no
-    max_new_tokens."""
+    """The number of tokens by which a translation may be longer than its source, where the search
+    has no max_new_tokens."""
     batch_size: int = 64
     """The most sentences that are searched together."""
     bos: int = 1
@@ -37,7 +37,7 @@ class TranslationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOptions:
-    r"""What `complete` adds to sampling. Raises `ConfigError` for a wrong type or range.
+    r"""Options of `complete` beside sampling. Raises `ConfigError` for a wrong type or range.
 
     >>> CompletionOptions(stop=("\n",)).overflow  # a prompt must fit
     'refuse'
@@ -48,7 +48,7 @@ class CompletionOptions:
     stop: tuple[str, ...] = ()
     """A text ends before the first of these strings."""
     overflow: Literal["refuse", "slide"] = "refuse"
-    """What to do if a prompt and its continuation are longer than max_len.
+    """The treatment of a prompt and continuation that are longer than max_len.
 
     refuse: raise an error. slide: continue in rounds of max_len // 2 tokens; each round sees the
     last tokens before it that fit.

@@ -38,12 +38,12 @@ class Prompts(NamedTuple):
     example_ids: Int[AnyArray, " B"]
     """A number for each text; with the rng and a token's index it decides what is drawn."""
     step_offset: Int[AnyArray, ""] | np.integer | int = 0
-    """How many tokens earlier calls added to the texts: the index of the first new one."""
+    """The number of tokens that earlier calls added: the index of the first new one."""
     history: Int[AnyArray, "B P"] | None = None
     """The tokens of each text so far, the last one too, for the logits processors; those at its
     end are padding. None: the last token alone."""
     history_lengths: Int[AnyArray, " B"] | None = None
-    """How many tokens of `history` are no padding; None: all."""
+    """The number of tokens of `history` that are no padding; None: all."""
 
 
 def sample(

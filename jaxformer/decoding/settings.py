@@ -101,7 +101,7 @@ class SearchConfig(LogitsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerConfig:
-    """How a token is drawn. Raises `ConfigError` for a value of another type or out of range.
+    """Settings of drawing a token. Raises `ConfigError` for another type or a value out of range.
 
     >>> config = SamplerConfig(temperature=0.8, top_k=40)
     >>> config.top_p  # all of the 40 tokens

@@ -42,7 +42,7 @@ def tap_names(model: Any, *inputs: Any) -> dict[str, jax.ShapeDtypeStruct]:
 def read_taps(
     model: Any, params: Any, *inputs: Any, names: Collection[str] | None = None, **options: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """What `model.apply` returns, and its values by name: all of them, or those of `names`.
+    """The result of `model.apply`, and its values by name: all of them, or those of `names`.
 
     Under `jax.jit` only the values of `names` are kept. A module that is called several times has
     a tuple of values. `options` are those of `apply`, such as `method`. Raises `ConfigError` for a

@@ -1,4 +1,4 @@
-"""What the pipelines share: batches of few shapes, checks of texts, a model as step function."""
+"""Shared by the pipelines: batches of few shapes, checks of texts, a model as step function."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -246,7 +246,7 @@ def _continue(
 
 
 class _Run(NamedTuple):
-    """What all batches of a call share."""
+    """The values that all batches of a call share."""
 
     model: DecoderOnly
     params: Any

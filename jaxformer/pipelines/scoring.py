@@ -1,4 +1,4 @@
-"""How likely texts are to a language model, and translations to a translator."""
+"""Log-probabilities of texts by a language model, of translations by a translator."""
 
 import math
 from collections.abc import Iterable, Iterator

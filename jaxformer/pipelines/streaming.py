@@ -125,7 +125,7 @@ class PartialText:
 
     @property
     def left(self) -> int:
-        """How many more ids the text may have."""
+        """The number of ids that may follow."""
         return 0 if self.done else self._max_new_tokens - len(self.ids)
 
     def context(self, size: int) -> list[int]:
@@ -175,7 +175,7 @@ class PartialText:
         return piece
 
     def _stop_prefix(self) -> int:
-        """How many of the last characters may be the beginning of a stop string."""
+        """The number of last characters that may be the beginning of a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
         sizes = range(min(longest, len(self._held)), 0, -1)
         ends = (size for size in sizes if self._begins_stop(self._held[-size:]))

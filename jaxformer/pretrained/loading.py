@@ -93,7 +93,7 @@ def load_pretrained(
 
 
 def load_without_weights(folder: str | os.PathLike[str]) -> Loaded:
-    """What `load_pretrained` gives, with no `params`: of the weights only the shapes are read."""
+    """As `load_pretrained`, without `params`: of the weights only the shapes are read."""
     return _load(folder, reference, "float32", lambda *_: {})
 
 
@@ -364,7 +364,7 @@ def _attention_fn(name: str) -> AttentionFn:
 
 
 def _import_named(name: str, option: str) -> Any:
-    """What `package.module:name` names."""
+    """The value that `package.module:name` names."""
     module, _, attributes = name.partition(":")
     try:
         return functools.reduce(getattr, attributes.split("."), importlib.import_module(module))

@@ -101,7 +101,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _advice(error: BaseException) -> str:
-    """How much memory was asked for, what holds the rest, and which settings lower the need."""
+    """The memory that was asked for, what holds the rest, and settings that lower the need."""
     asked = re.search(r"allocat\w* ([\d.,]+ ?\w+)", str(error))
     reasons = [f"{asked[1]} were asked for" if asked else str(error).splitlines()[0]]
     reasons += filter(None, getattr(error, "__notes__", []))

@@ -48,7 +48,7 @@ class RunOptions:
     step: int | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
     mesh: str = ""
-    """How all devices divide the weights of a model that is too large for one, such as tensor=4 or
+    """The division of the weights of a model that is too large for one device, such as tensor=4 or
     fsdp=4,tensor=2. Empty: the first device has them."""
 
     def __post_init__(self):
@@ -213,7 +213,7 @@ def _final(folder: Path, checkpoints: Checkpoints, newest: int) -> list[int]:
 
 
 class TrainResult(NamedTuple):
-    """What a training leaves in its `folder`."""
+    """The results of a training in its `folder`."""
 
     folder: Path
     steps: list[int]

@@ -23,7 +23,7 @@ _OF_SEARCH = (*_OF_BEAM, "no_repeat_ngram_size", "repetition_penalty")
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions(SamplerConfig):
-    """How texts are decoded; None, and a beam size of 0, are the run's own."""
+    """Settings of decoding; None, and a beam size of 0, are the run's own."""
 
     decoding: Literal["beam", "sample", "mbr"] = "beam"
     """beam: beam search. sample: texts are drawn from the model. mbr: of mbr_samples drawn texts
@@ -41,9 +41,9 @@ class DecodingOptions(SamplerConfig):
     mbr_samples: int = 32
     """Texts that are drawn for each line and compared, with --decoding mbr."""
     utility: UtilityName = "chrf"
-    """How texts are compared, with --decoding mbr: sacreBLEU's sentence chrF or BLEU."""
+    """The comparison of texts, with --decoding mbr: sacreBLEU's sentence chrF or BLEU."""
     ensemble: EnsembleMean = "arithmetic"
-    """Of several runs, the mean of probabilities (arithmetic) or of their logarithms."""
+    """The mean over several runs: of probabilities (arithmetic) or of their logarithms."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -62,7 +62,7 @@ class DecodingOptions(SamplerConfig):
 
     @property
     def sampler(self) -> SamplerConfig:
-        """How a token is drawn."""
+        """Settings of drawing a token."""
         names = (field.name for field in fields(SamplerConfig))
         return SamplerConfig(**{name: getattr(self, name) for name in names})
 
@@ -81,7 +81,7 @@ def run_folders(run: str) -> list[Path]:
 def load_members(
     load: Callable[[Path], _Loaded], run: str, mean: EnsembleMean, *, int8: bool = False
 ) -> _Loaded:
-    """What `load` finds in the folder `run`; of several folders, the first with their ensemble.
+    """The result of `load` for the folder `run`; of several folders, the first with their ensemble.
 
     Raises `ConfigError` for runs whose models or tokenizers differ.
     """

@@ -82,7 +82,7 @@ def read_texts(texts: tuple[str, ...], path: str) -> tuple[str, ...]:
 
 
 def source_name(path: str) -> str:
-    """How an error calls the file `path`."""
+    """The name of the file `path` in an error."""
     return "standard input" if path == "-" else path
 
 

@@ -1,4 +1,4 @@
-"""What a run is built of: model, attention function, loss, optimizer, schedule, and their sums.
+"""The parts of a run: model, attention function, loss, optimizer, schedule, and their sums.
 
 Everything that needs a run's model calls `build_model`, so that a run is validated, scored,
 sampled, planned, fine-tuned and exported with what it was trained with.
@@ -264,7 +264,7 @@ def loss_sums(
     batches: Iterable[Any],
     **options: Any,
 ) -> dict[str, float]:
-    """What `batch_sums` gives, added up over `batches`."""
+    """The results of `batch_sums`, added up over `batches`."""
     sums = {"loss": 0.0, "tokens": 0.0}
     for metrics in batch_sums(make_loss, model, params, batches, **options):
         for name, value in metrics.items():
@@ -303,7 +303,7 @@ def _eval_step(
 
 
 class Evaluation(NamedTuple):
-    """What a metric of your own is computed of."""
+    """The input of a metric of your own."""
 
     loaded: Any
     """The experiment's `LoadedRun`: config, model, params and tokenizers."""
@@ -316,7 +316,7 @@ class Evaluation(NamedTuple):
 
 
 def own_metrics(training: TrainingConfig, evaluation: Evaluation) -> dict[str, float]:
-    """What the metrics that `training` names return: a dict of numbers each.
+    """The results of the metrics that `training` names: a dict of numbers each.
 
     Raises `TypeError` for anything else, `ConfigError` for a name that is taken.
     """
@@ -338,7 +338,7 @@ def own_metrics(training: TrainingConfig, evaluation: Evaluation) -> dict[str, f
 def custom_metrics(
     training: TrainingConfig, model: nn.Module, params: Any, batches: Iterable[Any], **options: Any
 ) -> dict[str, float]:
-    """What your own loss says of held-out `batches`, per token; {} for the experiment's own loss.
+    """Your own loss of held-out `batches`, per token; {} for the experiment's own loss.
 
     `validation_custom_loss`, and `validation_NAME` for each auxiliary sum NAME.
     """

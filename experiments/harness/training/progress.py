@@ -1,4 +1,4 @@
-"""How training is going: the numbers of each step, logged, and shown as a line or as a panel."""
+"""Progress of a training: the numbers of each step, logged, and shown as a line or as a panel."""
 
 import datetime
 import math
@@ -335,7 +335,7 @@ def render(view: View, width: int, height: int) -> Any:
 
 
 def _bar(view: View, width: int) -> Any:
-    """How much is done, as a bar with its share and the time left."""
+    """The share that is done, as a bar with the time left."""
     share = view.step / view.total
     tail = f" {share:4.0%}  left {duration(view.left)}"
     length = width - len(tail)

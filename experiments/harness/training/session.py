@@ -51,7 +51,7 @@ class Evaluated(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """What `fit` needs of a run: how long it trains, how often it evaluates, where it writes.
+    """The needs of `fit`: how long it trains, how often it evaluates, where it writes.
 
     Without `log` nothing is logged, without `checkpoints` nothing is saved: fine-tuning on a few
     examples gives `TrainingRun(total_steps=300)`.

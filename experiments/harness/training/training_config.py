@@ -38,7 +38,7 @@ class LoraOptions:
 
 @dataclass(frozen=True)
 class TrainingConfig(LoraOptions):
-    """How a run trains. Intervals are in steps; 0 switches one off."""
+    """Settings of a training. Intervals are in steps; 0 switches one off."""
 
     grad_accumulation: int = 1
     """Parts of a batch whose gradients are summed one after the other before each update."""
@@ -89,7 +89,7 @@ class TrainingConfig(LoraOptions):
     log_update_ratio: bool = False
     """Logs update_ratio: the norm of each update divided by that of the parameters."""
     remat: Remat = "none"
-    """What the backward pass computes again to save memory; blocks saves the most."""
+    """The part that the backward pass computes again to save memory; blocks saves the most."""
     gather_at: GatherAt = "step"
     """When parameters divided by fsdp are gathered: once a step, or at each use to save memory."""
     loss_chunk: int = 0

@@ -200,4 +200,4 @@ def _articles(name: str) -> Iterator[tuple[str, list[str]]]:
 
 
 LABELLED = {"python_stdlib": snippets, "articles": passages, "word_order": word_order}
-"""What makes the labelled texts of a name."""
+"""Labelled texts by name."""

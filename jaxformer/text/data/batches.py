@@ -86,7 +86,7 @@ class StreamBatch(NamedTuple):
     tokens: Int[Array, "B T+1"]
     """Ids; beyond the text they are 0."""
     loss_mask: Bool[Array, "B T"]
-    """Which labels count."""
+    """True at labels that count."""
     example_ids: Int[Array, " B"]
     """The number of each row in the whole batch."""
     segments: Int[Array, "B T+1"] | None = None
@@ -134,7 +134,7 @@ class MaskedBatch(NamedTuple):
     labels: Int[Array, "B P"]
     """The original tokens at these positions; 0 where `loss_mask` is False."""
     loss_mask: Bool[Array, "B P"]
-    """Which of the P predictions count."""
+    """True at those of the P predictions that count."""
     example_ids: Int[Array, " B"]
     """The number of each row in the whole batch."""
     next_sentence: Int[Array, " B"]

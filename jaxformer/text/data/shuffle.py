@@ -9,7 +9,7 @@ from jaxtyping import Int64, UInt64
 from jaxformer.errors import ConfigError
 
 RowSelection = Callable[[int], Int64[np.ndarray, " W"]]
-"""Which rows of a batch of B rows to make: B -> ascending numbers of 0 .. B - 1."""
+"""A choice of rows of a batch: their number B -> ascending numbers of 0 .. B - 1."""
 
 _ROUNDS = 8
 _MIXERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))

@@ -39,7 +39,7 @@ def read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    r"""What `iterate_lines` gives, in a list."""
+    r"""The lines of `iterate_lines` in a list."""
     return list(iterate_lines(path))
 
 
