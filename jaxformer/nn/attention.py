@@ -48,7 +48,7 @@ class MultiHeadAttention(nn.Module):
         "out/bias": "embed",
     }
 
-    TAPS: ClassVar = {
+    TAPS: ClassVar[dict[str, Any]] = {
         "queries": "queries",
         "keys_values": ("keys", "values"),
         "attend": "heads",

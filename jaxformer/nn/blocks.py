@@ -35,7 +35,7 @@ class Block(nn.Module):
     ['attention', 'attention_norm', 'feed_forward', 'feed_forward_norm']
     """
 
-    TAPS: ClassVar = {"add_residual": "after_{0}"}
+    TAPS: ClassVar[dict[str, Any]] = {"add_residual": "after_{0}"}
 
     num_heads: int
     d_ff: int

@@ -1,6 +1,6 @@
 """Models with a task: a masked language model, classifiers, and the span of an answer."""
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -45,7 +45,7 @@ class MaskedLanguageModel(Model):
     (2, 3, 11)
     """
 
-    TAPS: ClassVar = {"lm_head": "logits"}
+    TAPS: ClassVar[dict[str, Any]] = {"lm_head": "logits"}
 
     def setup(self) -> None:
         config = self.config

@@ -182,7 +182,7 @@ class FeedForward(nn.Module):
         "down/bias": "embed",
     }
 
-    TAPS: ClassVar = {"hidden": "hidden", "__call__": "output"}
+    TAPS: ClassVar[dict[str, Any]] = {"hidden": "hidden", "__call__": "output"}
 
     d_ff: int
     activation: Activation = "relu"

@@ -4,7 +4,7 @@ Arguments that are masks are True where attention is allowed. `dropout_rng` None
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ class Model(nn.Module):
 class DecodingModel(Model):
     """The base of the models that decode."""
 
-    TAPS: ClassVar = {"lm_head": "logits"}
+    TAPS: ClassVar[dict[str, Any]] = {"lm_head": "logits"}
 
     _cross = False  # whether the decoder attends to an encoder
 

@@ -78,7 +78,10 @@ class Stack(nn.Module):
     ['blocks_0', 'blocks_1']
     """
 
-    TAPS: ClassVar = {"add_positions": ("input", None, None), "__call__": ("output", None)}
+    TAPS: ClassVar[dict[str, Any]] = {
+        "add_positions": ("input", None, None),
+        "__call__": ("output", None),
+    }
 
     config: TransformerConfig
     num_layers: int
