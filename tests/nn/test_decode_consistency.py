@@ -22,11 +22,11 @@ from jaxformer.config import (
     Rotary,
     Sinusoidal,
     TransformerConfig,
+    with_fields,
 )
 from jaxformer.nn.cache import init_cache
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.ops import attention
-from tests.recipes import with_fields
 
 B, W, S, T, L = 2, 3, 5, 8, 11
 V = 17

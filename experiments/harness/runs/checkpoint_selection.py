@@ -148,15 +148,14 @@ def note(folder: Path, steps: list[int], tree: str, **scores: float) -> None:
     json_records.write(folder / _NOTE, {"steps": steps, "tree": tree, **scores})
 
 
-def load(
-    folder: Path, training: Averaging, options: RunOptions = FINAL, model: Any = None
-) -> Any:
-    """The weights of the run in `folder` that `options` name; raises as `select` does.
-
-    Where `options` divide them over a mesh, the axes of `model` say how.
-    """
+def load(folder: Path, training: Averaging, options: RunOptions = FINAL) -> Any:
+    """The weights of the run in `folder` that `options` name; raises as `select` does."""
     steps, tree = select(folder, training, options)
-    params = Checkpoints(folder / "checkpoints").average_params(steps, tree=tree)
+    return Checkpoints(folder / "checkpoints").average_params(steps, tree=tree)
+
+
+def divided(params: Any, options: RunOptions, model: Any) -> Any:
+    """The weights of `model` divided over the mesh of `options`; without one as they are."""
     devices = options.strategy
     return params if devices is None else devices.for_model(model).shard_state(params)
 
