@@ -160,9 +160,7 @@ def divided(params: Any, options: RunOptions, model: Any) -> Any:
     return params if devices is None else devices.for_model(model).shard_state(params)
 
 
-def select(
-    folder: Path, training: Averaging, options: RunOptions = FINAL
-) -> tuple[list[int], str]:
+def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> tuple[list[int], str]:
     """The steps whose mean are the weights that `options` name, and the field of the state.
 
     Raises `CheckpointError` where there is no complete checkpoint, or none of the step asked for,

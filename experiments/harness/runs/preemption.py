@@ -12,17 +12,17 @@ from itertools import count
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from experiments.harness import cli
-from experiments.harness.runs import distributed
 from experiments.harness.cli import display
+from experiments.harness.runs import distributed
 
 
 def asked_to_stop() -> AbstractContextManager[Callable[[], bool]]:
     """Within it, the first SIGTERM or SIGINT only makes the yielded function return True.
 
     Call it once after each step. The loop then saves and leaves, and the process ends with code
-    143 or 130. A second signal ends the process at once. Of several processes it is enough that one gets a
-    signal: the function returns True in all of them after the same step, and only SIGINT counts as
-    a second signal. The previous handlers are restored on leaving.
+    143 or 130. A second signal ends the process at once. Of several processes it is enough that
+    one gets a signal: the function returns True in all of them after the same step, and only
+    SIGINT counts as a second signal. The previous handlers are restored on leaving.
     """
     return _asked_together() if distributed.is_several() else _asked_alone()
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.cli import import_by_name, is_import_name
+from experiments.harness.runs.records import field_of, is_record_file, read_fields
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError
-from experiments.harness.runs.records import field_of, is_record_file, read_fields
 from jaxformer.text.data import iterate_lines, read_lines, read_tab_pairs
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.runs import json_records
 from experiments.harness.cli import display
+from experiments.harness.runs import json_records
 from jaxformer import __version__
 from jaxformer.errors import DataError
 from jaxformer.text.data import Tokens, open_tokens
