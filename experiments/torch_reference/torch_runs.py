@@ -35,7 +35,7 @@ def torch_config(config: Any, model: type[EncoderDecoder | DecoderOnly]) -> Any:
     Raises `ConfigError` for options that only the steps of jaxformer have.
     """
     plain = type(config.training)()
-    for name in ("loss", "r_drop", "z_loss", "ema_decay", "extra_ema_decays", "schedule_free"):
+    for name in ("loss", "r_drop", "z_loss", "ema_decay"):
         given, default = getattr(config.training, name), getattr(plain, name)
         if given != default:
             raise ConfigError(

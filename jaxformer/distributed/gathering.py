@@ -16,15 +16,9 @@ from jax.sharding import PartitionSpec
 
 from jaxformer.distributed.torus import Stages, sum_and_divide
 from jaxformer.errors import ConfigError
-from jaxformer.training.gradients import (
-    Batch,
-    CheckedLoss,
-    GradientSums,
-    accumulate,
-    loss_and_gradient,
-    measured_loss_and_gradient,
-)
+from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import Params, flatten
+from jaxformer.training.train_step import Batch, GradientSums, accumulate, loss_and_gradient
 
 BATCH_AXES = ("data", "fsdp")
 """The mesh axes that divide the rows of a batch."""
@@ -36,15 +30,14 @@ class Gathering(NamedTuple):
     """The division of parameters over devices, and when and how they are gathered.
 
     `specs` is the tree of their `PartitionSpec`, `axes` are those of `BATCH_AXES` with more than
-    one device; `Strategy.step` describes `at`, `dtype` and `gradient_noise_scale`. `stages` are
-    those of `torus_stages` of the mesh.
+    one device; `Strategy.step` describes `at` and `dtype`. `stages` are those of `torus_stages` of
+    the mesh.
     """
 
     specs: Any
     axes: tuple[str, ...]
     at: GatherAt
     dtype: Any
-    gradient_noise_scale: bool = False
     stages: Stages = ()
 
     def for_loss(self, params: Params) -> Params:
@@ -54,7 +47,7 @@ class Gathering(NamedTuple):
         return _as_stored(self._gather(params), params)
 
     def gradient_sums(
-        self, loss: CheckedLoss, params: Params, batch: Batch, rng: jax.Array, parts: int
+        self, loss: Loss, params: Params, batch: Batch, rng: jax.Array, parts: int
     ) -> GradientSums:
         """The sums of `loss` over the rows of all devices, and this device's part of the gradient.
 
@@ -76,11 +69,9 @@ class Gathering(NamedTuple):
             grads, *sums = accumulate(sums_of, params, batch, parts)
         else:
             whole = self._gather(params)
-            measured = self.gradient_noise_scale
-            differentiate = measured_loss_and_gradient if measured else loss_and_gradient
 
             def sums_of(part: Batch) -> GradientSums:
-                return differentiate(loss, _as_stored(whole, params), part, rng)
+                return loss_and_gradient(loss, _as_stored(whole, params), part, rng)
 
             like = jax.eval_shape(_as_stored, whole, params)
             grads, *sums = accumulate(sums_of, like, batch, parts)
@@ -102,9 +93,7 @@ class Gathering(NamedTuple):
             self.specs,
         )
 
-    def _check_reads(
-        self, loss: CheckedLoss, params: Params, batch: Batch, rng: jax.Array | None
-    ) -> None:
+    def _check_reads(self, loss: Loss, params: Params, batch: Batch, rng: jax.Array | None) -> None:
         """Raises `ConfigError` for a loss that depends on a part other than by gathering it.
 
         Such a loss takes the part for the whole parameter.

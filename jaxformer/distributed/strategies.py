@@ -27,13 +27,13 @@ from jaxformer.distributed.sharding_rules import (
 from jaxformer.distributed.torus import torus_stages
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
-from jaxformer.training.gradients import Batch, GradientSums, Metrics, checked_loss
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import ModelAxes, Params, flatten, map_with_path
 from jaxformer.training.train_step import (
-    EmaDecay,
+    Batch,
+    GradientSums,
+    Metrics,
     TrainState,
-    dropout_key,
     make_eval_step,
     make_update,
 )
@@ -196,11 +196,9 @@ class Strategy:
         optimizer: optax.GradientTransformation,
         *,
         grad_accumulation: int = 1,
-        ema_decay: EmaDecay = 0.0,
-        log_update_ratio: bool = False,
+        ema_decay: float = 0.0,
         gather_at: GatherAt = "step",
         gather_dtype: Any = None,
-        gradient_noise_scale: bool = False,
     ) -> CompiledStep:
         """The compiled `make_train_step`: (state, sharded batch) -> (state, metrics).
 
@@ -217,29 +215,24 @@ class Strategy:
         They are moved in `gather_dtype`: give the model's `dtype` (None: their own). A gradient is
         added up in the parameter's own type.
 
-        `gradient_noise_scale` adds the metrics `gradients.NOISE_METRICS`. It needs "step" and at
-        least two parts of a batch, of devices or of gradient accumulation.
-
         Raises `ConfigError` for another `gather_at`, for a loss that reads a parameter otherwise
         with "use", and when `num_shards` x `grad_accumulation` does not divide the rows of a batch.
         """
         if gather_at not in ("step", "use"):
             raise ConfigError(f"gather_at={gather_at!r} is unknown: give 'step' or 'use'")
-        if gradient_noise_scale:
-            self._check_noise(grad_accumulation, gather_at)
-        update = make_update(optimizer, ema_decay, log_update_ratio=log_update_ratio)
+        update = make_update(optimizer, ema_decay)
 
         def sums_of(specs: Any, params: Params, batch: Batch, rng: jax.Array) -> GradientSums:
-            options = gather_at, gather_dtype, gradient_noise_scale, torus_stages(self.mesh)
-            gathering, parts = Gathering(specs, self._axes, *options), grad_accumulation
-            return gathering.gradient_sums(checked_loss(loss), params, batch, rng, parts)
+            stages = torus_stages(self.mesh)
+            gathering = Gathering(specs, self._axes, gather_at, gather_dtype, stages)
+            return gathering.gradient_sums(loss, params, batch, rng, grad_accumulation)
 
         def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
             check_rows(batch, self.num_shards, grad_accumulation)
             specs = self._tree_of_specs(state.params)
             out_specs = specs, *[PartitionSpec()] * 3
             on_shards = self._on_shards(partial(sums_of, specs), specs, out_specs)
-            state, metrics = update(state, on_shards(state.params, batch, dropout_key(state)))
+            state, metrics = update(state, on_shards(state.params, batch, state.dropout_rng))
             return self._constrain(state), metrics
 
         return CompiledStep(step, partial(self._jit, donate_argnums=0), self.mesh)
@@ -310,19 +303,6 @@ class Strategy:
     def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         compiler_options = dict(self.compiler_options) or None
         return jax.jit(function, compiler_options=compiler_options, **options)
-
-    def _check_noise(self, grad_accumulation: int, gather_at: GatherAt) -> None:
-        """Raises `ConfigError` where there are no gradients of parts of the batch to compare."""
-        if gather_at == "use":
-            raise ConfigError(
-                "gradient_noise_scale compares the gradients of devices, but gather_at='use' adds "
-                "them up in the backward pass: give gather_at='step'"
-            )
-        if self.num_shards * grad_accumulation == 1:
-            raise ConfigError(
-                "gradient_noise_scale compares the gradients of parts of a batch, but there is one "
-                "part: give grad_accumulation=2 or more devices"
-            )
 
 
 def single(
