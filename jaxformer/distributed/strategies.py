@@ -14,17 +14,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jax.tree_util import Partial
 from jaxtyping import Int
 
-from jaxformer.distributed.arrays import check_rows, global_array, row_spec, whole_array
-from jaxformer.distributed.compiled_step import CompiledStep
-from jaxformer.distributed.gathering import BATCH_AXES, GatherAt, Gathering, batch_spec
+from jaxformer.distributed.gathering import (
+    BATCH_AXES,
+    GatherAt,
+    Gathering,
+    batch_spec,
+    torus_stages,
+)
 from jaxformer.distributed.mesh import AXES, Device, standardize
+from jaxformer.distributed.processes import check_rows, global_array, row_spec, whole_array
 from jaxformer.distributed.sharding_rules import (
     RULES,
     MeshAxes,
     inherited_specs,
     partition_specs,
 )
-from jaxformer.distributed.torus import torus_stages
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.training.losses import Loss
@@ -37,6 +41,36 @@ from jaxformer.training.train_step import (
     make_eval_step,
     make_update,
 )
+
+
+class CompiledStep:
+    """A function compiled for the devices of a mesh, once for each combination of argument shapes.
+
+    >>> from jaxformer.distributed import CompiledStep, make_mesh
+    >>> double = CompiledStep(lambda x: 2 * x, jax.jit, make_mesh("data=1", jax.devices()[:1]))
+    >>> double(jnp.ones(3))
+    Array([2., 2., 2.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        jit: Callable[[Callable[..., Any]], Any],
+        mesh: Mesh,
+    ) -> None:
+        """`jit` compiles for the devices of `mesh`."""
+        self._mesh = mesh
+        self._compiled = jit(function)
+
+    def __call__(self, *args: Any) -> Any:
+        """The result of the function, which may still be computed."""
+        with jax.set_mesh(self._mesh):  # overrides a mesh that the caller has set
+            return self._compiled(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """The program for arguments of these shapes, before compilation."""
+        with jax.set_mesh(self._mesh):
+            return self._compiled.lower(*args)
 
 
 class Strategy:
@@ -84,19 +118,6 @@ class Strategy:
         self.local_shards: tuple[int, ...] = tuple(
             i for i, group in enumerate(groups) if any(d.process_index == here for d in group)
         )
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both compile the same programs for the same devices."""
-        return isinstance(other, Strategy) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        named = self.rules, self.axes, self.compiler_options
-        items = (None if each is None else frozenset(each.items()) for each in named)
-        return type(self), self.mesh, tuple(self.paths.items()), *items
 
     def for_model(self, model: nn.Module, *inputs: Any) -> "Strategy":
         """This strategy for the parameters of `model`, whose axes it then knows.
@@ -242,8 +263,8 @@ class Strategy:
         eval_step = make_eval_step(loss)
 
         def sums_of(specs: Any, params: Params, batch: Batch) -> Metrics:
-            gathering = Gathering(specs, self._axes, "step", None)
-            return gathering.sum(eval_step(gathering.for_loss(params), batch))
+            gathering = Gathering(specs, self._axes)
+            return gathering.sum(eval_step(gathering.whole(params), batch))
 
         def evaluate(params: Params, batch: Batch) -> Metrics:
             specs = self._tree_of_specs(params)
