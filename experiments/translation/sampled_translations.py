@@ -20,10 +20,10 @@ from jaxformer.decoding import (
     SamplerConfig,
     SamplingConfig,
     SearchConfig,
+    TranslationOptions,
     force_token_at,
     sample,
 )
-from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import Translation, encode_sources, make_step_fn
 from jaxformer.pipelines.translation import SourceBatch, translate_batches

@@ -15,8 +15,7 @@ from experiments.translation.sampled_translations import (
     sentence_utility,
 )
 from jaxformer.config import EmbeddingOptions, NormOptions, TransformerConfig
-from jaxformer.decoding import SamplerConfig, SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SamplerConfig, SearchConfig, TranslationOptions
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import Translation, score_pairs, translate
 from jaxformer.text.tokenizers import BOS, EOS, PAD, UNK, train_characters
