@@ -78,7 +78,7 @@ def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: A
             step,
             state,
             batch,
-            lambda state: validate(build.result_params(state, config.training, devices)),
+            lambda state: validate(build.result_params(state, config.training)),
             run,
             cost=partial(cost, config),
             origin={"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)},

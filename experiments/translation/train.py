@@ -71,7 +71,7 @@ def train(
             return LoadedRun(config, model, params, data.source_tokenizer, data.target_tokenizer)
 
         def validate(state: TrainState) -> session.Evaluated:
-            params = build.result_params(state, config.training, devices)
+            params = build.result_params(state, config.training)
             return evaluate(run, loaded(params), data, beam, f"validation-{state.step}")
 
         def choose(params: Any) -> session.Evaluated:
