@@ -83,7 +83,7 @@ def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: A
             cost=partial(cost, config),
             origin={"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)},
         )
-        params = session.choose_weights(run, validate, "validation_loss")
+        params = session.choose_weights(run, devices, validate, "validation_loss")
         score(run, LoadedRun(config, model, params, data.tokenizer), data)
     return read_result(run.folder)
 

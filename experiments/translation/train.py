@@ -88,7 +88,7 @@ def train(
             step = with_teacher(step, config, data, devices, run.folder)
         origin = {"data": batches.fingerprint}  # what the checkpoints are trained on
         fit(step, state, batch, validate, run, cost=partial(cost, config), origin=origin)
-        params = session.choose_weights(run, choose, "validation_bleu")
+        params = session.choose_weights(run, devices, choose, "validation_bleu")
         score(run, loaded(params), data)
     return read_result(run.folder)
 

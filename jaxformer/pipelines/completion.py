@@ -258,7 +258,8 @@ class _Run(NamedTuple):
 
     def jobs(self, texts: list[PartialText], *, streams: bool) -> Iterator[_Job]:
         """Jobs of up to `batch_size` texts; one that `streams` yields each piece at once."""
-        callback = np.int32(0) if streams else None
+        # Of several processes only one would get the tokens: there a round ends first.
+        callback = np.int32(0) if streams and jax.process_count() == 1 else None
         for batch, size, length in self.batches(texts):
             inputs = partial(self.inputs, batch, size, length, callback)
             settings = {"config": self.config, "eos": batch[0].eos, "length": length}
