@@ -100,6 +100,21 @@ class Checkpoints:
             self._writer.save(self._steps.path(step), args=items, force=True)
             self._committing = self._thread.submit(self._finish, step, leaves, plain, metric)
 
+    def annotate(self, step: int, metadata: dict[str, Any], metric: float | None = None) -> None:
+        """Adds `metadata` and the `metric` to `step`, such as those of its validation.
+
+        Waits for the save of this step. No-op where that save has failed.
+        """
+        with self._with_patience():
+            self.wait()
+        path = self._steps.path(step)
+        if jax.process_index() or not manifest.is_committed(path):
+            return
+        saved = manifest.read(path)
+        metric = None if metric is None or metric != metric else float(metric)
+        with self._with_patience(), self._writing():
+            manifest.write(path, saved._replace(metadata=saved.metadata | metadata, metric=metric))
+
     def wait(self) -> None:
         """Returns when every save is committed and old steps are removed.
 
