@@ -4,8 +4,8 @@ A small GPT learns on all devices with each of the three, from the same batches,
 `JAX_NUM_CPU_DEVICES=4` before the command simulates four devices.
 """
 
-import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxformer as jf
+from experiments.harness import cli
 
 MODEL = jf.DecoderOnly(
     jf.TransformerConfig(
@@ -24,9 +25,15 @@ MODEL = jf.DecoderOnly(
 OPTIMIZER = jf.make_optimizer(jf.OptimizerConfig(learning_rate=3e-3, warmup_steps=20))
 LOSS = jf.causal_loss(MODEL)
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=100)
-parser.add_argument("--batch_size", type=int, default=24, help="rows, on all devices together")
+
+@dataclass(frozen=True)
+class PmappedOptions:
+    """The length of the trainings."""
+
+    steps: int = 100
+    """Steps of each training."""
+    batch_size: int = 24
+    """Rows of a batch, on all devices together."""
 
 
 def batch_of(number: int, rows: int) -> jf.StreamBatch:
@@ -82,9 +89,9 @@ def losses(
     return [float(np.ravel(loss)[0]) for loss in history]  # pmap returns one for each device
 
 
-def main(args: list[str] | None = None) -> dict[str, list[float]]:
+def main(options: PmappedOptions) -> dict[str, list[float]]:
     """Trains with each, prints first and last losses, and returns all."""
-    options, count = parser.parse_args(args), jax.local_device_count()
+    count = jax.local_device_count()
     rows = -(-options.batch_size // count) * count
     results = {}
     print(f"{count} x {jax.devices()[0].device_kind}, {rows} rows a step")
@@ -95,4 +102,4 @@ def main(args: list[str] | None = None) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    main()
+    cli.start(main, {"default": PmappedOptions()}, __doc__)
