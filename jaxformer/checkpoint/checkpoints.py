@@ -12,15 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from jaxformer.checkpoint import manifest
-from jaxformer.checkpoint.steps import StepFolders, lock
+from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first, lock
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
-from jaxformer.training.parameters import flatten
 
 _NAMED = 5  # an error names so many leaves and counts the rest
+
+Shardings = Callable[[Any], Any]
+"""shardings(tree of shapes) -> the tree of their `jax.sharding.Sharding`."""
 
 
 class Checkpoints:
@@ -89,9 +90,9 @@ class Checkpoints:
         self._open()
         with self._with_patience():
             self.wait()
-        if _agreed(step in self.steps()):
+        if agreed(step in self.steps()):
             return
-        leaves = _describe(jax.tree.map(_shape, state))
+        leaves = manifest.describe(jax.tree.map(_shape, state))
         stored = ocp.args.PyTreeSave(jax.tree.map(_storable, state))
         metric = None if metric is None or metric != metric else float(metric)
         with self._with_patience(), self._writing():
@@ -99,6 +100,21 @@ class Checkpoints:
             items = ocp.args.Composite(state=stored)
             self._writer.save(self._steps.path(step), args=items, force=True)
             self._committing = self._thread.submit(self._finish, step, leaves, plain, metric)
+
+    def annotate(self, step: int, metadata: dict[str, Any], metric: float | None = None) -> None:
+        """Adds `metadata` and the `metric` to `step`, such as those of its validation.
+
+        Waits for the save of this step. No-op where that save has failed.
+        """
+        with self._with_patience():
+            self.wait()
+        path = self._steps.path(step)
+        if jax.process_index() or not manifest.is_committed(path):
+            return
+        saved = manifest.read(path)
+        metric = None if metric is None or metric != metric else float(metric)
+        with self._with_patience(), self._writing():
+            manifest.write(path, saved._replace(metadata=saved.metadata | metadata, metric=metric))
 
     def wait(self) -> None:
         """Returns when every save is committed and old steps are removed.
@@ -110,7 +126,7 @@ class Checkpoints:
         committing, self._committing = self._committing, None
         with self._writing():
             error = committing.exception()
-            committed = _agreed(error is None)  # only the first process commits
+            committed = agreed(error is None)  # only the first process commits
             if error is not None:
                 raise error
             if not committed:
@@ -161,10 +177,10 @@ class Checkpoints:
         Raises `CheckpointError` before anything is loaded, with the names of the leaves, if one is
         missing, is not expected, or has another shape or dtype.
         """
-        step = _by_the_first(lambda: self._verified_step(step))
+        step = by_the_first(lambda: self._verified_step(step))
         target = jax.tree.map(_shape, abstract_state)
         saved = manifest.read(self._steps.path(step))
-        wrong = _differences(saved.leaves, _describe(target))
+        wrong = manifest.differences(saved.leaves, manifest.describe(target))
         if wrong:
             more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
             raise CheckpointError(
@@ -174,31 +190,55 @@ class Checkpoints:
         state = self._read(step, target, jax.tree.map(_restore_args, target), partial=False)
         return jax.tree.map(_as_given, abstract_state, state), saved.metadata
 
-    def restore_params(self, step: int | None = None, *, tree: str = "params") -> dict[str, Any]:
-        """The field `tree` of the state of `step`, as nested dicts of numpy arrays."""
+    def restore_params(
+        self, step: int | None = None, *, tree: str = "params", shardings: Shardings | None = None
+    ) -> dict[str, Any]:
+        """The field `tree` of the state of `step`, as nested dicts of numpy arrays.
+
+        With `shardings`, such as those of a `Strategy`, the arrays are read to the devices that
+        `shardings(tree)` says.
+        """
         step = self._verified_step(step)
         path: Any = self._steps.path(step) / "state"  # orbax declares a path type of its own
         with _reading(path):
             stored = ocp.PyTreeCheckpointHandler().metadata(path).tree
         if not stored.get(tree):
             raise CheckpointError(f"{self._steps.path(step)} holds no {tree!r}")
-        target = {tree: stored[tree]}
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
-        return self._read(step, target, as_numpy, partial=True)[tree]
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stored[tree]
+        )
+        if shardings is not None:
+            shapes = jax.tree.map(
+                lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings(shapes)
+            )
+        target = {tree: shapes}
+        read = jax.tree.map(_restore_args, target)
+        return self._read(step, target, read, partial=True)[tree]
 
-    def average_params(self, steps: Iterable[int], *, tree: str = "params") -> dict[str, Any]:
-        """The mean of the field `tree` over `steps`, summed in float64, in the stored dtype.
+    def average_params(
+        self,
+        steps: Iterable[int],
+        *,
+        tree: str = "params",
+        shardings: Shardings | None = None,
+    ) -> dict[str, Any]:
+        """The mean of the field `tree` over `steps` in the stored dtype; see `restore_params`.
 
-        Vaswani et al. 2017, section 6.1, average the last 5 (base) or 20 (big) checkpoints. The
-        mean is that of adapters, which are then merged (see `merge_adapters`).
+        It is summed in float64, with `shardings` in float32 on the devices. Vaswani et al. 2017,
+        section 6.1, average the last 5 (base) or 20 (big) checkpoints. The mean is that of
+        adapters, which are then merged (see `merge_adapters`).
         """
         steps = list(steps)
         if not steps:
             raise CheckpointError("steps is empty, but an average needs at least one step")
-        first = self.restore_params(steps[0], tree=tree)
-        total = jax.tree.map(lambda leaf: leaf.astype(np.float64), first)
+        sums_in = np.float64 if shardings is None else np.float32
+        first = self.restore_params(steps[0], tree=tree, shardings=shardings)
+        if len(steps) == 1:
+            return merge_adapters(first)
+        total = jax.tree.map(lambda leaf: leaf.astype(sums_in), first)
         for step in steps[1:]:
-            total = jax.tree.map(np.add, total, self.restore_params(step, tree=tree))
+            more = self.restore_params(step, tree=tree, shardings=shardings)
+            total = jax.tree.map(lambda s, leaf: s + leaf.astype(sums_in), total, more)
         mean = jax.tree.map(lambda s, leaf: (s / len(steps)).astype(leaf.dtype), total, first)
         return merge_adapters(mean)
 
@@ -214,7 +254,7 @@ class Checkpoints:
         if self._writer is not None:
             return
         try:
-            _by_the_first(begin)
+            by_the_first(begin)
         except (ValueError, OSError):
             self._release()
             raise
@@ -309,30 +349,6 @@ def _reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} is damaged and cannot be read: {error}") from error
 
 
-def _agreed(value: int) -> int:
-    """The first process's `value`, in every process."""
-    if jax.process_count() == 1:
-        return value
-    try:
-        return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
-    except ValueError as error:  # `jax.jit` raises it when another process is gone
-        raise jax.errors.JaxRuntimeError(str(error)) from error
-
-
-def _by_the_first(decide: Callable[[], int]) -> int:
-    """The number >= 0 that `decide()` returns on the first process; if it raises, all raise."""
-    decision, refused = -1, None
-    if jax.process_index() == 0:
-        try:
-            decision = decide()
-        except (ValueError, OSError) as error:
-            refused = error
-    decision = _agreed(decision)
-    if decision == -1:
-        raise refused or CheckpointError("the first process rejected the checkpoint: see its error")
-    return decision
-
-
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     """Shape and dtype of what is stored for `leaf`, with its sharding if it spans devices."""
     leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
@@ -381,24 +397,3 @@ def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
     """The sharding of a leaf on several devices; on one device, JAX chooses the device."""
     sharding = getattr(leaf, "sharding", None)
     return sharding if sharding is not None and len(sharding.device_set) > 1 else None
-
-
-def _describe(tree: Any) -> dict[str, str]:
-    """{"path/of/leaf": "dtype[shape]"}."""
-    return {
-        path: f"{jnp.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"
-        for path, leaf in flatten(tree).items()
-    }
-
-
-def _differences(stored: dict[str, str], expected: dict[str, str]) -> list[str]:
-    """The missing, extra and different leaves, parameters first."""
-    paths = sorted(
-        expected.keys() | stored.keys(), key=lambda path: (not path.startswith("params/"), path)
-    )
-    return [
-        f"{path} is {stored.get(path, 'absent')} in the checkpoint but "
-        f"{expected.get(path, 'absent')} here"
-        for path in paths
-        if expected.get(path) != stored.get(path)
-    ]

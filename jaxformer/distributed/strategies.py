@@ -1,12 +1,16 @@
 """Strategies: one device, copies of the state, or a state divided over a mesh."""
 
+import contextlib
 import copy
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
@@ -21,8 +25,14 @@ from jaxformer.distributed.gathering import (
     batch_spec,
     torus_stages,
 )
-from jaxformer.distributed.mesh import AXES, Device, standardize
-from jaxformer.distributed.processes import check_rows, global_array, row_spec, whole_array
+from jaxformer.distributed.mesh import AXES, CompiledStep, Device, standardize
+from jaxformer.distributed.processes import (
+    check_rows,
+    global_array,
+    pad_rows,
+    row_spec,
+    whole_array,
+)
 from jaxformer.distributed.sharding_rules import (
     RULES,
     MeshAxes,
@@ -41,36 +51,6 @@ from jaxformer.training.train_step import (
     make_eval_step,
     make_update,
 )
-
-
-class CompiledStep:
-    """A function compiled for the devices of a mesh, once for each combination of argument shapes.
-
-    >>> from jaxformer.distributed import CompiledStep, make_mesh
-    >>> double = CompiledStep(lambda x: 2 * x, jax.jit, make_mesh("data=1", jax.devices()[:1]))
-    >>> double(jnp.ones(3))
-    Array([2., 2., 2.], dtype=float32)
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        jit: Callable[[Callable[..., Any]], Any],
-        mesh: Mesh,
-    ) -> None:
-        """`jit` compiles for the devices of `mesh`."""
-        self._mesh = mesh
-        self._compiled = jit(function)
-
-    def __call__(self, *args: Any) -> Any:
-        """The result of the function, which may still be computed."""
-        with jax.set_mesh(self._mesh):  # overrides a mesh that the caller has set
-            return self._compiled(*args)
-
-    def lower(self, *args: Any) -> jax.stages.Lowered:
-        """The program for arguments of these shapes, before compilation."""
-        with jax.set_mesh(self._mesh):
-            return self._compiled.lower(*args)
 
 
 class Strategy:
@@ -198,6 +178,27 @@ class Strategy:
 
         return jax.tree.map(abstract, jax.tree.map(np.asarray, batch))
 
+    def divide(self, batch: Batch, axes: tuple[str, ...] = BATCH_AXES) -> Batch:
+        """The batch on the devices, its rows divided along mesh `axes`; each process has all rows.
+
+        `batch` holds arrays [B, ...] and scalars. Rows of zeros make B a multiple of the parts.
+        """
+        if self.mesh.size == 1:
+            return batch
+        parts = math.prod(self.mesh.shape[axis] for axis in axes)
+
+        def global_rows(leaf: Any) -> jax.Array:
+            if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+                return leaf
+            leaf = pad_rows(np.asarray(leaf), parts)
+            return global_array(leaf, self._sharding(row_spec(leaf, axes)))
+
+        return jax.tree.map(global_rows, batch)
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it programs are compiled for these devices."""
+        return jax.set_mesh(self.mesh) if self.mesh.size > 1 else contextlib.nullcontext()
+
     def gather(self, tree: Any) -> Any:
         """The whole `tree` as numpy arrays on every process; a PRNG key as its key data."""
         return jax.tree.map(whole_array, tree)
@@ -254,17 +255,24 @@ class Strategy:
             out_specs = specs, *[PartitionSpec()] * 3
             on_shards = self._on_shards(partial(sums_of, specs), specs, out_specs)
             state, metrics = update(state, on_shards(state.params, batch, state.dropout_rng))
-            return self._constrain(state), metrics
+            if self.mesh.size > 1:
+                state = jax.lax.with_sharding_constraint(state, self.shardings(state))
+            return state, metrics
 
         return CompiledStep(step, partial(self._jit, donate_argnums=0), self.mesh)
 
-    def evaluate(self, loss: Loss) -> CompiledStep:
-        """The compiled `make_eval_step`: (params, sharded batch) -> metrics, which are sums."""
+    def evaluate(
+        self, loss: Loss, *, gather_at: GatherAt = "step", gather_dtype: Any = None
+    ) -> CompiledStep:
+        """The compiled `make_eval_step`: (params, sharded batch) -> metrics, which are sums.
+
+        `gather_at` and `gather_dtype` are those of `step`.
+        """
         eval_step = make_eval_step(loss)
 
         def sums_of(specs: Any, params: Params, batch: Batch) -> Metrics:
-            gathering = Gathering(specs, self._axes)
-            return gathering.sum(eval_step(gathering.whole(params), batch))
+            gathering = Gathering(specs, self._axes, gather_at, gather_dtype)
+            return gathering.sum(eval_step(gathering.for_loss(params), batch))
 
         def evaluate(params: Params, batch: Batch) -> Metrics:
             specs = self._tree_of_specs(params)
@@ -314,12 +322,6 @@ class Strategy:
         if self.mesh.size == 1:
             return SingleDeviceSharding(self.mesh.devices.item())
         return NamedSharding(self.mesh, spec)
-
-    def _constrain(self, tree: Any) -> Any:
-        """`tree` with the shardings of a state."""
-        if self.mesh.size == 1:
-            return tree
-        return jax.lax.with_sharding_constraint(tree, self.shardings(tree))
 
     def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         compiler_options = dict(self.compiler_options) or None
@@ -383,6 +385,23 @@ def sharded(
     1
     """
     return Strategy(mesh, rules, paths=paths, axes=axes, compiler_options=compiler_options)
+
+
+def strategy_of(params: Any) -> Strategy:
+    """The strategy whose devices hold `params`, divided as they are.
+
+    >>> strategy_of({"scale": jnp.ones(3)}).num_shards
+    1
+    """
+    placed = {k: x.sharding for k, x in flatten(params).items() if isinstance(x, jax.Array)}
+    divided = {k: x for k, x in placed.items() if isinstance(x, NamedSharding)}
+    if not divided:
+        devices = (device for sharding in placed.values() for device in sharding.device_set)
+        return single(next(devices, None))
+    mesh = next(iter(divided.values())).mesh
+    assert isinstance(mesh, Mesh)  # arrays outside of programs lie on devices
+    paths = {f"^{re.escape(path)}$": sharding.spec for path, sharding in divided.items()}
+    return Strategy(mesh, {}, paths=paths)
 
 
 def _call(function: Callable[[], Any]) -> Any:
