@@ -153,7 +153,7 @@ def global_array(
     return jax.make_array_from_callback(shape, sharding, part)
 
 
-def whole_array(leaf: Any) -> np.ndarray:
+def to_numpy(leaf: Any) -> np.ndarray:
     """The whole array in numpy on every process; a PRNG key as its key data."""
     if jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)

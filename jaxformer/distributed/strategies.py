@@ -26,13 +26,7 @@ from jaxformer.distributed.gathering import (
     torus_stages,
 )
 from jaxformer.distributed.mesh import AXES, CompiledStep, Device, standardize
-from jaxformer.distributed.processes import (
-    check_rows,
-    global_array,
-    pad_rows,
-    row_spec,
-    whole_array,
-)
+from jaxformer.distributed.processes import check_rows, global_array, pad_rows, row_spec, to_numpy
 from jaxformer.distributed.sharding_rules import (
     RULES,
     MeshAxes,
@@ -132,8 +126,7 @@ class Strategy:
     def shard_state(self, tree: Any) -> Any:
         """A state or parameters from a file or other devices, moved to this strategy's devices.
 
-        Every process gives the whole tree. Beam search and sampling with parameters that are
-        divided so run on all of these devices.
+        Every process gives the whole tree. Decoding with the result runs on all of the devices.
         """
         return jax.device_put(tree, self.shardings(tree))
 
@@ -165,10 +158,7 @@ class Strategy:
         )
 
     def abstract_batch(self, batch: Batch) -> Batch:
-        """The result of `shard_batch` for a whole batch, as `jax.ShapeDtypeStruct` with shardings.
-
-        `batch` holds all rows. Raises `ConfigError` when `num_shards` does not divide them.
-        """
+        """The result of `shard_batch` for a `batch` of all rows, as `jax.ShapeDtypeStruct`."""
         check_rows(batch, self.num_shards)
 
         def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -201,7 +191,7 @@ class Strategy:
 
     def gather(self, tree: Any) -> Any:
         """The whole `tree` as numpy arrays on every process; a PRNG key as its key data."""
-        return jax.tree.map(whole_array, tree)
+        return jax.tree.map(to_numpy, tree)
 
     def shardings(self, tree: Any) -> Any:
         """The tree of `Sharding` for the leaves of a state, or of parameters alone.
