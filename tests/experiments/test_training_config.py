@@ -50,7 +50,7 @@ TRANSLATION = f"""
 METHODS = f"""
     {TRANSLATION} --model.embeddings.dropout_rate 0.1 --data.bpe_dropout 0.1 --data.bpe_encodings 3
     --training.z_loss 0.001 --training.r_drop 1 --training.ema_decay 0.9
-    --optimizer.layer_lr_decay 0.9 --optimizer.freeze feed_forward/
+    --optimizer.freeze feed_forward/
 """
 
 

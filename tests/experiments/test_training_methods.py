@@ -56,7 +56,6 @@ def config(tmp_path_factory) -> TranslationConfig:
             schedule="constant",
             warmup_steps=2,
             total_steps=7,
-            layer_lr_decay=0.8,
             freeze=FROZEN,
         ),
         training=replace(
