@@ -46,13 +46,24 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     path = Path(path)
     if not path.is_dir():
         return Tokenizer(_read_json(path))
-    for names, read in TOKENIZER_FILES.items():
-        if all((path / name).exists() for name in names):
-            return Tokenizer(read(path))
-    raise DataError(
-        f"{path}: a tokenizer's folder holds "
-        f"{', or '.join(' and '.join(names) for names in TOKENIZER_FILES)}; this one does not"
-    )
+    read = _reader(path)
+    if read is None:
+        raise DataError(
+            f"{path}: a tokenizer's folder holds "
+            f"{', or '.join(' and '.join(names) for names in TOKENIZER_FILES)}; this one does not"
+        )
+    return Tokenizer(read(path))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether `folder` has all files of one of `TOKENIZER_FILES`."""
+    return _reader(folder) is not None
+
+
+def _reader(folder: Path) -> Callable[[Path], "tokenizers.Tokenizer"] | None:
+    files = TOKENIZER_FILES.items()
+    sets = (read for names, read in files if all((folder / name).exists() for name in names))
+    return next(sets, None)
 
 
 def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
