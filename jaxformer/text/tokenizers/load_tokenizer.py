@@ -11,7 +11,6 @@ from jaxformer.errors import DataError
 from jaxformer.text.tokenizers.sentencepiece import read_sentencepiece
 from jaxformer.text.tokenizers.tokenizer import (
     ROLE_NAMES,
-    SPECIAL_TOKEN,
     Tokenizer,
     find_role,
     require_standard_ids,
@@ -19,9 +18,6 @@ from jaxformer.text.tokenizers.tokenizer import (
 
 if TYPE_CHECKING:
     import tokenizers
-
-# RoBERTa's vocabulary has three words that no merge makes; an incomplete file leaves far more.
-_MAX_UNMERGED = 100
 
 _MARIAN = ("source.spm", "target.spm", "vocab.json")
 
@@ -33,7 +29,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
 
     A folder has the files of one of `TOKENIZER_FILES`: `tokenizer.json`, or two SentencePiece
     models and `vocab.json` (Marian), byte-level BPE (GPT-2), WordPiece (BERT), or a SentencePiece
-    model (T5, Llama). `tokenizer_config.json` says whether BERT's is lower-cased. For Marian this
+    model (T5). `tokenizer_config.json` says whether BERT's is lower-cased. For Marian this
     is the tokenizer of the source; `load_pair` gives that of the target too. Raises `DataError` for
     files that are absent, damaged or do not fit together, and `MissingExtra` for SentencePiece
     models without `sentencepiece`.
@@ -133,22 +129,13 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_merges(path: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """The merges of the file; `DataError` where it is damaged or lacks some."""
+    """The merges of the file; `DataError` where it is damaged."""
     library = optional_dependencies.load("tokenizers")
-    _read_text(path)
     try:
         _, merges = library.models.BPE.read_file(str(path.with_name("vocab.json")), str(path))
         library.models.BPE(vocabulary, merges)
     except Exception as error:  # the library has no narrower class
         raise DataError(f"{path}: not the merges of vocab.json: {error}") from error
-    merged = {left + right for left, right in merges}
-    unmerged = [x for x in vocabulary if len(x) > 1 and x not in merged]
-    unmerged = [token for token in unmerged if not SPECIAL_TOKEN.fullmatch(token)]
-    if len(unmerged) > _MAX_UNMERGED:
-        raise DataError(
-            f"{path}: not the whole list that belongs to vocab.json: {len(unmerged)} tokens come "
-            f"from no merge, {unmerged[0]!r} among them"
-        )
     return merges
 
 
@@ -224,6 +211,5 @@ TOKENIZER_FILES: Mapping[tuple[str, ...], Callable[[Path], "tokenizers.Tokenizer
     ("vocab.json", "merges.txt"): _read_gpt2,
     ("vocab.txt",): _read_bert,
     ("spiece.model",): _read_t5,
-    ("tokenizer.model",): lambda folder: read_sentencepiece(folder / "tokenizer.model"),
 }
 """The files of a tokenizer in a folder, and what reads them; the first complete set is read."""
