@@ -20,7 +20,7 @@ from jaxformer.distributed import Strategy
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder, Model
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, reference
 from jaxformer.pretrained import families
 from jaxformer.pretrained.family import Family, as_text, canonical_names, parse_number, read_config
@@ -111,13 +111,27 @@ def _load(
         raise ConfigError(f"{source / 'config.json'}: {error}") from error
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
-    if not tokenizers.has_tokenizer(source):
-        return Loaded(model, params, None, None)
-    tokenizer, target = tokenizers.load_pair(source)
-    config = spec.config
-    check_tokenizer(source, tokenizer, config.source_vocab_size or config.vocab_size)
-    check_tokenizer(source, target, config.vocab_size)
-    return Loaded(model, params, tokenizer, target)
+    pair = tokenizers.load_pair(source) if tokenizers.has_tokenizer(source) else (None, None)
+    return _loaded(source, model, params, spec.config, *pair)
+
+
+def _loaded(
+    folder: Path,
+    model: nn.Module,
+    params: dict[str, Any],
+    sizes: TransformerConfig,
+    source: Tokenizer | None,
+    target: Tokenizer | None,
+) -> Loaded:
+    """All that was loaded; `ConfigError` for a tokenizer with more ids than the model."""
+    vocab_sizes = sizes.source_vocab_size or sizes.vocab_size, sizes.vocab_size
+    try:
+        for tokenizer, vocab_size in zip((source, target), vocab_sizes, strict=True):
+            if tokenizer is not None:
+                tokenizer.check_fits(vocab_size)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from error
+    return Loaded(model, params, source, target)
 
 
 def is_pretrained(folder: str | os.PathLike[str]) -> bool:
@@ -126,14 +140,6 @@ def is_pretrained(folder: str | os.PathLike[str]) -> bool:
         return "model_type" in read_json(Path(folder) / "config.json")
     except DataError:
         return False
-
-
-def check_tokenizer(folder: str | os.PathLike[str], tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises `ConfigError` if the tokenizer of `folder` has more ids than the model."""
-    try:
-        tokenizer.check_fits(vocab_size)
-    except ConfigError as error:
-        raise ConfigError(f"{folder}: {error}") from error
 
 
 def _read_spec(
@@ -262,17 +268,25 @@ def _load_run(
         raise ConfigError(f"{folder / 'config.json'}: model: {error}") from error
     sizes = replace(sizes, dtype=dtype or sizes.dtype)
     attend = attention_fn or _attention_fn(training.get("attention_fn", "reference"))
-    named = training.get("block")
-    block = _import_named(named, "block") if named else Block
-    own, kind = training.get("model"), _kind_of(sizes)
-    if own:
-        kind = _import_named(own, "model")
+    block = _import_named(training["block"], "block") if training.get("block") else Block
+    if training.get("model"):
+        kind = _import_named(training["model"], "model")
+    elif sizes.num_encoder_layers and sizes.num_decoder_layers:
+        kind = EncoderDecoder
+    else:
+        kind = DecoderOnly if sizes.num_decoder_layers else MaskedLanguageModel
     model = kind(sizes, attend, block)
     try:
         check_params(model, params)
     except ConfigError as error:
         raise CheckpointError(f"{folder / 'checkpoints'}: {error}") from error
-    return Loaded(model, params, *_run_tokenizers(folder, sizes))
+    paths = (folder / _TARGET, folder / _TOKENIZER)
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        return Loaded(model, params, None, None)
+    target = tokenizers.load(path)
+    source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else target
+    return _loaded(folder, model, params, sizes, source, target)
 
 
 def _from_json(kind: Any, value: Any) -> Any:
@@ -301,12 +315,6 @@ def _from_json(kind: Any, value: Any) -> Any:
     return part(**{name: _from_json(types.get(name), values[name]) for name in names})
 
 
-def _kind_of(sizes: TransformerConfig) -> type[Model]:
-    if sizes.num_encoder_layers and sizes.num_decoder_layers:
-        return EncoderDecoder
-    return DecoderOnly if sizes.num_decoder_layers else MaskedLanguageModel
-
-
 def _run_params(folder: Path, training: Mapping[str, Any]) -> dict[str, Any]:
     """The mean of the checkpoints chosen at the end of the run, or the newest checkpoint."""
     checkpoints = Checkpoints(folder / "checkpoints")
@@ -331,21 +339,6 @@ def _with_vocabularies(sizes: TransformerConfig, params: Mapping[str, Any]) -> T
     if "source_embedding" in params:
         sizes = replace(sizes, source_vocab_size=len(params["source_embedding"]["table"]))
     return sizes
-
-
-def _run_tokenizers(
-    folder: Path, sizes: TransformerConfig
-) -> tuple[Tokenizer | None, Tokenizer | None]:
-    """The tokenizers of source and target, one object where there is one vocabulary."""
-    paths = (folder / _TARGET, folder / _TOKENIZER)
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
-        return None, None
-    target = tokenizers.load(path)
-    source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else target
-    check_tokenizer(folder, target, sizes.vocab_size)
-    check_tokenizer(folder, source, sizes.source_vocab_size or sizes.vocab_size)
-    return source, target
 
 
 def _attention_fn(name: str) -> AttentionFn:
