@@ -93,9 +93,9 @@ def test_t5s_gaps_follow_its_pieces_the_last_first(tmp_path):
     said.write_text('{"extra_ids": 2}')
     tokenizer = tokenizers.load(tmp_path)
     assert tokenizer.decode([5, len(PIECES), len(PIECES) + 1]) == "b"
-    for wrong in ("-1", "true", '"2"', "1e9"):
+    for wrong in ("-1", "true", '"2"'):
         said.write_text(f'{{"extra_ids": {wrong}}}')
-        with pytest.raises(DataError, match="extra_ids must be from 0 to 10,000, got"):
+        with pytest.raises(DataError, match="extra_ids must be a number from 0, got"):
             tokenizers.load(tmp_path)
 
 
