@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import UInt16
 
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.data.shuffle import check_positive
+from jaxformer.text.data.batches import check_positive
 from jaxformer.text.data.tokens import Tokens
 
 _MAGIC, _VERSION, _HEADER_BYTES = 20240520, 1, 256 * 4

@@ -12,7 +12,7 @@ from typing import Any
 from experiments.harness import cli
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.pretrained.hf_folder import HFFolder
+from jaxformer.pretrained.hf_folder import read_json
 
 _WHOLE = "pytorch_model.bin"
 _INDEX = "pytorch_model.bin.index.json"
@@ -37,12 +37,13 @@ def main(options: SafetensorsOptions) -> None:
     if not options.folder:
         raise ConfigError("no folder was given: give --folder FOLDER")
     folder = Path(options.folder)
-    source = HFFolder(folder)
-    if source.has(_RESULT):
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder: give one with {_WHOLE}")
+    if (folder / _RESULT).exists():
         raise ConfigError(f"{folder / _RESULT} exists already: remove it to convert again")
     tensors: dict[str, Any] = {}
-    for name in _parts(source):
-        tensors |= _read(source.file(name))
+    for name in _parts(folder):
+        tensors |= _read(folder / name)
     unfinished = folder / f"{_RESULT}.unfinished"
     optional_dependencies.load("safetensors.torch").save_file(
         tensors, unfinished, metadata={"format": "pt"}
@@ -51,16 +52,16 @@ def main(options: SafetensorsOptions) -> None:
     print(f"{folder / _RESULT}: {len(tensors)} tensors")
 
 
-def _parts(source: HFFolder) -> list[str]:
+def _parts(folder: Path) -> list[str]:
     """The names of the files that hold the tensors."""
-    if source.has(_WHOLE):
+    if (folder / _WHOLE).exists():
         return [_WHOLE]
-    if not source.has(_INDEX):
-        raise ConfigError(f"{source.path} has neither {_WHOLE} nor {_INDEX}")
-    files = source.json(_INDEX).get("weight_map")
+    if not (folder / _INDEX).exists():
+        raise ConfigError(f"{folder} has neither {_WHOLE} nor {_INDEX}")
+    files = read_json(folder / _INDEX).get("weight_map")
     names = sorted(map(str, files.values())) if isinstance(files, dict) else []
     if not names or any(Path(name).name != name for name in names):
-        raise DataError(f"{source.path / _INDEX}: weight_map must name files of this folder")
+        raise DataError(f"{folder / _INDEX}: weight_map must name files of this folder")
     return list(dict.fromkeys(names))
 
 
@@ -69,7 +70,7 @@ def _read(path: Path) -> dict[str, Any]:
     torch = optional_dependencies.load("torch")
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise DataError(f"{path}: not a file of tensors alone: {reason}") from error
     if not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):

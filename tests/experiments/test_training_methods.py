@@ -48,9 +48,7 @@ def config(tmp_path_factory) -> TranslationConfig:
             dropout_rate=0.2,
             embeddings=EmbeddingOptions(dropout_rate=0.1),
         ),
-        data=replace(
-            preset.data, **files, bpe_dropout=0.2, bpe_encodings=3, batch_tokens=256, buckets=1
-        ),
+        data=replace(preset.data, **files, batch_tokens=256, buckets=1),
         optimizer=replace(
             preset.optimizer,
             schedule="step",
