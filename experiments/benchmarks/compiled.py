@@ -81,7 +81,8 @@ def measure(name: str) -> list[Result]:
     target = planning.parse_target(config.target)
     count = target.count or 1
     step = planning.compile_step(config, TRAINING, planning.devices(target, count))
-    time = planning.step_time(step.program, target.accelerator, step.attention_specs)
+    specs = [selection.spec for _, selection in step.attention]
+    time = planning.step_time(step.program, target.accelerator, specs)
     peak = count * ACCELERATORS[target.accelerator].bfloat16
     cycles = time.cycles / config.training.grad_accumulation
     numbers = {
