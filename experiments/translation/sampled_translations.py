@@ -26,6 +26,7 @@ from jaxformer.decoding import (
 from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import Translation, encode_sources, make_step_fn
+from jaxformer.pipelines.batching import compile_for
 from jaxformer.pipelines.translation import SourceBatch, translate_batches
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -95,12 +96,10 @@ def sample_translations(
         example_ids[: len(batch.indices)] = batch.indices
         example_ids += first_example_id * count
         arrays = batch.source, batch.max_new_tokens, example_ids, rng
-        sized, ids = (
-            replace(search, max_new_tokens=batch.size),
-            {"bos": options.bos, "pad": options.pad},
-        )
-        compiled = sample_ids.lower(model, params, *arrays, sized, sampler, **ids).compile()
-        return lambda: jax.device_get(compiled(params, *arrays))
+        settings = {"search": replace(search, max_new_tokens=batch.size), "sampler": sampler}
+        ids = {"bos": options.bos, "pad": options.pad}
+        run = compile_for(params, sample_ids, model, *arrays, **settings, **ids)
+        return lambda: run(*arrays)
 
     sentences = encode_sources(model, lines, source_tokenizer, search, options)
     repeated = [sentence for sentence in sentences for _ in range(count)]
