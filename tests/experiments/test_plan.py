@@ -306,7 +306,7 @@ def test_a_model_with_a_soft_cap_on_its_attention_is_planned():
         ("--target h100x0", "target='h100x0' has no devices: give at least one"),
         ("--compiler tpu", "--compiler tpu compiles for v5e, v5p, v6e, but the target is h100"),
         ("--compiler cuda --target a100", "--compiler cuda compiles for h100, h200, but"),
-        ("--compiler gcc", "invalid choice 'gcc' for argument '--compiler'"),
+        ("--compiler gcc", '--compiler is "gcc", but must be cpu|tpu|cuda'),
     ],
 )
 def test_a_target_that_there_is_not_is_refused_in_one_sentence(words, message, capsys):
