@@ -126,8 +126,8 @@ class Tensors:
         elif folder.has(_PICKLE):
             raise DataError(
                 f"{folder.path} has {_PICKLE}, which can run code when it is read, and no "
-                f"{_WHOLE}: convert it with 'python -m "
-                f"experiments.torch_reference.to_safetensors --folder {folder.path}'"
+                f"{_WHOLE}: read it by torch.load(.., weights_only=True), which runs no code, and "
+                "write its tensors with safetensors.torch.save_file"
             )
         else:
             raise DataError(f"{folder.path} has neither {_WHOLE} nor {_INDEX}")
