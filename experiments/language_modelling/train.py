@@ -143,7 +143,7 @@ def evaluate(
     scores |= evaluation.custom_metrics(loaded, data.validation, likelihood)
     pictures = {}
     if config.training.log_attention:
-        from experiments.language_modelling.attend import draw_attention
+        from experiments.language_modelling.page import draw_attention
 
         pictures["attention"] = partial(draw_attention, loaded, config.prompts)
     return session.Evaluated(scores, pictures=pictures)

@@ -153,7 +153,7 @@ def evaluate(
             evaluation.write_samples(run.folder, name, text, hypotheses)
     pictures = {}
     if training.log_attention:
-        from experiments.translation.attend import draw_attention
+        from experiments.translation.page import draw_attention
 
         pictures["attention"] = partial(draw_attention, loaded, *samples[0][:2])
     return session.Evaluated(numbers, samples, pictures)

@@ -26,10 +26,10 @@ from experiments.harness.runs.text_io import read_table
 from experiments.harness.training import utilization
 from experiments.harness.training.flops import seq2seq_flops
 from experiments.translation import (
-    attend,
     evaluate,
     export,
     load_run,
+    page,
     prepare,
     train,
     translate,
@@ -244,7 +244,7 @@ def test_tensorboard_shows_samples_and_their_attention(run):
 
 
 def test_the_attention_of_a_given_translation_needs_no_padding_to_be_the_same(system):
-    view = attend.cross_attention(system, "dog sees bird", "Vogel sieht")
+    view = page.cross_attention(system, "dog sees bird", "Vogel sieht")
     source = [*system.source_tokenizer.encode("dog sees bird"), EOS]
     target = [BOS, *system.target_tokenizer.encode("Vogel sieht")]
     plain = read_weights(system.model, system.params, np.array([source]), np.array([target]))
