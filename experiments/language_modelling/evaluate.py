@@ -53,9 +53,7 @@ def batch_losses(
     chunk = config.training.loss_chunk
     stride = stride or config.data.seq_len
     batches = task.iterate_once(text.tokens, loaded.tokenizer, config, stride)
-    return list(
-        build.batch_sums(task.measure, loaded.model, loaded.params, batches, loss_chunk=chunk)
-    )
+    return list(build.batch_sums(task.measure, loaded, batches, loss_chunk=chunk))
 
 
 def total(losses: Sequence[dict[str, float]], text: Encoded) -> Likelihood:
@@ -89,9 +87,7 @@ def custom_metrics(loaded: LoadedRun, text: Encoded, likelihood: Likelihood) -> 
     config, task = loaded.config, objective(loaded.config)
     batches = task.iterate_labelled(text.tokens, loaded.tokenizer, config, config.data.seq_len)
     chunk = config.training.loss_chunk
-    of_loss = build.custom_metrics(
-        config.training, loaded.model, loaded.params, batches, loss_chunk=chunk
-    )
+    of_loss = build.custom_metrics(loaded, batches, loss_chunk=chunk)
     metrics = own_metrics(loaded, text, likelihood)
     return of_loss | {f"validation_{name}": value for name, value in metrics.items()}
 

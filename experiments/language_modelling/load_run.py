@@ -47,7 +47,7 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
         assert found.tokenizer is not None  # `read` refuses a folder without one
         return LoadedRun(config, found.model, found.params, found.tokenizer)
     config = run_folder.load_config(folder, LanguageConfig)
-    params = checkpoint_selection.load(folder, config.training, options)
+    weights = checkpoint_selection.select(folder, config.training, options)
     tokenizer = load_tokenizer(folder)
     if Checkpoints(folder / "checkpoints").metadata()["tokenizer"] != tokenizer_digest(folder):
         raise ConfigError(
@@ -55,5 +55,5 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
             "not fit its weights: put the run's own back"
         )
     model = build_model(replace(config, model=sized(config, tokenizer)))
-    params = checkpoint_selection.divided(params, options, model)
+    params = weights.read(options.strategy.for_model(model))
     return LoadedRun(config, model, params, tokenizer)

@@ -78,12 +78,12 @@ def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: A
             step,
             state,
             batch,
-            lambda state: validate(build.result_params(state, config.training, devices)),
+            lambda state: validate(build.result_params(state, config.training)),
             run,
             cost=partial(cost, config),
             origin={"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)},
         )
-        params = session.choose_weights(run, validate, "validation_loss")
+        params = session.choose_weights(run, devices, validate, "validation_loss")
         score(run, LoadedRun(config, model, params, data.tokenizer), data)
     return read_result(run.folder)
 

@@ -41,7 +41,7 @@ def main(config: LanguageConfig) -> None:
 
         digest = tokenizer_digest(run.folder)
         train_steps(config, data.batches, GPT(config.model), run, validate, tokenizer=digest)
-        params = choose_weights(run, validate, "validation_loss")
+        params = choose_weights(run, run.devices, validate, "validation_loss")
         score(run, LoadedRun(config, model, params, data.tokenizer), data)
 
 

@@ -47,7 +47,7 @@ def main(config: TranslationConfig) -> None:
 
         module = Transformer(config.model, config.training.label_smoothing)
         train_steps(config, data.batches, module, run, validate)
-        score(run, loaded(choose_weights(run, choose, "validation_bleu")), data)
+        score(run, loaded(choose_weights(run, run.devices, choose, "validation_bleu")), data)
 
 
 if __name__ == "__main__":

@@ -119,11 +119,9 @@ def losses(loaded: LoadedRun, text: Text) -> dict[str, float]:
     if not batches:
         return {}
     options = {"pad": PAD, "loss_chunk": training.loss_chunk}
-    sums = build.loss_sums(seq2seq_loss, loaded.model, loaded.params, batches, **options)
-    smoothing = training.label_smoothing
-    custom = build.custom_metrics(
-        training, loaded.model, loaded.params, batches, label_smoothing=smoothing, **options
-    )
+    sums = build.loss_sums(seq2seq_loss, loaded, batches, **options)
+    smoothed = options | {"label_smoothing": training.label_smoothing}
+    custom = build.custom_metrics(loaded, batches, **smoothed)
     return {"validation_loss": sums["loss"] / sums["tokens"], **custom}
 
 

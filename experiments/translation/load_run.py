@@ -47,10 +47,10 @@ def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
     """
     checkpoint_selection.check_folder(folder)
     config = run_folder.load_config(folder, TranslationConfig)
-    params = checkpoint_selection.load(folder, config.training, options)
+    weights = checkpoint_selection.select(folder, config.training, options)
     source, target = load_tokenizers(folder)
     model = build_model(replace(config, model=sized(config.model, source, target)))
-    params = checkpoint_selection.divided(params, options, model)
+    params = weights.read(options.strategy.for_model(model))
     return LoadedRun(config, model, params, source, target)
 
 

@@ -71,7 +71,7 @@ def train(
             return LoadedRun(config, model, params, data.source_tokenizer, data.target_tokenizer)
 
         def validate(state: TrainState) -> session.Evaluated:
-            params = build.result_params(state, config.training, devices)
+            params = build.result_params(state, config.training)
             return evaluate(run, loaded(params), data, beam, f"validation-{state.step}")
 
         def choose(params: Any) -> session.Evaluated:
@@ -88,7 +88,7 @@ def train(
             step = with_teacher(step, config, data, devices, run.folder)
         origin = {"data": batches.fingerprint}  # what the checkpoints are trained on
         fit(step, state, batch, validate, run, cost=partial(cost, config), origin=origin)
-        params = session.choose_weights(run, choose, "validation_bleu")
+        params = session.choose_weights(run, devices, choose, "validation_bleu")
         score(run, loaded(params), data)
     return read_result(run.folder)
 

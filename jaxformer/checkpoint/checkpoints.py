@@ -19,6 +19,9 @@ from jaxformer.checkpoint.steps import StepFolders, lock
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
 
+Shardings = Callable[[Any], Any]
+"""shardings(tree of shapes) -> the tree of their `jax.sharding.Sharding`."""
+
 
 class Checkpoints:
     """The checkpoints of one run: `folder/STEP/` holds a state and a manifest that commits it.
@@ -97,6 +100,21 @@ class Checkpoints:
             self._writer.save(self._steps.path(step), args=items, force=True)
             self._committing = self._thread.submit(self._finish, step, leaves, plain, metric)
 
+    def annotate(self, step: int, metadata: dict[str, Any], metric: float | None = None) -> None:
+        """Adds `metadata` and the `metric` to `step`, such as those of its validation.
+
+        Waits for the save of this step. No-op where that save has failed.
+        """
+        with self._with_patience():
+            self.wait()
+        path = self._steps.path(step)
+        if jax.process_index() or not manifest.is_committed(path):
+            return
+        saved = manifest.read(path)
+        metric = None if metric is None or metric != metric else float(metric)
+        with self._with_patience(), self._writing():
+            manifest.write(path, saved._replace(metadata=saved.metadata | metadata, metric=metric))
+
     def wait(self) -> None:
         """Returns when every save is committed and old steps are removed.
 
@@ -174,32 +192,51 @@ class Checkpoints:
         )
         return jax.tree.map(serialization.as_given, abstract_state, state), saved.metadata
 
-    def restore_params(self, step: int | None = None, *, tree: str = "params") -> dict[str, Any]:
+    def restore_params(
+        self, step: int | None = None, *, tree: str = "params", shardings: Shardings | None = None
+    ) -> dict[str, Any]:
         """The field `tree` of the state of `step`, as nested dicts of numpy arrays.
 
-        "field/key" is an entry of a field that is a dict.
+        "field/key" is an entry of a field that is a dict. With `shardings`, such as those of a
+        `Strategy`, the arrays are read to the devices that `shardings(tree)` says.
         """
         step = self._verified_step(step)
         entry = _entry(self._stored(step), tree)
         if not entry:
             raise CheckpointError(f"{self._steps.path(step)} holds no {tree!r}")
-        target = unflatten_dict({tree: entry}, sep="/")
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
-        return _entry(self._read(step, target, as_numpy, partial=True), tree)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), entry)
+        if shardings is not None:
+            shapes = jax.tree.map(
+                lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings(shapes)
+            )
+        target = unflatten_dict({tree: shapes}, sep="/")
+        read = jax.tree.map(serialization.restore_args, target)
+        return _entry(self._read(step, target, read, partial=True), tree)
 
-    def average_params(self, steps: Iterable[int], *, tree: str = "params") -> dict[str, Any]:
-        """The mean of the field `tree` over `steps`, summed in float64, in the stored dtype.
+    def average_params(
+        self,
+        steps: Iterable[int],
+        *,
+        tree: str = "params",
+        shardings: Shardings | None = None,
+    ) -> dict[str, Any]:
+        """The mean of the field `tree` over `steps` in the stored dtype; see `restore_params`.
 
-        Vaswani et al. 2017, section 6.1, average the last 5 (base) or 20 (big) checkpoints. The
-        mean is that of adapters, which are then merged (see `merge_adapters`).
+        It is summed in float64, with `shardings` in float32 on the devices. Vaswani et al. 2017,
+        section 6.1, average the last 5 (base) or 20 (big) checkpoints. The mean is that of
+        adapters, which are then merged (see `merge_adapters`).
         """
         steps = list(steps)
         if not steps:
             raise CheckpointError("steps is empty, but an average needs at least one step")
-        first = self.restore_params(steps[0], tree=tree)
-        total = jax.tree.map(lambda leaf: leaf.astype(np.float64), first)
+        sums_in = np.float64 if shardings is None else np.float32
+        first = self.restore_params(steps[0], tree=tree, shardings=shardings)
+        if len(steps) == 1:
+            return merge_adapters(first)
+        total = jax.tree.map(lambda leaf: leaf.astype(sums_in), first)
         for step in steps[1:]:
-            total = jax.tree.map(np.add, total, self.restore_params(step, tree=tree))
+            more = self.restore_params(step, tree=tree, shardings=shardings)
+            total = jax.tree.map(lambda s, leaf: s + leaf.astype(sums_in), total, more)
         mean = jax.tree.map(lambda s, leaf: (s / len(steps)).astype(leaf.dtype), total, first)
         return merge_adapters(mean)
 

@@ -35,14 +35,18 @@ class Manifest(NamedTuple):
 def commit(
     folder: Path, leaves: dict[str, str], metadata: dict[str, Any], metric: float | None
 ) -> None:
-    """Writes the manifest of the checkpoint in `folder`; all other files must be complete.
-
-    A crash leaves either no manifest or a complete one. It begins with its own CRC-32.
-    """
+    """Writes the manifest of the checkpoint in `folder`; all other files must be complete."""
     names = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
     files = {path.relative_to(folder).as_posix(): list(_length_and_sum(path)) for path in names}
-    content = Manifest(leaves, metadata, metric, files)._asdict()
-    rest = json.dumps({"format": _FORMAT, **content}).encode()[1:]
+    write(folder, Manifest(leaves, metadata, metric, files))
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Writes `manifest`, with its own CRC-32 first, in place of the one in `folder` if any.
+
+    A crash leaves the old manifest or the new one, complete.
+    """
+    rest = json.dumps({"format": _FORMAT, **manifest._asdict()}).encode()[1:]
     new = folder / f".{NAME}.new"
     with new.open("wb") as file:
         file.write(_start(rest) + rest)

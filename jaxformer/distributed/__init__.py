@@ -26,6 +26,7 @@ from jaxformer.distributed.strategies import (
     replicated,
     sharded,
     single,
+    strategy_of,
 )
 
 __all__ = [
@@ -41,4 +42,5 @@ __all__ = [
     "replicated",
     "sharded",
     "single",
+    "strategy_of",
 ]

@@ -1,12 +1,16 @@
 """Strategies: one device, copies of the state, or a state divided over a mesh."""
 
+import contextlib
 import copy
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
@@ -177,6 +181,32 @@ class Strategy:
 
         return jax.tree.map(abstract, jax.tree.map(np.asarray, batch))
 
+    def divide(self, batch: Batch, axes: tuple[str, ...] = BATCH_AXES) -> Batch:
+        """The batch on the devices, its rows divided along mesh `axes`; each process has all rows.
+
+        `batch` holds arrays [B, ...] and scalars. Rows of zeros make B a multiple of the parts.
+        """
+        if self.mesh.size == 1:
+            return batch
+        parts = math.prod(self.mesh.shape[axis] for axis in axes)
+
+        def global_rows(leaf: Any) -> jax.Array:
+            if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+                return leaf
+            leaf = np.asarray(leaf)
+            leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
+            if leaf.ndim:
+                rows = -len(leaf) % parts
+                leaf = np.pad(leaf, [(0, rows), *[(0, 0)] * (leaf.ndim - 1)])
+            sharding = self._sharding(PartitionSpec(axes) if leaf.ndim else PartitionSpec())
+            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+
+        return jax.tree.map(global_rows, batch)
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it programs are compiled for these devices."""
+        return jax.set_mesh(self.mesh) if self.mesh.size > 1 else contextlib.nullcontext()
+
     def gather(self, tree: Any) -> Any:
         """The whole `tree` as numpy arrays on every process; a PRNG key as its key data."""
         return jax.tree.map(whole_array, tree)
@@ -244,12 +274,17 @@ class Strategy:
 
         return CompiledStep(step, partial(self._jit, donate_argnums=0), self.mesh)
 
-    def evaluate(self, loss: Loss) -> CompiledStep:
-        """The compiled `make_eval_step`: (params, sharded batch) -> metrics, which are sums."""
+    def evaluate(
+        self, loss: Loss, *, gather_at: GatherAt = "step", gather_dtype: Any = None
+    ) -> CompiledStep:
+        """The compiled `make_eval_step`: (params, sharded batch) -> metrics, which are sums.
+
+        `gather_at` and `gather_dtype` are those of `step`.
+        """
         eval_step = make_eval_step(loss)
 
         def sums_of(specs: Any, params: Params, batch: Batch) -> Metrics:
-            gathering = Gathering(specs, self._axes, "step", None)
+            gathering = Gathering(specs, self._axes, gather_at, gather_dtype)
             return gathering.sum(eval_step(gathering.for_loss(params), batch))
 
         def evaluate(params: Params, batch: Batch) -> Metrics:
@@ -382,6 +417,23 @@ def sharded(
     1
     """
     return Strategy(mesh, rules, paths=paths, axes=axes, compiler_options=compiler_options)
+
+
+def strategy_of(params: Any) -> Strategy:
+    """The strategy whose devices hold `params`, divided as they are.
+
+    >>> strategy_of({"scale": jnp.ones(3)}).num_shards
+    1
+    """
+    placed = {k: x.sharding for k, x in flatten(params).items() if isinstance(x, jax.Array)}
+    divided = {k: x for k, x in placed.items() if isinstance(x, NamedSharding)}
+    if not divided:
+        devices = (device for sharding in placed.values() for device in sharding.device_set)
+        return single(next(devices, None))
+    mesh = next(iter(divided.values())).mesh
+    assert isinstance(mesh, Mesh)  # arrays outside of programs lie on devices
+    paths = {f"^{re.escape(path)}$": sharding.spec for path, sharding in divided.items()}
+    return Strategy(mesh, {}, paths=paths)
 
 
 def _call(function: Callable[[], Any]) -> Any:

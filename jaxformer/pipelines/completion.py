@@ -29,6 +29,7 @@ from jaxformer.pipelines.batching import (
     check_model,
     check_texts,
     check_tokenizer,
+    compile_for,
     make_step_fn,
     next_power_of_two,
     pad_left,
@@ -257,15 +258,16 @@ class _Run(NamedTuple):
 
     def jobs(self, texts: list[PartialText], *, streams: bool) -> Iterator[_Job]:
         """Jobs of up to `batch_size` texts; one that `streams` yields each piece at once."""
-        callback = np.int32(0) if streams else None
+        # Of several processes only one would get the tokens: there a round ends first.
+        callback = np.int32(0) if streams and jax.process_count() == 1 else None
         for batch, size, length in self.batches(texts):
             inputs = partial(self.inputs, batch, size, length, callback)
             settings = {"config": self.config, "eos": batch[0].eos, "length": length}
             # Compiled here, under the caller's settings of JAX, which its threads do not share.
-            compiled = _continue.lower(
-                self.model, self.params, inputs(), **settings, known=self.known
-            ).compile()
-            yield partial(_write, partial(compiled, self.params), inputs, batch)
+            run = compile_for(
+                self.params, _continue, self.model, inputs(), **settings, known=self.known
+            )
+            yield partial(_write, run, inputs, batch)
 
     def batches(self, texts: list[PartialText]) -> Iterator[tuple[list[PartialText], int, int]]:
         """(up to `batch_size` texts, how many of their last ids the model sees, tokens a round)."""
@@ -346,11 +348,11 @@ def _run(
         return pieces, stop
 
     def run(number):
-        return jax.device_get(program(inputs._replace(callback=np.int32(number))))
+        return program(inputs._replace(callback=np.int32(number)))
 
     if inputs.callback is not None:
         return (yield from run_streaming(run, add_tokens))
-    hypotheses = jax.device_get(program(inputs))
+    hypotheses = program(inputs)
     for tokens in hypotheses.tokens[:, 0].T:
         yield from add_tokens(tokens)[0]
     return hypotheses

@@ -17,6 +17,7 @@ from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import (
     check_id,
     check_tokenizer,
+    compile_for,
     group_by_length,
     make_step_fn,
     pad_right,
@@ -101,8 +102,8 @@ def translate(
         sized = replace(search, max_new_tokens=batch.size)
         arrays = batch.source, batch.max_new_tokens
         ids = {"bos": options.bos, "pad": options.pad}
-        compiled = translate_ids.lower(model, params, *arrays, sized, **ids).compile()
-        return lambda: jax.device_get(compiled(params, *arrays))
+        run = compile_for(params, translate_ids, model, *arrays, search=sized, **ids)
+        return lambda: run(*arrays)
 
     sentences = encode_sources(model, lines, source_tokenizer, search, options)
     tokenizer = target_tokenizer
