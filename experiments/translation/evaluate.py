@@ -237,13 +237,9 @@ def facts_to_repeat(config: TranslationConfig, name: str, text: Text) -> dict[st
     }
 
 
-def describe_run(
-    folder: Path, name: str, text: Text, scores: dict, halves: dict[str, float]
-) -> str:
-    """The last lines of a training: the `scores` of the text `name`, and what to do next.
-
-    `halves` are those of their 95 % intervals.
-    """
+def describe_run(folder: Path, name: str, text: Text, scores: dict, hypotheses: list[str]) -> str:
+    """The last lines of a training: the `scores` of the text `name`, and what to do next."""
+    halves = half_widths(hypotheses, text.target)
     said = [f"{name}: {scores['sentences']:,} sentences", *describe_each(scores, halves)]
     said[-1] += " (±: 95 % over other sentences)"
     if "lowercased" in scores:
