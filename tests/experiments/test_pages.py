@@ -16,7 +16,7 @@ from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.pages import Contents, Sentence, comparison_page, run_page
 from experiments.harness.runs.text_io import read_table
-from experiments.language_modelling.attend import attend
+from experiments.language_modelling.page import attend
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS

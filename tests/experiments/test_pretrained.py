@@ -23,7 +23,7 @@ from experiments.language_modelling import (
 from experiments.language_modelling.finetune import without_heads
 from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.presets import PRESETS, DataConfig
-from experiments.language_modelling.tasks.task import frame_of
+from experiments.language_modelling.tasks.task import row_tokenizer
 from jaxformer import pipelines
 from jaxformer.config import (
     EmbeddingOptions,
@@ -189,7 +189,8 @@ def test_a_folder_that_is_no_model_of_theirs_is_taken_for_a_run(folder, tmp_path
 @pytest.mark.parametrize("name", ["bert", "encoder"])
 def test_an_encoder_of_theirs_reads_a_text_between_its_begin_and_end(folder, name):
     found = load_run.load_run(folder(name))
-    assert frame_of(found) == ([1], [2])
+    (sun,) = found.tokenizer.encode("sun")
+    assert row_tokenizer(found, 5).encode("sun").ids == [1, sun, 2, 0, 0]
     backbone = without_heads(found)
     assert isinstance(backbone.model, EncoderOnly) and "embedding" in backbone.params
 
