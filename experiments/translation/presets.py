@@ -16,8 +16,7 @@ from jaxformer.config import (
     check_at_least,
     check_fraction,
 )
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.text.tokenizers import BOS, PAD
 from jaxformer.training.optimizer import noam_peak_learning_rate
