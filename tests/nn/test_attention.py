@@ -147,5 +147,5 @@ def test_a_bool_array_as_mask_is_refused_even_where_the_attention_function_ignor
 
 def test_a_name_in_place_of_an_attention_function_is_refused(case):
     name: Any = "blockwise"
-    with pytest.raises(ConfigError, match="attention_fn='blockwise' is a string"):
+    with pytest.raises(ConfigError, match="attention_fn='blockwise' is of type str"):
         Stack(RECIPE, 1, attention_fn=name).init(jax.random.key(0), case.x, AttentionMask())

@@ -492,7 +492,7 @@ def test_parameters_without_their_collection_are_refused_with_what_to_write(fami
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_name_of_an_attention_function_is_refused(family):
-    with pytest.raises(ConfigError, match="attention_fn=.cudnn. is a string.*give AutoAttention"):
+    with pytest.raises(ConfigError, match="attention_fn='cudnn' is of type str.*give Auto"):
         parameters(family(TINY, "cudnn"), 2 if family is EncoderDecoder else 1)
 
 
