@@ -23,7 +23,7 @@ from jaxformer.config import check_choices
 from jaxformer.distributed import parse_mesh
 from jaxformer.distributed.compiled_step import is_out_of_memory
 from jaxformer.errors import ConfigError
-from jaxformer.nn.recipe import REMAT
+from jaxformer.nn.blocks import REMAT
 
 _LOSS_CHUNK = 1_024  # tokens; matrix products of this size keep a GPU busy
 

@@ -29,10 +29,10 @@ from jaxformer.config.positions import PositionScheme, Rotation
 from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.cache import KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, FeedForward, Norm
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.text.data import StreamBatch
@@ -117,8 +117,8 @@ class ParallelBlock(nn.Module):
         h = self.norm(x)
         kv = self.attention.keys_values(h, rotation)
         if layer_cache is not None:
-            layer_cache = write(layer_cache, kv, mask.offset)
-            kv = read(layer_cache)
+            layer_cache = layer_cache.write(kv, mask.offset)
+            kv = layer_cache.read()
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         y = y + self.feed_forward(h, dropout_rng)
         return x + self.dropout(y, dropout_rng), layer_cache

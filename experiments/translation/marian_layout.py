@@ -17,7 +17,7 @@ from jaxformer.decoding import SearchConfig
 from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.nn.stacking import unstack_blocks
+from jaxformer.nn.stack import unstack_blocks
 from jaxformer.text.tokenizers import Tokenizer
 
 _NEVER = -1e4

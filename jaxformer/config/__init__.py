@@ -7,13 +7,6 @@ from jaxformer.config.checks import (
     check_pattern,
     check_types,
 )
-from jaxformer.config.named_sizes import (
-    BERT_BASE,
-    GPT2,
-    LLAMA3_8B,
-    TRANSFORMER_BASE,
-    TRANSFORMER_BIG,
-)
 from jaxformer.config.parts import (
     AttentionOptions,
     EmbeddingOptions,
@@ -35,7 +28,16 @@ from jaxformer.config.positions import (
     rotate,
 )
 from jaxformer.config.rotary_scaling import Linear, Llama3, NoScaling, Yarn
-from jaxformer.config.transformer import TransformerConfig, dotted_fields, with_fields
+from jaxformer.config.transformer import (
+    BERT_BASE,
+    GPT2,
+    LLAMA3_8B,
+    TRANSFORMER_BASE,
+    TRANSFORMER_BIG,
+    TransformerConfig,
+    dotted_fields,
+    with_fields,
+)
 
 __all__ = [
     "BERT_BASE",

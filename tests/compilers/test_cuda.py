@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxformer import AttentionMask
 from jaxformer.config import AttentionOptions
 from jaxformer.distributed import make_mesh, sharded, single
-from jaxformer.nn.recipe import REMAT
+from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import gpu_flash
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from tests.compilers.conftest import CONFIG, compiled_step, counts

@@ -32,7 +32,6 @@ from jaxformer.ops.attention.selection import (
     AttentionFn,
     AutoAttention,
     Selection,
-    check_attention_fn,
     get,
     select,
 )
@@ -51,7 +50,6 @@ __all__ = [
     "Selection",
     "attention_weights",
     "blockwise",
-    "check_attention_fn",
     "cudnn",
     "get",
     "gpu_flash",

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention.spec import FLASH_RESIDUALS
 from jaxformer.ops.dropout import Dropout, DropoutRng
-from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask, check_mask
+from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 
 
 def blockwise(
@@ -46,7 +46,6 @@ def blockwise(
     >>> out[0, :, 0, 0].round(4)  # the mean of v up to each token
     Array([1. , 1.5, 3. ], dtype=float32)
     """
-    check_mask(mask)
     if block < 1:
         raise ConfigError(f"block={block} is a number of queries and keys: give at least 1")
     batch, queries, heads, _ = q.shape
@@ -229,8 +228,8 @@ def _backward(plan: _Plan, saved: Any, d_out: Array) -> tuple[_Inputs]:
 
     carry = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), tuple(x[:4]))
     gradients, _ = jax.lax.scan(visit, carry, x.visible(plan))
-    gradients = jax.tree.map(lambda d, leaf: d.astype(leaf.dtype), gradients, tuple(x[:4]))
-    return (_Inputs(*gradients, None, None),)  # type: ignore[arg-type]
+    dq, dk, dv, dbias = jax.tree.map(lambda d, y: d.astype(y.dtype), gradients, tuple(x[:4]))
+    return (_Inputs(dq, dk, dv, dbias, None, None),)  # type: ignore[arg-type]
 
 
 def _add_bias(plan: _Plan, x: Array, d_logits: Array, i: Array, j: Array) -> Array:

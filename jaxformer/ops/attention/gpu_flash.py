@@ -157,12 +157,12 @@ def _keep(plan: Plan, words: Any, head: Any, rows: Any, columns: Any) -> Array |
 
 def _forward_kernel(plan: Plan, refs: Inputs, out_ref: Any, log_sum_ref: Any) -> None:
     """The result [t, Hv] of a long block of queries, and the logarithm of each row's sum [t]."""
-    rows = pl.ds(pl.program_id(0) * plan.long[0], plan.long[0])
+    rows: Any = pl.ds(pl.program_id(0) * plan.long[0], plan.long[0])
     q = refs.q[rows, 0, :]
 
     def visit(j, carry):
         highest, total, out = carry
-        columns = pl.ds(j * plan.short[1], plan.short[1])
+        columns: Any = pl.ds(j * plan.short[1], plan.short[1])
         k, v = refs.k[columns, :], refs.v[columns, :]
         logits, allowed = _logits(plan, refs.arrays, q, k, rows, columns)
         logits = _where(allowed, logits, MASKED_LOGIT)
@@ -198,11 +198,11 @@ def _weights_and_gradient(
 
 def _query_kernel(plan: Plan, refs: Inputs, dq_ref: Any) -> None:
     """The gradient [t, H] of a long block of queries."""
-    rows = pl.ds(pl.program_id(0) * plan.long[0], plan.long[0])
+    rows: Any = pl.ds(pl.program_id(0) * plan.long[0], plan.long[0])
     q, d_out = refs.q[rows, 0, :], refs.d_out[rows, 0, :]
 
     def visit(j, dq):
-        columns = pl.ds(j * plan.short[1], plan.short[1])
+        columns: Any = pl.ds(j * plan.short[1], plan.short[1])
         k, v = refs.k[columns, :], refs.v[columns, :]
         _, slope = _weights_and_gradient(plan, refs, 0, q, k, v, d_out, rows, columns)
         return dq + _dot(slope.astype(k.dtype), k, (1, 0))
@@ -214,12 +214,12 @@ def _query_kernel(plan: Plan, refs: Inputs, dq_ref: Any) -> None:
 
 def _key_value_kernel(plan: Plan, refs: Inputs, dk_ref: Any, dv_ref: Any) -> None:
     """The gradients [s, H] and [s, Hv] of a long block of keys and values, from all G heads."""
-    columns = pl.ds(pl.program_id(0) * plan.long[1], plan.long[1])
+    columns: Any = pl.ds(pl.program_id(0) * plan.long[1], plan.long[1])
     k, v = refs.k[columns, :], refs.v[columns, :]
 
     def visit(head, i, carry):
         dk, dv = carry
-        rows = pl.ds(i * plan.short[0], plan.short[0])
+        rows: Any = pl.ds(i * plan.short[0], plan.short[0])
         q, d_out = refs.q[rows, head, :], refs.d_out[rows, head, :]
         weights, slope = _weights_and_gradient(plan, refs, head, q, k, v, d_out, rows, columns)
         dk = dk + _dot(slope.astype(q.dtype), q, (0, 0))

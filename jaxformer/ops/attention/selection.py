@@ -70,16 +70,6 @@ def get(name: str) -> AttentionFn:
     return ATTENTION_FNS[name]
 
 
-def check_attention_fn(attention_fn: Any) -> None:
-    """Raises `ConfigError` for whatever cannot be called, such as the name of a function."""
-    if not callable(attention_fn):
-        raise ConfigError(
-            f"attention_fn={attention_fn!r} is of type {type(attention_fn).__name__}, not a "
-            "function: give AutoAttention(), or one of ATTENTION_FNS[...] with "
-            f"{', '.join(map(repr, ATTENTION_FNS))}"
-        )
-
-
 @dataclass(frozen=True)
 class Selection:
     """The attention function called `name` for `spec` on `device`, and the `reason`.

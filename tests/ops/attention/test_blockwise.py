@@ -16,8 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer.config import NormOptions
 from jaxformer.distributed import make_mesh
-from jaxformer.nn.blocks import Block
-from jaxformer.nn.recipe import REMAT
+from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.ops.attention import blockwise, reference
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
