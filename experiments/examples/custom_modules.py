@@ -25,7 +25,7 @@ from jaxformer.config import (
     TransformerConfig,
     check_at_least,
 )
-from jaxformer.config.positions import PositionScheme, Rotation
+from jaxformer.config.positions import Places, PositionScheme, Rotation
 from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
@@ -81,9 +81,9 @@ class DistanceBias(PositionScheme):
         """The bias of each head and distance."""
         return {"table": (nn.initializers.zeros, (num_heads, self.max_distance + 1))}
 
-    def bias(self, queries: jax.Array, keys: jax.Array, *, params: Any, **_: Any) -> jax.Array:
-        """The bias [1, N, T, S] of the distances between `queries` and `keys`."""
-        distance = jnp.abs(queries[:, None] - keys[None, :])
+    def bias(self, at: Places, params: Any) -> jax.Array:
+        """The bias [1, N, T, S] of the distances between queries and keys."""
+        distance = jnp.abs(at.distances())
         return jnp.take(params["table"], jnp.minimum(distance, self.max_distance), axis=1)[None]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config import PositionScheme, Rotation, TransformerConfig
+from jaxformer.config import Places, PositionScheme, Rotation, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock, Remat
 from jaxformer.nn.cache import Cache, FoldBeams, KeyValue, LayerCache
@@ -61,8 +61,8 @@ class Positions(nn.Module):
     """The parameters of a position scheme, and what it gives a stack.
 
     >>> x = jnp.zeros((2, 3, 8))
-    >>> positions = Positions(jf.Rotary(), num_heads=2, head_dim=4)
-    >>> y, rotation, bias = positions.apply({}, x, jnp.arange(3), jnp.arange(3), length=3)
+    >>> positions = Positions(jf.Rotary(), head_dim=4)
+    >>> y, rotation, bias = positions.apply({}, x, jf.Places(jnp.arange(3), jnp.arange(3), 3))
     >>> rotation.sin.shape, bias  # [1, T, 1, H/2]
     ((1, 3, 1, 2), None)
     """
@@ -73,32 +73,21 @@ class Positions(nn.Module):
     }
 
     scheme: PositionScheme
-    num_heads: int
     head_dim: int
     max_len: int = 512
     table_init: Initializer = nn.initializers.normal(0.02)
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "R T D"],
-        positions: Int[Array, " T"] | Int[Array, "R T"],
-        queries: Int[Array, " T"],
-        *,
-        length: int,
-        causal: bool = False,
+        self, x: Float[Array, "R T D"], at: Places
     ) -> tuple[Float[Array, "R T D"], Rotation | None, Float[Array, "1 N T S"] | None]:
-        """`x` with `positions`, the rotation of queries and keys, and the bias of the logits.
-
-        `queries` are the places of the T tokens among `length` keys.
-        """
-        specs = self.scheme.params(x.shape[-1], self.num_heads, self.max_len, self.table_init)
-        params = {name: self.param(name, init, shape) for name, (init, shape) in specs.items()}
-        rotation = self.scheme.rotation(positions, self.head_dim)
-        bias = self.scheme.bias(
-            queries, jnp.arange(length), causal=causal, num_heads=self.num_heads, params=params
-        )
-        return self.scheme.add(x, positions, length=length, params=params), rotation, bias
+        """`x` with positions, the rotation of queries and keys, and the bias of the logits."""
+        params = {}
+        specs = self.scheme.params(x.shape[-1], at.num_heads, self.max_len, self.table_init)
+        for name, (init, shape) in specs.items():
+            params[name] = self.param(name, init, shape)
+        rotation = self.scheme.rotation(at.positions, self.head_dim)
+        return self.scheme.add(x, at, params), rotation, self.scheme.bias(at, params)
 
 
 class Stack(nn.Module):
@@ -138,7 +127,6 @@ class Stack(nn.Module):
             )
         self.positions: Positions = Positions(
             config.positions,
-            config.num_heads,
             config.key_size,
             config.max_len,
             config.table_init,
@@ -209,7 +197,8 @@ class Stack(nn.Module):
         """`x` with positions, normalised if asked, and the rotation and bias for the blocks."""
         queries = mask.offset + jnp.arange(x.shape[1])
         positions = queries if positions is None else jnp.asarray(positions)
-        x, rotation, bias = self.positions(x, positions, queries, length=length, causal=mask.causal)
+        heads, causal = self.config.num_heads, mask.causal
+        x, rotation, bias = self.positions(x, Places(positions, queries, length, heads, causal))
         return self.embedding_norm(x) if self.config.embeddings.norm else x, rotation, bias
 
     def apply_blocks(

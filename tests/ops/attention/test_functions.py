@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import Alibi, Rotary, TransformerConfig
+from jaxformer.config import Alibi, Places, Rotary, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops import attention
@@ -135,8 +135,8 @@ def test_a_query_without_keys_yields_zeros_and_finite_gradients(attention_fn, rn
 @pytest.mark.parametrize("attention_fn", EVERYWHERE)
 def test_a_bias_is_added_to_the_scaled_logits(attention_fn, rng, assert_equal):
     x = Inputs(rng)
-    queries, keys = np.arange(T) + 2, np.arange(S)
-    bias = np.asarray(Alibi().bias(queries, keys, causal=True, num_heads=N, params={}))
+    places = np.arange(T) + 2
+    bias = np.asarray(Alibi().bias(Places(places, places, length=S, num_heads=N), {}))
     mask = MASKS["causal at an offset"]
     out, _ = run(attention_fn, x, mask, bias=bias, scale=0.25)
     assert_equal(out, by_hand(x.q, x.k, x.v, mask, 0.25, bias))
