@@ -23,9 +23,8 @@ from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import RULES
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Block
+from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import ATTENTION_FNS, blockwise, reference
 from jaxformer.ops.masks import AttentionMask
 

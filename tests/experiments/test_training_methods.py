@@ -13,7 +13,7 @@ from experiments.translation.train import train
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import EmbeddingOptions
 from jaxformer.errors import ConfigError
-from jaxformer.nn.stacking import STACKED
+from jaxformer.nn.stack import STACKED
 from jaxformer.training.parameters import flatten
 from tests.experiments import own_parts
 
