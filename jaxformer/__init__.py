@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         NoPositions,
         NormOptions,
         OutputOptions,
+        Places,
         PositionScheme,
         Relative,
         Rotary,
@@ -149,6 +150,7 @@ __all__ = [
     "PAD",
     "PairBatch",
     "Patched",
+    "Places",
     "PositionScheme",
     "Relative",
     "Rotary",
@@ -207,7 +209,7 @@ _NAMES = {
     "config": """
         BERT_BASE GPT2 LLAMA3_8B TRANSFORMER_BASE TRANSFORMER_BIG Alibi AttentionOptions
         EmbeddingOptions EncoderOptions FeedForwardOptions Learned Llama3 NoPositions
-        NormOptions OutputOptions PositionScheme Relative Rotary Sinusoidal
+        NormOptions OutputOptions Places PositionScheme Relative Rotary Sinusoidal
         TransformerConfig Yarn positional_encoding""",
     "decoding": """
         CompletionOptions SamplingConfig SearchConfig TranslationOptions beam_search sample""",

@@ -22,10 +22,10 @@ from experiments.harness.runs import run_folder, text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.text_io import RULE, read_text, read_texts
-from experiments.language_modelling.chat_templates import check_messages, load_template
 from experiments.language_modelling.evaluate import filled_texts, token_text
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.presets import LanguageConfig
+from experiments.language_modelling.tasks.chat import check_messages, load_template
 from jaxformer import pipelines
 from jaxformer.config import check_at_least
 from jaxformer.decoding import CompletionOptions, SamplingConfig

@@ -1,7 +1,7 @@
 """Train a language model: `python -m experiments.language_modelling.train --preset NAME`.
 
 The same command again resumes. Everything is kept in runs/language_modelling/NAME. This file is
-meant to be copied: data, model, loss, step, loop and score follow each other in `train`.
+meant to be copied: model, loss and step, then data, loop and score.
 """
 
 from collections.abc import Callable, Iterable
@@ -45,49 +45,6 @@ def main(config: LanguageConfig) -> None:
     train(config)
 
 
-def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: Any) -> TrainResult:
-    """Prepares the text, trains from the newest checkpoint, and scores the result on the test text.
-
-    `values` are of your own, such as `block` or `loss`, in place of those that `config` names; the
-    run records their names (see `build.with_values`). `loggers` get all that is logged (see
-    `Logger`). Returns the run's folder and scores; a script may train several runs.
-    """
-    config = build.with_values(config, **values)
-    scores, parent = known_scores(config), init_from_pretrained.with_pretrained_sizes
-    with session.open_training(EXPERIMENT, config, scores, loggers, parent) as run:
-        config, devices = run.config, run.devices
-        data = prepare(config, run.folder)
-        display.say(describe(data))
-        batches = build.build_batches(config, data)
-        config = replace(config, model=data.model)  # with the size of the vocabulary
-        model = build_model(config)
-
-        def batch(number: int) -> Any:
-            return devices.shard_batch(batches.batch(number, devices.local_rows))
-
-        def validate(params: Any) -> session.Evaluated:
-            return evaluate(config, data, model, params)
-
-        devices = devices.for_model(model)
-        init, step = make_init_and_step(config, model, batches.batch(0, all_rows), devices)
-        with display.phase("creating the model"):
-            state = devices.init(init)
-            state = init_from_pretrained.with_pretrained_params(config, state, devices)
-        state = initialization.start(config, state, run.checkpoints, devices, batches.fingerprint)
-        fit(
-            step,
-            state,
-            batch,
-            lambda state: validate(build.result_params(state, config.training)),
-            run,
-            cost=partial(cost, config),
-            origin={"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)},
-        )
-        params = session.choose_weights(run, devices, validate, "validation_loss")
-        score(run, LoadedRun(config, model, params, data.tokenizer), data)
-    return read_result(run.folder)
-
-
 def make_init_and_step(
     config: LanguageConfig, model: nn.Module, batch: Any, devices: Strategy
 ) -> tuple[Callable[[], TrainState], CompiledStep]:
@@ -118,6 +75,54 @@ def make_init_and_step(
     return Partial(init, *rngs, *(leaf[:2] for leaf in task.inputs(batch))), step
 
 
+def train(
+    config: LanguageConfig,
+    *,
+    loggers: Iterable[Logger] = (),
+    make_step: Callable[..., Any] = make_init_and_step,
+    **values: Any,
+) -> TrainResult:
+    """Prepares the text, trains from the newest checkpoint, and scores the result on the test text.
+
+    `values` are of your own, by the names in `build.VALUES`, such as `block`; the run records them.
+    `loggers` get all that is logged. Returns the run's folder and scores.
+    """
+    config = build.with_values(config, **values)
+    scores, parent = known_scores(config), init_from_pretrained.with_pretrained_sizes
+    with session.open_training(EXPERIMENT, config, scores, loggers, parent) as run:
+        config, devices = run.config, run.devices
+        data = prepare(config, run.folder)
+        display.say(describe(data))
+        batches = build.build_batches(config, data)
+        config = replace(config, model=data.model)  # with the size of the vocabulary
+        model = build_model(config)
+
+        def batch(number: int) -> Any:
+            return devices.shard_batch(batches.batch(number, devices.local_rows))
+
+        def validate(params: Any) -> session.Evaluated:
+            return evaluate(config, data, model, params)
+
+        devices = devices.for_model(model)
+        init, step = make_step(config, model, batches.batch(0, all_rows), devices)
+        with display.phase("creating the model"):
+            state = devices.init(init)
+            state = init_from_pretrained.with_pretrained_params(config, state, devices)
+        state = initialization.start(config, state, run.checkpoints, devices, batches.fingerprint)
+        fit(
+            step,
+            state,
+            batch,
+            lambda state: validate(build.result_params(state, config.training)),
+            run,
+            cost=partial(cost, config),
+            origin={"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)},
+        )
+        params = session.choose_weights(run, devices, validate, "validation_loss")
+        score(run, LoadedRun(config, model, params, data.tokenizer), data)
+    return read_result(run.folder)
+
+
 def cost(config: LanguageConfig, batch: Any) -> Cost:
     """The predicted positions of a batch on its devices, and the FLOPs of a step on it."""
     return Cost(batch.loss_mask.size, objective(config).flops(config.model, batch))
@@ -141,7 +146,7 @@ def evaluate(
     scores |= evaluation.custom_metrics(loaded, data.validation, likelihood)
     pictures = {}
     if config.training.log_attention:
-        from experiments.language_modelling.attend import draw_attention
+        from experiments.language_modelling.page import draw_attention
 
         pictures["attention"] = partial(draw_attention, loaded, config.prompts)
     return session.Evaluated(scores, pictures=pictures)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from experiments.harness import cli
 from experiments.harness.runs import run_folder
@@ -164,7 +165,8 @@ def agreement(side: JaxSide) -> Agreement:
     return Agreement(
         logits=float(error[batch.target[:, 1:] != PAD].max()),
         loss=abs(float(total) / nats.item() - 1.0),
-        gradient=_distance(gradient, weights.gradients_of(reference, sizes)) / _norm(gradient),
+        gradient=_distance(gradient, weights.gradients_of(reference, sizes))
+        / float(optax.tree.norm(gradient)),
     )
 
 
@@ -245,13 +247,8 @@ def _neighbours(tree: Any) -> Any:
     return jax.tree.map(move, tree)
 
 
-def _norm(tree: Any) -> float:
-    squares = (np.square(np.asarray(x, np.float64)).sum() for x in jax.tree.leaves(tree))
-    return float(np.sqrt(sum(squares)))
-
-
 def _distance(a: Any, b: Any) -> float:
-    return _norm(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y), a, b))
+    return float(optax.tree.norm(jax.tree.map(jnp.subtract, a, b)))
 
 
 if __name__ == "__main__":

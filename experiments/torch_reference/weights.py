@@ -5,6 +5,7 @@ each array. `weight_map_of` has that of the reference `Transformer` and `GPT`; `
 those of torch's own layers. All arrays are numpy's: a state dict is {name: array}.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -104,12 +105,17 @@ def gradients_of(model: Any, config: TransformerConfig) -> dict[str, Any]:
     return _to_jax(gradients, config)
 
 
-def _to_jax(tensors: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any]:
+@functools.lru_cache(maxsize=4)
+def shapes_of(config: TransformerConfig) -> dict[str, Any]:
+    """The shapes of our parameters of the reference `Transformer` or, without encoder, of `GPT`."""
     model: Any = EncoderDecoder(config) if config.num_encoder_layers else DecoderOnly(config)
     tokens = [np.zeros((1, 2), np.int32)] * (2 if config.num_encoder_layers else 1)
-    like = jax.eval_shape(lambda: model.init(jax.random.key(0), *tokens))["params"]
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), *tokens))["params"]
+
+
+def _to_jax(tensors: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any]:
     state = {name: tensor.detach().numpy().copy() for name, tensor in tensors.items()}
-    return to_jax(state, weight_map_of(config), like)
+    return to_jax(state, weight_map_of(config), shapes_of(config))
 
 
 def _gpt_block(scope: str, prefix: str, bias: bool) -> list[Entry]:

@@ -16,7 +16,7 @@ from jaxformer.config import with_fields
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.nn.stacking import unstack_blocks
+from jaxformer.nn.stack import unstack_blocks
 from jaxformer.text.tokenizers import Tokenizer
 
 _NEVER = -1e4

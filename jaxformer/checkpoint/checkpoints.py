@@ -204,16 +204,12 @@ class Checkpoints:
             stored = ocp.PyTreeCheckpointHandler().metadata(path).tree
         if not stored.get(tree):
             raise CheckpointError(f"{self._steps.path(step)} holds no {tree!r}")
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stored[tree]
-        )
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), stored[tree])
         if shardings is not None:
-            shapes = jax.tree.map(
-                lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings(shapes)
-            )
-        target = {tree: shapes}
-        read = jax.tree.map(_restore_args, target)
-        return self._read(step, target, read, partial=True)[tree]
+            places = shardings(shapes)
+            shapes = jax.tree.map(lambda x, place: x.update(sharding=place), shapes, places)
+        read = jax.tree.map(_restore_args, shapes)
+        return self._read(step, {tree: shapes}, {tree: read}, partial=True)[tree]
 
     def average_params(
         self,

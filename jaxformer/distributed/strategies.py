@@ -5,7 +5,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -27,12 +27,7 @@ from jaxformer.distributed.gathering import (
 )
 from jaxformer.distributed.mesh import AXES, CompiledStep, Device, standardize
 from jaxformer.distributed.processes import check_rows, global_array, pad_rows, row_spec, to_numpy
-from jaxformer.distributed.sharding_rules import (
-    RULES,
-    MeshAxes,
-    inherited_specs,
-    partition_specs,
-)
+from jaxformer.distributed.sharding_rules import RULES, MeshAxes, inherited_specs, partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.training.losses import Loss
@@ -378,7 +373,7 @@ def sharded(
 
 
 def strategy_of(params: Any) -> Strategy:
-    """The strategy whose devices hold `params`, divided as they are.
+    """The strategy whose devices hold `params`, divided as they are: the same object each time.
 
     >>> strategy_of({"scale": jnp.ones(3)}).num_shards
     1
@@ -386,12 +381,16 @@ def strategy_of(params: Any) -> Strategy:
     placed = {k: x.sharding for k, x in flatten(params).items() if isinstance(x, jax.Array)}
     divided = {k: x for k, x in placed.items() if isinstance(x, NamedSharding)}
     if not divided:
-        devices = (device for sharding in placed.values() for device in sharding.device_set)
-        return single(next(devices, None))
+        devices = [device for sharding in placed.values() for device in sharding.device_set]
+        return _divided_so(Mesh(np.array((devices or jax.local_devices())[:1]), ("data",)), ())
     mesh = next(iter(divided.values())).mesh
     assert isinstance(mesh, Mesh)  # arrays outside of programs lie on devices
-    paths = {f"^{re.escape(path)}$": sharding.spec for path, sharding in divided.items()}
-    return Strategy(mesh, {}, paths=paths)
+    return _divided_so(mesh, tuple((path, x.spec) for path, x in divided.items()))
+
+
+@lru_cache(maxsize=16)
+def _divided_so(mesh: Mesh, specs: tuple[tuple[str, PartitionSpec], ...]) -> Strategy:
+    return Strategy(mesh, {}, paths={f"^{re.escape(path)}$": spec for path, spec in specs})
 
 
 def _call(function: Callable[[], Any]) -> Any:

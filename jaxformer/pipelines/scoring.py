@@ -24,7 +24,7 @@ from jaxformer.pipelines.batching import (
     next_power_of_two,
     pad_right,
 )
-from jaxformer.pipelines.encoding import encode_sources, with_eos
+from jaxformer.pipelines.translation import encode_sources, with_eos
 from jaxformer.text.metrics import Likelihood, count_text
 from jaxformer.text.tokenizers import BOS, PAD, Tokenizer
 

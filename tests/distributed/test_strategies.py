@@ -39,9 +39,8 @@ from jaxformer.distributed import (
 )
 from jaxformer.distributed.gathering import Gathering, line_stages, torus_stages
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Block
+from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask

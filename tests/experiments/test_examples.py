@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from experiments.examples import custom_modules, inside_flax, many_seeds
+from experiments.examples import custom_modules, inside_flax
 from jaxformer.distributed import partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
@@ -168,10 +168,3 @@ def test_order_is_learned_by_a_position_scheme_of_ones_own(capsys):
     last = [float(line.split(" -> ")[1].split()[0]) for line in lines]
     assert len(last) == 4
     assert last[2] < 0.1 < min(last[0], last[1], last[3])
-
-
-def test_a_seed_learns_in_one_program_with_others_what_it_learns_alone():
-    options = many_seeds.ManySeedsOptions(steps=3, batch_size=3, seq_len=7, d_model=16)
-    together, alone = (many_seeds.train(seeds, options).losses for seeds in ([2, 5, 7], [5]))
-    np.testing.assert_allclose(together[1], alone[0], rtol=1e-4)
-    assert len(set(together.tolist())) == 3

@@ -11,12 +11,6 @@ import pytest
 
 from experiments.harness.training.finetuning import Examples
 from experiments.language_modelling import finetune, generate
-from experiments.language_modelling.chat_templates import (
-    PLAIN_TEMPLATE,
-    ChatTemplate,
-    load_template,
-    special_names,
-)
 from experiments.language_modelling.finetune import (
     FinetuneOptions,
     describe,
@@ -29,8 +23,13 @@ from experiments.language_modelling.generate import GenerateOptions
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from experiments.language_modelling.tasks import chat, classification, predict, spans
+from experiments.language_modelling.tasks.chat import (
+    PLAIN_TEMPLATE,
+    ChatTemplate,
+    load_template,
+    special_names,
+)
 from experiments.language_modelling.tasks.examples import Labelled
-from experiments.language_modelling.tasks.task import frame_of
 from jaxformer.config import (
     BERT_BASE,
     EmbeddingOptions,
@@ -288,7 +287,6 @@ def test_a_text_is_framed_as_it_was_in_pretraining_and_cut_to_fit(runs, tokenize
         assert [row[here].tolist() for row, here in real] == rows
         assert found.labels.tolist() == [1, 0]
         assert np.all(np.sort(found.padding_mask)[:, ::-1] == found.padding_mask)
-    assert frame_of(bare) == ([], [])
 
 
 def test_a_pair_is_framed_as_in_pretraining_and_cut_where_it_is_longer(runs, tokenizer):

@@ -12,14 +12,12 @@ from experiments.translation.grammar import (
     Pair,
     is_held_out,
     make_corpus,
-    phrases,
     sample_pair,
-    sentences,
+    sampling,
 )
 from experiments.translation.grammar import lexicon as lex
 from experiments.translation.grammar.english import english_number
 from experiments.translation.grammar.german import german_number, present
-from jaxformer.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +97,7 @@ def test_a_narrow_vocabulary_betrays_no_second_translation_either(monkeypatch):
             first = round_ * 7919 + 31 * len(options)
             return options[(first + (rng.random() < 0.1)) % len(options)]
 
-        monkeypatch.setattr(phrases, "pick", narrow)
-        monkeypatch.setattr(sentences, "pick", narrow)
+        monkeypatch.setattr(sampling, "pick", narrow)
         rng = np.random.default_rng(round_)
         translations: dict[str, str] = {}
         for source, target in (sample_pair(rng) for _ in range(1000)):
@@ -178,8 +175,3 @@ def test_one_sentence_in_fifty_is_held_out_by_its_hash(sample):
     text = "The old man sees a small dog."
     number = int(sha256(text.encode()).hexdigest()[:16], 16)
     assert is_held_out(text) == (number % 50 == 0)
-
-
-def test_a_corpus_of_a_negative_size_is_an_error():
-    with pytest.raises(ConfigError, match="validation has -1 pairs; give 0 or more"):
-        make_corpus(3, -1, 2, seed=0)

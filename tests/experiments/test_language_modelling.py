@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.examples import logit_lens
 from experiments.harness import cli
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.training import utilization
@@ -32,7 +31,6 @@ from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, DataConfig
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import Int8
 from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
@@ -109,7 +107,6 @@ def parsed(command, args):
     if command is generate:
         return generate.parse(words_of(args))
     presets = {"default": kinds[command]()} if command in kinds else PRESETS
-    presets = prepare.OPTIONS if command is prepare else presets
     return cli.parse(presets, words_of(args))
 
 
@@ -703,13 +700,6 @@ def test_too_little_text_to_set_some_aside_or_to_judge_by_is_refused(text, tmp_p
     refused(call(prepare, args), 65, "1 characters are too few to set some aside for validation")
 
 
-def test_what_a_run_says_after_each_layer_is_shown(run, masked, capsys):
-    logit_lens.main(logit_lens.LensOptions(str(run.folder), text="sun", tokens=1))
-    assert capsys.readouterr().out.split()[:2] == ["token", "input"]
-    with pytest.raises(ConfigError, match="use a causal run"):
-        logit_lens.main(logit_lens.LensOptions(str(masked.folder)))
-
-
 @pytest.mark.parametrize("objective", ["causal", "masked"])
 def test_an_exported_run_is_read_as_one_of_transformers(objective, request, tmp_path):
     folder = request.getfixturevalue("run" if objective == "causal" else "masked").folder
@@ -731,10 +721,3 @@ def test_an_exported_run_is_read_as_one_of_transformers(objective, request, tmp_
     refused(call(export, options), 2, "is there already")
     again = {"--run": tmp_path / "out", "--out": tmp_path / "again"}
     refused(call(export, again), 2, "of transformers already")
-    done = call(export, options | {"--format": "stablehlo", "--out": tmp_path / "program"})
-    assert done.code == 0, done.err
-    program = jax.export.deserialize((tmp_path / "program" / "program.jax").read_bytes())
-    rows = np.full((8, 19), 2, np.int32)
-    rows[:, : len(ids)] = ids
-    shape = (8, 19, expected.model.config.vocab_size)
-    assert program.call(rows).shape == shape

@@ -13,7 +13,7 @@ from experiments.translation.train import train
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import EmbeddingOptions
 from jaxformer.errors import ConfigError
-from jaxformer.nn.stacking import STACKED
+from jaxformer.nn.stack import STACKED
 from jaxformer.training.parameters import flatten
 from tests.experiments import own_parts
 
@@ -48,9 +48,7 @@ def config(tmp_path_factory) -> TranslationConfig:
             dropout_rate=0.2,
             embeddings=EmbeddingOptions(dropout_rate=0.1),
         ),
-        data=replace(
-            preset.data, **files, bpe_dropout=0.2, bpe_encodings=3, batch_tokens=256, buckets=1
-        ),
+        data=replace(preset.data, **files, batch_tokens=256, buckets=1),
         optimizer=replace(
             preset.optimizer,
             schedule="constant",
