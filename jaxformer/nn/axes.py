@@ -36,7 +36,6 @@ FEATURES = {"embed", "heads", "kv_heads", "head_dim", "mlp"}
 """The names of axes inside blocks."""
 
 _IDS = {"vocab", "position", "type"}
-_STACKS = (Stack, Encoder)
 
 
 class Axes(NamedTuple):
@@ -87,22 +86,21 @@ def parameter_axes(model: nn.Module, *inputs: Any) -> dict[str, Axes]:
 def axes_in(trace: "Trace") -> dict[str, Axes]:
     """The axes of the parameters that `trace` has seen."""
     distances = _distances(trace)
-    before = max(distances.values(), default=0) + 1
+    before = max((x for x in distances.values() if x is not None), default=0) + 1
     axes = {}
     for path, shape in trace.shapes.items():
         rank = trace.ranks[path]
-        named_inputs, outputs = _named(trace, path, rank) or _of_module(trace, path, rank)
-        names = {*named_inputs, *outputs}
-        block = next((block for block in distances if path.startswith(f"{block}/")), None)
-        is_before = bool(_IDS & set(named_inputs)) or _precedes_blocks(trace, path, distances)
+        inputs, outputs = _named(trace, path, rank) or _of_module(trace, path, rank)
+        part = next((part for part in distances if path.startswith(f"{part}/")), None)
+        distance = 0 if part is None else distances[part]
+        has_ids, is_named = bool(_IDS & {*inputs, *outputs}), {*inputs, *outputs} <= FEATURES
+        is_in_block = part is not None and distance is not None
         axes[path] = Axes(
-            named_inputs,
+            inputs,
             outputs,
             layers=len(shape) - rank,
-            is_hidden=bool(named_inputs)
-            and not names & _IDS
-            and (block is not None or names <= FEATURES),
-            distance=before if is_before else distances.get(block or "", 0),
+            is_hidden=bool(inputs) and not has_ids and (is_in_block or is_named),
+            distance=before if distance is None or _IDS & set(inputs) else distance,
         )
     return axes
 
@@ -194,52 +192,37 @@ def _of_module(trace: Trace, path: str, rank: int) -> tuple[tuple[str, ...], tup
     module, name = trace.modules[trace.owner(path)], path.rpartition("/")[2]
     if isinstance(module, nn.Embed):
         return ("vocab",), ("embed",)
-    features = 1
-    if isinstance(module, nn.DenseGeneral) and isinstance(module.features, tuple):
-        features = len(module.features)
-    num_inputs = rank - features if _is_dense(module) and name == "kernel" else min(rank - 1, 1)
-    if _is_dense(module) and name == "bias":
-        num_inputs = 0
+    num_inputs = min(rank - 1, 1)
+    if isinstance(module, nn.Dense | nn.DenseGeneral | nn.Conv):
+        features = module.features if isinstance(module.features, tuple) else (module.features,)
+        if name == "kernel":
+            num_inputs = rank - (len(features) if isinstance(module, nn.DenseGeneral) else 1)
+        elif name == "bias":
+            num_inputs = 0
     return (INPUT,) * num_inputs, (OUTPUT,) * (rank - num_inputs)
 
 
-def _is_dense(module: nn.Module) -> bool:
-    return isinstance(module, nn.Dense | nn.DenseGeneral | nn.Conv)
+def _distances(trace: Trace) -> dict[str, int | None]:
+    """{path of each part of a stack: number of blocks from it to the stack's output, or None}.
 
-
-def _distances(trace: Trace) -> dict[str, int]:
-    """{path of each block: number of blocks from it to the output of its stack, itself included}.
-
-    The blocks of a `Stack` or an `Encoder` are its children with parameters other than norms and
-    positions.
+    The parts are the children of a `Stack` or an `Encoder` with parameters, in the order of their
+    first call; all but norms and positions are blocks. A block counts itself, what comes before the
+    first block has None, what follows has 0.
     """
-    distances = {}
-    stacks = [path for path, module in trace.modules.items() if isinstance(module, _STACKS)]
-    for stack in stacks:
-        blocks = [path for path in _children(trace, stack) if _is_block(trace, path)]
-        for number, block in enumerate(blocks):
-            leaf = next(path for path in trace.shapes if path.startswith(f"{block}/"))
-            is_stacked = len(trace.shapes[leaf]) > trace.ranks[leaf]
-            distances[block] = trace.shapes[leaf][0] if is_stacked else len(blocks) - number
+    distances: dict[str, int | None] = {}
+    for stack in [path for path, x in trace.modules.items() if isinstance(x, Stack | Encoder)]:
+        parts = {}
+        for path in trace.modules:
+            leaf = next((leaf for leaf in trace.shapes if leaf.startswith(f"{path}/")), None)
+            if path.rpartition("/")[0] == stack and path != stack and leaf is not None:
+                parts[path] = leaf
+        is_block = {path: not isinstance(trace.modules[path], Positions | Norm) for path in parts}
+        left, has_begun = sum(is_block.values()), False
+        for path, leaf in parts.items():
+            if is_block[path]:
+                is_stacked = len(trace.shapes[leaf]) > trace.ranks[leaf]
+                distances[path] = trace.shapes[leaf][0] if is_stacked else left
+                left, has_begun = left - 1, True
+            else:
+                distances[path] = 0 if has_begun else None
     return distances
-
-
-def _children(trace: Trace, parent: str) -> list[str]:
-    """The modules directly in `parent` that have parameters, in the order of their first call."""
-    paths = [path for path in trace.modules if path.rpartition("/")[0] == parent and path != parent]
-    return [path for path in paths if any(leaf.startswith(f"{path}/") for leaf in trace.shapes)]
-
-
-def _is_block(trace: Trace, path: str) -> bool:
-    return not isinstance(trace.modules[path], Positions | Norm)
-
-
-def _precedes_blocks(trace: Trace, path: str, distances: dict[str, int]) -> bool:
-    """Whether the parameter at `path` is in a stack, in a module called before the first block."""
-    for parent in _parents(path):
-        if isinstance(trace.modules.get(parent), _STACKS):
-            children = _children(trace, parent)
-            child = next((x for x in children if path.startswith(f"{x}/")), None)
-            first = next((i for i, x in enumerate(children) if x in distances), 0)
-            return child is not None and children.index(child) < first
-    return False
