@@ -172,7 +172,7 @@ def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch(
 def test_a_prompt_may_be_given_as_ids(system, tokenizer):
     ids = [tokenizer.encode(prompt) if i % 2 else prompt for i, prompt in enumerate(PROMPTS)]
     assert complete(*system, ids, tokenizer, FREE) == complete(*system, PROMPTS, tokenizer, FREE)
-    with pytest.raises(DataError, match="prompt 2 of 2 has ids from 5 to 16, but ids are 0 to 15"):
+    with pytest.raises(DataError, match="prompt 2 has ids from 5 to 16, but ids are 0 to 15"):
         complete(*system, ["a", [5, 16]], tokenizer, FREE)
 
 
@@ -601,9 +601,9 @@ def test_prompts_that_are_made_on_the_way_are_all_taken(system, tokenizer):
         ("abc", "the texts are one str, but must be a sequence of strings"),
         (b"abc", "the texts are one bytes"),
         (None, "the texts are one NoneType"),
-        ([None], "prompt 1 of 1 is a NoneType, but must be a string or a sequence of integer ids"),
-        (["a", b"ab"], "prompt 2 of 2 is a bytes"),
-        (["a", [5.7]], "prompt 2 of 2 is a list, but must be a string or a sequence of integer id"),
+        ([None], "prompt 1 is a NoneType, but must be a string or a sequence of integer ids"),
+        (["a", b"ab"], "prompt 2 is a bytes"),
+        (["a", [5.7]], "prompt 2 is a list, but must be a string or a sequence of integer id"),
     ],
 )
 def test_what_is_no_prompt_is_refused_by_its_place(system, tokenizer, prompts, message):
