@@ -226,8 +226,3 @@ MODELS = {
 }
 # Another family comes first that has these models.
 SHADOWED = ("roberta", "xlm-roberta", "opt", "mt5")
-    "roberta",
-    "xlm-roberta",
-    "opt",
-    "mt5",
-)  # another family comes first that has these models
