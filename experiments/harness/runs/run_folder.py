@@ -45,8 +45,7 @@ def open_run(
     Writes `config` to config.json, and versions and devices to env.json. If the folder already has
     a config.json and a checkpoint, a field with another value raises `ConfigError`, except those
     under the dotted names in `may_differ`; where one of the two values is a function of the user's
-    own, these too. A field that is absent there has its default. Of several processes the first
-    one writes.
+    own, these too. Of several processes the first one writes.
     """
     folder = folder_of(root, experiment, name)
     with distributed.together():
@@ -59,8 +58,7 @@ def _record(folder: Path, config: Any, may_differ: Iterable[str]) -> None:
     settings = as_json(config)
     begun = any((folder / "checkpoints").glob("[0-9]*"))
     if begun and (folder / "config.json").exists():
-        stored = config_files.with_defaults(_read_json(folder / "config.json"), config)
-        refuse_differences(stored, settings, folder, may_differ)
+        refuse_differences(_read_json(folder / "config.json"), settings, folder, may_differ)
     folder.mkdir(parents=True, exist_ok=True)
     _write_environment(folder / "env.json")
     write_json(folder / "config.json", settings)
