@@ -51,7 +51,7 @@ def open_run(
     with distributed.together():
         if distributed.is_first():
             _record(folder, config, may_differ)
-    return Run(folder) if distributed.is_first() else Follower(folder)
+    return Run(folder, writes=distributed.is_first())
 
 
 def _record(folder: Path, config: Any, may_differ: Iterable[str]) -> None:
@@ -128,11 +128,13 @@ class Run:
     """The folder of one run, and its log of metrics: a JSON line for each step, and TensorBoard.
 
     `loggers` get the same numbers. If a metric cannot be written, training goes on, with one
-    warning on stderr. TensorBoard files are written where tensorboardX is installed.
+    warning on stderr. TensorBoard files are written where tensorboardX is installed. Without
+    `writes`, as in all processes but the first, nothing is written.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, *, writes: bool = True):
         self.folder = Path(folder)
+        self._writes = writes
         self._path = self.folder / "metrics.jsonl"
         self.loggers = Loggers()
         self._events: EventFile | None = None
@@ -142,6 +144,8 @@ class Run:
 
     def log(self, step: int, **values: float) -> None:
         """Appends `values` of `step` to metrics.jsonl, on disk when this returns."""
+        if not self._writes:
+            return
         numbers = {name: float(value) for name, value in values.items()}
         line = json.dumps({"step": int(step), **numbers}) + "\n"
         with self.surviving("metrics.jsonl"):
@@ -172,13 +176,16 @@ class Run:
         """Adds `facts` to what env.json says of this start."""
         path = self.folder / "env.json"
         with self.surviving("env.json"):
-            write_json(path, _read_json(path) | facts)
+            if self._writes:
+                write_json(path, _read_json(path) | facts)
 
     def resume(self, step: int) -> None:
         """Removes the metrics after `step`, from which training goes on, and damaged lines.
 
         Warns of a damaged line, unless it is the last one, which a crash may leave half written.
         """
+        if not self._writes:
+            return
         with self.surviving("metrics.jsonl"):
             self._warn_of_damage()
             kept = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
@@ -230,7 +237,7 @@ class Run:
 
     def _opened_events(self) -> EventFile | None:
         """The TensorBoard file; None without tensorboardX, or once it could not be written."""
-        if "tensorboard" in self._warned:
+        if "tensorboard" in self._warned or not self._writes:
             return None
         if self._events is None:
             try:
@@ -244,25 +251,6 @@ class Run:
             with self.surviving("tensorboard"):
                 self._events.close()
         self._events = None
-
-
-class Follower(Run):
-    """The folder of a run whose log another process writes."""
-
-    def log(self, step: int, **values: float) -> None:
-        """No-op: process 0 writes."""
-
-    def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
-        """No-op: process 0 writes."""
-
-    def log_figure(self, step: int, name: str, draw: Callable[[], "Figure"]) -> None:
-        """No-op: process 0 writes."""
-
-    def add_environment(self, **facts: str) -> None:
-        """No-op: process 0 writes."""
-
-    def resume(self, step: int) -> None:
-        """No-op: process 0 writes."""
 
 
 def _write_environment(path: Path) -> None:
