@@ -24,31 +24,22 @@ class Mixture:
     begins anew when it has given all. The empty rows that fill up its epoch count too.
 
     Attributes: `steps_per_epoch`, the batches that hold as many rows as all streams together.
-
-    >>> from jaxformer.text.data import Tokens, all_rows
-    >>> sizes = {"batch_size": 4, "seq_len": 2, "seed": 0, "isolate_documents": False}
-    >>> ones, twos = (jf.Stream(Tokens.from_lists([[i] * 99]), **sizes) for i in (1, 2))
-    >>> mixture = Mixture([ones, twos], weights=[3.0, 1.0])
-    >>> firsts = [mixture.batch(step, all_rows).tokens[:, 0] for step in range(4)]
-    >>> np.bincount(np.concatenate(firsts))  # 12 rows of ones, 4 of twos
-    array([ 0, 12,  4])
     """
 
     def __init__(self, streams: Sequence[Stream | MaskedStream], weights: Sequence[float]) -> None:
-        sizes = {stream.batch_size for stream in streams}
-        if len(streams) != len(weights) or len(sizes) != 1 or min(weights, default=0.0) <= 0.0:
+        if len(streams) != len(weights) or min(weights, default=0.0) <= 0.0:
             raise ConfigError(
-                f"a mixture needs streams of one batch size, and a weight above 0 for each: got "
-                f"{len(streams)} streams of batch sizes {sorted(sizes)}, and weights {[*weights]}"
+                f"a mixture needs a weight above 0 for each stream: got {len(streams)} streams, "
+                f"and weights {[*weights]}"
             )
         forms = [_form(stream) for stream in streams]
         if any(form != forms[0] for form in forms):
             raise ConfigError(
                 f"the rows of a mixture must have one form, but its streams give {forms}: give "
-                "streams of one class, seq_len and isolate_documents"
+                "streams of one class, batch_size, seq_len and isolate_documents"
             )
         self._streams = list(streams)
-        self._batch_size: int = sizes.pop()
+        self._batch_size: int = streams[0].batch_size
         self._counts = _counts(np.asarray(weights, np.float64))
         self._order = _order(self._counts)
         one_hot = self._order[:, None] == np.arange(len(self._counts))
@@ -80,9 +71,8 @@ class Mixture:
 
 
 def _form(stream: Stream | MaskedStream) -> dict[str, tuple[int, ...]]:
-    """The fields of a row and their shapes."""
-    row = stream.batch(0, lambda _: np.zeros(1, np.int64))
-    return {x: leaf.shape[1:] for x, leaf in row._asdict().items() if leaf is not None}
+    """The fields of a batch and their shapes."""
+    return {x: leaf.shape for x, leaf in stream.batch(0)._asdict().items() if leaf is not None}
 
 
 def _counts(weights: np.ndarray) -> Int[np.ndarray, " K"]:

@@ -1,15 +1,15 @@
 """Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import datasets, distributed, json_records, run_folder, sources
+from experiments.harness.runs import datasets, distributed, json_records, run_folder
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
@@ -215,7 +215,6 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: T
     made_from = [name, tokenizer_digest(folder), config.isolate_documents]
     cache.fill(path.parent, [*made_from, corpus.identity(part, cache)], make)
     note = {
-        "files": _files(part, cache),
         "how": _how(config, part),
         "tokenizer": tokenizer_digest(folder),
         **corpus.metadata_of(part, cache)._asdict(),
@@ -224,7 +223,7 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: T
 
 
 def _note(folder: Path, name: str) -> dict | None:
-    fields: dict[str, type] = {"files": list, "how": list, "tokenizer": str, "text": str}
+    fields: dict[str, type] = {"how": list, "tokenizer": str, "text": str}
     fields |= {"documents": int, "amount": list}
     return json_records.read(folder / "data" / f"{name}.json", fields)
 
@@ -232,12 +231,10 @@ def _note(folder: Path, name: str) -> dict | None:
 def _is_current(
     config: LanguageConfig, folder: Path, name: str, part: Part, cache: TextCache
 ) -> bool:
-    """Whether `part` lies encoded in the run's folder; its text is read if its files changed."""
+    """Whether `part` lies encoded in the run's folder."""
     note = _note(folder, name)
     if note is None or note["how"] != _how(config, part):
         return False
-    if note["files"] == _files(part, cache):
-        return True
     return note["text"] == corpus.metadata_of(part, cache).text
 
 
@@ -249,19 +246,6 @@ def _how(config: LanguageConfig, part: Part) -> list:
     return [tokenizer, part.split, part.start, part.stop, config.isolate_documents, *field]
 
 
-def _files(part: Part, cache: TextCache) -> list:
-    """JSON that shows whether a file has changed, without reading it."""
-    files: list[list[Any]] = []
-    for name in part.paths:
-        path = Path(name)
-        if not sources.is_file(str(name)):
-            files.append([name, sources.identity(str(name), cache)])
-        elif path.is_file():
-            status = path.stat()
-            files.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
-    return files
-
-
 def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
     """The special tokens of a vocabulary that is learned here."""
     if config.objective == "masked":
@@ -269,15 +253,9 @@ def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
     return SPECIAL_TOKENS if config.isolate_documents or config.data.tokenizer == "words" else ()
 
 
-def _blocks(part: Part) -> Iterator[str]:
-    for document in part.documents():
-        yield from document
-
-
 def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     name, special = config.data.tokenizer, _special_tokens(config)
-    text = _blocks(part)
-    size = config.model.vocab_size
+    text, size = chain.from_iterable(part.documents()), config.model.vocab_size
     if name in _LEARNED:
         return _LEARNED[name](text, size, special_tokens=special)
     if cli.is_import_name(name):
