@@ -5,7 +5,6 @@
   diff     the settings in which two runs differ
   plot     learning curves, with a band over seeds
   page     an HTML page of one run: scores, curves, samples, attention, settings
-  export   settings, metrics and scores for TensorBoard, trackio or W&B
 
 A folder stands for all runs below it; WORD --help shows the options of a word.
 """
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.results import pages, plots, tables, trackers
+from experiments.harness.results import pages, plots, tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import (
     expand,
@@ -111,27 +110,9 @@ class PageOptions:
     text: tuple[str, ...] = ()
     """Texts whose attention is shown; empty: the run's first samples, or its prompts."""
     checkpoint: str = "final"
-    """Weights of the run: final, best, last, average, ema or ema@DECAY."""
+    """Weights of the run: final, best, last, average or ema."""
     step: int | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """The runs and the tracker."""
-
-    runs: tuple[str, ...] = ()
-    """Folders of runs, or folders with runs below them, as of a sweep."""
-    to: trackers.Tracker = "tensorboard"
-    """The tracker. trackio and wandb need the extra tracking; W&B writes offline runs, unless the
-    environment has WANDB_MODE."""
-    project: str = "jaxformer"
-    """The project in the tracker."""
-    output: str = "runs/tracking"
-    """The folder that the tracker writes to; of trackio TRACKIO_DIR comes first."""
-
-    def __post_init__(self):
-        check_choices(self)
 
 
 def list_runs(options: ListOptions) -> None:
@@ -208,17 +189,6 @@ def page(options: PageOptions) -> None:
     _write(Path(options.output or folder / "report.html"), text)
 
 
-def export(options: ExportOptions) -> None:
-    """Hands settings, metrics and final scores to a tracker, and prints where they are.
-
-    Exporting a run again replaces the older copy. No training needs a tracker.
-    """
-    for group in group_runs(expand(options.runs)):
-        for folder in group.folders:
-            run = trackers.read_run(folder, group.name)
-            print(trackers.TRACKERS[options.to](run, options.project, Path(options.output)))
-
-
 class Command(NamedTuple):
     """A word of the command line: its function and the default options."""
 
@@ -232,7 +202,6 @@ COMMANDS = {
     "diff": Command(diff, DiffOptions()),
     "plot": Command(plot, PlotOptions()),
     "page": Command(page, PageOptions()),
-    "export": Command(export, ExportOptions()),
 }
 
 

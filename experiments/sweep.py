@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from experiments import registry
 from experiments.harness import cli
@@ -222,17 +222,8 @@ def _raise_failures(opened: Sweep, cells: Iterable[str]) -> None:
 def _presets(args: Sequence[str]) -> Mapping[str, Any]:
     """The presets of the experiment that the first of `args` names; without `args` no run's."""
     first = next(iter(args), "--help")
-    if first in ("-h", "--help"):
-        return {"default": SweepOptions()}
-    try:
-        return presets_of(first)
-    except ConfigError as error:
-        sys.exit(cli.run(partial(_raise, error)))
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
+    return {"default": SweepOptions()} if first in ("-h", "--help") else presets_of(first)
 
 
 if __name__ == "__main__":
-    cli.start(main, _presets(sys.argv[1:]), __doc__, positional="experiment")
+    cli.start(main, lambda: _presets(sys.argv[1:]), __doc__, positional="experiment")

@@ -13,7 +13,7 @@ import jaxformer
 from jaxformer import optional_dependencies
 from jaxformer.errors import MissingExtra
 
-LATE = {"orbax", "tokenizers", "tyro", "matplotlib", "torch", "transformers", "sacrebleu"}
+LATE = {"orbax", "tokenizers", "matplotlib", "torch", "transformers", "sacrebleu"}
 LATE |= {"safetensors", "huggingface_hub"}
 
 
@@ -69,7 +69,7 @@ def test_an_unknown_name_is_refused_by_name():
 
 @pytest.mark.parametrize(
     ("name", "extra"),
-    [("torch", "peers"), ("tyro", "experiments"), ("sentencepiece", "subwords")],
+    [("torch", "peers"), ("rich", "experiments"), ("sentencepiece", "subwords")],
 )
 def test_what_is_not_installed_is_named_with_its_extra(name, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)

@@ -137,7 +137,7 @@ def test_an_option_that_a_readme_names_exists():
         name for text in PAGES.values() for name in re.findall(r"(?<![\w-])--([\w.]+)", text)
     }
     others = {"field", "lr"}  # placeholders
-    others |= {"output_dir", "inplace"}  # of ct2-transformers-converter and jupyter
+    others |= {"output_dir", "inplace", "to"}  # of ct2-transformers-converter and jupyter
     others |= {"echo", "full", "nodes", "ntasks", "gpus", "signal", "requeue", "zone", "worker"}
     assert written - others - {"command"} <= known
 

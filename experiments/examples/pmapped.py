@@ -89,8 +89,13 @@ def losses(
     return [float(np.ravel(loss)[0]) for loss in history]  # pmap returns one for each device
 
 
-def main(options: PmappedOptions) -> dict[str, list[float]]:
-    """Trains with each, prints first and last losses, and returns all."""
+def main(options: PmappedOptions) -> None:
+    """Trains with each, and prints first and last losses."""
+    compare(options)
+
+
+def compare(options: PmappedOptions) -> dict[str, list[float]]:
+    """The losses of each, of which the first and the last are printed."""
     count = jax.local_device_count()
     rows = -(-options.batch_size // count) * count
     results = {}

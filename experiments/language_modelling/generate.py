@@ -22,8 +22,7 @@ from experiments.language_modelling.presets import LanguageConfig
 from experiments.language_modelling.tasks.chat import check_messages, load_template
 from jaxformer import pipelines
 from jaxformer.config import check_at_least
-from jaxformer.decoding import SamplingConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import EnsembleMean
 from jaxformer.nn.models import EncoderOnly

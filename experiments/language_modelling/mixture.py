@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxformer.errors import ConfigError
+from jaxformer.text.data.batches import RowSelection, all_rows, check_step, select_rows
 from jaxformer.text.data.masking import MaskedStream
-from jaxformer.text.data.shuffle import RowSelection, all_rows, check_step, select_rows
 from jaxformer.text.data.streams import Stream
 
 _PERIOD = 4096

@@ -19,8 +19,7 @@ from jaxformer.config import (
     check_choices,
     check_fraction,
 )
-from jaxformer.decoding import SamplingConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
 
 

@@ -61,15 +61,13 @@ def make_init_and_step(
     def init(rng: jax.Array, dropout_rng: jax.Array, *inputs: jax.Array) -> TrainState:
         params = build.init_params(model, rng, *inputs)
         params = build.with_adapters(params, rng, training, axes)
-        return init_train_state(params, optimizer, dropout_rng, ema=training.averages)
+        return init_train_state(params, optimizer, dropout_rng, ema=training.ema_decay > 0)
 
     step = devices.step(
         loss,
         optimizer,
         grad_accumulation=training.grad_accumulation,
-        ema_decay=training.ema_decays,
-        gradient_noise_scale=training.gradient_noise_scale,
-        log_update_ratio=training.log_update_ratio,
+        ema_decay=training.ema_decay,
         gather_at=training.gather_at,
         gather_dtype=config.model.dtype,
     )

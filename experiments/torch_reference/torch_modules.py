@@ -19,8 +19,7 @@ from flax import linen as nn
 from experiments.torch_reference.weights import State, joined
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.recipe import make_norm
-from jaxformer.nn.stack import Stack
+from jaxformer.nn.stack import Stack, make_norm
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.weight_map import Entry

@@ -17,7 +17,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.training.train_step import TrainState, init_train_state
 
-_REFUSED = ("loss", "r_drop", "z_loss", "ema_decay", "extra_ema_decays", "schedule_free", "teacher")
+_REFUSED = ("loss", "r_drop", "z_loss", "ema_decay", "teacher")
 
 
 class TorchEncoderDecoder(EncoderDecoder):

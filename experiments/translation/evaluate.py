@@ -35,8 +35,7 @@ from experiments.translation.corpus import (
 from experiments.translation.load_run import LoadedRun, Translator, load_run
 from experiments.translation.presets import Files, TranslationConfig
 from jaxformer import optional_dependencies
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long, score_pairs

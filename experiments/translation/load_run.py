@@ -11,8 +11,7 @@ from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.training import build
 from experiments.translation.prepare import load_tokenizers, sized
 from experiments.translation.presets import TranslationConfig
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import Translation, translate

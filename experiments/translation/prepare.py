@@ -61,7 +61,6 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
         max_len=config.model.max_len,
         pad_to_multiple=data.pad_to_multiple,
         batch_size_multiple=data.batch_size_multiple * config.training.grad_accumulation,
-        encodings=data.encodings,
     )
     return Prepared(
         model, source_tokenizer, target_tokenizer, batches, corpus.validation, corpus.test
@@ -146,7 +145,6 @@ def _wanted(config: TranslationConfig, folder: Path) -> list:
     """The settings that decide tokenizers and ids besides the text, as JSON."""
     data, model = config.data, config.model
     wanted: list = [data.tokenizer, model.vocab_size, model.source_vocab_size]
-    wanted += [data.bpe_dropout, data.bpe_encodings] if data.bpe_dropout else []
     wanted += ["lowercase"] if data.lowercase else []
     run = tokenizer_run(config)
     if run is None and not initialization.is_begun(folder):
@@ -209,15 +207,7 @@ def _encode(
 ) -> None:
     text, (source, target) = read(), tokenizer_pair
     with display.phase(f"encoding {len(text.source):,} pairs"):
-        encode_pairs(
-            text.source,
-            text.target,
-            source,
-            folder,
-            target_tokenizer=target,
-            bpe_dropout=data.bpe_dropout,
-            encodings=data.encodings,
-        )
+        encode_pairs(text.source, text.target, source, folder, target_tokenizer=target)
         write_known_words(folder, text.source)
 
 

@@ -18,29 +18,63 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jax.tree_util import Partial
 from jaxtyping import Int
 
-from jaxformer.distributed.arrays import check_rows, global_array, row_spec, whole_array
-from jaxformer.distributed.compiled_step import CompiledStep
-from jaxformer.distributed.gathering import BATCH_AXES, GatherAt, Gathering, batch_spec
+from jaxformer.distributed.gathering import (
+    BATCH_AXES,
+    GatherAt,
+    Gathering,
+    batch_spec,
+    torus_stages,
+)
 from jaxformer.distributed.mesh import AXES, Device, standardize
+from jaxformer.distributed.processes import check_rows, global_array, row_spec, whole_array
 from jaxformer.distributed.sharding_rules import (
     RULES,
     MeshAxes,
     inherited_specs,
     partition_specs,
 )
-from jaxformer.distributed.torus import torus_stages
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
-from jaxformer.training.gradients import Batch, GradientSums, Metrics, checked_loss
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import ModelAxes, Params, flatten, map_with_path
 from jaxformer.training.train_step import (
-    EmaDecay,
+    Batch,
+    GradientSums,
+    Metrics,
     TrainState,
-    dropout_key,
     make_eval_step,
     make_update,
 )
+
+
+class CompiledStep:
+    """A function compiled for the devices of a mesh, once for each combination of argument shapes.
+
+    >>> from jaxformer.distributed import CompiledStep, make_mesh
+    >>> double = CompiledStep(lambda x: 2 * x, jax.jit, make_mesh("data=1", jax.devices()[:1]))
+    >>> double(jnp.ones(3))
+    Array([2., 2., 2.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        jit: Callable[[Callable[..., Any]], Any],
+        mesh: Mesh,
+    ) -> None:
+        """`jit` compiles for the devices of `mesh`."""
+        self._mesh = mesh
+        self._compiled = jit(function)
+
+    def __call__(self, *args: Any) -> Any:
+        """The result of the function, which may still be computed."""
+        with jax.set_mesh(self._mesh):  # overrides a mesh that the caller has set
+            return self._compiled(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """The program for arguments of these shapes, before compilation."""
+        with jax.set_mesh(self._mesh):
+            return self._compiled.lower(*args)
 
 
 class Strategy:
@@ -88,19 +122,6 @@ class Strategy:
         self.local_shards: tuple[int, ...] = tuple(
             i for i, group in enumerate(groups) if any(d.process_index == here for d in group)
         )
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both compile the same programs for the same devices."""
-        return isinstance(other, Strategy) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        named = self.rules, self.axes, self.compiler_options
-        items = (None if each is None else frozenset(each.items()) for each in named)
-        return type(self), self.mesh, tuple(self.paths.items()), *items
 
     def for_model(self, model: nn.Module, *inputs: Any) -> "Strategy":
         """This strategy for the parameters of `model`, whose axes it then knows.
@@ -226,11 +247,9 @@ class Strategy:
         optimizer: optax.GradientTransformation,
         *,
         grad_accumulation: int = 1,
-        ema_decay: EmaDecay = 0.0,
-        log_update_ratio: bool = False,
+        ema_decay: float = 0.0,
         gather_at: GatherAt = "step",
         gather_dtype: Any = None,
-        gradient_noise_scale: bool = False,
     ) -> CompiledStep:
         """The compiled `make_train_step`: (state, sharded batch) -> (state, metrics).
 
@@ -247,29 +266,24 @@ class Strategy:
         They are moved in `gather_dtype`: give the model's `dtype` (None: their own). A gradient is
         added up in the parameter's own type.
 
-        `gradient_noise_scale` adds the metrics `gradients.NOISE_METRICS`. It needs "step" and at
-        least two parts of a batch, of devices or of gradient accumulation.
-
         Raises `ConfigError` for another `gather_at`, for a loss that reads a parameter otherwise
         with "use", and when `num_shards` x `grad_accumulation` does not divide the rows of a batch.
         """
         if gather_at not in ("step", "use"):
             raise ConfigError(f"gather_at={gather_at!r} is unknown: give 'step' or 'use'")
-        if gradient_noise_scale:
-            self._check_noise(grad_accumulation, gather_at)
-        update = make_update(optimizer, ema_decay, log_update_ratio=log_update_ratio)
+        update = make_update(optimizer, ema_decay)
 
         def sums_of(specs: Any, params: Params, batch: Batch, rng: jax.Array) -> GradientSums:
-            options = gather_at, gather_dtype, gradient_noise_scale, torus_stages(self.mesh)
-            gathering, parts = Gathering(specs, self._axes, *options), grad_accumulation
-            return gathering.gradient_sums(checked_loss(loss), params, batch, rng, parts)
+            stages = torus_stages(self.mesh)
+            gathering = Gathering(specs, self._axes, gather_at, gather_dtype, stages)
+            return gathering.gradient_sums(loss, params, batch, rng, grad_accumulation)
 
         def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
             check_rows(batch, self.num_shards, grad_accumulation)
             specs = self._tree_of_specs(state.params)
             out_specs = specs, *[PartitionSpec()] * 3
             on_shards = self._on_shards(partial(sums_of, specs), specs, out_specs)
-            state, metrics = update(state, on_shards(state.params, batch, dropout_key(state)))
+            state, metrics = update(state, on_shards(state.params, batch, state.dropout_rng))
             return self._constrain(state), metrics
 
         return CompiledStep(step, partial(self._jit, donate_argnums=0), self.mesh)
@@ -345,19 +359,6 @@ class Strategy:
     def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         compiler_options = dict(self.compiler_options) or None
         return jax.jit(function, compiler_options=compiler_options, **options)
-
-    def _check_noise(self, grad_accumulation: int, gather_at: GatherAt) -> None:
-        """Raises `ConfigError` where there are no gradients of parts of the batch to compare."""
-        if gather_at == "use":
-            raise ConfigError(
-                "gradient_noise_scale compares the gradients of devices, but gather_at='use' adds "
-                "them up in the backward pass: give gather_at='step'"
-            )
-        if self.num_shards * grad_accumulation == 1:
-            raise ConfigError(
-                "gradient_noise_scale compares the gradients of parts of a batch, but there is one "
-                "part: give grad_accumulation=2 or more devices"
-            )
 
 
 def single(

@@ -6,10 +6,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.nn.layers import Dropout, Norm, as_row
+from jaxformer.nn.layers import ACTIVATIONS, Dropout, Norm, as_row, softcap
 from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model
-from jaxformer.nn.recipe import dense_init, make_norm
-from jaxformer.ops.activations import ACTIVATIONS, softcap
+from jaxformer.nn.stack import make_norm
 from jaxformer.ops.dense import logits_matmul
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray
@@ -50,7 +49,7 @@ class MaskedLanguageModel(Model):
     def setup(self) -> None:
         config = self.config
         self.encoder: EncoderOnly = EncoderOnly(config, self.attention_fn, self.block)
-        init = dense_init(config)
+        init = config.dense_init
         self.transform: nn.Dense = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init)
         self.transform_norm: Norm = make_norm(config)
         self.bias: Array = self.param("bias", nn.initializers.zeros, (config.vocab_size,))
@@ -152,7 +151,7 @@ class Classifier(nn.Module):
         x = self.backbone.pooled(tokens, padding_mask, *types, **mean, dropout_rng=dropout_rng)
         x = Dropout(config.dropout_rate, "summary")(x, dropout_rng)
         return nn.Dense(
-            self.classes, dtype=config.dtype, kernel_init=dense_init(config), name="head"
+            self.classes, dtype=config.dtype, kernel_init=config.dense_init, name="head"
         )(x)
 
 
@@ -190,7 +189,7 @@ class TokenClassifier(nn.Module):
         x = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
         x = Dropout(config.dropout_rate, "hidden")(x, dropout_rng)
         head = nn.Dense(
-            self.classes, dtype=config.dtype, kernel_init=dense_init(config), name="head"
+            self.classes, dtype=config.dtype, kernel_init=config.dense_init, name="head"
         )
         return head(x)
 
@@ -226,7 +225,7 @@ class SpanPredictor(nn.Module):
         """
         config = self.backbone.config
         hidden = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
-        head = nn.Dense(2, dtype=config.dtype, kernel_init=dense_init(config), name="head")
+        head = nn.Dense(2, dtype=config.dtype, kernel_init=config.dense_init, name="head")
         return jnp.swapaxes(head(hidden), 1, 2)
 
 

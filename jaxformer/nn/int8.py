@@ -13,7 +13,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes, axes_in, trace_modules
 from jaxformer.nn.layers import Embedding, LMHead
 from jaxformer.nn.models import DecodingModel
-from jaxformer.ops.int8 import (
+from jaxformer.ops.dense import (
     QuantizedMatrix,
     int8_matmul,
     is_quantized,

@@ -12,15 +12,26 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.blocks import Block
-from jaxformer.nn.cache import Cache, init_cache
+from jaxformer.nn.blocks import Block, MakeBlock
+from jaxformer.nn.cache import Cache, LayerCache, init_cache
 from jaxformer.nn.layers import Embedding, LMHead
-from jaxformer.nn.recipe import MakeBlock, dense_init, make_embedding, make_lm_head
 from jaxformer.nn.stack import ScannedStack, Stack
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.beam_cache import store
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask
+
+
+def make_embedding(
+    config: TransformerConfig, vocab_size: int, zero_id: int | None = None
+) -> Embedding:
+    """A table of `vocab_size` vectors of the model of `config`."""
+    scale = config.embeddings.scale
+    return Embedding(vocab_size, config.d_model, scale, zero_id, config.table_init, config.dtype)
+
+
+def make_lm_head(config: TransformerConfig) -> LMHead:
+    """The output layer of the model of `config`."""
+    return LMHead(config.vocab_size, config.output.bias, config.output.softcap, config.dense_init)
 
 
 class Model(nn.Module):
@@ -181,7 +192,8 @@ class EncoderDecoder(DecodingModel):
         """
         encoder_kv = self.decoder.encoder_keys_values(self.encode(source, padding_mask))
         cache = init_cache(self.config, source.shape[0], num_beams, max_length)
-        keep = jax.vmap(store) if self.config.scan_layers else store
+        create = LayerCache.create
+        keep = jax.vmap(create) if self.config.scan_layers else create
         return cache.replace(encoder_kv=tuple(map(keep, encoder_kv)), padding_mask=padding_mask)
 
 
@@ -307,7 +319,7 @@ class EncoderOnly(Model):
         self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.of_encoder)
         if config.pooler != "none":
             self.pooler: nn.Dense = nn.Dense(
-                config.d_model, dtype=config.dtype, kernel_init=dense_init(config)
+                config.d_model, dtype=config.dtype, kernel_init=config.dense_init
             )
 
     def __call__(

@@ -1,33 +1,68 @@
 """The encoder and the decoder: a stack of blocks, one after the other or in one loop."""
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config import PositionScheme, Rotation, TransformerConfig
+from jaxformer.config import Places, PositionScheme, Rotation, TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Block
-from jaxformer.nn.cache import Cache
+from jaxformer.nn.blocks import Block, MakeBlock, Remat
+from jaxformer.nn.cache import Cache, FoldBeams, KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, Initializer, Norm
-from jaxformer.nn.recipe import MakeBlock, make_block, make_norm, table_init
-from jaxformer.nn.stacking import STACKED
-from jaxformer.nn.taps import INTERMEDIATES, REPLACEMENTS
-from jaxformer.ops.attention import AttentionFn, check_attention_fn, reference
-from jaxformer.ops.beam_cache import KeyValue, LayerCache, read
+from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask, check_mask
+
+STACKED = "stacked_blocks"
+"""The name of the subtree of parameters whose leaves have a leading layer axis."""
+INTERMEDIATES = "intermediates"
+"""The collection in which values are recorded if it is mutable."""
+REPLACEMENTS = "replacements"
+"""The collection that holds a function for each value to replace."""
+
+
+def make_norm(config: TransformerConfig) -> Norm:
+    """A norm of the model of `config`."""
+    return Norm(config.norm.kind, config.norm.eps, config.use_bias)
+
+
+def make_block(
+    config: TransformerConfig, cross: bool, attention_fn: AttentionFn, block: MakeBlock = Block
+) -> nn.Module:
+    """A `block` of the stack of `config`, with cross-attention if `cross`."""
+    if isinstance(block, Remat):
+        block = partial(block, in_scan=config.scan_layers)
+    return block(
+        num_heads=config.num_heads,
+        d_ff=config.d_ff,
+        cross=cross,
+        head_dim=config.head_dim,
+        value_head_dim=config.value_head_dim,
+        dropout_rate=config.dropout_rate,
+        norm_options=config.norm,
+        attention_options=config.attention,
+        feed_forward_options=config.feed_forward,
+        use_bias=config.use_bias,
+        attention_fn=FoldBeams(attention_fn),
+        kernel_init=config.dense_init,
+        out_init=config.residual_init,
+        dtype=config.dtype,
+    )
 
 
 class Positions(nn.Module):
     """The parameters of a position scheme, and what it gives a stack.
 
     >>> x = jnp.zeros((2, 3, 8))
-    >>> positions = Positions(jf.Rotary(), num_heads=2, head_dim=4)
-    >>> y, rotation, bias = positions.apply({}, x, jnp.arange(3), jnp.arange(3), length=3)
+    >>> positions = Positions(jf.Rotary(), head_dim=4)
+    >>> y, rotation, bias = positions.apply({}, x, jf.Places(jnp.arange(3), jnp.arange(3), 3))
     >>> rotation.sin.shape, bias  # [1, T, 1, H/2]
     ((1, 3, 1, 2), None)
     """
@@ -38,32 +73,21 @@ class Positions(nn.Module):
     }
 
     scheme: PositionScheme
-    num_heads: int
     head_dim: int
     max_len: int = 512
     table_init: Initializer = nn.initializers.normal(0.02)
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "R T D"],
-        positions: Int[Array, " T"] | Int[Array, "R T"],
-        queries: Int[Array, " T"],
-        *,
-        length: int,
-        causal: bool = False,
+        self, x: Float[Array, "R T D"], at: Places
     ) -> tuple[Float[Array, "R T D"], Rotation | None, Float[Array, "1 N T S"] | None]:
-        """`x` with `positions`, the rotation of queries and keys, and the bias of the logits.
-
-        `queries` are the places of the T tokens among `length` keys.
-        """
-        specs = self.scheme.params(x.shape[-1], self.num_heads, self.max_len, self.table_init)
-        params = {name: self.param(name, init, shape) for name, (init, shape) in specs.items()}
-        rotation = self.scheme.rotation(positions, self.head_dim)
-        bias = self.scheme.bias(
-            queries, jnp.arange(length), causal=causal, num_heads=self.num_heads, params=params
-        )
-        return self.scheme.add(x, positions, length=length, params=params), rotation, bias
+        """`x` with positions, the rotation of queries and keys, and the bias of the logits."""
+        params = {}
+        specs = self.scheme.params(x.shape[-1], at.num_heads, self.max_len, self.table_init)
+        for name, (init, shape) in specs.items():
+            params[name] = self.param(name, init, shape)
+        rotation = self.scheme.rotation(at.positions, self.head_dim)
+        return self.scheme.add(x, at, params), rotation, self.scheme.bias(at, params)
 
 
 class Stack(nn.Module):
@@ -91,7 +115,11 @@ class Stack(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        check_attention_fn(self.attention_fn)
+        if not callable(self.attention_fn):
+            raise ConfigError(
+                f"attention_fn={self.attention_fn!r} is not a function: give AutoAttention(), or "
+                f"one of ATTENTION_FNS[...] with {', '.join(map(repr, ATTENTION_FNS))}"
+            )
         if self.num_layers < 1:
             raise ConfigError(
                 f"the {self.name} has num_{self.name}_layers={self.num_layers}, but this model "
@@ -99,10 +127,9 @@ class Stack(nn.Module):
             )
         self.positions: Positions = Positions(
             config.positions,
-            config.num_heads,
             config.key_size,
             config.max_len,
-            table_init(config),
+            config.table_init,
         )
         self.dropout: Dropout = Dropout(config.dropout_rate, "input")
         self.set_blocks(partial(make_block, config, self.cross, self.attention_fn, self.block))
@@ -170,7 +197,8 @@ class Stack(nn.Module):
         """`x` with positions, normalised if asked, and the rotation and bias for the blocks."""
         queries = mask.offset + jnp.arange(x.shape[1])
         positions = queries if positions is None else jnp.asarray(positions)
-        x, rotation, bias = self.positions(x, positions, queries, length=length, causal=mask.causal)
+        heads, causal = self.config.num_heads, mask.causal
+        x, rotation, bias = self.positions(x, Places(positions, queries, length, heads, causal))
         return self.embedding_norm(x) if self.config.embeddings.norm else x, rotation, bias
 
     def apply_blocks(
@@ -294,7 +322,7 @@ def _apply_block(
     return block(
         x,
         masks[0] if is_full else masks[1],
-        encoder_kv=read(kv) if isinstance(kv, LayerCache) else kv,
+        encoder_kv=kv.read() if isinstance(kv, LayerCache) else kv,
         encoder_mask=encoder_mask,
         layer_cache=layer_cache,
         dropout_rng=dropout_rng,
@@ -308,3 +336,50 @@ def _encoder_keys_values(block: Any, x: Float[Array, "B S D"]) -> KeyValue:
 
 def _item_or_none(values: tuple[Any, ...], index: int) -> Any:
     return values[index] if values else None
+
+
+def is_stacked(path: str) -> bool:
+    """Whether the leaf at "path/of/leaf" has a leading layer axis."""
+    return STACKED in path.split("/")
+
+
+def stack_blocks(params: Any) -> Any:
+    """`params` of a model without `scan_layers` in the layout of the same model with it.
+
+    The subtrees blocks_0, blocks_1, ... of each stack become one, `stacked_blocks`.
+
+    >>> blocks = {"blocks_0": {"scale": jnp.zeros(3)}, "blocks_1": {"scale": jnp.ones(3)}}
+    >>> jf.stack_blocks({"decoder": blocks})["decoder"]["stacked_blocks"]["scale"]
+    Array([[0., 0., 0.],
+           [1., 1., 1.]], dtype=float32)
+    """
+    if not isinstance(params, Mapping):
+        return params
+    names = [name for name in params if re.fullmatch(r"blocks_\d+", name)]
+    rest = {name: stack_blocks(tree) for name, tree in params.items() if name not in names}
+    if not names:
+        return rest
+    blocks = (params[f"blocks_{i}"] for i in range(len(names)))
+    return rest | {STACKED: jax.tree.map(lambda *leaves: _numpy(leaves[0]).stack(leaves), *blocks)}
+
+
+def unstack_blocks(params: Any) -> Any:
+    """The inverse of `stack_blocks`, also for the intermediates that such a model returns.
+
+    >>> blocks = jf.unstack_blocks({"stacked_blocks": {"scale": jnp.array([[1.0], [2.0]])}})
+    >>> blocks["blocks_1"]["scale"]
+    Array([2.], dtype=float32)
+    """
+    if not isinstance(params, Mapping):
+        return params
+    found = {name: unstack_blocks(tree) for name, tree in params.items() if name != STACKED}
+    if STACKED in params:
+        count = len(jax.tree.leaves(params[STACKED])[0])
+        for i in range(count):
+            found[f"blocks_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], params[STACKED])
+    return found
+
+
+def _numpy(leaf: Any) -> Any:
+    """The module that stacks arrays such as `leaf`: parameters that were loaded stay in numpy."""
+    return np if isinstance(leaf, np.ndarray) else jnp

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Int, Key
 
 from jaxformer.decoding import (
+    CompletionOptions,
     Hypotheses,
     Prompts,
     SamplingConfig,
@@ -20,7 +21,6 @@ from jaxformer.decoding import (
     sample,
     suppress_tokens,
 )
-from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines.batching import (

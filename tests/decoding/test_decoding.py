@@ -16,12 +16,12 @@ from jaxformer.decoding import (
     SamplerConfig,
     SamplingConfig,
     SearchConfig,
+    TranslationOptions,
     beam_search,
     greedy,
     make_sampler,
     sample,
 )
-from jaxformer.decoding.pipeline_options import TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 CODE = """
 import json
 from experiments.examples import pmapped
-print(json.dumps(pmapped.main(pmapped.PmappedOptions(steps=7, batch_size=10))))
+print(json.dumps(pmapped.compare(pmapped.PmappedOptions(steps=7, batch_size=10))))
 """
 
 

@@ -37,7 +37,6 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pretrained import is_pretrained, load_pretrained, save_pretrained
-from jaxformer.pretrained.hf_folder import Tensors
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS
 
@@ -225,21 +224,12 @@ def test_a_run_begins_with_the_weights(folder):
         assert one.unsafe_buffer_pointer() != other.unsafe_buffer_pointer()
 
 
-def test_only_the_devices_read_the_weights_that_a_run_begins_with(folder, monkeypatch):
-    read, mapped = Tensors.read, []
-
-    def recorded(self, name, **options):
-        mapped.append(options.get("mapped", False))
-        return read(self, name, **options)
-
-    monkeypatch.setattr(Tensors, "read", recorded)
+def test_the_devices_read_the_weights_that_a_run_begins_with(folder):
     config = init_from_pretrained.with_pretrained_sizes(begun_from(folder("gpt")))
     model = build_model(config)
     devices = sharded(make_mesh("fsdp=1")).for_model(model)
-    assert not mapped  # the sizes need no weights
     make_state, _ = train.make_init_and_step(config, model, plan.batch_of(config), devices)
     state = init_from_pretrained.with_pretrained_params(config, devices.init(make_state), devices)
-    assert len(mapped) > 10 and all(mapped)  # from the file to each device, not by way of the host
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype(np.float32)}
 
 

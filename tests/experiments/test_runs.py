@@ -77,7 +77,6 @@ def test_a_word_is_in_the_help_and_its_own_help_fits_a_screen(word, capsys, monk
         (["diff", "a"], ConfigError, "1 runs were given: give the folders of two"),
         (["page", "a", "b"], ConfigError, "2 runs were given: give the folder of one"),
         (["plot"], ConfigError, "no runs were given"),
-        (["export"], ConfigError, "no runs were given"),
     ],
 )
 def test_runs_that_are_missing_are_asked_for(words, error, message, tmp_path):

@@ -30,7 +30,7 @@ from jaxformer.nn.axes import Axes, parameter_axes
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
-from jaxformer.ops.int8 import is_quantized
+from jaxformer.ops.dense import is_quantized
 from jaxformer.training.lora import FROZEN, add_adapters, merge_adapters
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.parameters import flatten

@@ -26,10 +26,9 @@ from jaxformer.config import (
     with_fields,
 )
 from jaxformer.errors import ConfigError, DataError, MissingExtra
-from jaxformer.nn.blocks import Block
+from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import AutoAttention, blockwise, reference
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES

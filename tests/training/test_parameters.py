@@ -11,7 +11,7 @@ from jaxformer.config import Learned, NormOptions, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.nn.stacking import stack_blocks, unstack_blocks
+from jaxformer.nn.stack import stack_blocks, unstack_blocks
 from jaxformer.text.data import StreamBatch
 from jaxformer.training.losses import causal_loss
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer

@@ -15,8 +15,7 @@ from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_folder import as_json
 from jaxformer import optional_dependencies
-from jaxformer.decoding import SamplingConfig, SearchConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import inexpressible_settings, save_pretrained
 from jaxformer.text.tokenizers import Tokenizer

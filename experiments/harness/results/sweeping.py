@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files, display, suggestion
+from experiments.harness.cli import config_files, display, help_text
 from experiments.harness.results.groups import settings_of, shared_settings
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
@@ -25,7 +25,6 @@ Train = Callable[[Any], TrainResult]
 SWEEP = "sweep.json"
 """The file in a sweep's folder that says what its cells are."""
 _SEED = "training.seed"
-_CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 class Sweep(NamedTuple):
@@ -192,21 +191,17 @@ def _type_of(config: Any, field: str) -> Any:
     """The type of the setting `field` of `config`; `ConfigError` where there is none."""
     known = config_files.settings(config)
     if field not in known:
-        hint = suggestion(field, [*known]).replace("--", "")
+        hint = help_text.suggestion(field, [*known]).replace("--", "")
         raise ConfigError(f"there is no setting {field}: {hint}")
     return known[field]
 
 
 def _read(kind: Any, field: str, text: str) -> Any:
-    """`text` as a value of the type `kind`: a number, the name of a part, or the text itself."""
+    """`text` as a value of the type `kind`, in plain JSON; a part by its name."""
     if config_files.part_kinds(kind):
         config_files.build(kind, text, field)  # refuses an unknown name
         return text
-    try:
-        value = _CONSTANTS[text] if text in _CONSTANTS else json.loads(text)
-        return config_files.plain(config_files.build(kind, value, field), kind)
-    except (ValueError, ConfigError):
-        return config_files.plain(config_files.build(kind, text, field), kind)
+    return config_files.plain(config_files.from_words(kind, [text], field), kind)
 
 
 def _word(value: Any) -> str:

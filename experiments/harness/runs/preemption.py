@@ -54,9 +54,10 @@ def _asked_alone() -> Iterator[Callable[[], bool]]:
             name = signal.Signals(number[0]).name
             cli.say(f"{name}: saving after the current step; once more to quit now", sys.stderr)
 
-    handlers = {
-        number: signal.signal(number, lambda *args: seen.append(args[0])) for number in _SIGNALS
-    }
+    def note(number: int, frame: object) -> None:
+        seen.append(number)
+
+    handlers = {number: signal.signal(number, note) for number in _SIGNALS}
     wakeup = signal.set_wakeup_fd(writer.fileno())
     thread = threading.Thread(target=answer, name="signals", daemon=True)
     thread.start()

@@ -1,6 +1,5 @@
 """Files of records: JSON Lines and Parquet, read one record after the other."""
 
-import codecs
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -9,7 +8,7 @@ from typing import Any
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import DataError, shorten
-from jaxformer.text.data.text_files import read_blocks
+from jaxformer.text.data.text_files import raw_lines
 
 _JSON_LINES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 
@@ -62,23 +61,13 @@ def field_of(record: Any, field: str, where: str) -> str:
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """The number of each line that is not blank, from 1, and the JSON value in it."""
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(raw_lines(path), start=1):
         if not line.strip():
             continue
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}:{number}: not a line of JSON: {error}") from error
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    rest, first = b"", True
-    for block in read_blocks(path):
-        block = block.removeprefix(codecs.BOM_UTF8) if first else block
-        *lines, rest = (rest + block).split(b"\n")
-        first = False
-        yield from lines
-    yield rest
 
 
 def _parquet(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:

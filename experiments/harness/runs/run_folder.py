@@ -59,8 +59,7 @@ def _record(folder: Path, config: Any, may_differ: Iterable[str]) -> None:
     settings = as_json(config)
     begun = any((folder / "checkpoints").glob("[0-9]*"))
     if begun and (folder / "config.json").exists():
-        stored = config_files.with_defaults(_read_json(folder / "config.json"), config)
-        refuse_differences(stored, settings, folder, may_differ)
+        refuse_differences(_read_json(folder / "config.json"), settings, folder, may_differ)
     folder.mkdir(parents=True, exist_ok=True)
     _write_environment(folder / "env.json")
     write_json(folder / "config.json", settings)

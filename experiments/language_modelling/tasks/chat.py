@@ -23,7 +23,7 @@ from experiments.language_modelling.tasks.task import Scored, Task
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.pretrained.hf_folder import HFFolder
+from jaxformer.pretrained.hf_folder import read_json
 from jaxformer.text.data import StreamBatch
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids
@@ -98,7 +98,7 @@ def load_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
     `DataError` for a file that cannot be read.
     """
     name = "tokenizer_config.json"
-    config = HFFolder(folder).json(name) if (folder / name).is_file() else {}
+    config = read_json(folder / name) if (folder / name).is_file() else {}
     tokens = special_names(tokenizer)
     for name, value in config.items():
         value = value.get("content") if isinstance(value, dict) else value

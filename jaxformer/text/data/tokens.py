@@ -10,7 +10,6 @@ import os
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +17,7 @@ import numpy as np
 from jaxtyping import Int, Int32, Int64, Integer
 
 from jaxformer.errors import ConfigError, DataError, shorten
-from jaxformer.text.tokenizers import Tokenizer, sample_encodings
+from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import replacing
 
 _HEADER = struct.Struct("<16sIIqqq16x")
@@ -203,23 +202,12 @@ def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) 
 
 
 def encode_lines(
-    lines: Sequence[str],
-    tokenizer: Tokenizer,
-    path: str | os.PathLike[str],
-    *,
-    bpe_dropout: float = 0.0,
-    seeds: Iterable[int] = (),
+    lines: Sequence[str], tokenizer: Tokenizer, path: str | os.PathLike[str]
 ) -> Tokens:
-    """Writes the ids of every line to `path`; a line of white space only has no ids.
-
-    With `bpe_dropout` each of N lines has a random segmentation for each of `seeds`: sequence
-    k N + i is that of line i with seed k (see `sample_encodings`).
-    """
-    lines = [line if line.strip() else "" for line in lines]
-    ids = _encode(lines, tokenizer)
-    if bpe_dropout:
-        samples = (sample_encodings(lines, tokenizer, bpe_dropout, seed=seed) for seed in seeds)
-        ids = chain.from_iterable(samples)
+    """Writes the ids of every line to `path`; a line of white space only has no ids."""
+    starts = range(0, len(lines), _TEXTS_AT_ONCE)
+    batches = ([x if x.strip() else "" for x in lines[i : i + _TEXTS_AT_ONCE]] for i in starts)
+    ids = (row for batch in batches for row in tokenizer.encode_batch(batch))
     return write_tokens(path, ids, vocab_size=tokenizer.vocab_size)
 
 
@@ -230,13 +218,10 @@ def encode_pairs(
     folder: str | os.PathLike[str],
     *,
     target_tokenizer: Tokenizer | None = None,
-    bpe_dropout: float = 0.0,
-    encodings: int = 1,
 ) -> tuple[Tokens, Tokens]:
     """Writes the ids of all pairs to `source.tokens` and `target.tokens` in `folder`.
 
-    `target_tokenizer` None means one vocabulary for both. With `bpe_dropout` each line has
-    `encodings` random segmentations (see `encode_lines`). Raises `DataError` when the numbers of
+    `target_tokenizer` None means one vocabulary for both. Raises `DataError` when the numbers of
     lines differ.
     """
     if len(source_lines) != len(target_lines):
@@ -246,19 +231,8 @@ def encode_pairs(
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    source, target = (
-        encode_lines(
-            lines,
-            encoder,
-            folder / f"{side}.tokens",
-            bpe_dropout=bpe_dropout,
-            seeds=range(first, 2 * encodings, 2),
-        )
-        for first, side, lines, encoder in (
-            (0, "source", source_lines, tokenizer),
-            (1, "target", target_lines, target_tokenizer or tokenizer),
-        )
-    )
+    source = encode_lines(source_lines, tokenizer, folder / "source.tokens")
+    target = encode_lines(target_lines, target_tokenizer or tokenizer, folder / "target.tokens")
     return source, target
 
 
@@ -294,11 +268,6 @@ def encode_documents(
                 start = ends
 
     return write_parts(path, parts(), vocab_size=tokenizer.vocab_size)
-
-
-def _encode(lines: Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    for start in range(0, len(lines), _TEXTS_AT_ONCE):
-        yield from tokenizer.encode_batch(lines[start : start + _TEXTS_AT_ONCE])
 
 
 def _parts(documents: Iterable[Iterable[str]]) -> Iterator[tuple[str, bool]]:
