@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
-from experiments.language_modelling.mixture import Mixture
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
@@ -53,7 +52,7 @@ class Prepared(NamedTuple):
 
     model: TransformerConfig
     tokenizer: Tokenizer
-    batches: Stream | MaskedStream | Mixture
+    batches: Stream | MaskedStream
     train: Encoded
     validation: Encoded
     test: Encoded | None
@@ -74,21 +73,8 @@ def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     train = open_encoded(folder, "train", tokenizer, cache)
     validation = open_encoded(folder, "validation", tokenizer, cache)
     test = open_encoded(folder, "test", tokenizer, cache) if parts.test else None
-    batches = _batches(config, parts.train, train.tokens, tokenizer, cache)
+    batches = objective(config).stream(train.tokens, tokenizer, config)
     return Prepared(sized(config, tokenizer), tokenizer, batches, train, validation, test)
-
-
-def _batches(
-    config: LanguageConfig, part: Part, tokens: Tokens, tokenizer: Tokenizer, cache: TextCache
-) -> Stream | MaskedStream | Mixture:
-    make = objective(config).stream
-    if not config.data.weights:
-        return make(tokens, tokenizer, config)
-    one_each = (part._replace(paths=(path,)) for path in part.paths)
-    documents = [corpus.metadata_of(one, cache).documents for one in one_each]
-    bounds = pairwise(accumulate(documents, initial=0))
-    streams = [make(tokens.part(*bound), tokenizer, config) for bound in bounds]
-    return Mixture(streams, config.data.weights)
 
 
 def open_encoded(

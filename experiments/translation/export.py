@@ -18,11 +18,10 @@ from experiments.harness.results import exporting
 from experiments.translation.load_run import load_run
 from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.nn.stacking import unstack_blocks
+from jaxformer.nn.stack import unstack_blocks
 from jaxformer.text.tokenizers import Tokenizer
 
 _PRESETS = ("grammar_marian", "wmt14_base_marian")
