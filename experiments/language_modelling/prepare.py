@@ -1,21 +1,20 @@
 """Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import datasets, distributed, json_records, run_folder, sources
+from experiments.harness.runs import datasets, distributed, json_records, run_folder
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
-from experiments.language_modelling.mixture import Mixture
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
@@ -53,7 +52,7 @@ class Prepared(NamedTuple):
 
     model: TransformerConfig
     tokenizer: Tokenizer
-    batches: Stream | MaskedStream | Mixture
+    batches: Stream | MaskedStream
     train: Encoded
     validation: Encoded
     test: Encoded | None
@@ -74,21 +73,8 @@ def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     train = open_encoded(folder, "train", tokenizer, cache)
     validation = open_encoded(folder, "validation", tokenizer, cache)
     test = open_encoded(folder, "test", tokenizer, cache) if parts.test else None
-    batches = _batches(config, parts.train, train.tokens, tokenizer, cache)
+    batches = objective(config).stream(train.tokens, tokenizer, config)
     return Prepared(sized(config, tokenizer), tokenizer, batches, train, validation, test)
-
-
-def _batches(
-    config: LanguageConfig, part: Part, tokens: Tokens, tokenizer: Tokenizer, cache: TextCache
-) -> Stream | MaskedStream | Mixture:
-    make = objective(config).stream
-    if not config.data.weights:
-        return make(tokens, tokenizer, config)
-    one_each = (part._replace(paths=(path,)) for path in part.paths)
-    documents = [corpus.metadata_of(one, cache).documents for one in one_each]
-    bounds = pairwise(accumulate(documents, initial=0))
-    streams = [make(tokens.part(*bound), tokenizer, config) for bound in bounds]
-    return Mixture(streams, config.data.weights)
 
 
 def open_encoded(
@@ -215,7 +201,6 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: T
     made_from = [name, tokenizer_digest(folder), config.isolate_documents]
     cache.fill(path.parent, [*made_from, corpus.identity(part, cache)], make)
     note = {
-        "files": _files(part, cache),
         "how": _how(config, part),
         "tokenizer": tokenizer_digest(folder),
         **corpus.metadata_of(part, cache)._asdict(),
@@ -224,7 +209,7 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: T
 
 
 def _note(folder: Path, name: str) -> dict | None:
-    fields: dict[str, type] = {"files": list, "how": list, "tokenizer": str, "text": str}
+    fields: dict[str, type] = {"how": list, "tokenizer": str, "text": str}
     fields |= {"documents": int, "amount": list}
     return json_records.read(folder / "data" / f"{name}.json", fields)
 
@@ -232,12 +217,10 @@ def _note(folder: Path, name: str) -> dict | None:
 def _is_current(
     config: LanguageConfig, folder: Path, name: str, part: Part, cache: TextCache
 ) -> bool:
-    """Whether `part` lies encoded in the run's folder; its text is read if its files changed."""
+    """Whether `part` lies encoded in the run's folder."""
     note = _note(folder, name)
     if note is None or note["how"] != _how(config, part):
         return False
-    if note["files"] == _files(part, cache):
-        return True
     return note["text"] == corpus.metadata_of(part, cache).text
 
 
@@ -249,19 +232,6 @@ def _how(config: LanguageConfig, part: Part) -> list:
     return [tokenizer, part.split, part.start, part.stop, config.isolate_documents, *field]
 
 
-def _files(part: Part, cache: TextCache) -> list:
-    """JSON that shows whether a file has changed, without reading it."""
-    files: list[list[Any]] = []
-    for name in part.paths:
-        path = Path(name)
-        if not sources.is_file(str(name)):
-            files.append([name, sources.identity(str(name), cache)])
-        elif path.is_file():
-            status = path.stat()
-            files.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
-    return files
-
-
 def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
     """The special tokens of a vocabulary that is learned here."""
     if config.objective == "masked":
@@ -269,15 +239,9 @@ def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
     return SPECIAL_TOKENS if config.isolate_documents or config.data.tokenizer == "words" else ()
 
 
-def _blocks(part: Part) -> Iterator[str]:
-    for document in part.documents():
-        yield from document
-
-
 def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     name, special = config.data.tokenizer, _special_tokens(config)
-    text = _blocks(part)
-    size = config.model.vocab_size
+    text, size = chain.from_iterable(part.documents()), config.model.vocab_size
     if name in _LEARNED:
         return _LEARNED[name](text, size, special_tokens=special)
     if cli.is_import_name(name):

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.results.scored_runs import translation_items
-from experiments.harness.results.statistics import item_half_width, plus_minus
+from experiments.harness.results.statistics import item_half_width, plus_minus, translation_items
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
 from experiments.harness.runs.text_io import read_table, write_lines, write_table

@@ -41,8 +41,8 @@ def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Co
     attended = [(text, *attend(translator, text)) for text in texts if text.strip()]
     sentences = [Sentence(f"{text} = {best}", views) for text, best, views in attended]
     if not samples:
-        sources, translations = ([row[i] for row in attended] for i in (0, 1))
-        samples = {"source": sources, "model": translations}
+        samples["source"] = [text for text, _, _ in attended]
+        samples["model"] = [best for _, best, _ in attended]
     return Contents(translator.params, sentences, samples)
 
 

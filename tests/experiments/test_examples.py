@@ -48,7 +48,7 @@ def test_our_encoder_is_the_same_function_inside_linen_and_nnx(assert_equal):
 @pytest.mark.parametrize("train", [inside_flax.train_linen, inside_flax.train_nnx])
 def test_our_encoder_learns_inside_a_model_of_ones_own(train):
     held_out = inside_flax.random_batch(301, rows=500)
-    losses, logits = train(inside_flax.SeriesOptions(), held_out)
+    losses, logits = train(held_out)
     assert losses[-1] < 0.5 * losses[0]
     assert np.mean(np.argmax(logits, axis=-1) == held_out.label) > 0.75
 

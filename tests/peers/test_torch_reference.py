@@ -356,8 +356,6 @@ def test_the_comparison_prints_and_keeps_that_the_two_are_one(torch, small, tmp_
     assert course["jaxformer"] != course["rounding"]
     # What rounding alone moves: Adam follows gradients that are nothing but rounding, too.
     assert course["weights"] < 5 * course["rounding_weights"]
-    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["reference_loss"] for line in logged] == course["reference"]
     said = capsys.readouterr().out
     assert f"{course['jaxformer'][0]:.4f}" in said
 
