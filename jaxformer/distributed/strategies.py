@@ -413,7 +413,8 @@ def strategy_of(params: Any) -> Strategy:
 
 @lru_cache(maxsize=16)
 def _divided_so(mesh: Mesh, specs: tuple[tuple[str, PartitionSpec], ...]) -> Strategy:
-    return Strategy(mesh, {}, paths={f"^{re.escape(path)}$": spec for path, spec in specs})
+    paths = {f"^{re.escape(path)}$": spec for path, spec in specs}
+    return Strategy(mesh, {} if paths else None, paths=paths)
 
 
 def _call(function: Callable[[], Any]) -> Any:

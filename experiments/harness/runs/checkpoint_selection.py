@@ -18,6 +18,9 @@ _NOTE = "weights.json"
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
 
 
+CheckpointName = Literal["final", "best", "last", "average", "ema"]
+
+
 class Averaging(Protocol):
     """The training settings that say which weights a run keeps (see `TrainingConfig`)."""
 
@@ -34,7 +37,7 @@ class RunOptions:
     run: str = ""
     """The folder of the run."""
     _: KW_ONLY
-    checkpoint: Literal["final", "best", "last", "average", "ema"] = "final"
+    checkpoint: CheckpointName = "final"
     """Weights to load: final (chosen when training ended; before: the newest), best (of the best
     validation), last (of the newest step), average (mean of the last steps) or ema (moving
     average)."""
