@@ -16,8 +16,7 @@ import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.results.scored_runs import ratio
-from experiments.harness.results.statistics import item_half_width, plus_minus
+from experiments.harness.results.statistics import item_half_width, plus_minus, ratio
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_folder import Run
@@ -53,9 +52,7 @@ def batch_losses(
     chunk = config.training.loss_chunk
     stride = stride or config.data.seq_len
     batches = task.iterate_once(text.tokens, loaded.tokenizer, config, stride)
-    return list(
-        build.batch_sums(task.measure, loaded.model, loaded.params, batches, loss_chunk=chunk)
-    )
+    return list(build.batch_sums(task.measure, loaded, batches, loss_chunk=chunk))
 
 
 def total(losses: Sequence[dict[str, float]], text: Encoded) -> Likelihood:
@@ -89,9 +86,7 @@ def custom_metrics(loaded: LoadedRun, text: Encoded, likelihood: Likelihood) -> 
     config, task = loaded.config, objective(loaded.config)
     batches = task.iterate_labelled(text.tokens, loaded.tokenizer, config, config.data.seq_len)
     chunk = config.training.loss_chunk
-    of_loss = build.custom_metrics(
-        config.training, loaded.model, loaded.params, batches, loss_chunk=chunk
-    )
+    of_loss = build.custom_metrics(loaded, batches, loss_chunk=chunk)
     metrics = own_metrics(loaded, text, likelihood)
     return of_loss | {f"validation_{name}": value for name, value in metrics.items()}
 

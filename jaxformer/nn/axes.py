@@ -1,7 +1,7 @@
 """The axes of each parameter of a model by their meaning: embed, heads, mlp, vocab, layers.
 
-Weight decay, Muon, Adafactor, LoRA, layer-wise rates and sharding read them, so a module gets all
-of these whatever its parameters are called. A module class may name the axes of its parameters in
+Weight decay, Muon, LoRA and sharding read them, so a module gets all of these whatever its
+parameters are called. A module class may name the axes of its parameters in
 `AXES`, from a path relative to the module to "inputs -> outputs":
 
     class FeedForward(nn.Module):
@@ -36,6 +36,7 @@ FEATURES = {"embed", "heads", "kv_heads", "head_dim", "mlp"}
 """The names of axes inside blocks."""
 
 _IDS = {"vocab", "position", "type"}
+_STACKS = (Stack, Encoder)
 
 
 class Axes(NamedTuple):
@@ -55,12 +56,6 @@ class Axes(NamedTuple):
     """Whether it is a matrix from features to features, in a block of a `Stack` or named so.
 
     Embeddings, positions, task heads and the pooler are not: Muon leaves them to Adam.
-    """
-    distance: int = 0
-    """Number of blocks from the parameter to the output of its stack: 1 in the last block.
-
-    Stacked layers have that of the first one. It is 0 behind the blocks; in embeddings and whatever
-    else is before the blocks it is 1 more than in the first block of the deepest stack.
     """
 
     def matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
@@ -85,22 +80,18 @@ def parameter_axes(model: nn.Module, *inputs: Any) -> dict[str, Axes]:
 
 def axes_in(trace: "Trace") -> dict[str, Axes]:
     """The axes of the parameters that `trace` has seen."""
-    distances = _distances(trace)
-    before = max((x for x in distances.values() if x is not None), default=0) + 1
+    blocks = _blocks(trace)
     axes = {}
     for path, shape in trace.shapes.items():
         rank = trace.ranks[path]
-        inputs, outputs = _named(trace, path, rank) or _of_module(trace, path, rank)
-        part = next((part for part in distances if path.startswith(f"{part}/")), None)
-        distance = 0 if part is None else distances[part]
-        has_ids, is_named = bool(_IDS & {*inputs, *outputs}), {*inputs, *outputs} <= FEATURES
-        is_in_block = part is not None and distance is not None
+        named_inputs, outputs = _named(trace, path, rank) or _of_module(trace, path, rank)
+        names = {*named_inputs, *outputs}
+        in_block = any(path.startswith(f"{block}/") for block in blocks)
         axes[path] = Axes(
-            inputs,
+            named_inputs,
             outputs,
             layers=len(shape) - rank,
-            is_hidden=bool(inputs) and not has_ids and (is_in_block or is_named),
-            distance=before if distance is None or _IDS & set(inputs) else distance,
+            is_hidden=bool(named_inputs) and not names & _IDS and (in_block or names <= FEATURES),
         )
     return axes
 
@@ -192,37 +183,24 @@ def _of_module(trace: Trace, path: str, rank: int) -> tuple[tuple[str, ...], tup
     module, name = trace.modules[trace.owner(path)], path.rpartition("/")[2]
     if isinstance(module, nn.Embed):
         return ("vocab",), ("embed",)
-    num_inputs = min(rank - 1, 1)
-    if isinstance(module, nn.Dense | nn.DenseGeneral | nn.Conv):
-        features = module.features if isinstance(module.features, tuple) else (module.features,)
-        if name == "kernel":
-            num_inputs = rank - (len(features) if isinstance(module, nn.DenseGeneral) else 1)
-        elif name == "bias":
-            num_inputs = 0
+    features = 1
+    if isinstance(module, nn.DenseGeneral) and isinstance(module.features, tuple):
+        features = len(module.features)
+    num_inputs = rank - features if _is_dense(module) and name == "kernel" else min(rank - 1, 1)
+    if _is_dense(module) and name == "bias":
+        num_inputs = 0
     return (INPUT,) * num_inputs, (OUTPUT,) * (rank - num_inputs)
 
 
-def _distances(trace: Trace) -> dict[str, int | None]:
-    """{path of each part of a stack: number of blocks from it to the stack's output, or None}.
+def _is_dense(module: nn.Module) -> bool:
+    return isinstance(module, nn.Dense | nn.DenseGeneral | nn.Conv)
 
-    The parts are the children of a `Stack` or an `Encoder` with parameters, in the order of their
-    first call; all but norms and positions are blocks. A block counts itself, what comes before the
-    first block has None, what follows has 0.
-    """
-    distances: dict[str, int | None] = {}
-    for stack in [path for path, x in trace.modules.items() if isinstance(x, Stack | Encoder)]:
-        parts = {}
-        for path in trace.modules:
-            leaf = next((leaf for leaf in trace.shapes if leaf.startswith(f"{path}/")), None)
-            if path.rpartition("/")[0] == stack and path != stack and leaf is not None:
-                parts[path] = leaf
-        is_block = {path: not isinstance(trace.modules[path], Positions | Norm) for path in parts}
-        left, has_begun = sum(is_block.values()), False
-        for path, leaf in parts.items():
-            if is_block[path]:
-                is_stacked = len(trace.shapes[leaf]) > trace.ranks[leaf]
-                distances[path] = trace.shapes[leaf][0] if is_stacked else left
-                left, has_begun = left - 1, True
-            else:
-                distances[path] = 0 if has_begun else None
-    return distances
+
+def _blocks(trace: Trace) -> list[str]:
+    """The paths of the children of each `Stack` or `Encoder` other than norms and positions."""
+    return [
+        path
+        for path, module in trace.modules.items()
+        if isinstance(trace.modules.get(path.rpartition("/")[0]), _STACKS)
+        and not isinstance(module, Positions | Norm)
+    ]

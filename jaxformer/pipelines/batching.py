@@ -1,7 +1,8 @@
 """Shared by the pipelines: batches of few shapes, checks of texts, a model as step function."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.decoding import Step
+from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
@@ -146,6 +148,21 @@ def add_special_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     special = tokenizer.special
     first, last = ([] if x is None else [x] for x in (special.bos, special.eos))
     return [*first, *ids, *last]
+
+
+def compile_for(
+    params: Any, jitted: Any, model: nn.Module, *arrays: Any, **static: Any
+) -> Callable[..., Any]:
+    """`jitted(model, params, *arrays, **static)` compiled for the devices that have `params`.
+
+    Returns a function of arrays of these shapes, which every process gives whole; the mesh axis
+    data divides their rows. Its results are numpy arrays, perhaps with more rows at their ends.
+    """
+    devices = strategy_of(params)
+    divide = partial(devices.divide, axes=("data",))
+    with devices.active():
+        compiled = jitted.lower(model, params, *divide(arrays), **static).compile()
+    return lambda *arrays: devices.gather(compiled(params, *divide(arrays)))
 
 
 def make_step_fn(model: nn.Module, params: Any) -> Step:

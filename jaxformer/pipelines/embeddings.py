@@ -19,6 +19,7 @@ from jaxformer.pipelines.batching import (
     check_model,
     check_texts,
     check_tokenizer,
+    compile_for,
     group_by_length,
     next_power_of_two,
     pad_with_mask,
@@ -80,7 +81,8 @@ def embed(
     for chosen, size in group_by_length([len(ids) for ids in whole], model.config.max_len):
         batch = next_power_of_two(len(chosen))
         tokens, padding_mask = pad_with_mask([whole[i] for i in chosen], batch, size)
-        learned, contextual = jax.device_get(_vectors(model, params, tokens, padding_mask))
+        run = compile_for(params, _vectors, model, tokens, padding_mask)
+        learned, contextual = run(tokens, padding_mask)
         for row, i in enumerate(chosen):
             inner = slice(first, first + len(bare[i]))
             names, states = [tokenizer.token(x) for x in bare[i]], contextual[row, inner]

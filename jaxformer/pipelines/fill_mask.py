@@ -17,6 +17,7 @@ from jaxformer.pipelines.batching import (
     check_model,
     check_texts,
     check_tokenizer,
+    compile_for,
     group_by_length,
     next_power_of_two,
     pad_right,
@@ -74,15 +75,14 @@ def fill_mask(
     check_lengths(ids, max_len)
     positions = [np.flatnonzero(np.array(x) == mask) for x in ids]
     results: list[list[list[MaskPrediction]]] = [[] for _ in texts]
-    predict = partial(_predict, count=count, known=tokenizer.vocab_size)
+    shown = {"count": count, "known": tokenizer.vocab_size}
     for chosen, size in group_by_length([len(x) for x in ids], max_len):
         batch = next_power_of_two(len(chosen))
         tokens, padding_mask = pad_with_mask([ids[i] for i in chosen], batch, size)
         most = next_power_of_two(max(len(positions[i]) for i in chosen))
         masked_positions = pad_right([positions[i] for i in chosen], batch, most)
-        probabilities, predicted = jax.device_get(
-            predict(model, params, tokens, padding_mask, masked_positions)
-        )
+        arrays = tokens, padding_mask, masked_positions
+        probabilities, predicted = compile_for(params, _predict, model, *arrays, **shown)(*arrays)
         for row, i in enumerate(chosen):
             results[i] = [
                 _predictions(predicted[row, k], probabilities[row, k], tokenizer)

@@ -6,11 +6,9 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
@@ -21,11 +19,12 @@ from jaxformer.pipelines.batching import (
     check_model,
     check_texts,
     check_tokenizer,
+    compile_for,
     group_by_length,
     next_power_of_two,
     pad_right,
 )
-from jaxformer.pipelines.encoding import encode_sources, with_eos
+from jaxformer.pipelines.translation import encode_sources, with_eos
 from jaxformer.text.metrics import Likelihood, count_text
 from jaxformer.text.tokenizers import BOS, PAD, Tokenizer
 
@@ -71,7 +70,7 @@ def score(
     for chosen, size in _groups([len(window) - 1 for _, window, _ in windows], max_len):
         batch = next_power_of_two(len(chosen))
         tokens = pad_right([windows[i][1] for i in chosen], batch, size + 1)
-        log_probs = np.asarray(_log_probs(model, params, tokens))
+        log_probs = compile_for(params, _log_probs, model, tokens)(tokens)
         for row, i in enumerate(chosen):
             number, window, known = windows[i]
             nats[number] += (-log_probs[row, known : len(window) - 1]).tolist()
@@ -135,7 +134,7 @@ def score_pairs(
     for chosen, size in group_by_length(lengths, max_len, batch_size):
         source = pad_right([sources[i] for i in chosen], batch_size, size)
         target = pad_right([[BOS, *targets[i]] for i in chosen], batch_size, size + 1)
-        log_probs = np.asarray(_pair_log_probs(model, params, source, target))
+        log_probs = compile_for(params, _pair_log_probs, model, source, target)(source, target)
         for row, index in enumerate(chosen):
             results[index] = log_probs[row, : len(targets[index])].tolist()
     return results

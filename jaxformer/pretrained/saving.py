@@ -13,8 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
-from jaxformer.decoding import SamplingConfig, SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel

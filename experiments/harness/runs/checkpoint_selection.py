@@ -1,21 +1,19 @@
 """A run's final weights: the mean of the last checkpoints, or the best one."""
 
-import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from experiments.harness.runs import json_records
 from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.config import check_choices
-from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded
+from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, single
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 
 _NOTE = "weights.json"
-_CHECKPOINTS = ("final", "best", "last", "average", "ema")
 
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
 
@@ -26,12 +24,7 @@ class Averaging(Protocol):
     @property
     def average_checkpoints(self) -> int: ...
     @property
-    def ema_decay(self) -> float: ...
-    @property
-    def extra_ema_decays(self) -> tuple[float, ...]: ...
-    @property
     def result_tree(self) -> str: ...
-    def ema_tree(self, decay: float) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -41,10 +34,10 @@ class RunOptions:
     run: str = ""
     """The folder of the run."""
     _: KW_ONLY
-    checkpoint: str = "final"
+    checkpoint: Literal["final", "best", "last", "average", "ema"] = "final"
     """Weights to load: final (chosen when training ended; before: the newest), best (of the best
-    validation), last (of the newest step), average (mean of the last steps), ema (moving average)
-    or ema@DECAY (the one with this decay)."""
+    validation), last (of the newest step), average (mean of the last steps) or ema (moving
+    average)."""
     step: int | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
     mesh: str = ""
@@ -54,23 +47,10 @@ class RunOptions:
     def __post_init__(self):
         check_choices(self)
         parse_mesh(self.mesh)
-        if self.checkpoint not in _CHECKPOINTS and self.ema_decay is None:
-            raise ConfigError(
-                f"checkpoint={self.checkpoint!r} is unknown: give one of "
-                f"{', '.join(_CHECKPOINTS)}, ema@DECAY"
-            )
         if self.step is not None and self.checkpoint in ("best", "average"):
             raise ConfigError(
                 f"step={self.step} and checkpoint={self.checkpoint!r} both choose a step: give one"
             )
-
-    @property
-    def ema_decay(self) -> float | None:
-        """The decay of the moving average that `checkpoint` names; None where it names none."""
-        kind, _, decay = self.checkpoint.partition("@")
-        with contextlib.suppress(ValueError):
-            return float(decay) if kind == "ema" else None
-        return None
 
     @property
     def chooses(self) -> bool:
@@ -78,9 +58,9 @@ class RunOptions:
         return self.checkpoint != "final" or self.step is not None
 
     @property
-    def strategy(self) -> Strategy | None:
-        """Where the weights are; None: on the first device."""
-        return sharded(make_mesh(self.mesh)) if self.mesh else None
+    def strategy(self) -> Strategy:
+        """Where the weights are."""
+        return sharded(make_mesh(self.mesh)) if self.mesh else single()
 
     def check_pretrained(self) -> None:
         """Raises `ConfigError` where one of several weights is asked for, but there is only one."""
@@ -104,20 +84,27 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    checkpoints: Checkpoints, training: Averaging, metric: Callable[[Any, list[int]], float]
+    checkpoints: Checkpoints,
+    training: Averaging,
+    metric: Callable[[Any, list[int]], float],
+    devices: Strategy,
 ) -> Chosen:
     """The mean of the last `training.average_checkpoints` checkpoints, or the best one alone.
 
-    The one with the smaller metric(params, steps) wins; the mean wins a tie.
+    The one with the smaller metric(params, steps) wins; the mean wins a tie. `devices` hold the
+    parameters.
     """
     last = _last(checkpoints, training)
     best = checkpoints.best_step()
     candidates = [last] if best is None or last == [best] else [last, [best]]
-    scored = []
+    chosen: Chosen | None = None
     for steps in candidates:
-        params = mean(checkpoints, training, steps)
-        scored.append(Chosen(params, steps, metric(params, steps)))
-    return min(scored, key=lambda chosen: chosen.metric)
+        params = mean(checkpoints, training.result_tree, steps, devices)
+        value = metric(params, steps)
+        if chosen is None or value < chosen.metric:
+            chosen = Chosen(params, steps, value)
+    assert chosen is not None
+    return chosen
 
 
 def _last(checkpoints: Checkpoints, training: Averaging) -> list[int]:
@@ -135,9 +122,11 @@ def _is_regular(checkpoints: Checkpoints, step: int) -> bool:
     return manifest.read(checkpoints.folder / str(step)).metadata.get("regular", True)
 
 
-def mean(checkpoints: Checkpoints, training: Averaging, steps: list[int]) -> Any:
-    """The mean over `steps` of the parameters, or of their moving averages if there are any."""
-    return checkpoints.average_params(steps, tree=training.result_tree)
+def mean(checkpoints: Checkpoints, tree: str, steps: list[int], devices: Strategy) -> Any:
+    """The mean over `steps` of the field `tree` of the state, on `devices`."""
+    if devices.mesh.size == 1:
+        return devices.shard_state(checkpoints.average_params(steps, tree=tree))
+    return checkpoints.average_params(steps, tree=tree, shardings=devices.shardings)
 
 
 def note(folder: Path, steps: list[int], tree: str, **scores: float) -> None:
@@ -148,20 +137,29 @@ def note(folder: Path, steps: list[int], tree: str, **scores: float) -> None:
     json_records.write(folder / _NOTE, {"steps": steps, "tree": tree, **scores})
 
 
+class Weights(NamedTuple):
+    """Weights of the run in `folder`: the mean over `steps` of the field `tree` of its states."""
+
+    folder: Path
+    steps: list[int]
+    tree: str
+
+    def read(self, devices: Strategy) -> Any:
+        """Their parameters, on `devices`."""
+        return mean(Checkpoints(self.folder / "checkpoints"), self.tree, self.steps, devices)
+
+    def read_whole(self) -> Any:
+        """Their parameters, in numpy."""
+        return Checkpoints(self.folder / "checkpoints").average_params(self.steps, tree=self.tree)
+
+
 def load(folder: Path, training: Averaging, options: RunOptions = FINAL) -> Any:
-    """The weights of the run in `folder` that `options` name; raises as `select` does."""
-    steps, tree = select(folder, training, options)
-    return Checkpoints(folder / "checkpoints").average_params(steps, tree=tree)
+    """The weights that `select` gives, on the first device."""
+    return select(folder, training, options).read(single())
 
 
-def divided(params: Any, options: RunOptions, model: Any) -> Any:
-    """The weights of `model` divided over the mesh of `options`; without one as they are."""
-    devices = options.strategy
-    return params if devices is None else devices.for_model(model).shard_state(params)
-
-
-def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> tuple[list[int], str]:
-    """The steps whose mean are the weights that `options` name, and the field of the state.
+def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> Weights:
+    """The weights of the run in `folder` that `options` name.
 
     Raises `CheckpointError` where there is no complete checkpoint, or none of the step asked for,
     `ConfigError` for a moving average that the run does not keep, `DataError` where the record of
@@ -178,17 +176,9 @@ def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> tu
         )
     if options.checkpoint == "ema" and training.result_tree == "params":
         raise ConfigError(f"{folder} keeps no moving average: it was trained with ema_decay=0")
-    decays = {training.ema_decay, *training.extra_ema_decays} - {0.0}
-    if options.ema_decay is not None and options.ema_decay not in decays:
-        raise ConfigError(
-            f"checkpoint={options.checkpoint!r}, but the decays of the moving averages that "
-            f"{folder} keeps are {sorted(decays)}: give one of these, or last"
-        )
     step = newest if options.step is None else options.step
     if options.checkpoint == "last":
-        return [step], "params"
-    if options.ema_decay is not None:
-        return [step], training.ema_tree(options.ema_decay)
+        return Weights(folder, [step], "params")
     steps = [step]
     if options.checkpoint == "average":
         steps = _last(checkpoints, training)
@@ -196,7 +186,7 @@ def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> tu
         steps = [checkpoints.best_step() or newest]
     elif options.checkpoint == "final" and options.step is None:
         steps = _final(folder, checkpoints, newest)
-    return steps, training.result_tree
+    return Weights(folder, steps, training.result_tree)
 
 
 def _final(folder: Path, checkpoints: Checkpoints, newest: int) -> list[int]:

@@ -14,7 +14,6 @@ from jax.experimental import multihost_utils
 from experiments.harness import cli
 from experiments.harness.cli import config_files
 from jaxformer import distributed
-from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 
 _LOST_PROCESS = ("Gloo", "NCCL", "Socket closed", "coordination service")  # in XLA's errors
@@ -117,13 +116,6 @@ def agreed(number: float) -> float:
         return number
     words = np.frombuffer(np.float64(number).tobytes(), np.uint32)
     return float(multihost_utils.broadcast_one_to_all(words).view(np.float64)[0])
-
-
-def local(devices: Strategy, tree: Any) -> Any:
-    """`tree`, which is on `devices`, as arrays that this process can use alone."""
-    if not is_several():
-        return tree
-    return jax.device_put(devices.gather(tree), jax.local_devices()[0])
 
 
 def _is_placed(config: Any) -> bool:

@@ -8,9 +8,9 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,21 +23,21 @@ from experiments.harness.cli import import_by_name, is_import_name, name_of
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger, Loggers
 from experiments.harness.training.training_config import (
+    GatherAt,
     LoraOptions,
     OptimizerConfig,
     TrainingConfig,
 )
 from jaxformer.config import TransformerConfig
-from jaxformer.distributed import Strategy
+from jaxformer.distributed import CompiledStep, Strategy, strategy_of
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.text.data import Batches
 from jaxformer.training import lora, optimizer
-from jaxformer.training.gradients import Metrics
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import ModelAxes, flatten, freeze, freeze_gradient
-from jaxformer.training.train_step import TrainState, make_eval_step
+from jaxformer.training.train_step import TrainState
 
 M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C")
@@ -85,8 +85,6 @@ def with_values(config: C, **values: Any) -> C:
 
 def check(config: Any) -> None:
     """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
-    if config.training.schedule_free:
-        optimizer.check_schedule_free(config.optimizer)
     for argument, path in {**VALUES, "loggers": "training.loggers"}.items():
         group, _, field = path.partition(".")
         stored = getattr(getattr(config, group), field)
@@ -164,28 +162,14 @@ def describe_size(params: Any) -> str:
 def with_params(
     state: TrainState, training: TrainingConfig, fresh: Callable[[], Any]
 ) -> TrainState:
-    """`state` with the parameters fresh(), also as moving averages, and the adapters that it has.
-
-    Raises `ConfigError` for a schedule-free optimizer, whose state depends on the parameters.
-    """
-    if training.schedule_free:
-        raise ConfigError("schedule_free starts from new parameters only: leave out --init_from")
-    ema: Any = state.ema
-    if isinstance(training.ema_decays, tuple):
-        ema = {name: lora.replace_base(tree, fresh()) for name, tree in ema.items()}
-    elif training.ema_decays:
-        ema = lora.replace_base(ema, fresh())
+    """`state` with the parameters fresh(), also as moving average, and the adapters that it has."""
+    ema = lora.replace_base(state.ema, fresh()) if training.ema_decay else None
     return state.replace(params=lora.replace_base(state.params, fresh()), ema=ema)
 
 
-def result_params(state: TrainState, training: TrainingConfig, devices: Strategy) -> Any:
-    """The parameters of `state` that are evaluated: those of `training.result_tree`, merged.
-
-    Of several processes each gets all of them, for its own devices.
-    """
-    field, _, decay = training.result_tree.partition("/")
-    tree = getattr(state, field)
-    return distributed.local(devices, lora.merge_adapters(tree[decay] if decay else tree))
+def result_params(state: TrainState, training: TrainingConfig) -> Any:
+    """The parameters of `state` that are evaluated: those of `training.result_tree`, merged."""
+    return lora.merge_adapters(getattr(state, training.result_tree))
 
 
 def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
@@ -220,7 +204,7 @@ def build_trained(
         loss, rates = lora.adapter_loss(loss), replace(rates, freeze=lora.FROZEN)
     elif rates.freeze:
         loss = freeze_gradient(loss, rates.freeze)
-    return loss, build_optimizer(rates, axes=axes, schedule_free=training.schedule_free)
+    return loss, build_optimizer(rates, axes=axes)
 
 
 def train_adapters(
@@ -231,14 +215,13 @@ def train_adapters(
 
 
 def build_optimizer(
-    config: OptimizerConfig, *, axes: ModelAxes | None = None, schedule_free: bool = False
+    config: OptimizerConfig, *, axes: ModelAxes | None = None
 ) -> optax.GradientTransformation:
     """The optimizer of parameters with `axes`, and the schedule that `config` names."""
     if is_import_name(config.name):
         rule = import_by_name(config.name, "optimizer")(config, build_schedule(config))
         return freeze(rule, config.freeze) if config.freeze else rule
-    own = _custom_schedule(config)
-    return optimizer.make_optimizer(config, own, axes=axes, schedule_free=schedule_free)
+    return optimizer.make_optimizer(config, _custom_schedule(config), axes=axes)
 
 
 def learning_rates(config: OptimizerConfig) -> Float[np.ndarray, " updates"]:
@@ -257,49 +240,56 @@ def _custom_schedule(config: OptimizerConfig) -> optax.Schedule | None:
     return import_by_name(config.schedule, "schedule")(config)
 
 
+class Loaded(Protocol):
+    """What a loss is measured with: the experiment's `LoadedRun`."""
+
+    @property
+    def config(self) -> Any: ...
+    @property
+    def model(self) -> Any: ...
+    @property
+    def params(self) -> Any: ...
+
+
 def loss_sums(
-    make_loss: Callable[..., Loss],
-    model: nn.Module,
-    params: Any,
-    batches: Iterable[Any],
-    **options: Any,
+    make_loss: Callable[..., Loss], loaded: Loaded, batches: Iterable[Any], **options: Any
 ) -> dict[str, float]:
     """The results of `batch_sums`, added up over `batches`."""
     sums = {"loss": 0.0, "tokens": 0.0}
-    for metrics in batch_sums(make_loss, model, params, batches, **options):
+    for metrics in batch_sums(make_loss, loaded, batches, **options):
         for name, value in metrics.items():
             sums[name] = sums.get(name, 0.0) + value
     return sums
 
 
 def batch_sums(
-    make_loss: Callable[..., Loss],
-    model: nn.Module,
-    params: Any,
-    batches: Iterable[Any],
-    **options: Any,
+    make_loss: Callable[..., Loss], loaded: Loaded, batches: Iterable[Any], **options: Any
 ) -> Iterator[dict[str, float]]:
-    """The metrics of `make_eval_step` of each of `batches`.
+    """The metrics of `Strategy.evaluate` of each of `batches`, on the devices of `loaded.params`.
 
-    The loss is `make_loss(model, **options)`. It is compiled once for each shape of batch, also
+    The loss is `make_loss(loaded.model, **options)`. Every process gives all rows of a batch, of
+    which each device computes its part. A program is compiled once for each shape of batch, also
     when this function is called again.
     """
-    key = tuple(sorted(options.items()))
+    config, devices = loaded.config, strategy_of(loaded.params)
+    gathered = config.training.gather_at, config.model.dtype
+    evaluate = _evaluation(devices, make_loss, loaded.model, *gathered, **options)
     for batch in batches:
-        metrics = _eval_step(params, batch, make_loss=make_loss, model=model, options=key)
+        metrics = evaluate(loaded.params, devices.divide(batch))
         yield {name: float(value) for name, value in metrics.items()}
 
 
-@partial(jax.jit, static_argnames=("make_loss", "model", "options"))
-def _eval_step(
-    params: Any,
-    batch: Any,
-    *,
+@lru_cache(maxsize=8)
+def _evaluation(
+    devices: Strategy,
     make_loss: Callable[..., Loss],
     model: nn.Module,
-    options: tuple[tuple[str, Any], ...],
-) -> Metrics:
-    return make_eval_step(make_loss(model, **dict(options)))(params, batch)
+    gather_at: GatherAt,
+    gather_dtype: str,
+    **options: Any,
+) -> CompiledStep:
+    loss = make_loss(model, **options)
+    return devices.evaluate(loss, gather_at=gather_at, gather_dtype=gather_dtype)
 
 
 class Evaluation(NamedTuple):
@@ -335,16 +325,15 @@ def own_metrics(training: TrainingConfig, evaluation: Evaluation) -> dict[str, f
     return found
 
 
-def custom_metrics(
-    training: TrainingConfig, model: nn.Module, params: Any, batches: Iterable[Any], **options: Any
-) -> dict[str, float]:
+def custom_metrics(loaded: Loaded, batches: Iterable[Any], **options: Any) -> dict[str, float]:
     """Your own loss of held-out `batches`, per token; {} for the experiment's own loss.
 
     `validation_custom_loss`, and `validation_NAME` for each auxiliary sum NAME.
     """
-    if not training.loss:
+    name = loaded.config.training.loss
+    if not name:
         return {}
-    sums = loss_sums(import_by_name(training.loss, "loss"), model, params, batches, **options)
+    sums = loss_sums(import_by_name(name, "loss"), loaded, batches, **options)
     tokens = max(sums.pop("tokens"), 1.0)
     sums["custom_loss"] = sums.pop("loss")
     return {f"validation_{name}": value / tokens for name, value in sums.items()}

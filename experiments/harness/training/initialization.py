@@ -115,16 +115,18 @@ def _initialized(
 ) -> tuple[TrainState, list[int]]:
     """`state` with the parent's weights, and the steps whose mean they are."""
     found: Any = run_folder.load_config(parent.folder, type(config))
-    steps, tree = checkpoint_selection.select(parent.folder, found.training, parent.options)
-    params: Any = Checkpoints(parent.folder / "checkpoints").average_params(steps, tree=tree)
-    if found.model.scan_layers != config.model.scan_layers:
+    weights = checkpoint_selection.select(parent.folder, found.training, parent.options)
+    if found.model.scan_layers == config.model.scan_layers:
+        params = weights.read(devices)
+    else:  # stacked parameters are divided in another way
+        params = weights.read_whole()
         params = stack_blocks(params) if config.model.scan_layers else unstack_blocks(params)
     check_shapes(parent.folder, params, without_adapters(state.params))
 
     def fresh() -> Any:  # a copy, because a step donates its state's buffers
         return devices.shard_state(jax.tree.map(jnp.array, params))
 
-    return build.with_params(state, config.training, fresh), steps
+    return build.with_params(state, config.training, fresh), weights.steps
 
 
 def check_shapes(folder: Path, params: Any, needed: Any) -> None:

@@ -181,10 +181,13 @@ def record_environment(log: Run, config: RunConfig, **facts: object) -> None:
         display.say("\n".join(map(str, facts.values())))
 
 
-def choose_weights(run: ExperimentRun, validate: Callable[[Any], Evaluated], score: str) -> Any:
+def choose_weights(
+    run: ExperimentRun, devices: Strategy, validate: Callable[[Any], Evaluated], score: str
+) -> Any:
     """The final weights: the mean of the last checkpoints, or the one of the best `score`.
 
-    `validate(params)` evaluates them on the validation text. weights.json records the choice.
+    `devices` hold them, and `validate(params)` evaluates them on the validation text. weights.json
+    records the choice.
     """
     sign = stopping_metric(TrainingConfig(), (score,)).sign
 
@@ -194,7 +197,7 @@ def choose_weights(run: ExperimentRun, validate: Callable[[Any], Evaluated], sco
         display.say(f"  {score.replace('_', ' ')} {value:.4f}")
         return sign * value
 
-    chosen = checkpoint_selection.choose(run.checkpoints, run.training, metric)
+    chosen = checkpoint_selection.choose(run.checkpoints, run.training, metric, devices)
     if distributed.is_first():
         tree = run.training.result_tree
         checkpoint_selection.note(run.folder, chosen.steps, tree, **{score: sign * chosen.metric})

@@ -1,0 +1,140 @@
+"""A model on many devices is evaluated where its parameters are, with the results of one device.
+
+Everything that needs devices runs in one child process with 8 virtual ones, started once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.distributed import Strategy, make_mesh, strategy_of
+from jaxformer.pipelines import score_pairs, stream
+from jaxformer.text.tokenizers import SPECIAL_TOKENS, train_words
+
+pytestmark = pytest.mark.long
+
+ROOT = Path(__file__).parents[2]
+MESHES = ("data=8", "fsdp=4,tensor=2", "data=2,fsdp=2,tensor=2")
+LINES = ["a rose", "a red rose is a rose", "", "rose and a rose is red red red rose", "a"]
+SPECIAL = (*SPECIAL_TOKENS, "<mask>")
+TOKENIZER = train_words(["a rose is a red rose and eine Rose ist rot"], 40, special_tokens=SPECIAL)
+SIZES = dict(vocab_size=TOKENIZER.vocab_size, d_model=16, d_ff=24, num_heads=4, max_len=16)
+TRANSLATOR = jf.EncoderDecoder(
+    jf.TransformerConfig(**SIZES, num_encoder_layers=1, num_decoder_layers=1)
+)
+WRITER = jf.DecoderOnly(jf.TransformerConfig(**SIZES, num_decoder_layers=1))
+FILLER = jf.MaskedLanguageModel(jf.TransformerConfig(**SIZES, num_encoder_layers=1))
+
+
+def first_params(model: Any, count: int) -> Any:
+    """The same random parameters in every process."""
+    inputs = [jnp.ones((1, 3), int)] * count
+    params = jax.jit(model.init)(jax.random.key(0), *inputs)["params"]
+    return jax.tree.map(lambda leaf: np.asarray(leaf), params)
+
+
+def evaluated(put: Any) -> dict[str, Any]:
+    """The results of all pipelines with parameters that `put(model, count of inputs)` places."""
+    translator, writer, filler = put(TRANSLATOR, 2), put(WRITER, 1), put(FILLER, 1)
+    tokenizers = TOKENIZER, TOKENIZER
+    search, sampling = jf.SearchConfig(beam_size=3), jf.SamplingConfig(max_new_tokens=5)
+    prompts, pairs = ["a rose", "red", "a a a a"], list(zip(LINES, LINES[::-1], strict=True))
+    stop = jf.CompletionOptions(stop=("is",))
+    best = jf.translate(TRANSLATOR, translator, LINES, *tokenizers, search)
+    written = jf.complete(WRITER, writer, prompts, TOKENIZER, sampling)
+    stopped = jf.complete(WRITER, writer, prompts, TOKENIZER, sampling, stop)
+    masked = [f"{line} <mask>" for line in LINES if line]
+    filled = jf.fill_mask(FILLER, filler, masked, TOKENIZER)
+    vectors = jf.embed(FILLER, filler, masked, TOKENIZER)
+    batch = jf.PairBatch.create(
+        np.arange(5 * 4).reshape(5, 4) % 7, np.arange(5 * 6).reshape(5, 6) % 11, vocab_size=11
+    )
+    devices = strategy_of(translator)
+    loss = devices.evaluate(jf.seq2seq_loss(TRANSLATOR, pad=0), gather_at="use")
+    return {
+        "translations": [[(x.ids, x.score) for x in each] for each in best],
+        "completions": [x.ids for x in written],
+        "stopped": [x.text for x in stopped],
+        "streamed": list(stream(WRITER, writer, prompts, TOKENIZER, sampling)),
+        "scores": [x.nats for x in jf.score(WRITER, writer, LINES, TOKENIZER)],
+        "pairs": score_pairs(TRANSLATOR, translator, pairs, *tokenizers),
+        "filled": [[(x.token, x.probability) for x in mask[0]] for mask in filled],
+        "vectors": [x.contextual.tolist() for x in vectors],
+        "sums": {k: float(x) for k, x in loss(translator, devices.divide(batch)).items()},
+    }
+
+
+def averaged(devices: Strategy | None, folder: Path) -> tuple[Any, list[int]]:
+    """The sum of each averaged parameter, and the bytes of them on each device."""
+    shardings = None if devices is None else devices.for_model(WRITER).shardings
+    with Checkpoints(folder) as checkpoints:
+        mean = checkpoints.average_params([1, 2], shardings=shardings)
+    leaves = jax.tree.leaves(mean)
+    parts = [[x.data.nbytes for x in leaf.addressable_shards] for leaf in leaves if devices]
+    return [float(leaf.sum()) for leaf in leaves], np.sum(parts, axis=0).tolist() if parts else []
+
+
+def compute(folder: Path) -> dict[str, Any]:
+    """The results on one device and on each mesh."""
+    params = {model: first_params(model, count) for model, count in COUNTS.items()}
+    with Checkpoints(folder) as checkpoints:
+        for step in (1, 2):
+            tree = jax.tree.map(lambda leaf, n=step: n * leaf, params[WRITER])
+            checkpoints.save(step, {"params": tree})
+    results: dict[str, Any] = {"one": evaluated(lambda model, _: params[model])}
+    results["one"]["averaged"], _ = averaged(None, folder)
+    for text in MESHES:
+        devices = jf.sharded(make_mesh(text))
+        found = evaluated(lambda m, _, d=devices: d.for_model(m).shard_state(params[m]))
+        found["averaged"], results[f"bytes {text}"] = averaged(devices, folder)
+        results[text] = found
+    results["bytes"] = sum(leaf.nbytes for leaf in jax.tree.leaves(params[WRITER]))
+    return results
+
+
+COUNTS = {TRANSLATOR: 2, WRITER: 1, FILLER: 1}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("evaluation")
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, __file__, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_scores_and_texts_are_those_of_one_device(mesh, results):
+    for name, expected in results["one"].items():
+        found, wanted = (jax.tree.leaves(each[name]) for each in (results[mesh], results["one"]))
+        assert expected and len(found) == len(wanted), name
+        for number, other in zip(found, wanted, strict=True):
+            same = pytest.approx(other, rel=1e-5, abs=1e-6) if isinstance(other, float) else other
+            assert number == same, name
+    assert len(set(map(str, results["one"]["completions"]))) == 3
+
+
+@pytest.mark.parametrize(("mesh", "parts"), [*zip(MESHES, (1, 8, 4), strict=True)])
+def test_checkpoints_are_averaged_where_the_parameters_are(mesh, parts, results):
+    whole, on_each = results["bytes"], results[f"bytes {mesh}"]
+    assert len(on_each) == 8 and max(on_each) == min(on_each)
+    assert whole / parts <= on_each[0] <= whole / parts + 0.1 * whole  # biases are not divided
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    target = Path(sys.argv[1])
+    (target / "results.json").write_text(json.dumps(compute(target / "checkpoints")))
