@@ -18,14 +18,10 @@ import jax
 
 from experiments import registry
 from experiments.harness import cli, planning
-from experiments.harness.planning import Compiler, PlannedTraining, StepMemory
+from experiments.harness.planning import Compiler, PlannedTraining
 from jaxformer.config import check_choices
 from jaxformer.distributed import parse_mesh
-from jaxformer.distributed.compiled_step import is_out_of_memory
-from jaxformer.errors import ConfigError
-from jaxformer.nn.recipe import REMAT
-
-_LOSS_CHUNK = 1_024  # tokens; matrix products of this size keep a GPU busy
+from jaxformer.errors import ConfigError, is_out_of_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +44,7 @@ class PlanOptions:
 
 
 def training_of(experiment: str) -> PlannedTraining:
-    """Returns what an experiment's module `plan` says of its training."""
+    """The `PlannedTraining` of an experiment's module `plan`."""
     if experiment not in registry.names():
         raise ConfigError(
             f"experiment={experiment!r}: give {' or '.join(registry.names())} first, as in python "
@@ -58,7 +54,7 @@ def training_of(experiment: str) -> PlannedTraining:
 
 
 def presets_of(experiment: str) -> dict[str, Any]:
-    """Returns the presets of an experiment with `PlanOptions` as further fields."""
+    """The presets of an experiment with `PlanOptions` as further fields."""
     presets = training_of(experiment).presets
     base = type(next(iter(presets.values())))
     kind = make_dataclass(f"Planned{base.__name__}", (), bases=(PlanOptions, base), frozen=True)
@@ -100,25 +96,10 @@ def main(config: Any) -> None:
         estimate=estimate,
     )
     print(report)
-    print_advice(config, step.memory, target.accelerator)
+    for sentence in planning.advice(config, step.memory, target.accelerator):
+        print(f"change: {sentence}")
     if estimate:
         print(planning.ASSUMPTIONS)
-
-
-def print_advice(config: Any, memory: StepMemory, accelerator: str) -> None:
-    """Prints what to change where a step of `config` needs more than the accelerator has."""
-    for sentence in planning.advice(memory, accelerator, _smaller(config)):
-        print(f"change: {sentence}")
-
-
-def _smaller(config: Any) -> list[str]:
-    """Returns options that reduce temporary memory."""
-    training, remats = config.training, list(REMAT)
-    options = [f"--training.grad_accumulation {2 * training.grad_accumulation}"]
-    options += [] if training.loss_chunk else [f"--training.loss_chunk {_LOSS_CHUNK}"]
-    keeping_less = remats[remats.index(training.remat) + 1 :]
-    options += [f"--training.remat {name}" for name in keeping_less]
-    return options + ([] if config.model.dtype == "bfloat16" else ["--model.dtype bfloat16"])
 
 
 def _version(compiler: Compiler) -> str:
@@ -137,12 +118,8 @@ def _version(compiler: Compiler) -> str:
 def _presets(arguments: Sequence[str]) -> dict[str, Any]:
     """The presets of the experiment that the first of `arguments` names; none: of no experiment."""
     first = next(iter(arguments), "--help")
-    if first in registry.names():
-        return presets_of(first)
-    if first not in ("-h", "--help"):
-        sys.exit(cli.run(lambda: print(training_of(first))))
-    return {"default": PlanOptions()}
+    return {"default": PlanOptions()} if first in ("-h", "--help") else presets_of(first)
 
 
 if __name__ == "__main__":
-    cli.start(main, _presets(sys.argv[1:]), __doc__, positional="experiment")
+    cli.start(main, lambda: _presets(sys.argv[1:]), __doc__, positional="experiment")

@@ -15,8 +15,6 @@ _EXTRAS = {
     "nbformat": "notebooks",
     "sentencepiece": "subwords",
     "pdoc": "docs",
-    "trackio": "tracking",
-    "wandb": "tracking",
     "pyarrow": "data",
     "datasets": "data",
     "rouge_score": "finetuning",

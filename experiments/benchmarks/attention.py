@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.interleaved_timing import TimingConfig
 from experiments.benchmarks.report import load_torch
-from experiments.benchmarks.subprocesses import Case, MakeCase
+from experiments.benchmarks.timing import Case, MakeCase, TimingConfig
 from experiments.harness import cli
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
@@ -43,13 +42,13 @@ class Shape:
         check_at_least(self, 1, "batch_size", "seq_len", "num_heads", "head_dim")
 
     def arrays(self) -> list[np.ndarray]:
-        """Returns random queries, keys and values [B, T, N, H] in float32."""
+        """Random queries, keys and values [B, T, N, H] in float32."""
         rng = np.random.default_rng(0)
         size = self.batch_size, self.seq_len, self.num_heads, self.head_dim
         return [rng.standard_normal(size, np.float32) for _ in range(3)]
 
     def flops(self) -> int:
-        """Returns the FLOPs: 2 products forward and 5 backward, to the keys that are seen."""
+        """The FLOPs: 2 products forward and 5 backward, to the keys that are seen."""
         pairs = self.batch_size * self.num_heads * self.seq_len * (self.seq_len + 1) // 2
         return 7 * 2 * pairs * self.head_dim
 
@@ -79,7 +78,7 @@ class AttentionOptions(TimingConfig):
         self.shapes()
 
     def shapes(self) -> list[Shape]:
-        """Returns one shape for each of `seq_lens`."""
+        """One shape for each of `seq_lens`."""
         return [replace(self.shape, seq_len=length) for length in self.seq_lens]
 
 
@@ -88,14 +87,14 @@ PEER = "PyTorch SDPA"
 
 def main(options: AttentionOptions) -> None:
     """Measures, prints the tables and writes the file."""
-    tables = {f"T = S = {shape.seq_len:,}": cases(options, shape) for shape in options.shapes()}
-    report.run_tables(options, tables, report.TIMES | report.PEERS | report.MEMORY, (PEER,))
-
-
-def cases(options: AttentionOptions, shape: Shape) -> dict[str, MakeCase]:
-    """Returns what makes each case."""
-    makes: dict[str, MakeCase] = {PEER: partial(torch_attention, shape)}
-    return {name: partial(jax_attention, name, shape) for name in options.attention_fns} | makes
+    tables: dict[str, dict[str, MakeCase]] = {
+        f"T = S = {shape.seq_len:,}": {
+            **{name: partial(jax_attention, name, shape) for name in options.attention_fns},
+            PEER: partial(torch_attention, shape),
+        }
+        for shape in options.shapes()
+    }
+    report.run_tables(options, tables, (PEER,))
 
 
 def jax_attention(name: str, shape: Shape, block: int | None = None) -> Case:

@@ -65,23 +65,24 @@ def main(options: CompiledOptions) -> None:
 
 
 def config_of(name: str) -> Any:
-    """Returns the configuration of the program `name`: options of `plan` as the table has them."""
+    """The configuration of the program `name`: options of `plan` as the table has them."""
     return cli.parse(plan.presets_of("language_modelling"), arguments_of(name))
 
 
 def arguments_of(name: str) -> list[str]:
-    """Returns the arguments of `plan language_modelling` that compile the program `name`."""
+    """The arguments of `plan language_modelling` that compile the program `name`."""
     preset, options = (name, LARGE[name]) if name in LARGE else ("gpt2_124m", PROGRAMS[name])
     return ["--preset", preset, "--compiler", "tpu", *options.split()]
 
 
 def measure(name: str) -> list[Result]:
-    """Returns the MFU, the cycles of a part and the memory of the step of that name."""
+    """The MFU, the cycles of a part and the memory of the step of that name."""
     config = config_of(name)
     target = planning.parse_target(config.target)
     count = target.count or 1
     step = planning.compile_step(config, TRAINING, planning.devices(target, count))
-    time = planning.step_time(step.program, target.accelerator, step.attention_specs)
+    specs = [selection.spec for _, selection in step.attention]
+    time = planning.step_time(step.program, target.accelerator, specs)
     peak = count * ACCELERATORS[target.accelerator].bfloat16
     cycles = time.cycles / config.training.grad_accumulation
     numbers = {

@@ -17,13 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.interleaved_timing import TimingConfig
-from experiments.benchmarks.report import load_torch
-from experiments.benchmarks.subprocesses import Case, MakeCase
+from experiments.benchmarks.report import load_torch, random_params
+from experiments.benchmarks.timing import Case, MakeCase, TimingConfig
 from experiments.harness import cli
 from jaxformer import optional_dependencies
 from jaxformer.config import (
-    TRANSFORMER_BASE,
     FeedForwardOptions,
     NormOptions,
     OutputOptions,
@@ -44,11 +42,11 @@ _FORBIDDEN = -1e4  # as a logit
 
 MARIAN_BASE = TransformerConfig(
     vocab_size=32_000,
-    d_model=TRANSFORMER_BASE.d_model,
-    d_ff=TRANSFORMER_BASE.d_ff,
-    num_heads=TRANSFORMER_BASE.num_heads,
-    num_encoder_layers=TRANSFORMER_BASE.num_encoder_layers,
-    num_decoder_layers=TRANSFORMER_BASE.num_decoder_layers,
+    d_model=512,
+    d_ff=2_048,
+    num_heads=8,
+    num_encoder_layers=6,
+    num_decoder_layers=6,
     max_len=33,
     feed_forward=FeedForwardOptions("silu"),
     norm=NormOptions(eps=1e-5),
@@ -93,7 +91,7 @@ class DecodeWork:
         return self.model.vocab_size - 1
 
     def sources(self) -> np.ndarray:
-        """Returns random words [B, S] int32, without special tokens."""
+        """Random words [B, S] int32, without special tokens."""
         rng = np.random.default_rng(1)
         return rng.integers(2, self.pad, (self.batch_size, self.source_len), np.int32)
 
@@ -117,12 +115,11 @@ def main(options: DecodeOptions) -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) / "marian"
         write_model(work, folder)
-        columns = report.TIMES | report.PEERS | report.TOKENS
-        report.run_tables(options, {title: cases(work, folder)}, columns, PEERS)
+        report.run_tables(options, {title: cases(work, folder)}, PEERS)
 
 
 def cases(work: DecodeWork, folder: Path) -> dict[str, MakeCase]:
-    """Returns what makes each case."""
+    """The function that makes each case."""
     two = partial(ctranslate2_search, work, folder, translators=2)
     return {
         "jaxformer": partial(jax_search, work, folder),
@@ -137,16 +134,7 @@ def cases(work: DecodeWork, folder: Path) -> dict[str, MakeCase]:
 def write_model(work: DecodeWork, folder: Path) -> None:
     """Writes the model to the new `folder` in the format of `transformers`."""
     model, ids = EncoderDecoder(work.model), np.zeros((1, 2), np.int32)
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), ids, ids))["params"]
-    rng = np.random.default_rng(0)
-
-    def random_leaf(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        if len(leaf.shape) == 1:
-            return np.full(leaf.shape, float(path[-1].key == "scale"), np.float32)
-        std = np.float32(work.model.d_model**-0.5)
-        return rng.standard_normal(leaf.shape, np.float32) * std
-
-    params = jax.tree_util.tree_map_with_path(random_leaf, shapes)
+    params = random_params(model, ids, ids)
     params["embedding"]["table"][work.pad] = 0.0  # where CTranslate2 begins
     params["output"]["bias"][[_EOS, work.pad]] = _FORBIDDEN
     special = {

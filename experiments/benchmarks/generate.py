@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.interleaved_timing import TimingConfig
-from experiments.benchmarks.report import load_torch
-from experiments.benchmarks.subprocesses import Case, Comparison, MakeCase
+from experiments.benchmarks.report import load_torch, random_params
+from experiments.benchmarks.timing import Case, Comparison, MakeCase, TimingConfig
 from experiments.harness import cli
 from experiments.language_modelling.presets import shakespeare_char
 from jaxformer import optional_dependencies
@@ -58,7 +57,7 @@ class GenerateWork:
         return self.model.max_len - self.prompt_len
 
     def prompts(self) -> np.ndarray:
-        """Returns random tokens [B, P] int32."""
+        """Random tokens [B, P] int32."""
         rng = np.random.default_rng(1)
         return rng.integers(0, self.model.vocab_size, (self.batch_size, self.prompt_len), np.int32)
 
@@ -80,7 +79,7 @@ class GenerateOptions(TimingConfig):
         self.works()
 
     def works(self) -> list[GenerateWork]:
-        """Returns one for each of `batch_sizes`."""
+        """One for each of `batch_sizes`."""
         return [replace(self.work, batch_size=size) for size in self.batch_sizes]
 
 
@@ -95,13 +94,12 @@ def main(options: GenerateOptions) -> None:
     tables = {
         f"{work.batch_size} x {work.new_tokens} tokens": cases(work) for work in options.works()
     }
-    columns = report.TIMES | report.PEERS | report.TOKENS
-    for comparison in report.run_tables(options, tables, columns, PEERS).values():
+    for comparison in report.run_tables(options, tables, PEERS).values():
         check_texts(comparison)
 
 
 def cases(work: GenerateWork) -> dict[str, MakeCase]:
-    """Returns what makes each case."""
+    """The function that makes each case."""
     return {
         "jaxformer": partial(jax_sample, work),
         PEERS[0]: partial(torch_loop, work),
@@ -119,22 +117,9 @@ def check_texts(comparison: Comparison) -> None:
         )
 
 
-def random_params(config: TransformerConfig) -> Any:
-    """Returns jaxformer's parameters: normal numbers with standard deviation d_model^-0.5.
-
-    They are larger than at the start of training, so that each layer changes the next token.
-    """
-    gpt = DecoderOnly(config)
-    shapes = jax.eval_shape(lambda: gpt.init(jax.random.key(0), np.zeros((1, 2), np.int32)))
-    rng = np.random.default_rng(0)
-    std = np.float32(config.d_model**-0.5)
-
-    def random_leaf(path: Any, leaf: Any) -> np.ndarray:
-        if path[-1].key == "scale":
-            return np.ones(leaf.shape, np.float32)
-        return rng.standard_normal(leaf.shape, np.float32) * std
-
-    return jax.tree_util.tree_map_with_path(random_leaf, shapes["params"])
+def params_of(config: TransformerConfig) -> Any:
+    """The random parameters that both libraries compute with."""
+    return random_params(DecoderOnly(config), np.zeros((1, 2), np.int32))
 
 
 def _case(write: Callable[[], np.ndarray], metadata: dict[str, Any]) -> Case:
@@ -151,7 +136,7 @@ def jax_sample(work: GenerateWork) -> Case:
     The batch is split into as many parts as `complete` uses.
     """
     model = DecoderOnly(work.model)
-    params = jax.tree.map(jnp.asarray, random_params(work.model))
+    params = jax.tree.map(jnp.asarray, params_of(work.model))
     config = SamplingConfig(max_new_tokens=work.new_tokens, temperature=0.0)
 
     def write(params: Any, prompts: jax.Array, ids: jax.Array, rng: jax.Array) -> jax.Array:
@@ -199,13 +184,13 @@ def torch_loop(work: GenerateWork, threads: int | None = None) -> Case:
 
 
 def reference_of(config: TransformerConfig) -> Any:
-    """Returns the PyTorch reference model with `random_params`."""
+    """The PyTorch reference model with `params_of`."""
     optional_dependencies.load("torch")
     from experiments.torch_reference import weights
     from experiments.torch_reference.gpt import GPT
 
     gpt = GPT(config)
-    weights.load_params(random_params(config), gpt, config)
+    weights.load_params(params_of(config), gpt, config)
     return gpt
 
 
@@ -223,7 +208,7 @@ class CachedGPT:
         self._cache = [(torch.zeros(shape), torch.zeros(shape)) for _ in model.blocks]
 
     def step(self, tokens: Any, start: int) -> Any:
-        """Returns the logits; several tokens at once are allowed only at `start` 0."""
+        """The logits; several tokens at once are allowed only at `start` 0."""
         model, end = self._model, start + tokens.shape[1]
         x = model.embedding(tokens) + model.positions(self._positions[start:end])
         for block, cached in zip(model.blocks, self._cache, strict=True):

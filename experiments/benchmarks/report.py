@@ -11,76 +11,43 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.benchmarks.interleaved_timing import Summary, TimingConfig
-from experiments.benchmarks.subprocesses import Comparison, MakeCase, compare
+import jax
+import numpy as np
+
+from experiments.benchmarks.timing import Comparison, MakeCase, Summary, TimingConfig, compare
+from experiments.harness.results.tables import Table, markdown
 from experiments.harness.runs import run_folder
 from jaxformer import optional_dependencies
 from jaxformer.runtime import cpu_count
 
 _PACKAGES = (
-    "jax",
-    "jaxlib",
-    "flax",
-    "torch",
-    "transformers",
-    "ctranslate2",
-    "jax-cuda13-plugin",
-    "nvidia-cudnn-cu13",
+    *("jax", "jaxlib", "flax", "torch", "transformers", "ctranslate2"),
+    *("jax-cuda13-plugin", "nvidia-cudnn-cu13"),
 )
 
-Column = Callable[[Summary, Mapping[str, Any]], str]
-"""column(summary, metadata) -> the text of a cell."""
-
-
-def rate(key: str, unit: float = 1.0, digits: int = 0) -> Column:
-    """Returns the column of the case's metadata `key` divided by the median time and `unit`."""
-
-    def column(summary: Summary, metadata: Mapping[str, Any]) -> str:
-        if metadata.get(key) is None:
-            return "-"
-        return f"{metadata[key] / summary.median / unit:,.{digits}f}"
-
-    return column
-
-
-def value(key: str, unit: float = 1.0, digits: int = 1) -> Column:
-    """Returns the column of the case's metadata `key` divided by `unit`."""
-
-    def column(summary: Summary, metadata: Mapping[str, Any]) -> str:
-        number = metadata.get(key)
-        if number is None:
-            return "-"
-        return f"{number:,}" if unit == 1.0 else f"{number / unit:,.{digits}f}"
-
-    return column
-
-
-def peak_share(summary: Summary, metadata: Mapping[str, Any]) -> str:
-    """Returns the FLOP/s of the case divided by the peak FLOP/s of its device (MFU)."""
-    flops, peak = metadata.get("flops"), metadata.get("peak_flops")
-    return "-" if not flops or not peak else f"{flops / summary.median / peak:.1%}"
-
-
-TIMES: dict[str, Column] = {
-    "median, ms": lambda summary, metadata: f"{summary.median * 1e3:.1f}",
-    "least, ms": lambda summary, metadata: f"{summary.least * 1e3:.1f}",
-    "spread": lambda summary, metadata: f"{summary.spread:.0%}",
-}
-PEERS: dict[str, Column] = {
-    "processors, ms": lambda summary, metadata: f"{summary.cpu * 1e3:.1f}",
-    "of the best peer": lambda summary, metadata: (
-        "-" if summary.ratio is None else f"{summary.ratio:.2f}"
+Metadata = Mapping[str, Any]
+COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Summary, Metadata], str]]] = {
+    "median, ms": ((), lambda time, _: f"{time.median * 1e3:.1f}"),
+    "least, ms": ((), lambda time, _: f"{time.least * 1e3:.1f}"),
+    "spread": ((), lambda time, _: f"{time.spread:.0%}"),
+    "of the best peer": ((), lambda time, _: "-" if time.ratio is None else f"{time.ratio:.2f}"),
+    "tokens a second": (("tokens",), lambda time, case: f"{case['tokens'] / time.median:,.0f}"),
+    "TFLOP/s": (("flops",), lambda time, case: f"{case['flops'] / time.median / 1e12:,.1f}"),
+    "of the peak": (
+        ("flops", "peak_flops"),
+        lambda time, case: f"{case['flops'] / time.median / case['peak_flops']:.1%}",
+    ),
+    "temporary, MB": (
+        ("temporary_bytes",),
+        lambda _, case: f"{case['temporary_bytes'] / 1e6:,.1f}",
     ),
 }
-TOKENS: dict[str, Column] = {"tokens a second": rate("tokens")}
-MEMORY: dict[str, Column] = {"temporary, MB": value("temporary_bytes", 1e6)}
-FLOPS: dict[str, Column] = {"TFLOP/s": rate("flops", 1e12, 1), "of the peak": peak_share}
+"""The metadata that a column needs, and its cell; a column without any cell is left out."""
 
 
 def run_tables(
     options: TimingConfig,
     tables: Mapping[str, Mapping[str, MakeCase]],
-    columns: Mapping[str, Column],
     peers: Sequence[str] = (),
 ) -> dict[str, Comparison]:
     """Measures each of `tables` (title -> cases), prints it, and writes all so far to a file.
@@ -95,7 +62,7 @@ def run_tables(
     print("; ".join(f"{name} {value}" for name, value in where.items() if value is not None))
     for title, cases in tables.items():
         comparisons[title] = compare(cases, options, peers=peers)
-        print(f"\n{title}\n\n{table(comparisons[title], columns)}", flush=True)
+        print(f"\n{title}\n\n{table(comparisons[title])}", flush=True)
         content = {
             "environment": where,
             "options": run_folder.as_json(options),
@@ -106,22 +73,27 @@ def run_tables(
     return comparisons
 
 
-def table(comparison: Comparison, columns: Mapping[str, Column]) -> str:
-    """Returns a row for each case, its metadata, and a line for each that was not measured."""
-    rows = [
-        [name, *(column(summary, comparison.metadata[name]) for column in columns.values())]
-        for name, summary in comparison.measured.items()
-    ]
-    rule = ["---", *("---:" for _ in columns)]
-    lines = [f"| {' | '.join(cells)} |" for cells in (["", *columns], rule, *rows)]
+def table(comparison: Comparison) -> str:
+    """A row for each case, its metadata, and a line for each that was not measured."""
+    columns = {title: _cells(comparison, *column) for title, column in COLUMNS.items()}
+    columns = {title: cells for title, cells in columns.items() if set(cells) - {"-"}}
+    rows = list(zip(comparison.measured, *columns.values(), strict=True))
+    lines = [markdown(Table(("", *columns), rows))]
     lines += [
         f"{name}: {', '.join(f'{key} {value}' for key, value in metadata.items())}"
         for name, metadata in comparison.metadata.items()
         if metadata
     ]
-    return "\n".join(
-        [*lines, *(f"not measured: {name}: {why}" for name, why in comparison.missing.items())]
-    )
+    lines += [f"not measured: {name}: {why}" for name, why in comparison.missing.items()]
+    return "\n".join(lines)
+
+
+def _cells(
+    comparison: Comparison, needed: Sequence[str], cell: Callable[[Summary, Metadata], str]
+) -> list[str]:
+    """The cells of a column; "-" for a case without the metadata that it needs."""
+    cases = [(time, comparison.metadata[name]) for name, time in comparison.measured.items()]
+    return [cell(time, case) if all(map(case.get, needed)) else "-" for time, case in cases]
 
 
 def _plain(comparison: Comparison) -> dict[str, Any]:
@@ -130,22 +102,26 @@ def _plain(comparison: Comparison) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str | int | float | None]:
-    """Returns date (UTC), processor, cores of this process, load of the last minute, versions.
+    """Date (UTC), processor, cores of this process, load of the last minute, versions.
 
     A package that is not installed has None. No device is started: each case reports its device.
     """
+    versions: dict[str, str | None] = dict.fromkeys(_PACKAGES)
+    for name in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(),
         "cores": cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        **{name: _version(name) for name in _PACKAGES},
+        **versions,
     }
 
 
 def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns the name of the processor, or of its architecture where `info` has none."""
+    """The name of the processor, or of its architecture where `info` has none."""
     with suppress(OSError):
         for line in info.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -154,20 +130,31 @@ def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def load_torch(threads: int | None = None) -> ModuleType:
-    """Returns PyTorch, set to `threads`; None: as many as this process has processors."""
+    """PyTorch, set to `threads`; None: as many as this process has processors."""
     torch = optional_dependencies.load("torch")
     torch.set_num_threads(threads or cpu_count())
     return torch
 
 
 def torch_metadata(model: Any) -> dict[str, Any]:
-    """Returns the number of parameters of `model` and of PyTorch's threads."""
+    """The number of parameters of `model` and of PyTorch's threads."""
     count = sum(parameter.numel() for parameter in model.parameters())
     return {"parameters": count, "threads": optional_dependencies.load("torch").get_num_threads()}
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def random_params(model: Any, *inputs: np.ndarray) -> Any:
+    """Parameters of `model`: normal numbers with standard deviation d_model^-0.5.
+
+    They are larger than at the start of training, so that each layer changes the next token.
+    Biases are 0, and scales 1.
+    """
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), *inputs))["params"]
+    rng = np.random.default_rng(0)
+    std = np.float32(model.config.d_model**-0.5)
+
+    def random_leaf(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        if len(leaf.shape) == 1:
+            return np.full(leaf.shape, float(path[-1].key == "scale"), np.float32)
+        return rng.standard_normal(leaf.shape, np.float32) * std
+
+    return jax.tree_util.tree_map_with_path(random_leaf, shapes)

@@ -21,9 +21,8 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.interleaved_timing import TimingConfig
 from experiments.benchmarks.report import load_torch, torch_metadata
-from experiments.benchmarks.subprocesses import Case, MakeCase
+from experiments.benchmarks.timing import Case, MakeCase, TimingConfig
 from experiments.harness import cli
 from experiments.harness.runs import run_folder
 from experiments.harness.training.build import build_model, init_params
@@ -83,7 +82,7 @@ class StepWork:
         return self.batch_size * self.seq_len
 
     def training(self) -> TrainingConfig:
-        """Returns the settings by which the experiments build their models."""
+        """The settings by which the experiments build their models."""
         return TrainingConfig(
             grad_accumulation=self.grad_accumulation,
             attention_fn=self.attention_fn,
@@ -92,7 +91,8 @@ class StepWork:
         )
 
 
-def _constant(optimizer: OptimizerConfig, learning_rate: float) -> OptimizerConfig:
+def constant(optimizer: OptimizerConfig, learning_rate: float) -> OptimizerConfig:
+    """`optimizer` with a constant learning rate."""
     return replace(
         optimizer, schedule="constant", learning_rate=learning_rate, warmup_steps=0, min_lr_ratio=0
     )
@@ -103,18 +103,18 @@ class GPTWork(StepWork):
     """A training step of a GPT; by default nanoGPT's in its CPU configuration."""
 
     model: TransformerConfig = shakespeare_char_cpu.model
-    optimizer: OptimizerConfig = _constant(shakespeare_char_cpu.optimizer, 1e-3)
+    optimizer: OptimizerConfig = constant(shakespeare_char_cpu.optimizer, 1e-3)
     batch_size: int = 12
     seq_len: int = 64
 
     def random_batch(self, rng: np.random.Generator) -> StreamBatch:
-        """Returns a batch of random tokens."""
+        """A batch of random tokens."""
         shape = self.batch_size, self.seq_len
         tokens = rng.integers(0, self.model.vocab_size, (shape[0], shape[1] + 1), np.int32)
         return StreamBatch(tokens, np.ones(shape, bool), _ids(shape[0]), None, None)
 
     def build(self) -> tuple[Any, Loss, int]:
-        """Returns jaxformer's model, its loss, and the FLOPs of a step."""
+        """jaxformer's model, its loss, and the FLOPs of a step."""
         model: Any = build_model(DecoderOnly, self.model, self.training())
         return model, causal_loss(model), causal_flops(self.model, self.batch_size, self.seq_len)
 
@@ -124,7 +124,7 @@ class TranslationWork(StepWork):
     """A training step of a translator; by default that of the preset multi30k_tiny."""
 
     model: TransformerConfig = multi30k_tiny.model
-    optimizer: OptimizerConfig = _constant(
+    optimizer: OptimizerConfig = constant(
         multi30k_tiny.optimizer, multi30k_tiny.optimizer.learning_rate / 10
     )
     batch_size: int = 256
@@ -141,7 +141,7 @@ class TranslationWork(StepWork):
             )
 
     def random_batch(self, rng: np.random.Generator) -> PairBatch:
-        """Returns a batch of random words; each sequence ends with EOS."""
+        """A batch of random words; each sequence ends with EOS."""
 
         def random_words(length: int) -> np.ndarray:
             shape = self.batch_size, length
@@ -153,7 +153,7 @@ class TranslationWork(StepWork):
         return PairBatch(source, target, _ids(self.batch_size))
 
     def build(self) -> tuple[Any, Loss, int]:
-        """Returns jaxformer's model, its loss, and the FLOPs of a step."""
+        """jaxformer's model, its loss, and the FLOPs of a step."""
         model: Any = build_model(EncoderDecoder, self.model, self.training())
         loss = seq2seq_loss(model, pad=PAD, label_smoothing=self.label_smoothing)
         return model, loss, seq2seq_flops(self.model, self.batch_size, self.seq_len, self.seq_len)
@@ -173,7 +173,7 @@ class GPTOptions(TimingConfig):
     """Folder of a checkout of nanoGPT. None: nanoGPT is not measured."""
 
     def cases(self) -> dict[str, MakeCase]:
-        """Returns what makes each case."""
+        """The function that makes each case."""
         makes: dict[str, MakeCase] = {"jaxformer": partial(jax_step, self.work)}
         if self.nanogpt is not None:
             for name, compiled in zip(NANOGPT, (True, False), strict=True):
@@ -193,7 +193,7 @@ class TranslationOptions(TimingConfig):
     """The model and the batch."""
 
     def cases(self) -> dict[str, MakeCase]:
-        """Returns what makes each case; a model of your own has no peers."""
+        """The function that makes each case; a model of your own has no peers."""
         makes: dict[str, MakeCase] = {"jaxformer": partial(jax_step, self.work)}
         if self.work.own_model:
             return makes
@@ -220,9 +220,7 @@ def main(options: GPTOptions | TranslationOptions) -> None:
     """Measures, prints the table and writes the file."""
     work = options.work
     title = f"a step of {work.batch_size} x {work.seq_len} tokens"
-    columns = report.TIMES | report.PEERS | report.TOKENS
-    peers = *NANOGPT, REFERENCE, TORCH_NN
-    report.run_tables(options, {title: options.cases()}, columns, peers)
+    report.run_tables(options, {title: options.cases()}, (*NANOGPT, REFERENCE, TORCH_NN))
     if isinstance(options, GPTOptions) and options.nanogpt is None:
         print("not measured: nanoGPT: give the folder of a checkout of nanoGPT, --nanogpt FOLDER")
 
@@ -327,7 +325,7 @@ def nanogpt_step(work: GPTWork, folder: Path, compiled: bool) -> Case:
 
 
 def load_nanogpt(folder: Path) -> ModuleType:
-    """Returns nanoGPT's module `model`; raises `ConfigError` for a folder without it."""
+    """nanoGPT's module `model`; `ConfigError` for a folder without it."""
     path = folder / "model.py"
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     if not path.is_file() or spec is None or spec.loader is None:

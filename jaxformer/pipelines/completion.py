@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Int, Key
 
 from jaxformer.decoding import (
+    CompletionOptions,
     Hypotheses,
     Prompts,
     SamplingConfig,
@@ -18,7 +19,6 @@ from jaxformer.decoding import (
     sample,
     suppress_tokens,
 )
-from jaxformer.decoding.pipeline_options import CompletionOptions
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines.batching import (

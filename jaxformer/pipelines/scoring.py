@@ -8,8 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float, Int
 
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs

@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxformer.config import Learned, TransformerConfig
-from jaxformer.decoding import Hypotheses, SearchConfig, beam_search
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import Hypotheses, SearchConfig, TranslationOptions, beam_search
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import (

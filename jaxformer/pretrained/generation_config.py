@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from jaxformer.decoding import SamplingConfig, SearchConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.family import as_text, parse_number, unsupported
 from jaxformer.pretrained.hf_folder import locate, read_json

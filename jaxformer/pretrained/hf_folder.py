@@ -81,9 +81,9 @@ class Tensors:
             self._open_parts(folder)
         else:
             raise DataError(
-                f"{folder} has neither {_WHOLE} nor {_INDEX}: convert a pytorch_model.bin, which "
-                "can run code when it is read, with 'python -m "
-                f"experiments.torch_reference.to_safetensors --folder {folder}'"
+                f"{folder} has neither {_WHOLE} nor {_INDEX}: a pytorch_model.bin can run code "
+                "when it is read; load it with torch.load(.., weights_only=True), which runs "
+                "none, and write its tensors with safetensors.torch.save_file"
             )
 
     def read(self, name: str) -> Float[np.ndarray, "*shape"]:

@@ -29,7 +29,6 @@ from jaxformer.pretrained.model_specs import ModelSpec, check_params, make_model
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
-from jaxformer.training.train_step import result_tree
 
 # The tokenizers of a run.
 _TOKENIZER = Path("tokenizer", "tokenizer.json")
@@ -316,9 +315,8 @@ def _run_params(folder: Path, training: Mapping[str, Any]) -> dict[str, Any]:
     steps = record.get("steps")
     if not steps or not set(steps) <= set(checkpoints.steps()):
         steps = [newest]
-    names = ("ema_decay", "extra_ema_decays", "schedule_free")
-    averages = {name: training[name] for name in names if name in training}
-    return checkpoints.average_params(steps, tree=record.get("tree") or result_tree(**averages))
+    tree = record.get("tree") or ("ema" if training.get("ema_decay") else "params")
+    return checkpoints.average_params(steps, tree=tree)
 
 
 def _with_vocabularies(sizes: TransformerConfig, params: Mapping[str, Any]) -> TransformerConfig:

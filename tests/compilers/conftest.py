@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.harness.planning import counting, devices, parse_target
+from experiments.harness.planning import devices, parse_target
 from experiments.harness.planning.hlo import Program
 from jaxformer import AutoAttention, DecoderOnly, OptimizerConfig, TransformerConfig
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions
-from jaxformer.nn.recipe import REMAT
+from jaxformer.nn.blocks import REMAT
 from jaxformer.text.data import StreamBatch
 from jaxformer.training import causal_loss, init_train_state, make_optimizer
 
@@ -53,10 +53,10 @@ KERNELS = {"mosaic": "tpu_custom_call", "triton": "__gpu$xla.gpu.triton", "cudnn
 
 def counts(compiled: jax.stages.Compiled) -> Counter[str]:
     """How often a step runs a kernel of Mosaic, Triton or cuDNN."""
-    calls = counting.custom_calls(Program(compiled.as_text() or "")).items()
+    executed = Program(compiled.as_text() or "").executed
     return Counter(
         {
-            name: sum(times for called, times in calls if called.startswith(target))
+            name: sum(run.times for run in executed if run.instruction.target.startswith(target))
             for name, target in KERNELS.items()
         }
     )

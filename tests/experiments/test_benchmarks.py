@@ -7,8 +7,7 @@ import jax
 import pytest
 
 from experiments.benchmarks import attention, decode, generate, report, train
-from experiments.benchmarks.interleaved_timing import Summary
-from experiments.benchmarks.subprocesses import Comparison
+from experiments.benchmarks.timing import Comparison, Summary
 from experiments.language_modelling.presets import PRESETS
 from experiments.translation.presets import multi30k_tiny
 from jaxformer.errors import ConfigError
@@ -16,25 +15,30 @@ from jaxformer.runtime import cpu_count
 
 COMPARISON = Comparison(
     measured={
-        "jaxformer": Summary(median=0.0125, least=0.01, spread=0.2, cpu=0.02, ratio=0.5),
-        "peer": Summary(median=0.025, least=0.024, spread=0.0, cpu=0.03, ratio=1.0),
+        "jaxformer": Summary(median=0.0125, least=0.01, spread=0.2, ratio=0.5),
+        "peer": Summary(median=0.025, least=0.024, spread=0.0, ratio=1.0),
     },
-    metadata={"jaxformer": {"parameters": 65}, "peer": {}},
+    metadata={"jaxformer": {"tokens": 24, "temporary_bytes": 2_500_000}, "peer": {}},
     missing={"other": "torch is needed here"},
 )
 
 
 def test_the_table_has_a_row_for_each_and_a_sentence_for_each_that_is_missing():
-    assert report.table(COMPARISON, report.TIMES | report.PEERS).splitlines() == [
-        "|  | median, ms | least, ms | spread | processors, ms | of the best peer |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-        "| jaxformer | 12.5 | 10.0 | 20% | 20.0 | 0.50 |",
-        "| peer | 25.0 | 24.0 | 0% | 30.0 | 1.00 |",
-        "jaxformer: parameters 65",
+    times = "|  | median, ms | least, ms | spread | of the best peer |"
+    assert report.table(COMPARISON).splitlines() == [
+        f"{times} tokens a second | temporary, MB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| jaxformer | 12.5 | 10.0 | 20% | 0.50 | 1,920 | 2.5 |",
+        "| peer | 25.0 | 24.0 | 0% | 1.00 | - | - |",
+        "jaxformer: tokens 24, temporary_bytes 2500000",
         "not measured: other: torch is needed here",
     ]
-    alone = COMPARISON.measured["jaxformer"]._replace(ratio=None)
-    assert report.PEERS["of the best peer"](alone, {}) == "-"
+
+
+def test_flops_become_a_rate_and_a_share_of_the_peak():
+    metadata = {"flops": 4_200_000, "peak_flops": 8.4e12}
+    comparison = Comparison({"a": Summary(1e-6, 1e-6, 0.0, None)}, {"a": metadata}, {})
+    assert report.table(comparison).splitlines()[2] == "| a | 0.0 | 0.0 | 0% | 4.2 | 50.0% |"
 
 
 def test_the_environment_names_processor_and_versions(tmp_path):
@@ -130,7 +134,7 @@ def test_the_generated_text_fills_the_character_model():
     work = generate.GenerateWork(batch_size=3)
     assert work.prompts().shape == (3, 16) and work.new_tokens == 240
     assert set(work.prompts().flat) <= set(range(65))
-    leaves = jax.tree.leaves(generate.random_params(work.model))
+    leaves = jax.tree.leaves(generate.params_of(work.model))
     assert sum(leaf.size for leaf in leaves) == 10_745_088
 
 
@@ -152,11 +156,3 @@ def test_a_translators_batches_are_full_of_words_and_end_with_eos():
     assert all((side[:, -1] == 2).all() for batch in batches for side in batch[:2])
     assert (batches[0].source == batches[8].source).all()
     assert (batches[0].source != batches[1].source).any()
-
-
-def test_columns_are_rates_and_sizes_and_absent_ones_dashes():
-    summary = COMPARISON.measured["jaxformer"]
-    (tokens,), (memory,) = report.TOKENS.values(), report.MEMORY.values()
-    assert tokens(summary, {"tokens": 24}) == "1,920"  # in 0.0125 s
-    assert memory(summary, {"temporary_bytes": 2_500_000}) == "2.5"
-    assert tokens(summary, {}) == memory(summary, {}) == "-"

@@ -3,30 +3,13 @@
 import math
 from dataclasses import replace
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-from experiments.benchmarks import attention, gpu, report
+from experiments.benchmarks import attention, gpu
 from experiments.benchmarks.attention import Shape
-from experiments.benchmarks.interleaved_timing import Summary
+from experiments.benchmarks.train import jax_step
 from jaxformer.config import TRANSFORMER_BIG
 from jaxformer.errors import ConfigError
-from jaxformer.nn.models import DecoderOnly
-
-
-def parameters(config):
-    tokens = jnp.ones((1, 4), jnp.int32)
-    made = jax.eval_shape(lambda: DecoderOnly(config).init(jax.random.key(0), tokens))
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made))
-
-
-def test_the_models_are_as_large_as_they_are_called():
-    d, vocab = 768, 50_304
-    matrices = 12 * 12 * d**2 + 2 * vocab * d
-    biases = 12 * (4 * d + 4 * d + d) + vocab
-    assert parameters(gpu.TRACK_3) == matrices + biases + (2 * 12 + 2) * d
-    assert 1.30e9 < parameters(gpu.GPT_1_3B) < 1.32e9
 
 
 def test_small_and_full_have_the_same_tables(tmp_path):
@@ -34,10 +17,8 @@ def test_small_and_full_have_the_same_tables(tmp_path):
     assert list(small) == list(full) == list(gpu.TABLES)
     assert all(list(small[name]) == list(full[name]) for name in gpu.TABLES[:-1])
     steps = {name: [make.args[0] for make in full[name].values()] for name in gpu.TABLES[1:4]}
-    track_3 = steps["gpt_124m"][0]
-    assert (track_3.tokens, track_3.batch_size // track_3.grad_accumulation) == (524_288, 64)
-    assert [one.attention_fn for one in steps["gpt_124m"]] == ["auto", "reference"]
-    kept, remat = steps["gpt_1_3b"][:3], steps["gpt_1_3b"][3:]
+    assert [one.attention_fn for one in steps["gpt2_124m"]] == ["auto", "reference"]
+    kept, remat = steps["gpt3_xl"][:3], steps["gpt3_xl"][3:]
     assert [(one.batch_size, one.remat) for one in kept] == [(n, "none") for n in (24, 16, 8)]
     assert [(one.batch_size, one.remat) for one in remat] == [(n, "blocks") for n in (64, 32, 16)]
     assert steps["translation"][1].model.d_model == TRANSFORMER_BIG.d_model
@@ -49,16 +30,8 @@ def test_small_and_full_have_the_same_tables(tmp_path):
     assert {shape.seq_len for shape in shapes} == {2**n for n in range(10, 16)}
 
 
-def test_the_rate_of_attention_counts_seven_products_of_what_is_seen():
-    shape = Shape(2, 4, num_heads=3, head_dim=5)
-    assert shape.flops() == 2 * 3 * 10 * 7 * 2 * 5
-    summary = Summary(1e-6, 1e-6, 0.0, 1e-6, None)
-    cells = [
-        column(summary, {"flops": 4_200_000, "peak_flops": 8.4e12})
-        for column in report.FLOPS.values()
-    ]
-    assert cells == ["4.2", "50.0%"]
-    assert [column(summary, {}) for column in report.FLOPS.values()] == ["-", "-"]
+def test_attention_counts_seven_products_of_what_is_seen():
+    assert Shape(2, 4, num_heads=3, head_dim=5).flops() == 2 * 3 * 10 * 7 * 2 * 5
 
 
 def test_products_and_attention_run_here_and_unsupported_functions_are_refused():
@@ -78,7 +51,7 @@ def test_an_unknown_table_is_refused():
 
 SMALL = [
     (table, name)
-    for table in ("matrix_product", "gpt_124m", "gpt_1_3b", "translation", "beam_search")
+    for table in ("matrix_product", "gpt2_124m", "gpt3_xl", "translation", "beam_search")
     for name in gpu.tables(True, gpu.Path("unused"))[table]
 ]
 
@@ -106,7 +79,7 @@ def test_the_cases_of_the_peers_run_small(torch, tmp_path):
 
 @pytest.mark.slow
 def test_a_small_training_learns_its_batches():
-    work = gpu.tables(True, gpu.Path("unused"))["gpt_124m"]["auto"].args[0]
-    case = gpu._small_step(replace(work, grad_accumulation=1))
+    work = gpu.tables(True, gpu.Path("unused"))["gpt2_124m"]["auto"].args[0]
+    case = jax_step(gpu.small_step(replace(work, grad_accumulation=1)))
     losses = [case.run() for _ in range(33)]
     assert losses[-1] < losses[0] == pytest.approx(math.log(41), abs=0.5)

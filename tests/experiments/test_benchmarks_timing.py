@@ -10,39 +10,15 @@ from functools import partial
 
 import pytest
 
-from experiments.benchmarks.interleaved_timing import (
-    Cost,
+from experiments.benchmarks.timing import (
+    Case,
     Summary,
     TimingConfig,
+    compare,
     measure_in_turn,
     summarise,
-    timed,
 )
-from experiments.benchmarks.subprocesses import Case, compare
 from jaxformer.errors import ConfigError, MissingExtra
-
-
-class FakeClock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_the_cost_is_the_mean_of_the_repetitions_on_either_clock():
-    wall, cpu = FakeClock(), FakeClock()
-    durations = iter([2.0, 3.0, 7.0])
-
-    def run():
-        seconds = next(durations)
-        wall.now += seconds
-        cpu.now += 2 * seconds
-
-    def wait(_):
-        wall.now += 3.0
-
-    assert timed(run, wait, wall, cpu)(3) == Cost(wall=5.0, cpu=8.0)
 
 
 def test_all_are_measured_in_every_round_one_after_the_other():
@@ -51,44 +27,23 @@ def test_all_are_measured_in_every_round_one_after_the_other():
     def measure_as(name):
         def measure(count):
             calls.append((name, count))
-            return Cost(float(len(calls)), 0.5)
+            return float(len(calls))
 
         return measure
 
-    costs = measure_in_turn(
-        {name: measure_as(name) for name in "abc"}, TimingConfig(rounds=2, repetitions=7)
-    )
+    timing = TimingConfig(rounds=2, repetitions=7)
+    seconds = measure_in_turn({name: measure_as(name) for name in "abc"}, timing)
     assert calls == [(name, 7) for name in "abcabc"]
-    assert costs["b"] == [Cost(2.0, 0.5), Cost(5.0, 0.5)]
-
-
-def test_a_short_case_is_repeated_until_a_round_is_long_enough():
-    calls = []
-
-    def measure(count):
-        calls.append(count)
-        return Cost(0.03, 0.03)
-
-    measure_in_turn({"a": measure}, TimingConfig(rounds=2, repetitions=3, round_seconds=0.2))
-    measure_in_turn({"a": measure}, TimingConfig(rounds=1, repetitions=9, round_seconds=0.2))
-    assert calls == [1, 7, 7, 1, 9]
+    assert seconds["b"] == [2.0, 5.0]
 
 
 def test_a_summary_is_what_can_be_computed_by_hand():
-    costs = {
-        "jaxformer": [Cost(wall, cpu) for wall, cpu in ((3.0, 5.0), (1.0, 9.0), (2.0, 6.0))],
-        "slow": [Cost(8.0, 8.0)] * 3,
-        "fast": [Cost(4.0, 4.0)] * 3,
-    }
-    summaries = summarise(costs, ("slow", "fast", "absent"))
-    assert summaries["jaxformer"] == Summary(median=2.0, least=1.0, spread=0.5, cpu=6.0, ratio=0.5)
+    seconds = {"jaxformer": [3.0, 1.0, 2.0], "slow": [8.0] * 3, "fast": [4.0] * 3}
+    summaries = summarise(seconds, ("slow", "fast", "absent"))
+    assert summaries["jaxformer"] == Summary(median=2.0, least=1.0, spread=0.5, ratio=0.5)
     assert summaries["slow"].ratio == 2.0 and summaries["fast"].ratio == 1.0
-    assert summaries["fast"].spread == 0.0
-
-
-def test_without_a_peer_there_is_no_ratio_and_one_round_has_no_spread():
-    summaries = summarise({"jaxformer": [Cost(3.0, 2.0)]}, ("fast",))
-    assert summaries["jaxformer"] == Summary(median=3.0, least=3.0, spread=0.0, cpu=2.0, ratio=None)
+    alone = summarise({"jaxformer": [3.0]}, ("fast",))  # no peer, and one round
+    assert alone["jaxformer"] == Summary(median=3.0, least=3.0, spread=0.0, ratio=None)
 
 
 def working(number):
@@ -173,7 +128,7 @@ def test_what_is_printed_is_written_after_every_table(tmp_path, capsys):
     path = tmp_path / "benchmarks" / "mine.json"
     cases = {"jaxformer": partial(reading, path)}
     tables = {"first": cases | {"refusing": refusing}, "second": cases}
-    comparisons = report.run_tables(Options(runs=str(tmp_path)), tables, report.TIMES)
+    comparisons = report.run_tables(Options(runs=str(tmp_path)), tables)
     seen = [each.metadata["jaxformer"]["tables_in_file"] for each in comparisons.values()]
     assert seen == [[], ["first"]]
     written, printed = json.loads(path.read_text()), capsys.readouterr().out
@@ -181,4 +136,4 @@ def test_what_is_printed_is_written_after_every_table(tmp_path, capsys):
     assert written["comparisons"]["first"]["missing"] == {"refusing": "size=7 is odd"}
     assert written["options"]["name"] == "mine" and written["options"]["runs"] == str(tmp_path)
     assert f"cores {written['environment']['cores']}" in printed.splitlines()[0]
-    assert report.table(comparisons["first"], report.TIMES) in printed
+    assert report.table(comparisons["first"]) in printed

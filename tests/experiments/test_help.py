@@ -31,6 +31,9 @@ def presets_of(command, monkeypatch):
     def parse(presets, args=None, description="", **_):
         raise Parsed(presets)
 
+    def start(main, presets, *_, **__):
+        parse(presets() if callable(presets) else presets)
+
     module = importlib.import_module(command)
     main = ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body[-1]
     block = compile(ast.Module(main.body, type_ignores=[]), module.__file__, "exec")
@@ -38,7 +41,7 @@ def presets_of(command, monkeypatch):
         patch.setattr(sys, "argv", [command])
         patch.setattr(cli, "run", lambda main: main())
         patch.setattr(cli, "parse", parse)
-        patch.setattr(cli, "start", lambda main, presets, *_, **__: parse(presets))
+        patch.setattr(cli, "start", start)
         with pytest.raises(Parsed) as parsed:
             exec(block, vars(module))
     return parsed.value.args[0]

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.harness.planning import StepMemory, counting, describe
-from experiments.harness.planning.counting import Buffer
-from experiments.harness.planning.hlo import Program, Shape, group_size, origin
+from experiments.harness.planning.hlo import Program, Shape, group_size
 from experiments.harness.planning.step_time import step_time, visited_pairs
 from jaxformer.ops.attention import AttentionSpec, select
 from jaxformer.ops.attention.spec import DeviceInfo
@@ -116,14 +115,6 @@ def test_a_loop_without_a_bound_is_named(tpu):
     assert unbounded.unknown_loops == {"body.1"}
 
 
-def test_a_product_with_a_float32_operand_is_found_inside_its_fusion(tpu):
-    assert counting.float32_products(tpu) == []
-    precise = Program(TPU.replace("%p2 = bf16[3,11,7]", "%p2 = f32[3,11,7]"))
-    (product,) = counting.float32_products(precise)
-    assert product.text == "bf16[3,5,7] x f32[3,11,7]"
-    assert (product.times, product.origin) == (40, "blocks_*/up")
-
-
 def test_a_collective_spread_over_kernels_is_one_and_another_of_its_channel_is_not(tpu):
     collectives = counting.collectives(tpu)
     times = [(each.kind, each.times) for each in collectives]
@@ -149,30 +140,12 @@ def test_a_sum_of_which_a_fusion_keeps_a_slice_is_a_reduce_scatter(tpu):
     assert (scatter.devices, scatter.asynchronous, scatter.in_loop) == (4, True, False)
 
 
-def test_custom_calls_that_only_name_memory_are_not_counted(tpu):
-    assert counting.custom_calls(tpu) == {"tpu_custom_call": 1}
-
-
-def test_only_copies_into_another_layout_count(tpu):
-    (copy,) = counting.copies(tpu)
-    assert (copy.text, copy.times) == ("bf16[3,5,11]", 40)
-    assert copy.bytes == 3 * 128 * 16 * 2
-
-
 def test_tiles_are_padded_and_memory_on_the_chip_is_known():
     shape = Shape("bf16", (12, 1024, 65), "1,2,0:T(8,128)(2,1)S(1)")
     assert shape.padded_bytes == 12 * 1024 * 72 * 2 and shape.on_chip
     assert Shape("f32", (700,), "0:T(1024)").padded_bytes == 4096
     assert Shape("pred", (3, 5)).padded_bytes == 15
     assert Shape("s4", (3, 6)).bytes == 9
-
-
-def test_an_origin_is_the_module():
-    assert origin("jit(s)/jvp(Net)/Net.go/decoder/blocks_3/up/add") == "decoder/blocks_*/up"
-    assert origin("jit(s)/jvp()/lt") == "loss"
-    assert origin("jit(s)/jvp()/cond/branch_0_fun/exp") == "loss"
-    assert origin("jit(s)/mul") == "update"
-    assert origin("") == ""
 
 
 def test_groups_are_read_in_each_notation():
@@ -207,11 +180,10 @@ def test_the_time_of_a_step_adds_what_has_no_cycles(tpu):
 
 def test_a_report_says_what_the_program_holds(tpu):
     selection = select(SPEC, DeviceInfo("tpu", "TPU v5 lite"))
-    memory = StepMemory(7, 28, 56, 84, 2**30, 0, 2**33, (Buffer("f32[5,7]", 140, 2, "loss"),))
+    memory = StepMemory(7, 28, 56, 84, 2**30, 0, 2**33)
     step: Any = SimpleNamespace(
-        program=tpu, memory=memory, seconds=61.0, attention=[("blockwise", selection)],
-        attention_specs=[SPEC],
-    )  # fmt: skip
+        program=tpu, memory=memory, seconds=61.0, attention=[("blockwise", selection)]
+    )
     text = describe(step, "v5e", flops=197e11, tokens=1_000, devices=2, dtype="bfloat16")
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
@@ -219,12 +191,11 @@ def test_a_report_says_what_the_program_holds(tpu):
         "compiled in         61 s; compiled is not run",
         "memory per device   9.66 GB of 16.91 GB that JAX may use on v5e: fits",
         "work per step       1.970e+13 FLOPs by the equations",
-        "  custom calls      1 tpu_custom_call",
+        "    512.00 kB      1 x f32[1000,128]",
         "attention           blockwise, for",
         "                    auto selects tpu_flash, because: the fastest that",
         "       80  491.52 kB     4  all-gather bf16, asynchronous, in a loop",
         "        1       40 B     4  reduce-scatter s32, asynchronous, once",
-        "layout copies       40 per step, 491.52 kB per device",
     ):
         assert line in text, line
     time = step_time(tpu, "v5e", [SPEC]).total
@@ -256,6 +227,6 @@ def test_a_program_of_this_machine_is_read():
     shapes = jax.ShapeDtypeStruct((2, 13), "float32"), jax.ShapeDtypeStruct((5, 13, 13), "float32")
     options = {"xla_backend_optimization_level": 0}
     program = Program(jax.jit(steps).lower(*shapes).compile(options).as_text())
-    (product,) = counting.float32_products(program)
-    assert (product.text, product.times) == ("f32[2,13] x f32[13,13]", 5)
+    (sine,) = (run for run in program.executed if "sin" in run.instruction.op_name.split("/"))
+    assert (str(sine.instruction.shapes[0]), sine.times) == ("f32[2,13]", 5)
     assert not program.unknown_loops

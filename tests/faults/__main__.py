@@ -24,6 +24,7 @@ from tests.faults import (
     mutations,
     nonfinite,
     peers,
+    resumes,
     shortages,
     signals,
     soak,
@@ -58,6 +59,7 @@ FAULTS = (
         lambda folder: kills.at_a_point(folder, 1),
         lambda folder: kills.at_a_point(folder, 10),
     ),
+    Fault("F4 stopped at 5 points of two epochs, resumed", None, resumes.at_points),
     Fault(
         "F4 SIGTERM at a random moment of compiling, stepping, evaluating or saving, resumed",
         None,
@@ -98,6 +100,7 @@ FAULTS = (
         None,
         lambda folder: soak.watched(folder, 5_000),
     ),
+    Fault("F12 the clock goes back while training", None, shortages.clock),
     Fault(
         "F12 two runs in a folder, a read-only folder, a folder removed while running",
         folders.misused,

@@ -1,7 +1,8 @@
-"""Trainings that run out of memory or of disk, or meet a damaged cache."""
+"""Trainings that run out of memory or of disk, meet a damaged cache or a clock that goes back."""
 
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -97,6 +98,20 @@ def cache(folder: Path, tries: int) -> Count:
     return children.counted(outcomes)
 
 
+def clock(folder: Path) -> Count:
+    """The clock goes back by an hour, or by ten years, while a training runs: the same bytes."""
+    trainings.load_libraries()
+    args = trainings.settings(folder)
+    expected = trainings.completed(args, folder / "whole")
+    outcomes = []
+    for seconds in (3_600, 10 * 365 * 86_400):
+        place = folder / f"back-{seconds}"
+        code = trainings.ended(args, place, partial(_back, seconds))
+        same = code == 0 and trainings.left(place) == expected
+        outcomes.append("survived" if same else f"{seconds} s: {code} {trainings.said(place)}")
+    return children.counted(outcomes)
+
+
 @contextmanager
 def _short_of_memory(text: str, tell: Tell) -> Iterator[None]:
     """The compiled step number `AT` fails as XLA's would."""
@@ -180,3 +195,17 @@ def _take_all(path: Path) -> None:
                     pass
             except OSError:
                 continue
+
+
+@contextmanager
+def _back(seconds: float, tell: Tell) -> Iterator[None]:
+    """From the step `AT` on the clock shows `seconds` less."""
+    call, calls, now = CompiledStep.__call__, iter(range(1, 1_000)), time.time
+
+    def call_and_turn(self: CompiledStep, *args: Any) -> Any:
+        if next(calls) == AT:
+            time.time = lambda: now() - seconds
+        return call(self, *args)
+
+    CompiledStep.__call__ = call_and_turn
+    yield

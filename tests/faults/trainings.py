@@ -56,7 +56,7 @@ def settings(folder: Path) -> dict[str, Any]:
 
 def load_libraries() -> None:
     """Imports, once for all children, what a training asks for late."""
-    for name in ("tyro", "sacrebleu", "tokenizers", "tensorboardX.event_file_writer"):
+    for name in ("sacrebleu", "tokenizers", "tensorboardX.event_file_writer"):
         optional_dependencies.load(name)
 
 

@@ -19,8 +19,7 @@ from jaxformer.config import (
     NormOptions,
     TransformerConfig,
 )
-from jaxformer.decoding import SamplingConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines import complete, stream

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from jaxformer.decoding import SamplingConfig, SearchConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import (
     generation_json,

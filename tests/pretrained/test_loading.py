@@ -17,10 +17,9 @@ from safetensors.numpy import load_file
 
 from jaxformer.config import Alibi, Learned, Llama3, Rotary
 from jaxformer.errors import ConfigError, DataError, MissingExtra
-from jaxformer.nn.blocks import Block
+from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import AutoAttention, blockwise, reference
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES

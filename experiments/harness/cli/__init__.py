@@ -7,10 +7,13 @@ user's functions, `display` shows what a command does, `curve` draws in a termin
 
 from experiments.harness.cli import config_files, display
 from experiments.harness.cli.command_line import parse, start
-from experiments.harness.cli.config_files import with_options
+from experiments.harness.cli.config_files import (
+    import_by_name,
+    is_import_name,
+    name_of,
+    with_options,
+)
 from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
-from experiments.harness.cli.named_values import import_by_name, is_import_name, name_of
-from experiments.harness.cli.option_hints import suggestion
 from experiments.harness.cli.terminal_drawing import curve
 
 __all__ = [
@@ -26,6 +29,5 @@ __all__ = [
     "say",
     "sentence",
     "start",
-    "suggestion",
     "with_options",
 ]

@@ -1,21 +1,16 @@
 """The command line: options over presets and configuration files."""
 
-import contextlib
 import dataclasses
 import difflib
-import io
 import os
-import re
 import sys
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from experiments.harness.cli import config_files, help_text
 from experiments.harness.cli.exit_codes import run, sentence
-from experiments.harness.cli.option_hints import did_you_mean, suggestion
-from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
 T = TypeVar("T")
@@ -39,9 +34,8 @@ def parse(
     too, for a new run that goes on from its state. First arguments without a name are those of the
     option `positional`. A list that is given several times has all values. `args` are those of the
     process when None. An unknown preset or option, and settings that contradict each other, end
-    the process with code 2 and one sentence on stderr. Raises `MissingExtra` without tyro.
+    the process with code 2 and one sentence on stderr.
     """
-    optional_dependencies.load("tyro")
     try:
         return _parse(presets, args, description or "", experiment, positional)
     except ConfigError as error:
@@ -50,10 +44,21 @@ def parse(
 
 
 def start(
-    main: Callable[[T], None], presets: Mapping[str, T], description: str | None, **parsing: str
+    main: Callable[[T], None],
+    presets: Mapping[str, T] | Callable[[], Mapping[str, T]],
+    description: str | None,
+    **parsing: str,
 ) -> NoReturn:
-    """Ends the process after `main` of what `parse` returns, with the exit code of `run`."""
-    sys.exit(run(lambda: main(parse(presets, None, description, **parsing))))
+    """Ends the process after `main` of what `parse` returns, with the exit code of `run`.
+
+    `presets` may be a function that returns them.
+    """
+
+    def command() -> None:
+        named = presets() if callable(presets) else presets
+        main(parse(named, None, description, **parsing))
+
+    sys.exit(run(command))
 
 
 def _parse(
@@ -72,7 +77,8 @@ def _parse(
     kinds |= _own_parts(kinds, groups)
     for name in groups:
         if name not in (*kinds, *map(_off, kinds)):
-            raise ConfigError(f"there is no option --{name}: {suggestion(name, [*kinds, *names])}")
+            hint = help_text.suggestion(name, [*kinds, *names])
+            raise ConfigError(f"there is no option --{name}: {hint}")
     config = config_files.with_overrides(config, _values(kinds, groups))
     if topics is not None:
         text = help_text.of(config, kinds, [word for words in topics for word in words])
@@ -126,13 +132,11 @@ def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: 
     named = fields.pop("preset", None)
     name = chosen or named or next(iter(presets))
     if name not in presets:
-        hint = did_you_mean(difflib.get_close_matches(str(name), presets))
+        hint = help_text.did_you_mean(difflib.get_close_matches(str(name), presets))
         raise ConfigError(f"there is no preset {name!r}: {hint}choose one of {', '.join(presets)}")
     preset: Any = presets[name]
     if path:
-        of_run = Path(path).is_dir() or Path(path).name == "config.json"
-        complete = of_run and not (chosen or named)
-        preset = config_files.with_fields(preset, fields, Path(path), complete=complete)
+        preset = config_files.with_fields(preset, fields, Path(path))
     if run:
         preset = dataclasses.replace(preset, **_location(run, experiment))
     if not parent:
@@ -174,51 +178,26 @@ def _values(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> 
     flags = {name: name for name, kind in kinds.items() if kind is bool}
     flags |= {_off(name): name for name in flags}
     values: dict[str, Any] = {}
-    words: dict[str, list[str]] = {}
     for name, uses in groups.items():
         if name in flags:
-            values[flags[name]] = name == flags[name]
+            on = flags[name]
+            values[on] = name == on
             if uses[-1]:
-                on = flags[name]
                 raise ConfigError(
                     f"--{name} is a flag and takes no value: write --{on} or --{_off(on)} alone"
                 )
         elif config_files.part_kinds(kinds[name]):
             values[name] = _single(name, uses)
+        elif _is_list(kinds[name]):
+            values[name] = config_files.from_words(kinds[name], sum(uses, []), f"--{name}")
         else:
-            words[name] = sum(uses, []) if _is_list(kinds[name]) else uses[-1]
-    return values | _read({name: kinds[name] for name in words}, words)
+            values[name] = config_files.from_words(kinds[name], [_single(name, uses)], f"--{name}")
+    return values
 
 
 def _is_list(kind: Any) -> bool:
     kinds = typing.get_args(kind) if config_files.is_union(kind) else (kind,)
     return any(typing.get_origin(each) in (tuple, list) for each in kinds)
-
-
-def _read(kinds: Mapping[str, Any], words: Mapping[str, list[str]]) -> dict[str, Any]:
-    """The values of the types `kinds` that `words` stand for; `ConfigError` where they do not."""
-    tyro = optional_dependencies.load("tyro")
-    fields = [
-        (f"option_{i}", Annotated[kind, tyro.conf.arg(name=name)])
-        for i, (name, kind) in enumerate(kinds.items())
-    ]
-    args = [word for name, values in words.items() for word in (f"--{name}", *values)]
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
-            options = dataclasses.make_dataclass("Options", fields)
-            read = tyro.cli(options, args=args, use_underscores=True)
-    except SystemExit as end:
-        raise ConfigError(_reason(printed.getvalue())) from end
-    return {name: getattr(read, field) for name, (field, _) in zip(kinds, fields, strict=True)}
-
-
-def _reason(text: str) -> str:
-    """The reason in what tyro prints: without colours, frame, title and advice, on one line."""
-    text = re.sub(r"\x1b\[[\d;]*m", "", text)
-    text = re.split(r"For full helptext|Argument helptext", text)[0]
-    lines = [line.strip("╭─╮│╰╯|+- ") for line in text.splitlines()]
-    return " ".join([line for line in lines if line][1:])
 
 
 def _description(text: str) -> str:

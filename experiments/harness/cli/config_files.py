@@ -3,27 +3,29 @@
 A field may hold a *part*: one of the frozen dataclasses in the union that annotates it, as in
 `positions: Sinusoidal | Rotary`. In JSON the name of the part, that of its class in lower snake
 case, stands under "type" beside its fields: {"type": "rotary", "base": 1e6}. The name alone stands
-for the part with its defaults. A part of your own has the name package.module:name.
+for the part with its defaults. A part of your own, like any value of your own, has the name
+package.module:name.
 """
 
 import contextlib
 import dataclasses
-import enum
+import importlib
 import json
 import re
+import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from experiments.harness.cli.named_values import import_by_name, is_import_name, name_of
 from jaxformer.errors import ConfigError
 
 T = TypeVar("T")
 
+_NAME = re.compile(r"(?!hf:)[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 _cached_hints = cache(typing.get_type_hints)
 
@@ -82,8 +84,6 @@ def plain(value: Any, kind: Any = None) -> Any:
         return [plain(item, each) for item, each in zip(value, kinds, strict=True)]
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, enum.Enum):
-        return value.name
     if isinstance(value, Path):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
@@ -115,13 +115,40 @@ def build(kind: Any, value: Any, where: str = "") -> Any:
         return {key: build(options[1], v, f"{where}.{key}") for key, v in value.items()}
     if kind is Path and isinstance(value, str):
         return Path(value)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum) and str(value) in kind.__members__:
-        return kind[str(value)]
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if kind is Any or type(value) is kind or (kind is types.NoneType and value is None):
         return value
-    raise ConfigError(f"{where} is {json.dumps(value)}, but must be {_shown(kind)}")
+    raise ConfigError(f"{where} is {json.dumps(value)}, but must be {shown(kind)}")
+
+
+def from_words(kind: Any, words: Sequence[str], where: str) -> Any:
+    """The value of the type `kind` that the words after the option `where` stand for.
+
+    The word None is None where `kind` allows it. Raises `ConfigError` for words that do not fit.
+    """
+    options = typing.get_args(kind) if is_union(kind) else (kind,)
+    if types.NoneType in options and list(words) == ["None"]:
+        return None
+    for option in options:
+        with contextlib.suppress(ConfigError):
+            return build(option, _from_words(option, words), where)
+    given = json.dumps(" ".join(words), ensure_ascii=False)
+    raise ConfigError(f"{where} is {given}, but must be {shown(kind)}")
+
+
+def _from_words(kind: Any, words: Sequence[str]) -> Any:
+    """The plain JSON that `words` stand for; the words as they are where they do not fit."""
+    items = _item_kinds(kind, len(words))
+    if items is not None:
+        return [_from_words(item, [word]) for item, word in zip(items, words, strict=True)]
+    if len(words) != 1:
+        return list(words)
+    if kind is bool:
+        return {"true": True, "false": False}.get(words[0].lower(), words[0])
+    with contextlib.suppress(ValueError):
+        return kind(words[0]) if kind in (int, float) else words[0]
+    return words[0]
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -144,15 +171,13 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def with_fields(config: T, fields: dict[str, Any], path: Path, *, complete: bool) -> T:
+def with_fields(config: T, fields: dict[str, Any], path: Path) -> T:
     """The dataclass `config` with `fields`, nested as in its JSON, in place of its own.
 
-    If `fields` are `complete`, an absent one has the default of its class, as in a run that is
-    older than the field. Raises `ConfigError`, which names `path`, for a field that is unknown or
-    of another type.
+    Raises `ConfigError`, which names `path`, for a field that is unknown or of another type.
     """
     try:
-        return build(type(config), fields if complete else _merged(plain(config), fields))
+        return build(type(config), _merged(plain(config), fields))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -213,20 +238,6 @@ def has_setting(config: Any, name: str) -> bool:
     return True
 
 
-def with_defaults(stored: Any, config: Any) -> Any:
-    """`stored`, and the default of each field that it lacks but the dataclass `config` has."""
-    if not isinstance(stored, dict) or not _is_dataclass(type(config)):
-        return stored
-    hints = type_hints(type(config))
-    defaults = {k: plain(v, hints[k]) for k, v in field_defaults(type(config)).items()}
-    inner = {
-        field.name: with_defaults(stored[field.name], getattr(config, field.name))
-        for field in dataclasses.fields(config)
-        if field.name in stored and not part_kinds(hints[field.name])
-    }
-    return defaults | stored | inner
-
-
 def flat(value: Any, name: str = "") -> dict[str, str]:
     """`dotted.name` -> JSON text of each value that is not an object."""
     if not isinstance(value, dict):
@@ -250,14 +261,14 @@ def _build_part(kind: Any, value: str | dict[str, Any], where: str) -> Any:
 
 def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where} is {json.dumps(value)}, but must hold {_shown(kind)}")
+        raise ConfigError(f"{where} is {json.dumps(value)}, but must hold {shown(kind)}")
     prefix = f"{where}." if where else ""
     names = {field.name for field in dataclasses.fields(kind) if field.init}
     wrong = [f"{prefix}{name} is unknown" for name in sorted(value.keys() - names)]
-    absent = names - value.keys() - field_defaults(kind).keys()
+    absent = names - value.keys() - _defaulted(kind)
     wrong += [f"{prefix}{name} is missing" for name in sorted(absent)]
     if wrong:
-        raise ConfigError(f"{'; '.join(wrong)} (for {_shown(kind)})")
+        raise ConfigError(f"{'; '.join(wrong)} (for {shown(kind)})")
     hints = type_hints(kind)
     return kind(**{name: build(hints[name], item, prefix + name) for name, item in value.items()})
 
@@ -271,20 +282,16 @@ def _choose(options: tuple, value: Any, where: str) -> Any:
             fitting.append(option)
     exact = [option for option in fitting if option is type(value)]
     if len(exact or fitting) != 1:
-        names = " or ".join(map(_shown, fitting or options))
+        names = " or ".join(map(shown, fitting or options))
         raise ConfigError(f"{where} is {json.dumps(value)}, but must be exactly one of {names}")
     return (exact or fitting)[0]
 
 
-def field_defaults(kind: type) -> dict[str, Any]:
-    """The default of each field of the dataclass `kind` that has one."""
-    defaults = {}
-    for field in _fields(kind):
-        if field.default is not dataclasses.MISSING:
-            defaults[field.name] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory()
-    return defaults
+def _defaulted(kind: type) -> set[str]:
+    """The names of the fields of the dataclass `kind` that have a default."""
+    missing = dataclasses.MISSING
+    fields = _fields(kind)
+    return {f.name for f in fields if f.default is not missing or f.default_factory is not missing}
 
 
 def _item_kinds(kind: Any, count: int) -> list[Any] | None:
@@ -302,6 +309,7 @@ def _fields(config: Any) -> list[dataclasses.Field]:
 
 
 def is_union(kind: Any) -> bool:
+    """Whether `kind` is a choice of types."""
     return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
@@ -323,5 +331,68 @@ def _letters(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-def _shown(kind: Any) -> str:
+def shown(kind: Any) -> str:
+    """The type `kind` as a person writes it: int, a|b, int ... for a tuple."""
+    if kind is types.NoneType:
+        return "None"
+    options = typing.get_args(kind)
+    if typing.get_origin(kind) is Literal:
+        return "|".join(map(str, options))
+    if is_union(kind):
+        return "|".join(map(shown, options))
+    if typing.get_origin(kind) in (tuple, list):
+        return f"{shown(options[0])} ..." if options[-1] is ... else " ".join(map(shown, options))
     return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def is_import_name(name: str) -> bool:
+    """Whether `name` has the form package.module:name, which no built-in name has."""
+    return _NAME.fullmatch(name) is not None
+
+
+def import_by_name(name: str, option: str) -> Any:
+    """The function or class `package.module:name`, which was given to `option`.
+
+    Raises `ConfigError` for a name of another form, a module or attribute that does not exist, and
+    a value that cannot be called.
+    """
+    if not is_import_name(name):
+        raise ConfigError(f"{option}={name!r} is not a name of the form package.module:name")
+    path, _, attributes = name.partition(":")
+    try:
+        value = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if not f"{path}.".startswith(f"{error.name}."):
+            raise  # the module exists, and imports one that does not
+        raise ConfigError(
+            f"{option}={name!r}: there is no module {error.name!r}: start the command in the "
+            "folder that holds it, or put that folder on PYTHONPATH"
+        ) from error
+    for attribute in attributes.split("."):
+        if not hasattr(value, attribute):
+            raise ConfigError(f"{option}={name!r}: the module {path!r} has no {attributes!r}")
+        value = getattr(value, attribute)
+    if not callable(value):
+        kind = type(value).__name__
+        raise ConfigError(
+            f"{option}={name!r} is not callable, but {kind}: name a function or class"
+        )
+    return value
+
+
+def name_of(value: Any, option: str) -> str:
+    """The name `package.module:name` under which `import_by_name` finds `value` again.
+
+    Raises `ConfigError` for a value without one, such as a lambda or a function within a function.
+    """
+    path, attributes = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    main = path == "__main__"
+    if main:  # a module that was started with python -m has a name besides
+        path = getattr(sys.modules[path].__spec__, "name", "")
+    name = f"{path}:{attributes}"
+    if not is_import_name(name) or not (main or import_by_name(name, option) is value):
+        raise ConfigError(
+            f"{option}={value!r} cannot be found again by a name, so the run could not record what "
+            "it was built with: define it at the top level of a module that can be imported"
+        )
+    return name

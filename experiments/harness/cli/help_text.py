@@ -1,26 +1,74 @@
-"""The text of --help: the options people use, or all of some groups."""
+"""The text of --help, and the option to write instead of one that does not exist."""
 
 import ast
 import contextlib
 import dataclasses
+import difflib
 import inspect
-import io
-import os
-import re
 import shutil
 import textwrap
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from experiments.harness.cli.config_files import has_setting, part_kinds, part_name
-from jaxformer import optional_dependencies
+from experiments.harness.cli.config_files import has_setting, part_kinds, part_name, shown
 from jaxformer.errors import ConfigError
 
 RUN = "run"
 """The group of the options that belong to no other."""
+_OTHER_NAMES = {
+    "accum": ("grad_accumulation",),
+    "batch": ("batch_size", "batch_tokens"),
+    "batch_size": ("batch_tokens",),
+    "beam": ("beam_size", "eval_beam_size"),
+    "beams": ("beam_size", "eval_beam_size"),
+    "bf16": ("dtype",),
+    "block_size": ("seq_len",),
+    "checkpoint": ("run", "init_from"),
+    "clip": ("grad_clip_norm",),
+    "clip_norm": ("grad_clip_norm",),
+    "dropout": ("dropout_rate",),
+    "epochs": ("total_steps",),
+    "eval_interval": ("evaluate_every",),
+    "eval_steps": ("evaluate_every",),
+    "fp16": ("dtype",),
+    "gradient_accumulation_steps": ("grad_accumulation",),
+    "heads": ("num_heads",),
+    "hidden_size": ("d_model",),
+    "iters": ("total_steps",),
+    "layers": ("num_encoder_layers", "num_decoder_layers"),
+    "log_interval": ("log_every",),
+    "logging_steps": ("log_every",),
+    "lr": ("learning_rate",),
+    "max_tokens": ("batch_tokens", "max_new_tokens"),
+    "max_grad_norm": ("grad_clip_norm",),
+    "max_iters": ("total_steps",),
+    "length": ("max_new_tokens", "seq_len"),
+    "max_length": ("max_len", "seq_len", "max_new_tokens"),
+    "max_lr": ("learning_rate",),
+    "max_steps": ("total_steps",),
+    "min_lr": ("min_lr_ratio",),
+    "model": ("run",),
+    "model_name_or_path": ("run", "init_from"),
+    "n_embd": ("d_model",),
+    "n_head": ("num_heads",),
+    "n_layer": ("num_encoder_layers", "num_decoder_layers"),
+    "out_dir": ("runs", "output"),
+    "output_dir": ("runs", "output"),
+    "save_steps": ("save_every",),
+    "seq_length": ("seq_len",),
+    "steps": ("total_steps",),
+    "warmup": ("warmup_steps",),
+    "wd": ("weight_decay",),
+}
+"""Other programs' name of an option -> the last words of the options here."""
+_NOT_OPTIONS = {
+    "device": "JAX chooses the device; set JAX_PLATFORMS=cpu, cuda or tpu in the environment",
+    "gpu": "JAX uses the GPUs that it sees; set CUDA_VISIBLE_DEVICES to hide some",
+    "resume": "train has it; a training also resumes when its command is given again",
+}
+"""Options of other programs that do not exist here -> what to do."""
 
 
 def of(config: Any, kinds: Mapping[str, Any], topics: Sequence[str]) -> str:
@@ -42,10 +90,11 @@ def of(config: Any, kinds: Mapping[str, Any], topics: Sequence[str]) -> str:
                 f"--help {topic}: there is no such group: give all or one of {', '.join(groups)}"
             )
     chosen = [*groups] if not topics or "all" in topics else topics
-    parts = [name for name, kind in kinds.items() if part_kinds(kind) and _group(name) in chosen]
-    told = [_part(config, kinds[name], name) for name in parts if has_setting(config, name)]
-    drawn = [box for group, box in _boxes(config) if _group(f"{group}.") in chosen]
-    return "".join([*told, *drawn])
+    return "\n".join(
+        f"{group}\n{''.join(_entry(config, kinds[name], name) for name in names)}"
+        for group in chosen
+        if (names := [x for x in kinds if _group(x) == group and has_setting(config, x)])
+    )
 
 
 def wrapped(text: str, indent: str = "") -> str:
@@ -114,29 +163,40 @@ def _group(name: str) -> str:
     return group if dot and group else RUN
 
 
-def _part(config: Any, kind: Any, name: str) -> str:
-    chosen = f"{doc_of(config, name)} (default: {_value(config, kind, name)}; give it to see the "
-    chosen += "options of another)"
-    return wrapped(f"--{name} {{{','.join(part_kinds(kind))}}}  {chosen}", "      ")
-
-
-def _boxes(config: Any) -> list[tuple[str, str]]:
-    """The frame that tyro draws around each group of options, with the dotted name of the group."""
-    tyro = optional_dependencies.load("tyro")
-    drawn = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # without it there are no frames
-    os.environ["COLUMNS"] = str(_width())  # in a wider terminal frames stand side by side
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(drawn))
-        stack.enter_context(contextlib.suppress(SystemExit))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # a part of your own is none of those it expects
-        options = (tyro.conf.AvoidSubcommands,)
-        tyro.cli(type(config), default=config, args=["-h"], use_underscores=True, config=options)
-    drawn.seek(0)
-    boxes = re.split(r"(?m)^(?=╭─ )", drawn.read())[1:]
-    titles = [re.match(r"╭─ (?:([\w.]+) )?options", box) for box in boxes]
-    return [((title and title[1]) or "", box) for title, box in zip(titles, boxes, strict=True)]
+def _entry(config: Any, kind: Any, name: str) -> str:
+    """The option, its type, docstring and default."""
+    parts = part_kinds(kind)
+    allowed = "|".join(parts) if parts else "" if kind is bool else shown(kind)
+    more = "; give it to see the options of another" if parts else ""
+    text = f"{doc_of(config, name)} (default: {_value(config, kind, name)}{more})"
+    return wrapped(f"--{name} {allowed}".strip()) + wrapped(f"    {text}", "    ")
 
 
 def _width() -> int:
     return min(shutil.get_terminal_size().columns, 100)
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """The option to write instead of the unknown one `name`; names are without hyphens."""
+    word = _last_word(name)
+    if word in _NOT_OPTIONS:
+        return _NOT_OPTIONS[word]
+    group = [option for option in known if option.startswith(f"{name}.")]
+    if group:
+        return f"it is a group of options, such as --{group[0]}; --help {name} lists them"
+    words = (word, *_OTHER_NAMES.get(word.removeprefix("num_"), ()))
+    same = [f"--{option}" for option in known if _last_word(option) in words][:3]
+    if same:
+        return f"use {' or '.join(same)}"
+    near = difflib.get_close_matches(word, dict.fromkeys(map(_last_word, known)))
+    options = [f"--{option}" for each in near for option in known if _last_word(option) == each]
+    return f"{did_you_mean(options[:3])}--help all lists them"
+
+
+def did_you_mean(near: Sequence[str]) -> str:
+    """A question that names the options `near`, or nothing."""
+    return f"did you mean {' or '.join(near)}? " if near else ""
+
+
+def _last_word(option: str) -> str:
+    return option.rpartition(".")[2]

@@ -3,12 +3,12 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 
-from experiments.harness.planning.counting import Buffer, largest_buffers
 from experiments.harness.planning.hlo import Program
 from experiments.harness.training.session import choose_devices
 from jaxformer import distributed
@@ -61,45 +61,29 @@ class StepMemory(NamedTuple):
     arguments: int
     results: int
     temporary: int
-    buffers: tuple[Buffer, ...]
 
     @property
     def total(self) -> int:
-        """Returns the bytes that a device needs for a step."""
+        """The bytes that a device needs for a step."""
         return self.arguments + self.results + self.temporary
 
 
+@dataclass(frozen=True)
 class CompiledStep:
-    """A training step compiled for shapes.
+    """A training step compiled for shapes."""
 
-    Attributes:
-      state: the shapes of the `TrainState`.
-      compiled: the program as JAX returns it.
-      seconds: the compiler's time.
-      attention: (name of the attention function, what would be selected for the call) of each call.
-    """
-
-    def __init__(
-        self,
-        state: TrainState,
-        compiled: jax.stages.Compiled,
-        seconds: float,
-        attention: list[tuple[str, Selection]],
-    ) -> None:
-        self.state = state
-        self.compiled = compiled
-        self.seconds = seconds
-        self.attention = attention
+    state: TrainState
+    """The shapes of the state."""
+    compiled: jax.stages.Compiled
+    seconds: float
+    """The compiler's time."""
+    attention: list[tuple[str, Selection]]
+    """The name of the attention function, and what would be selected, of each call."""
 
     @cached_property
     def program(self) -> Program:
         """The compiled program, read from its text."""
         return Program(self.compiled.as_text() or "")
-
-    @property
-    def attention_specs(self) -> list[AttentionSpec]:
-        """The attention calls of the model."""
-        return [selection.spec for _, selection in self.attention]
 
     @cached_property
     def memory(self) -> StepMemory:
@@ -114,15 +98,13 @@ class CompiledStep:
             arguments=counted.argument_size_in_bytes,
             results=counted.output_size_in_bytes - counted.alias_size_in_bytes,
             temporary=counted.temp_size_in_bytes,
-            buffers=largest_buffers(self.program),
         )
 
 
 class AttentionCalls:
-    """An attention function that notes what it is called with.
+    """The attention function `attention_fn`, called `name`, that notes its calls.
 
-    Attributes: `calls`, a list of (name of the function that computes the call, what `select` says
-    of it), without repetitions.
+    `calls` are (name of the function that computes the call, what `select` says of it), each once.
     """
 
     def __init__(self, attention_fn: AttentionFn, name: str) -> None:
@@ -130,8 +112,7 @@ class AttentionCalls:
         self._attention_fn = attention_fn
         self._name = name
 
-    def __call__(self, q, k, v, mask, *, scale, bias=None, dropout=None, **options):
-        """Returns what the attention function returns."""
+    def __call__(self, q, k, v, mask, *, bias=None, dropout=None, scale, **options):
         selection = select(AttentionSpec.create(q, k, v, mask, bias, dropout, **options))
         call = (selection.name if self._name == "auto" else self._name), selection
         if call not in self.calls:

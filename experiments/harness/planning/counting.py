@@ -1,4 +1,4 @@
-"""Collectives, products, kernels and copies of a compiled program, for one step on one device.
+"""Collectives and arrays of a compiled program, for one step on one device.
 
 What a loop runs is counted as often as the loop runs it.
 """
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from experiments.harness.planning.hlo import Executed, Program, Shape, group_size, origin
+from experiments.harness.planning.hlo import Executed, Program, group_size
 
 COLLECTIVES = (
     "all-reduce",
@@ -28,8 +28,6 @@ _NO_BUFFER = {
     "call",
     "conditional",
 }
-# Custom calls that only name or join memory.
-_NO_WORK = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"}
 
 
 class Collective(NamedTuple):
@@ -54,32 +52,6 @@ class Collective(NamedTuple):
         return self.bytes * self.times * share * (2 if self.kind == "all-reduce" else 1)
 
 
-class Operation(NamedTuple):
-    """An operation that a step does `times` in the module `origin`; `text` are its shapes.
-
-    `bytes` is the size of one result, with padding.
-    """
-
-    text: str
-    bytes: int
-    times: int
-    origin: str
-
-
-class Buffer(NamedTuple):
-    """Temporary arrays of one size and dtype.
-
-    `shape` is XLA's text of the most frequent shape; `size` is the bytes of one array; `count` the
-    number of instructions that make one; `origin` the module of most of them, "loss" or "update"
-    outside the model, "" where it is unknown.
-    """
-
-    shape: str
-    size: int
-    count: int  # type: ignore[assignment]  # hides `tuple.count`
-    origin: str
-
-
 def collectives(program: Program) -> list[Collective]:
     """The collectives of a step, the ones that move most first."""
     by_chain: dict[Any, Collective] = {}
@@ -99,71 +71,21 @@ def between_slices(program: Program) -> int:
     )
 
 
-def custom_calls(program: Program) -> Counter[str]:
-    """Returns the runs of each custom call by its target; a TPU's kernels have tpu_custom_call.
+def largest_arrays(program: Program, count: int = 5) -> list[tuple[int, str, int]]:
+    """(bytes with padding, shape, instructions) of the `count` largest arrays in memory.
 
-    Calls that do no work, such as those that join memory, are left out.
+    Results inside a fusion are not in memory. Arrays of one size may share memory.
     """
-    counted: Counter[str] = Counter()
-    for run in program.executed:
-        if run.instruction.opcode == "custom-call" and run.instruction.target not in _NO_WORK:
-            counted[run.instruction.target] += run.times
-    return counted
-
-
-def float32_products(program: Program) -> list[Operation]:
-    """The matrix products of a step that have a float32 operand."""
-    products = []
-    for run in program.executed:
-        for computation, each in _with_fused(program, run):
-            is_product = each.opcode in ("dot", "convolution")
-            if not is_product and not (each.opcode == "custom-call" and "gemm" in each.text):
-                continue
-            operands = program.operand_shapes(computation, each)[:2]
-            if "f32" in [shape.dtype for shape in operands]:
-                text = " x ".join(map(str, operands))
-                size = each.shapes[0].padded_bytes
-                products.append(Operation(text, size, run.times, origin(each.op_name)))
-    return products
-
-
-def copies(program: Program) -> list[Operation]:
-    """The copies of a step that change an array's layout, the largest first."""
-    changes = []
-    for times, _, computation, each in program.executed:
-        if each.opcode not in ("copy", "transpose"):
-            continue
-        (before, *_), after = program.operand_shapes(computation, each), each.shapes[0]
-        if each.opcode == "transpose" or _order(before) != _order(after):
-            size = after.padded_bytes
-            changes.append(Operation(str(after), size, times, origin(each.op_name)))
-    return sorted(changes, key=lambda each: -each.bytes * each.times)
-
-
-def largest_buffers(program: Program, count: int = 5) -> tuple[Buffer, ...]:
-    """Returns the `count` largest sizes of temporary arrays of a program, with padding.
-
-    Results inside a fusion have no buffer. Arrays of one size may share memory.
-    """
-    instructions = {
-        (run.computation, run.instruction.name): run.instruction for run in program.executed
-    }
-    made: dict[tuple[str, int], list[tuple[Shape, str]]] = {}
-    for each in instructions.values():
-        if each.opcode in _NO_BUFFER or each.opcode.endswith(("-start", "-done")):
-            continue
-        for shape in each.shapes:
-            if shape.sizes and not shape.on_chip:
-                key = shape.dtype, shape.padded_bytes
-                made.setdefault(key, []).append((shape, origin(each.op_name)))
-    largest = sorted(made.items(), key=lambda item: -item[0][1])[:count]
-    buffers = []
-    for (_, size), arrays in largest:
-        shapes = Counter(str(shape) for shape, _ in arrays)
-        origins = Counter(name for _, name in arrays if name) or Counter([""])
-        ((text, _),), ((module, _),) = shapes.most_common(1), origins.most_common(1)
-        buffers.append(Buffer(text, size, len(arrays), module))
-    return tuple(buffers)
+    made = {(run.computation, run.instruction.name): run.instruction for run in program.executed}
+    arrays = Counter(
+        (shape.padded_bytes, str(shape))
+        for each in made.values()
+        if each.opcode not in _NO_BUFFER and not each.opcode.endswith(("-start", "-done"))
+        for shape in each.shapes
+        if shape.sizes and not shape.on_chip
+    )
+    largest = sorted(arrays.items(), reverse=True)[:count]
+    return [(size, text, number) for (size, text), number in largest]
 
 
 def _with_fused(program: Program, run: Executed) -> list[tuple[str, Any]]:
@@ -199,9 +121,3 @@ def _collectives_of(program: Program, run: Executed) -> Iterator[tuple[str, Coll
                 in_loop=bool(run.loops),
             ),
         )
-
-
-def _order(shape: Shape) -> str:
-    """The order of the dimensions in memory, of those that are longer than one."""
-    axes = shape.layout.partition(":")[0].split(",")
-    return ",".join(axis for axis in axes if axis and shape.sizes[int(axis)] > 1)

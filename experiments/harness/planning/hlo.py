@@ -29,11 +29,6 @@ class Shape(NamedTuple):
     layout: str = ""
 
     @property
-    def elements(self) -> int:
-        """The product of the sizes."""
-        return math.prod(self.sizes)
-
-    @property
     def bytes(self) -> int:
         """Bytes without padding."""
         return _bytes(self.dtype, self.sizes)
@@ -174,22 +169,6 @@ class Program:
         if len(compares) == 1 == len(bounds) and "direction=LT" in compares[0].text:
             return bounds.pop()
         return None
-
-
-def origin(op_name: str) -> str:
-    """The module of an operation: jit(step)/jvp(Net)/decoder/blocks_3/attention/exp -> decoder/...
-
-    "loss" and "update" are what is outside the model, "" is unknown.
-    """
-    *words, _ = op_name.split("/")
-    if not words:
-        return ""
-    inside = [i for i, word in enumerate(words) if "jvp(" in word]
-    if not inside:
-        return "update"
-    path = [word for word in words[inside[-1] + 1 :] if word[:1].islower() and "(" not in word]
-    path = [word for word in path if not re.fullmatch(r"cond|branch_\d+_fun", word)]  # a platform's
-    return re.sub(r"_\d+", "_*", "/".join(path)) or "loss"
 
 
 def group_size(text: str) -> int:

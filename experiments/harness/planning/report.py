@@ -1,15 +1,24 @@
-"""Describes a compiled training step: memory, work, attention, collectives, copies and time."""
+"""Describes a compiled training step: memory, work, attention, collectives and time."""
 
+import math
 import re
 import textwrap
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
-from experiments.harness.planning import counting
 from experiments.harness.planning.compiling import CompiledStep, StepMemory
+from experiments.harness.planning.counting import (
+    Collective,
+    between_slices,
+    collectives,
+    largest_arrays,
+)
+from experiments.harness.planning.hlo import Program
 from experiments.harness.planning.step_time import KERNEL_UTILIZATION, step_time
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.training.utilization import ACCELERATORS
+from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import Selection
 
 ASSUMPTIONS = """\
@@ -20,6 +29,7 @@ cuda ask the target's own compiler."""
 ASSUMED_MFU = 0.4
 """The MFU at which the time of a step is shown where no compiler says cycles: an assumption."""
 
+_LOSS_CHUNK = 1_024  # tokens; matrix products of this size keep a GPU busy
 _SHOWN = 5
 _WIDTH = 80
 
@@ -34,17 +44,18 @@ def describe(
     dtype: str,
     estimate: bool = False,
 ) -> str:
-    """Returns the report of a step of `tokens` tokens and `flops` FLOPs on all `devices`.
+    """the report of a step of `tokens` tokens and `flops` FLOPs on all `devices`.
 
     `estimate`: the step was compiled by the CPU's compiler, so its memory is an upper bound and
     its program is not the target's.
     """
+    peak = devices * getattr(ACCELERATORS[accelerator], dtype)
     lines = [f"compiled in         {step.seconds:.0f} s; compiled is not run"]
-    lines += _memory_lines(step.memory, accelerator, "MAY NOT FIT" if estimate else "DOES NOT FIT")
+    lines += _memory_lines(step, accelerator, "MAY NOT FIT" if estimate else "DOES NOT FIT")
     lines.append(f"work per step       {flops:.3e} FLOPs by the equations")
     if not estimate:
-        lines += _program_lines(step)
-    peak = devices * getattr(ACCELERATORS[accelerator], dtype)
+        lines += _attention_lines(step.attention)
+        lines += _collective_lines(step.program)
     if estimate or accelerator not in TPUS:
         seconds = flops / peak
         lines += [
@@ -56,11 +67,11 @@ def describe(
         lines += _time_lines(step, accelerator, flops, tokens, peak)
     if step.program.unknown_loops:
         lines.append(f"loops of unknown length, counted once: {len(step.program.unknown_loops)}")
-    return "\n".join(map(_cut, lines))
+    return "\n".join(lines)
 
 
 def describe_shortage(error: Exception, accelerator: str) -> str:
-    """Returns the compiler's reason that a step does not fit, and the largest arrays it names."""
+    """the compiler's reason that a step does not fit, and the largest arrays it names."""
     text = str(error)
     needed = re.search(r"\(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)", text)
     first = text.partition("\n")[0]
@@ -74,41 +85,41 @@ def describe_shortage(error: Exception, accelerator: str) -> str:
     return "\n".join(lines)
 
 
-def advice(memory: StepMemory, accelerator: str, options: Sequence[str]) -> list[str]:
-    """Returns what to change if a step does not fit; empty if it fits.
-
-    `options` reduce the temporary memory.
-    """
+def advice(config: Any, memory: StepMemory, accelerator: str) -> list[str]:
+    """The changes to `config` that make a step smaller; empty if it fits."""
     free = ACCELERATORS[accelerator].usable_memory
     if memory.total <= free:
         return []
     sentences = []
     kept = memory.arguments + memory.results
     if kept > free / 2:
-        parts = 2
-        while kept / parts > free / 2:
-            parts *= 2
+        parts = 2 ** math.ceil(math.log2(kept / (free / 2)))
         sentences.append(
             f"parameters and optimizer take {gigabytes(kept)} per device: shard them, with "
             f"--strategy sharded and an fsdp axis {parts} times as long"
         )
     if memory.temporary > free / 2:
-        sentences += [
-            f"temporary memory is {gigabytes(memory.temporary)}: try {option}" for option in options
-        ]
+        training, remats = config.training, list(REMAT)
+        options = [f"--training.grad_accumulation {2 * training.grad_accumulation}"]
+        options += [] if training.loss_chunk else [f"--training.loss_chunk {_LOSS_CHUNK}"]
+        keeping_less = remats[remats.index(training.remat) + 1 :]
+        options += [f"--training.remat {name}" for name in keeping_less]
+        options += [] if config.model.dtype == "bfloat16" else ["--model.dtype bfloat16"]
+        temporary = gigabytes(memory.temporary)
+        sentences += [f"temporary memory is {temporary}: try {option}" for option in options]
     return sentences
 
 
 def gigabytes(size: float) -> str:
-    """Returns bytes in a decimal unit: 1.50 GB is 1.5e9 bytes."""
+    """bytes in a decimal unit: 1.50 GB is 1.5e9 bytes."""
     for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= one:
             return f"{size / one:.2f} {unit}"
     return f"{size:.0f} B"
 
 
-def _memory_lines(memory: StepMemory, accelerator: str, too_large: str) -> list[str]:
-    free = ACCELERATORS[accelerator].usable_memory
+def _memory_lines(step: CompiledStep, accelerator: str, too_large: str) -> list[str]:
+    memory, free = step.memory, ACCELERATORS[accelerator].usable_memory
     fits = "fits" if memory.total <= free else too_large
     return [
         f"parameters          {memory.parameters:,}",
@@ -119,32 +130,12 @@ def _memory_lines(memory: StepMemory, accelerator: str, too_large: str) -> list[
         f"  state and batch   {gigabytes(memory.arguments)} (state: {gigabytes(memory.held)})",
         f"  temporary         {gigabytes(memory.temporary)}, new results "
         f"{gigabytes(memory.results)}",
-        "  largest arrays    (size of one, number, where)",
+        "  largest arrays    (size of one, number)",
         *(
-            f"    {gigabytes(buffer.size):>9}  {buffer.count:>5} x {buffer.shape}  {buffer.origin}"
-            for buffer in memory.buffers
+            f"    {gigabytes(size):>9}  {count:>5} x {shape}"
+            for size, shape, count in largest_arrays(step.program)
         ),
     ]
-
-
-def _program_lines(step: CompiledStep) -> list[str]:
-    """The lines about the program of the target's own compiler."""
-    program = step.program
-    precise = counting.float32_products(program)
-    number = sum(each.times for each in precise)
-    calls = counting.custom_calls(program).most_common(3)
-    lines = [f"  float32 products  {number:,} per device"] if precise else []
-    by_text = Counter[str]()
-    for each in precise:
-        by_text[f"{each.text}  {each.origin}"] += each.times
-    lines += [f"    {times:>9,}  {text}" for text, times in by_text.most_common(_SHOWN)]
-    if calls:
-        lines.append("  custom calls      " + ", ".join(f"{n:,} {name}" for name, n in calls))
-    lines += _attention_lines(step.attention)
-    lines += _collective_lines(counting.collectives(program))
-    if sent := counting.between_slices(program):
-        lines.append(f"between slices      {gigabytes(sent)} per device, not in the time below")
-    return lines + _copy_lines(counting.copies(program))
 
 
 def _attention_lines(attention: Sequence[tuple[str, Selection]]) -> list[str]:
@@ -157,13 +148,13 @@ def _attention_lines(attention: Sequence[tuple[str, Selection]]) -> list[str]:
     return lines
 
 
-def _collective_lines(collectives: Sequence[counting.Collective]) -> list[str]:
-    if not collectives:
-        return ["collectives         none"]
-    groups: defaultdict[tuple, list[counting.Collective]] = defaultdict(list)
-    for each in collectives:
+def _collective_lines(program: Program) -> list[str]:
+    groups: defaultdict[tuple, list[Collective]] = defaultdict(list)
+    for each in collectives(program):
         key = each.kind, each.dtype, each.devices, each.asynchronous, each.in_loop
         groups[key].append(each)
+    if not groups:
+        return ["collectives         none"]
     lines = ["collectives         (times per step, bytes per device and step, devices, kind)"]
     for (kind, dtype, devices, asynchronous, in_loop), alike in groups.items():
         times = sum(each.times for each in alike)
@@ -171,27 +162,17 @@ def _collective_lines(collectives: Sequence[counting.Collective]) -> list[str]:
         how = "asynchronous" if asynchronous else "synchronous"
         where = "in a loop" if in_loop else "once"
         lines.append(f"  {times:>7,}  {size:>9}  {devices:>4}  {kind} {dtype}, {how}, {where}")
+    if sent := between_slices(program):
+        lines.append(f"between slices      {gigabytes(sent)} per device, not in the time below")
     return lines
-
-
-def _copy_lines(copies: Sequence[counting.Operation]) -> list[str]:
-    number, size = sum(each.times for each in copies), sum(x.bytes * x.times for x in copies)
-    lines = [f"layout copies       {number:,} per step, {gigabytes(size)} per device"]
-    alike = Counter[tuple[str, str, int]]()
-    for each in copies:
-        alike[each.text, each.origin, each.bytes] += each.times
-    largest = sorted(alike.items(), key=lambda item: -item[0][2] * item[1])[:_SHOWN]
-    return lines + [
-        f"    {gigabytes(size):>9}  {times:>5} x {shape}  {where}"
-        for (shape, where, size), times in largest
-    ]
 
 
 def _time_lines(
     step: CompiledStep, accelerator: str, flops: float, tokens: int, peak: float
 ) -> list[str]:
     """Time and speed on a TPU; `peak` is in FLOP/s of all devices."""
-    time = step_time(step.program, accelerator, step.attention_specs)
+    specs = [selection.spec for _, selection in step.attention]
+    time = step_time(step.program, accelerator, specs)
     clock = TPUS[accelerator].clock / 1e9
     return [
         f"time per step       {time.total:.3g} s: a prediction, never measured",
@@ -203,11 +184,6 @@ def _time_lines(
         f"speed               {tokens / time.total:,.0f} tokens per second, MFU "
         f"{flops / time.total / peak:.1%}",
     ]
-
-
-def _cut(line: str) -> str:
-    """A line of at most 80 columns; a longer one ends with three dots."""
-    return line.rstrip() if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."
 
 
 def _wrapped(text: str) -> list[str]:

@@ -1,5 +1,7 @@
-"""HTML pages of one run and of several, each one file that asks for nothing from the network."""
+"""The HTML page of a run, one file that asks for nothing from the network."""
 
+import base64
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -8,25 +10,19 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
 from experiments.harness.cli import config_files
-from experiments.harness.results import statistics, tables
+from experiments.harness.results import statistics
 from experiments.harness.results.attention_views import AttentionView
-from experiments.harness.results.comparing import baseline_first, compare
-from experiments.harness.results.groups import Group, expand, group_runs, read_json, settings_of
-from experiments.harness.results.plots import aligned, line_style, logged_curves
-from experiments.harness.results.scored_runs import item_sums, numbers, sample_table
+from experiments.harness.results.groups import Group, read_json
+from experiments.harness.results.plots import learning_curves, logged_curves
+from experiments.harness.results.scored_runs import item_sums, numbers
 from experiments.harness.results.tables import Table
 from jaxformer import optional_dependencies
-from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained
 
 _SAMPLES = 12
 """Rows of the table of samples."""
-_NUMBERS = 20
-"""Rows of the table under a curve, at most."""
-_DASHES = {"-": "none", "--": "8 4", "-.": "8 4 2 4", ":": "2 3"}
 _ATTENTION = 40_000
 """Characters of attention weights in a page; sentences and layers beyond are left out."""
 
@@ -47,99 +43,33 @@ class Contents(NamedTuple):
     """Columns of equal lengths."""
 
 
-class Line(NamedTuple):
-    """The curves of one group in a chart, at the steps that all have, and its number for colours.
-
-    The paths are SVG in coordinates of step and negative value, since y points down there.
-    """
-
-    name: str
-    number: int
-    steps: Float[np.ndarray, " steps"]
-    values: Float[np.ndarray, "curves steps"]
-
-    @property
-    def mean(self) -> str:
-        """The path of the mean of the curves."""
-        return f"M{' L'.join(self._points(self.values.mean(axis=0)))}"
-
-    @property
-    def band(self) -> str:
-        """The path around the curves, from the least to the largest value; "" for one curve."""
-        low, high = (self._points(f(self.values, axis=0)) for f in (np.min, np.max))
-        return f"M{' L'.join([*high, *reversed(low)])}Z" if len(self.values) > 1 else ""
-
-    @property
-    def summary(self) -> str:
-        """The course of the mean in words."""
-        mean, steps = self.values.mean(axis=0), self.steps
-        course = f"from {mean[0]:.4g} at step {steps[0]:.0f} to {mean[-1]:.4g} at {steps[-1]:.0f}"
-        return f"{self.name}: {course}" if self.name else course
-
-    def _points(self, row: Float[np.ndarray, " steps"]) -> list[str]:
-        return [f"{step:.6g} {-value:.6g}" for step, value in zip(self.steps, row, strict=True)]
-
-
 def run_page(folder: Path, contents: Contents | None = None) -> str:
     """The page of the run in `folder`, with what is there; it says what is missing.
 
     The folder may also be one of `transformers`.
     """
-    files = {name: read_json(folder / f"{name}.json") for name in ("config", "env", "scores")}
-    charts = _charts([Group("", [folder])])
-    missing = [f"{name}.json is missing or damaged." for name, text in files.items() if not text]
-    missing += [] if charts else ["metrics.jsonl is missing or damaged."]
+    files = {name: read_json(folder / name) for name in ("config.json", "env.json", "scores.json")}
+    curves, scores = _curves(folder), files["scores.json"]
+    missing = [name for name, content in files.items() if not content]
+    missing += [] if curves else ["metrics.jsonl"]
+    warnings = [f"{name} is missing or damaged." for name in missing]
     if is_pretrained(folder):
-        missing = ["This is a folder of transformers: it has no scores, curves or environment."]
-    scores, search = files["scores"], files["scores"].pop("search", {})
-    texts = {
-        name: value
-        for name, value in config_files.flat(scores).items()
-        if name not in numbers(scores)
-    }
-    further = {"Scored text": texts, "Search of the scores": config_files.flat(search)}
-    further |= {
-        "Configuration": config_files.flat(files["config"]),
-        "Environment": config_files.flat(files["env"]),
-    }
-    return _render(
-        f"{folder.absolute().parent.name}: {folder.name}",
-        warnings=missing,
-        scores=[_score_table(folder, scores)] if scores else [],
-        notes=[] if scores else ["The run has not been scored."],
-        charts=charts,
+        warnings = ["This is a folder of transformers: it has no scores, curves or environment."]
+    return _template().render(
+        title=f"{folder.absolute().parent.name}: {folder.name}",
+        warnings=warnings,
+        scores=_score_table(folder, scores) if scores else None,
+        curves=curves,
         samples=_table(contents.samples) if contents else None,
         attention=_attention(contents.sentences) if contents else [],
-        tables={"Sizes": _sizes(contents.params)} if contents else {},
-        further={
-            name: Table(("name", "value"), [(key, text.strip('"')) for key, text in pairs.items()])
-            for name, pairs in further.items()
+        sizes=_sizes(contents.params) if contents else None,
+        files={
+            name: Table(
+                ("name", "value"),
+                [(key, text.strip('"')) for key, text in config_files.flat(content).items()],
+            )
+            for name, content in files.items()
         },
-    )
-
-
-def comparison_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -> str:
-    """The page of the runs in `paths` (see `compare`); it says why runs cannot be compared."""
-    groups = baseline_first(group_runs(expand(paths, finished=True)), baseline)
-    try:
-        comparison = compare(paths, metric, baseline)
-        scores = [tables.group_table(comparison)]
-        scores += [tables.difference_table(comparison)] if comparison.differences else []
-        warnings, notes = tables.warnings(comparison), tables.describe(comparison)
-    except (ConfigError, DataError) as error:
-        scores, warnings, notes = [], [f"The scores cannot be compared: {error}"], []
-    return _render(
-        " and ".join(group.name for group in groups) if len(groups) < 3 else "Comparison",
-        warnings=warnings,
-        scores=scores,
-        notes=notes,
-        legend=[
-            (f"{group.name} ({len(group.folders)} runs)", _style(number))
-            for number, group in enumerate(groups)
-        ],
-        charts=_charts(groups),
-        samples=_table(_samples(groups)),
-        tables={"Settings that differ": _differing(groups), "Runs": _runs(groups)},
     )
 
 
@@ -156,11 +86,6 @@ def _template() -> Any:
     return environment.get_template("page.html")
 
 
-def _render(title: str, **parts: Any) -> str:
-    defaults = {"attention": [], "further": {}, "legend": [], "style": _style}
-    return _template().render(title=title, **defaults | parts)
-
-
 def _score_table(folder: Path, scores: dict[str, Any]) -> Table:
     """The numbers of scores.json, rounded to what other test items leave certain."""
     rows = []
@@ -172,87 +97,24 @@ def _score_table(folder: Path, scores: dict[str, Any]) -> Table:
     return Table(("score", "± 95 % over test items"), rows)
 
 
-def _charts(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """A chart of each number that some run logged more than once; first losses and validation."""
-    charts = []
-    for metric, by_group in logged_curves(groups).items():
-        lines = []
-        for number, group in enumerate(groups):
-            curves = [curve for curve in by_group.get(group.name, ()) if len(curve[0]) > 1]
-            line = Line(group.name, number, *aligned(curves)) if curves else None
-            lines += [line] if line and len(line.steps) else []
-        if lines:
-            charts.append((not metric.endswith("loss"), "validation" not in metric, metric, lines))
-    charts.sort(key=lambda chart: chart[:2])
-    return [_chart(metric, lines) for *_, metric, lines in charts]
+def _curves(folder: Path) -> str:
+    """The address of a picture of all numbers that the run logged; "" for none.
 
-
-def _chart(metric: str, lines: Sequence[Line]) -> dict[str, Any]:
-    """The parts of a chart: the texts at its axes, its lines, and their numbers as a table."""
-    steps = np.unique(np.concatenate([line.steps for line in lines]))
-    values = np.concatenate([line.values.ravel() for line in lines])
-    low, high = float(values.min()), float(values.max())
-    means = [
-        dict(zip(line.steps.tolist(), line.values.mean(axis=0).tolist(), strict=True))
-        for line in lines
-    ]
-    rows = [
-        [f"{step:.0f}", *(f"{mean[step]:.5g}" if step in mean else "" for mean in means)]
-        for step in steps[:: -math.ceil(len(steps) / _NUMBERS)][::-1]  # the last one stays
-    ]
-    return {
-        "title": metric.replace("_", " "),
-        "axes": [f"{steps[0]:.0f}", f"{steps[-1]:.0f}", _short(low), _short(high)],
-        "box": f"{steps[0]} {-high} {steps[-1] - steps[0]} {high - low or 1.0}",
-        "lines": lines,
-        "numbers": Table(("step", *(line.name or metric for line in lines)), rows),
-    }
-
-
-def _style(number: int) -> str:
-    """Colour and dashes of line `number`, as CSS."""
-    color, dashes = line_style(number)
-    return f"stroke:{color};fill:{color};stroke-dasharray:{_DASHES[dashes]}"
-
-
-def _short(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 1_000 else f"{number:.3g}"
+    Losses come first, and of each kind those of the validation.
+    """
+    curves = logged_curves([Group(folder.name, [folder])])
+    if not curves:
+        return ""
+    names = sorted(curves, key=lambda name: (not name.endswith("loss"), "validation" not in name))
+    file = io.BytesIO()
+    with optional_dependencies.load("matplotlib").rc_context({"svg.fonttype": "none"}):
+        learning_curves({name: curves[name] for name in names}).savefig(file, format="svg")
+    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _table(columns: Mapping[str, Sequence[str]]) -> Table:
     rows = zip(*columns.values(), strict=True)
     return Table(list(columns), [row for row, _ in zip(rows, range(_SAMPLES), strict=False)])
-
-
-def _samples(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """The texts and each group's first run's translations; {} where runs have other texts."""
-    samples = {group.name: sample_table(group.folders[0]) for group in groups}
-    samples = {name: columns for name, columns in samples.items() if "model" in columns}
-    if len({tuple(columns["reference"]) for columns in samples.values()}) != 1:
-        return {}
-    first = next(iter(samples.values()))
-    texts = {"source": first["source"], "reference": first["reference"]}
-    return texts | {name: columns["model"] for name, columns in samples.items()}
-
-
-def _differing(groups: Sequence[Group]) -> Table:
-    """The settings that are not the same for all groups: a column for each of them."""
-    settings = [settings_of(group.folders[0]) for group in groups]
-    rows = [
-        [name, *(values.get(name, "absent") for values in settings)]
-        for name in sorted({name for values in settings for name in values} - {"name", "runs"})
-    ]
-    rows = [row for row in rows if len(set(row[1:])) > 1]
-    return Table(("setting", *(group.name for group in groups)), rows)
-
-
-def _runs(groups: Sequence[Group]) -> Table:
-    rows = [
-        (group.name, str(seed), str(folder))
-        for group in groups
-        for seed, folder in zip(group.seeds, group.folders, strict=True)
-    ]
-    return Table(("variant", "seed", "folder"), rows)
 
 
 def _sizes(params: Any) -> Table:

@@ -1,5 +1,6 @@
 """Figures as functions of arrays (matplotlib, extra `experiments`)."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -44,11 +45,6 @@ def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(steps), np.array([[table[step] for step in steps] for table in tables])
 
 
-def line_style(number: int) -> tuple[str, str]:
-    """The colour and dashes of line `number`; more lines than colours get other dashes."""
-    return COLORS[number % len(COLORS)], DASHES[number // len(COLORS) % len(DASHES)]
-
-
 def learning_curves(metrics: Mapping[str, Mapping[str, Sequence[Curve]]]) -> "Figure":
     """One panel for each metric; `metrics[metric][name]` are the curves of runs differing in seed.
 
@@ -58,12 +54,12 @@ def learning_curves(metrics: Mapping[str, Mapping[str, Sequence[Curve]]]) -> "Fi
     figure = _figure(6.4 * min(len(metrics), 2), 3.6 * ((len(metrics) + 1) // 2) + 0.4)
     panels = figure.subplots((len(metrics) + 1) // 2, min(len(metrics), 2), squeeze=False).flat
     names = dict.fromkeys(name for groups in metrics.values() for name in groups)
-    styles = {name: line_style(number) for number, name in enumerate(names)}
+    styles = dict(zip(names, itertools.cycle(itertools.product(DASHES, COLORS)), strict=False))
     legend = {}
     for axes, (metric, groups) in zip(panels, metrics.items(), strict=False):
         for name, curves in groups.items():
             steps, values = aligned(curves)
-            color, dash = styles[name]
+            dash, color = styles[name]
             label = f"{name} ({len(curves)} seeds)" if len(curves) > 1 else name
             marker = "." if len(steps) < 20 else ""  # one point alone draws no line
             mean = values.mean(axis=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files, display, suggestion
+from experiments.harness.cli import config_files, display, help_text
 from experiments.harness.results.groups import settings_of, shared_settings
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
@@ -25,7 +25,6 @@ Train = Callable[[Any], TrainResult]
 SWEEP = "sweep.json"
 """The file in a sweep's folder that says what its cells are."""
 _SEED = "training.seed"
-_CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 class Sweep(NamedTuple):
@@ -54,14 +53,6 @@ class Sweep(NamedTuple):
             return read_result(folder) if shared_settings(settings_of(folder)) == wanted else None
         except ConfigError:
             return None
-
-
-class Failure(NamedTuple):
-    """The reason why a cell failed: an exit code, one sentence, and the traceback."""
-
-    exit_code: int
-    error: str
-    traceback: str
 
 
 def grid(vary: Mapping[str, Sequence[Any]]) -> Iterator[Overrides]:
@@ -171,42 +162,34 @@ def run_cell(sweep: Sweep, cell: str, train: Train) -> None:
     try:
         train(sweep.cells[cell])
     except Exception as error:
-        said = cli.sentence(error)
-        failure = Failure(cli.exit_code(error), said, "".join(traceback.format_exception(error)))
+        said, lines = cli.sentence(error), traceback.format_exception(error)
+        failure = {"exit_code": cli.exit_code(error), "error": said, "traceback": "".join(lines)}
         path.parent.mkdir(exist_ok=True)
-        run_folder.write_json(path, failure._asdict())
+        run_folder.write_json(path, failure)
         display.say(f"failed: {said}")
 
 
-def failures(sweep: Sweep) -> dict[str, Failure]:
-    """The failed cells, and why."""
+def failures(sweep: Sweep) -> dict[str, dict[str, Any]]:
+    """`exit_code`, `error` and `traceback` of each cell that failed."""
     paths = {name: sweep.failure_of(name) for name in sweep.cells}
-    return {
-        name: Failure(**config_files.read_object(path))
-        for name, path in paths.items()
-        if path.exists()
-    }
+    return {name: config_files.read_object(x) for name, x in paths.items() if x.exists()}
 
 
 def _type_of(config: Any, field: str) -> Any:
     """The type of the setting `field` of `config`; `ConfigError` where there is none."""
     known = config_files.settings(config)
     if field not in known:
-        hint = suggestion(field, [*known]).replace("--", "")
+        hint = help_text.suggestion(field, [*known]).replace("--", "")
         raise ConfigError(f"there is no setting {field}: {hint}")
     return known[field]
 
 
 def _read(kind: Any, field: str, text: str) -> Any:
-    """`text` as a value of the type `kind`: a number, the name of a part, or the text itself."""
+    """`text` as a value of the type `kind`, in plain JSON; a part by its name."""
     if config_files.part_kinds(kind):
         config_files.build(kind, text, field)  # refuses an unknown name
         return text
-    try:
-        value = _CONSTANTS[text] if text in _CONSTANTS else json.loads(text)
-        return config_files.plain(config_files.build(kind, value, field), kind)
-    except (ValueError, ConfigError):
-        return config_files.plain(config_files.build(kind, text, field), kind)
+    return config_files.plain(config_files.from_words(kind, [text], field), kind)
 
 
 def _word(value: Any) -> str:

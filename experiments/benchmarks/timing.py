@@ -1,27 +1,44 @@
-"""Measures each case in a process of its own, so that their thread pools do not compete."""
+"""Cases timed in turn, each in a process of its own.
+
+A disturbance of the machine reaches all of them, and their thread pools do not compete.
+"""
 
 import contextlib
 import multiprocessing
+import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.interleaved_timing import (
-    Cost,
-    Measure,
-    Summary,
-    TimingConfig,
-    measure_in_turn,
-    summarise,
-    timed,
-)
+from jaxformer.config import check_at_least, check_choices
 from jaxformer.errors import ConfigError, MissingExtra
 
 
-def _return_at_once(result: Any) -> None:
-    pass
+@dataclass(frozen=True)
+class TimingConfig:
+    """The number of measurements, and the file of the result."""
+
+    name: str = "benchmark"
+    """Name of the result file, RUNS/benchmarks/NAME.json."""
+    rounds: int = 7
+    """Number of rounds. Each round measures every case once, in order."""
+    repetitions: int = 1
+    """Repetitions of each case in a round."""
+    warm_up: int = 1
+    """Repetitions of each case before the first round; they are not measured."""
+    case_seconds: float = 900.0
+    """Seconds after which a case that is not measured yet is given up."""
+    interleaved: bool = True
+    """Measures the cases of a table in turn; otherwise one after the other, each alone."""
+    runs: str = "runs"
+    """Folder of all runs."""
+
+    def __post_init__(self):
+        check_choices(self)
+        check_at_least(self, 1, "rounds", "repetitions", "warm_up", "case_seconds")
 
 
 class Case(NamedTuple):
@@ -32,11 +49,26 @@ class Case(NamedTuple):
 
     run: Callable[[], Any]
     metadata: dict[str, Any]
-    wait: Callable[[Any], object] = _return_at_once
+    wait: Callable[[Any], object] = lambda result: None
 
 
 MakeCase = Callable[[], Case]
 """make() -> Case. It is pickled: use `functools.partial` of a module's function."""
+Measure = Callable[[int], float]
+"""measure(count) -> the mean elapsed seconds of one of `count` repetitions."""
+
+
+class Summary(NamedTuple):
+    """Elapsed seconds of one repetition, over all rounds.
+
+    `spread` is the interquartile range divided by the median, 0 for one round. `ratio` is `median`
+    divided by the median of the fastest peer, None where no peer was measured.
+    """
+
+    median: float
+    least: float
+    spread: float
+    ratio: float | None
 
 
 class Comparison(NamedTuple):
@@ -47,25 +79,21 @@ class Comparison(NamedTuple):
     missing: dict[str, str]
 
 
-_EXIT_SECONDS = 10.0  # how long a process may take to end
-
-
 class CaseFailed(Exception):
     """The case could not be made or measured."""
 
 
 def compare(
-    makes: Mapping[str, MakeCase], timing: TimingConfig, *, peers: Collection[str]
+    makes: Mapping[str, MakeCase], timing: TimingConfig, *, peers: Collection[str] = ()
 ) -> Comparison:
-    """Measures each of `makes` in its own process.
+    """Measures each of `makes` in its own process; ratios are to the fastest of `peers`.
 
     With `timing.interleaved` all processes start and warm up, and are then measured in turn;
     otherwise one after the other. A case that fails before the first round is left out with its
-    reason. Ratios are to the fastest of `peers`. An interleaved case that fails
-    later raises `RuntimeError`.
+    reason. An interleaved case that fails later raises `RuntimeError`.
     """
     groups = [makes] if timing.interleaved else [{name: make} for name, make in makes.items()]
-    costs: dict[str, list[Cost]] = {}
+    seconds: dict[str, list[float]] = {}
     metadata: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
     for group in groups:
@@ -77,12 +105,45 @@ def compare(
                 except CaseFailed as error:
                     missing[name] = str(error)
             try:
-                costs |= measure_in_turn(measures, timing)
+                seconds |= measure_in_turn(measures, timing)
             except CaseFailed as error:
                 if timing.interleaved:
                     raise RuntimeError(f"a case was not measured to the end: {error}") from error
                 missing |= {name: str(error) for name in group}
-    return Comparison(summarise(costs, peers), metadata, missing)
+    return Comparison(summarise(seconds, peers), metadata, missing)
+
+
+def measure_in_turn(
+    measures: Mapping[str, Measure], timing: TimingConfig
+) -> dict[str, list[float]]:
+    """The seconds of each of `measures` in each round. All of them have warmed up before."""
+    seconds: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(timing.rounds):
+        for name, measure in measures.items():
+            seconds[name].append(measure(timing.repetitions))
+    return seconds
+
+
+def summarise(seconds: Mapping[str, Sequence[float]], peers: Collection[str]) -> dict[str, Summary]:
+    """A summary of the rounds of each case."""
+    medians = {name: statistics.median(rounds) for name, rounds in seconds.items()}
+    best = min((medians[name] for name in peers if name in medians), default=None)
+    return {
+        name: Summary(
+            median=medians[name],
+            least=min(rounds),
+            spread=_interquartile_range(rounds) / medians[name],
+            ratio=None if best is None else medians[name] / best,
+        )
+        for name, rounds in seconds.items()
+    }
+
+
+def _interquartile_range(seconds: Sequence[float]) -> float:
+    if len(seconds) == 1:
+        return 0.0
+    lower, _, upper = statistics.quantiles(seconds, method="inclusive")
+    return upper - lower
 
 
 @contextmanager
@@ -109,7 +170,7 @@ def _started(make: MakeCase, timing: TimingConfig) -> Iterator[tuple[dict[str, A
             raise answer
         return answer
 
-    def measure(count: int) -> Cost:
+    def measure(count: int) -> float:
         connection.send(count)
         return receive()
 
@@ -117,7 +178,7 @@ def _started(make: MakeCase, timing: TimingConfig) -> Iterator[tuple[dict[str, A
         yield receive(), measure
     finally:
         connection.close()
-        process.join(_EXIT_SECONDS)
+        process.join(timeout=10.0)
         process.terminate()
         process.join()
 
@@ -130,9 +191,8 @@ def _serve(connection: Connection, make: MakeCase, warm_up: int) -> None:
             for _ in range(warm_up):
                 case.wait(case.run())
             connection.send(case.metadata)
-            measure = timed(case.run, case.wait)
             while True:
-                connection.send(measure(connection.recv()))
+                connection.send(_seconds(case, connection.recv()))
         except (EOFError, BrokenPipeError):
             raise
         except (ConfigError, MissingExtra) as error:
@@ -140,3 +200,12 @@ def _serve(connection: Connection, make: MakeCase, warm_up: int) -> None:
         except Exception as error:
             first = next(iter(str(error).strip().splitlines()), "")
             connection.send(CaseFailed(f"{type(error).__name__}: {first}"[:500]))
+
+
+def _seconds(case: Case, count: int) -> float:
+    """The mean elapsed seconds of one of `count` repetitions."""
+    begin = time.perf_counter()
+    for _ in range(count):
+        result = case.run()
+    case.wait(result)
+    return (time.perf_counter() - begin) / count
