@@ -136,7 +136,7 @@ def aligned_files(draw) -> tuple[bytes, bytes]:
     return source, target
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=150, deadline=None, database=None)
 @given(files=st.one_of(aligned_files(), st.tuples(ANY_SIDE, ANY_SIDE)))
 def test_the_pairs_kept_from_any_files_are_those_of_a_plain_reader(files, folder, byte_tokenizer):
     for name, content in zip(("source", "target"), files, strict=True):
