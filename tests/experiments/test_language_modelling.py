@@ -522,7 +522,6 @@ def test_a_corpus_smaller_than_one_context_is_refused_with_both_numbers(text, tm
 @pytest.mark.parametrize(
     "content, said",
     [
-        (b"sun\0moon\n", "NUL"),
         (b"sun\nK\xe4se\n", ":2: "),
         (b"", "there is no text"),
         (None, "No such file"),

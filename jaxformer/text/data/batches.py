@@ -111,21 +111,7 @@ class StreamBatch(NamedTuple):
 
 
 class MaskedBatch(NamedTuple):
-    """B rows of T tokens; the model predicts at most P tokens of each row.
-
-    >>> from jaxformer.text.data import Tokens
-    >>> from jaxformer.text.tokenizers import SpecialTokens
-    >>> documents = Tokens.from_lists([[5, 6, 7, 8, 9, 10] * 10])
-    >>> special = SpecialTokens(bos=1, eos=2, mask=3)
-    >>> stream = jf.MaskedStream(
-    ...     documents, batch_size=2, seq_len=14, seed=0, special=special, vocab_size=11
-    ... )
-    >>> batch = stream.batch(0)
-    >>> batch.tokens.shape, batch.labels.shape  # [B, T] and [B, P]: 0.15 x 14 are to be predicted
-    ((2, 14), (2, 2))
-    >>> bool((batch.labels >= 5).all())  # never special tokens
-    True
-    """
+    """B rows of T tokens; the model predicts at most P tokens of each row. See `MaskedStream`."""
 
     tokens: Int[Array, "B T"]
     """bos text eos, or bos A eos B eos; some tokens of the text are replaced."""
