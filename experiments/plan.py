@@ -21,8 +21,7 @@ from experiments.harness import cli, planning
 from experiments.harness.planning import Compiler, PlannedTraining
 from jaxformer.config import check_choices
 from jaxformer.distributed import parse_mesh
-from jaxformer.distributed.compiled_step import is_out_of_memory
-from jaxformer.errors import ConfigError
+from jaxformer.errors import ConfigError, is_out_of_memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ class PageOptions:
     text: tuple[str, ...] = ()
     """Texts whose attention is shown; empty: the run's first samples, or its prompts."""
     checkpoint: str = "final"
-    """Weights of the run: final, best, last, average, ema or ema@DECAY."""
+    """Weights of the run: final, best, last, average or ema."""
     step: int | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
 

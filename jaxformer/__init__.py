@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         NoPositions,
         NormOptions,
         OutputOptions,
+        Places,
         PositionScheme,
         Relative,
         Rotary,
@@ -38,8 +39,14 @@ if TYPE_CHECKING:
         Yarn,
         positional_encoding,
     )
-    from jaxformer.decoding import SamplingConfig, SearchConfig, beam_search, sample
-    from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
+    from jaxformer.decoding import (
+        CompletionOptions,
+        SamplingConfig,
+        SearchConfig,
+        TranslationOptions,
+        beam_search,
+        sample,
+    )
     from jaxformer.distributed import replicated, sharded, single
     from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged, MissingExtra
     from jaxformer.nn import (
@@ -143,6 +150,7 @@ __all__ = [
     "PAD",
     "PairBatch",
     "Patched",
+    "Places",
     "PositionScheme",
     "Relative",
     "Rotary",
@@ -195,93 +203,39 @@ __all__ = [
     "with_attention_weights",
 ]
 
-# The module of each public name, as in the imports above (a test holds the two equal).
-_MODULES = {
-    "checkpoint": ("Checkpoints",),
-    "config": (
-        "BERT_BASE",
-        "GPT2",
-        "LLAMA3_8B",
-        "TRANSFORMER_BASE",
-        "TRANSFORMER_BIG",
-        "Alibi",
-        "AttentionOptions",
-        "EmbeddingOptions",
-        "EncoderOptions",
-        "FeedForwardOptions",
-        "Learned",
-        "Llama3",
-        "NoPositions",
-        "NormOptions",
-        "OutputOptions",
-        "PositionScheme",
-        "Relative",
-        "Rotary",
-        "Sinusoidal",
-        "TransformerConfig",
-        "Yarn",
-        "positional_encoding",
-    ),
-    "decoding": ("SamplingConfig", "SearchConfig", "beam_search", "sample"),
-    "distributed": ("replicated", "sharded", "single"),
-    "errors": ("CheckpointError", "ConfigError", "DataError", "Diverged", "MissingExtra"),
-    "nn": (
-        "Axes",
-        "Block",
-        "Cache",
-        "Classifier",
-        "DecoderOnly",
-        "Embedding",
-        "Encoder",
-        "EncoderDecoder",
-        "EncoderOnly",
-        "Ensemble",
-        "MaskedLanguageModel",
-        "MultiHeadAttention",
-        "FeedForward",
-        "Norm",
-        "Patched",
-        "Stack",
-        "parameter_axes",
-        "read_taps",
-        "stack_blocks",
-        "stack_members",
-        "tap",
-        "tap_names",
-        "unstack_blocks",
-        "with_attention_weights",
-    ),
-    "ops.attention": ("AutoAttention",),
-    "ops.cross_entropy": ("cross_entropy",),
-    "ops.dropout": ("DropoutRng",),
-    "ops.masks": ("AttentionMask",),
-    "pipelines": ("complete", "embed", "make_step_fn", "score", "translate"),
-    "pipelines.fill_mask": ("fill_mask",),
-    "pretrained": ("load_pretrained", "save_pretrained"),
-    "pretrained.loading": ("load",),
-    "text.data": (
-        "MaskedBatch",
-        "MaskedStream",
-        "PairBatch",
-        "Stream",
-        "StreamBatch",
-        "bucket_pairs",
-    ),
-    "text.metrics": ("score_translations",),
-    "decoding.pipeline_options": ("CompletionOptions", "TranslationOptions"),
-    "text.tokenizers": ("BOS", "EOS", "PAD", "Tokenizer", "train_bpe"),
-    "training": (
-        "OptimizerConfig",
-        "TrainState",
-        "causal_loss",
-        "init_train_state",
-        "make_optimizer",
-        "make_train_step",
-        "masked_loss",
-        "seq2seq_loss",
-    ),
+# The names of each module, as in the imports above (a test holds the two equal).
+_NAMES = {
+    "checkpoint": "Checkpoints",
+    "config": """
+        BERT_BASE GPT2 LLAMA3_8B TRANSFORMER_BASE TRANSFORMER_BIG Alibi AttentionOptions
+        EmbeddingOptions EncoderOptions FeedForwardOptions Learned Llama3 NoPositions
+        NormOptions OutputOptions Places PositionScheme Relative Rotary Sinusoidal
+        TransformerConfig Yarn positional_encoding""",
+    "decoding": """
+        CompletionOptions SamplingConfig SearchConfig TranslationOptions beam_search sample""",
+    "distributed": "replicated sharded single",
+    "errors": "CheckpointError ConfigError DataError Diverged MissingExtra",
+    "nn": """
+        Axes Block Cache Classifier DecoderOnly Embedding Encoder EncoderDecoder EncoderOnly
+        Ensemble FeedForward MaskedLanguageModel MultiHeadAttention Norm Patched Stack
+        parameter_axes read_taps stack_blocks stack_members tap tap_names unstack_blocks
+        with_attention_weights""",
+    "ops.attention": "AutoAttention",
+    "ops.cross_entropy": "cross_entropy",
+    "ops.dropout": "DropoutRng",
+    "ops.masks": "AttentionMask",
+    "pipelines": "complete embed make_step_fn score translate",
+    "pipelines.fill_mask": "fill_mask",
+    "pretrained": "load_pretrained save_pretrained",
+    "pretrained.loading": "load",
+    "text.data": "MaskedBatch MaskedStream PairBatch Stream StreamBatch bucket_pairs",
+    "text.metrics": "score_translations",
+    "text.tokenizers": "BOS EOS PAD Tokenizer train_bpe",
+    "training": """
+        OptimizerConfig TrainState causal_loss init_train_state make_optimizer
+        make_train_step masked_loss seq2seq_loss""",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name

@@ -54,6 +54,14 @@ class MissingExtra(ImportError):
     """
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` comes from JAX and says that memory was short."""
+    # XLA's words: on every platform, on some platforms, and for a large product on a CPU.
+    signs = ("resource_exhausted", "out of memory", "ynnpack operation failed")
+    is_of_jax = type(error).__name__ == "JaxRuntimeError"  # errors are raised without JAX, too
+    return is_of_jax and any(sign in str(error).lower() for sign in signs)
+
+
 def shorten(text: str, width: int = 80) -> str:
     """The first words of `text` for a message: at most `width` characters, then ` ...`."""
     if len(text) <= width:

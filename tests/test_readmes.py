@@ -1,29 +1,19 @@
 """What the READMEs say is so: their code runs, their commands parse, what they name exists."""
 
-import contextlib
 import importlib
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jaxformer as jf
 from experiments.harness import cli
-from experiments.harness.results.exporting import PROGRAM, compile_function
-from experiments.language_modelling.prepare import OPTIONS as LANGUAGE_PREPARE
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.plan import presets_of
 from experiments.runs import COMMANDS as RUNS_COMMANDS
 from experiments.sweep import presets_of as sweep_presets
 from experiments.torch_reference.compare import presets as compare_presets
-from experiments.translation.export import search_function
-from experiments.translation.load_run import LoadedRun
-from experiments.translation.prepare import OPTIONS as TRANSLATION_PREPARE
 from experiments.translation.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
@@ -47,9 +37,9 @@ POSITIONAL = {
 def options_of(command: str) -> dict:
     """The presets that a command chooses from, or its options under the name "default"."""
     presets = {
-        "translation.prepare": TRANSLATION_PREPARE,
+        "translation.prepare": PRESETS,
         "translation.train": PRESETS,
-        "language_modelling.prepare": LANGUAGE_PREPARE,
+        "language_modelling.prepare": LANGUAGE_PRESETS,
         "language_modelling.train": LANGUAGE_PRESETS,
         "plan": presets_of("translation"),
         "plan language_modelling": presets_of("language_modelling"),
@@ -178,30 +168,3 @@ def test_the_presets_are_as_the_readmes_say():
         numbers = [model.num_encoder_layers + model.num_decoder_layers, model.d_model, model.d_ff]
         numbers += [model.num_heads, data.seq_len, data.batch_size, preset.optimizer.total_steps]
         assert [told[name][0], *told[name][2:]] == [preset.objective, *(f"{n:,}" for n in numbers)]
-
-
-def test_the_readme_loads_the_program_that_export_writes(
-    tmp_path, capsys, random_params, assert_equal
-):
-    code = python_block(TRANSLATION)
-    (text,) = re.findall(r'encode\("(.*)"\)', code)
-    tokenizer = jf.train_bpe([text], 290)
-    size = {"d_model": 12, "d_ff": 20, "num_heads": 3, "max_len": 40}
-    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    config = jf.TransformerConfig(tokenizer.vocab_size, **size, **layers)
-    model, ids = jf.EncoderDecoder(config), np.ones((2, 5), np.int32)
-    params = jax.tree.map(jnp.asarray, random_params(model, ids, ids))
-    search, options = jf.SearchConfig(beam_size=2), jf.TranslationOptions(max_extra_tokens=3)
-    settings = replace(PRESETS["grammar"], model=config, search=search, translation=options)
-    folder = tmp_path / "exported"
-    folder.mkdir()
-    tokenizer.save(folder / "tokenizer.json")
-    loaded = LoadedRun(settings, model, params, tokenizer, tokenizer)
-    program = compile_function(search_function(loaded, search, 32), 8, 32, ("cpu",))
-    (folder / PROGRAM).write_bytes(program)
-    names = {}
-    with contextlib.chdir(tmp_path):
-        exec(compile(code, str(TRANSLATION), "exec"), names)
-    ((best, _),) = jf.translate(model, params, [text], tokenizer, tokenizer, search, options)
-    assert_equal(names["found"]["scores"][0, 0], best.score)
-    assert capsys.readouterr().out == best.text + "\n"

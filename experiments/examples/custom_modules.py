@@ -25,14 +25,14 @@ from jaxformer.config import (
     TransformerConfig,
     check_at_least,
 )
-from jaxformer.config.positions import PositionScheme, Rotation
+from jaxformer.config.positions import Places, PositionScheme, Rotation
 from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.cache import KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, FeedForward, Norm
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.text.data import StreamBatch
@@ -81,9 +81,9 @@ class DistanceBias(PositionScheme):
         """The bias of each head and distance."""
         return {"table": (nn.initializers.zeros, (num_heads, self.max_distance + 1))}
 
-    def bias(self, queries: jax.Array, keys: jax.Array, *, params: Any, **_: Any) -> jax.Array:
-        """The bias [1, N, T, S] of the distances between `queries` and `keys`."""
-        distance = jnp.abs(queries[:, None] - keys[None, :])
+    def bias(self, at: Places, params: Any) -> jax.Array:
+        """The bias [1, N, T, S] of the distances between queries and keys."""
+        distance = jnp.abs(at.distances())
         return jnp.take(params["table"], jnp.minimum(distance, self.max_distance), axis=1)[None]
 
 
@@ -117,8 +117,8 @@ class ParallelBlock(nn.Module):
         h = self.norm(x)
         kv = self.attention.keys_values(h, rotation)
         if layer_cache is not None:
-            layer_cache = write(layer_cache, kv, mask.offset)
-            kv = read(layer_cache)
+            layer_cache = layer_cache.write(kv, mask.offset)
+            kv = layer_cache.read()
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         y = y + self.feed_forward(h, dropout_rng)
         return x + self.dropout(y, dropout_rng), layer_cache

@@ -5,7 +5,6 @@ rise of a noisy series come before its fall? The label depends on two positions 
 model needs attention.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +14,7 @@ import optax
 from flax import linen as nn
 from flax import nnx
 
-from experiments.harness import cli
-from jaxformer.config import NormOptions, check_at_least, positional_encoding
+from jaxformer.config import NormOptions, positional_encoding
 from jaxformer.nn.blocks import Encoder
 
 
@@ -28,7 +26,7 @@ class SeriesBatch(NamedTuple):
 
 
 def random_batch(seed: int, rows: int = 32, length: int = 11) -> SeriesBatch:
-    """Returns noise of standard deviation 0.3 with +2 and -2 added at two positions."""
+    """Noise of standard deviation 0.3 with +2 and -2 added at two positions."""
     rng = np.random.default_rng(seed)
     series = rng.normal(scale=0.3, size=(rows, length, 1)).astype(np.float32)
     positions = rng.permuted(np.tile(np.arange(length), (rows, 1)), axis=1)[:, :2]
@@ -66,28 +64,18 @@ class NNXModel(nnx.Module):
         return self.classes(self.encoder(x).mean(axis=1))
 
 
-@dataclass(frozen=True)
-class SeriesOptions:
-    """The training of the models."""
-
-    steps: int = 300
-    """Number of training steps."""
-    learning_rate: float = 1e-2
-    """Learning rate of Adam."""
-
-    def __post_init__(self):
-        check_at_least(self, 1, "steps")
+STEPS = 300
 
 
 def mean_loss(logits: jax.Array, batch: SeriesBatch) -> jax.Array:
-    """Returns the loss of `logits` [B, 2] in nats per series."""
+    """The loss of `logits` [B, 2] in nats per series."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch.label).mean()
 
 
-def train_linen(options: SeriesOptions, held_out: SeriesBatch) -> tuple[list[float], jax.Array]:
+def train_linen(held_out: SeriesBatch) -> tuple[list[float], jax.Array]:
     """Trains parameters that go in and come out; returns the losses, and logits of `held_out`."""
     model: Any = LinenModel()
-    optimizer = optax.adam(options.learning_rate)
+    optimizer = optax.adam(1e-2)
     params = jax.jit(model.init)(jax.random.key(0), held_out.series[:2])
     state, losses = optimizer.init(params), []
 
@@ -100,16 +88,16 @@ def train_linen(options: SeriesOptions, held_out: SeriesBatch) -> tuple[list[flo
         changes, state = optimizer.update(gradient, state)
         return optax.apply_updates(params, changes), state, value
 
-    for number in range(options.steps):
+    for number in range(STEPS):
         params, state, value = update(params, state, random_batch(number))
         losses.append(float(value))
     return losses, jax.jit(model.apply)(params, held_out.series)
 
 
-def train_nnx(options: SeriesOptions, held_out: SeriesBatch) -> tuple[list[float], jax.Array]:
+def train_nnx(held_out: SeriesBatch) -> tuple[list[float], jax.Array]:
     """Trains a model that is changed in place; returns the losses, and logits of `held_out`."""
     model, losses = NNXModel(nnx.Rngs(0)), []
-    optimizer = nnx.Optimizer(model, optax.adam(options.learning_rate), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 
     @nnx.jit
     def update(model, optimizer, batch):
@@ -117,20 +105,20 @@ def train_nnx(options: SeriesOptions, held_out: SeriesBatch) -> tuple[list[float
         optimizer.update(model, gradient)
         return value
 
-    for number in range(options.steps):
+    for number in range(STEPS):
         losses.append(float(update(model, optimizer, random_batch(number))))
     return losses, nnx.jit(lambda model: model(held_out.series))(model)
 
 
-def main(options: SeriesOptions) -> None:
+def main() -> None:
     """Trains both models, and prints their accuracy on new series."""
-    held_out = random_batch(options.steps, rows=500)
+    held_out = random_batch(STEPS, rows=500)
     for name, train in (("Linen", train_linen), ("NNX", train_nnx)):
-        losses, logits = train(options, held_out)
+        losses, logits = train(held_out)
         accuracy = np.mean(np.argmax(logits, axis=-1) == held_out.label)
         print(f"{name:5}  loss {losses[0]:.3f} -> {losses[-1]:.3f}, ", end="")
         print(f"accuracy on new series {accuracy:.1%}")
 
 
 if __name__ == "__main__":
-    cli.start(main, {"default": SeriesOptions()}, __doc__)
+    main()

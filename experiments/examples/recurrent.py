@@ -15,8 +15,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.nn.layers import Embedding, LMHead
-from jaxformer.nn.models import Model
-from jaxformer.nn.recipe import make_embedding, make_lm_head
+from jaxformer.nn.models import Model, make_embedding, make_lm_head
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray
 

@@ -30,11 +30,6 @@ class Part(NamedTuple):
     stop: int | None = None
     field: str = "text"
 
-    @property
-    def is_ids(self) -> bool:
-        """Whether this is not text but shards of ids (.bin)."""
-        return any(str(path).endswith(".bin") for path in self.paths)
-
     def documents(self) -> Iterator[Iterator[str]]:
         """Each document as blocks of text, read one after the other.
 
@@ -46,11 +41,6 @@ class Part(NamedTuple):
         return _between(documents, self.start, self.stop)
 
     def _whole(self) -> Iterator[Iterator[str]]:
-        if self.is_ids:
-            raise ConfigError(
-                f"{self.paths[0]} holds ids and no text: name their --data.tokenizer (gpt2 or a "
-                "path), give shards to --data.validation too, and leave out --data.weights"
-            )
         plain = [sources.is_plain(str(path)) for path in self.paths]
         if all(plain):
             return read_documents(self.paths, split=self.split)

@@ -1,19 +1,15 @@
 """Export a run: `python -m experiments.language_modelling.export --run RUN --out FOLDER`.
 
 transformers: a folder for its pipelines "text-generation" and "fill-mask", as GPT-2, Llama,
-DistilBERT or BERT. ctranslate2: that folder, converted. stablehlo: the logits of ids [B, T] as
-one function with its weights.
+DistilBERT or BERT. ctranslate2: that folder, converted.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from jaxtyping import Array, Float, Int
 
 from experiments.harness import cli
 from experiments.harness.results import exporting
-from experiments.language_modelling.load_run import LoadedRun, load_run
+from experiments.language_modelling.load_run import load_run
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
@@ -31,8 +27,6 @@ class ExportOptions(exporting.ExportOptions):
 
     run: str = "runs/language_modelling/python_stdlib"
     """The folder of the run."""
-    seq_len: int = 0
-    """Ids of each row, with --format stablehlo; 0: as many as in the training."""
 
 
 def exportable(options: ExportOptions) -> exporting.Exportable:
@@ -48,23 +42,12 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
         task=_TASKS[config.objective],
         published=lambda: exporting.Published(*loaded[1:], generation, config.completion),
         presets=_PRESETS[config.objective],
-        function=lambda ids: _logits(loaded, ids),
-        length=("seq_len", options.seq_len or config.data.seq_len),
-        tokenizers={"tokenizer.json": loaded.tokenizer},
     )
 
 
 def main(options: ExportOptions) -> None:
     """Writes the folder."""
     exporting.export(options, lambda: exportable(options))
-
-
-def _logits(loaded: LoadedRun, ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-    """The logits of all tokens; of a masked model, padding is left out."""
-    variables: dict[str, Any] = {"params": loaded.params}
-    if loaded.config.objective == "causal":
-        return loaded.model.apply(variables, ids)
-    return loaded.model.apply(variables, ids, ids != loaded.tokenizer.special.pad).logits
 
 
 if __name__ == "__main__":

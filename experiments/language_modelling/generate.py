@@ -1,41 +1,32 @@
-"""Continue, fill in or embed: `python -m experiments.language_modelling.generate --run RUN`.
+"""Continue or fill in texts: `python -m experiments.language_modelling.generate --run RUN`.
 
 A causal run continues each `--text`; the first text is printed while it is made, and the others
 follow with a rule between them. A masked run fills in the masks of each text (<mask>, [MASK]):
-below it stand the best tokens for each mask. `--embed` compares the vectors of the texts' tokens
-instead. On a terminal, without a text, the command asks for one.
+below it stand the best tokens for each mask. On a terminal, without a text, the command asks for
+one.
 """
 
 import argparse
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import combinations
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.runs import run_folder, text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.text_io import RULE, read_text, read_texts
-from experiments.language_modelling.chat_templates import check_messages, load_template
-from experiments.language_modelling.evaluate import filled_texts, token_text
+from experiments.language_modelling.evaluate import filled_texts
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.presets import LanguageConfig
+from experiments.language_modelling.tasks.chat import check_messages, load_template
 from jaxformer import pipelines
 from jaxformer.config import check_at_least
-from jaxformer.decoding import SamplingConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import EnsembleMean
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.pipelines import TextEmbeddings
 from jaxformer.pretrained import is_pretrained, load_eos
-from jaxformer.text.tokenizers import Tokenizer
 
 _RUN = "runs/language_modelling/python_stdlib"
 
@@ -50,8 +41,7 @@ class GenerateOptions(SamplingConfig, CompletionOptions, RunOptions):
     text: tuple[str, ...] = ()
     """The texts; without them and `input`, asks on a terminal, or uses the run's prompts."""
     input: str = ""
-    """A file with one text; of a masked run and with --embed, with a text on each line. "-" is
-    standard input."""
+    """A file with one text; of a masked run, with a text on each line. "-" is standard input."""
     count: int = 0
     """Continuations of each text, or tokens shown for each mask; 0: 1 continuation, 5 tokens."""
     ensemble: EnsembleMean = "arithmetic"
@@ -59,11 +49,6 @@ class GenerateOptions(SamplingConfig, CompletionOptions, RunOptions):
     chat: bool = False
     """Takes each text for a user's message, and writes the assistant's answer, as the chat template
     of the folder says."""
-    embed: bool = False
-    """Prints how similar the vectors of a token are in its different places, and how similar the
-    texts are."""
-    output: str = ""
-    """A file (.npz) for the vectors of --embed (see `write_vectors`); empty: none."""
     int8: bool = False
     """Computes with weights of 8 bits."""
 
@@ -74,8 +59,6 @@ class GenerateOptions(SamplingConfig, CompletionOptions, RunOptions):
         check_at_least(self, 0, "count")
         if self.text and self.input:
             raise ConfigError("give --text or --input, not both")
-        if self.output and not self.embed:
-            raise ConfigError(f"output={self.output!r} receives vectors: give --embed too")
 
     @property
     def settings(self) -> tuple[SamplingConfig, CompletionOptions]:
@@ -111,13 +94,9 @@ def main(options: GenerateOptions) -> None:
     is_masked = loaded.config.objective == "masked"
     texts = options.text
     if options.input:
-        one_a_line = is_masked or options.embed
-        texts = read_texts((), options.input) if one_a_line else (read_text(options.input),)
-    if options.embed:
-        _embed(loaded, read_texts(texts or loaded.config.prompts, ""), options.output)
-        return
+        texts = read_texts((), options.input) if is_masked else (read_text(options.input),)
     if isinstance(loaded.model, EncoderOnly):
-        raise ConfigError(f"{options.run} is an encoder without a head that fills in: use --embed")
+        raise ConfigError(f"{options.run} is an encoder without a head that fills in: use jf.embed")
     folder = run_folders(options.run)[0]
     if options.eos is None and is_pretrained(folder):
         options = replace(options, eos=load_eos(folder))
@@ -173,57 +152,6 @@ def print_texts(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:
     print("" if begun else text_io.bold(prompts[0]))
     for prompt, text in list(zip(prompts, others, strict=True))[1:]:
         print(f"{RULE}\n{text_io.bold(prompt)}{text}")
-
-
-def _embed(loaded: LoadedRun, texts: Sequence[str], output: str) -> None:
-    vectors = pipelines.embed(loaded.model, loaded.params, texts, loaded.tokenizer)
-    for number, (text, one) in enumerate(zip(texts, vectors, strict=True), start=1):
-        print(f"text {number}: {text} ({len(one.tokens)} tokens)")
-    print("\n".join([*compare_tokens(vectors, loaded.tokenizer), *compare_texts(vectors)]))
-    if output:
-        write_vectors(Path(output), vectors)
-
-
-def compare_tokens(vectors: Sequence[TextEmbeddings], tokenizer: Tokenizer) -> list[str]:
-    """A line for each two places of one token: cosines of its learned and contextual vectors."""
-    places = defaultdict(list)
-    for text, one in enumerate(vectors):
-        for index, token in enumerate(one.tokens):
-            places[token].append((text, index))
-    return [
-        f"{token_text(token, tokenizer)!r} in text {a + 1} (token {i + 1}) and text {b + 1} "
-        f"(token {j + 1}): learned {cosine(vectors[a].learned[i], vectors[b].learned[j]):.3f}, "
-        f"contextual {cosine(vectors[a].contextual[i], vectors[b].contextual[j]):.3f}"
-        for token, where in places.items()
-        for (a, i), (b, j) in combinations(where, 2)
-    ]
-
-
-def compare_texts(vectors: Sequence[TextEmbeddings]) -> list[str]:
-    """A line for every two texts: the cosine of their mean vectors."""
-    return [
-        f"text {a + 1} and text {b + 1}: mean {cosine(vectors[a].mean, vectors[b].mean):.3f}"
-        for a, b in combinations(range(len(vectors)), 2)
-    ]
-
-
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """The cosine of the angle between two vectors."""
-    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
-
-
-def write_vectors(path: Path, vectors: Sequence[TextEmbeddings]) -> None:
-    """Writes all vectors to `path`, in NumPy's format and without pickles.
-
-    Of text i, from 0: `tokens_i` [T], `learned_i` [T, D] (rows of the embedding) and
-    `contextual_i` [T, D]; of all texts `mean` [texts, D].
-    """
-    arrays: dict[str, Any] = {"mean": np.stack([one.mean for one in vectors])}
-    for i, one in enumerate(vectors):
-        arrays |= {f"tokens_{i}": np.array(one.tokens), f"learned_{i}": one.learned}
-        arrays[f"contextual_{i}"] = one.contextual
-    with path.open("wb") as file:
-        np.savez(file, **arrays)
 
 
 if __name__ == "__main__":

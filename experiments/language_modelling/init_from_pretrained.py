@@ -17,7 +17,7 @@ from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.nn.stacking import stack_blocks
+from jaxformer.nn.stack import stack_blocks
 from jaxformer.pretrained import Loaded, load_pretrained, load_without_weights
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY

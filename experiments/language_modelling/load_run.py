@@ -12,7 +12,6 @@ from experiments.language_modelling.prepare import load_tokenizer, sized, tokeni
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
-from jaxformer.nn.models import EncoderOnly
 from jaxformer.pretrained import is_pretrained
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -58,18 +57,3 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
     model = build_model(replace(config, model=sized(config, tokenizer)))
     params = weights.read(options.strategy.for_model(model))
     return LoadedRun(config, model, params, tokenizer)
-
-
-def load_objective(
-    folder: Path, wanted: str, instead: str, options: RunOptions = FINAL
-) -> LoadedRun:
-    """As `load_run`, for a run of the objective `wanted`: `ConfigError` names `instead`."""
-    loaded = load_run(folder, options)
-    if loaded.config.objective != wanted:
-        raise ConfigError(
-            f"{folder} has the objective {loaded.config.objective!r}, but this needs a "
-            f"{wanted!r} one: use {instead}"
-        )
-    if isinstance(loaded.model, EncoderOnly):
-        raise ConfigError(f"{folder} holds an encoder without the head that fills in: use embed")
-    return loaded

@@ -14,7 +14,7 @@ from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.config import TransformerConfig
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.text.data import MaskedStream, Stream, Tokens, iterate_masked_once, iterate_once
+from jaxformer.text.data import MaskedStream, Stream, Tokens, iterate_once
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.losses import Loss, causal_loss, masked_and_next_sentence_loss, masked_loss
 
@@ -73,18 +73,20 @@ def _iterate_once(
     )
 
 
-def _masked_stream(tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig) -> MaskedStream:
+def _masked_stream(
+    tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig, **changes: Any
+) -> MaskedStream:
     data = config.data
-    return MaskedStream(
-        tokens,
-        batch_size=data.batch_size,
-        seq_len=data.seq_len,
-        seed=config.training.seed,
-        special=tokenizer.special,
-        vocab_size=tokenizer.vocab_size,
-        mask_prob=data.mask_prob,
-        next_sentence=data.next_sentence,
-    )
+    settings: dict[str, Any] = {
+        "batch_size": data.batch_size,
+        "seq_len": data.seq_len,
+        "seed": config.training.seed,
+        "special": tokenizer.special,
+        "vocab_size": tokenizer.vocab_size,
+        "mask_prob": data.mask_prob,
+        "next_sentence": data.next_sentence,
+    }
+    return MaskedStream(tokens, **settings | changes)
 
 
 def _iterate_masked_once(
@@ -95,17 +97,8 @@ def _iterate_masked_once(
     *,
     next_sentence: bool = False,
 ) -> Iterator[Any]:
-    data = config.data
-    return iterate_masked_once(
-        tokens,
-        batch_size=_rows(config),
-        seq_len=data.seq_len,
-        seed=config.training.seed,
-        special=tokenizer.special,
-        vocab_size=tokenizer.vocab_size,
-        mask_prob=data.mask_prob,
-        next_sentence=next_sentence,
-    )
+    changes = {"batch_size": _rows(config), "next_sentence": next_sentence}
+    return _masked_stream(tokens, tokenizer, config, **changes).once()
 
 
 def _rows(config: LanguageConfig) -> int:

@@ -1,17 +1,27 @@
-"""The texts and attention on the page of a language model (`experiments.runs page`)."""
+"""The texts and attention of a run: its page (`experiments.runs page`) and its pictures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from experiments.harness.results import attention_views
+from experiments.harness.results.attention_views import AttentionView, label, read_weights
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.language_modelling.attend import attend, has_mask
 from experiments.language_modelling.evaluate import answer_prompts, split_samples
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
+from jaxformer.pipelines.batching import add_special_tokens
+from jaxformer.pipelines.fill_mask import encode_masked
 from jaxformer.pretrained import is_pretrained, load_eos
+from jaxformer.text.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NEW_TOKENS = 50
 """Tokens that continue a text, where the run has no samples."""
@@ -56,3 +66,34 @@ def _samples(path: Path, prompts: Sequence[str]) -> Mapping[str, Sequence[str]]:
     if answers is None:
         return {"prompts and what follows": [text]}
     return {"prompt": prompts, "what follows": answers}
+
+
+def draw_attention(loaded: LoadedRun, texts: Sequence[str]) -> "Figure":
+    """The attention of the last layer in the first of `texts`; `ConfigError` if there is none."""
+    return attention_views.last_layer(attend(loaded, next(iter(texts), "")))
+
+
+def attend(loaded: LoadedRun, text: str) -> AttentionView:
+    """The self-attention of the model in `text`, which is cut at the model's context."""
+    if not text.strip():
+        raise ConfigError("the text is blank: give a text with tokens")
+    tokenizer, masked = loaded.tokenizer, loaded.config.objective == "masked"
+    ids = _masked_ids(text, loaded) if masked else tokenizer.encode(text)
+    ids = ids[: loaded.model.config.max_len]
+    (weights,) = read_weights(loaded.model, loaded.params, np.array([ids])).values()
+    tokens = [label(tokenizer, index) for index in ids]
+    return AttentionView("self-attention", tokens, tokens, weights)
+
+
+def _masked_ids(text: str, loaded: LoadedRun) -> list[int]:
+    """The ids of a text, in which masks may stand, between BOS and EOS."""
+    tokenizer = loaded.tokenizer
+    masks = has_mask(text, tokenizer)
+    ids = encode_masked(text, 0, tokenizer) if masks else tokenizer.encode(text)
+    return add_special_tokens(ids, tokenizer)
+
+
+def has_mask(text: str, tokenizer: Tokenizer) -> bool:
+    """True where a mask token stands in `text`."""
+    mask = tokenizer.special.mask
+    return mask is not None and tokenizer.token(mask) in text

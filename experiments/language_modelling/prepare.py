@@ -1,31 +1,24 @@
-"""Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`.
+"""Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
 
-With `--statistics` also prints counts, lengths, duplicates, and how much of the held-out text is in
-the training text; with `--shards FOLDER` writes the ids as modded-nanogpt and llm.c read them.
-"""
-
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.results import text_statistics
-from experiments.harness.runs import datasets, distributed, json_records, run_folder, sources
+from experiments.harness.runs import datasets, distributed, json_records, run_folder
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
-from experiments.language_modelling.mixture import Mixture
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
-from experiments.language_modelling.shards import shard_documents, write_shards
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import TransformerConfig, check_at_least
+from jaxformer.config import TransformerConfig
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.text import tokenizers
 from jaxformer.text.data import (
@@ -33,10 +26,8 @@ from jaxformer.text.data import (
     Stream,
     Tokens,
     encode_documents,
-    open_tokens,
-    write_parts,
 )
-from jaxformer.text.metrics import TextSize, count_text
+from jaxformer.text.metrics import TextSize
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, SPECIAL_TOKENS, Tokenizer
 
 _TOKENIZER = Path("tokenizer", "tokenizer.json")
@@ -61,7 +52,7 @@ class Prepared(NamedTuple):
 
     model: TransformerConfig
     tokenizer: Tokenizer
-    batches: Stream | MaskedStream | Mixture
+    batches: Stream | MaskedStream
     train: Encoded
     validation: Encoded
     test: Encoded | None
@@ -82,21 +73,8 @@ def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     train = open_encoded(folder, "train", tokenizer, cache)
     validation = open_encoded(folder, "validation", tokenizer, cache)
     test = open_encoded(folder, "test", tokenizer, cache) if parts.test else None
-    batches = _batches(config, parts.train, train.tokens, tokenizer, cache)
+    batches = objective(config).stream(train.tokens, tokenizer, config)
     return Prepared(sized(config, tokenizer), tokenizer, batches, train, validation, test)
-
-
-def _batches(
-    config: LanguageConfig, part: Part, tokens: Tokens, tokenizer: Tokenizer, cache: TextCache
-) -> Stream | MaskedStream | Mixture:
-    make = objective(config).stream
-    if not config.data.weights:
-        return make(tokens, tokenizer, config)
-    one_each = (part._replace(paths=(path,)) for path in part.paths)
-    documents = [corpus.metadata_of(one, cache).documents for one in one_each]
-    bounds = pairwise(accumulate(documents, initial=0))
-    streams = [make(tokens.part(*bound), tokenizer, config) for bound in bounds]
-    return Mixture(streams, config.data.weights)
 
 
 def open_encoded(
@@ -131,8 +109,10 @@ def open_encoded(
 
 def encode_part(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Encoded:
     """`part` as ids in the file `path`."""
-    tokens = _ids(config, part, tokenizer, path)
-    metadata = _metadata(part, tokens, tokenizer, NOTHING_KEPT)
+    tokens = encode_documents(
+        part.documents(), tokenizer, path, isolate_documents=config.isolate_documents
+    )
+    metadata = corpus.metadata_of(part)
     return Encoded(tokens, metadata.documents, metadata.amount)
 
 
@@ -211,46 +191,25 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: T
 
     def make(folder: Path) -> None:
         with display.phase(f"encoding the {name} text"):
-            _ids(config, part, tokenizer, folder / f"{name}.tokens")
+            encode_documents(
+                part.documents(),
+                tokenizer,
+                folder / f"{name}.tokens",
+                isolate_documents=config.isolate_documents,
+            )
 
     made_from = [name, tokenizer_digest(folder), config.isolate_documents]
     cache.fill(path.parent, [*made_from, corpus.identity(part, cache)], make)
     note = {
-        "files": _files(part, cache),
         "how": _how(config, part),
         "tokenizer": tokenizer_digest(folder),
-        **_metadata(part, open_tokens(path.with_suffix(".tokens")), tokenizer, cache)._asdict(),
+        **corpus.metadata_of(part, cache)._asdict(),
     }
     json_records.write(path, note)
 
 
-def _metadata(
-    part: Part, tokens: Tokens, tokenizer: Tokenizer, cache: TextCache
-) -> corpus.TextMetadata:
-    """The metadata of `part`, whose ids are `tokens`; shards are decoded to count their text."""
-    if not part.is_ids:
-        return corpus.metadata_of(part, cache)
-    blocks = (tokens.ids[i : i + (1 << 16)].tolist() for i in range(0, len(tokens.ids), 1 << 16))
-    amount = count_text(map(tokenizer.decode, blocks))
-    return corpus.TextMetadata(_digest_of_shards(part, cache), len(tokens), amount)
-
-
-def _digest_of_shards(part: Part, cache: TextCache) -> str:
-    return " ".join(cache.digest(Path(path)) for path in part.paths)
-
-
-def _ids(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Tokens:
-    if part.is_ids:
-        begin = tokenizer.special.bos if config.isolate_documents else None
-        parts = shard_documents(part.paths, begin)
-        return write_parts(path, parts, vocab_size=tokenizer.vocab_size)
-    return encode_documents(
-        part.documents(), tokenizer, path, isolate_documents=config.isolate_documents
-    )
-
-
 def _note(folder: Path, name: str) -> dict | None:
-    fields: dict[str, type] = {"files": list, "how": list, "tokenizer": str, "text": str}
+    fields: dict[str, type] = {"how": list, "tokenizer": str, "text": str}
     fields |= {"documents": int, "amount": list}
     return json_records.read(folder / "data" / f"{name}.json", fields)
 
@@ -258,14 +217,10 @@ def _note(folder: Path, name: str) -> dict | None:
 def _is_current(
     config: LanguageConfig, folder: Path, name: str, part: Part, cache: TextCache
 ) -> bool:
-    """Whether `part` lies encoded in the run's folder; its text is read if its files changed."""
+    """Whether `part` lies encoded in the run's folder."""
     note = _note(folder, name)
     if note is None or note["how"] != _how(config, part):
         return False
-    if note["files"] == _files(part, cache):
-        return True
-    if part.is_ids:
-        return note["text"] == _digest_of_shards(part, cache)
     return note["text"] == corpus.metadata_of(part, cache).text
 
 
@@ -277,19 +232,6 @@ def _how(config: LanguageConfig, part: Part) -> list:
     return [tokenizer, part.split, part.start, part.stop, config.isolate_documents, *field]
 
 
-def _files(part: Part, cache: TextCache) -> list:
-    """JSON that shows whether a file has changed, without reading it."""
-    files: list[list[Any]] = []
-    for name in part.paths:
-        path = Path(name)
-        if not sources.is_file(str(name)):
-            files.append([name, sources.identity(str(name), cache)])
-        elif path.is_file():
-            status = path.stat()
-            files.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
-    return files
-
-
 def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
     """The special tokens of a vocabulary that is learned here."""
     if config.objective == "masked":
@@ -297,15 +239,9 @@ def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
     return SPECIAL_TOKENS if config.isolate_documents or config.data.tokenizer == "words" else ()
 
 
-def _blocks(part: Part) -> Iterator[str]:
-    for document in part.documents():
-        yield from document
-
-
 def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     name, special = config.data.tokenizer, _special_tokens(config)
-    text = _blocks(part)
-    size = config.model.vocab_size
+    text, size = chain.from_iterable(part.documents()), config.model.vocab_size
     if name in _LEARNED:
         return _LEARNED[name](text, size, special_tokens=special)
     if cli.is_import_name(name):
@@ -321,81 +257,16 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     return tokenizers.load(name)
 
 
-def statistics(config: LanguageConfig, prepared: Prepared) -> str:
-    """Sizes, lengths and duplicates of the documents and lines of each part, in two columns."""
-    parts = load_corpus(config.data, text_cache(config))
-    trained = text_statistics.digests(_lines(parts.train))
-    limit, unk = config.data.seq_len, prepared.tokenizer.special.unk
-    rows: dict[str, dict[str, str]] = {}
-    for name, part in parts._asdict().items():
-        if part is not None:
-            texts = ("".join(document) for document in part.documents())
-            tokens = getattr(prepared, name).tokens
-            rows[name] = text_statistics.describe(texts, tokens, limit=limit, unk=unk)
-            if name != "train":
-                inside = text_statistics.contained(_lines(part), trained)
-                rows[name]["lines in the training text"] = inside
-    rows["train"]["same as an earlier line"] = text_statistics.repeated(trained)
-    return text_statistics.report(rows)
-
-
-def _lines(part: Part) -> Iterator[str]:
-    """The lines of the documents of `part` that are too long to be repeated by chance."""
-    lines = (line.strip() for text in part.documents() for line in "".join(text).split("\n"))
-    return (line for line in lines if len(line) >= 20)
-
-
-@dataclass(frozen=True)
-class PrepareOptions(LanguageConfig):
-    """A run, and what is made of its text besides."""
-
-    statistics: bool = False
-    """Prints counts, lengths, duplicates and overlap of all parts of the text."""
-    shards: str = ""
-    """A folder that receives the ids of each part as PART_000000.bin and so on; empty: none."""
-    ids_per_shard: int = 100_000_000
-    """The most ids of a shard."""
-    bare_shards: bool = False
-    """Writes shards without the header, as nanoGPT reads them."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least(self, 1, "ids_per_shard")
-
-
-OPTIONS = {name: PrepareOptions(**vars(preset)) for name, preset in PRESETS.items()}
-
-
-def main(options: PrepareOptions) -> None:
+def main(config: LanguageConfig) -> None:
     """Prepares the run's text and describes it."""
-    config = LanguageConfig(**{x.name: getattr(options, x.name) for x in fields(LanguageConfig)})
     with distributed.joined(config):
         config = with_pretrained_sizes(config)
         folder = run_folder.open_run(
             config.runs, "language_modelling", config.name, config, may_differ=config.free_fields()
         ).folder
-        prepared = prepare(config, folder)
-        print(describe(prepared))
-        if options.statistics:
-            print(statistics(config, prepared))
-        if options.shards and distributed.is_first():
-            _write_shards(options, prepared)
+        print(describe(prepare(config, folder)))
         print(f"prepared in {folder}")
 
 
-def _write_shards(options: PrepareOptions, prepared: Prepared) -> None:
-    for name in ("train", "validation", "test"):
-        encoded: Encoded | None = getattr(prepared, name)
-        if encoded is not None:
-            paths = write_shards(
-                encoded.tokens,
-                options.shards,
-                name=name,
-                ids_per_shard=options.ids_per_shard,
-                header=not options.bare_shards,
-            )
-            print(f"{len(encoded.tokens.ids):,} ids in {', '.join(map(str, paths))}")
-
-
 if __name__ == "__main__":
-    cli.start(main, OPTIONS, __doc__, experiment="language_modelling")
+    cli.start(main, PRESETS, __doc__, experiment="language_modelling")

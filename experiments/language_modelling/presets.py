@@ -19,8 +19,7 @@ from jaxformer.config import (
     check_choices,
     check_fraction,
 )
-from jaxformer.decoding import SamplingConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
 
 
@@ -33,8 +32,6 @@ class DataConfig:
     train: tuple[str, ...] = ()
     """Files to train on; they replace the whole built-in text. Also .jsonl, .parquet,
     hf:NAME@SPLIT and your own function as package.module:name."""
-    weights: tuple[float, ...] = ()
-    """Share of each of the files of `train` in the rows of all batches; none: by their sizes."""
     validation: tuple[str, ...] = ()
     """Files to validate on; without them the end of the training files is set aside."""
     test: tuple[str, ...] = ()
@@ -63,13 +60,6 @@ class DataConfig:
         check_choices(self)
         check_at_least(self, 1, "batch_size", "seq_len")
         check_fraction(self, "mask_prob")
-        if self.weights and (
-            len(self.weights) != len(self.train) or not self.validation or min(self.weights) <= 0.0
-        ):
-            raise ConfigError(
-                f"weights={list(self.weights)} needs a number above 0 for each file of train "
-                f"({len(self.train)} were given), and validation files: give them"
-            )
 
 
 @dataclass(frozen=True)

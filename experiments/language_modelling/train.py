@@ -1,7 +1,7 @@
 """Train a language model: `python -m experiments.language_modelling.train --preset NAME`.
 
 The same command again resumes. Everything is kept in runs/language_modelling/NAME. This file is
-meant to be copied: data, model, loss, step, loop and score follow each other in `train`.
+meant to be copied: model, loss and step, then data, loop and score.
 """
 
 from collections.abc import Callable, Iterable
@@ -45,12 +45,47 @@ def main(config: LanguageConfig) -> None:
     train(config)
 
 
-def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: Any) -> TrainResult:
+def make_init_and_step(
+    config: LanguageConfig, model: nn.Module, batch: Any, devices: Strategy
+) -> tuple[Callable[[], TrainState], CompiledStep]:
+    """The function that makes the first state, and the compiled step on batches like `batch`.
+
+    The step takes the gradient of the summed loss, divides it by the number of tokens and updates
+    the parameters once. Its program depends on neither seed nor learning rate: runs share it.
+    """
+    training, task = config.training, objective(config)
+    loss = build.build_loss(training, task.loss)(model, loss_chunk=training.loss_chunk)
+    axes = devices.axes or parameter_axes(model)
+    loss, optimizer = build.build_trained(config, loss, axes)  # all parameters, some, or adapters
+
+    def init(rng: jax.Array, dropout_rng: jax.Array, *inputs: jax.Array) -> TrainState:
+        params = build.init_params(model, rng, *inputs)
+        params = build.with_adapters(params, rng, training, axes)
+        return init_train_state(params, optimizer, dropout_rng, ema=training.ema_decay > 0)
+
+    step = devices.step(
+        loss,
+        optimizer,
+        grad_accumulation=training.grad_accumulation,
+        ema_decay=training.ema_decay,
+        gather_at=training.gather_at,
+        gather_dtype=config.model.dtype,
+    )
+    rngs = jax.random.split(jax.random.key(training.seed))
+    return Partial(init, *rngs, *(leaf[:2] for leaf in task.inputs(batch))), step
+
+
+def train(
+    config: LanguageConfig,
+    *,
+    loggers: Iterable[Logger] = (),
+    make_step: Callable[..., Any] = make_init_and_step,
+    **values: Any,
+) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test text.
 
-    `values` are of your own, such as `block` or `loss`, in place of those that `config` names; the
-    run records their names (see `build.with_values`). `loggers` get all that is logged (see
-    `Logger`). Returns the run's folder and scores; a script may train several runs.
+    `values` are of your own, by the names in `build.VALUES`, such as `block`; the run records them.
+    `loggers` get all that is logged. Returns the run's folder and scores.
     """
     config = build.with_values(config, **values)
     scores, parent = known_scores(config), init_from_pretrained.with_pretrained_sizes
@@ -69,7 +104,7 @@ def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: A
             return evaluate(config, data, model, params)
 
         devices = devices.for_model(model)
-        init, step = make_init_and_step(config, model, batches.batch(0, all_rows), devices)
+        init, step = make_step(config, model, batches.batch(0, all_rows), devices)
         with display.phase("creating the model"):
             state = devices.init(init)
             state = init_from_pretrained.with_pretrained_params(config, state, devices)
@@ -86,38 +121,6 @@ def train(config: LanguageConfig, *, loggers: Iterable[Logger] = (), **values: A
         params = session.choose_weights(run, devices, validate, "validation_loss")
         score(run, LoadedRun(config, model, params, data.tokenizer), data)
     return read_result(run.folder)
-
-
-def make_init_and_step(
-    config: LanguageConfig, model: nn.Module, batch: Any, devices: Strategy
-) -> tuple[Callable[[], TrainState], CompiledStep]:
-    """The function that makes the first state, and the compiled step on batches like `batch`.
-
-    The step takes the gradient of the summed loss, divides it by the number of tokens and updates
-    the parameters once. Its program depends on neither seed nor learning rate: runs share it.
-    """
-    training, task = config.training, objective(config)
-    loss = build.build_loss(training, task.loss)(model, loss_chunk=training.loss_chunk)
-    axes = devices.axes or parameter_axes(model)
-    loss, optimizer = build.build_trained(config, loss, axes)  # all parameters, some, or adapters
-
-    def init(rng: jax.Array, dropout_rng: jax.Array, *inputs: jax.Array) -> TrainState:
-        params = build.init_params(model, rng, *inputs)
-        params = build.with_adapters(params, rng, training, axes)
-        return init_train_state(params, optimizer, dropout_rng, ema=training.averages)
-
-    step = devices.step(
-        loss,
-        optimizer,
-        grad_accumulation=training.grad_accumulation,
-        ema_decay=training.ema_decays,
-        gradient_noise_scale=training.gradient_noise_scale,
-        log_update_ratio=training.log_update_ratio,
-        gather_at=training.gather_at,
-        gather_dtype=config.model.dtype,
-    )
-    rngs = jax.random.split(jax.random.key(training.seed))
-    return Partial(init, *rngs, *(leaf[:2] for leaf in task.inputs(batch))), step
 
 
 def cost(config: LanguageConfig, batch: Any) -> Cost:
@@ -143,7 +146,7 @@ def evaluate(
     scores |= evaluation.custom_metrics(loaded, data.validation, likelihood)
     pictures = {}
     if config.training.log_attention:
-        from experiments.language_modelling.attend import draw_attention
+        from experiments.language_modelling.page import draw_attention
 
         pictures["attention"] = partial(draw_attention, loaded, config.prompts)
     return session.Evaluated(scores, pictures=pictures)

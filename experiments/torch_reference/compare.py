@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from experiments.harness import cli
 from experiments.harness.runs import run_folder
@@ -78,7 +79,7 @@ class JaxSide(NamedTuple):
     step: CompiledStep
 
     def reference(self, params: Any) -> Any:
-        """Returns the reference model with the weights `params`."""
+        """The reference model with the weights `params`."""
         from experiments.torch_reference import weights
         from experiments.torch_reference.transformer import Transformer
 
@@ -88,7 +89,7 @@ class JaxSide(NamedTuple):
 
 
 def presets() -> dict[str, Comparison]:
-    """Returns the presets that the PyTorch reference supports.
+    """The presets that the PyTorch reference supports.
 
     `grammar` is made smaller, with the positions of the paper and one batch shape, so that the
     comparison takes about a minute.
@@ -101,31 +102,26 @@ def presets() -> dict[str, Comparison]:
 
 
 def main(config: Comparison) -> None:
-    """Prints the comparison; writes comparison.json and the losses of each step."""
+    """Prints the comparison; writes comparison.json."""
     torch = optional_dependencies.load("torch")
-    run = run_folder.open_run(config.runs, "torch_reference", config.name, config)
-    run.resume(0)
-    prepared = prepare(config, run.folder)
+    folder = run_folder.open_run(config.runs, "torch_reference", config.name, config).folder
+    prepared = prepare(config, folder)
     print(describe(prepared))
     side = assemble_jax(config, prepared)
     same_weights, training = agreement(side), trajectory(side, config.steps)
-    for number, losses in enumerate(zip(*training[:3], strict=True), start=1):
-        names = "loss", "reference_loss", "rounding_loss"
-        run.log(number, **dict(zip(names, losses, strict=True)))
-    run.close()
     numbers = {
         "agreement": same_weights._asdict(),
         "trajectory": training._asdict(),
         "versions": {"jax": jax.__version__, "torch": torch.__version__},
     }
     text = json.dumps(numbers, indent=2) + "\n"
-    (run.folder / "comparison.json").write_text(text, encoding="utf-8")
+    (folder / "comparison.json").write_text(text, encoding="utf-8")
     print("\n".join(report(same_weights, training)))
-    print(f"all numbers: {run.folder / 'comparison.json'}")
+    print(f"all numbers: {folder / 'comparison.json'}")
 
 
 def assemble_jax(config: TranslationConfig, prepared: Prepared) -> JaxSide:
-    """Returns jaxformer's side on one device.
+    """Jaxformer's side on one device.
 
     Dropout draws different random numbers in the two libraries, so it is switched off.
     """
@@ -164,7 +160,8 @@ def agreement(side: JaxSide) -> Agreement:
     return Agreement(
         logits=float(error[batch.target[:, 1:] != PAD].max()),
         loss=abs(float(total) / nats.item() - 1.0),
-        gradient=_distance(gradient, weights.gradients_of(reference, sizes)) / _norm(gradient),
+        gradient=_distance(gradient, weights.gradients_of(reference, sizes))
+        / float(optax.tree.norm(gradient)),
     )
 
 
@@ -191,7 +188,7 @@ def trajectory(side: JaxSide, steps: int) -> Trajectory:
 
 
 def report(same_weights: Agreement, training: Trajectory) -> list[str]:
-    """Returns the lines of the table that `main` prints."""
+    """The lines of the table that `main` prints."""
     differences = _relative(training.jaxformer, training.reference)
     rounding = _relative(training.jaxformer, training.rounding)
     steps = len(differences)
@@ -245,13 +242,8 @@ def _neighbours(tree: Any) -> Any:
     return jax.tree.map(move, tree)
 
 
-def _norm(tree: Any) -> float:
-    squares = (np.square(np.asarray(x, np.float64)).sum() for x in jax.tree.leaves(tree))
-    return float(np.sqrt(sum(squares)))
-
-
 def _distance(a: Any, b: Any) -> float:
-    return _norm(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y), a, b))
+    return float(optax.tree.norm(jax.tree.map(jnp.subtract, a, b)))
 
 
 if __name__ == "__main__":

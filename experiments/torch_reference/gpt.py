@@ -96,7 +96,7 @@ class GPT(nn.Module):
         return F.linear(self.final_norm(x), self.embedding.weight)
 
     def loss(self, batch: StreamBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the summed loss of the valid labels of `batch` in nats, and their number."""
+        """The summed loss of the valid labels of `batch` in nats, and their number."""
         tokens, valid = torch.tensor(batch.tokens), torch.tensor(batch.loss_mask)
         logits, labels = self(tokens[:, :-1]), tokens[:, 1:].long()
         nats = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")

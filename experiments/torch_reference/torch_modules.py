@@ -19,8 +19,7 @@ from flax import linen as nn
 from experiments.torch_reference.weights import State, joined
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.recipe import make_norm
-from jaxformer.nn.stack import Stack
+from jaxformer.nn.stack import Stack, make_norm
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.weight_map import Entry
@@ -62,7 +61,7 @@ class Transformer(nn.Module):
 
 
 def multihead_attention(state: State, *, prefix: str = "", scope: str = "") -> list[Entry]:
-    """Returns the entries of the `MultiheadAttention` under `prefix` in `state`.
+    """The entries of the `MultiheadAttention` under `prefix` in `state`.
 
     They make the parameters of `jaxformer.MultiHeadAttention` under the path `scope`. Keys and
     values may be of another size than queries (`kdim` = `vdim`), as long as they are of one.
@@ -83,20 +82,20 @@ def multihead_attention(state: State, *, prefix: str = "", scope: str = "") -> l
 
 
 def encoder_layer(state: State, *, prefix: str = "", scope: str = "") -> list[Entry]:
-    """Returns the entries of a `TransformerEncoderLayer`, as the parameters of a `Block`."""
+    """The entries of a `TransformerEncoderLayer`, as the parameters of a `Block`."""
     norms = {"attention": "norm1", "feed_forward": "norm2"}
     return _layer(state, {"attention": "self_attn"}, norms, prefix=prefix, scope=scope)
 
 
 def decoder_layer(state: State, *, prefix: str = "", scope: str = "") -> list[Entry]:
-    """Returns the entries of a `TransformerDecoderLayer`, as a `Block` with `cross`."""
+    """The entries of a `TransformerDecoderLayer`, as a `Block` with `cross`."""
     names = {"attention": "self_attn", "cross_attention": "multihead_attn"}
     norms = {"attention": "norm1", "cross_attention": "norm2", "feed_forward": "norm3"}
     return _layer(state, names, norms, prefix=prefix, scope=scope)
 
 
 def transformer(state: State, *, norm_first: bool) -> list[Entry]:
-    """Returns the entries of a `torch.nn.Transformer`, as the `Transformer` of this module.
+    """The entries of a `torch.nn.Transformer`, as the `Transformer` of this module.
 
     `norm_first` is the argument of torch's module; a state dict does not hold it.
     """

@@ -1,24 +1,23 @@
-"""Runs that PyTorch trains, in folders that all commands read: the weights are converted."""
+"""Runs that PyTorch trains: jaxformer's training with another step, whose weights are converted."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from experiments.harness.cli import name_of
-from experiments.harness.training.early_stopping import EarlyStopping, due
-from experiments.harness.training.fit import log_evaluation
-from experiments.harness.training.progress import Progress
-from experiments.harness.training.session import Evaluated, ExperimentRun
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.training.train_step import init_train_state
+from jaxformer.training.train_step import TrainState, init_train_state
+
+_REFUSED = ("loss", "r_drop", "z_loss", "ema_decay", "teacher")
 
 
 class TorchEncoderDecoder(EncoderDecoder):
@@ -32,77 +31,53 @@ class TorchDecoderOnly(DecoderOnly):
 def torch_config(config: Any, model: type[EncoderDecoder | DecoderOnly]) -> Any:
     """`config` of a run in RUNS/torch_reference whose model is called `model`.
 
-    Raises `ConfigError` for options that only the steps of jaxformer have.
+    Raises `ConfigError` for options that only the steps of jaxformer have, `MissingExtra` without
+    torch.
     """
-    plain = type(config.training)()
-    for name in ("loss", "r_drop", "z_loss", "ema_decay", "extra_ema_decays", "schedule_free"):
-        given, default = getattr(config.training, name), getattr(plain, name)
-        if given != default:
-            raise ConfigError(
-                f"training.{name}={given!r} is not supported by the PyTorch reference: leave it out"
-            )
-    training = replace(config.training, model=name_of(model, "model"))
+    optional_dependencies.load("torch")
+    plain, training = type(config.training)(), config.training
+    changed = {x: getattr(training, x) for x in _REFUSED if getattr(training, x, "") != ""}
+    changed = {f"training.{x}": v for x, v in changed.items() if v != getattr(plain, x)}
+    changed |= {x: getattr(config, x) for x in ("init_from", "continue_from") if getattr(config, x)}
+    for name, value in changed.items():
+        raise ConfigError(
+            f"{name}={value!r} is not supported by the PyTorch reference: leave it out"
+        )
+    training = replace(training, model=name_of(model, "model"))
     return replace(config, training=training, runs=str(Path(config.runs, "torch_reference")))
 
 
-def train_steps(
-    config: Any,
-    batches: Any,
-    module: Any,
-    run: ExperimentRun,
-    validate: Callable[[Any], Evaluated],
-    **origin: str,
-) -> None:
-    """Trains the torch `module` on the `batches` that a run of jaxformer with `config` has.
+def make_torch_step(make_module: Callable[[Any], Any]) -> Callable[..., tuple[Any, Any]]:
+    """The `make_step` of a training whose steps the torch module `make_module(config)` takes.
 
-    Checkpoints note `origin` beside the digest of the batches. Raises `ConfigError` for a run that
-    has checkpoints.
+    The state holds the module's weights after each step; a run is not resumed, because it does not
+    hold PyTorch's optimizer.
     """
-    from experiments.torch_reference.trainer import Trainer
-    from experiments.torch_reference.weights import params_of
 
-    training, total, checkpoints = config.training, config.optimizer.total_steps, run.checkpoints
-    if checkpoints.newest_step() is not None:
-        raise ConfigError(
-            f"{run.folder} has been trained, and a run of PyTorch is not resumed: give another "
-            "--name, or remove the folder"
-        )
-    trainer = Trainer(module, config.optimizer)
-    params = partial(params_of, module, config.model)
-    parameters = sum(p.numel() for p in module.parameters())
-    print(f"{parameters:,} parameters; {total} steps of PyTorch")
+    def make_step(config: Any, model: Any, batch: Any, devices: Any) -> tuple[Any, Any]:
+        import torch
 
-    stopping = EarlyStopping()
-    origin |= {"data": batches.fingerprint}
-    run.log.resume(0)
-    log_every, pause_every = training.log_every, training.evaluate_every
-    with Progress(total, run.log, log_every=log_every, pause_every=pause_every) as progress:
-        for number in range(1, total + 1):
-            batch = batches.batch(number - 1)
-            progress.add(number, trainer.step(batch), _positions(batch))
-            if due(number, training.evaluate_every):
-                with progress.pause("evaluating"):
-                    evaluated = validate(params())
-                stopping = log_evaluation(run, progress, number, evaluated, stopping)
-            if number == total or due(number, training.save_every):
-                state = init_train_state(params(), optax.identity(), jax.random.key(0))
-                metadata = {"early_stopping": stopping._asdict(), "regular": True, **origin}
-                step = np.asarray(number, np.int32)
-                checkpoints.save(
-                    number, state.replace(step=step), metadata, stopping.metric_at(number)
+        from experiments.torch_reference import weights
+        from experiments.torch_reference.trainer import Trainer
+
+        torch.manual_seed(config.training.seed)
+        trainer = Trainer(make_module(config), config.optimizer)
+        shapes, done = weights.shapes_of(config.model), itertools.count()
+
+        def init() -> TrainState:  # the first step fills in the weights
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return init_train_state(zeros, optax.identity(), jax.random.key(0))
+
+        def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, float]]:
+            if int(state.step) != next(done):
+                raise ConfigError(
+                    f"{config.name} has been trained, and a run of PyTorch is not resumed: give "
+                    "another --name, or remove its folder"
                 )
-    checkpoints.wait()
+            metrics = trainer.step(jax.tree.map(np.asarray, batch))
+            params = weights.params_of(trainer.model, config.model)
+            return state.replace(step=state.step + 1, params=params), metrics
 
+        return init, step
 
-def _positions(batch: Any) -> int:
-    """The target positions of a batch, padding included."""
-    if hasattr(batch, "target"):
-        return batch.target.size - len(batch.target)
-    return batch.loss_mask.size
-
-
-def load_torch(seed: int) -> Any:
-    """torch, with its random state set to `seed`; `MissingExtra` where it is not installed."""
-    torch = optional_dependencies.load("torch")
-    torch.manual_seed(seed)
-    return torch
+    return make_step

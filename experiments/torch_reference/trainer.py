@@ -1,7 +1,6 @@
 """Training in PyTorch: an object that holds the model, its optimizer and its schedule."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import nn
 
 from jaxformer.errors import ConfigError
 from jaxformer.text.data import PairBatch, StreamBatch
-from jaxformer.training.optimizer import OptimizerConfig
+from jaxformer.training.optimizer import OptimizerConfig, make_schedule
 
 Batch = PairBatch | StreamBatch
 
@@ -37,8 +36,9 @@ class Trainer:
             eps=config.eps,
             fused=True,
         )
+        rate = make_schedule(config)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda done: rate_share(config, done + 1)
+            self.optimizer, lambda done: float(rate(done)) / config.learning_rate
         )
 
     def step(self, batch: Batch) -> dict[str, float]:
@@ -65,30 +65,6 @@ class Trainer:
             "skipped": self.skipped,
             "consecutive_skips": self.consecutive_skips,
         }
-
-    @torch.no_grad()
-    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Returns the summed loss of `batches` in nats, without dropout, and their tokens."""
-        self.model.eval()
-        sums = 0.0, 0
-        for batch in batches:
-            nats, tokens = self.model.loss(batch)
-            sums = sums[0] + nats.item(), sums[1] + tokens.item()
-        return sums
-
-
-def rate_share(config: OptimizerConfig, number: int) -> float:
-    """Returns the learning rate of update `number` (1, 2, ..) divided by the highest rate."""
-    warmup = max(config.warmup_steps, 1)
-    if number < warmup:
-        return number / warmup
-    if config.schedule == "inverse_square_root":
-        return math.sqrt(warmup / number)
-    if config.schedule == "constant":
-        return 1.0
-    progress = min((number - warmup) / (config.total_steps - warmup), 1.0)
-    low = config.min_lr_ratio
-    return low + (1.0 - low) * (1.0 + math.cos(math.pi * progress)) / 2.0
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict]:

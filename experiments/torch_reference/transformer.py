@@ -73,7 +73,7 @@ class PositionWiseFeedForward(nn.Module):
 def translation_loss(
     model: nn.Module, batch: PairBatch, label_smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the summed loss in nats of the labels that are not padding, and their number.
+    """The summed loss in nats of the labels that are not padding, and their number.
 
     `model(source, target, padding_mask)` returns logits [B, T, V].
     """
@@ -87,7 +87,7 @@ def translation_loss(
 
 
 def norm(config: TransformerConfig) -> nn.LayerNorm:
-    """Returns a LayerNorm over d_model, with a bias if `config.use_bias`."""
+    """A LayerNorm over d_model, with a bias if `config.use_bias`."""
     return nn.LayerNorm(config.d_model, config.norm.eps, bias=config.use_bias)
 
 
@@ -122,7 +122,7 @@ class ScaledDotProductAttention(nn.Module):
         value: torch.Tensor,
         allowed: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the result [B, N, T, H] and the weights [B, N, T, S].
+        """The result [B, N, T, H] and the weights [B, N, T, S].
 
         `allowed`, which broadcasts to [B, N, T, S], is False where a query may not attend.
         """
@@ -174,7 +174,7 @@ class Residual(nn.Module):
     def forward(
         self, x: torch.Tensor, layer: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Returns norm(x + layer(x)), or x + layer(norm(x)) with pre-norm."""
+        """Norm(x + layer(x)), or x + layer(norm(x)) with pre-norm."""
         if self.norm_first:
             return x + self.dropout(layer(self.norm(x)))
         return self.norm(x + self.dropout(layer(x)))
@@ -326,7 +326,7 @@ class Transformer(nn.Module):
         return F.linear(x, self.embedding.weight)
 
     def loss(self, batch: PairBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the summed loss in nats of the labels that are not padding, and their number."""
+        """The summed loss in nats of the labels that are not padding, and their number."""
         return translation_loss(self, batch, self.label_smoothing)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ each array. `weight_map_of` has that of the reference `Transformer` and `GPT`; `
 those of torch's own layers. All arrays are numpy's: a state dict is {name: array}.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ State = Mapping[str, np.ndarray]
 
 
 def to_torch(params: Any, weight_map: WeightMap) -> dict[str, np.ndarray]:
-    """Returns the state dict of the tree `params`.
+    """The state dict of the tree `params`.
 
     Raises `ConfigError` that lists the leaves that are missing or have no entry.
     """
@@ -39,7 +40,7 @@ def to_torch(params: Any, weight_map: WeightMap) -> dict[str, np.ndarray]:
 
 
 def to_jax(state: State, weight_map: WeightMap, like: Any) -> dict[str, Any]:
-    """Returns the parameters of `state`, a tree with the shapes of the tree `like`.
+    """The parameters of `state`, a tree with the shapes of the tree `like`.
 
     Raises `DataError` that lists the names that are missing or have no entry, and arrays of another
     shape.
@@ -52,14 +53,14 @@ def to_jax(state: State, weight_map: WeightMap, like: Any) -> dict[str, Any]:
 
 
 def joined(paths: Sequence[str], weight: str, bias: str = "") -> list[Entry]:
-    """Returns the entries of the projections at `paths`, which torch stores as one matrix."""
+    """The entries of the projections at `paths`, which torch stores as one matrix."""
     kernels, biases = (tuple(f"{path}/{leaf}" for path in paths) for leaf in ("kernel", "bias"))
     entries = [Entry(kernels, (weight,), maps.conv1d(), maps.linear())]
     return entries + ([Entry(biases, (bias,), maps.FLAT)] if bias else [])
 
 
 def weight_map_of(config: TransformerConfig) -> list[Entry]:
-    """Returns the weight map of the reference `Transformer` or, without encoder, of `GPT`."""
+    """The weight map of the reference `Transformer` or, without encoder, of `GPT`."""
     bias = config.use_bias
     entries = [maps.entry("embedding/table", "embedding.weight")]
     if config.num_encoder_layers == 0:
@@ -94,22 +95,27 @@ def load_params(params: Any, model: Any, config: TransformerConfig) -> None:
 
 
 def params_of(model: Any, config: TransformerConfig) -> dict[str, Any]:
-    """Returns the weights of the reference `model` as our tree of numpy arrays."""
+    """The weights of the reference `model` as our tree of numpy arrays."""
     return _to_jax(model.state_dict(), config)
 
 
 def gradients_of(model: Any, config: TransformerConfig) -> dict[str, Any]:
-    """Returns the gradients of the reference `model` as our tree of numpy arrays."""
+    """The gradients of the reference `model` as our tree of numpy arrays."""
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return _to_jax(gradients, config)
 
 
-def _to_jax(tensors: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any]:
+@functools.lru_cache(maxsize=4)
+def shapes_of(config: TransformerConfig) -> dict[str, Any]:
+    """The shapes of our parameters of the reference `Transformer` or, without encoder, of `GPT`."""
     model: Any = EncoderDecoder(config) if config.num_encoder_layers else DecoderOnly(config)
     tokens = [np.zeros((1, 2), np.int32)] * (2 if config.num_encoder_layers else 1)
-    like = jax.eval_shape(lambda: model.init(jax.random.key(0), *tokens))["params"]
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), *tokens))["params"]
+
+
+def _to_jax(tensors: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any]:
     state = {name: tensor.detach().numpy().copy() for name, tensor in tensors.items()}
-    return to_jax(state, weight_map_of(config), like)
+    return to_jax(state, weight_map_of(config), shapes_of(config))
 
 
 def _gpt_block(scope: str, prefix: str, bias: bool) -> list[Entry]:

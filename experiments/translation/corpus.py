@@ -12,10 +12,12 @@ from experiments.harness.cli import display
 from experiments.harness.runs import datasets, sources
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.runs.text_io import lines_digest
-from experiments.translation import grammar
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import read_pairs, read_tab_pairs
+
+GRAMMAR = Path(__file__).parent / "grammar"
+"""The code and the tables of the built-in text `grammar`."""
 
 
 class Text(NamedTuple):
@@ -26,25 +28,7 @@ class Text(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """The three parts of a corpus; `test` may be empty."""
-
-    train: Text
-    validation: Text
-    test: Text
-
-
-def load_corpus(config: DataConfig) -> Corpus:
-    """The text that `config` names. Raises `DataError` for a file that cannot be read or found.
-
-    Files given for training replace the whole built-in corpus; without validation files, about
-    one source in fifty, chosen by its hash and at most 1,000, is set aside with its translations.
-    """
-    opened = open_corpus(config, NOTHING_KEPT)
-    return Corpus(opened.train(), opened.validation, opened.test)
-
-
-class OpenCorpus(NamedTuple):
-    """A corpus whose training text is read when `train` is called."""
+    """The three parts of a corpus; `test` may be empty, and `train` is read when it is called."""
 
     fingerprint: str
     """Fingerprint of the training text."""
@@ -53,12 +37,21 @@ class OpenCorpus(NamedTuple):
     test: Text
 
 
-def open_corpus(config: DataConfig, cache: TextCache) -> OpenCorpus:
-    """The corpus that `load_corpus` reads; `cache` keeps all of it but the training text."""
+Parts = tuple[Text, Text, Text]
+_NOTHING = Text([], [])
+
+
+def open_corpus(config: DataConfig, cache: TextCache = NOTHING_KEPT) -> Corpus:
+    """The text that `config` names; `cache` keeps all of it but the training text.
+
+    Files given for training replace the whole built-in corpus; without validation files, about
+    one source in fifty, chosen by its hash and at most 1,000, is set aside with its translations.
+    Raises `DataError` for a file that cannot be read or found.
+    """
     read = functools.cache(lambda: _read(config))
 
     def train() -> Text:
-        return as_trained(read().train, config)
+        return as_trained(read()[0], config)
 
     def outline() -> dict[str, Any]:
         return {"fingerprint": fingerprint(train()), "held_out": read()[1:]}
@@ -71,7 +64,7 @@ def open_corpus(config: DataConfig, cache: TextCache) -> OpenCorpus:
     validation, test = (Text(*sides) for sides in record["held_out"])
     validation, test = read_files(config.validation) or validation, read_files(config.test) or test
     held_out = as_trained(validation, config), as_trained(test, config)
-    return OpenCorpus(record["fingerprint"], train, *held_out)
+    return Corpus(record["fingerprint"], train, *held_out)
 
 
 def as_trained(text: Text, config: DataConfig) -> Text:
@@ -111,12 +104,12 @@ def read_files(files: Files) -> Text | None:
     return text
 
 
-def _read(config: DataConfig) -> Corpus:
-    """The corpus before the user's validation and test files replace its parts."""
+def _read(config: DataConfig) -> Parts:
+    """The text before the user's validation and test files replace its parts."""
     if config.train != Files():
         return _from_files(config)
     if config.corpus in BUILT_IN:
-        return BUILT_IN[config.corpus].load()
+        return BUILT_IN[config.corpus].read()
     raise ConfigError(
         f"corpus={config.corpus!r} comes from files: give --data.train.source FILE and "
         f"--data.train.target FILE, or one of the corpora {', '.join(BUILT_IN)}"
@@ -130,43 +123,45 @@ def _sources(config: DataConfig) -> Sequence[str | Path]:
     return BUILT_IN[config.corpus].files() if config.corpus in BUILT_IN else []
 
 
-def _from_files(config: DataConfig) -> Corpus:
+def _from_files(config: DataConfig) -> Parts:
     text = read_files(config.train)
-    assert text is not None  # only files lead here
+    assert text is not None  # `config.train` names files
     if config.validation != Files():
-        return Corpus(text, Text([], []), Text([], []))
+        return text, _NOTHING, _NOTHING
     train, validation = _split(text, 0.02, most=1_000)
     if not validation.source:
         raise DataError(
             f"{config.train.source}: {len(text.source)} pairs are too few to set some aside for "
             "validation: give --data.validation.source FILE and --data.validation.target FILE"
         )
-    return Corpus(train, validation, Text([], []))
+    return train, validation, _NOTHING
 
 
 class BuiltIn(NamedTuple):
     """A corpus that needs no files of the user."""
 
-    load: Callable[[], Corpus]
+    read: Callable[[], Parts]
     files: Callable[[], list[Path]]
     """All files that decide its text, code included."""
 
 
-def _grammar() -> Corpus:
+def _grammar() -> Parts:
+    from experiments.translation.grammar import make_corpus
+
     with display.phase("making 60,000 pairs of sentences"):
-        parts = grammar.make_corpus(train=60_000, validation=1_000, test=1_000, seed=0)
-    names = ("train", "validation", "test")
-    return Corpus(*(Text(*map(list, zip(*parts[name], strict=True))) for name in names))
+        pairs = make_corpus(train=60_000, validation=1_000, test=1_000, seed=0)
+    train, validation, test = (Text(*map(list, zip(*x, strict=True))) for x in pairs.values())
+    return train, validation, test
 
 
 def _grammar_files() -> list[Path]:
-    files = Path(grammar.__file__).parent.rglob("*.*")
-    return sorted(path for path in files if path.suffix in (".py", ".txt"))
+    return sorted(path for path in GRAMMAR.rglob("*.*") if path.suffix in (".py", ".txt"))
 
 
-def _multi30k() -> Corpus:
-    files = _multi30k_files()
-    return Corpus(*(Text(*read_pairs(*files[i : i + 2])) for i in (0, 2, 4)))
+def _multi30k() -> Parts:
+    paths = _multi30k_files()
+    train, validation, test = (Text(*read_pairs(*paths[i : i + 2])) for i in (0, 2, 4))
+    return train, validation, test
 
 
 def _multi30k_files() -> list[Path]:
@@ -174,11 +169,11 @@ def _multi30k_files() -> list[Path]:
     return [datasets.find("multi30k", f"{part}.{side}.gz") for part in parts for side in sides]
 
 
-def _tatoeba() -> Corpus:
+def _tatoeba() -> Parts:
     # Split by English sentence: no test sentence is in the training text with another translation.
     train, held_out = _split(Text(*read_tab_pairs(*_tatoeba_files())), 0.02)
     validation, test = _split(held_out, 0.01)
-    return Corpus(train, _first_translations(validation), _first_translations(test))
+    return train, _first_translations(validation), _first_translations(test)
 
 
 def _tatoeba_files() -> list[Path]:

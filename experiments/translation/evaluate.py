@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from experiments.harness import cli
 from experiments.harness.results.statistics import item_half_width, plus_minus, translation_items
 from experiments.harness.runs.checkpoint_selection import RunOptions
@@ -36,15 +34,13 @@ from experiments.translation.corpus import (
 from experiments.translation.load_run import LoadedRun, Translator, load_run
 from experiments.translation.presets import Files, TranslationConfig
 from jaxformer import optional_dependencies
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long, score_pairs
-from jaxformer.pipelines.batching import pad_right
 from jaxformer.text import metrics
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
-from jaxformer.text.tokenizers import BOS, EOS, PAD
+from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -63,18 +59,16 @@ def evaluate(
     search: SearchConfig,
     *,
     lowercased: bool,
-    decoding: DecodingOptions = DecodingOptions(),
 ) -> Result:
     """The best translation of each source line of `text`, scored against its raw target lines.
 
-    `decoding` says whether it is searched, with `search`, or drawn.
     With `lowercased` also after lower-casing, punctuation normalisation and Moses tokenisation.
     A line of more than `max_len` tokens gets an empty translation, and a warning on stderr.
     """
     lines, blanked = without_too_long(loaded, text.source)
     if blanked:
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)
-    translations = Translator(*loaded[1:], search, loaded.config.translation, decoding)(lines)
+    translations = Translator(*loaded[1:], search, loaded.config.translation)(lines)
     hypotheses = [best[0].text for best in translations]
     scores = metrics.score_translations(hypotheses, text.target)._asdict()
     scores["exact"] = metrics.exact_match(hypotheses, text.target)
@@ -200,17 +194,6 @@ def read_samples(folder: Path) -> dict[str, list[str]]:
     return {}
 
 
-def scored_text(folder: Path) -> Text:
-    """The sources and references that the run in `folder` was scored on.
-
-    Raises `DataError` for a run that was not.
-    """
-    samples = read_samples(folder)
-    if not samples:
-        raise DataError(f"{folder} has no samples of a text it was scored on: finish its training")
-    return Text(samples["source"], samples["reference"])
-
-
 def half_widths(hypotheses: list[str], references: list[str]) -> dict[str, float]:
     """Halves of the 95 % bootstrap intervals, over sentences, of BLEU, chrF and `exact`."""
     names = ("bleu", "chrf", "exact")
@@ -252,13 +235,9 @@ def facts_to_repeat(config: TranslationConfig, name: str, text: Text) -> dict[st
     }
 
 
-def describe_run(
-    folder: Path, name: str, text: Text, scores: dict, halves: dict[str, float]
-) -> str:
-    """The last lines of a training: the `scores` of the text `name`, and what to do next.
-
-    `halves` are those of their 95 % intervals.
-    """
+def describe_run(folder: Path, name: str, text: Text, scores: dict, hypotheses: list[str]) -> str:
+    """The last lines of a training: the `scores` of the text `name`, and what to do next."""
+    halves = half_widths(hypotheses, text.target)
     said = [f"{name}: {scores['sentences']:,} sentences", *describe_each(scores, halves)]
     said[-1] += " (±: 95 % over other sentences)"
     if "lowercased" in scores:
@@ -273,18 +252,6 @@ def describe_run(
     commands = [("translation.translate",)]
     paragraphs = [textwrap.fill(each, width=80) for each in (", ".join(said), abilities)]
     return "\n\n".join([*paragraphs, describe_folder(folder, files, commands)])
-
-
-def pair_batch(loaded: LoadedRun, text: Text, count: int) -> PairBatch:
-    """The first `count` pairs of `text` in one batch; what exceeds the model's `max_len` is cut."""
-    longest = loaded.model.config.max_len
-    sources, targets = (
-        [ids[: longest - 1] for ids in tokenizer.encode_batch(lines[:count])]
-        for tokenizer, lines in zip(loaded[3:], text, strict=True)
-    )
-    sides = [[*ids, EOS] for ids in sources], [[BOS, *ids, EOS] for ids in targets]
-    source, target = (pad_right(side, len(side), max(map(len, side))) for side in sides)
-    return PairBatch(source, target, np.arange(len(source), dtype=np.int32))
 
 
 @dataclass(frozen=True)
@@ -321,18 +288,13 @@ def main(options: EvaluateOptions) -> None:
         _print_forced(loaded, text, options)
         return
     search = options.search(loaded.config.search)
-    result = evaluate(loaded, text, search, lowercased=options.lowercased, decoding=options)
+    result = evaluate(loaded, text, search, lowercased=options.lowercased)
     if options.output:
         write_lines(Path(options.output), result.hypotheses)
     halves = half_widths(result.hypotheses, text.target)
     print(describe_scores(options.source or "test", result.scores, halves))
     record: dict[str, Any] = {"run": options.run, "text_sha256": fingerprint(text)}
     record |= {"search": asdict(search), "translation": asdict(loaded.config.translation)}
-    if options.decoding != "beam":
-        drawn = {"samples": options.mbr_samples, "utility": options.utility}
-        how = {"decoding": options.decoding, **(drawn if options.decoding == "mbr" else {})}
-        sampler = asdict(options.sampler) | {"seed": options.seed}
-        record |= how | {"sampler": sampler}
     own = build.own_metrics(loaded.config.training, build.Evaluation(loaded, text, *result))
     print(json.dumps(record | result.scores | own))
 

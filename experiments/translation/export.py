@@ -1,106 +1,162 @@
 """Export a run: `python -m experiments.translation.export --run RUN --format F --out FOLDER`.
 
 transformers: a folder for AutoModelForSeq2SeqLM and for ct2-transformers-converter, of a run of a
-preset such as grammar_marian. ctranslate2: that folder, converted. stablehlo: the run's search as
-one function with its weights, of any run; this folder's README has the lines that load it.
+preset such as grammar_marian. ctranslate2: that folder, converted.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-from jaxtyping import Array, Int
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from experiments.harness import cli
 from experiments.harness.results import exporting
-from experiments.harness.runs.decoding_options import DecodingOptions, load_members
-from experiments.translation.load_run import LoadedRun, load_run
-from experiments.translation.marian_layout import marian_layout
-from jaxformer.decoding import SearchConfig
+from experiments.translation.load_run import load_run
+from jaxformer import optional_dependencies
+from jaxformer.config import with_fields
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines import max_target_length, translate_ids
-from jaxformer.text.tokenizers import PAD
+from jaxformer.nn.stack import unstack_blocks
+from jaxformer.text.tokenizers import Tokenizer
 
 _PRESETS = ("grammar_marian", "wmt14_base_marian")
+_NEVER = -1e4
+"""The bias of padding: as a probability 0, also in 16 bits."""
 
 
 @dataclass(frozen=True)
-class ExportOptions(DecodingOptions, exporting.ExportOptions):
+class ExportOptions(exporting.ExportOptions):
     """The run to export, what for, and where to."""
 
     run: str = "runs/translation/grammar"
-    """The folder of the run; several folders, separated by commas, are one ensemble (stablehlo)."""
-    source_length: int = 32
-    """Ids of each sentence, padding included, with --format stablehlo."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        exporting.ExportOptions.__post_init__(self)
-        if self.decoding != "beam":
-            raise ConfigError(
-                f"decoding={self.decoding!r} cannot be exported, only beam search: leave it out"
-            )
-
-
-def search_function(
-    loaded: LoadedRun, search: SearchConfig, source_length: int
-) -> Callable[[Int[Array, "B S"]], dict[str, Any]]:
-    """The run's beam search as a function of source ids [B, S], S = `source_length`.
-
-    Each sentence ends with EOS. The function returns {"tokens" [B, W, L], "scores" [B, W],
-    "log_probs" [B, W, L]}.
-    """
-
-    def translate(source: Int[Array, "B S"]) -> dict[str, Any]:
-        more = loaded.config.translation.max_extra_tokens
-        limits = jnp.sum(source != PAD, axis=1, dtype=jnp.int32) + more
-        if search.max_new_tokens is not None:
-            limits = jnp.full_like(limits, search.max_new_tokens)
-        settings = search, loaded.config.translation
-        size = max_target_length(loaded.model.config, source_length, *settings)
-        sized = replace(search, max_new_tokens=size)
-        return translate_ids(loaded.model, loaded.params, source, limits, sized)._asdict()
-
-    return translate
-
-
-def published(loaded: LoadedRun, search: SearchConfig) -> exporting.Published:
-    """The run in Marian's layout; `ConfigError` for a model that does not fit."""
-    model, tokenizer = loaded.model, loaded.source_tokenizer
-    if not isinstance(model, EncoderDecoder):
-        raise ConfigError("an ensemble is several models: give one run")
-    if tokenizer is not loaded.target_tokenizer:
-        raise ConfigError(
-            "source and target have a vocabulary each, but a tokenizer.json has one: train "
-            "without --model.source_vocab_size"
-        )
-    layout = marian_layout(model, loaded.params, tokenizer, search)
-    return exporting.Published(*layout[:4])
+    """The folder of the run."""
 
 
 def exportable(options: ExportOptions) -> exporting.Exportable:
-    """The run that `options` name, with its search."""
-    loaded = load_members(lambda folder: load_run(folder, options), options.run, options.ensemble)
-    search = options.search(loaded.config.search)
-    joint = loaded.source_tokenizer is loaded.target_tokenizer
-    files = {"tokenizer.json": loaded.target_tokenizer}
-    files |= {} if joint else {"source_tokenizer.json": loaded.source_tokenizer}
-    return exporting.Exportable(
-        config=loaded.config,
-        task="translation",
-        published=lambda: published(loaded, search),
-        presets=_PRESETS,
-        function=search_function(loaded, search, options.source_length),
-        length=("source_length", options.source_length),
-        tokenizers=files,
-    )
+    """The run that `options` name, in Marian's layout."""
+    loaded = load_run(Path(options.run), options)
+
+    def published() -> exporting.Published:
+        if loaded.source_tokenizer is not loaded.target_tokenizer:
+            raise ConfigError(
+                "source and target have a vocabulary each, but a tokenizer.json has one: train "
+                "without --model.source_vocab_size"
+            )
+        search = loaded.config.search
+        layout = marian_layout(loaded.model, loaded.params, loaded.source_tokenizer, search)
+        return exporting.Published(*layout[:4])
+
+    return exporting.Exportable(loaded.config, "translation", published, _PRESETS)
 
 
 def main(options: ExportOptions) -> None:
     """Writes the folder."""
     exporting.export(options, lambda: exportable(options))
+
+
+class MarianLayout(NamedTuple):
+    """A model whose ids are EOS, the unknown token, all other tokens, and padding.
+
+    Marian has no BOS: its padding, the last row of the table, is zero and starts each target text.
+    """
+
+    model: EncoderDecoder
+    params: dict[str, Any]
+    tokenizer: Tokenizer
+    search: SearchConfig
+    options: TranslationOptions
+
+
+def marian_layout(
+    model: EncoderDecoder, params: Mapping[str, Any], tokenizer: Tokenizer, search: SearchConfig
+) -> MarianLayout:
+    """The model, tokenizer and search with Marian's ids; those of `tokenizer` are replaced.
+
+    The translations are the same where `search` suppresses padding and BOS and renormalizes, since
+    neither has a probability in the result. Raises `ConfigError` unless the model reads BOS as a
+    zero vector, has an output bias, and one vocabulary with one table for all.
+    """
+    config, special = model.config, tokenizer.special
+    zero_id, tied, bias = config.embeddings.zero_id, config.embeddings.tied, config.output.bias
+    if zero_id is None or zero_id != special.bos:
+        raise ConfigError(
+            f"embeddings.zero_id={zero_id}, but Marian starts each text with a zero vector: train "
+            f"with --model.embeddings.zero_id {special.bos}, the id of BOS"
+        )
+    if tied != "all" or not bias:
+        raise ConfigError(
+            f"embeddings.tied={tied!r} and output.bias={bias}, but Marian's layout needs one table "
+            "for source, target and output, and an output bias: train with --model.embeddings.tied "
+            "all and --model.output.bias"
+        )
+    first = [special.eos, special.unk]
+    moved = {special.pad, special.bos, *first}
+    words = [index for index in range(config.vocab_size) if index not in moved]
+    order = np.array([*first, *words, special.pad])
+    new_ids = {old: new for new, old in enumerate(order.tolist())}
+    new_ids[zero_id] = new_ids[special.pad]
+    flat = flatten_dict(unstack_blocks(params), sep="/")
+    leaves = {path: np.asarray(leaf) for path, leaf in flat.items()}
+    for path, last in (("embedding/table", 0.0), ("output/bias", _NEVER)):
+        leaves[path] = leaves[path][order]
+        leaves[path][-1] = last
+    changes = {"vocab_size": len(order), "embeddings.zero_id": None, "scan_layers": False}
+    return MarianLayout(
+        model.clone(config=with_fields(config, changes)),
+        unflatten_dict(leaves, sep="/"),
+        renumber(tokenizer, order.tolist()),
+        _with_ids(search, new_ids),
+        TranslationOptions(bos=new_ids[special.bos], pad=new_ids[special.pad], source_bos=True),
+    )
+
+
+def _with_ids(search: SearchConfig, new_ids: Mapping[int, int]) -> SearchConfig:
+    """`search` with other ids."""
+    suppressed = {new_ids[old] for old in search.suppress_tokens}
+    return replace(
+        search,
+        eos=tuple(new_ids[old] for old in search.eos),
+        suppress_tokens=tuple(sorted(suppressed)),
+        forced_bos=None if search.forced_bos is None else new_ids[search.forced_bos],
+    )
+
+
+def renumber(tokenizer: Tokenizer, ids: Sequence[int]) -> Tokenizer:
+    """A tokenizer whose token i is the token `ids[i]` of `tokenizer`; others are left out.
+
+    Only special tokens may be left out. Raises `ConfigError` for another token that is missing,
+    and for a vocabulary that is not a table of tokens and ids.
+
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> tokenizer = train_words(["a rose"], 6)  # <pad> <bos> <eos> <unk> a rose
+    >>> last = renumber(tokenizer, [2, 3, 4, 5, 0])
+    >>> last.encode("a rose"), last.token(4), last.special.bos
+    ([2, 3], '<pad>', None)
+    """
+    content = json.loads(tokenizer.library_tokenizer.to_str())
+    vocabulary = content["model"].get("vocab")
+    if not isinstance(vocabulary, dict):
+        raise ConfigError(
+            f"the ids of a {content['model']['type']} tokenizer cannot be changed: use one that "
+            "train_bpe, train_words or train_characters made"
+        )
+    new_ids = {old: new for new, old in enumerate(ids)}
+    special = {token["content"] for token in content["added_tokens"] if token["special"]}
+    lost = [name for name, old in vocabulary.items() if old not in new_ids and name not in special]
+    if lost:
+        raise ConfigError(f"ids has no id of {lost[0]!r}: only special tokens may be left out")
+    kept = {name: new_ids[old] for name, old in vocabulary.items() if old in new_ids}
+    content["model"]["vocab"] = dict(sorted(kept.items(), key=lambda item: item[1]))
+    added = [token for token in content["added_tokens"] if token["id"] in new_ids]
+    content["added_tokens"] = [token | {"id": new_ids[token["id"]]} for token in added]
+    content["post_processor"] = None  # it may hold ids
+    library = optional_dependencies.load("tokenizers")
+    return Tokenizer(library.Tokenizer.from_str(json.dumps(content)))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from experiments.translation.presets import Files
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
-from jaxformer.pipelines.encoding import first_ids, source_ids
+from jaxformer.pipelines.translation import first_ids, source_ids
 from jaxformer.pretrained import is_pretrained, save_pretrained
 from jaxformer.pretrained.saving import check_savable
 from jaxformer.text.metrics import score_translations

@@ -11,13 +11,7 @@ from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.training import build
 from experiments.translation.prepare import load_tokenizers, sized
 from experiments.translation.presets import TranslationConfig
-from experiments.translation.sampled_translations import (
-    rank_by_utility,
-    sample_translations,
-    sentence_utility,
-)
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import Translation, translate
@@ -60,7 +54,7 @@ def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
 
 
 class Translator(NamedTuple):
-    """A model, from here or from elsewhere, that translates lines as `decoding` says."""
+    """A model, from here or from elsewhere, that translates lines by its search."""
 
     model: EncoderDecoder
     params: Any
@@ -68,34 +62,11 @@ class Translator(NamedTuple):
     target_tokenizer: Tokenizer
     search: SearchConfig
     options: TranslationOptions = TranslationOptions()
-    decoding: DecodingOptions = DecodingOptions()
 
-    def __call__(
-        self, lines: Sequence[str], *, count: int = 1, first: int = 0
-    ) -> list[list[Translation]]:
-        """The translations of each line, best first; with sampling `count`, as they are drawn.
-
-        `first` is the number of the first line, which with the seed decides what is drawn.
-        """
-        how, tokenizers = self.decoding, (self.source_tokenizer, self.target_tokenizer)
-        if how.decoding == "beam":
-            settings = self.search, self.options
-            return translate(self.model, self.params, lines, *tokenizers, *settings)
-        found = sample_translations(
-            self.model,
-            self.params,
-            lines,
-            *tokenizers,
-            self.search,
-            self.options,
-            how.sampler,
-            seed=how.seed,
-            count=how.mbr_samples if how.decoding == "mbr" else count,
-            first_example_id=first,
-        )
-        if how.decoding == "sample":
-            return found
-        return [rank_by_utility(samples, sentence_utility(how.utility)) for samples in found]
+    def __call__(self, lines: Sequence[str]) -> list[list[Translation]]:
+        """The translations of each line, best first."""
+        settings = self.source_tokenizer, self.target_tokenizer, self.search, self.options
+        return translate(self.model, self.params, lines, *settings)
 
 
 def load_translator(
@@ -114,7 +85,7 @@ def load_translator(
     if not is_pretrained(folder):
         loaded = load_run(folder, options)
         search = _at_least(decoding.search(loaded.config.search), n_best)
-        return Translator(*loaded[1:], search, loaded.config.translation, decoding)
+        return Translator(*loaded[1:], search, loaded.config.translation)
     options.check_pretrained()
     model, params, tokenizer, target = load_pretrained(folder, strategy=options.strategy)
     if not isinstance(model, EncoderDecoder):
@@ -126,7 +97,7 @@ def load_translator(
         )
     search, settings = load_generation_config(folder)
     search = _at_least(decoding.search(search), n_best)
-    return Translator(model, params, tokenizer, target, search, settings, decoding)
+    return Translator(model, params, tokenizer, target, search, settings)
 
 
 def _at_least(search: SearchConfig, beam_size: int) -> SearchConfig:

@@ -1,18 +1,29 @@
-"""The translations and attention on the page of a translation run (`experiments.runs page`)."""
+"""The translations and attention of a run: its page (`experiments.runs page`) and its pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from experiments.harness.results import attention_views
+from experiments.harness.results.attention_views import AttentionView, label, read_weights
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.translation.attend import attend
 from experiments.translation.evaluate import read_samples, without_too_long
-from experiments.translation.load_run import load_translator
+from experiments.translation.load_run import LoadedRun, Translator, load_translator
 from jaxformer.errors import ConfigError
+from jaxformer.pipelines import encode_sources
 from jaxformer.pretrained import is_pretrained
+from jaxformer.text.tokenizers import BOS, EOS, PAD
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SENTENCES = 5
 """Samples that are shown with their attention."""
+_LENGTH = 32
+"""Tokens of a sentence whose attention is drawn while training."""
 
 
 def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Contents:
@@ -28,13 +39,50 @@ def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Co
     if not texts and is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers, without samples: give --text")
     attended = [(text, *attend(translator, text)) for text in texts if text.strip()]
+    sentences = [Sentence(f"{text} = {best}", views) for text, best, views in attended]
     if not samples:
-        samples = {
-            "source": [text for text, *_ in attended],
-            "model": [translation for _, translation, _ in attended],
-        }
-    sentences = [
-        Sentence(f"{text} = {translation}", list(views.values()))
-        for text, translation, views in attended
-    ]
+        samples["source"] = [text for text, _, _ in attended]
+        samples["model"] = [best for _, best, _ in attended]
     return Contents(translator.params, sentences, samples)
+
+
+def attend(translator: Translator, text: str) -> tuple[str, list[AttentionView]]:
+    """The best translation of `text`, and its attention: cross, of the encoder, of the decoder."""
+    settings = translator.search, translator.options
+    (source,) = encode_sources(translator.model, [text], translator.source_tokenizer, *settings)
+    best = translator([text])[0][0]
+    inputs = np.array([source]), np.array([[translator.options.bos, *best.ids[:-1]]])
+    weights = read_weights(translator.model, translator.params, *inputs)
+    read = [label(translator.source_tokenizer, i) for i in source]
+    given = [label(translator.target_tokenizer, i) for i in inputs[1][0].tolist()]
+    written = [label(translator.target_tokenizer, i) for i in best.ids]
+    return best.text, [
+        AttentionView("cross-attention", written, read, weights["decoder/cross_attention"]),
+        AttentionView("encoder self-attention", read, read, weights["encoder/attention"]),
+        AttentionView("decoder self-attention", given, given, weights["decoder/attention"]),
+    ]
+
+
+def draw_attention(loaded: LoadedRun, source: str, translation: str) -> "Figure":
+    """The `cross_attention` of the last layer."""
+    return attention_views.last_layer(cross_attention(loaded, source, translation))
+
+
+def cross_attention(loaded: LoadedRun, source: str, translation: str) -> AttentionView:
+    """The attention of the tokens of `translation` to those of `source`, at most 32 of each.
+
+    Arrays have one shape for all texts, so that a training compiles one program.
+    """
+    source_ids = [*loaded.source_tokenizer.encode(source), EOS][:_LENGTH]
+    target_ids = [BOS, *loaded.target_tokenizer.encode(translation), EOS]
+    output_ids = target_ids[1 : _LENGTH + 1]
+    inputs = np.full((2, 1, _LENGTH), PAD)
+    inputs[0, 0, : len(source_ids)] = source_ids
+    inputs[1, 0, : len(output_ids)] = target_ids[: len(output_ids)]
+    weights = read_weights(loaded.model, loaded.params, *inputs, inputs[0] != PAD)
+    return AttentionView(
+        "cross-attention",
+        [label(loaded.target_tokenizer, i) for i in output_ids],
+        [label(loaded.source_tokenizer, i) for i in source_ids],
+        weights["decoder/cross_attention"][:, :, : len(output_ids), : len(source_ids)],
+    )

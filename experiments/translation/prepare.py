@@ -1,19 +1,14 @@
-"""Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`.
-
-With `--statistics` also prints counts, lengths, duplicates, what the settings leave out, and how
-much of the held-out text is in the training text.
-"""
+"""Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`."""
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.results import text_statistics
 from experiments.harness.runs import distributed, json_records, run_folder
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import initialization
@@ -25,7 +20,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.distributed import assert_processes_agree
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.text import tokenizers
-from jaxformer.text.data import PairBatches, Tokens, bucket_pairs, encode_pairs
+from jaxformer.text.data import PairBatches, bucket_pairs, encode_pairs
 from jaxformer.text.tokenizers import Tokenizer
 
 
@@ -66,7 +61,6 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
         max_len=config.model.max_len,
         pad_to_multiple=data.pad_to_multiple,
         batch_size_multiple=data.batch_size_multiple * config.training.grad_accumulation,
-        encodings=data.encodings,
     )
     return Prepared(
         model, source_tokenizer, target_tokenizer, batches, corpus.validation, corpus.test
@@ -151,7 +145,6 @@ def _wanted(config: TranslationConfig, folder: Path) -> list:
     """The settings that decide tokenizers and ids besides the text, as JSON."""
     data, model = config.data, config.model
     wanted: list = [data.tokenizer, model.vocab_size, model.source_vocab_size]
-    wanted += [data.bpe_dropout, data.bpe_encodings] if data.bpe_dropout else []
     wanted += ["lowercase"] if data.lowercase else []
     run = tokenizer_run(config)
     if run is None and not initialization.is_begun(folder):
@@ -214,15 +207,7 @@ def _encode(
 ) -> None:
     text, (source, target) = read(), tokenizer_pair
     with display.phase(f"encoding {len(text.source):,} pairs"):
-        encode_pairs(
-            text.source,
-            text.target,
-            source,
-            folder,
-            target_tokenizer=target,
-            bpe_dropout=data.bpe_dropout,
-            encodings=data.encodings,
-        )
+        encode_pairs(text.source, text.target, source, folder, target_tokenizer=target)
         write_known_words(folder, text.source)
 
 
@@ -237,65 +222,16 @@ def _train(data: DataConfig, lines: list[str], size: int) -> Tokenizer:
     return tokenizers.train_bpe(lines, size, lowercase=data.lowercase)
 
 
-def statistics(config: TranslationConfig, prepared: Prepared) -> str:
-    """Sizes, lengths and duplicates of each side of each part of the text, in two columns."""
-    train = open_corpus(config.data, text_cache(config)).train()
-    texts = {"train": train, "validation": prepared.validation, "test": prepared.test}
-    tokenizer_pair = prepared.source_tokenizer, prepared.target_tokenizer
-    trained = [text_statistics.digests(each) for each in (train.source, _joined(train))]
-    rows: dict[str, dict[str, str]] = {}
-    for part, text in texts.items():
-        for side, lines, tokenizer in zip(Text._fields, text, tokenizer_pair, strict=True):
-            if part == "train":
-                tokens = getattr(prepared.batches, side)
-            else:
-                tokens = Tokens.from_lists(tokenizer.encode_batch(lines))
-            limit, unk = config.model.max_len - 1, tokenizer.special.unk  # one more ends a text
-            rows[f"{part} {side}"] = text_statistics.describe(lines, tokens, limit=limit, unk=unk)
-        pairs = _joined(text)
-        copies = sum(source == target for source, target in zip(*text, strict=True))
-        rows[f"{part} pairs"] = {
-            "same as an earlier pair": text_statistics.repeated(text_statistics.digests(pairs)),
-            "same text on both sides": text_statistics.share(copies, len(pairs)),
-        }
-        if part != "train":
-            inside = map(text_statistics.contained, (text.source, pairs), trained)
-            names = "source in the training text", "pair in the training text"
-            rows[f"{part} pairs"] |= zip(names, inside, strict=True)
-    return text_statistics.report(rows)
-
-
-def _joined(text: Text) -> list[str]:
-    return [f"{source}\t{target}" for source, target in zip(*text, strict=True)]
-
-
-@dataclass(frozen=True)
-class PrepareOptions(TranslationConfig):
-    """A run, and what is printed of its text."""
-
-    statistics: bool = False
-    """Prints counts, lengths, duplicates and overlap of all parts of the text."""
-
-
-OPTIONS = {name: PrepareOptions(**vars(preset)) for name, preset in PRESETS.items()}
-
-
-def main(options: PrepareOptions) -> None:
+def main(config: TranslationConfig) -> None:
     """Prepares the run's text and describes it."""
-    config = TranslationConfig(
-        **{x.name: getattr(options, x.name) for x in fields(TranslationConfig)}
-    )
     with distributed.joined(config):
         config = with_parent(config)
         folder = run_folder.open_run(
             config.runs, "translation", config.name, config, may_differ=config.free_fields()
         ).folder
-        prepared = prepare(config, folder)
-        print(describe(prepared))
-        if options.statistics:
-            print(statistics(config, prepared))
+        print(describe(prepare(config, folder)))
         print(f"prepared in {folder}")
 
 
 if __name__ == "__main__":
-    cli.start(main, OPTIONS, __doc__, experiment="translation")
+    cli.start(main, PRESETS, __doc__, experiment="translation")

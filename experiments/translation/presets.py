@@ -16,8 +16,7 @@ from jaxformer.config import (
     check_at_least,
     check_fraction,
 )
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.text.tokenizers import BOS, PAD
 from jaxformer.training.optimizer import noam_peak_learning_rate
@@ -57,10 +56,6 @@ class DataConfig:
     vocabulary unless --model.source_vocab_size is given."""
     lowercase: bool = False
     """All text is read and written in lower case: smaller vocabulary, scores without case."""
-    bpe_dropout: float = 0.0
-    """Share of the merges that are left out at random in the training text; 0: none."""
-    bpe_encodings: int = 8
-    """Random segmentations of each training text with bpe_dropout; an epoch uses one of them."""
     batch_tokens: int = 4_096
     """Target positions of a batch, padding included."""
     buckets: int = 6
@@ -74,23 +69,11 @@ class DataConfig:
 
     def __post_init__(self):
         training_config.check_name(self, "tokenizer", ("bpe", "words", "characters"))
-        check_fraction(self, "bpe_dropout")
-        check_at_least(self, 1, "bpe_encodings")
         if self.lowercase and self.tokenizer != "bpe":
             raise ConfigError(
                 f"lowercase=True is for tokenizer='bpe', got tokenizer={self.tokenizer!r}: give "
                 "--data.tokenizer bpe, or files in lower case"
             )
-        if self.bpe_dropout and self.tokenizer != "bpe":
-            raise ConfigError(
-                f"bpe_dropout={self.bpe_dropout} leaves out merges of a BPE, but tokenizer="
-                f"{self.tokenizer!r} has none: give --data.tokenizer bpe, or leave it out"
-            )
-
-    @property
-    def encodings(self) -> int:
-        """Segmentations of each training text."""
-        return self.bpe_encodings if self.bpe_dropout else 1
 
 
 @dataclass(frozen=True)

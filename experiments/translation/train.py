@@ -1,7 +1,7 @@
 """Train a Transformer to translate: `python -m experiments.translation.train --preset NAME`.
 
 The same command again resumes. Everything is kept in runs/translation/NAME. This file is meant to
-be copied: data, model, loss, step, loop and score follow each other in `train`.
+be copied: model, loss and step, then data, loop and score.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch, all_rows
 from jaxformer.text.tokenizers import PAD
-from jaxformer.training.losses import Loss, seq2seq_loss
+from jaxformer.training.losses import seq2seq_loss
 from jaxformer.training.train_step import TrainState, init_train_state
 
 EXPERIMENT = "translation"
@@ -44,14 +44,50 @@ def main(config: TranslationConfig) -> None:
     train(config)
 
 
+def make_init_and_step(
+    config: TranslationConfig, model: EncoderDecoder, batch: PairBatch, devices: Strategy
+) -> tuple[Callable[[], TrainState], CompiledStep]:
+    """The function that makes the first state, and the compiled step on batches like `batch`.
+
+    The step takes the gradient of the summed loss, divides it by the number of tokens and updates
+    the parameters once. Its program depends on neither seed nor learning rate: runs share it.
+    """
+    training = config.training
+    weight = training.distillation_weight if training.teacher else 0.0
+    loss = build.build_loss(training, partial(seq2seq_loss, distillation=weight))(
+        model, pad=PAD, label_smoothing=training.label_smoothing, loss_chunk=training.loss_chunk
+    )
+    axes = devices.axes or parameter_axes(model)
+    loss, optimizer = build.build_trained(config, loss, axes)  # all parameters, some, or adapters
+
+    def init(rng: jax.Array, dropout_rng: jax.Array, *inputs: jax.Array) -> TrainState:
+        params = build.init_params(model, rng, *inputs)
+        params = build.with_adapters(params, rng, training, axes)
+        return init_train_state(params, optimizer, dropout_rng, ema=training.ema_decay > 0)
+
+    step = devices.step(
+        loss,
+        optimizer,
+        grad_accumulation=training.grad_accumulation,
+        ema_decay=training.ema_decay,
+        gather_at=training.gather_at,
+        gather_dtype=config.model.dtype,
+    )
+    rngs = jax.random.split(jax.random.key(training.seed))
+    return Partial(init, *rngs, batch.source[:2], batch.target[:2, :-1]), step
+
+
 def train(
-    config: TranslationConfig, *, loggers: Iterable[Logger] = (), **values: Any
+    config: TranslationConfig,
+    *,
+    loggers: Iterable[Logger] = (),
+    make_step: Callable[..., Any] = make_init_and_step,
+    **values: Any,
 ) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test set.
 
-    `values` are of your own, such as `block` or `loss`, in place of those that `config` names; the
-    run records their names (see `build.with_values`). `loggers` get all that is logged (see
-    `Logger`). Returns the run's folder and scores; a script may train several runs.
+    `values` are of your own, by the names in `build.VALUES`, such as `block`; the run records them.
+    `loggers` get all that is logged. Returns the run's folder and scores.
     """
     config = build.with_values(config, **values)
     evaluation.check_extras(config)
@@ -78,7 +114,7 @@ def train(
             return evaluate(run, loaded(params), data, config.search)
 
         devices = devices.for_model(model)
-        init, step = make_init_and_step(config, model, batches.batch(0, all_rows), devices)
+        init, step = make_step(config, model, batches.batch(0, all_rows), devices)
         with display.phase("creating the model"):
             state = devices.init(init)
         state = initialization.start(config, state, run.checkpoints, devices, batches.fingerprint)
@@ -91,43 +127,6 @@ def train(
         params = session.choose_weights(run, devices, choose, "validation_bleu")
         score(run, loaded(params), data)
     return read_result(run.folder)
-
-
-def make_init_and_step(
-    config: TranslationConfig, model: EncoderDecoder, batch: PairBatch, devices: Strategy
-) -> tuple[Callable[[], TrainState], CompiledStep]:
-    """The function that makes the first state, and the compiled step on batches like `batch`.
-
-    The step takes the gradient of the summed loss, divides it by the number of tokens and updates
-    the parameters once. Its program depends on neither seed nor learning rate: runs share it.
-    """
-    training = config.training
-    make_loss: Callable[..., Loss] = seq2seq_loss
-    if training.teacher:
-        make_loss = partial(seq2seq_loss, distillation=training.distillation_weight)
-    loss = build.build_loss(training, make_loss)(
-        model, pad=PAD, label_smoothing=training.label_smoothing, loss_chunk=training.loss_chunk
-    )
-    axes = devices.axes or parameter_axes(model)
-    loss, optimizer = build.build_trained(config, loss, axes)  # all parameters, some, or adapters
-
-    def init(rng: jax.Array, dropout_rng: jax.Array, *inputs: jax.Array) -> TrainState:
-        params = build.init_params(model, rng, *inputs)
-        params = build.with_adapters(params, rng, training, axes)
-        return init_train_state(params, optimizer, dropout_rng, ema=training.averages)
-
-    step = devices.step(
-        loss,
-        optimizer,
-        grad_accumulation=training.grad_accumulation,
-        ema_decay=training.ema_decays,
-        gradient_noise_scale=training.gradient_noise_scale,
-        log_update_ratio=training.log_update_ratio,
-        gather_at=training.gather_at,
-        gather_dtype=config.model.dtype,
-    )
-    rngs = jax.random.split(jax.random.key(training.seed))
-    return Partial(init, *rngs, batch.source[:2], batch.target[:2, :-1]), step
 
 
 def cost(config: TranslationConfig, batch: Any) -> Cost:
@@ -153,7 +152,7 @@ def evaluate(
             evaluation.write_samples(run.folder, name, text, hypotheses)
     pictures = {}
     if training.log_attention:
-        from experiments.translation.attend import draw_attention
+        from experiments.translation.page import draw_attention
 
         pictures["attention"] = partial(draw_attention, loaded, *samples[0][:2])
     return session.Evaluated(numbers, samples, pictures)
@@ -166,14 +165,12 @@ def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None
     lowercased = config.data.corpus == "multi30k"
     with display.phase(f"translating the {name} text"):
         scores, hypotheses = evaluation.evaluate(loaded, text, config.search, lowercased=lowercased)
-        made = build.Evaluation(loaded, text, scores, hypotheses)
-        own = build.own_metrics(config.training, made)
+    own = build.own_metrics(config.training, build.Evaluation(loaded, text, scores, hypotheses))
     if distributed.is_first():
         evaluation.write_samples(run.folder, name, text, hypotheses)
     run.write_scores(evaluation.facts_to_repeat(config, name, text) | scores | own)
     display.say("\n".join(sample_lines(evaluation.chosen_samples(text, hypotheses))))
-    halves = evaluation.half_widths(hypotheses, text.target)
-    display.say("\n" + evaluation.describe_run(run.folder, name, text, scores, halves))
+    display.say("\n" + evaluation.describe_run(run.folder, name, text, scores, hypotheses))
 
 
 if __name__ == "__main__":

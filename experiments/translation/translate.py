@@ -36,7 +36,7 @@ class TranslateOptions(DecodingOptions, RunOptions):
     """The file to write; "-" is standard output."""
     n_best: int = 1
     """Translations of each line; above 1 as tab-separated line number (from 1), score, text. The
-    score is the log-probability with length penalty, or with mbr the expected utility."""
+    score is the log-probability with length penalty."""
     scores: bool = False
     """Adds a column with the log-probability of each token."""
     int8: bool = False
@@ -73,7 +73,7 @@ def main(options: TranslateOptions) -> None:
                 translator, lines, translator.search, translator.options
             )
             too_long += [first - 1 + number for number in numbers]
-            translations = translator(lines, count=options.n_best, first=first - 1)
+            translations = translator(lines)
             for number, hypotheses in enumerate(translations, start=first):
                 target.write(_format(number, hypotheses, options).encode())
             target.flush()
@@ -92,7 +92,7 @@ def _converse(translator: Translator, options: TranslateOptions) -> None:
         (line,), too_long = without_too_long(translator, [line], *settings)
         if too_long:
             raise DataError(describe_too_long(translator.model, too_long))
-        print(_format(1, translator([line], count=options.n_best)[0], options), end="")
+        print(_format(1, translator([line])[0], options), end="")
         unknown = unknown_words(known, line)
         if unknown:
             print(f"  (not in the training text: {', '.join(unknown)})", file=sys.stderr)

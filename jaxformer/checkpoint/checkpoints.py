@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from flax.traverse_util import unflatten_dict
-from jax.experimental import multihost_utils
 
-from jaxformer.checkpoint import manifest, serialization
-from jaxformer.checkpoint.steps import StepFolders, lock
+from jaxformer.checkpoint import manifest
+from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first, lock
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
+
+_NAMED = 5  # an error names so many leaves and counts the rest
 
 Shardings = Callable[[Any], Any]
 """shardings(tree of shapes) -> the tree of their `jax.sharding.Sharding`."""
@@ -89,16 +90,31 @@ class Checkpoints:
         self._open()
         with self._with_patience():
             self.wait()
-        if _agreed(step in self.steps()):
+        if agreed(step in self.steps()):
             return
-        leaves = serialization.shapes(jax.tree.map(serialization.stored_as, state))
-        stored = ocp.args.PyTreeSave(jax.tree.map(serialization.storable, state))
+        leaves = manifest.describe(jax.tree.map(_shape, state))
+        stored = ocp.args.PyTreeSave(jax.tree.map(_storable, state))
         metric = None if metric is None or metric != metric else float(metric)
         with self._with_patience(), self._writing():
             assert self._writer is not None and self._thread is not None
             items = ocp.args.Composite(state=stored)
             self._writer.save(self._steps.path(step), args=items, force=True)
             self._committing = self._thread.submit(self._finish, step, leaves, plain, metric)
+
+    def annotate(self, step: int, metadata: dict[str, Any], metric: float | None = None) -> None:
+        """Adds `metadata` and the `metric` to `step`, such as those of its validation.
+
+        Waits for the save of this step. No-op where that save has failed.
+        """
+        with self._with_patience():
+            self.wait()
+        path = self._steps.path(step)
+        if jax.process_index() or not manifest.is_committed(path):
+            return
+        saved = manifest.read(path)
+        metric = None if metric is None or metric != metric else float(metric)
+        with self._with_patience(), self._writing():
+            manifest.write(path, saved._replace(metadata=saved.metadata | metadata, metric=metric))
 
     def wait(self) -> None:
         """Returns when every save is committed and old steps are removed.
@@ -110,9 +126,7 @@ class Checkpoints:
         committing, self._committing = self._committing, None
         with self._writing():
             error = committing.exception()
-            committed = _agreed(
-                error is None
-            )  # only the first process commits; this tells the others
+            committed = agreed(error is None)  # only the first process commits
             if error is not None:
                 raise error
             if not committed:
@@ -163,40 +177,39 @@ class Checkpoints:
         Raises `CheckpointError` before anything is loaded, with the names of the leaves, if one is
         missing, is not expected, or has another shape or dtype.
         """
-        step = _by_the_first(lambda: self._verified_step(step))
-        target = jax.tree.map(serialization.stored_as, abstract_state)
+        step = by_the_first(lambda: self._verified_step(step))
+        target = jax.tree.map(_shape, abstract_state)
         saved = manifest.read(self._steps.path(step))
-        wrong = serialization.differences(saved.leaves, serialization.shapes(target))
+        wrong = manifest.differences(saved.leaves, manifest.describe(target))
         if wrong:
+            more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
             raise CheckpointError(
-                f"{self._steps.path(step)} does not fit this model and optimizer: {wrong}. Use "
-                "the settings that it was trained with"
+                f"{self._steps.path(step)} does not fit this model and optimizer: "
+                f"{'; '.join(wrong[:_NAMED])}{more}. Use the settings that it was trained with"
             )
-        state = self._read(
-            step, target, jax.tree.map(serialization.restore_args, target), partial=False
-        )
-        return jax.tree.map(serialization.as_given, abstract_state, state), saved.metadata
+        state = self._read(step, target, jax.tree.map(_restore_args, target), partial=False)
+        return jax.tree.map(_as_given, abstract_state, state), saved.metadata
 
     def restore_params(
         self, step: int | None = None, *, tree: str = "params", shardings: Shardings | None = None
     ) -> dict[str, Any]:
         """The field `tree` of the state of `step`, as nested dicts of numpy arrays.
 
-        "field/key" is an entry of a field that is a dict. With `shardings`, such as those of a
-        `Strategy`, the arrays are read to the devices that `shardings(tree)` says.
+        With `shardings`, such as those of a `Strategy`, the arrays are read to the devices that
+        `shardings(tree)` says.
         """
         step = self._verified_step(step)
-        entry = _entry(self._stored(step), tree)
-        if not entry:
+        path: Any = self._steps.path(step) / "state"  # orbax declares a path type of its own
+        with _reading(path):
+            stored = ocp.PyTreeCheckpointHandler().metadata(path).tree
+        if not stored.get(tree):
             raise CheckpointError(f"{self._steps.path(step)} holds no {tree!r}")
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), entry)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), stored[tree])
         if shardings is not None:
-            shapes = jax.tree.map(
-                lambda leaf, sharding: leaf.update(sharding=sharding), shapes, shardings(shapes)
-            )
-        target = unflatten_dict({tree: shapes}, sep="/")
-        read = jax.tree.map(serialization.restore_args, target)
-        return _entry(self._read(step, target, read, partial=True), tree)
+            places = shardings(shapes)
+            shapes = jax.tree.map(lambda x, place: x.update(sharding=place), shapes, places)
+        read = jax.tree.map(_restore_args, shapes)
+        return self._read(step, {tree: shapes}, {tree: read}, partial=True)[tree]
 
     def average_params(
         self,
@@ -227,21 +240,22 @@ class Checkpoints:
 
     def _open(self) -> None:
         """Locks the folder, removes what a killed process left and sets damaged steps aside."""
+
+        def begin() -> int:
+            self._lock = lock(self.folder)
+            self._steps.check_uncommitted(self.newest_step())
+            self._steps.clear()
+            return 0
+
         if self._writer is not None:
             return
         try:
-            _by_the_first(self._begin)
+            by_the_first(begin)
         except (ValueError, OSError):
             self._release()
             raise
         self._writer = _make_writer()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
-
-    def _begin(self) -> int:
-        self._lock = lock(self.folder)
-        self._steps.check_uncommitted(self.newest_step())
-        self._steps.clear()
-        return 0
 
     def _recover(self) -> None:
         """After a failed write: makes a new writer and removes the unfinished files."""
@@ -288,12 +302,6 @@ class Checkpoints:
         self._steps.verify(step)
         return step
 
-    def _stored(self, step: int) -> Any:
-        """The stored state as dicts and lists; a leaf has a shape and a dtype."""
-        path: Any = self._steps.path(step) / "state"  # orbax declares a path type of its own
-        with _reading(path):
-            return ocp.PyTreeCheckpointHandler().metadata(path).tree
-
     def _read(self, step: int, target: Any, restore_args: Any, *, partial: bool) -> Any:
         path = self._steps.path(step) / "state"
         request = ocp.args.PyTreeRestore(target, restore_args=restore_args, partial_restore=partial)
@@ -337,32 +345,51 @@ def _reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} is damaged and cannot be read: {error}") from error
 
 
-def _entry(stored: Any, name: str) -> Any:
-    """The entry "field/key" of nested dicts, or None."""
-    for key in name.split("/"):
-        stored = stored.get(key) if isinstance(stored, dict) else None
-    return stored
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of what is stored for `leaf`, with its sharding if it spans devices."""
+    leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+    if _is_key(leaf):
+        return jax.eval_shape(jax.random.key_data, leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(leaf))
 
 
-def _agreed(value: int) -> int:
-    """The first process's `value`, in every process."""
-    if jax.process_count() == 1:
-        return value
-    try:
-        return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
-    except ValueError as error:  # `jax.jit` raises it when another process is gone
-        raise jax.errors.JaxRuntimeError(str(error)) from error
+def _storable(leaf: Any) -> jax.Array | np.ndarray:
+    """`leaf` as an array of numbers; a typed PRNG key becomes its key data.
+
+    The array is numpy's if this process holds all of it. For JAX's arrays orbax counts bytes before
+    and after it stores them, and each count leaks memory in tensorstore 0.1.86: keys and lists that
+    it makes of JSON. A leak of 300 bytes per array and save remains.
+    """
+    leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+    numbers = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    is_here = not isinstance(numbers, jax.Array) or numbers.is_fully_addressable
+    return np.asarray(numbers) if is_here else numbers
 
 
-def _by_the_first(decide: Callable[[], int]) -> int:
-    """The number >= 0 that `decide()` returns on the first process; if it raises, all raise."""
-    decision, refused = -1, None
-    if jax.process_index() == 0:
-        try:
-            decision = decide()
-        except (ValueError, OSError) as error:
-            refused = error
-    decision = _agreed(decision)
-    if decision == -1:
-        raise refused or CheckpointError("the first process rejected the checkpoint: see its error")
-    return decision
+def _restore_args(leaf: jax.ShapeDtypeStruct) -> ocp.RestoreArgs:
+    """Arguments for orbax to read a leaf with its sharding, or into a numpy array without one."""
+    if leaf.sharding is None:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape)
+
+
+def _as_given(leaf: Any, stored: Any) -> jax.Array:
+    """The `stored` value as the same kind of array as `leaf`."""
+    if not hasattr(leaf, "dtype") or not _is_key(leaf):
+        return stored if isinstance(stored, jax.Array) else jnp.array(stored)
+    impl, sharding = jax.random.key_impl(jnp.empty((), leaf.dtype)), _sharding(leaf)
+    if sharding is not None:  # each process creates its part
+        data = jax.make_array_from_callback(stored.shape, sharding, lambda index: stored[index])
+    else:
+        data = jnp.array(stored)
+    return jax.random.wrap_key_data(data, impl=impl)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
+    """The sharding of a leaf on several devices; on one device, JAX chooses the device."""
+    sharding = getattr(leaf, "sharding", None)
+    return sharding if sharding is not None and len(sharding.device_set) > 1 else None

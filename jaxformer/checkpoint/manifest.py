@@ -6,7 +6,10 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from jaxformer.errors import CheckpointError
+from jaxformer.training.parameters import flatten
 
 NAME = "MANIFEST.json"
 _FORMAT = 1
@@ -32,17 +35,42 @@ class Manifest(NamedTuple):
     """Length in bytes and CRC-32 of each file, by its name in the folder."""
 
 
+def describe(tree: Any) -> dict[str, str]:
+    """The `leaves` of a manifest: {"path/of/leaf": "dtype[shape]"}."""
+    return {
+        path: f"{jnp.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"
+        for path, leaf in flatten(tree).items()
+    }
+
+
+def differences(stored: dict[str, str], expected: dict[str, str]) -> list[str]:
+    """The missing, extra and different leaves, parameters first."""
+    paths = sorted(
+        expected.keys() | stored.keys(), key=lambda path: (not path.startswith("params/"), path)
+    )
+    return [
+        f"{path} is {stored.get(path, 'absent')} in the checkpoint but "
+        f"{expected.get(path, 'absent')} here"
+        for path in paths
+        if expected.get(path) != stored.get(path)
+    ]
+
+
 def commit(
     folder: Path, leaves: dict[str, str], metadata: dict[str, Any], metric: float | None
 ) -> None:
-    """Writes the manifest of the checkpoint in `folder`; all other files must be complete.
-
-    A crash leaves either no manifest or a complete one. It begins with its own CRC-32.
-    """
+    """Writes the manifest of the checkpoint in `folder`; all other files must be complete."""
     names = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
     files = {path.relative_to(folder).as_posix(): list(_length_and_sum(path)) for path in names}
-    content = Manifest(leaves, metadata, metric, files)._asdict()
-    rest = json.dumps({"format": _FORMAT, **content}).encode()[1:]
+    write(folder, Manifest(leaves, metadata, metric, files))
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Writes `manifest`, with its own CRC-32 first, in place of the one in `folder` if any.
+
+    A crash leaves the old manifest or the new one, complete.
+    """
+    rest = json.dumps({"format": _FORMAT, **manifest._asdict()}).encode()[1:]
     new = folder / f".{NAME}.new"
     with new.open("wb") as file:
         file.write(_start(rest) + rest)

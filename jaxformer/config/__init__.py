@@ -7,13 +7,6 @@ from jaxformer.config.checks import (
     check_pattern,
     check_types,
 )
-from jaxformer.config.named_sizes import (
-    BERT_BASE,
-    GPT2,
-    LLAMA3_8B,
-    TRANSFORMER_BASE,
-    TRANSFORMER_BIG,
-)
 from jaxformer.config.parts import (
     AttentionOptions,
     EmbeddingOptions,
@@ -26,6 +19,7 @@ from jaxformer.config.positions import (
     Alibi,
     Learned,
     NoPositions,
+    Places,
     PositionScheme,
     Relative,
     Rotary,
@@ -35,7 +29,16 @@ from jaxformer.config.positions import (
     rotate,
 )
 from jaxformer.config.rotary_scaling import Linear, Llama3, NoScaling, Yarn
-from jaxformer.config.transformer import TransformerConfig, dotted_fields, with_fields
+from jaxformer.config.transformer import (
+    BERT_BASE,
+    GPT2,
+    LLAMA3_8B,
+    TRANSFORMER_BASE,
+    TRANSFORMER_BIG,
+    TransformerConfig,
+    dotted_fields,
+    with_fields,
+)
 
 __all__ = [
     "BERT_BASE",
@@ -55,6 +58,7 @@ __all__ = [
     "NoScaling",
     "NormOptions",
     "OutputOptions",
+    "Places",
     "PositionScheme",
     "Relative",
     "Rotary",

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
-from jaxformer.config.checks import check_at_least, check_choices, check_types
+from jaxformer.config.checks import check_at_least
+from jaxformer.config.parts import Part
 from jaxformer.config.rotary_scaling import Linear, Llama3, NoScaling, Yarn
 from jaxformer.errors import ConfigError
 
@@ -74,26 +75,41 @@ def rotate(x: Float[Array, "B T N H"], rotation: Rotation) -> Float[Array, "B T 
     return rotated if size == x.shape[-1] else jnp.concatenate([rotated, x[..., size:]], axis=-1)
 
 
-@dataclass(frozen=True)
-class PositionScheme:
-    """The base of all schemes; it gives no positions.
+class Places(NamedTuple):
+    """The places of T tokens, for a position scheme.
 
-    A scheme acts at one or more of three places: on the stack's input, on queries and keys, and on
-    the logits of self-attention. Your own scheme is a frozen dataclass that defines the methods it
-    needs. A scheme with parameters declares them in `params`, and gets them back in each call.
-
-    >>> class Counted(jf.PositionScheme):
-    ...     def add(self, x, positions, *, length, params):
-    ...         return x.at[..., 0].add(positions)
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=Counted())
-    >>> model = jf.DecoderOnly(config)
-    >>> Counted().add(jnp.zeros((3, 8)), jnp.arange(3), length=3, params={})[:, 0]
-    Array([0., 1., 2.], dtype=float32)
+    >>> jf.Places(positions=jnp.arange(3), queries=jnp.arange(3), length=3).distances()[2]
+    Array([2, 1, 0], dtype=int32)
     """
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
+    positions: TokenPositions
+    """The position of each token in its text, below S."""
+    queries: Num[Array, " T"]
+    """The place of each token among the S keys 0, 1, ..."""
+    length: int
+    """S."""
+    num_heads: int = 1
+    causal: bool = False
+    """Keys after the query are masked."""
+
+    def distances(self) -> Num[Array, "T S"]:
+        """The place of each query minus that of each key."""
+        return self.queries[:, None] - jnp.arange(self.length)[None, :]
+
+
+@dataclass(frozen=True)
+class PositionScheme(Part):
+    """The base of all schemes; it gives no positions.
+
+    A scheme acts on the stack's input, on queries and keys, or on the logits of self-attention.
+    Your own scheme is a frozen dataclass that defines the methods it needs. A scheme with
+    parameters declares them in `params`, and gets them back in each call.
+
+    >>> class Counted(jf.PositionScheme):
+    ...     def add(self, x, at, params):
+    ...         return x.at[..., 0].add(at.positions)
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=Counted())
+    """
 
     def check(self, d_model: int, head_dim: int) -> None:
         """Raises `ConfigError` for sizes that the scheme does not support."""
@@ -104,34 +120,16 @@ class PositionScheme:
         """The initializer and the shape of each parameter; `table_init` is that of embeddings."""
         return {}
 
-    def add(
-        self,
-        x: Float[Array, "B T D"],
-        positions: TokenPositions,
-        *,
-        length: int,
-        params: Params,
-    ) -> Float[Array, "B T D"]:
-        """The stack's input, from `x` and the `positions` of its tokens, all below `length`."""
+    def add(self, x: Float[Array, "B T D"], at: Places, params: Params) -> Float[Array, "B T D"]:
+        """The stack's input, from `x` and the positions of its tokens."""
         return x
 
     def rotation(self, positions: TokenPositions, head_dim: int) -> Rotation | None:
         """The rotation of the queries and keys of all blocks; None rotates nothing."""
         return None
 
-    def bias(
-        self,
-        queries: Num[Array, " T"],
-        keys: Num[Array, " S"],
-        *,
-        causal: bool,
-        num_heads: int,
-        params: Params,
-    ) -> Float[Array, "1 N T S"] | None:
-        """The bias of all attention logits, from the positions of queries and keys.
-
-        If `causal`, keys after the query are masked.
-        """
+    def bias(self, at: Places, params: Params) -> Float[Array, "1 N T S"] | None:
+        """The bias of all attention logits; None adds nothing."""
         return None
 
 
@@ -147,8 +145,7 @@ class NoPositions(PositionScheme):
 class Sinusoidal(PositionScheme):
     """Adds `positional_encoding` (Vaswani et al. 2017, section 3.5).
 
-    >>> jf.Sinusoidal().add(jnp.zeros((2, 3, 4)), jnp.arange(3), length=3, params={}).shape
-    (2, 3, 4)
+    >>> config = jf.TransformerConfig(11, 8, 12, num_heads=2, positions=jf.Sinusoidal("halves"))
     """
 
     layout: SinusoidalLayout = "interleaved"
@@ -171,18 +168,11 @@ class Sinusoidal(PositionScheme):
                 f"{d_model} was given: change one of them"
             )
 
-    def add(
-        self,
-        x: Float[Array, "B T D"],
-        positions: TokenPositions,
-        *,
-        length: int,
-        params: Params,
-    ) -> Float[Array, "B T D"]:
-        """`x` plus the rows `positions` of the table."""
-        rows = self.offset + length
+    def add(self, x: Float[Array, "B T D"], at: Places, params: Params) -> Float[Array, "B T D"]:
+        """`x` plus the rows of its positions."""
+        rows = self.offset + at.length
         table = positional_encoding(rows, x.shape[-1], self.layout, endpoint=self.endpoint)
-        return _add_rows(x, jnp.asarray(table[self.offset :]), positions)
+        return _add_rows(x, jnp.asarray(table[self.offset :]), at.positions)
 
 
 @dataclass(frozen=True)
@@ -198,22 +188,15 @@ class Learned(PositionScheme):
         """The table."""
         return {"table": (jax.nn.initializers.normal(0.02), (max_len, d_model))}
 
-    def add(
-        self,
-        x: Float[Array, "B T D"],
-        positions: TokenPositions,
-        *,
-        length: int,
-        params: Params,
-    ) -> Float[Array, "B T D"]:
-        """`x` plus the rows `positions` of the table; `ValueError` if it ends before `length`."""
+    def add(self, x: Float[Array, "B T D"], at: Places, params: Params) -> Float[Array, "B T D"]:
+        """`x` plus the rows of its positions; `ValueError` if the table ends before `at.length`."""
         table = params["table"]
-        if length > len(table):
+        if at.length > len(table):
             raise ValueError(
-                f"a sequence of {length} tokens was given, but the learned positions end at "
+                f"a sequence of {at.length} tokens was given, but the learned positions end at "
                 f"max_len={len(table)}: shorten it"
             )
-        return _add_rows(x, table, positions)
+        return _add_rows(x, table, at.positions)
 
 
 @dataclass(frozen=True)
@@ -240,13 +223,9 @@ class Rotary(PositionScheme):
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"fraction={self.fraction}, but it must be in (0, 1]")
 
-    def rotated_size(self, head_dim: int) -> int:
-        """The number of rotated numbers of each head."""
-        return int(head_dim * self.fraction)
-
     def check(self, d_model: int, head_dim: int) -> None:
         """Raises `ConfigError` for heads whose rotated part is not made of pairs."""
-        size = self.rotated_size(head_dim)
+        size = int(head_dim * self.fraction)
         if size % 2 or size < 2:
             part = "" if self.fraction == 1 else f" with fraction={self.fraction}: {size}"
             raise ConfigError(
@@ -256,7 +235,7 @@ class Rotary(PositionScheme):
 
     def rates(self, head_dim: int) -> Float[np.ndarray, " half"]:
         """The angle per position of each pair: base^(-2i/H), changed by `scaling`."""
-        half = self.rotated_size(head_dim) // 2
+        half = int(head_dim * self.fraction) // 2
         rates = self.base ** (-np.arange(half, dtype=np.float32) / half)
         return self.scaling.rates(rates, self.base)
 
@@ -276,18 +255,10 @@ class Alibi(PositionScheme):
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=jf.Alibi())
     """
 
-    def bias(
-        self,
-        queries: Num[Array, " T"],
-        keys: Num[Array, " S"],
-        *,
-        causal: bool,
-        num_heads: int,
-        params: Params,
-    ) -> Float[Array, "1 N T S"]:
+    def bias(self, at: Places, params: Params) -> Float[Array, "1 N T S"]:
         """-slope * |query position - key position|."""
-        distance = jnp.abs(queries[:, None] - keys[None, :]).astype(jnp.float32)
-        return -jnp.asarray(alibi_slopes(num_heads))[None, :, None, None] * distance[None, None]
+        distance = jnp.abs(at.distances()).astype(jnp.float32)
+        return -jnp.asarray(alibi_slopes(at.num_heads))[None, :, None, None] * distance[None, None]
 
 
 @dataclass(frozen=True)
@@ -317,19 +288,9 @@ class Relative(PositionScheme):
         """The number of each bucket and head."""
         return {"relative_bias": (table_init, (self.buckets, num_heads))}
 
-    def bias(
-        self,
-        queries: Num[Array, " T"],
-        keys: Num[Array, " S"],
-        *,
-        causal: bool,
-        num_heads: int,
-        params: Params,
-    ) -> Float[Array, "1 N T S"]:
-        """The numbers of the buckets of the distances from `queries` to `keys`."""
-        bucket = relative_buckets(
-            queries, keys, buckets=self.buckets, max_distance=self.max_distance, causal=causal
-        )
+    def bias(self, at: Places, params: Params) -> Float[Array, "1 N T S"]:
+        """The numbers of the buckets of the distances."""
+        bucket = relative_buckets(at.distances(), self.buckets, self.max_distance, at.causal)
         return jnp.moveaxis(jnp.take(params["relative_bias"], bucket, axis=0), -1, 0)[None]
 
 
@@ -350,26 +311,19 @@ def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
 
 
 def relative_buckets(
-    query: Int[Array, " T"],
-    key: Int[Array, " S"],
-    *,
-    buckets: int,
-    max_distance: int,
-    causal: bool,
+    distances: Int[Array, "T S"], buckets: int, max_distance: int, causal: bool
 ) -> Int[Array, "T S"]:
-    """The bucket of the distance from each query position to each key position.
+    """The bucket of each distance from a key to a later query, negative where the key is later.
 
     The first half of the buckets hold one distance each, the widths of the others grow with the
     logarithm of the distance up to `max_distance`, and the last holds all larger distances (Raffel
-    et al. 2020, section 2.1). If `causal`, distances count backwards and keys after the query are
-    in bucket 0. Otherwise keys after the query use the second half of `buckets`, the others the
-    first half.
+    et al. 2020, section 2.1). If `causal`, keys after the query are in bucket 0. Otherwise they use
+    the second half of `buckets`, the others the first half.
     """
-    behind = query[:, None] - key[None, :]
     if causal:
-        return _bucket_of(jnp.maximum(behind, 0), buckets, max_distance)
+        return _bucket_of(jnp.maximum(distances, 0), buckets, max_distance)
     half = buckets // 2
-    return _bucket_of(jnp.abs(behind), half, max_distance) + half * (behind < 0)
+    return _bucket_of(jnp.abs(distances), half, max_distance) + half * (distances < 0)
 
 
 def _bucket_of(distance: jax.Array, buckets: int, max_distance: int) -> jax.Array:

@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from jaxformer.config.checks import check_at_least, check_types
+from jaxformer.config.checks import check_at_least
+from jaxformer.config.parts import Part
 from jaxformer.errors import ConfigError
 
 Rates = Float[np.ndarray, " half"]
@@ -15,11 +15,8 @@ Rates = Float[np.ndarray, " half"]
 
 
 @dataclass(frozen=True)
-class NoScaling:
+class NoScaling(Part):
     """Rotary rates stay as they are; the base of all scalings."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
 
     def rates(self, rates: Rates, base: float) -> Rates:
         """The angles per position of all pairs, from those without scaling."""
@@ -66,7 +63,12 @@ class Llama3(NoScaling):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 1, "factor", "original_len")
-        _check_order(self, "low_freq_factor", "high_freq_factor")
+        check_at_least(self, 1e-6, "low_freq_factor")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ConfigError(
+                f"high_freq_factor={self.high_freq_factor} must be above low_freq_factor="
+                f"{self.low_freq_factor}"
+            )
 
     def rates(self, rates: Rates, base: float) -> Rates:
         """The rates, divided where a pair makes few turns in `original_len` tokens."""
@@ -98,7 +100,11 @@ class Yarn(NoScaling):
         super().__post_init__()
         check_at_least(self, 1, "factor", "original_len")
         check_at_least(self, 0, "attention_factor")
-        _check_order(self, "beta_slow", "beta_fast")
+        check_at_least(self, 1e-6, "beta_slow")
+        if self.beta_fast <= self.beta_slow:
+            raise ConfigError(
+                f"beta_fast={self.beta_fast} must be above beta_slow={self.beta_slow}"
+            )
 
     def rates(self, rates: Rates, base: float) -> Rates:
         """The rates, divided by `factor` from a certain pair on."""
@@ -125,11 +131,3 @@ class Yarn(NoScaling):
 def _partly_divided(rates: Rates, kept: Rates, factor: float) -> Rates:
     """The share `kept` of each rate, and the rest divided by `factor`."""
     return (rates * (kept + (1 - kept) / factor)).astype(np.float32)
-
-
-def _check_order(config: Any, low: str, high: str) -> None:
-    if not 0 < getattr(config, low) < getattr(config, high):
-        raise ConfigError(
-            f"{low}={getattr(config, low)} and {high}={getattr(config, high)}, but it must be 0 < "
-            f"{low} < {high}"
-        )

@@ -1,8 +1,11 @@
-"""`TransformerConfig`: the recipe of a model."""
+"""`TransformerConfig`, the recipe of a model, and the named sizes of the papers."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar
+
+from jax.nn import initializers
 
 from jaxformer.config.checks import check_at_least, check_choices, check_fraction, check_types
 from jaxformer.config.parts import (
@@ -13,7 +16,14 @@ from jaxformer.config.parts import (
     NormOptions,
     OutputOptions,
 )
-from jaxformer.config.positions import Positions, PositionScheme, Sinusoidal
+from jaxformer.config.positions import (
+    Initializer,
+    Learned,
+    Positions,
+    PositionScheme,
+    Rotary,
+    Sinusoidal,
+)
 from jaxformer.errors import ConfigError
 
 
@@ -128,6 +138,26 @@ class TransformerConfig:
         return self.attention.num_kv_heads or self.num_heads
 
     @property
+    def dense_init(self) -> Initializer:
+        """The initializer of projections."""
+        if self.initializer == "xavier":
+            return initializers.glorot_uniform()
+        return initializers.normal(0.02)
+
+    @property
+    def residual_init(self) -> Initializer:
+        """The initializer of projections into the residual (Radford et al. 2019, section 2.3)."""
+        if self.initializer == "scaled_normal":
+            blocks = self.num_encoder_layers + self.num_decoder_layers
+            return initializers.normal(0.02 / math.sqrt(2 * blocks))
+        return self.dense_init
+
+    @property
+    def table_init(self) -> Initializer:
+        """The initializer of tables with a row for each id or bucket."""
+        return initializers.normal(self.d_model**-0.5 if self.initializer == "xavier" else 0.02)
+
+    @property
     def qkv_bias(self) -> bool:
         """Whether projections to queries, keys and values have biases."""
         return self.use_bias if self.attention.qkv_bias is None else self.attention.qkv_bias
@@ -209,3 +239,79 @@ def _check_vocabulary(config: TransformerConfig) -> None:
             f"{config.source_vocab_size} and vocab_size={config.vocab_size}: make them equal or "
             "tie 'output' only"
         )
+
+
+TRANSFORMER_BASE = TransformerConfig(
+    vocab_size=37_000,
+    d_model=512,
+    d_ff=2048,
+    num_heads=8,
+    num_encoder_layers=6,
+    num_decoder_layers=6,
+    dropout_rate=0.1,
+)
+"""Vaswani et al. 2017, Table 3 "base": 63,082,496 parameters (the paper prints 65 million)."""
+
+TRANSFORMER_BIG = TransformerConfig(
+    vocab_size=37_000,
+    d_model=1024,
+    d_ff=4096,
+    num_heads=16,
+    num_encoder_layers=6,
+    num_decoder_layers=6,
+    dropout_rate=0.3,
+)
+"""Vaswani et al. 2017, Table 3 "big": 214,245,376 parameters (the paper prints 213 million)."""
+
+GPT2 = TransformerConfig(
+    vocab_size=50_257,
+    d_model=768,
+    d_ff=3072,
+    num_heads=12,
+    num_decoder_layers=12,
+    max_len=1024,
+    dropout_rate=0.1,
+    positions=Learned(),
+    norm=NormOptions(placement="pre", eps=1e-5),
+    attention=AttentionOptions(dropout_rate=0.1),
+    feed_forward=FeedForwardOptions("gelu_tanh"),
+    embeddings=EmbeddingOptions(tied="output", scale=False),
+    initializer="scaled_normal",
+)
+"""Radford et al. 2019, the smallest model: 124,439,808 parameters."""
+
+BERT_BASE = TransformerConfig(
+    vocab_size=30_522,
+    d_model=768,
+    d_ff=3072,
+    num_heads=12,
+    num_encoder_layers=12,
+    dropout_rate=0.1,
+    positions=Learned(),
+    norm=NormOptions(eps=1e-12),
+    attention=AttentionOptions(dropout_rate=0.1),
+    feed_forward=FeedForwardOptions("gelu"),
+    embeddings=EmbeddingOptions(tied="output", scale=False, norm=True, num_types=2),
+    pooler="tanh",
+    initializer="normal",
+)
+"""Devlin et al. 2019, the base model: 109,482,240 parameters with its pooler."""
+
+LLAMA3_8B = TransformerConfig(
+    vocab_size=128_256,
+    d_model=4096,
+    d_ff=14_336,
+    num_heads=32,
+    num_decoder_layers=32,
+    max_len=8192,
+    positions=Rotary(base=500_000.0),
+    norm=NormOptions("rms", placement="pre", eps=1e-5),
+    attention=AttentionOptions(num_kv_heads=8),
+    feed_forward=FeedForwardOptions("silu", gated=True),
+    embeddings=EmbeddingOptions(tied="none", scale=False),
+    use_bias=False,
+    initializer="normal",
+    scan_layers=True,
+    dtype="bfloat16",
+)
+"""Llama Team 2024, Table 3, the model of 8 billion: 8,030,261,248 parameters."""

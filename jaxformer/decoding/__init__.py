@@ -22,16 +22,18 @@ from jaxformer.decoding.logits_processors import (
     repetition_penalty,
     suppress_tokens,
 )
-from jaxformer.decoding.samplers import Sampler, greedy, make_sampler
-from jaxformer.decoding.sampling import Prompts, StopFn, sample
+from jaxformer.decoding.sampling import Prompts, Sampler, StopFn, greedy, make_sampler, sample
 from jaxformer.decoding.settings import (
+    CompletionOptions,
     LogitsConfig,
     SamplerConfig,
     SamplingConfig,
     SearchConfig,
+    TranslationOptions,
 )
 
 __all__ = [
+    "CompletionOptions",
     "DecodeHistory",
     "Hypotheses",
     "LengthPenalty",
@@ -44,6 +46,7 @@ __all__ = [
     "SearchConfig",
     "Step",
     "StopFn",
+    "TranslationOptions",
     "beam_search",
     "force_token_at",
     "gnmt_length_penalty",

@@ -1,4 +1,7 @@
-"""Settings of beam search and of sampling."""
+"""Settings of beam search and of sampling, and of the pipelines that run them.
+
+Each raises `ConfigError` for a value of another type or out of range.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +12,14 @@ from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogitsConfig:
+class _Settings:
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choices(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsConfig(_Settings):
     """Changes of the logits that search and sampling share (`make_processors`)."""
 
     min_new_tokens: int = 0
@@ -26,8 +36,7 @@ class LogitsConfig:
     """
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
+        super().__post_init__()
         check_at_least(self, 0, "min_new_tokens", "no_repeat_ngram_size")
         _check_ids(self, "suppress_tokens")
         if not 0.0 < self.repetition_penalty < math.inf:
@@ -42,10 +51,8 @@ class SearchConfig(LogitsConfig):
     """Settings of beam search; the defaults are those of Vaswani et al. 2017, section 6.1.
 
     `jaxformer.pretrained.load_generation_config` reads them from a folder of transformers.
-    Raises `ConfigError` for a value of another type or out of range.
 
-    >>> greedy = jf.SearchConfig(beam_size=1, max_new_tokens=20)
-    >>> greedy.eos
+    >>> jf.SearchConfig(beam_size=1, max_new_tokens=20).eos  # greedy search
     (2,)
     >>> jf.SearchConfig(beam_size=0)
     Traceback (most recent call last):
@@ -100,17 +107,8 @@ class SearchConfig(LogitsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerConfig:
-    """Settings of drawing a token. Raises `ConfigError` for another type or a value out of range.
-
-    >>> config = SamplerConfig(temperature=0.8, top_k=40)
-    >>> config.top_p  # all of the 40 tokens
-    1.0
-    >>> SamplerConfig(temperature=-1.0)
-    Traceback (most recent call last):
-        ...
-    jaxformer.errors.ConfigError: temperature=-1.0, but it must be finite and at least 0
-    """
+class SamplerConfig(_Settings):
+    """Settings of drawing a token."""
 
     temperature: float = 1.0
     """Tokens are drawn from softmax(logits / temperature); 0: the most likely token."""
@@ -122,8 +120,7 @@ class SamplerConfig:
     """Draw from those of them at least min_p times as likely as the most likely token."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
+        super().__post_init__()
         check_at_least(self, 0, "top_k")
         if not 0.0 <= self.temperature < math.inf:
             raise ConfigError(
@@ -139,9 +136,7 @@ class SamplerConfig:
 class SamplingConfig(SamplerConfig, LogitsConfig):
     """Settings of `sample`: how tokens are drawn, and how many.
 
-    Raises `ConfigError` for a value of another type or out of range.
-
-    >>> jf.SamplingConfig(max_new_tokens=50, temperature=0.8).top_p
+    >>> jf.SamplingConfig(max_new_tokens=50, temperature=0.8, top_k=40).top_p  # all of the 40
     1.0
     """
 
@@ -149,10 +144,68 @@ class SamplingConfig(SamplerConfig, LogitsConfig):
     """The most tokens that a prompt is continued by."""
 
     def __post_init__(self) -> None:
-        SamplerConfig.__post_init__(self)
-        LogitsConfig.__post_init__(self)
+        super().__post_init__()
         check_at_least(self, 1, "max_new_tokens")
         _check_min_new_tokens(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationOptions(_Settings):
+    """Options of `translate` beside the search.
+
+    The ids are those of tokenizers trained here; `load_generation_config` gives a folder's own.
+
+    >>> TranslationOptions(max_extra_tokens=10).bos
+    1
+    """
+
+    max_extra_tokens: int = 50
+    """The number of tokens by which a translation may be longer than its source, where the search
+    has no max_new_tokens."""
+    batch_size: int = 64
+    """The most sentences that are searched together."""
+    bos: int = 1
+    """Token id before the first token of a translation (decoder_start_token_id)."""
+    pad: int = 0
+    """Token id that fills up the sources of a batch."""
+    source_bos: bool = False
+    """Whether each source begins with its tokenizer's BOS, if it has one, as BART reads it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "batch_size")
+        check_at_least(self, 0, "max_extra_tokens", "bos", "pad")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions(_Settings):
+    r"""Options of `complete` beside sampling.
+
+    >>> CompletionOptions(stop=("\n",)).overflow  # a prompt must fit
+    'refuse'
+    """
+
+    eos: tuple[int, ...] | None = None
+    """Token ids that end a text; None: the tokenizer's EOS, if it has one."""
+    stop: tuple[str, ...] = ()
+    """A text ends before the first of these strings."""
+    overflow: Literal["refuse", "slide"] = "refuse"
+    """The treatment of a prompt and continuation that are longer than max_len.
+
+    refuse: raise an error. slide: continue in rounds of max_len // 2 tokens; each round sees the
+    last tokens before it that fit.
+    """
+    seed: int = 0
+    """Seed of the random numbers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 0, "seed")
+        _check_ids(self, "eos")
+        if self.seed >= 2**32:
+            raise ConfigError(f"seed={self.seed}, but it must be below 2^32")
+        if "" in self.stop:
+            raise ConfigError(f"stop={self.stop!r}, but each must have at least one character")
 
 
 def _check_ids(config: Any, name: str) -> None:

@@ -1,50 +1,49 @@
 """FSDP: all-gathers parameters for a loss, reduce-scatters their gradient.
 
-All of it runs inside `jax.shard_map` over `BATCH_AXES`, where a device sees its own parts.
+All of it runs inside `jax.shard_map` over `BATCH_AXES`, where a device sees its own parts. A TPU's
+compiler replaces a reduce-scatter by a sum of everything on all devices where the devices lie along
+several axes of the torus (`tests/compilers` shows it for 4 to 256 chips), so the sums over fsdp go
+in stages, each along one axis.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax import struct
 from jax.interpreters.partial_eval import dce_jaxpr
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
-from jaxformer.distributed.torus import Stages, sum_and_divide
 from jaxformer.errors import ConfigError
-from jaxformer.training.gradients import (
-    Batch,
-    CheckedLoss,
-    GradientSums,
-    accumulate,
-    loss_and_gradient,
-    measured_loss_and_gradient,
-)
+from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import Params, flatten
+from jaxformer.training.train_step import Batch, GradientSums, accumulate, loss_and_gradient
 
 BATCH_AXES = ("data", "fsdp")
 """The mesh axes that divide the rows of a batch."""
 
 GatherAt = Literal["step", "use"]
 
+Stages = tuple[tuple[tuple[int, ...], ...], ...]
+"""For each stage of a sum over fsdp: the groups of indices along fsdp that are added up."""
+
 
 class Gathering(NamedTuple):
     """The division of parameters over devices, and when and how they are gathered.
 
     `specs` is the tree of their `PartitionSpec`, `axes` are those of `BATCH_AXES` with more than
-    one device; `Strategy.step` describes `at`, `dtype` and `gradient_noise_scale`. `stages` are
-    those of `torus_stages` of the mesh.
+    one device; `Strategy.step` describes `at` and `dtype`; `stages` are those of `torus_stages`.
     """
 
     specs: Any
     axes: tuple[str, ...]
-    at: GatherAt
-    dtype: Any
-    gradient_noise_scale: bool = False
+    at: GatherAt = "step"
+    dtype: Any = None
     stages: Stages = ()
 
     def for_loss(self, params: Params) -> Params:
@@ -54,7 +53,7 @@ class Gathering(NamedTuple):
         return _as_stored(self._gather(params), params)
 
     def gradient_sums(
-        self, loss: CheckedLoss, params: Params, batch: Batch, rng: jax.Array, parts: int
+        self, loss: Loss, params: Params, batch: Batch, rng: jax.Array, parts: int
     ) -> GradientSums:
         """The sums of `loss` over the rows of all devices, and this device's part of the gradient.
 
@@ -76,11 +75,9 @@ class Gathering(NamedTuple):
             grads, *sums = accumulate(sums_of, params, batch, parts)
         else:
             whole = self._gather(params)
-            measured = self.gradient_noise_scale
-            differentiate = measured_loss_and_gradient if measured else loss_and_gradient
 
             def sums_of(part: Batch) -> GradientSums:
-                return differentiate(loss, _as_stored(whole, params), part, rng)
+                return loss_and_gradient(loss, _as_stored(whole, params), part, rng)
 
             like = jax.eval_shape(_as_stored, whole, params)
             grads, *sums = accumulate(sums_of, like, batch, parts)
@@ -102,9 +99,7 @@ class Gathering(NamedTuple):
             self.specs,
         )
 
-    def _check_reads(
-        self, loss: CheckedLoss, params: Params, batch: Batch, rng: jax.Array | None
-    ) -> None:
+    def _check_reads(self, loss: Loss, params: Params, batch: Batch, rng: jax.Array | None) -> None:
         """Raises `ConfigError` for a loss that depends on a part other than by gathering it.
 
         Such a loss takes the part for the whole parameter.
@@ -234,3 +229,55 @@ def _select_axes(spec: PartitionSpec, is_wanted: Callable[[str], bool]) -> list[
     """The wanted mesh axes of each dimension."""
     groups = (axes if isinstance(axes, tuple) else (axes,) for axes in spec)
     return [tuple(axis for axis in group if axis and is_wanted(axis)) for group in groups]
+
+
+def torus_stages(mesh: Mesh) -> Stages:
+    """The stages of a reduce-scatter over the fsdp axis of `mesh` on a TPU's torus.
+
+    The first stage joins the most distant indices, the last one neighbours, so that index i ends
+    with part i. () where the fsdp devices lie on one line, or are not those of a torus.
+    """
+    rows = np.moveaxis(mesh.devices, 1, -1).reshape(-1, mesh.shape["fsdp"])
+    stages = {line_stages([tuple(getattr(x, "coords", ())) for x in row]) for row in rows}
+    return stages.pop() if len(stages) == 1 else ()
+
+
+def line_stages(coords: list[tuple[int, ...]]) -> Stages:
+    """The stages of `torus_stages` for devices at `coords` of a torus, in the order of fsdp."""
+    for axis in range(len(coords[0])):
+        size = len({at[axis] for at in coords})
+        if not 1 < size < len(coords) or len(coords) % size:
+            continue
+        others = [at[:axis] + at[axis + 1 :] for at in coords]
+        lines = [range(first, first + size) for first in range(0, len(coords), size)]
+        columns = [{coords[i][axis]: i for i in line} for line in lines]
+        if any(len({others[i] for i in line}) > 1 for line in lines) or any(
+            column.keys() != columns[0].keys() for column in columns
+        ):
+            continue
+        outer = line_stages([others[line[0]] for line in lines])
+        across = tuple(
+            tuple(tuple(columns[i][at] for i in group) for group in groups for at in columns[0])
+            for groups in outer or ((tuple(range(len(lines))),),)
+        )
+        return (*across, tuple(map(tuple, lines)))
+    return ()
+
+
+def sum_and_divide(
+    gradient: jax.Array, dimension: int, axes: tuple[str, ...], stages: Stages
+) -> jax.Array:
+    """The sum of `gradient` over `axes`, of which each device keeps a part along `dimension`.
+
+    A TPU's compiler also sums all of an array on all devices where a part is no whole number of
+    tiles. So the parts come first, before two dimensions for the rest.
+    """
+    before, (size, *after) = gradient.shape[:dimension], gradient.shape[dimension:]
+    counts = [len(groups[0]) for groups in stages] or [jax.lax.axis_size(axes)]
+    part = size // math.prod(counts)
+    parts = gradient.reshape(*before, *counts, part, *after)
+    parts = jnp.moveaxis(parts, range(dimension, dimension + len(counts)), range(len(counts)))
+    parts = parts.reshape(*counts, -1, parts.shape[-1])
+    for groups in stages or (None,):
+        parts = jax.lax.psum_scatter(parts, axes, axis_index_groups=groups)
+    return parts.reshape(*before, part, *after)

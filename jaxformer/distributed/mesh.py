@@ -1,13 +1,11 @@
-"""The processes of a program, and the mesh of their devices."""
+"""The mesh of the devices of all processes, and programs for it."""
 
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh
 
@@ -64,24 +62,18 @@ def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
             f"the mesh {product} needs {math.prod(sizes.values())} devices, but there are "
             f"{len(devices)}: give sizes whose product is {len(devices)}"
         )
-    slices = _slices(devices)
+    slices: dict[int, list[Device]] = {}  # one where the devices are no TPUs
+    for device in devices:
+        index = getattr(device, "slice_index", 0) if hasattr(device, "coords") else 0
+        slices.setdefault(index, []).append(device)
     if sizes["data"] % len(slices):
         raise ConfigError(
             f"the chips are in {len(slices)} slices, between which only the data axis may lie, but "
             f"data={sizes['data']}: give a multiple of {len(slices)}"
         )
     shape = sizes["data"] // len(slices), sizes["fsdp"], sizes["tensor"]
-    parts = [_arrange(shape, part) for part in slices]
+    parts = [_arrange(shape, slices[index]) for index in sorted(slices)]
     return Mesh(np.concatenate(parts), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
-def _slices(devices: Sequence[Device]) -> list[list[Device]]:
-    """The devices of each slice of TPUs, in order; all together where they are no TPUs."""
-    slices: dict[int, list[Device]] = {}
-    for device in devices:
-        index = getattr(device, "slice_index", 0) if hasattr(device, "coords") else 0
-        slices.setdefault(index, []).append(device)
-    return [slices[index] for index in sorted(slices)]
 
 
 def _arrange(shape: tuple[int, int, int], devices: Sequence[Device]) -> np.ndarray:
@@ -114,91 +106,31 @@ def standardize(mesh: Mesh) -> Mesh:
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def initialize(
-    coordinator: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
-    *,
-    heartbeat: int = 60,
-    timeout: int = 300,
-) -> None:
-    """Connects this process with the others; `jax.devices()` then lists the devices of all.
+class CompiledStep:
+    """A function compiled for the devices of a mesh, once for each combination of argument shapes.
 
-    Without arguments the cluster's environment is used (SLURM, a TPU pod, Open MPI, Kubernetes).
-    Otherwise `coordinator` is "host:port" of process 0, and this is process `process_id` of
-    `num_processes`. Call it before anything uses a device. If a process sends no heartbeat for
-    `heartbeat` seconds, the others end (exit status 134, with the reason on stderr). They also end
-    if not all processes are connected after `timeout` seconds.
-
-    Raises `ConfigError` for incomplete or impossible arguments, and if no cluster is found without
-    arguments; raises `RuntimeError` if it is called too late.
-
-    >>> initialize("host0:1234", num_processes=2)
-    Traceback (most recent call last):
-        ...
-    jaxformer.errors.ConfigError: coordinator, num_processes without process_id: give ...
+    >>> from jaxformer.distributed import CompiledStep, make_mesh
+    >>> double = CompiledStep(lambda x: 2 * x, jax.jit, make_mesh("data=1", jax.devices()[:1]))
+    >>> double(jnp.ones(3))
+    Array([2., 2., 2.], dtype=float32)
     """
-    values = {
-        "coordinator": coordinator,
-        "num_processes": num_processes,
-        "process_id": process_id,
-    }
-    missing = [name for name, value in values.items() if value is None]
-    if 0 < len(missing) < len(values):
-        raise ConfigError(
-            f"{', '.join(name for name in values if name not in missing)} without "
-            f"{', '.join(missing)}: give all of {', '.join(values)}, or none of them on a cluster"
-        )
-    if coordinator is not None and num_processes is not None and process_id is not None:
-        _check_process(coordinator, num_processes, process_id)
-    try:
-        jax.distributed.initialize(
-            coordinator,
-            num_processes,
-            process_id,
-            heartbeat_timeout_seconds=heartbeat,
-            initialization_timeout=timeout,
-            shutdown_timeout_seconds=heartbeat,
-        )
-    except ValueError as error:
-        raise ConfigError(
-            f"no cluster was found in the environment ({error}): give coordinator=HOST:PORT, "
-            "num_processes and process_id"
-        ) from error
 
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        jit: Callable[[Callable[..., Any]], Any],
+        mesh: Mesh,
+    ) -> None:
+        """`jit` compiles for the devices of `mesh`."""
+        self._mesh = mesh
+        self._compiled = jit(function)
 
-def assert_processes_agree(values: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` on every process, with the name, if a value differs between processes.
+    def __call__(self, *args: Any) -> Any:
+        """The result of the function, which may still be computed."""
+        with jax.set_mesh(self._mesh):  # overrides a mesh that the caller has set
+            return self._compiled(*args)
 
-    `values`: what must be equal everywhere (settings, fingerprints, the restored step), under the
-    same names. Values are compared by their `repr`. With one process nothing is checked.
-
-    >>> assert_processes_agree({"seed": 0, "step": 100})
-    """
-    if jax.process_count() == 1:
-        return
-    digests = [hashlib.sha256(repr(value).encode()).digest()[:8] for value in values.values()]
-    mine = np.frombuffer(b"".join(digests), np.uint32).reshape(-1, 2)
-    everyone = multihost_utils.process_allgather(mine)
-    different = np.flatnonzero(np.any(everyone != everyone[:1], axis=(0, 2)))
-    names = [list(values)[i] for i in different]
-    if names:
-        here = "; ".join(f"{name}={values[name]!r}" for name in names)
-        raise ConfigError(
-            f"the processes do not agree on {', '.join(names)}: process {jax.process_index()} of "
-            f"{jax.process_count()} has {here}. Start all with the same settings and data"
-        )
-
-
-def _check_process(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Raises `ConfigError` for a malformed address or an impossible number."""
-    host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"coordinator={coordinator!r} is not an address: give HOST:PORT")
-    if num_processes < 1:
-        raise ConfigError(f"num_processes={num_processes}, but it must be at least 1")
-    if not 0 <= process_id < num_processes:
-        raise ConfigError(
-            f"process_id={process_id} is not one of num_processes={num_processes}: give a number "
-            f"from 0 to {num_processes - 1}"
-        )
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """The program for arguments of these shapes, before compilation."""
+        with jax.set_mesh(self._mesh):
+            return self._compiled.lower(*args)

@@ -5,7 +5,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -18,26 +18,25 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jax.tree_util import Partial
 from jaxtyping import Int
 
-from jaxformer.distributed.arrays import check_rows, global_array, row_spec, whole_array
-from jaxformer.distributed.compiled_step import CompiledStep
-from jaxformer.distributed.gathering import BATCH_AXES, GatherAt, Gathering, batch_spec
-from jaxformer.distributed.mesh import AXES, Device, standardize
-from jaxformer.distributed.sharding_rules import (
-    RULES,
-    MeshAxes,
-    inherited_specs,
-    partition_specs,
+from jaxformer.distributed.gathering import (
+    BATCH_AXES,
+    GatherAt,
+    Gathering,
+    batch_spec,
+    torus_stages,
 )
-from jaxformer.distributed.torus import torus_stages
+from jaxformer.distributed.mesh import AXES, CompiledStep, Device, standardize
+from jaxformer.distributed.processes import check_rows, global_array, pad_rows, row_spec, to_numpy
+from jaxformer.distributed.sharding_rules import RULES, MeshAxes, inherited_specs, partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
-from jaxformer.training.gradients import Batch, GradientSums, Metrics, checked_loss
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import ModelAxes, Params, flatten, map_with_path
 from jaxformer.training.train_step import (
-    EmaDecay,
+    Batch,
+    GradientSums,
+    Metrics,
     TrainState,
-    dropout_key,
     make_eval_step,
     make_update,
 )
@@ -89,19 +88,6 @@ class Strategy:
             i for i, group in enumerate(groups) if any(d.process_index == here for d in group)
         )
 
-    def __eq__(self, other: object) -> bool:
-        """Whether both compile the same programs for the same devices."""
-        return isinstance(other, Strategy) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        named = self.rules, self.axes, self.compiler_options
-        items = (None if each is None else frozenset(each.items()) for each in named)
-        return type(self), self.mesh, tuple(self.paths.items()), *items
-
     def for_model(self, model: nn.Module, *inputs: Any) -> "Strategy":
         """This strategy for the parameters of `model`, whose axes it then knows.
 
@@ -135,8 +121,7 @@ class Strategy:
     def shard_state(self, tree: Any) -> Any:
         """A state or parameters from a file or other devices, moved to this strategy's devices.
 
-        Every process gives the whole tree. Beam search and sampling with parameters that are
-        divided so run on all of these devices.
+        Every process gives the whole tree. Decoding with the result runs on all of the devices.
         """
         return jax.device_put(tree, self.shardings(tree))
 
@@ -168,10 +153,7 @@ class Strategy:
         )
 
     def abstract_batch(self, batch: Batch) -> Batch:
-        """The result of `shard_batch` for a whole batch, as `jax.ShapeDtypeStruct` with shardings.
-
-        `batch` holds all rows. Raises `ConfigError` when `num_shards` does not divide them.
-        """
+        """The result of `shard_batch` for a `batch` of all rows, as `jax.ShapeDtypeStruct`."""
         check_rows(batch, self.num_shards)
 
         def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -193,13 +175,8 @@ class Strategy:
         def global_rows(leaf: Any) -> jax.Array:
             if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
                 return leaf
-            leaf = np.asarray(leaf)
-            leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-            if leaf.ndim:
-                rows = -len(leaf) % parts
-                leaf = np.pad(leaf, [(0, rows), *[(0, 0)] * (leaf.ndim - 1)])
-            sharding = self._sharding(PartitionSpec(axes) if leaf.ndim else PartitionSpec())
-            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+            leaf = pad_rows(np.asarray(leaf), parts)
+            return global_array(leaf, self._sharding(row_spec(leaf, axes)))
 
         return jax.tree.map(global_rows, batch)
 
@@ -209,7 +186,7 @@ class Strategy:
 
     def gather(self, tree: Any) -> Any:
         """The whole `tree` as numpy arrays on every process; a PRNG key as its key data."""
-        return jax.tree.map(whole_array, tree)
+        return jax.tree.map(to_numpy, tree)
 
     def shardings(self, tree: Any) -> Any:
         """The tree of `Sharding` for the leaves of a state, or of parameters alone.
@@ -226,11 +203,9 @@ class Strategy:
         optimizer: optax.GradientTransformation,
         *,
         grad_accumulation: int = 1,
-        ema_decay: EmaDecay = 0.0,
-        log_update_ratio: bool = False,
+        ema_decay: float = 0.0,
         gather_at: GatherAt = "step",
         gather_dtype: Any = None,
-        gradient_noise_scale: bool = False,
     ) -> CompiledStep:
         """The compiled `make_train_step`: (state, sharded batch) -> (state, metrics).
 
@@ -247,30 +222,27 @@ class Strategy:
         They are moved in `gather_dtype`: give the model's `dtype` (None: their own). A gradient is
         added up in the parameter's own type.
 
-        `gradient_noise_scale` adds the metrics `gradients.NOISE_METRICS`. It needs "step" and at
-        least two parts of a batch, of devices or of gradient accumulation.
-
         Raises `ConfigError` for another `gather_at`, for a loss that reads a parameter otherwise
         with "use", and when `num_shards` x `grad_accumulation` does not divide the rows of a batch.
         """
         if gather_at not in ("step", "use"):
             raise ConfigError(f"gather_at={gather_at!r} is unknown: give 'step' or 'use'")
-        if gradient_noise_scale:
-            self._check_noise(grad_accumulation, gather_at)
-        update = make_update(optimizer, ema_decay, log_update_ratio=log_update_ratio)
+        update = make_update(optimizer, ema_decay)
 
         def sums_of(specs: Any, params: Params, batch: Batch, rng: jax.Array) -> GradientSums:
-            options = gather_at, gather_dtype, gradient_noise_scale, torus_stages(self.mesh)
-            gathering, parts = Gathering(specs, self._axes, *options), grad_accumulation
-            return gathering.gradient_sums(checked_loss(loss), params, batch, rng, parts)
+            stages = torus_stages(self.mesh)
+            gathering = Gathering(specs, self._axes, gather_at, gather_dtype, stages)
+            return gathering.gradient_sums(loss, params, batch, rng, grad_accumulation)
 
         def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
             check_rows(batch, self.num_shards, grad_accumulation)
             specs = self._tree_of_specs(state.params)
             out_specs = specs, *[PartitionSpec()] * 3
             on_shards = self._on_shards(partial(sums_of, specs), specs, out_specs)
-            state, metrics = update(state, on_shards(state.params, batch, dropout_key(state)))
-            return self._constrain(state), metrics
+            state, metrics = update(state, on_shards(state.params, batch, state.dropout_rng))
+            if self.mesh.size > 1:
+                state = jax.lax.with_sharding_constraint(state, self.shardings(state))
+            return state, metrics
 
         return CompiledStep(step, partial(self._jit, donate_argnums=0), self.mesh)
 
@@ -336,28 +308,9 @@ class Strategy:
             return SingleDeviceSharding(self.mesh.devices.item())
         return NamedSharding(self.mesh, spec)
 
-    def _constrain(self, tree: Any) -> Any:
-        """`tree` with the shardings of a state."""
-        if self.mesh.size == 1:
-            return tree
-        return jax.lax.with_sharding_constraint(tree, self.shardings(tree))
-
     def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         compiler_options = dict(self.compiler_options) or None
         return jax.jit(function, compiler_options=compiler_options, **options)
-
-    def _check_noise(self, grad_accumulation: int, gather_at: GatherAt) -> None:
-        """Raises `ConfigError` where there are no gradients of parts of the batch to compare."""
-        if gather_at == "use":
-            raise ConfigError(
-                "gradient_noise_scale compares the gradients of devices, but gather_at='use' adds "
-                "them up in the backward pass: give gather_at='step'"
-            )
-        if self.num_shards * grad_accumulation == 1:
-            raise ConfigError(
-                "gradient_noise_scale compares the gradients of parts of a batch, but there is one "
-                "part: give grad_accumulation=2 or more devices"
-            )
 
 
 def single(
@@ -420,7 +373,7 @@ def sharded(
 
 
 def strategy_of(params: Any) -> Strategy:
-    """The strategy whose devices hold `params`, divided as they are.
+    """The strategy whose devices hold `params`, divided as they are: the same object each time.
 
     >>> strategy_of({"scale": jnp.ones(3)}).num_shards
     1
@@ -428,12 +381,16 @@ def strategy_of(params: Any) -> Strategy:
     placed = {k: x.sharding for k, x in flatten(params).items() if isinstance(x, jax.Array)}
     divided = {k: x for k, x in placed.items() if isinstance(x, NamedSharding)}
     if not divided:
-        devices = (device for sharding in placed.values() for device in sharding.device_set)
-        return single(next(devices, None))
+        devices = [device for sharding in placed.values() for device in sharding.device_set]
+        return _divided_so(Mesh(np.array((devices or jax.local_devices())[:1]), ("data",)), ())
     mesh = next(iter(divided.values())).mesh
     assert isinstance(mesh, Mesh)  # arrays outside of programs lie on devices
-    paths = {f"^{re.escape(path)}$": sharding.spec for path, sharding in divided.items()}
-    return Strategy(mesh, {}, paths=paths)
+    return _divided_so(mesh, tuple((path, x.spec) for path, x in divided.items()))
+
+
+@lru_cache(maxsize=16)
+def _divided_so(mesh: Mesh, specs: tuple[tuple[str, PartitionSpec], ...]) -> Strategy:
+    return Strategy(mesh, {}, paths={f"^{re.escape(path)}$": spec for path, spec in specs})
 
 
 def _call(function: Callable[[], Any]) -> Any:

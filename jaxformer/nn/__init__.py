@@ -2,7 +2,7 @@
 
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.axes import Axes, parameter_axes
-from jaxformer.nn.blocks import Block, Encoder
+from jaxformer.nn.blocks import REMAT, Block, Encoder, MakeBlock
 from jaxformer.nn.cache import Cache, init_cache
 from jaxformer.nn.ensemble import Ensemble, stack_members
 from jaxformer.nn.heads import (
@@ -12,14 +12,18 @@ from jaxformer.nn.heads import (
     SpanPredictor,
     TokenClassifier,
 )
-from jaxformer.nn.inspection import Patched, read_taps, tap_names, with_attention_weights
+from jaxformer.nn.inspection import Patched, read_taps, tap, tap_names, with_attention_weights
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.layers import Dropout, Embedding, FeedForward, LMHead, Norm
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, EncoderOutput
-from jaxformer.nn.recipe import REMAT, MakeBlock, make_block
-from jaxformer.nn.stack import Positions, ScannedStack, Stack
-from jaxformer.nn.stacking import stack_blocks, unstack_blocks
-from jaxformer.nn.taps import tap
+from jaxformer.nn.stack import (
+    Positions,
+    ScannedStack,
+    Stack,
+    make_block,
+    stack_blocks,
+    unstack_blocks,
+)
 
 __all__ = [
     "REMAT",

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -12,14 +11,13 @@ from jaxtyping import Array, Float
 from jaxformer.config.parts import NormOptions
 from jaxformer.config.positions import Rotation, rotate
 from jaxformer.errors import ConfigError
+from jaxformer.nn.cache import KeyValue
 from jaxformer.nn.layers import Dropout, Initializer, Norm
-from jaxformer.nn.taps import tap
 from jaxformer.ops import dropout as ops_dropout
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.beam_cache import KeyValue
 from jaxformer.ops.dense import dense_dot_general
 from jaxformer.ops.dropout import DropoutRng
-from jaxformer.ops.masks import AttentionMask
+from jaxformer.ops.masks import AttentionMask, check_mask
 
 
 class MultiHeadAttention(nn.Module):
@@ -102,9 +100,10 @@ class MultiHeadAttention(nn.Module):
         `kv` defaults to the keys and values of `x` (self-attention), `mask` to one that allows
         everything. The queries are rotated by `rotation`, and `bias` is added to the scaled logits.
         """
+        mask = AttentionMask() if mask is None else mask
         q = self.queries(x, rotation)
         k, v = self.keys_values(x, rotation) if kv is None else kv
-        heads = self.attend(q, k, v, mask or AttentionMask(), bias, self.dropout.at(dropout_rng))
+        heads = self.attend(q, k, v, mask, bias, self.dropout.at(dropout_rng))
         return self.project("out", heads, (x.shape[-1],))
 
     def queries(
@@ -131,12 +130,12 @@ class MultiHeadAttention(nn.Module):
         mask: AttentionMask,
         bias: Float[Array, "1 N Q S"] | None,
         dropout: ops_dropout.Dropout | None,
+        **options: Any,
     ) -> Float[Array, "R T N Hv"]:
         """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V of each head (equation 1)."""
         scale = 1.0 / math.sqrt(self.query_scalar or q.shape[-1])
-        options: dict[str, Any] = {} if self.softcap is None else {"softcap": self.softcap}
-        if getattr(self.attention_fn, "attention_fn", self.attention_fn) is reference:  # FoldBeams
-            options["on_weights"] = partial(tap, self, "weights")
+        options |= {} if self.softcap is None else {"softcap": self.softcap}
+        check_mask(mask)
         return self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
 
     @nn.compact

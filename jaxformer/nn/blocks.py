@@ -1,5 +1,7 @@
-"""The residual block (Vaswani et al. 2017, section 3.1)."""
+"""The residual block (Vaswani et al. 2017, section 3.1), and what its backward pass recomputes."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,9 +13,10 @@ from jaxtyping import Array, Float
 from jaxformer.config.parts import AttentionOptions, FeedForwardOptions, NormOptions
 from jaxformer.config.positions import Rotation
 from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.cache import KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, FeedForward, Initializer, Norm
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.beam_cache import KeyValue, LayerCache, read, write
+from jaxformer.ops.attention.spec import FLASH_RESIDUALS
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
@@ -124,8 +127,8 @@ class Block(nn.Module):
         h = self.sublayer_input("attention", x)
         kv = self.attention.keys_values(h, rotation)
         if layer_cache is not None:
-            layer_cache = write(layer_cache, kv, mask.offset)
-            kv = read(layer_cache)
+            layer_cache = layer_cache.write(kv, mask.offset)
+            kv = layer_cache.read()
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         x = self.add_residual("attention", x, y, dropout_rng)
         if self.cross:
@@ -197,3 +200,59 @@ class Encoder(nn.Module):
             x, _ = block(x, mask, dropout_rng=dropout_rng)
         norm = self.norm_options
         return x if norm.placement == "post" else Norm(norm.kind, norm.eps, name="final_norm")(x)
+
+
+MakeBlock = Callable[..., nn.Module]
+"""block(**fields) -> a module that is called as `Block` is, from the fields of `Block`."""
+
+
+@dataclass(frozen=True)
+class Remat:
+    """`Block` whose backward pass recomputes what `policy` does not save; None saves nothing."""
+
+    policy: Callable[..., bool] | None = None
+
+    def __call__(self, *, in_scan: bool = False, **fields: Any) -> nn.Module:
+        """The block."""
+        # In a loop XLA cannot merge the two computations, so nothing has to prevent it.
+        return nn.remat(Block, policy=self.policy, prevent_cse=not in_scan)(**fields)
+
+
+def _recompute_attention(*, attention_fn: AttentionFn, **fields: Any) -> nn.Module:
+    """A `Block` that keeps only the inputs and outputs of its attention functions."""
+
+    def recomputed(q, k, v, mask, *, scale, bias=None, dropout=None, **options):
+        def attend(q, k, v, bias):
+            return attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
+
+        return jax.checkpoint(attend)(q, k, v, bias)
+
+    return Block(attention_fn=recomputed, **fields)
+
+
+def _is_matmul_with_weights(primitive: Any, *_: Any, **params: Any) -> bool:
+    """Whether the product has at most one batch dimension.
+
+    Attention's own products have two, rows and heads. Those with weights have none, or one where
+    each group of a mesh has a copy of the weights.
+    """
+    if primitive is not jax.lax.dot_general_p:
+        return False
+    _, (batch, _) = params["dimension_numbers"]
+    return len(batch) <= 1
+
+
+REMAT: dict[str, MakeBlock] = {
+    "none": Block,
+    "attention": _recompute_attention,
+    "matmuls": Remat(_is_matmul_with_weights),
+    "all_but_attention": Remat(jax.checkpoint_policies.save_only_these_names(FLASH_RESIDUALS)),
+    "blocks": Remat(),
+}
+"""Blocks by what the backward pass recomputes (Chen et al. 2016); the gradient is the same.
+
+"none" keeps everything. "attention" recomputes the attention's scores and weights. "matmuls" keeps
+only the products with weights (JAX's `dots_with_no_batch_dims_saveable`), "blocks" only each
+block's input (`nothing_saveable`). "all_but_attention" also keeps the result of attention, where a
+flash attention function computes it.
+"""

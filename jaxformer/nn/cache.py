@@ -1,15 +1,87 @@
-"""The state of decoding: the keys and values of the tokens so far, and of the encoded source."""
+"""The state of decoding: the keys and values of the tokens so far, and of the encoded source.
+
+A step of beam search makes each beam continue one of the last step's beams. Instead of moving keys
+and values, the cache keeps a table `beam_ancestors` [B, W, L]: token l of beam w was written by
+beam `beam_ancestors[b, w, l]`. The plain twin is to gather keys and values by beam at each step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax.core import Tracer
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jaxformer.config import Learned, TransformerConfig
-from jaxformer.ops import beam_cache
-from jaxformer.ops.beam_cache import KeyValue, LayerCache
 from jaxformer.ops.masks import AnyArray, AttentionMask
+
+
+class KeyValue(NamedTuple):
+    """Keys [B, S, K, H] and values [B, S, K, Hv] of S tokens."""
+
+    key: jax.Array
+    value: jax.Array
+
+
+class LayerCache(struct.PyTreeNode):
+    """The keys and values of one layer, in the layout that attention multiplies.
+
+    Keys [B, K, H, S] and values [B, K, S, Hv] of S = L x `slots`: position l of a sentence has a
+    slot for each of its beams. `groups` are the sizes of B and K. Of these, axes of size 1 are left
+    out of the arrays: XLA drops them from a product, and a loop would copy an array that has them
+    at each step.
+    """
+
+    key: jax.Array
+    value: jax.Array
+    groups: tuple[int, int] = struct.field(pytree_node=False)
+    slots: int = struct.field(pytree_node=False, default=1)
+
+    @classmethod
+    def create(cls, kv: KeyValue, slots: int = 1) -> "LayerCache":
+        """`kv` in the layout of a cache."""
+        key, value = kv.key.transpose(0, 2, 3, 1), kv.value.swapaxes(1, 2)
+        ones = tuple(axis for axis in (0, 1) if key.shape[axis] == 1)
+        return cls(key.squeeze(ones), value.squeeze(ones), (key.shape[0], key.shape[1]), slots)
+
+    @property
+    def max_length(self) -> int:
+        """L, the number of tokens of each beam that fit."""
+        return self.key.shape[-1] // self.slots
+
+    def read(self) -> KeyValue:
+        """All keys and values, to attend to."""
+        key, value = (x.reshape(*self.groups, *x.shape[-2:]) for x in (self.key, self.value))
+        return KeyValue(key.transpose(0, 3, 1, 2), value.swapaxes(1, 2))
+
+    def write(self, new: KeyValue, position: Int[Array, ""] | int) -> "LayerCache":
+        """The cache with the keys [B*W, T, K, H] and values of `new` from `position` on."""
+
+        def to_slots(x: jax.Array) -> jax.Array:
+            """[B*W, T, K, H] as [B, T * slots, K, H]."""
+            x = x.reshape(self.groups[0], -1, *x.shape[1:]).swapaxes(1, 2)
+            x = _pad(x, 2, self.slots)
+            return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+        stored = LayerCache.create(KeyValue(to_slots(new.key), to_slots(new.value)))
+        start = position * self.slots
+        key = jax.lax.dynamic_update_slice_in_dim(self.key, stored.key, start, axis=-1)
+        value = jax.lax.dynamic_update_slice_in_dim(self.value, stored.value, start, axis=-2)
+        return self.replace(key=key, value=value)
+
+    def with_slots(self, slots: int) -> "LayerCache":
+        """The cache with `slots` slots at each position, no fewer than before."""
+        length, last = self.max_length, self.key.ndim - 1
+
+        def pad(x: jax.Array, axis: int) -> jax.Array:
+            shape = x.shape
+            positions = x.reshape(*shape[:axis], length, -1, *shape[axis + 1 :])
+            return _pad(positions, axis + 1, slots).reshape(*shape[:axis], -1, *shape[axis + 1 :])
+
+        return self.replace(key=pad(self.key, last), value=pad(self.value, last - 1), slots=slots)
 
 
 class Cache(struct.PyTreeNode):
@@ -59,12 +131,25 @@ class Cache(struct.PyTreeNode):
         )
 
     def mask_of_beams(self, mask: AttentionMask, count: int) -> AttentionMask:
-        """`mask` of the next T = `count` tokens of each row, for the queries of all beams."""
-        return beam_cache.mask_of_beams(mask, self.beam_ancestors, self.layers[0].slots, count)
+        """`mask` [B*W, T, L] of T = `count` tokens as that [B, W*T, L*slots] of folded queries."""
+        if self.beam_ancestors is None:
+            return mask
+        batch, beams, length = self.beam_ancestors.shape
+        slots = jnp.arange(self.layers[0].slots)
+        allowed = (self.beam_ancestors[..., None] == slots[None, None, None])[:, :, None]
+        dense = mask.materialize(count, length)
+        if dense is not None:
+            dense = jnp.broadcast_to(dense, (batch * beams, 1, count, length))
+            allowed = allowed & dense.reshape(batch, beams, count, length, 1)
+        explicit = allowed.reshape(batch, beams * count, -1)
+        return AttentionMask(offset=mask.offset, explicit=explicit)
 
-    def bias_of_beams(self, bias: jax.Array | None) -> jax.Array | None:
-        """`bias` [1, N, T, L] of one beam's queries, for the queries of all beams."""
-        return beam_cache.bias_of_beams(bias, self.num_beams, self.layers[0].slots)
+    def bias_of_beams(self, bias: Float[Array, "1 N T L"] | None) -> Float[Array, "1 N Q S"] | None:
+        """`bias` for the Q = W*T folded queries on the S = L*slots keys."""
+        beams, slots = self.num_beams, self.layers[0].slots
+        if bias is None or beams == slots == 1:
+            return bias
+        return jnp.tile(jnp.repeat(bias, slots, axis=-1), (beams, 1))
 
     def positions(self, count: int) -> Int[Array, " T"] | Int[Array, "R T"]:
         """The positions of the next T = `count` tokens in their sentences; R = B*W."""
@@ -82,12 +167,22 @@ class Cache(struct.PyTreeNode):
     def reorder_beams(self, parents: Int[Array, "B W2"]) -> "Cache":
         """The cache in which beam w continues beam `parents[b, w]`.
 
-        The number of beams may change. Keys and values do not move.
+        The number of beams may change. Keys and values do not move; where there are more beams than
+        slots, slots are added.
         """
-        layers, beam_ancestors = beam_cache.reorder(
-            self.layers, self.beam_ancestors, parents, self.length
-        )
-        return self.replace(layers=layers, beam_ancestors=beam_ancestors)
+        batch, beams = parents.shape
+        ancestors = self.beam_ancestors
+        if ancestors is None:
+            if beams == 1:
+                return self
+            ancestors = jnp.zeros((batch, 1, self.max_length), jnp.int32)
+        inherited = jnp.take_along_axis(ancestors, parents[:, :, None], axis=1)
+        written = jnp.arange(self.max_length)[None, None] < self.length
+        ancestors = jnp.where(written, inherited, _beam_numbers(beams))
+        layers = self.layers
+        if beams > layers[0].slots:
+            layers = tuple(layer.with_slots(beams) for layer in layers)
+        return self.replace(layers=layers, beam_ancestors=ancestors)
 
     def check_room(self, count: int) -> None:
         """Raises `ValueError` if `count` more tokens do not fit.
@@ -122,14 +217,50 @@ def init_cache(
     shape = batch_size, max_length * num_beams, config.kv_heads
     sizes = config.key_size, config.value_size
     zeros = KeyValue(*(jnp.zeros((*shape, size), config.dtype) for size in sizes))
-    layer = beam_cache.store(zeros, slots=num_beams)
-    count = config.num_decoder_layers
+    layer, count = LayerCache.create(zeros, num_beams), config.num_decoder_layers
     if config.scan_layers:
         layers = (jax.tree.map(lambda leaf: jnp.stack([leaf] * count), layer),)
     else:
         layers = tuple(jax.tree.map(jnp.copy, layer) for _ in range(count))
     ancestors = None
     if num_beams > 1:
-        own = beam_cache.own_slots(num_beams)
-        ancestors = jnp.broadcast_to(own, (batch_size, num_beams, max_length))
+        shape = batch_size, num_beams, max_length
+        ancestors = jnp.broadcast_to(_beam_numbers(num_beams), shape)
     return Cache(layers, jnp.zeros((), jnp.int32), beam_ancestors=ancestors)
+
+
+@dataclass(frozen=True)
+class FoldBeams:
+    """`attention_fn` of the queries of R = B*W rows on the keys and values of B sentences.
+
+    The W rows of a sentence (its beams) become Q = W*T further queries of that sentence, so that
+    its keys and values are not repeated. Mask and bias are those of the Q queries. Where R is B,
+    nothing changes.
+    """
+
+    attention_fn: Callable[..., Float[Array, "B Q N Hv"]]
+
+    def __call__(
+        self,
+        q: Float[Array, "R T N H"],
+        k: Float[Array, "B S K H"],
+        v: Float[Array, "B S K Hv"],
+        mask: AttentionMask,
+        /,
+        **options: Any,
+    ) -> Float[Array, "R T N Hv"]:
+        """The result for each row; `options` are passed on."""
+        folded = q.reshape(k.shape[0], -1, *q.shape[2:])
+        return self.attention_fn(folded, k, v, mask, **options).reshape(*q.shape[:3], -1)
+
+
+def _beam_numbers(beams: int) -> Int[Array, "1 W 1"]:
+    """The slot that each of `beams` beams writes to: its number."""
+    return jnp.arange(beams, dtype=jnp.int32)[None, :, None]
+
+
+def _pad(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """`x` with zeros at the end of `axis` until it has at least `size`."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, max(size - x.shape[axis], 0))
+    return jnp.pad(x, widths)

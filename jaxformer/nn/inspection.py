@@ -1,36 +1,85 @@
-"""Looking inside a model: its values by name, read and replaced (activation patching)."""
+"""Taps: named values inside a model, read and replaced (activation patching).
+
+The name of a value is the path of its module and a name within it, such as
+`decoder/blocks_2/feed_forward/hidden`. A module class says in `TAPS` which of its methods return
+such values; modules themselves know nothing of taps. Replacements reach a model as a collection of
+variables, that is, as an argument.
+"""
 
 import difflib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import Partial
+from jaxtyping import Array, Float
 
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Block
+from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import EncoderDecoder, Model
-from jaxformer.nn.recipe import REMAT
-from jaxformer.nn.stacking import STACKED, unstack_blocks
-from jaxformer.nn.taps import INTERMEDIATES, REPLACEMENTS, tapping
+from jaxformer.nn.stack import INTERMEDIATES, REPLACEMENTS, STACKED, unstack_blocks
 from jaxformer.ops.attention import reference
 
 Replacement = Callable[[jax.Array], Any]
 """A function from a value to what takes its place, of the same shape."""
 
 
+def tap(module: nn.Module, name: str, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`x`, or what replaces the value `name` of `module`; recorded if asked.
+
+    >>> class Doubled(nn.Module):
+    ...     def __call__(self, x):
+    ...         return tap(self, "doubled", 2 * x)
+    >>> _, values = jf.read_taps(Doubled(), {}, jnp.array([1.0, 3.0]))
+    >>> values["doubled"]
+    Array([2., 6.], dtype=float32)
+    """
+    if module.has_variable(REPLACEMENTS, name):
+        x = module.get_variable(REPLACEMENTS, name)(x)
+    module.sow(INTERMEDIATES, name, x)
+    return x
+
+
+def tapping() -> AbstractContextManager[None]:
+    """A context in which the results of the methods that `TAPS` names are taps.
+
+    `TAPS` maps a method to the name of its result, or to the names in a tuple of results (None: no
+    tap); "{0}" in a name stands for the first argument of the call.
+    """
+    return nn.intercept_methods(_tap_results)
+
+
+def _tap_results(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+    module = context.module
+    if isinstance(module, MultiHeadAttention) and context.method_name == "attend":
+        attention_fn = module.attention_fn  # or `FoldBeams` around it
+        if getattr(attention_fn, "attention_fn", attention_fn) is reference:
+            kwargs = kwargs | {"on_weights": partial(tap, module, "weights")}
+    result = call(*args, **kwargs)
+    names = getattr(module, "TAPS", {}).get(context.method_name)
+    if names is None:
+        return result
+    if isinstance(names, str):
+        return tap(module, names.format(*args[:1]), result)
+    values = [
+        x if name is None else tap(module, name, x) for name, x in zip(names, result, strict=True)
+    ]
+    return type(result)(*values) if hasattr(result, "_fields") else tuple(values)
+
+
 def tap_names(model: Any, *inputs: Any) -> dict[str, jax.ShapeDtypeStruct]:
     """The name and shape of each value that can be read and replaced in a call of `model`.
 
-    Nothing is computed. `inputs` are arrays; they default to one token per text, which is what the
-    models of this package take.
+    Nothing is computed. `inputs` are arrays; they default to one token per text.
 
     >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
     >>> jf.tap_names(jf.DecoderOnly(config))["decoder/blocks_0/feed_forward/hidden"].shape
@@ -59,11 +108,11 @@ def read_taps(
     # A `Patched` model opens the context itself.
     with nullcontext() if isinstance(model, Patched) else tapping():
         result, state = model.apply({"params": params}, *inputs, mutable=[INTERMEDIATES], **options)
-    found = _flat(unstack_blocks(state.get(INTERMEDIATES, {})))
+    values = _flat(unstack_blocks(state.get(INTERMEDIATES, {})))
     if names is None:
-        return result, found
-    _check_names(names, found)
-    return result, {name: found[name] for name in names}
+        return result, values
+    _check_names(names, values)
+    return result, {name: values[name] for name in names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,29 +158,26 @@ class Patched:
     def _variables(self) -> dict[str, Any]:
         """The replacements as a tree; those of blocks in one loop choose by the layer's number."""
         places: dict[str, Any] = flatten_dict(_places(self.model, self.inputs), sep="/")
-        found: dict[str, Partial] = {}
+        replacements: dict[str, Partial] = {}
         layers: dict[str, dict[int, Replacement]] = defaultdict(dict)
         for name, function in self.replacements.items():
             replace = partial(_replace, name, function)
             if name in places:
-                found[name] = Partial(replace)
+                replacements[name] = Partial(replace)
             else:
                 before, number, after = re.split(r"blocks_(\d+)", name, maxsplit=1)
                 layers[before + STACKED + after][int(number)] = replace
         for name, functions in layers.items():
             numbers = jnp.arange(places[name][0].shape[0])
-            found[name] = Partial(partial(_replace_in_layers, functions), numbers)
-        return unflatten_dict(found, sep="/")
+            replacements[name] = Partial(partial(_replace_in_layers, functions), numbers)
+        return unflatten_dict(replacements, sep="/")
 
 
 def with_attention_weights(model: Any) -> Any:
     """`model` with the attention function that has weights to read and replace, `reference`.
 
-    >>> from jaxformer.ops.attention import blockwise
     >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
-    >>> model, name = jf.DecoderOnly(config, blockwise), "decoder/blocks_0/attention/weights"
-    >>> name in jf.tap_names(model), name in jf.tap_names(with_attention_weights(model))
-    (False, True)
+    >>> readable = jf.with_attention_weights(jf.DecoderOnly(config, jf.AutoAttention()))
     """
     block = Block if model.block in REMAT.values() else model.block
     return model.clone(attention_fn=reference, block=block)

@@ -1,9 +1,11 @@
 """The parts of a block besides attention: embeddings, norms, dropout, the feed-forward network."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
@@ -12,12 +14,34 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config.parts import Activation
 from jaxformer.ops import dropout as ops_dropout
-from jaxformer.ops.activations import ACTIVATIONS, normalize, softcap
 from jaxformer.ops.dense import dense_dot_general, logits_matmul
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray
 
 Initializer = nn.initializers.Initializer
+
+
+def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """x times the cumulative normal distribution of x (Hendrycks & Gimpel 2016), by erf.
+
+    The error is below 1e-7 of x. `jax.nn.gelu` uses erfc, which is exact for large negative x and
+    takes twice the time on a CPU.
+    """
+    return 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": gelu,
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
+}
+"""The functions that `TransformerConfig.activation` names."""
+
+
+def softcap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
+    """cap * tanh(x / cap), which is near small `x` and at most `cap` (Gemma 2); None: `x`."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def as_row(vector: Float[Array, " D"], ndim: int) -> Float[Array, "*ones D"]:
@@ -158,6 +182,34 @@ class Norm(nn.Module):
         if centered and self.use_bias:
             y = y + as_row(self.param("bias", nn.initializers.zeros, size), x.ndim)
         return y.astype(x.dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def normalize(x: Float[Array, "*shape D"], eps: float, centered: bool) -> Float[Array, "*shape D"]:
+    """(x - mean) / sqrt(variance + eps) over the last axis; without the mean if not `centered`.
+
+    The derivative is written out. With the automatic one, XLA on a CPU recomputes the residual sums
+    of all later layers in each weight gradient, which costs time quadratic in depth.
+    """
+    return _normalize(x, eps, centered)[0]
+
+
+@normalize.defjvp
+def _normalize_jvp(eps, centered, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    y, inverse = _normalize(x, eps, centered)
+    dy = dx - y * jnp.mean(y * dx, axis=-1, keepdims=True)
+    if centered:
+        dy = dy - jnp.mean(dx, axis=-1, keepdims=True)
+    return y, dy * inverse
+
+
+def _normalize(x: jax.Array, eps: float, centered: bool) -> tuple[jax.Array, jax.Array]:
+    """The normalised `x`, and the factor 1 / sqrt(variance + eps)."""
+    if centered:
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    return x * inverse, inverse
 
 
 class FeedForward(nn.Module):

@@ -12,15 +12,26 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.blocks import Block
-from jaxformer.nn.cache import Cache, init_cache
+from jaxformer.nn.blocks import Block, MakeBlock
+from jaxformer.nn.cache import Cache, LayerCache, init_cache
 from jaxformer.nn.layers import Embedding, LMHead
-from jaxformer.nn.recipe import MakeBlock, dense_init, make_embedding, make_lm_head
 from jaxformer.nn.stack import ScannedStack, Stack
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.beam_cache import store
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask
+
+
+def make_embedding(
+    config: TransformerConfig, vocab_size: int, zero_id: int | None = None
+) -> Embedding:
+    """A table of `vocab_size` vectors of the model of `config`."""
+    scale = config.embeddings.scale
+    return Embedding(vocab_size, config.d_model, scale, zero_id, config.table_init, config.dtype)
+
+
+def make_lm_head(config: TransformerConfig) -> LMHead:
+    """The output layer of the model of `config`."""
+    return LMHead(config.vocab_size, config.output.bias, config.output.softcap, config.dense_init)
 
 
 class Model(nn.Module):
@@ -46,10 +57,9 @@ class Model(nn.Module):
         side: str = "target",
     ) -> Float[Array, "B T D"]:
         """The vectors of `ids`, some of them zero with word dropout; `side` has its own masks."""
+        x, rate = embedding(ids), self.config.embeddings.dropout_rate
         name = "/".join((*self.path, f"{side}_words"))
-        return Dropout(dropout_rng, name, self.config.embeddings.dropout_rate).vectors(
-            embedding(ids)
-        )
+        return Dropout(dropout_rng, name, rate).vectors(x) if rate else x
 
 
 class DecodingModel(Model):
@@ -181,7 +191,8 @@ class EncoderDecoder(DecodingModel):
         """
         encoder_kv = self.decoder.encoder_keys_values(self.encode(source, padding_mask))
         cache = init_cache(self.config, source.shape[0], num_beams, max_length)
-        keep = jax.vmap(store) if self.config.scan_layers else store
+        create = LayerCache.create
+        keep = jax.vmap(create) if self.config.scan_layers else create
         return cache.replace(encoder_kv=tuple(map(keep, encoder_kv)), padding_mask=padding_mask)
 
 
@@ -190,14 +201,9 @@ class DecoderOnly(DecodingModel):
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model, tokens = jf.DecoderOnly(config), jnp.array([[1, 5, 7, 9]])
-    >>> params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
-    >>> apply = jax.jit(model.apply)
-    >>> logits = apply({"params": params}, tokens)
+    >>> logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), tokens)
     >>> logits.shape  # [B, T, V]
     (1, 4, 11)
-    >>> other = apply({"params": params}, tokens.at[0, 3].set(2))
-    >>> jnp.abs(logits - other).max(-1)[0] > 0  # only the last token sees the change
-    Array([False, False, False,  True], dtype=bool)
     """
 
     def __call__(
@@ -273,12 +279,7 @@ def mean_of_tokens(
 
 
 class EncoderOutput(NamedTuple):
-    """The output of an encoder.
-
-    >>> output = EncoderOutput(hidden=jnp.ones((2, 5, 8)), pooled=None)
-    >>> output.hidden[:, 0].shape  # the vector of each first token
-    (2, 8)
-    """
+    """The output of an encoder."""
 
     hidden: Float[Array, "B T D"]
     """The vector of each token."""
@@ -307,7 +308,7 @@ class EncoderOnly(Model):
         self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.of_encoder)
         if config.pooler != "none":
             self.pooler: nn.Dense = nn.Dense(
-                config.d_model, dtype=config.dtype, kernel_init=dense_init(config)
+                config.d_model, dtype=config.dtype, kernel_init=config.dense_init
             )
 
     def __call__(

@@ -1,33 +1,68 @@
 """The encoder and the decoder: a stack of blocks, one after the other or in one loop."""
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config import PositionScheme, Rotation, TransformerConfig
+from jaxformer.config import Places, PositionScheme, Rotation, TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Block
-from jaxformer.nn.cache import Cache
+from jaxformer.nn.blocks import Block, MakeBlock, Remat
+from jaxformer.nn.cache import Cache, FoldBeams, KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, Initializer, Norm
-from jaxformer.nn.recipe import MakeBlock, make_block, make_norm, table_init
-from jaxformer.nn.stacking import STACKED
-from jaxformer.nn.taps import INTERMEDIATES, REPLACEMENTS
-from jaxformer.ops.attention import AttentionFn, check_attention_fn, reference
-from jaxformer.ops.beam_cache import KeyValue, LayerCache, read
+from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask, check_mask
+
+STACKED = "stacked_blocks"
+"""The name of the subtree of parameters whose leaves have a leading layer axis."""
+INTERMEDIATES = "intermediates"
+"""The collection in which values are recorded if it is mutable."""
+REPLACEMENTS = "replacements"
+"""The collection that holds a function for each value to replace."""
+
+
+def make_norm(config: TransformerConfig) -> Norm:
+    """A norm of the model of `config`."""
+    return Norm(config.norm.kind, config.norm.eps, config.use_bias)
+
+
+def make_block(
+    config: TransformerConfig, cross: bool, attention_fn: AttentionFn, block: MakeBlock = Block
+) -> nn.Module:
+    """A `block` of the stack of `config`, with cross-attention if `cross`."""
+    if isinstance(block, Remat):
+        block = partial(block, in_scan=config.scan_layers)
+    return block(
+        num_heads=config.num_heads,
+        d_ff=config.d_ff,
+        cross=cross,
+        head_dim=config.head_dim,
+        value_head_dim=config.value_head_dim,
+        dropout_rate=config.dropout_rate,
+        norm_options=config.norm,
+        attention_options=config.attention,
+        feed_forward_options=config.feed_forward,
+        use_bias=config.use_bias,
+        attention_fn=FoldBeams(attention_fn),
+        kernel_init=config.dense_init,
+        out_init=config.residual_init,
+        dtype=config.dtype,
+    )
 
 
 class Positions(nn.Module):
     """The parameters of a position scheme, and what it gives a stack.
 
     >>> x = jnp.zeros((2, 3, 8))
-    >>> positions = Positions(jf.Rotary(), num_heads=2, head_dim=4)
-    >>> y, rotation, bias = positions.apply({}, x, jnp.arange(3), jnp.arange(3), length=3)
+    >>> positions = Positions(jf.Rotary(), head_dim=4)
+    >>> y, rotation, bias = positions.apply({}, x, jf.Places(jnp.arange(3), jnp.arange(3), 3))
     >>> rotation.sin.shape, bias  # [1, T, 1, H/2]
     ((1, 3, 1, 2), None)
     """
@@ -38,32 +73,21 @@ class Positions(nn.Module):
     }
 
     scheme: PositionScheme
-    num_heads: int
     head_dim: int
     max_len: int = 512
     table_init: Initializer = nn.initializers.normal(0.02)
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "R T D"],
-        positions: Int[Array, " T"] | Int[Array, "R T"],
-        queries: Int[Array, " T"],
-        *,
-        length: int,
-        causal: bool = False,
+        self, x: Float[Array, "R T D"], at: Places
     ) -> tuple[Float[Array, "R T D"], Rotation | None, Float[Array, "1 N T S"] | None]:
-        """`x` with `positions`, the rotation of queries and keys, and the bias of the logits.
-
-        `queries` are the places of the T tokens among `length` keys.
-        """
-        specs = self.scheme.params(x.shape[-1], self.num_heads, self.max_len, self.table_init)
-        params = {name: self.param(name, init, shape) for name, (init, shape) in specs.items()}
-        rotation = self.scheme.rotation(positions, self.head_dim)
-        bias = self.scheme.bias(
-            queries, jnp.arange(length), causal=causal, num_heads=self.num_heads, params=params
-        )
-        return self.scheme.add(x, positions, length=length, params=params), rotation, bias
+        """`x` with positions, the rotation of queries and keys, and the bias of the logits."""
+        params = {}
+        specs = self.scheme.params(x.shape[-1], at.num_heads, self.max_len, self.table_init)
+        for name, (init, shape) in specs.items():
+            params[name] = self.param(name, init, shape)
+        rotation = self.scheme.rotation(at.positions, self.head_dim)
+        return self.scheme.add(x, at, params), rotation, self.scheme.bias(at, params)
 
 
 class Stack(nn.Module):
@@ -91,19 +115,18 @@ class Stack(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        check_attention_fn(self.attention_fn)
+        if not callable(self.attention_fn):
+            raise ConfigError(
+                f"attention_fn={self.attention_fn!r} is not a function: give AutoAttention(), or "
+                f"one of ATTENTION_FNS[...] with {', '.join(map(repr, ATTENTION_FNS))}"
+            )
         if self.num_layers < 1:
             raise ConfigError(
                 f"the {self.name} has num_{self.name}_layers={self.num_layers}, but this model "
                 "needs at least 1: give more, or build a model without it"
             )
-        self.positions: Positions = Positions(
-            config.positions,
-            config.num_heads,
-            config.key_size,
-            config.max_len,
-            table_init(config),
-        )
+        sizes = config.key_size, config.max_len
+        self.positions: Positions = Positions(config.positions, *sizes, config.table_init)
         self.dropout: Dropout = Dropout(config.dropout_rate, "input")
         self.set_blocks(partial(make_block, config, self.cross, self.attention_fn, self.block))
         if config.embeddings.norm:
@@ -140,23 +163,24 @@ class Stack(nn.Module):
         length = x.shape[1] if cache is None else cache.max_length
         x, rotation, bias = self.add_positions(x, mask, positions, length)
         x = self.dropout(x, dropout_rng)
-        masks = mask, self._with_window(mask)
+        full, windowed, layers = mask, self._with_window(mask), ()
         if cache is not None:
-            full, windowed = masks
-            masks = (
-                cache.mask_of_beams(full, x.shape[1]),
-                cache.mask_of_beams(windowed, x.shape[1]),
+            full, windowed = (cache.mask_of_beams(one, x.shape[1]) for one in (full, windowed))
+            bias, layers = cache.bias_of_beams(bias), cache.layers
+
+        def apply(block, x, layer, kv, dropout_rng, is_full):
+            return block(
+                x,
+                full if is_full else windowed,
+                rotation=rotation,
+                bias=bias,
+                encoder_kv=kv.read() if isinstance(kv, LayerCache) else kv,
+                encoder_mask=encoder_mask,
+                layer_cache=layer,
+                dropout_rng=dropout_rng,
             )
-            bias = cache.bias_of_beams(bias)
-        apply_block = partial(
-            _apply_block,
-            masks=masks,
-            rotation=rotation,
-            bias=bias,
-            encoder_mask=encoder_mask,
-        )
-        layers = () if cache is None else cache.layers
-        x, layers = self.apply_blocks(apply_block, x, layers, encoder_kv, dropout_rng)
+
+        x, layers = self.apply_blocks(apply, x, layers, encoder_kv, dropout_rng)
         x = self.final_norm(x) if self.config.norm.placement != "post" else x
         return x, None if cache is None else cache.advance(layers, x.shape[1])
 
@@ -170,28 +194,29 @@ class Stack(nn.Module):
         """`x` with positions, normalised if asked, and the rotation and bias for the blocks."""
         queries = mask.offset + jnp.arange(x.shape[1])
         positions = queries if positions is None else jnp.asarray(positions)
-        x, rotation, bias = self.positions(x, positions, queries, length=length, causal=mask.causal)
+        heads, causal = self.config.num_heads, mask.causal
+        x, rotation, bias = self.positions(x, Places(positions, queries, length, heads, causal))
         return self.embedding_norm(x) if self.config.embeddings.norm else x, rotation, bias
 
     def apply_blocks(
         self,
-        apply_block: Callable[..., tuple[Array, LayerCache | None]],
+        apply: Callable[..., tuple[Array, LayerCache | None]],
         x: Float[Array, "R T D"],
         layers: tuple[LayerCache, ...],
         encoder_kv: tuple[KeyValue | LayerCache, ...],
         dropout_rng: DropoutRng | None,
     ) -> tuple[Float[Array, "R T D"], tuple[Any, ...]]:
         """`x` after all blocks, and the new `layers`."""
-        new_layers = []
-        for i, block in enumerate(self.blocks):
-            layer, kv = _item_or_none(layers, i), _item_or_none(encoder_kv, i)
-            x, layer = apply_block(block, x, layer, kv, dropout_rng, is_full=self.is_full(i))
+        none, new_layers = (None,) * self.num_layers, []
+        parts = zip(self.blocks, layers or none, encoder_kv or none, strict=True)
+        for i, (block, layer, kv) in enumerate(parts):
+            x, layer = apply(block, x, layer, kv, dropout_rng, self.is_full(i))
             new_layers.append(layer)
         return x, tuple(new_layers)
 
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
         """Each block's cross-attention keys and values of the encoder's output `x`."""
-        return tuple(map(partial(_encoder_keys_values, x=x), self.blocks))
+        return tuple(block.cross_attention.keys_values(x) for block in self.blocks)
 
     def is_full(self, number: Any) -> Any:
         """Whether block `number`, counted from 0, attends to all tokens in spite of a window."""
@@ -207,12 +232,9 @@ class Stack(nn.Module):
 
     def _check_rngs(self) -> None:
         config = self.config
-        rates = config.dropout_rate, config.attention.dropout_rate, config.embeddings.dropout_rate
-        if (
-            any((*rates, config.feed_forward.dropout_rate))
-            and self.has_rng("dropout")
-            and not self.is_initializing()
-        ):
+        parts = config, config.attention, config.feed_forward, config.embeddings
+        has_dropout = any(part.dropout_rate for part in parts)
+        if has_dropout and self.has_rng("dropout") and not self.is_initializing():
             raise ValueError(
                 'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
                 "give dropout_rng=DropoutRng.create(key, example_ids), or a config whose dropout "
@@ -224,12 +246,6 @@ class ScannedStack(Stack):
     """A stack whose blocks are one loop: their parameters have a leading layer axis.
 
     A deep model compiles as fast as a shallow one. Caches and encoder keys have the layer axis too.
-
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
-    >>> stack, x = ScannedStack(config, num_layers=2), jnp.ones((3, 5, 8))
-    >>> variables = jax.eval_shape(lambda: stack.init(jax.random.key(0), x, jf.AttentionMask()))
-    >>> variables["params"]["stacked_blocks"]["attention_norm"]["scale"].shape
-    (2, 8)
     """
 
     def set_blocks(self, make: Callable[[], nn.Module]) -> None:
@@ -238,7 +254,7 @@ class ScannedStack(Stack):
 
     def apply_blocks(
         self,
-        apply_block: Callable[..., tuple[Array, LayerCache | None]],
+        apply: Callable[..., tuple[Array, LayerCache | None]],
         x: Float[Array, "R T D"],
         layers: tuple[LayerCache, ...],
         encoder_kv: tuple[KeyValue | LayerCache, ...],
@@ -251,23 +267,29 @@ class ScannedStack(Stack):
         def step(block: nn.Module, x: Array, inputs: Any) -> Any:
             layer, kv, number = inputs
             rng = None if dropout_rng is None else dropout_rng.in_scan(path, paths, number)
-            full, windowed = (
-                partial(apply_block, layer_cache=layer, kv=kv, dropout_rng=rng, is_full=is_full)
-                for is_full in (True, False)
-            )
+
+            def full(block: nn.Module, x: Array) -> Any:
+                return apply(block, x, layer, kv, rng, is_full=True)
+
+            def windowed(block: nn.Module, x: Array) -> Any:
+                return apply(block, x, layer, kv, rng, is_full=False)
+
             is_full = self.is_full(number)
             if is_full is False or self.is_initializing():
                 return windowed(block, x)
             return nn.cond(is_full, full, windowed, block, x)
 
-        scan = nn.scan(step, **_LAYER_AXIS, length=self.num_layers)
-        inputs = _item_or_none(layers, 0), _item_or_none(encoder_kv, 0), jnp.arange(self.num_layers)
+        scan, none = nn.scan(step, **_LAYER_AXIS, length=self.num_layers), (None,)
+        inputs = (layers or none)[0], (encoder_kv or none)[0], jnp.arange(self.num_layers)
         x, layer = scan(self.stacked_blocks, x, inputs)
         return x, (layer,)
 
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
         """The blocks' cross-attention keys and values of `x`, with a leading layer axis."""
-        project = partial(_encoder_keys_values, x=x)
+
+        def project(block: Any) -> KeyValue:
+            return block.cross_attention.keys_values(x)
+
         over_layers = nn.vmap(project, **_LAYER_AXIS, axis_size=self.num_layers)
         return (over_layers(self.stacked_blocks),)
 
@@ -278,33 +300,47 @@ _LAYER_AXIS: dict[str, Any] = {
 }
 
 
-def _apply_block(
-    block: nn.Module,
-    x: Array,
-    layer_cache: LayerCache | None,
-    kv: KeyValue | LayerCache | None,
-    dropout_rng: DropoutRng | None,
-    *,
-    is_full: bool,
-    masks: tuple[AttentionMask, AttentionMask],
-    encoder_mask: AttentionMask | None,
-    **inputs: Any,
-) -> tuple[Array, LayerCache | None]:
-    """`x` after `block`, and its new cache; `masks` are those without and with a window."""
-    return block(
-        x,
-        masks[0] if is_full else masks[1],
-        encoder_kv=read(kv) if isinstance(kv, LayerCache) else kv,
-        encoder_mask=encoder_mask,
-        layer_cache=layer_cache,
-        dropout_rng=dropout_rng,
-        **inputs,
-    )
+def is_stacked(path: str) -> bool:
+    """Whether the leaf at "path/of/leaf" has a leading layer axis."""
+    return STACKED in path.split("/")
 
 
-def _encoder_keys_values(block: Any, x: Float[Array, "B S D"]) -> KeyValue:
-    return block.cross_attention.keys_values(x)
+def stack_blocks(params: Any) -> Any:
+    """`params` of a model without `scan_layers` in the layout of the same model with it.
+
+    The subtrees blocks_0, blocks_1, ... of each stack become one, `stacked_blocks`.
+
+    >>> blocks = {"blocks_0": {"scale": jnp.zeros(3)}, "blocks_1": {"scale": jnp.ones(3)}}
+    >>> jf.stack_blocks({"decoder": blocks})["decoder"]["stacked_blocks"]["scale"]
+    Array([[0., 0., 0.],
+           [1., 1., 1.]], dtype=float32)
+    """
+    if not isinstance(params, Mapping):
+        return params
+    names = [name for name in params if re.fullmatch(r"blocks_\d+", name)]
+    rest = {name: stack_blocks(tree) for name, tree in params.items() if name not in names}
+    if not names:
+        return rest
+    blocks = (params[f"blocks_{i}"] for i in range(len(names)))
+
+    def stack(*leaves: Any) -> Any:  # parameters that were loaded stay in numpy
+        return (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves)
+
+    return rest | {STACKED: jax.tree.map(stack, *blocks)}
 
 
-def _item_or_none(values: tuple[Any, ...], index: int) -> Any:
-    return values[index] if values else None
+def unstack_blocks(params: Any) -> Any:
+    """The inverse of `stack_blocks`, also for the intermediates that such a model returns.
+
+    >>> blocks = jf.unstack_blocks({"stacked_blocks": {"scale": jnp.array([[1.0], [2.0]])}})
+    >>> blocks["blocks_1"]["scale"]
+    Array([2.], dtype=float32)
+    """
+    if not isinstance(params, Mapping):
+        return params
+    unstacked = {name: unstack_blocks(tree) for name, tree in params.items() if name != STACKED}
+    if STACKED in params:
+        count = len(jax.tree.leaves(params[STACKED])[0])
+        for i in range(count):
+            unstacked[f"blocks_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], params[STACKED])
+    return unstacked

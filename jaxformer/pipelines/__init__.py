@@ -3,11 +3,12 @@
 from jaxformer.pipelines.batching import make_step_fn
 from jaxformer.pipelines.completion import Completion, complete, stream
 from jaxformer.pipelines.embeddings import TextEmbeddings, embed
-from jaxformer.pipelines.encoding import encode_sources, find_too_long
 from jaxformer.pipelines.fill_mask import MaskPrediction, fill_mask
 from jaxformer.pipelines.scoring import score, score_pairs
 from jaxformer.pipelines.translation import (
     Translation,
+    encode_sources,
+    find_too_long,
     max_target_length,
     translate,
     translate_ids,

@@ -151,7 +151,7 @@ def add_special_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
 
 
 def compile_for(
-    params: Any, jitted: Callable[..., Any], model: nn.Module, *arrays: Any, **static: Any
+    params: Any, jitted: Any, model: nn.Module, *arrays: Any, **static: Any
 ) -> Callable[..., Any]:
     """`jitted(model, params, *arrays, **static)` compiled for the devices that have `params`.
 

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float, Int
 
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
@@ -25,7 +24,7 @@ from jaxformer.pipelines.batching import (
     next_power_of_two,
     pad_right,
 )
-from jaxformer.pipelines.encoding import encode_sources, with_eos
+from jaxformer.pipelines.translation import encode_sources, with_eos
 from jaxformer.text.metrics import Likelihood, count_text
 from jaxformer.text.tokenizers import BOS, PAD, Tokenizer
 

@@ -1,6 +1,6 @@
 """Sentences of one language in, sentences of another out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,12 +10,14 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxformer.config import Learned, TransformerConfig
-from jaxformer.decoding import Hypotheses, SearchConfig, beam_search
-from jaxformer.decoding.pipeline_options import TranslationOptions
-from jaxformer.errors import ConfigError
+from jaxformer.decoding import Hypotheses, SearchConfig, TranslationOptions, beam_search
+from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import (
     check_id,
+    check_lengths,
+    check_model,
+    check_texts,
     check_tokenizer,
     compile_for,
     group_by_length,
@@ -23,9 +25,9 @@ from jaxformer.pipelines.batching import (
     pad_right,
     split_batch,
 )
-from jaxformer.pipelines.encoding import encode_sources
 from jaxformer.runtime import concurrency, concurrently
 from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers.tokenizer import all_special_ids
 
 
 class Translation(NamedTuple):
@@ -73,7 +75,7 @@ def translate_ids(
 def translate(
     model: EncoderDecoder,
     params: Any,
-    lines: Sequence[str],
+    lines: Iterable[str],
     source_tokenizer: Tokenizer,
     target_tokenizer: Tokenizer,
     search: SearchConfig = SearchConfig(),
@@ -108,6 +110,72 @@ def translate(
     sentences = encode_sources(model, lines, source_tokenizer, search, options)
     tokenizer = target_tokenizer
     return translate_batches(model, params, sentences, tokenizer, search, options, compile_batch)
+
+
+def encode_sources(
+    model: EncoderDecoder,
+    lines: Iterable[str],
+    tokenizer: Tokenizer,
+    search: SearchConfig = SearchConfig(),
+    options: TranslationOptions = TranslationOptions(),
+) -> list[list[int]]:
+    """The ids that the encoder reads for each line; none for a blank one.
+
+    Raises as `translate` does.
+    """
+    check_model(model, EncoderDecoder)
+    check_tokenizer(tokenizer, model.config.source_vocab_size or model.config.vocab_size)
+    sources = source_ids(lines, tokenizer, search, options)
+    check_lengths(sources, model.config.max_len)
+    return sources
+
+
+def find_too_long(
+    model: EncoderDecoder,
+    lines: Iterable[str],
+    tokenizer: Tokenizer,
+    search: SearchConfig = SearchConfig(),
+    options: TranslationOptions = TranslationOptions(),
+) -> list[int]:
+    """The indices of the lines of more than `max_len` tokens, which `translate` refuses."""
+    sources = source_ids(lines, tokenizer, search, options)
+    return [i for i, ids in enumerate(sources) if len(ids) > model.config.max_len]
+
+
+def source_ids(
+    lines: Iterable[str], tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
+) -> list[list[int]]:
+    """The ids of each line between those of `first_ids` and EOS; none for a blank one."""
+    first = first_ids(tokenizer, options)
+    return [first + ids if ids else [] for ids in with_eos(lines, tokenizer, search, options)]
+
+
+def first_ids(tokenizer: Tokenizer, options: TranslationOptions) -> list[int]:
+    """The ids before each source: `<s>` of BART, none for models that are trained here."""
+    bos = tokenizer.special.bos if options.source_bos else None
+    return [] if bos is None else [bos]
+
+
+def with_eos(
+    lines: Iterable[str], tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
+) -> list[list[int]]:
+    """The ids of each line and EOS; none for a blank one.
+
+    Raises `DataError` where the tokenizer's EOS or padding are other ids than the settings'.
+    """
+    special, eos = tokenizer.special, search.eos[0]
+    known = {special.eos}
+    if special.eos is None:
+        known = set(all_special_ids(tokenizer.library_tokenizer).values())
+    if known.isdisjoint(search.eos) or special.pad not in (None, options.pad):
+        raise DataError(
+            f"eos={search.eos} and pad={options.pad}, but the tokenizer has EOS {special.eos} and "
+            f"padding {special.pad}: give the model's own tokenizer, and for a folder of "
+            "transformers the settings of load_generation_config"
+        )
+    lines = check_texts(lines)
+    ids = tokenizer.encode_batch(lines)
+    return [x + [eos] if line.strip() else [] for x, line in zip(ids, lines, strict=True)]
 
 
 class SourceBatch(NamedTuple):

@@ -1,38 +1,48 @@
 """generation_config.json of transformers, read and written."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
-from jaxformer.decoding import SamplingConfig, SearchConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.family import as_text, parse_number
-from jaxformer.pretrained.hf_folder import HFFolder, locate
+from jaxformer.pretrained.family import as_text, parse_number, unsupported
+from jaxformer.pretrained.hf_folder import locate, read_json
 
-# Settings that are not supported, each with the values that change nothing. Without do_sample,
+# Keys, our fields of the same meaning, and the defaults of transformers.
+_LOGITS = {
+    "no_repeat_ngram_size": ("no_repeat_ngram_size", 0),
+    "repetition_penalty": ("repetition_penalty", 1.0),
+}
+_SEARCH = _LOGITS | {
+    "num_beams": ("beam_size", 1),
+    "length_penalty": ("length_penalty", 1.0),
+    "renormalize_logits": ("renormalize_logits", False),
+}
+_EARLY_STOPPING = {"never": "never", False: "heuristic", True: "beam_full"}
+
+# Settings that are not supported, each with the value that changes nothing. Without do_sample,
 # temperature, top_k and the like change nothing.
 _NEUTRAL = {
-    "do_sample": (False,),
-    "num_beam_groups": (1,),
-    "diversity_penalty": (0.0,),
-    "penalty_alpha": (0.0,),
-    "guidance_scale": (1.0,),
-    "encoder_repetition_penalty": (1.0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "begin_suppress_tokens": ([],),
-    "force_words_ids": ([],),
-    "constraints": ([],),
-    "sequence_bias": ({},),
-    "stop_strings": ([],),
-    "max_time": (),
-    "dola_layers": (),
-    "prompt_lookup_num_tokens": (),
-    "exponential_decay_length_penalty": (),
+    "do_sample": False,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "penalty_alpha": 0.0,
+    "guidance_scale": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "begin_suppress_tokens": [],
+    "force_words_ids": [],
+    "constraints": [],
+    "sequence_bias": {},
+    "stop_strings": [],
+    "max_time": None,
+    "dola_layers": None,
+    "prompt_lookup_num_tokens": None,
+    "exponential_decay_length_penalty": None,
 }
-
-_EARLY_STOPPING = {"never": "never", "heuristic": False, "beam_full": True}
 
 
 def load_generation_config(
@@ -56,13 +66,13 @@ def load_generation_config(
     >>> search.beam_size, search.eos, options.bos
     (6, (0,), 10)
     """
-    source = HFFolder(locate(folder))
-    settings = _settings(source)
+    path = locate(folder)
+    settings = _settings(path)
     size = settings.get("decoder_vocab_size") or settings.get("vocab_size")
     try:
         return _read(settings, parse_number("vocab_size", size, int))
     except ConfigError as error:
-        raise ConfigError(f"{source.path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
@@ -70,15 +80,15 @@ def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
     Raises `ConfigError` for ids outside the vocabulary.
     """
-    source = HFFolder(locate(folder))
-    settings = _settings(source)
+    path = locate(folder)
+    settings = _settings(path)
     if "eos_token_id" not in settings:
         return None
     size = parse_number("vocab_size", settings.get("vocab_size"), int)
     try:
-        return tuple(_ids(settings, "eos_token_id", size))
+        return _ids("eos_token_id", settings["eos_token_id"], size)
     except ConfigError as error:
-        raise ConfigError(f"{source.path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def generation_json(
@@ -93,32 +103,29 @@ def generation_json(
     >>> written["do_sample"], written["temperature"], written["eos_token_id"]
     (True, 0.5, 2)
     """
-    content = {key: value for key, value in token_ids.items() if value is not None}
-    optional: dict[str, Any] = {
-        "min_new_tokens": config.min_new_tokens,
-        "suppress_tokens": list(config.suppress_tokens),
-        "no_repeat_ngram_size": config.no_repeat_ngram_size,
-    }
+    content: dict[str, Any] = dict(token_ids)
+    content["min_new_tokens"] = config.min_new_tokens or None
+    content["suppress_tokens"] = list(config.suppress_tokens) or None
     if isinstance(config, SearchConfig):
+        (first, *others), fields = config.eos, _SEARCH
+        forces_eos = config.at_max_length == "force_eos_at_no_cost" and not others
+        stops = {kind: value for value, kind in _EARLY_STOPPING.items()}
         content |= {
-            "num_beams": config.beam_size,
-            "length_penalty": config.length_penalty,
-            "early_stopping": _EARLY_STOPPING[config.early_stopping],
+            "early_stopping": stops[config.early_stopping],
             "max_new_tokens": config.max_new_tokens or max_len - 1,
-            "eos_token_id": config.eos[0] if len(config.eos) == 1 else list(config.eos),
+            "eos_token_id": list(config.eos) if others else first,
+            "forced_eos_token_id": first if forces_eos else None,
+            "forced_bos_token_id": config.forced_bos,
         }
-        if config.at_max_length == "force_eos_at_no_cost" and len(config.eos) == 1:
-            content["forced_eos_token_id"] = config.eos[0]
-        optional["forced_bos_token_id"] = config.forced_bos
-        optional["renormalize_logits"] = config.renormalize_logits
     else:
+        fields = _LOGITS
         content |= {"do_sample": config.temperature > 0, "max_new_tokens": config.max_new_tokens}
         if config.temperature > 0:  # without sampling, transformers warns of these
             names = ("temperature", "top_k", "top_p")
             content |= {name: getattr(config, name) for name in names}
-            optional["min_p"] = config.min_p
-    content |= {key: value for key, value in optional.items() if value not in (0, None, [])}
-    return content | {"repetition_penalty": config.repetition_penalty}
+            content["min_p"] = config.min_p or None
+    content |= {key: getattr(config, field) for key, (field, _) in fields.items()}
+    return {key: value for key, value in content.items() if value is not None}
 
 
 def inexpressible_settings(
@@ -140,134 +147,86 @@ def inexpressible_settings(
     return [f"{name}={values[name]!r}" for name, other in differs.items() if other]
 
 
-def _settings(source: HFFolder) -> dict[str, Any]:
+def _settings(folder: Path) -> dict[str, Any]:
     """generation_config.json or else config.json, and the model's vocabulary; no key is null.
 
     Settings in config.json do not count where there is a generation_config.json.
     """
-    config = settings = source.json("config.json")
-    if source.has("generation_config.json"):
-        settings = source.json("generation_config.json")
+    config = settings = read_json(folder / "config.json")
+    if (folder / "generation_config.json").exists():
+        settings = read_json(folder / "generation_config.json")
     sizes = {key: config.get(key) for key in ("vocab_size", "decoder_vocab_size")}
     return {key: value for key, value in (settings | sizes).items() if value is not None}
 
 
 def _read(settings: Mapping[str, Any], size: int) -> tuple[SearchConfig, TranslationOptions]:
     for key, neutral in _NEUTRAL.items():
-        if key in settings and settings[key] not in (*neutral, []):
+        if settings.get(key, neutral) not in (neutral, []):
             raise ConfigError(f"{key}={as_text(settings[key])} is not supported: remove it")
-    pad = _id(settings, "pad_token_id", size)
+    early = settings.get("early_stopping", False)
+    if not isinstance(early, bool | str) or early not in _EARLY_STOPPING:
+        raise unsupported("early_stopping", early, *_EARLY_STOPPING)
     start = settings.get("decoder_start_token_id", settings.get("bos_token_id"))
-    eos = tuple(_ids(settings, "eos_token_id", size))
-    if pad in eos:
-        raise ConfigError(f"pad_token_id and eos_token_id are both {pad}: no text could end")
-    length_penalty = _number(settings, "length_penalty", -100)
-    forced = "forced_bos_token_id" in settings
+    bos = _id("decoder_start_token_id", start, size)
+    pad = _id("pad_token_id", settings.get("pad_token_id"), size)
+    eos = _ids("eos_token_id", settings.get("eos_token_id"), size)
+    forced_bos = settings.get("forced_bos_token_id")
+    forced_eos = _ids("forced_eos_token_id", settings.get("forced_eos_token_id", []), size)
+    if not eos or pad in eos or forced_eos not in ((), eos):
+        raise ConfigError(
+            f"eos_token_id={list(eos)}, pad_token_id={pad} and forced_eos_token_id="
+            f"{list(forced_eos)}, but a text must end with an id that is not the padding's, and "
+            "that is the one that is forced"
+        )
+    bad_words = settings.get("bad_words_ids", [])
+    if not isinstance(bad_words, list) or any(
+        not isinstance(word, list) or len(word) != 1 for word in bad_words
+    ):
+        raise ConfigError(
+            f"bad_words_ids={as_text(bad_words)}, but only words of one token are supported"
+        )
+    bad_ids = _ids("bad_words_ids", [word[0] for word in bad_words], size)
+    suppressed = _ids("suppress_tokens", settings.get("suppress_tokens", []), size)
     search = SearchConfig(
-        beam_size=max(1, parse_number("num_beams", settings.get("num_beams", 1), int)),
-        length_penalty=length_penalty,
+        **{field: settings.get(key, default) for key, (field, default) in _SEARCH.items()},
         length_penalty_kind="power",
-        early_stopping=_early_stopping(settings.get("early_stopping", False), length_penalty),
-        at_max_length="force_eos_at_no_cost" if _forces_eos(settings, eos, size) else "cut",
-        max_new_tokens=_max_new_tokens(settings),
-        min_new_tokens=_min_new_tokens(settings),
-        suppress_tokens=_suppressed(settings, eos, size),
-        forced_bos=_id(settings, "forced_bos_token_id", size) if forced else None,
-        no_repeat_ngram_size=parse_number(
-            "no_repeat_ngram_size", settings.get("no_repeat_ngram_size", 0), int
-        ),
-        repetition_penalty=_number(settings, "repetition_penalty", 1e-3),
-        renormalize_logits=parse_number(
-            "renormalize_logits", settings.get("renormalize_logits", False), bool
-        ),
+        early_stopping=_EARLY_STOPPING[early],
+        at_max_length="force_eos_at_no_cost" if forced_eos else "cut",
+        min_new_tokens=_length(settings, "min", 0) or 0,
+        max_new_tokens=_length(settings, "max", 1),
+        suppress_tokens=(*(id for id in bad_ids if id not in eos), *suppressed),
+        forced_bos=None if forced_bos is None else _id("forced_bos_token_id", forced_bos, size),
         extra_candidates=len(eos),
         eos=eos,
     )
-    bos = _id({"decoder_start_token_id": start}, "decoder_start_token_id", size)
+    if search.early_stopping == "never" and search.length_penalty <= 0:
+        # Without a penalty that favours length, "never" of transformers is its heuristic.
+        search = replace(search, early_stopping="heuristic")
     return search, TranslationOptions(bos=bos, pad=pad, source_bos=True)
 
 
-def _id(settings: Mapping[str, Any], key: str, size: int) -> int:
+def _id(key: str, value: Any, size: int) -> int:
     """The one id under `key`, which may stand in a list."""
-    value = settings.get(key)
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size:
+    ids = _ids(key, value, size)
+    if len(ids) != 1:
         raise ConfigError(f"{key}={as_text(value)}, but it must be one id from 0 to {size - 1}")
-    return value
+    return ids[0]
 
 
-def _ids(settings: Mapping[str, Any], key: str, size: int) -> list[int]:
-    """The ids under `key`, one or a list of them; `ConfigError` for other values and for none."""
-    value = settings.get(key)
-    ids = value if isinstance(value, list) and value else [value]
-    return [_id({key: one}, key, size) for one in ids]
+def _ids(key: str, value: Any, size: int) -> tuple[int, ...]:
+    """The ids under `key`, one or a list of them; `ConfigError` for other values."""
+    ids = value if isinstance(value, list) else [value]
+    for one in ids:
+        if type(one) is not int or not 0 <= one < size:
+            raise ConfigError(f"{key}={as_text(one)}, but it must be one id from 0 to {size - 1}")
+    return tuple(ids)
 
 
-def _early_stopping(
-    value: Any, length_penalty: float
-) -> Literal["never", "heuristic", "beam_full"]:
-    if not isinstance(value, bool) and value != "never":
-        raise ConfigError(f"early_stopping={value!r}, but it must be true, false or 'never'")
-    if value is True:
-        return "beam_full"
-    # Without a penalty that favours length, "never" of transformers is its heuristic.
-    return "never" if value == "never" and length_penalty > 0 else "heuristic"
-
-
-def _min_new_tokens(settings: Mapping[str, Any]) -> int:
-    """The fewest tokens before EOS; `min_length` of transformers counts the start token too.
-
-    `min_new_tokens` replaces `min_length`.
-    """
-    if "min_new_tokens" in settings:
-        return parse_number("min_new_tokens", settings["min_new_tokens"], int)
-    return max(parse_number("min_length", settings.get("min_length", 0), int) - 1, 0)
-
-
-def _max_new_tokens(settings: Mapping[str, Any]) -> int | None:
-    """The most tokens; `max_length` of transformers counts the start token too."""
-    if "max_new_tokens" in settings:
-        return parse_number("max_new_tokens", settings["max_new_tokens"], int, 1)
-    if "max_length" in settings:
-        return parse_number("max_length", settings["max_length"], int, 2) - 1
+def _length(settings: Mapping[str, Any], end: str, least: int) -> int | None:
+    """`min_new_tokens` or `max_new_tokens`; `min_length` and `max_length` count the start too."""
+    new, whole = f"{end}_new_tokens", f"{end}_length"
+    if new in settings:
+        return parse_number(new, settings[new], int, least)
+    if whole in settings:
+        return max(parse_number(whole, settings[whole], int) - 1, least)
     return None
-
-
-def _forces_eos(settings: Mapping[str, Any], eos: tuple[int, ...], size: int) -> bool:
-    if "forced_eos_token_id" not in settings:
-        return False
-    forced = _id(settings, "forced_eos_token_id", size)
-    if (forced,) != eos:
-        raise ConfigError(
-            f"forced_eos_token_id={forced}, but eos_token_id={settings['eos_token_id']}: give both "
-            "the same id"
-        )
-    return True
-
-
-def _suppressed(settings: Mapping[str, Any], eos: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The ids of `bad_words_ids`, except those that end a text, and of `suppress_tokens`."""
-    words = settings.get("bad_words_ids", [])
-    if not isinstance(words, list) or not all(_is_one(word) for word in words):
-        raise ConfigError(
-            f"bad_words_ids={as_text(words)}, but only words of one token are supported"
-        )
-    suppressed = settings.get("suppress_tokens", [])
-    if not isinstance(suppressed, list):
-        raise ConfigError(f"suppress_tokens={as_text(suppressed)}, but it must be a list of ids")
-    bad = (_id({"bad_words_ids": word[0]}, "bad_words_ids", size) for word in words)
-    ids = (_id({"suppress_tokens": id}, "suppress_tokens", size) for id in suppressed)
-    return (*(id for id in bad if id not in eos), *ids)
-
-
-def _is_one(word: Any) -> bool:
-    return isinstance(word, Sequence) and not isinstance(word, str) and len(word) == 1
-
-
-def _number(settings: Mapping[str, Any], key: str, least: float) -> float:
-    """The number under `key`, which is 1 where the key is absent."""
-    value = settings.get(key, 1.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 100:
-        raise ConfigError(f"{key}={as_text(value)}, but it must be from {least} to 100")
-    return float(value)

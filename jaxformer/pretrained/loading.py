@@ -20,19 +20,15 @@ from jaxformer.distributed import Strategy
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder, Model
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, reference
 from jaxformer.pretrained import families
 from jaxformer.pretrained.family import Family, as_text, canonical_names, parse_number, read_config
-from jaxformer.pretrained.hf_folder import HFFolder, Tensors, check_layers, locate
+from jaxformer.pretrained.hf_folder import Tensors, locate, read_json
 from jaxformer.pretrained.model_specs import ModelSpec, check_params, make_model, param_shapes
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
-from jaxformer.training.train_step import result_tree
-
-_TOKENIZER_OPTIONS = ("tokenizer_config.json", "target_vocab.json")
-_TOKENIZER_LIMIT = 128 * 2**20
 
 # The tokenizers of a run.
 _TOKENIZER = Path("tokenizer", "tokenizer.json")
@@ -103,50 +99,46 @@ def _load(
     dtype: Literal["float32", "bfloat16"],
     read_params: Callable[[WeightMap, nn.Module, Tensors, dict[str, str]], dict[str, Any]],
 ) -> Loaded:
-    source = HFFolder(locate(folder))
-    hf = source.json("config.json")
+    source = locate(folder)
+    hf = read_json(source / "config.json")
     tensors = Tensors(source)
     try:
         family, spec, names = _read_spec(hf, tensors, dtype)
         model = make_model(spec, attention_fn)
         params = read_params(family.weight_map(spec, hf), model, tensors, names)
     except ConfigError as error:
-        raise ConfigError(f"{source.path / 'config.json'}: {error}") from error
+        raise ConfigError(f"{source / 'config.json'}: {error}") from error
     except DataError as error:
-        raise DataError(f"{source.path}: {error}") from error
-    if not _has_tokenizer(source):
-        return Loaded(model, params, None, None)
-    tokenizer, target = tokenizers.load_pair(source.path)
-    config = spec.config
-    check_tokenizer(source.path, tokenizer, config.source_vocab_size or config.vocab_size)
-    check_tokenizer(source.path, target, config.vocab_size)
-    return Loaded(model, params, tokenizer, target)
+        raise DataError(f"{source}: {error}") from error
+    pair = tokenizers.load_pair(source) if tokenizers.has_tokenizer(source) else (None, None)
+    return _loaded(source, model, params, spec.config, *pair)
+
+
+def _loaded(
+    folder: Path,
+    model: nn.Module,
+    params: dict[str, Any],
+    sizes: TransformerConfig,
+    source: Tokenizer | None,
+    target: Tokenizer | None,
+) -> Loaded:
+    """All that was loaded; `ConfigError` for a tokenizer with more ids than the model."""
+    vocab_sizes = sizes.source_vocab_size or sizes.vocab_size, sizes.vocab_size
+    try:
+        for tokenizer, vocab_size in zip((source, target), vocab_sizes, strict=True):
+            if tokenizer is not None:
+                tokenizer.check_fits(vocab_size)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from error
+    return Loaded(model, params, source, target)
 
 
 def is_pretrained(folder: str | os.PathLike[str]) -> bool:
     """Whether `folder` holds a model as `transformers` writes it, and not a run."""
     try:
-        return "model_type" in HFFolder(folder).json("config.json")
-    except (ConfigError, DataError):
+        return "model_type" in read_json(Path(folder) / "config.json")
+    except DataError:
         return False
-
-
-def check_tokenizer(folder: str | os.PathLike[str], tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises `ConfigError` if the tokenizer of `folder` has more ids than the model."""
-    try:
-        tokenizer.check_fits(vocab_size)
-    except ConfigError as error:
-        raise ConfigError(f"{folder}: {error}") from error
-
-
-def _has_tokenizer(source: HFFolder) -> bool:
-    """Whether there are files of a tokenizer; `DataError` unless all of them are in the folder."""
-    for names in tokenizers.TOKENIZER_FILES:
-        if all(source.has(name) for name in names):
-            for name in (*names, *filter(source.has, _TOKENIZER_OPTIONS)):
-                source.file(name, _TOKENIZER_LIMIT)
-            return True
-    return False
 
 
 def _read_spec(
@@ -155,7 +147,12 @@ def _read_spec(
     """The family, the spec, and the weight map's name -> the folder's of each tensor."""
     family, kind = families.find(hf)
     config = replace(read_config(family, hf), dtype=dtype)
-    check_layers(config.num_encoder_layers + config.num_decoder_layers, tensors.shapes)
+    layers = config.num_encoder_layers + config.num_decoder_layers
+    if layers > len(tensors.shapes):  # before anything of this size is built
+        raise ConfigError(
+            f"config.json asks for {layers:,} layers, but the weights have {len(tensors.shapes)} "
+            "tensors"
+        )
     names = canonical_names(family, tensors.shapes)
     unused = family.unused_tensors.get(kind, r"(?!)")
     names = {name: given for name, given in names.items() if not re.search(unused, name)}
@@ -178,9 +175,8 @@ def _read_params(
     check_shapes(weight_map, shapes, {name: tensors.shapes[names[name]] for name in names})
 
     def read(name: str) -> np.ndarray:
-        if strategy:
-            return tensors.read(names[name], mapped=True)
-        return tensors.read(names[name]).astype(np.float32, copy=False)
+        tensor = tensors.read(names[name])
+        return tensor if strategy else tensor.astype(np.float32, copy=False)
 
     places = (_place_on(strategy.for_model(model), shapes),) if strategy else ()
     return unflatten_dict(to_jax(weight_map, shapes, names, read, *places), sep="/")
@@ -237,8 +233,8 @@ def load(
     >>> loaded.tokenizer.encode("a rose") == tokenizer.encode("a rose")
     True
     """
-    source = HFFolder(locate(folder))
-    config = source.json("config.json")
+    source = locate(folder)
+    config = read_json(source / "config.json")
     if "model_type" in config:
         return load_pretrained(
             folder,
@@ -248,10 +244,10 @@ def load(
         )
     if not isinstance(config.get("model"), dict):
         raise ConfigError(
-            f"{source.path} is neither a run nor a folder of transformers: its config.json has "
+            f"{source} is neither a run nor a folder of transformers: its config.json has "
             "no 'model' and no 'model_type'"
         )
-    loaded = _load_run(source.path, config, attention_fn, dtype)
+    loaded = _load_run(source, config, attention_fn, dtype)
     if strategy is None:
         return loaded
     return loaded._replace(params=strategy.for_model(loaded.model).shard_state(loaded.params))
@@ -271,17 +267,25 @@ def _load_run(
         raise ConfigError(f"{folder / 'config.json'}: model: {error}") from error
     sizes = replace(sizes, dtype=dtype or sizes.dtype)
     attend = attention_fn or _attention_fn(training.get("attention_fn", "reference"))
-    named = training.get("block")
-    block = _import_named(named, "block") if named else Block
-    own, kind = training.get("model"), _kind_of(sizes)
-    if own:
-        kind = _import_named(own, "model")
+    block = _import_named(training["block"], "block") if training.get("block") else Block
+    if training.get("model"):
+        kind = _import_named(training["model"], "model")
+    elif sizes.num_encoder_layers and sizes.num_decoder_layers:
+        kind = EncoderDecoder
+    else:
+        kind = DecoderOnly if sizes.num_decoder_layers else MaskedLanguageModel
     model = kind(sizes, attend, block)
     try:
         check_params(model, params)
     except ConfigError as error:
         raise CheckpointError(f"{folder / 'checkpoints'}: {error}") from error
-    return Loaded(model, params, *_run_tokenizers(folder, sizes))
+    paths = (folder / _TARGET, folder / _TOKENIZER)
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        return Loaded(model, params, None, None)
+    target = tokenizers.load(path)
+    source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else target
+    return _loaded(folder, model, params, sizes, source, target)
 
 
 def _from_json(kind: Any, value: Any) -> Any:
@@ -310,26 +314,19 @@ def _from_json(kind: Any, value: Any) -> Any:
     return part(**{name: _from_json(types.get(name), values[name]) for name in names})
 
 
-def _kind_of(sizes: TransformerConfig) -> type[Model]:
-    if sizes.num_encoder_layers and sizes.num_decoder_layers:
-        return EncoderDecoder
-    return DecoderOnly if sizes.num_decoder_layers else MaskedLanguageModel
-
-
 def _run_params(folder: Path, training: Mapping[str, Any]) -> dict[str, Any]:
     """The mean of the checkpoints chosen at the end of the run, or the newest checkpoint."""
     checkpoints = Checkpoints(folder / "checkpoints")
     newest = checkpoints.newest_step()
     if newest is None:
         raise CheckpointError(f"{folder} has no complete checkpoint: train first")
-    source = HFFolder(folder)
-    record = source.json("weights.json") if source.has("weights.json") else {}
+    chosen = folder / "weights.json"
+    record = read_json(chosen) if chosen.exists() else {}
     steps = record.get("steps")
     if not steps or not set(steps) <= set(checkpoints.steps()):
         steps = [newest]
-    names = ("ema_decay", "extra_ema_decays", "schedule_free")
-    averages = {name: training[name] for name in names if name in training}
-    return checkpoints.average_params(steps, tree=record.get("tree") or result_tree(**averages))
+    tree = record.get("tree") or ("ema" if training.get("ema_decay") else "params")
+    return checkpoints.average_params(steps, tree=tree)
 
 
 def _with_vocabularies(sizes: TransformerConfig, params: Mapping[str, Any]) -> TransformerConfig:
@@ -340,21 +337,6 @@ def _with_vocabularies(sizes: TransformerConfig, params: Mapping[str, Any]) -> T
     if "source_embedding" in params:
         sizes = replace(sizes, source_vocab_size=len(params["source_embedding"]["table"]))
     return sizes
-
-
-def _run_tokenizers(
-    folder: Path, sizes: TransformerConfig
-) -> tuple[Tokenizer | None, Tokenizer | None]:
-    """The tokenizers of source and target, one object where there is one vocabulary."""
-    paths = (folder / _TARGET, folder / _TOKENIZER)
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
-        return None, None
-    target = tokenizers.load(path)
-    source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else target
-    check_tokenizer(folder, target, sizes.vocab_size)
-    check_tokenizer(folder, source, sizes.source_vocab_size or sizes.vocab_size)
-    return source, target
 
 
 def _attention_fn(name: str) -> AttentionFn:

@@ -13,13 +13,12 @@ from flax.traverse_util import flatten_dict
 
 from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
-from jaxformer.decoding import SamplingConfig, SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
-from jaxformer.nn.recipe import REMAT
-from jaxformer.nn.stacking import unstack_blocks
+from jaxformer.nn.stack import unstack_blocks
 from jaxformer.ops.attention import ATTENTION_FNS, AutoAttention, reference
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, read_config, write_config

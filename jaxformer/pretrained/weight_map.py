@@ -185,7 +185,7 @@ def to_jax(
     shapes: Mapping[str, Shape],
     names: Iterable[str],
     read: Callable[[str], np.ndarray],
-    put: Callable[[str, np.ndarray], Any] = lambda path, value: np.ascontiguousarray(value),
+    put: Callable[[str, np.ndarray], Any] = lambda path, value: np.array(value, order="C"),
 ) -> dict[str, Any]:
     """The parameters by path, from the tensors `names` that `read` gives, each in its type.
 

@@ -1,6 +1,5 @@
 """Scores of translations, with the settings needed to repeat them, and of likelihoods."""
 
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -68,22 +67,6 @@ def lowercased_tokens(lines: Sequence[str], language: str) -> list[str]:
     return [tokenizer.tokenize(line, return_str=True) for line in normal]
 
 
-def bleu_interval(
-    hypotheses: Sequence[str], references: Sequence[str], *, resamples: int = 1000
-) -> tuple[float, float]:
-    """The ends of the 95 % bootstrap interval of cased BLEU (13a) over resampled sentences.
-
-    sacreBLEU's seed is fixed, so equal input gives equal numbers. Raises `DataError` for
-    different numbers of sentences, or none. Koehn 2004.
-    """
-    _check_counts(hypotheses, references)
-    bleu = optional_dependencies.load("sacrebleu").metrics.BLEU(references=[list(references)])
-    score = bleu.corpus_score(list(hypotheses), None, n_bootstrap=resamples)
-    facts = json.loads(score.format(12, signature=str(bleu.get_signature()), is_json=True))
-    mean, half = facts["confidence_mean"], facts["confidence_var"]
-    return mean - half, mean + half
-
-
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """The share (0 to 1) of hypotheses that equal their reference character for character.
 
@@ -125,8 +108,11 @@ class Likelihood(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """exp(nats / tokens); comparable only between models with the same tokenizer."""
-        return perplexity(self.nats, self.tokens)
+        """exp(nats / tokens); comparable only between models with the same tokenizer.
+
+        Infinite where the exponential overflows; `DataError` when there is no token.
+        """
+        return _exp(_mean(self.nats, self.tokens, "perplexity", "token"))
 
     @property
     def word_perplexity(self) -> float:
@@ -138,8 +124,8 @@ class Likelihood(NamedTuple):
 
     @property
     def bits_per_byte(self) -> float:
-        """nats / (bytes ln 2): comparable between tokenizers."""
-        return bits_per_byte(self.nats, self.bytes)
+        """nats / (bytes ln 2): comparable between tokenizers; `DataError` when there is no byte."""
+        return _mean(self.nats, self.bytes, "the number of bits per byte", "byte") / math.log(2)
 
 
 def count_text(blocks: Iterable[str]) -> TextSize:
@@ -159,22 +145,6 @@ def count_text(blocks: Iterable[str]) -> TextSize:
         if block:
             inside = not block[-1].isspace()
     return TextSize(words, size)
-
-
-def perplexity(nats: float, tokens: float) -> float:
-    """exp(nats / tokens): `nats` is the sum of the negative log-likelihoods of `tokens` tokens.
-
-    Infinite where the exponential overflows. Raises `DataError` unless tokens > 0.
-    """
-    return _exp(_mean(nats, tokens, "perplexity", "token"))
-
-
-def bits_per_byte(nats: float, num_bytes: float) -> float:
-    """nats / (num_bytes ln 2): independent of the tokenizer, for text of `num_bytes` in UTF-8.
-
-    Raises `DataError` unless num_bytes > 0.
-    """
-    return _mean(nats, num_bytes, "the number of bits per byte", "byte") / math.log(2)
 
 
 def _mean(nats: float, count: float, what: str, unit: str) -> float:

@@ -16,13 +16,13 @@ The product a b has the size of W. It is computed once in each part of a batch.
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes
@@ -74,26 +74,22 @@ def add_adapters(
             f"lora_targets={targets!r} matches no path of a matrix, such as "
             f"{', '.join(sorted(matrices)[:3])}: give another regular expression"
         )
-    adapters: dict[str, Any] = {}
     for number, path in enumerate(chosen):
         key = jax.random.fold_in(rng, number)
-        adapters[path] = _adapter(matrices[path], leaves[path], key, rank, alpha)
-    return _with_adapters(params, adapters)
+        adapter = _adapter(matrices[path], leaves[path], key, rank, alpha)
+        leaves |= {f"{path}{ADAPTER_SUFFIX}/{name}": leaf for name, leaf in adapter.items()}
+    return unflatten_dict(leaves, sep="/")
 
 
 def merge_adapters(params: Params) -> Params:
-    """`params` without adapters, each matrix with the product of its adapter added.
-
-    Parameters without adapters are returned as they are.
-    """
-    if not isinstance(params, Mapping):
-        return params
-    merged = {}
-    for name, leaf in params.items():
-        if not name.endswith(ADAPTER_SUFFIX):
-            adapter = params.get(name + ADAPTER_SUFFIX)
-            merged[name] = merge_adapters(leaf) if adapter is None else _merged(leaf, adapter)
-    return merged
+    """`params` without adapters, each matrix with the product of its adapter added."""
+    leaves = _flatten(params)
+    merged = {path: leaf for path, leaf in leaves.items() if not _is_of_adapter(path)}
+    for path in merged:
+        if f"{path}{ADAPTER_SUFFIX}/a" in leaves:
+            adapter = (leaves[f"{path}{ADAPTER_SUFFIX}/{name}"] for name in ("a", "b", "scale"))
+            merged[path] = _merged(merged[path], *adapter)
+    return unflatten_dict(merged, sep="/")
 
 
 def adapter_loss(loss: Loss, frozen: str = FROZEN) -> Loss:
@@ -105,31 +101,26 @@ def adapter_loss(loss: Loss, frozen: str = FROZEN) -> Loss:
 
 def replace_base(params: Params, base: Params) -> Params:
     """`base`, which has no adapters, with the adapters of `params`."""
-    if not isinstance(base, Mapping):
-        return base
-    adapted = params if isinstance(params, Mapping) else {}
-    adapters = {name: leaf for name, leaf in adapted.items() if name.endswith(ADAPTER_SUFFIX)}
-    return {name: replace_base(adapted.get(name), leaf) for name, leaf in base.items()} | adapters
+    leaves = _flatten(params).items()
+    adapters = {path: leaf for path, leaf in leaves if _is_of_adapter(path)}
+    return unflatten_dict(_flatten(base) | adapters, sep="/")
 
 
 def without_adapters(params: Params) -> Params:
     """The base: `params` without adapters, which are not merged."""
-    if not isinstance(params, Mapping):
-        return params
-    names = (name for name in params if not name.endswith(ADAPTER_SUFFIX))
-    return {name: without_adapters(params[name]) for name in names}
+    leaves = _flatten(params).items()
+    return unflatten_dict(
+        {path: leaf for path, leaf in leaves if not _is_of_adapter(path)}, sep="/"
+    )
 
 
-def _with_adapters(params: Params, adapters: Mapping[str, Any], parent: str = "") -> Params:
-    adapted = {}
-    for name, leaf in params.items():
-        path = f"{parent}{name}"
-        adapted[name] = leaf
-        if isinstance(leaf, Mapping):
-            adapted[name] = _with_adapters(leaf, adapters, f"{path}/")
-        elif path in adapters:
-            adapted[name + ADAPTER_SUFFIX] = adapters[path]
-    return adapted
+def _flatten(params: Params) -> dict[str, Any]:
+    """The leaves by path, where a box of Flax is a leaf."""
+    return flatten_dict(params, sep="/")
+
+
+def _is_of_adapter(path: str) -> bool:
+    return f"{ADAPTER_SUFFIX}/" in path
 
 
 def _adapter(
@@ -146,9 +137,9 @@ def _adapter(
     }
 
 
-def _merged(matrix: Any, adapter: Mapping[str, Any]) -> Any:
-    """The matrix with the product of its adapter added; loaded parameters stay in numpy."""
-    matrix, a, b, scale = nn.unbox((matrix, adapter["a"], adapter["b"], adapter["scale"]))
+def _merged(*parts: Any) -> Any:
+    """A matrix with the product of its adapter added; loaded parameters stay in numpy."""
+    matrix, a, b, scale = nn.unbox(parts)
     if isinstance(matrix, np.ndarray):
         product = np.matmul(a, b)
     else:

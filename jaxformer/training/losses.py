@@ -15,7 +15,7 @@ is one pass and no divergence.
 distribution of `batch.teacher_logits` [B, T, V], whose sum is the auxiliary sum "teacher_loss".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -70,14 +70,13 @@ def seq2seq_loss(
     >>> float(count), round(float(jnp.exp(nats / count)), 3)  # the labels 7 and EOS, perplexity V
     (2.0, 11.0)
     """
-    method, sums_of = _method_and_sums(model, loss_chunk, label_smoothing, z_loss)
 
-    def outputs(params, batch, rng):
+    def inputs_and_labels(batch):
         inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
-        inputs = batch.source, inputs, batch.source != pad
-        return _apply(model, params, batch, rng, *inputs, method=method), labels, labels != pad
+        return (batch.source, inputs, batch.source != pad), labels, labels != pad
 
-    return _token_loss(outputs, sums_of, r_drop, loss_chunk, distillation)
+    nats_of = _make_cross_entropy(model, loss_chunk, label_smoothing, z_loss)
+    return _token_loss(model, inputs_and_labels, nats_of, r_drop, distillation, loss_chunk)
 
 
 def causal_loss(
@@ -97,15 +96,14 @@ def causal_loss(
     >>> float(count), round(float(jnp.exp(nats / count)), 3)  # 2 x 5 labels, perplexity V
     (10.0, 11.0)
     """
-    method, sums_of = _method_and_sums(model, loss_chunk, z_loss=z_loss)
 
-    def outputs(params, batch, rng):
+    def inputs_and_labels(batch):
         leaves = batch.tokens, batch.segments, batch.positions
         inputs = (None if leaf is None else leaf[:, :-1] for leaf in leaves)
-        output = _apply(model, params, batch, rng, *inputs, method=method)
-        return output, batch.tokens[:, 1:], batch.loss_mask
+        return inputs, batch.tokens[:, 1:], batch.loss_mask
 
-    return _token_loss(outputs, sums_of, r_drop, loss_chunk)
+    nats_of = _make_cross_entropy(model, loss_chunk, z_loss=z_loss)
+    return _token_loss(model, inputs_and_labels, nats_of, r_drop, loss_chunk=loss_chunk)
 
 
 def masked_loss(
@@ -133,14 +131,13 @@ def masked_loss(
     >>> float(count), round(float(jnp.exp(nats / count)), 3)  # two labels, perplexity V
     (2.0, 11.0)
     """
-    method, sums_of = _method_and_sums(model, loss_chunk, z_loss=z_loss)
 
-    def outputs(params, batch, rng):
+    def inputs_and_labels(batch):
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids, batch.masked_positions
-        output = _apply(model, params, batch, rng, *inputs, method=method)
-        return output if loss_chunk else output.logits, batch.labels, batch.loss_mask
+        return inputs, batch.labels, batch.loss_mask
 
-    return _token_loss(outputs, sums_of, r_drop, loss_chunk)
+    nats_of = _make_cross_entropy(model, loss_chunk, z_loss=z_loss)
+    return _token_loss(model, inputs_and_labels, nats_of, r_drop, loss_chunk=loss_chunk)
 
 
 def masked_and_next_sentence_loss(
@@ -151,26 +148,8 @@ def masked_and_next_sentence_loss(
     `next_sentence` [B] is 1 where sentence B follows sentence A, else 0. If each row has P
     predicted tokens, the sum divided by their number is the sum of two means: the loss of Devlin
     et al. 2019 (appendix A.2).
-
-    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2, "num_encoder_layers": 1}
-    >>> model = jf.MaskedLanguageModel(jf.TransformerConfig(11, **sizes, pooler="tanh"))
-    >>> batch = jf.MaskedBatch(
-    ...     tokens=np.array([[1, 5, 3, 3, 2]]),  # 3 is the mask token
-    ...     padding_mask=np.ones((1, 5), bool),
-    ...     token_type_ids=np.zeros((1, 5), int),
-    ...     masked_positions=np.array([[2, 3]]),
-    ...     labels=np.array([[6, 7]]),
-    ...     loss_mask=np.array([[True, True]]),
-    ...     example_ids=np.array([0]),
-    ...     next_sentence=np.array([1]),
-    ... )
-    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), batch.tokens)["params"]
-    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> nats, count = jax.jit(masked_and_next_sentence_loss(model))(params, batch, None)[:2]
-    >>> round(float(jnp.exp(nats / count)), 3)  # 11 tokens x 2 answers
-    22.0
     """
-    _, sums_of = _method_and_sums(model, loss_chunk, z_loss=z_loss)
+    nats_of = _make_cross_entropy(model, loss_chunk, z_loss=z_loss)
 
     def loss(params, batch, rng):
         def outputs(model, *inputs, dropout_rng):
@@ -182,7 +161,7 @@ def masked_and_next_sentence_loss(
 
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids
         output, next_logits = _apply(model, params, batch, rng, *inputs, method=outputs)
-        nats, tokens = sums_of(params, output, batch.labels, batch.loss_mask)
+        nats, tokens = nats_of(params, output, batch.labels, batch.loss_mask)
         sentence, _ = cross_entropy(
             next_logits, batch.next_sentence, batch.padding_mask.any(axis=-1)
         )
@@ -196,23 +175,6 @@ def classification_loss(model: nn.Module) -> Loss:
 
     `padding_mask` [B, T] is False at padding. A row counts where `loss_mask` [B] is true.
     `token_type_ids` [B, T], where the batch has them, tell the sentences of a pair apart.
-
-    >>> from types import SimpleNamespace
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
-    >>> model = jf.Classifier(jf.EncoderOnly(config), classes=4)
-    >>> tokens, real = jnp.ones((3, 5), int), jnp.ones((3, 5), bool)
-    >>> batch = SimpleNamespace(
-    ...     tokens=tokens,
-    ...     padding_mask=real,
-    ...     labels=jnp.array([0, 3, 1]),
-    ...     loss_mask=jnp.array([True, True, False]),
-    ...     example_ids=jnp.arange(3),
-    ... )
-    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, real)["params"]
-    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> nats, count = classification_loss(model)(params, batch, None)[:2]
-    >>> float(count), round(float(jnp.exp(nats / count)), 3)  # two rows count, of 4 classes
-    (2.0, 4.0)
     """
 
     def loss(params, batch, rng):
@@ -227,24 +189,6 @@ def span_loss(model: nn.Module) -> Loss:
 
     The batch is as that of `classification_loss`, but `labels` [B, 2] are the positions of the
     first and the last token of the answer.
-
-    >>> from types import SimpleNamespace
-    >>> from jaxformer.nn import SpanPredictor
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
-    >>> model = SpanPredictor(jf.EncoderOnly(config))
-    >>> tokens, real = jnp.ones((2, 7), int), jnp.arange(7)[None] < jnp.array([[5], [5]])
-    >>> batch = SimpleNamespace(
-    ...     tokens=tokens,
-    ...     padding_mask=real,
-    ...     labels=jnp.array([[1, 3], [2, 2]]),
-    ...     loss_mask=jnp.array([True, True]),
-    ...     example_ids=jnp.arange(2),
-    ... )
-    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, real)["params"]
-    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> nats, count = span_loss(model)(params, batch, None)[:2]
-    >>> float(count), round(float(jnp.exp(nats / count)), 3)  # two rows of 5 tokens
-    (2.0, 5.0)
     """
 
     def loss(params, batch, rng):
@@ -263,33 +207,60 @@ def _row_inputs(batch: Any) -> tuple[Any, ...]:
     return batch.tokens, batch.padding_mask, *(() if types is None else (types,))
 
 
-_SumsOf = Callable[..., tuple[jax.Array, jax.Array]]
+_CrossEntropy = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+def _make_cross_entropy(
+    model: nn.Module, loss_chunk: int, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> _CrossEntropy:
+    """nats_of(params, logits or hidden, labels, mask); hidden where there are chunks."""
+    if not loss_chunk:
+        return lambda _, logits, labels, loss_mask: cross_entropy(
+            logits, labels, loss_mask, label_smoothing, z_loss
+        )
+    if not hasattr(model, "hidden"):
+        raise ConfigError(
+            f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
+            f"{type(model).__name__} has no method hidden: add both, or give loss_chunk=0"
+        )
+
+    def nats_of(params, hidden, labels, loss_mask):
+        params = nn.unbox(params)  # sharded parameters are gathered here, not for each chunk
+
+        def lm_head(hidden: jax.Array) -> Any:
+            return model.apply({"params": params}, hidden, method=lambda m, x: m.lm_head(x))
+
+        return chunked_cross_entropy(
+            lm_head, hidden, labels, loss_mask, label_smoothing, z_loss, chunk=loss_chunk
+        )
+
+    return nats_of
 
 
 def _token_loss(
-    outputs: Callable[..., tuple[Any, jax.Array, jax.Array]],
-    sums_of: _SumsOf,
-    r_drop: float,
-    loss_chunk: int,
+    model: nn.Module,
+    inputs_and_labels: Callable[[Any], tuple[Iterable[Any], jax.Array, jax.Array]],
+    nats_of: _CrossEntropy,
+    r_drop: float = 0.0,
     distillation: float = 0.0,
+    loss_chunk: int = 0,
 ) -> Loss:
-    """The loss of outputs(params, batch, rng), which are the model's, the labels and their mask."""
-    if distillation and loss_chunk:
-        raise ConfigError(
-            f"distillation={distillation} compares all logits with the teacher's, but loss_chunk="
-            f"{loss_chunk} keeps those of a chunk only: give loss_chunk=0"
-        )
-    if r_drop and loss_chunk:
-        raise ConfigError(
-            f"r_drop={r_drop} compares all logits of two passes, but loss_chunk={loss_chunk} keeps "
-            "those of a chunk only: give loss_chunk=0"
-        )
+    """The loss of predicting the labels of inputs_and_labels(batch), which also has their mask."""
+    for name, weight in (("r_drop", r_drop), ("distillation", distillation)):
+        if weight and loss_chunk:
+            raise ConfigError(
+                f"{name}={weight} compares all logits of two distributions, but loss_chunk="
+                f"{loss_chunk} keeps those of a chunk only: give loss_chunk=0"
+            )
 
     def loss(params, batch, rng):
         use_r_drop = r_drop and rng is not None
         batch = _twice(batch) if use_r_drop else batch
-        logits, labels, loss_mask = outputs(params, batch, rng)
-        nats, tokens = sums_of(params, logits, labels, loss_mask)
+        inputs, labels, loss_mask = inputs_and_labels(batch)
+        method = "hidden" if loss_chunk else "__call__"
+        output = _apply(model, params, batch, rng, *inputs, method=method)
+        logits = getattr(output, "logits", output)  # a masked language model has further outputs
+        nats, tokens = nats_of(params, logits, labels, loss_mask)
         auxiliary = {}
         if distillation:
             teacher_nats = soft_cross_entropy(logits, batch.teacher_logits, loss_mask)
@@ -322,32 +293,3 @@ def _apply(
     """The result of `method` of the model for `inputs`, with dropout unless `rng` is None."""
     dropout_rng = None if rng is None else DropoutRng.create(rng, batch.example_ids)
     return model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
-
-
-def _method_and_sums(
-    model: nn.Module, loss_chunk: int, label_smoothing: float = 0.0, z_loss: float = 0.0
-) -> tuple[str, _SumsOf]:
-    """The model's method to call, and sums_of(params, its result, labels, mask)."""
-    if not loss_chunk:
-        return "__call__", lambda _, logits, labels, loss_mask: cross_entropy(
-            logits, labels, loss_mask, label_smoothing, z_loss
-        )
-    if not hasattr(model, "hidden"):
-        raise ConfigError(
-            f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
-            f"{type(model).__name__} has no method hidden: add both, or give loss_chunk=0"
-        )
-
-    def sums_of(params, hidden, labels, loss_mask):
-        params = nn.unbox(params)  # sharded parameters are gathered here, not for each chunk
-
-        def lm_head(hidden: jax.Array) -> Any:
-            return model.apply(
-                {"params": params}, hidden, method=lambda m, hidden: m.lm_head(hidden)
-            )
-
-        return chunked_cross_entropy(
-            lm_head, hidden, labels, loss_mask, label_smoothing, z_loss, chunk=loss_chunk
-        )
-
-    return "hidden", sums_of

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Float
 
 from jaxformer.config import (
     check_at_least,
@@ -26,11 +25,10 @@ from jaxformer.training.parameters import (
     freeze,
     map_with_path,
     matrix_mask,
-    scale_layers,
 )
 
-ScheduleName = Literal["inverse_square_root", "cosine", "constant", "linear", "wsd", "step"]
-RuleName = Literal["adam", "muon", "lion", "adafactor"]
+ScheduleName = Literal["inverse_square_root", "cosine", "constant", "linear", "wsd"]
+RuleName = Literal["adam", "muon", "lion"]
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,6 @@ class OptimizerConfig:
     """Final learning rate of a cosine, linear or wsd schedule, as a fraction of `learning_rate`."""
     decay_fraction: float = 0.2
     """Share of all steps in which a wsd schedule falls linearly at the end; before, it is flat."""
-    step_boundaries: tuple[int, ...] = ()
-    """Updates after each of which a step schedule multiplies the learning rate by step_factor."""
-    step_factor: float = 0.1
-    """Factor of the learning rate at each of step_boundaries, in a step schedule."""
     b1: float = 0.9
     """Decay of Adam's first moment; weight of the momentum in Lion's update."""
     b2: float = 0.98
@@ -72,8 +66,6 @@ class OptimizerConfig:
     """Decoupled weight decay of matrices and tables. 0 disables it."""
     momentum: float = 0.95
     """Momentum of Muon."""
-    layer_lr_decay: float = 1.0
-    """Factor of the learning rate from each layer to the one below it; 1 disables it."""
     freeze: str = ""
     """Regular expression; parameters whose path it matches are not trained. Empty: none."""
 
@@ -82,14 +74,15 @@ class OptimizerConfig:
         check_choices(self)
         check_at_least(self, 0, "learning_rate", "warmup_steps", "min_lr_ratio")
         check_at_least(self, 0, "eps", "grad_clip_norm", "weight_decay")
-        check_fraction(self, "b1", "b2", "momentum")
-        _check_schedule(self)
-        check_fraction(self, "decay_fraction")
-        if not 0.0 < self.layer_lr_decay <= 1.0:
-            raise ConfigError(
-                f"layer_lr_decay={self.layer_lr_decay}, but it must be above 0 and at most 1"
-            )
+        check_fraction(self, "b1", "b2", "momentum", "decay_fraction")
         check_pattern(self, "freeze")
+        decay = self.decay_steps - 1 if self.schedule == "wsd" else 0
+        is_endless = self.schedule not in ("cosine", "linear", "wsd")
+        if not is_endless and self.total_steps <= max(self.warmup_steps, 1) + decay:
+            raise ConfigError(
+                f"total_steps={self.total_steps} leaves no step for the {self.schedule} after "
+                f"warmup_steps={self.warmup_steps}: give more steps or a shorter warm-up"
+            )
 
     @property
     def decay_steps(self) -> int:
@@ -97,47 +90,17 @@ class OptimizerConfig:
         return max(round(self.decay_fraction * self.total_steps), 1)
 
 
-def _check_schedule(config: OptimizerConfig) -> None:
-    """Raises `ConfigError` for a schedule that has no room in `total_steps`, or no boundaries."""
-    warmup = max(config.warmup_steps, 1)
-    decay = config.decay_steps - 1 if config.schedule == "wsd" else 0
-    if config.schedule in ("cosine", "linear", "wsd") and config.total_steps <= warmup + decay:
-        raise ConfigError(
-            f"total_steps={config.total_steps} leaves no step for the {config.schedule} after "
-            f"warmup_steps={config.warmup_steps}: give more steps or a shorter warm-up"
-        )
-    boundaries = config.step_boundaries
-    if config.schedule == "step" and not 0 < len(boundaries) == len({0, *boundaries}) - 1:
-        raise ConfigError(
-            f"step_boundaries={boundaries}, but a step schedule needs the numbers of the updates "
-            "after which the learning rate falls: give different ones above 0, such as 1000 2000"
-        )
-
-
 def noam_peak_learning_rate(d_model: int, warmup_steps: int) -> float:
     """The peak d_model^-0.5 * warmup^-0.5 of the schedule of Vaswani et al. 2017, equation 3."""
     return (d_model * warmup_steps) ** -0.5
 
 
-def inverse_square_root(peak: float, warmup_steps: int) -> optax.Schedule:
-    """The schedule peak * min(n / warmup, sqrt(warmup / n)) of Vaswani et al. 2017, equation 3.
-
-    n = 1 is the first update. An optax schedule is called with the number of updates done, n - 1.
-    """
-
-    def schedule(count):
-        number = count + 1.0
-        return peak * jnp.minimum(number / warmup_steps, jnp.sqrt(warmup_steps / number))
-
-    return schedule
-
-
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:
     """The learning rate as a function of the number of updates done.
 
-    It rises linearly to `learning_rate` at update number `warmup_steps`. A cosine, linear or wsd
-    schedule (warm-up, stable, decay: Hu et al. 2024; Hägele et al. 2024) ends at update number
-    `total_steps`.
+    It rises linearly to `learning_rate` at update number `warmup_steps`. The inverse square root is
+    that of Vaswani et al. 2017, equation 3. A cosine, linear or wsd schedule (warm-up, stable,
+    decay: Hu et al. 2024; Hägele et al. 2024) ends at update number `total_steps`.
 
     >>> schedule = make_schedule(jf.OptimizerConfig(learning_rate=1.0, warmup_steps=10))
     >>> [round(float(schedule(updates)), 4) for updates in (4, 9, 39)]  # 5 / 10, 1, (10 / 40)^0.5
@@ -149,64 +112,45 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
 
 def _relative_schedule(config: OptimizerConfig) -> optax.Schedule:
     """The learning rate divided by its peak, as a function of the number of updates done."""
-    warmup = max(config.warmup_steps, 1)
+    warmup, total = max(config.warmup_steps, 1), config.total_steps
     if config.schedule == "inverse_square_root":
-        return inverse_square_root(1.0, warmup)
+        return lambda count: jnp.minimum((count + 1) / warmup, jnp.sqrt(warmup / (count + 1)))
     if config.schedule == "cosine":
-        schedule = optax.warmup_cosine_decay_schedule(
-            0.0, 1.0, warmup, config.total_steps, config.min_lr_ratio
-        )
+        schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, warmup, total, config.min_lr_ratio)
     elif config.schedule == "constant":
         schedule = optax.warmup_constant_schedule(0.0, 1.0, warmup)
     else:
-        schedule = _linear_pieces(config, warmup)
+        rise = optax.linear_schedule(0.0, 1.0, warmup)
+        decay = total - warmup if config.schedule == "linear" else config.decay_steps
+        fall = optax.linear_schedule(1.0, config.min_lr_ratio, decay)
+        schedule = optax.join_schedules([rise, fall], [total - decay])
     # The first update has number 1, so its rate is not 0.
     return lambda count: schedule(count + 1)
-
-
-def _linear_pieces(config: OptimizerConfig, warmup: int) -> optax.Schedule:
-    """The relative learning rate of update number n of a linear, wsd or step schedule."""
-    rise = optax.linear_schedule(0.0, 1.0, warmup)
-    if config.schedule == "step":
-        falls = {boundary + 1: config.step_factor for boundary in config.step_boundaries}
-        steps = optax.piecewise_constant_schedule(1.0, falls)
-        return lambda number: rise(number) * steps(number)
-    decay = config.total_steps - warmup if config.schedule == "linear" else config.decay_steps
-    fall = optax.linear_schedule(1.0, config.min_lr_ratio, decay)
-    return optax.join_schedules([rise, fall], [config.total_steps - decay])
 
 
 def make_optimizer(
     config: OptimizerConfig,
     schedule: optax.Schedule | None = None,
-    learning_rate: Float[jax.Array, ""] | None = None,
     *,
     axes: ModelAxes | None = None,
-    schedule_free: bool = False,
 ) -> optax.GradientTransformation:
     """An optimizer that clips by global norm, applies the rule, the weight decay and the rate.
 
     `axes`, those of `parameter_axes(model)`, say which parameters are matrices and which of their
-    axes are inputs. Weight decay, "muon", "adafactor" and `layer_lr_decay` read them; without them
-    a parameter with two dimensions is a matrix [inputs, outputs], and one with more is refused.
+    axes are inputs. Weight decay and "muon" read them; without them a parameter with two dimensions
+    is a matrix [inputs, outputs], and one with more is refused.
 
-    `schedule` takes the place of `make_schedule(config)`. Without one, the peak learning rate is
-    data: `init` writes `learning_rate` (default: that of `config`), which may be traced, into the
-    state, and `update` reads it there, so that one compiled step serves all rates.
+    `schedule` takes the place of `make_schedule(config)`. Without one, `init` writes the peak
+    learning rate into the state, where `update` reads it: one compiled step serves all rates.
 
     The update rules:
 
     - "adam": Kingma & Ba 2015.
     - "lion": Chen et al. 2023, algorithm 2.
-    - "adafactor": Shazeer & Stern 2018, algorithm 5, without momentum. Updates are relative to the
-      size of each parameter.
     - "muon": Jordan 2024 for hidden matrices (`Axes.is_hidden`), Adam for all other parameters.
       Muon's updates have the size of Adam's, a root mean square of 0.2 (Liu et al. 2025, eq. 4).
 
-    For `config.freeze` and `config.layer_lr_decay` see `freeze` and `scale_layers`.
-    `schedule_free` (Defazio et al. 2024) replaces Adam's first moment by an average of the
-    parameters, which `b1` weighs: the state of a train step keeps it as `ema`. Raises `ConfigError`
-    where the config does not fit it, and without `axes` where it needs them.
+    For `config.freeze` see `freeze`. Raises `ConfigError` for "muon" without `axes`.
 
     >>> config = jf.OptimizerConfig(schedule="constant", learning_rate=0.1, warmup_steps=0)
     >>> optimizer, params = jf.make_optimizer(config), {"scale": jnp.array([1.0, 1.0])}
@@ -215,53 +159,24 @@ def make_optimizer(
     >>> [round(update, 4) for update in updates["scale"].tolist()]  # Adam's first update
     [-0.1, 0.1]
     """
-    if axes is None and (config.name == "muon" or config.layer_lr_decay < 1.0):
+    if axes is None and config.name == "muon":
         raise ConfigError(
-            f"name={config.name!r} and layer_lr_decay={config.layer_lr_decay} depend on the blocks "
-            "of the model: give axes=jf.parameter_axes(model, *inputs)"
+            "name='muon' depends on the blocks of the model: give "
+            "axes=jf.parameter_axes(model, *inputs)"
         )
     parts = []
     if config.grad_clip_norm > 0:
         parts.append(optax.clip_by_global_norm(config.grad_clip_norm))
-    if schedule_free:
-        check_schedule_free(config)
-        parts.append(
-            optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True)
-        )
-    else:
-        parts.append(_RULES[config.name](config, axes))
+    parts.append(_RULES[config.name](config, axes))
     if config.weight_decay > 0:
         mask = partial(matrix_mask, axes=axes)
         parts.append(optax.add_decayed_weights(config.weight_decay, mask))
     if schedule is None:
-        peak = config.learning_rate if learning_rate is None else learning_rate
-        parts.append(_scale_by_peak(peak, _relative_schedule(config)))
+        parts.append(_scale_by_peak(config.learning_rate, _relative_schedule(config)))
     else:
         parts.append(optax.scale_by_learning_rate(schedule))
     optimizer = optax.chain(*parts)
-    if config.freeze:
-        optimizer = freeze(optimizer, config.freeze)
-    if axes is not None and config.layer_lr_decay < 1.0:
-        optimizer = optax.chain(optimizer, scale_layers(config.layer_lr_decay, axes))
-    if schedule_free:
-        relative = _relative_schedule(config)  # optax counts updates from 1, the next one included
-        optimizer = optax.contrib.schedule_free(
-            optimizer, lambda number: relative(number - 1), config.b1
-        )
-    return optimizer
-
-
-def check_schedule_free(config: OptimizerConfig) -> None:
-    """Raises `ConfigError` unless `config` can be schedule-free."""
-    fitting = {"name": "adam", "schedule": "constant", "freeze": ""}
-    for name, value in fitting.items():
-        if getattr(config, name) != value:
-            raise ConfigError(
-                f"schedule_free needs {name}={value!r}, got {getattr(config, name)!r}: change one "
-                "of the two"
-            )
-    if config.b1 == 0.0:
-        raise ConfigError("schedule_free needs b1 above 0, the weight of its average: give 0.9")
+    return freeze(optimizer, config.freeze) if config.freeze else optimizer
 
 
 class RateState(NamedTuple):
@@ -271,9 +186,7 @@ class RateState(NamedTuple):
     num_updates: jax.Array
 
 
-def _scale_by_peak(
-    peak: float | jax.Array, relative: optax.Schedule
-) -> optax.GradientTransformation:
+def _scale_by_peak(peak: float, relative: optax.Schedule) -> optax.GradientTransformation:
     """Scales updates by -learning_rate * relative(num_updates); both are kept in the state."""
 
     def init(params: Params) -> RateState:
@@ -321,40 +234,4 @@ def _muon(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTran
     return optax.partition(rules, partial(map_with_path, label))
 
 
-def _adafactor(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTransformation:
-    rule = optax.chain(
-        optax.scale_by_factored_rms(),
-        optax.clip_by_block_rms(1.0),
-        optax.scale_by_param_block_rms(),
-    )
-
-    # optax factors the two longest axes. In a kernel [D, N, H] these are not the two of the matrix.
-    def as_matrix(path: str, leaf: jax.Array) -> jax.Array | list[jax.Array]:
-        """The leaf as [inputs, outputs] if it is a matrix; stacked layers as the list of them."""
-        parameter = axes_of(path, leaf, axes)
-        shape = leaf.shape[parameter.layers :]
-        shape = parameter.matrix_shape(leaf.shape) if parameter.inputs else shape
-        if parameter.layers:
-            return [layer.reshape(shape) for layer in leaf.reshape(-1, *shape)]
-        return leaf.reshape(shape)
-
-    as_matrices = partial(map_with_path, as_matrix)
-
-    def init(params: Params) -> optax.OptState:
-        return rule.init(as_matrices(params))
-
-    def update(
-        updates: Params, state: optax.OptState, params: Params = None
-    ) -> tuple[Params, optax.OptState]:
-        matrices, state = rule.update(as_matrices(updates), state, as_matrices(params))
-        return jax.tree.map(_in_shape, updates, matrices), state
-
-    return optax.GradientTransformation(init, update)
-
-
-_RULES = {"adam": _adam, "muon": _muon, "lion": _lion, "adafactor": _adafactor}
-
-
-def _in_shape(old: jax.Array, new: jax.Array | list[jax.Array]) -> jax.Array:
-    """`new`, a matrix or the list of its layers, in the shape of `old`."""
-    return (jnp.stack(new) if isinstance(new, list) else new).reshape(old.shape)
+_RULES = {"adam": _adam, "muon": _muon, "lion": _lion}

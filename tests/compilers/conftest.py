@@ -11,7 +11,7 @@ from experiments.harness.planning import devices, parse_target
 from experiments.harness.planning.hlo import Program
 from jaxformer import AutoAttention, DecoderOnly, OptimizerConfig, TransformerConfig
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions
-from jaxformer.nn.recipe import REMAT
+from jaxformer.nn.blocks import REMAT
 from jaxformer.text.data import StreamBatch
 from jaxformer.training import causal_loss, init_train_state, make_optimizer
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxformer import AttentionMask
 from jaxformer.config import AttentionOptions
 from jaxformer.distributed import make_mesh, sharded, single
-from jaxformer.nn.recipe import REMAT
+from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import gpu_flash
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from tests.compilers.conftest import CONFIG, compiled_step, counts
@@ -49,7 +49,6 @@ CALLS = {
     "float16": (640, 640, (6, 2), (128, 128), jnp.float16),
     "float32": (384, 384, (4, 4), (64, 32), jnp.float32),
     "odd": (37, 1000, (6, 3), (40, 24), jnp.bfloat16),
-    "decoding": (1, 512, (4, 1), (64, 64), jnp.bfloat16),
 }
 
 
@@ -77,7 +76,6 @@ def test_every_mask_and_dropout_compile_in_one_call(h100s, queries, keys, heads,
         padding_mask=leaf(jnp.bool_, 2, keys),
         query_segments=leaf(jnp.int32, 2, queries),
         key_segments=leaf(jnp.int32, 2, keys),
-        explicit=leaf(jnp.bool_, 2, queries, keys),
     )
     dropout_rng = DropoutRng(leaf(jnp.uint32, 2), leaf(jnp.int32, 2))
     with jax.set_mesh(mesh):

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from jaxformer import AttentionMask, DecoderOnly, SearchConfig, beam_search, make_step_fn
 from jaxformer.distributed import make_mesh, sharded, single
-from jaxformer.nn.recipe import REMAT
+from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import get
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 from tests.hlo import collectives

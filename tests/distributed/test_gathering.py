@@ -50,7 +50,7 @@ def shapes(loss, parts=2):
     """The shapes of the gradient on 2 x 5 devices, without having them."""
     params = jax.eval_shape(Layers().init, jax.random.key(0), jnp.zeros((2, 15)))["params"]
     mesh = AbstractMesh((2, 5), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
-    gathering = Gathering(SPECS, ("data", "fsdp"), "use", None)
+    gathering = Gathering(SPECS, ("data", "fsdp"), "use")
     step = jax.shard_map(
         lambda params, batch: gathering.gradient_sums(loss, params, batch, None, parts)[0],
         mesh=mesh,

@@ -9,16 +9,12 @@ from contextlib import contextmanager
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from experiments.harness import cli
 from experiments.harness.runs.run_folder import Run
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.distributed import single
-from jaxformer.distributed.compiled_step import describe_memory, is_out_of_memory
-from jaxformer.errors import CheckpointError
-from jaxformer.training.train_step import init_train_state
+from jaxformer.errors import CheckpointError, is_out_of_memory
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes."
 
@@ -79,9 +75,10 @@ def test_the_last_save_is_never_forgiven(tmp_path):
             checkpoints.wait()
 
 
-def test_no_patience_at_all_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="patience=0, but it must be at least 1"):
-        Checkpoints(tmp_path, patience=0)
+@pytest.mark.parametrize("name", ["patience", "keep"])
+def test_no_patience_and_no_checkpoint_to_keep_are_refused(tmp_path, name):
+    with pytest.raises(CheckpointError, match=f"{name}=0, but it must be at least 1"):
+        Checkpoints(tmp_path, **{name: 0})
 
 
 @pytest.mark.parametrize(
@@ -98,43 +95,15 @@ def test_memory_is_short_when_jax_says_so_and_only_then(error, is_short):
     assert is_out_of_memory(error) == is_short
 
 
-def toy_loss(params, batch, rng):
-    return jnp.sum((batch["x"] @ params["w"]) ** 2), jnp.float32(batch["x"].shape[0])
+def test_a_lack_of_memory_is_told_with_the_settings_that_lower_the_need(capsys):
+    def main():
+        raise jax.errors.JaxRuntimeError(OUT_OF_MEMORY)
 
-
-def test_a_step_without_memory_tells_what_holds_it_and_which_settings_lower_it(capsys):
-    devices, optimizer = single(), optax.adam(0.1)
-    step = devices.step(toy_loss, optimizer, ema_decay=0.9)
-    params = {"w": jnp.ones((7, 5))}
-    state = init_train_state(params, optimizer, jax.random.key(0), ema=True)
-    batch = devices.shard_batch({"x": np.ones((3, 7), np.float32)})
-    lower = step._compiled.lower
-
-    class Failing:
-        def __init__(self):
-            self.lower = lower
-
-        def __call__(self, *args):
-            raise jax.errors.JaxRuntimeError(OUT_OF_MEMORY)
-
-    step._compiled = Failing()
-    assert cli.run(lambda: step(state, batch)) == 1
+    assert cli.run(main) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("error: out of memory: 1234 bytes were asked for; a device holds ")
-    # 35 numbers; Adam has two moments of each and a count
-    assert "parameters 140 bytes, optimizer 284 bytes, average 140 bytes, batch 84 bytes" in said
-    assert "intermediate values need " in said
+    assert said.startswith("error: out of memory: 1234 bytes were asked for. Lower the batch")
     for setting in ("--data.batch_size", "--training.grad_accumulation", "--training.remat blocks"):
         assert setting in said
-
-
-def test_a_program_that_cannot_be_compiled_again_still_tells_what_is_held():
-    class Broken:
-        def lower(self, *args):
-            raise jax.errors.JaxRuntimeError(OUT_OF_MEMORY)
-
-    said = describe_memory(Broken(), (jnp.ones((3, 5)),))
-    assert said == "a device holds batch 60 bytes"
 
 
 def test_another_error_of_jax_gets_no_advice(capsys):

@@ -37,12 +37,10 @@ from jaxformer.distributed import (
     sharded,
     single,
 )
-from jaxformer.distributed.gathering import Gathering
-from jaxformer.distributed.torus import line_stages, torus_stages
+from jaxformer.distributed.gathering import Gathering, line_stages, torus_stages
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Block
+from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
@@ -363,7 +361,7 @@ def staged() -> dict[str, Any]:
 
     out = {"torus/expected": rows.sum(0)}
     for name, places in TORUS.items():
-        gathering = Gathering(specs, ("fsdp",), "step", None, stages=line_stages(places))
+        gathering = Gathering(specs, ("fsdp",), stages=line_stages(places))
         sums = jax.shard_map(
             lambda params, batch, gathering=gathering: gathering.gradient_sums(
                 loss, params, batch, jax.random.key(0), 1

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.language_modelling.chat_templates import (
+from experiments.language_modelling.tasks.chat import (
     PLAIN_TEMPLATE,
     ChatTemplate,
     load_template,

@@ -1,7 +1,5 @@
 """The weights of a run that --checkpoint and --step name."""
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
@@ -65,21 +63,6 @@ def test_without_a_moving_average_the_parameters_are_the_weights(folder):
     assert number(folder, training, step=3) == 70
     with pytest.raises(ConfigError, match="keeps no moving average: it was trained with ema_decay"):
         number(folder, training, checkpoint="ema")
-
-
-def test_a_moving_average_is_named_by_its_decay(tmp_path, folder):
-    assert number(folder, checkpoint="ema@0.9") == 51
-    assert number(folder, checkpoint="ema@.9", step=4) == 31
-    with pytest.raises(ConfigError, match=r"keeps are \[0.9\]: give one of these, or last"):
-        number(folder, checkpoint="ema@0.99")
-    averages = {"0.9": {"a": np.full(3, 99.0)}, "0.99": {"a": np.full(3, 108.0)}}
-    with Checkpoints(tmp_path / "several" / "checkpoints") as checkpoints:
-        checkpoints.save(2, {"params": {"a": np.zeros(3)}, "ema": averages}, {})
-    several = replace(TRAINING, extra_ema_decays=(0.99,))
-    found = [number(tmp_path / "several", several, checkpoint=f"ema{x}") for x in ("", "@0.99")]
-    assert found == [99.0, 108.0]
-    without = replace(several, ema_decay=0.0)
-    assert number(tmp_path / "several", without) == 0.0
 
 
 def test_a_step_that_is_not_kept_is_refused_with_those_that_are(folder):

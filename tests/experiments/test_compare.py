@@ -16,7 +16,7 @@ from experiments.harness.results.groups import find_runs, group_runs
 from experiments.harness.runs.text_io import read_table
 from experiments.translation.evaluate import describe_each, half_widths
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.metrics import bleu_interval, score_lowercased, score_translations
+from jaxformer.text.metrics import score_lowercased, score_translations
 from tests.experiments.finished_runs import sentences, worse, write_language_run, write_run
 
 
@@ -64,9 +64,10 @@ def test_two_runs_are_tested_to_the_digit_as_sacrebleu_does(
 
 
 def test_the_interval_of_one_run_is_that_of_its_scores(runs, text):
-    low, high = bleu_interval(hypotheses(runs[0]), text)
+    score = BLEU(references=[text]).corpus_score(hypotheses(runs[0]), None, n_bootstrap=1000)
+    half = json.loads(score.format(12, signature="seed:12345", is_json=True))["confidence_var"]
     comparison = compare_runs(runs[:1])
-    assert comparison.groups[0].items == pytest.approx((high - low) / 2, rel=1e-5)
+    assert comparison.groups[0].items == pytest.approx(half, rel=1e-5)
     assert comparison.metric == "bleu" and not comparison.differences
 
 

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from experiments.examples import custom_modules, inside_flax, many_seeds
+from experiments.examples import custom_modules, inside_flax
 from jaxformer.distributed import partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
@@ -48,7 +48,7 @@ def test_our_encoder_is_the_same_function_inside_linen_and_nnx(assert_equal):
 @pytest.mark.parametrize("train", [inside_flax.train_linen, inside_flax.train_nnx])
 def test_our_encoder_learns_inside_a_model_of_ones_own(train):
     held_out = inside_flax.random_batch(301, rows=500)
-    losses, logits = train(inside_flax.SeriesOptions(), held_out)
+    losses, logits = train(held_out)
     assert losses[-1] < 0.5 * losses[0]
     assert np.mean(np.argmax(logits, axis=-1) == held_out.label) > 0.75
 
@@ -168,10 +168,3 @@ def test_order_is_learned_by_a_position_scheme_of_ones_own(capsys):
     last = [float(line.split(" -> ")[1].split()[0]) for line in lines]
     assert len(last) == 4
     assert last[2] < 0.1 < min(last[0], last[1], last[3])
-
-
-def test_a_seed_learns_in_one_program_with_others_what_it_learns_alone():
-    options = many_seeds.ManySeedsOptions(steps=3, batch_size=3, seq_len=7, d_model=16)
-    together, alone = (many_seeds.train(seeds, options).losses for seeds in ([2, 5, 7], [5]))
-    np.testing.assert_allclose(together[1], alone[0], rtol=1e-4)
-    assert len(set(together.tolist())) == 3

@@ -18,8 +18,7 @@ from experiments.translation.load_run import Translator, load_translator
 from experiments.translation.presets import Files
 from jaxformer import load_pretrained, save_pretrained
 from jaxformer.config import EmbeddingOptions, NormOptions, Relative, TransformerConfig
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.tokenizers import Tokenizer

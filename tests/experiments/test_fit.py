@@ -105,6 +105,26 @@ def test_a_run_logs_evaluates_and_saves_at_its_intervals_and_at_the_end(tmp_path
         assert saved(tmp_path).metadata(step)["early_stopping"]["step"] == step
 
 
+def test_a_run_that_dies_while_it_evaluates_has_saved_and_evaluates_again(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fitted(whole)
+
+    def dies_at_10(state):
+        if int(state.step) == 10:
+            raise MemoryError("no room for the validation text")
+        return evaluate(state)
+
+    with pytest.raises(MemoryError):
+        fitted(parts, evaluate=dies_at_10)
+    assert saved(parts).steps() == [5, 10]
+    assert saved(parts).metadata(10)["early_stopping"]["step"] == 5
+    fitted(parts)
+    assert metrics_of(parts) == metrics_of(whole)
+    for step in saved(whole).steps():
+        assert saved(parts).metadata(step) == saved(whole).metadata(step)
+    assert saved(parts).best_step() == saved(whole).best_step() == 15
+
+
 def test_a_run_stopped_by_a_signal_and_resumed_is_the_uninterrupted_one(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fitted(whole)
@@ -165,7 +185,7 @@ def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(t
             right = bool(np.all(params["w"] == best["w"]))
             return Evaluated({"validation_bleu": 9.0 if right else 8.0})
 
-        chosen = choose_weights(run, validate, "validation_bleu")
+        chosen = choose_weights(run, single(), validate, "validation_bleu")
     np.testing.assert_array_equal(chosen["w"], best["w"])
     note = json.loads((tmp_path / "weights.json").read_text())
     assert note["steps"] == [2] and note["validation_bleu"] == 9.0

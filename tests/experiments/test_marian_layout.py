@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.translation.marian_layout import marian_layout, renumber
+from experiments.translation.export import marian_layout, renumber
 from jaxformer.config import with_fields
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import load_generation_config, load_pretrained

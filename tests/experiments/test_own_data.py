@@ -14,7 +14,6 @@ from experiments.language_modelling.train import train
 from experiments.translation import prepare as translation_prepare
 from experiments.translation.presets import PRESETS as TRANSLATION
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.errors import ConfigError
 
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 MODULE = """
@@ -151,24 +150,3 @@ def test_a_repeated_batch_is_the_first_one(place):
         expected = prepared.batches.batch(step)
         for found in (repeated.batch(step, rows), repeated.batch(step + 6, rows)):
             np.testing.assert_array_equal(found.tokens, expected.tokens)
-
-
-def test_shards_of_a_run_are_trained_on_with_its_tokenizer(place, capsys):
-    words = "--name", "first", "--shards", str(place / "out"), "--ids_per_shard", "1000"
-    language_prepare.main(parsed(place, *words, presets=language_prepare.OPTIONS))
-    folder = place / "runs" / "language_modelling" / "first"
-    assert "2,788 ids in" in capsys.readouterr().out
-    prepared = language_prepare.prepare(parsed(place, "--name", "first"), folder)
-    tokenizer = ["--data.tokenizer", str(folder / "tokenizer")]
-    trained = ["--data.train", *(str(place / "out" / f"train_{i:06d}.bin") for i in range(3))]
-    held_out = ["--data.validation", str(place / "out" / "validation_000000.bin")]
-    config = parsed(place, *trained, *held_out, *tokenizer)
-    again = language_prepare.prepare(config, place / "again")
-    assert again.train.tokens.fingerprint == prepared.train.tokens.fingerprint
-    assert again.validation.amount == prepared.validation.amount
-    same = language_prepare.prepare(config, place / "again")
-    assert same.batches.fingerprint == again.batches.fingerprint == prepared.batches.fingerprint
-    with pytest.raises(ConfigError, match="holds ids and no text: name their --data.tokenizer"):
-        language_prepare.prepare(parsed(place, *trained, *held_out), place / "learned")
-    with pytest.raises(ConfigError, match="give shards to --data.validation too"):
-        language_prepare.prepare(parsed(place, *trained, *tokenizer), place / "alone")

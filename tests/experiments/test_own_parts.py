@@ -23,9 +23,9 @@ from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.language_modelling.tasks import classification
 from experiments.translation import evaluate as score_text
-from experiments.translation import export, translate
 from experiments.translation import load_run as translation_run
 from experiments.translation import train as translation_train
+from experiments.translation import translate
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
@@ -257,17 +257,6 @@ def test_forced_scores_are_those_of_the_model_that_was_trained(translation, text
     )
     for line, numbers in zip(capsys.readouterr().out.splitlines(), expected, strict=True):
         assert line.split("\t")[1] == " ".join(f"{x:.4f}" for x in numbers)
-
-
-def test_an_exported_program_is_that_of_the_model_that_was_trained(translation):
-    loaded = translation.loaded
-    ids = loaded.source_tokenizer.encode("sun rain moon") + [EOS]
-    source = np.array([ids + [0] * (13 - len(ids))] * 2, np.int32)
-    found, expected = (
-        jax.jit(export.search_function(system, loaded.config.search, 13))(source)
-        for system in (loaded, loaded._replace(model=translation.model))
-    )
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_a_loss_and_a_schedule_of_ones_own_are_learned_by(language, tmp_path):

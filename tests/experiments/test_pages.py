@@ -14,7 +14,7 @@ from experiments.harness.results import statistics
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.pages import Contents, Sentence, run_page
-from experiments.language_modelling.attend import attend
+from experiments.language_modelling.page import attend
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS

@@ -11,8 +11,8 @@ from experiments import runs
 from experiments.harness.results import attention_views, plots
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.groups import group_runs
-from experiments.translation.attend import attend
 from experiments.translation.load_run import Translator
+from experiments.translation.page import attend
 from jaxformer.config.positions import positional_encoding
 from jaxformer.decoding import SearchConfig
 from jaxformer.errors import ConfigError
@@ -39,17 +39,18 @@ def translator(random_params):
 
 def test_attention_of_each_kind_has_its_tokens_and_rows_that_sum_to_1(translator):
     text, views = attend(translator, "a bird")
+    cross, encoder, decoder = views
     source = ["a", "▁", "b", "i", "r", "d", "<eos>"]
-    assert len(views["encoder"].key_tokens) == len(source)
-    assert views["encoder"].key_tokens[2:] == source[2:]
-    assert len(views["cross"].query_tokens) == len(views["decoder"].query_tokens)
-    for view in views.values():
+    assert len(encoder.key_tokens) == len(source)
+    assert encoder.key_tokens[2:] == source[2:]
+    assert len(cross.query_tokens) == len(decoder.query_tokens)
+    for view in views:
         sizes = len(view.query_tokens), len(view.key_tokens)
         assert view.weights.shape == (2, 3, *sizes)
         np.testing.assert_allclose(view.weights.sum(axis=-1), 1.0, rtol=1e-5)
-    lower = np.tril(np.ones(views["decoder"].weights.shape[2:]))
-    assert not views["decoder"].weights[..., lower == 0].any()
-    assert not np.allclose(views["cross"].weights[0], views["cross"].weights[1])
+    lower = np.tril(np.ones(decoder.weights.shape[2:]))
+    assert not decoder.weights[..., lower == 0].any()
+    assert not np.allclose(cross.weights[0], cross.weights[1])
 
 
 def test_blocks_are_stacked_in_the_order_of_their_numbers():

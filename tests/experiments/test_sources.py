@@ -10,7 +10,7 @@ from experiments.harness.runs.sources import is_record_file, read_fields
 from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import corpus as language_corpus
 from experiments.language_modelling.presets import DataConfig as LanguageData
-from experiments.translation.corpus import Text, load_corpus, open_corpus, read_files
+from experiments.translation.corpus import Text, open_corpus, read_files
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.errors import ConfigError, DataError
 
@@ -72,7 +72,7 @@ def test_a_corpus_of_records_is_kept_and_edited_records_are_another(records, tmp
     cache = TextCache(tmp_path / "texts")
     data = DataConfig(train=files(records), validation=Files(f"{__name__}:one_pair"))
     first = open_corpus(data, cache)
-    assert first.train() == load_corpus(data).train and first.validation == Text(["x"], ["y"])
+    assert first.train() == open_corpus(data).train() and first.validation == Text(["x"], ["y"])
     assert open_corpus(data, cache).fingerprint == first.fingerprint
     records.write_text(records.read_text().replace("dog", "fox"))
     assert open_corpus(data, cache).fingerprint != first.fingerprint

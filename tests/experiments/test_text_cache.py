@@ -12,10 +12,8 @@ from experiments.harness import cli
 from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import prepare as language
 from experiments.language_modelling.presets import PRESETS as LANGUAGE
-from experiments.language_modelling.presets import DataConfig
 from experiments.translation import prepare as translation
 from experiments.translation.presets import PRESETS as TRANSLATION
-from jaxformer.errors import ConfigError
 from jaxformer.text.data import open_tokens, write_tokens
 
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
@@ -178,36 +176,3 @@ def test_a_file_is_read_again_only_when_size_time_or_inode_change(cache, tmp_pat
     assert cache.digest(fresh) == before
     fresh.write_bytes(b"fog")
     assert cache.digest(fresh) != before, "a file changed just now may change again unseen"
-
-
-def test_files_with_weights_are_mixed_and_neither_read_nor_encoded_again(text):
-    more = f"--data.validation {text}/b.txt --data.weights 3 1 --data.split line".split()
-    files = ["--data.train", f"{text}/a.txt", f"{text}/b.txt"]
-    _, batch = prepared("language_modelling", text, "first", *files, *more)
-    opened.clear()
-    config = cli.parse(LANGUAGE, mixed_words(text, files, more))
-    again = language.prepare(config, text / "runs" / "language_modelling" / "second").batches
-    assert not {str(text / "a.txt"), str(text / "b.txt")} & set(opened)
-    for leaf, other in zip(batch, again.batch(0), strict=True):
-        assert leaf.tobytes() == other.tobytes()
-    whole = len(LINES)
-    assert [len(stream.tokens) for stream in again._streams] == [whole, whole]
-    forwards = again._streams[0].tokens
-    assert (
-        forwards[5].tolist()
-        == open_tokens(text / "runs" / "language_modelling" / "first" / "data" / "train.tokens")[
-            5
-        ].tolist()
-    )
-
-
-def mixed_words(text, files, more):
-    sizes = "--model.max_len 23 --data.seq_len 19 --data.batch_size 3 --model.vocab_size 283"
-    return [*sizes.split(), "--runs", f"{text}/runs", "--name", "second", *files, *more]
-
-
-@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, 2.0)])
-def test_weights_that_do_not_fit_the_files_are_refused(weights):
-    validation = () if weights == (1.0, 2.0) else ("b.txt",)
-    with pytest.raises(ConfigError, match="needs a number above 0 for each file of train"):
-        DataConfig(train=("a.txt", "b.txt"), validation=validation, weights=weights)

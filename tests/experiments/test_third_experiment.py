@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +16,13 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import registry
+from experiments import registry, sweep
+from experiments.harness import cli
+from experiments.harness.runs.checkpoint_selection import read_result
 from experiments.language_modelling import train as original
-from experiments.sweep import sweep
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
 DATA = '''
 import hashlib
 from typing import NamedTuple
@@ -91,14 +90,19 @@ def known_scores(config):
     return "validation_loss", "validation_exact"
 
 
+@partial(jax.jit, static_argnums=0)
+def log_probs(model, params, tokens):
+    return jax.nn.log_softmax(model.apply({"params": params}, tokens))
+
+
 def evaluate(config, data, model, params):
     """The loss of the reversed half, and the share of sequences that are right throughout."""
     nats = right = 0.0
     for step in range(3):
         batch = data.validation.batch(step)
-        logits = jax.nn.log_softmax(model.apply({"params": params}, batch.tokens[:, :-1]))
+        logits = np.asarray(log_probs(model, params, batch.tokens[:, :-1]))
         labels = batch.tokens[:, 1:]
-        each = np.take_along_axis(np.asarray(logits), labels[..., None], -1)[..., 0]
+        each = np.take_along_axis(logits, labels[..., None], -1)[..., 0]
         nats -= float(np.sum(each * batch.loss_mask))
         same = (np.argmax(logits, -1) == labels) | ~batch.loss_mask
         right += float(np.sum(np.all(same, axis=-1)))
@@ -179,24 +183,16 @@ def test_a_copied_experiment_trains_and_resumes_exactly(reverse, config):
     assert contents(resumed.folder) == contents(whole.folder) and resumed.scores == whole.scores
 
 
-def test_a_copied_experiment_is_swept_and_compared_by_its_module(reverse, config):
-    command = [sys.executable, "-m", "experiments.sweep", "reverse.train", "--runs", config.runs]
-    command += ["--name", "seeds", "--seeds", "2", "--training.log_every", "0"]
-    paths = os.pathsep.join([str(ROOT), str(Path(reverse.__file__).parents[1])])
-    environment = os.environ | {"PYTHONPATH": paths}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "2 of 2 cells are finished" in done.stdout
-    table = done.stdout[done.stdout.index("cells are finished") :]
+def test_a_copied_experiment_is_swept_and_compared_by_its_module(reverse, config, capsys):
+    words = ["reverse.train", "--runs", config.runs, "--name", "seeds", "--seeds", "2"]
+    words += ["--training.log_every", "0", "--training.evaluate_every", "0"]
+    sweep.main(cli.parse(sweep.presets_of("reverse.train"), words, positional="experiment"))
+    said = capsys.readouterr().out
+    assert "2 of 2 cells are finished" in said
+    table = said[said.index("cells are finished") :]
     assert "loss" in table and "unchanged" in table
-    again = sweep(
-        replace(config, training=replace(config.training, log_every=0)),
-        name="seeds",
-        seeds=2,
-        experiment="reverse.train",
-    )
-    assert {result.folder.parent.name for result in again.values()} == {"reverse"}
-    assert len({result.scores["loss"] for result in again.values()}) == 2
+    folders = Path(config.runs, "sweeps", "seeds", "reverse").iterdir()
+    assert len({read_result(folder).scores["loss"] for folder in folders}) == 2
 
 
 def test_a_registered_experiment_has_a_name_and_an_unknown_one_is_refused(reverse):

@@ -23,9 +23,8 @@ from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import RULES
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Block
+from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.attention import ATTENTION_FNS, blockwise, reference
 from jaxformer.ops.masks import AttentionMask
 
@@ -48,9 +47,9 @@ TRANSLATION = f"""
     --data.validation.target b.txt --data.batch_tokens 200 --search.beam_size 2 --data.buckets 1
 """
 METHODS = f"""
-    {TRANSLATION} --model.embeddings.dropout_rate 0.1 --data.bpe_dropout 0.1 --data.bpe_encodings 3
-    --training.z_loss 0.001 --training.r_drop 1 --training.extra_ema_decays 0.9
-    --training.gradient_noise_scale --optimizer.layer_lr_decay 0.9 --optimizer.freeze feed_forward/
+    {TRANSLATION} --model.embeddings.dropout_rate 0.1
+    --training.z_loss 0.001 --training.r_drop 1 --training.ema_decay 0.9
+    --optimizer.freeze feed_forward/
 """
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ from experiments.harness.runs import run_folder
 from experiments.harness.runs.text_cache import TextCache
 from experiments.harness.training import training_config
 from experiments.harness.training.fit import profiled
-from experiments.translation import corpus, grammar
-from experiments.translation.corpus import Text, fingerprint, load_corpus
+from experiments.translation import corpus
+from experiments.translation.corpus import GRAMMAR, Text, fingerprint, open_corpus
 from experiments.translation.prepare import prepare
 from experiments.translation.presets import (
     PRESETS,
@@ -31,6 +30,12 @@ def write(folder, name, pairs):
         path.write_text("".join(f"{line}\n" for line in lines))
         files.append(str(path))
     return Files(*files)
+
+
+def load_corpus(config):
+    """Training, validation and test text."""
+    opened = open_corpus(config)
+    return opened.train(), *opened[2:]
 
 
 def pairs_of(text):
@@ -52,27 +57,27 @@ def test_the_fingerprint_is_that_of_the_text_and_of_nothing_else():
 
 def test_ones_own_pairs_are_set_aside_by_their_source_whatever_the_order(tmp_path):
     pairs = [(f"sentence {i % 1_999}", f"Satz {i}") for i in range(2_999)]
-    parts = load_corpus(DataConfig(train=write(tmp_path, "a", pairs)))
-    assert parts.test == Text([], [])
-    aside, train = set(parts.validation.source), set(parts.train.source)
+    train_text, validation, test = load_corpus(DataConfig(train=write(tmp_path, "a", pairs)))
+    assert test == Text([], [])
+    aside, train = set(validation.source), set(train_text.source)
     assert 20 < len(aside) < 60, "about one in fifty"
     assert not aside & train, "a source stands on one side only"
-    assert sorted(pairs_of(parts.train) + pairs_of(parts.validation)) == sorted(pairs)
-    backwards = load_corpus(DataConfig(train=write(tmp_path, "b", pairs[::-1])))
+    assert sorted(pairs_of(train_text) + pairs_of(validation)) == sorted(pairs)
+    backwards = open_corpus(DataConfig(train=write(tmp_path, "b", pairs[::-1])))
     assert set(backwards.validation.source) == aside
 
 
 def test_at_most_a_thousand_sources_are_set_aside_and_none_of_them_trains(tmp_path):
     pairs = [(f"sentence {i % 67_003}", f"Satz {i}") for i in range(97_003)]
-    parts = load_corpus(DataConfig(train=write(tmp_path, "a", pairs)))
-    assert len(set(parts.validation.source)) == 1_000 < len(parts.validation.source)
-    assert not set(parts.train.source) & set(parts.validation.source)
+    train, validation, _ = load_corpus(DataConfig(train=write(tmp_path, "a", pairs)))
+    assert len(set(validation.source)) == 1_000 < len(validation.source)
+    assert not set(train.source) & set(validation.source)
 
 
 @pytest.fixture
 def small_grammar(monkeypatch):
     """The built-in text, of one pair a part."""
-    text = corpus.Corpus(Text(["a"], ["b"]), Text(["c"], ["d"]), Text(["e"], ["f"]))
+    text = Text(["a"], ["b"]), Text(["c"], ["d"]), Text(["e"], ["f"])
     files = corpus.BUILT_IN["grammar"].files
     monkeypatch.setitem(corpus.BUILT_IN, "grammar", corpus.BuiltIn(lambda: text, files))
     return text
@@ -81,21 +86,21 @@ def small_grammar(monkeypatch):
 def test_files_of_ones_own_replace_the_part_they_are_given_for(tmp_path, small_grammar):
     own = write(tmp_path, "own", [("g", "h")])
     assert load_corpus(DataConfig()) == small_grammar
-    assert load_corpus(DataConfig(test=own)) == small_grammar._replace(test=Text(["g"], ["h"]))
+    assert load_corpus(DataConfig(test=own)) == (*small_grammar[:2], Text(["g"], ["h"]))
     whole = load_corpus(DataConfig(train=own, validation=own))
-    assert whole == corpus.Corpus(Text(["g"], ["h"]), Text(["g"], ["h"]), Text([], []))
+    assert whole == (Text(["g"], ["h"]), Text(["g"], ["h"]), Text([], []))
 
 
 def test_a_change_of_any_file_of_the_grammar_makes_its_text_anew(tmp_path, monkeypatch):
     folder = tmp_path / "grammar"
-    shutil.copytree(Path(grammar.__file__).parent, folder)
-    monkeypatch.setattr(grammar, "__file__", str(folder / "__init__.py"))
+    shutil.copytree(GRAMMAR, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(corpus, "GRAMMAR", folder)
     made = []
     files = corpus.BUILT_IN["grammar"].files
 
     def load():
         made.append(1)
-        return corpus.Corpus(*[Text([str(len(made))], ["b"])] * 3)
+        return (Text([str(len(made))], ["b"]),) * 3
 
     monkeypatch.setitem(corpus.BUILT_IN, "grammar", corpus.BuiltIn(load, files))
     cache = TextCache(tmp_path / "texts")
@@ -105,7 +110,7 @@ def test_a_change_of_any_file_of_the_grammar_makes_its_text_anew(tmp_path, monke
         if count:
             path.write_text(path.read_text() + "\n")
         for _ in range(2):  # the second time it comes from the cache
-            corpus.open_corpus(DataConfig(), cache)
+            open_corpus(DataConfig(), cache)
         assert len(made) == count + 1, path
 
 
@@ -117,12 +122,12 @@ def test_a_run_in_lower_case_prepares_no_other(tmp_path):
         PRESETS["grammar"], data=data, model=small, text_cache_dir=str(tmp_path / "texts")
     )
     for given in (data, dataclasses.replace(data, lowercase=False)):  # the cache keeps them apart
-        found = load_corpus(given)
-        opened = corpus.open_corpus(given, training_config.text_cache(config))
-        assert (opened.train(), opened.validation, opened.test) == tuple(found)
-        assert opened.fingerprint == fingerprint(found.train)
-        assert (found.train.target[1] == "der hund") == given.lowercase
-        assert found.test.source[0] == ("a dog" if given.lowercase else "A Dog")
+        train, validation, test = load_corpus(given)
+        opened = open_corpus(given, training_config.text_cache(config))
+        assert (opened.train(), opened.validation, opened.test) == (train, validation, test)
+        assert opened.fingerprint == fingerprint(train)
+        assert (train.target[1] == "der hund") == given.lowercase
+        assert test.source[0] == ("a dog" if given.lowercase else "A Dog")
     with pytest.raises(ConfigError, match="lowercase=True is for tokenizer='bpe', got .*'words'"):
         DataConfig(lowercase=True, tokenizer="words")
     prepared = prepare(config, tmp_path / "run")

@@ -181,5 +181,5 @@ def prepare_again(args: dict[str, Any]) -> tuple[int, str]:
     """The exit code of preparing as a training does at its start, and what it said."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        code = cli.run(lambda: prepare.main(cli.parse(prepare.OPTIONS, words_of(args))))
+        code = cli.run(lambda: prepare.main(parsed(args)))
     return code, " ".join(said.getvalue().split())

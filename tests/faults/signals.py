@@ -36,7 +36,7 @@ PHASES = {
     "while the first state is compiled": Phase(Strategy, "init", range(1), ""),
     "while the step is compiled": Phase(CompiledStep, "__call__", range(1), ""),
     "while a step is made": Phase(CompiledStep, "__call__", range(1, 40)),
-    "while evaluating": Phase(train, "validate", range(2)),
+    "while evaluating": Phase(train, "evaluate", range(2)),
     "while saving": Phase(Checkpoints, "save", range(6)),
 }
 

@@ -10,6 +10,7 @@ import pytest
 from jaxformer import AttentionMask, DecoderOnly, TransformerConfig, stack_blocks
 from jaxformer.config import AttentionOptions, NormOptions, OutputOptions
 from jaxformer.nn import make_block
+from jaxformer.nn.inspection import read_taps
 from jaxformer.ops.attention import reference
 
 B, T, V = 2, 7, 17
@@ -65,10 +66,9 @@ def params(random_params):
 
 def weights_of(config, params):
     """The attention weights [B, N, T, T] of each layer."""
-    model = DecoderOnly(config)
-    _, state = model.apply({"params": params}, TOKENS, mutable=["intermediates"])
-    blocks = state["intermediates"]["decoder"]
-    return [blocks[f"blocks_{i}"]["attention"]["weights"][0] for i in range(3)]
+    names = [f"decoder/blocks_{i}/attention/weights" for i in range(3)]
+    _, values = read_taps(DecoderOnly(config), params, TOKENS, names=names)
+    return list(values.values())
 
 
 def test_each_second_layer_attends_to_all_tokens_and_the_others_to_a_window(params):

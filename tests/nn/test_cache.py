@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.cache import Cache, init_cache
+from jaxformer.nn.cache import Cache, KeyValue, LayerCache, init_cache
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.ops.beam_cache import KeyValue, read, store, write
 
 B, W, S, L = 2, 3, 5, 11
 
@@ -42,12 +41,12 @@ def written_to(cache: Cache, tokens: np.ndarray) -> Cache:
     """`cache` with keys and values that are the numbers `tokens` [B, W, T] throughout."""
     new = np.broadcast_to(tokens.reshape(-1, tokens.shape[2], 1, 1), (*_rows(tokens), 2, 3))
     new = KeyValue(jnp.float32(new), -jnp.float32(new))
-    return cache.advance((write(cache.layers[0], new, cache.length),), tokens.shape[2])
+    return cache.advance((cache.layers[0].write(new, cache.length),), tokens.shape[2])
 
 
 def seen_by_each(cache: Cache) -> np.ndarray:
     """The numbers [B, W, length] of the tokens that the next one of each beam may see."""
-    kv, mask = read(cache.layers[0]), cache.mask_of_beams(cache.mask(), 1)
+    kv, mask = cache.layers[0].read(), cache.mask_of_beams(cache.mask(), 1)
     assert np.array_equal(kv.key, -kv.value)
     # The next token's own place comes after these.
     written = int(cache.length) * (mask.explicit.shape[2] // L)
@@ -61,7 +60,7 @@ def _rows(tokens: np.ndarray) -> tuple[int, int]:
 
 def test_reordering_beams_moves_no_keys(rng):
     keys, values = rng.standard_normal((2, B, S, 2, 3), np.float32)
-    encoder_kv = store(KeyValue(keys, values))
+    encoder_kv = LayerCache.create(KeyValue(keys, values))
     cache = init_cache(BASE, B, W, L).replace(encoder_kv=(encoder_kv,), length=np.int32(4))
     selected = cache.reorder_beams(jnp.array([[2, 0, 0], [1, 1, 2]]))
     assert selected.layers[0].key is cache.layers[0].key

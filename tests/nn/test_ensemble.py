@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import EmbeddingOptions, Rotary, TransformerConfig
-from jaxformer.decoding import SamplingConfig, SearchConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, stack_members
 from jaxformer.nn.int8 import Int8, quantize

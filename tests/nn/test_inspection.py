@@ -13,9 +13,8 @@ from flax import linen as nn
 import jaxformer as jf
 from jaxformer.errors import ConfigError
 from jaxformer.nn import Int8, quantize
-from jaxformer.nn.inspection import Patched, read_taps, tap_names, with_attention_weights
-from jaxformer.nn.recipe import REMAT
-from jaxformer.nn.taps import tap
+from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.inspection import Patched, read_taps, tap, tap_names, with_attention_weights
 from jaxformer.ops.attention import blockwise, reference
 
 TRANSLATOR = jf.TransformerConfig(

@@ -25,7 +25,7 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.layers import LMHead
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.ops.int8 import QuantizedMatrix
+from jaxformer.ops.dense import QuantizedMatrix
 from jaxformer.pipelines import complete, translate
 from jaxformer.text.tokenizers import train_characters
 

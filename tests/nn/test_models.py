@@ -26,9 +26,9 @@ from jaxformer.config import (
 )
 from jaxformer.config.positions import positional_encoding
 from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
-from jaxformer.nn.recipe import REMAT
 from jaxformer.ops.dropout import DropoutRng
 
 B, S, T, V = 2, 5, 7, 17
@@ -492,7 +492,7 @@ def test_parameters_without_their_collection_are_refused_with_what_to_write(fami
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_name_of_an_attention_function_is_refused(family):
-    with pytest.raises(ConfigError, match="attention_fn=.cudnn. is a string.*give AutoAttention"):
+    with pytest.raises(ConfigError, match="attention_fn='cudnn' is not a function.*give Auto"):
         parameters(family(TINY, "cudnn"), 2 if family is EncoderDecoder else 1)
 
 

@@ -13,6 +13,7 @@ from jaxformer.config import (
     Llama3,
     NoPositions,
     NoScaling,
+    Places,
     PositionScheme,
     Relative,
     Rotary,
@@ -160,15 +161,16 @@ def test_twelve_alibi_slopes_take_every_second_of_sixteen_after_the_eight():
 
 
 def test_alibi_takes_the_slope_off_for_each_step_of_distance():
-    queries, keys = np.array([2, 3]), np.arange(4)
-    bias = np.asarray(Alibi().bias(queries, keys, causal=True, num_heads=2, params={}))
+    at = Places(np.array([2, 3]), np.array([2, 3]), length=4, num_heads=2)
+    bias = np.asarray(Alibi().bias(at, {}))
     distance = np.array([[2, 1, 0, 1], [3, 2, 1, 0]])
     assert np.array_equal(bias, -np.stack([distance / 16, distance / 256])[None])
 
 
 def test_a_decoders_buckets_hold_one_distance_each_and_then_ever_more():
     """Eight buckets up to 32: 4 times 32/4 = 8 to the powers 0, 1/4, 1/2, 3/4 starts the last."""
-    found = relative_buckets(np.arange(40), np.arange(2), buckets=8, max_distance=32, causal=True)
+    distances = np.arange(40)[:, None] - np.arange(2)[None, :]
+    found = relative_buckets(distances, buckets=8, max_distance=32, causal=True)
     starts = np.searchsorted(np.asarray(found)[:, 0], np.arange(8))
     assert starts.tolist() == [0, 1, 2, 3, 4, 7, 12, 20]
     assert found[0, 1] == 0 and np.array_equal(found[1:, 1], found[:-1, 0])
@@ -176,7 +178,7 @@ def test_a_decoders_buckets_hold_one_distance_each_and_then_ever_more():
 
 def test_an_encoders_buckets_tell_before_from_after():
     """Of eight buckets four a side: 0, 1, 2 and 3, 4 and farther for a maximum of 8 or so."""
-    found = relative_buckets(np.array([5]), np.arange(12), buckets=8, max_distance=8, causal=False)
+    found = relative_buckets(5 - np.arange(12)[None], buckets=8, max_distance=8, causal=False)
     assert found[0].tolist() == [3, 3, 2, 2, 1, 0, 5, 6, 6, 7, 7, 7]
 
 
@@ -188,20 +190,19 @@ def x(rng):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_relative_bias_is_its_buckets_number_for_each_head(causal, rng):
     scheme, table = Relative(buckets=8, max_distance=11), rng.standard_normal((8, 3), np.float32)
-    queries, keys = np.arange(5, 9), np.arange(11)
-    buckets = relative_buckets(queries, keys, buckets=8, max_distance=11, causal=causal)
-    params = {"relative_bias": table}
-    bias = scheme.bias(queries, keys, causal=causal, num_heads=3, params=params)
+    at = Places(np.arange(5, 9), np.arange(5, 9), length=11, num_heads=3, causal=causal)
+    buckets = relative_buckets(at.distances(), buckets=8, max_distance=11, causal=causal)
+    bias = scheme.bias(at, {"relative_bias": table})
     assert bias.shape == (1, 3, 4, 11)
     assert np.array_equal(bias[0], np.moveaxis(table[np.asarray(buckets)], -1, 0))
 
 
 def add(scheme, x, positions, max_len=7, params=None):
     """`x` with positions, as a stack adds them."""
-    module, queries = Positions(scheme, 3, 4, max_len), np.arange(x.shape[1])
+    module, at = Positions(scheme, 4, max_len), Places(positions, np.arange(x.shape[1]), 5, 3)
     if params is None:
-        return module.init_with_output(jax.random.key(0), x, positions, queries, length=5)[0][0]
-    return module.apply({"params": params}, x, positions, queries, length=5)[0]
+        return module.init_with_output(jax.random.key(0), x, at)[0][0]
+    return module.apply({"params": params}, x, at)[0]
 
 
 def test_learned_positions_that_end_too_early_are_refused(x):
@@ -233,14 +234,14 @@ def test_relative_positions_add_nothing_to_the_embeddings(scheme, x):
 class HalfSpeed(PositionScheme):
     """Acts at all three places: each position counts as half of one."""
 
-    def add(self, x, positions, *, length, params):
-        return x + jnp.sin(positions / 2).reshape(-1, x.shape[1], 1)
+    def add(self, x, at, params):
+        return x + jnp.sin(at.positions / 2).reshape(-1, x.shape[1], 1)
 
     def rotation(self, positions, head_dim):
         return Rotary(100.0).rotation(positions / 2, head_dim)
 
-    def bias(self, queries, keys, **options):
-        return Alibi().bias(queries / 2, keys / 2, **options)
+    def bias(self, at, params):
+        return Alibi().bias(at, params) / 2
 
 
 def test_a_scheme_of_a_user_acts_at_input_on_queries_and_keys_and_on_logits(rng, random_params):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.ops.activations import ACTIVATIONS
+from jaxformer.nn.layers import ACTIVATIONS
 
 TWINS = {
     "relu": jax.nn.relu,

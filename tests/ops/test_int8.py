@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.ops.int8 import int8_matmul, quantize_matrix, take_rows
+from jaxformer.ops.dense import int8_matmul, quantize_matrix, take_rows
 
 
 def rounded(x, axis):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.activations import normalize
+from jaxformer.nn.layers import normalize
 
 pytestmark = pytest.mark.usefixtures("optimized")
 

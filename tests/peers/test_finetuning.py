@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from experiments.language_modelling import finetune
-from experiments.language_modelling.chat_templates import load_template
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.tasks import chat, classification, spans
+from experiments.language_modelling.tasks.chat import load_template
 from experiments.language_modelling.tasks.examples import Labelled
 from experiments.language_modelling.tasks.spans import score_answers
 from jaxformer.nn.models import EncoderOnly

@@ -16,6 +16,7 @@ from jaxformer.config import FeedForwardOptions, NoPositions, NormOptions, Trans
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import Block
+from jaxformer.nn.inspection import read_taps
 from jaxformer.ops.masks import AttentionMask
 
 pytestmark = pytest.mark.peer
@@ -95,10 +96,9 @@ def test_multihead_attention_is_ours(torch, assert_equal, name, bias):
     def attend(module, x):
         return module(x, module.keys_values(x), mask)
 
-    found, sown = model.apply({"params": params}, x, method=attend, mutable=["intermediates"])
+    found, values = read_taps(model, params, x, names=["weights"], method=attend)
     assert_equal(found, expected)
-    (ours,) = sown["intermediates"]["weights"]
-    assert_equal(ours, weights.detach())
+    assert_equal(values["weights"], weights.detach())
 
 
 def test_a_float_mask_of_torch_is_our_bias(torch, assert_equal):

@@ -29,7 +29,7 @@ from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.text.data import PairBatch, Stream, Tokens, iterate_once
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import causal_loss, seq2seq_loss
-from jaxformer.training.optimizer import OptimizerConfig, make_optimizer, make_schedule
+from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.parameters import flatten
 from jaxformer.training.train_step import init_train_state, make_eval_step, make_train_step
 
@@ -239,8 +239,11 @@ def test_ten_updates_are_the_references(side, random_params, assert_equal):
             assert_equal(ours[name], theirs[name], 1e-4)
     evaluate = jax.jit(make_eval_step(side.loss(model)))
     sums = [evaluate(state.params, batch) for batch in side.held_out]
-    nats, tokens = trainer.evaluate(side.held_out)
+    reference.eval()
+    theirs = [reference.loss(batch) for batch in side.held_out]
+    tokens = sum(count.item() for _, count in theirs)
     assert tokens == sum(metrics["tokens"] for metrics in sums) == side.tokens
+    nats = sum(total.item() for total, _ in theirs)
     assert_equal(sum(metrics["loss"] for metrics in sums), nats, 1e-4)
 
     trained = weights.params_of(reference, side.config)
@@ -278,17 +281,6 @@ def test_dropout_of_the_reference_acts_at_our_rates(torch, sides):
     assert kept.float().mean() == pytest.approx(0.5, abs=0.02)
     reference.eval()
     assert torch.equal(reference.positions(x), x + reference.positions.table)
-
-
-@pytest.mark.parametrize("schedule", ["inverse_square_root", "cosine", "constant"])
-@pytest.mark.parametrize("warmup", [0, 1, 5])
-def test_the_references_rate_is_that_of_our_schedule(torch, schedule, warmup):
-    from experiments.torch_reference.trainer import rate_share
-
-    config = replace(LEARNING, schedule=schedule, warmup_steps=warmup, total_steps=17)
-    ours = jax.vmap(make_schedule(config))(jnp.arange(20))
-    theirs = [1e-2 * rate_share(config, number) for number in range(1, 21)]
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_what_the_reference_lacks_is_refused(torch, sides):
@@ -364,8 +356,6 @@ def test_the_comparison_prints_and_keeps_that_the_two_are_one(torch, small, tmp_
     assert course["jaxformer"] != course["rounding"]
     # What rounding alone moves: Adam follows gradients that are nothing but rounding, too.
     assert course["weights"] < 5 * course["rounding_weights"]
-    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["reference_loss"] for line in logged] == course["reference"]
     said = capsys.readouterr().out
     assert f"{course['jaxformer'][0]:.4f}" in said
 

@@ -1,6 +1,7 @@
 """Runs that PyTorch trains are read by all commands. Run with `-m peer`; needs torch."""
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 
@@ -97,7 +98,8 @@ def test_a_translation_of_pytorch_is_scored_and_compared_as_one_of_jaxformer(pai
     assert found[-1] < found[0] - 0.1, "or nothing was learned"
     compared = compare([ours, theirs], "chrf")
     assert [group.runs[0].folder for group in compared.groups] == [ours, theirs]
-    with pytest.raises(ConfigError, match="has been trained"):
+    shutil.rmtree(theirs / "checkpoints" / "13")
+    with pytest.raises(ConfigError, match="has been trained, and a run of PyTorch is not resumed"):
         train_translation.main(pairs)
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions, TransformerConfig
-from jaxformer.decoding import SearchConfig
-from jaxformer.decoding.pipeline_options import TranslationOptions
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines import (

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from jaxformer.decoding import SamplingConfig, SearchConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions, TranslationOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import (
     generation_json,
@@ -104,47 +103,26 @@ def test_bad_words_that_end_a_text_are_no_bad_words(folder):
     assert search.suppress_tokens == (18, 5, 1)
 
 
-def test_a_long_value_is_shortened_between_words(folder):
-    words = [[word, word + 1] for word in range(100, 140)]
-    with pytest.raises(ConfigError) as error:
-        load_generation_config(folder(MARIAN, STATED | {"bad_words_ids": words}))
-    value = str(error.value).partition("bad_words_ids=")[2].partition(" ...,")[0]
-    assert 60 < len(value) <= 80 and json.dumps(words).startswith(value + " ")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"eos_token_id": None}, "eos_token_id=null, but it must be one id from 0 to 18"),
         ({"eos_token_id": [0, 19]}, "eos_token_id=19, but it must be one id from 0 to 18"),
-        ({"eos_token_id": []}, r"eos_token_id=\[\], but it must be one id"),
-        ({"eos_token_id": [0, 1]}, r"forced_eos_token_id=0, but eos_token_id=\[0, 1\]: give both"),
-        ({"eos_token_id": [0, 18]}, "pad_token_id and eos_token_id are both 18"),
-        ({"pad_token_id": 19}, "pad_token_id=19, but it must be one id from 0 to 18"),
+        ({"eos_token_id": []}, r"eos_token_id=\[\], .*but a text must end with an id"),
+        ({"eos_token_id": [0, 18]}, r"eos_token_id=\[0, 18\], pad_token_id=18"),
+        ({"forced_eos_token_id": 4}, r"eos_token_id=\[0\], .*forced_eos_token_id=\[4\]"),
+        ({"pad_token_id": [1, 2]}, r"pad_token_id=\[1, 2\], but it must be one id from 0 to 18"),
         ({"decoder_start_token_id": None}, "decoder_start_token_id=null"),
-        ({"pad_token_id": 0}, "pad_token_id and eos_token_id are both 0"),
-        ({"forced_eos_token_id": 4}, "forced_eos_token_id=4, but eos_token_id=0"),
-        (
-            {"bad_words_ids": [[1, 2]]},
-            r"bad_words_ids=\[\[1, 2\]\], but only words of one token are",
-        ),
+        ({"bad_words_ids": [[1, 2]]}, r"bad_words_ids=\[\[1, 2\]\], but only words of one token"),
         ({"bad_words_ids": [["a"]]}, 'bad_words_ids="a", but it must be one id'),
-        ({"suppress_tokens": 3}, "suppress_tokens=3, but it must be a list of ids"),
-        ({"early_stopping": "soon"}, "early_stopping='soon', but it must be true, false"),
-        ({"length_penalty": -101}, "length_penalty=-101, but it must be from -100 to 100"),
-        ({"length_penalty": "long"}, 'length_penalty="long", but it must be from -100 to 100'),
-        ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size=3 is not supported"),
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1, but it must be a whole number"),
-        ({"max_length": 1}, "max_length=1, but it must be a whole number from 2"),
+        ({"early_stopping": "soon"}, 'early_stopping="soon" is not supported: only "never", false'),
+        ({"length_penalty": "long"}, "length_penalty='long' is a str, but it must be a number"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1, but it must be at least 0"),
         ({"max_new_tokens": 0}, "max_new_tokens=0, but it must be a whole number from 1"),
         ({"min_length": "long"}, 'min_length="long", but it must be a whole number'),
-        ({"min_new_tokens": 0.5}, "min_new_tokens=0.5, but it must be a whole number"),
         ({"num_beam_groups": 2}, "num_beam_groups=2 is not supported"),
         ({"do_sample": True, "temperature": 0.7}, "do_sample=true is not supported: remove it"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6 is not supported"),
-        ({"guidance_scale": 1.5}, "guidance_scale=1.5 is not supported"),
-        ({"repetition_penalty": 0}, "repetition_penalty=0, but it must be from 0.001 to 100"),
-        ({"repetition_penalty": True}, "repetition_penalty=true, but it must be from 0.001"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0, but it must be positive"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_its_key(changes, message, folder):

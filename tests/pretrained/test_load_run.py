@@ -107,9 +107,6 @@ def test_a_finished_run_gives_the_mean_of_the_tree_and_steps_that_its_record_nam
 AVERAGES = {
     "none": ({}, 1.0),
     "one": ({"ema_decay": 0.9}, 0.5),
-    "schedule-free": ({"schedule_free": True}, 0.5),
-    "several": ({"ema_decay": 0.9, "extra_ema_decays": [0.5]}, 0.25),
-    "others": ({"extra_ema_decays": [0.5]}, 1.0),
 }
 
 
@@ -118,10 +115,6 @@ def test_an_unfinished_run_gives_the_newest_of_the_tree_that_becomes_its_result(
     training, factor = AVERAGES[name]
     config = replace(GPT, vocab_size=7)
     folder, params = make_run(DecoderOnly(config), config, {}, training=training)
-    if training.get("extra_ema_decays"):
-        several = {"0.9": times(0.25, params), "0.5": times(0.125, params)}
-        with Checkpoints(folder / "checkpoints") as checkpoints:
-            checkpoints.save(7, {"params": params, "ema": several}, {})
     same(load(folder).params, times(factor, params))
 
 

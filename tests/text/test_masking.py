@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text import data
 from jaxformer.text.data import MaskedBatch, MaskedStream, Tokens
 from jaxformer.text.tokenizers import SpecialTokens
 
@@ -275,21 +274,19 @@ def test_rows_of_pairs_are_full_where_documents_are_long_enough():
 
 @pytest.mark.parametrize("total", [1, 20, 21, 22, 63, 100])
 def test_a_masked_cover_goes_through_the_whole_in_order_with_fixed_masks(total):
-    settings = {"batch_size": 3, "seq_len": 23, "seed": 2, "special": SPECIAL, "vocab_size": 5003}
-    batches = list(data.iterate_masked_once(counted(total), **settings))
+    batches = list(stream(counted(total)).once())
     found = np.concatenate([originals(batch).ravel() for batch in batches])
     assert found[found >= FIRST].tolist() == list(range(FIRST, FIRST + total))
     assert all(batch.tokens.shape == (3, 23) for batch in batches)
-    again = data.iterate_masked_once(counted(total), **settings)
+    again = stream(counted(total)).once()
     assert [digest(batch) for batch in again] == [digest(batch) for batch in batches]
 
 
 def test_a_cover_in_pairs_is_made_of_rows_of_both_kinds_from_the_whole_text():
     tokens = counted(211, 1, 307, 13, 401)
     owner = np.repeat(np.arange(5), tokens.lengths)
-    settings = {"batch_size": 7, "seq_len": 23, "seed": 2, "special": SPECIAL, "vocab_size": 5003}
     batches, again = (
-        list(data.iterate_masked_once(tokens, next_sentence=True, **settings)) for _ in range(2)
+        list(stream(tokens, next_sentence=True, batch_size=7).once()) for _ in range(2)
     )
     assert [digest(batch) for batch in again] == [digest(batch) for batch in batches]
     kinds, firsts = [], []
@@ -309,26 +306,13 @@ def test_a_cover_in_pairs_is_made_of_rows_of_both_kinds_from_the_whole_text():
 
 @pytest.mark.parametrize("role", ["mask", "bos", "eos"])
 def test_a_vocabulary_without_what_masked_rows_need_is_refused(role):
-    special = SPECIAL._replace(**{role: None})
     with pytest.raises(DataError, match=f"masked rows need a {role} token"):
-        stream(counted(97), special=special)
-    with pytest.raises(DataError, match=f"masked rows need a {role} token"):
-        next(
-            data.iterate_masked_once(
-                counted(97), batch_size=3, seq_len=23, seed=2, special=special, vocab_size=5003
-            )
-        )
+        stream(counted(97), special=SPECIAL._replace(**{role: None}))
 
 
-def test_a_corpus_smaller_than_one_context_or_of_one_document_is_refused():
-    with pytest.raises(DataError, match="a corpus of 20 ids is smaller .* 21 are needed"):
-        stream(counted(20))
+def test_a_corpus_of_nothing_or_of_one_document_is_refused():
     with pytest.raises(DataError, match="a corpus of 0 ids .* 1 are needed"):
-        next(
-            data.iterate_masked_once(
-                counted(), batch_size=3, seq_len=23, seed=2, special=SPECIAL, vocab_size=5003
-            )
-        )
+        stream(counted())
     with pytest.raises(DataError, match="next_sentence needs two documents"):
         stream(counted(97, 0), next_sentence=True)
 

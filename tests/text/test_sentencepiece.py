@@ -40,42 +40,43 @@ def cut(tokenizer, text):
 
 
 @pytest.fixture
-def llama(tmp_path):
+def t5(tmp_path):
+    """Writes a model file and loads it."""
+
     def write(made):
-        (tmp_path / "tokenizer.model").write_bytes(made.SerializeToString())
+        (tmp_path / "spiece.model").write_bytes(made.SerializeToString())
+        (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": 0}')
         return tokenizers.load(tmp_path)
 
     return write
 
 
-def test_a_unigram_model_takes_the_pieces_of_the_best_sum_and_a_bpe_merges_the_best_first(llama):
-    unigram, bpe = llama(model()), llama(model(kind=2))
-    assert unigram.special == bpe.special == SpecialTokens(bos=1, eos=2, unk=0)
-    assert cut(unigram, "abc") == ["▁a", "bc"]
-    assert cut(unigram, "ab") == ["▁ab"]
-    assert cut(bpe, "ab") == ["▁ab"]
-    assert cut(bpe, "abc") == ["▁a", "bc"]
-    assert bpe.decode(bpe.encode("a  abc ")) == "a abc"
+def test_a_model_takes_the_pieces_of_the_best_sum(t5):
+    tokenizer = t5(model())
+    assert tokenizer.special == SpecialTokens(bos=1, eos=2, unk=0)
+    assert cut(tokenizer, "abc") == ["▁a", "bc"]
+    assert cut(tokenizer, "ab") == ["▁ab"]
+    assert tokenizer.decode(tokenizer.encode("a  abc ")) == "a abc"
 
 
-def test_spaces_are_kept_where_the_model_keeps_them(llama):
-    kept = llama(model(remove_extra_whitespaces=False))
+def test_spaces_are_kept_where_the_model_keeps_them(t5):
+    kept = t5(model(remove_extra_whitespaces=False))
     assert cut(kept, " a  b ") == ["▁", "▁a", "▁", "▁", "b", "▁"]
     assert kept.decode(kept.encode(" a  b ")) == " a  b "
-    bare = llama(model(add_dummy_prefix=False))
+    bare = t5(model(add_dummy_prefix=False))
     assert cut(bare, " b  a ") == ["b", "▁a"]
     assert bare.decode(bare.encode("b a")) == "b a"
 
 
-def test_only_what_a_text_may_hold_comes_out_of_it(llama):
-    tokenizer = llama(model())
+def test_only_what_a_text_may_hold_comes_out_of_it(t5):
+    tokenizer = t5(model())
     assert 2 not in tokenizer.encode("a</s>b")
     assert cut(tokenizer, "a«x»d") == ["▁a", "«x»", "▁", "<unk>"]
     assert tokenizer.encode("") == tokenizer.encode("  ") == []
 
 
-def test_what_was_read_is_saved_as_json(llama, tmp_path):
-    tokenizer = llama(model())
+def test_what_was_read_is_saved_as_json(t5, tmp_path):
+    tokenizer = t5(model())
     tokenizer.save(tmp_path / "other.json")
     again = tokenizers.load(tmp_path / "other.json")
     texts = ["abc c", " b d«x»", "</s>"]
@@ -92,20 +93,19 @@ def test_t5s_gaps_follow_its_pieces_the_last_first(tmp_path):
     said.write_text('{"extra_ids": 2}')
     tokenizer = tokenizers.load(tmp_path)
     assert tokenizer.decode([5, len(PIECES), len(PIECES) + 1]) == "b"
-    for wrong in ("-1", "true", '"2"', "1e9"):
+    for wrong in ("-1", "true", '"2"'):
         said.write_text(f'{{"extra_ids": {wrong}}}')
-        with pytest.raises(DataError, match="extra_ids must be from 0 to 10,000, got"):
+        with pytest.raises(DataError, match="extra_ids must be a number from 0, got"):
             tokenizers.load(tmp_path)
 
 
-@pytest.fixture(params=[1, 2], ids=["unigram", "bpe"])
-def marian(request, tmp_path):
+@pytest.fixture
+def marian(tmp_path):
     """A folder whose target has the pieces "▁é" and "é", and whose source lacks the piece "bc"."""
     target = {name: PIECES[name] for name in ("<unk>", "</s>", "▁", "▁a")}
     target |= {"a": (-6.0, NORMAL), "é": (-3.0, NORMAL), "▁é": (-4.0, NORMAL)}
     for side, pieces in (("source", PIECES), ("target", target)):
-        made = model(pieces, request.param).SerializeToString()
-        (tmp_path / f"{side}.spm").write_bytes(made)
+        (tmp_path / f"{side}.spm").write_bytes(model(pieces).SerializeToString())
     names = ["</s>", "<unk>", "▁", "▁a", "b", "c", "▁ab", "é", "▁é", ">>fra<<", "a", "<pad>"]
     (tmp_path / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
     return tmp_path
@@ -130,9 +130,11 @@ def test_a_target_with_ids_of_its_own_is_read_by_them(marian):
     assert tokenizers.load(marian).encode("ab") == [6]
 
 
-def test_one_tokenizer_is_that_of_the_target_too(llama, marian):
-    source, single = tokenizers.load(marian), llama(model())
-    assert single.fingerprint == source.fingerprint != tokenizers.load_pair(marian)[1].fingerprint
+def test_one_tokenizer_is_that_of_the_target_too(t5, marian):
+    source = tokenizers.load(marian)
+    t5(model())  # a further file, which does not count
+    assert tokenizers.load(marian).fingerprint == source.fingerprint
+    assert tokenizers.load_pair(marian)[1].fingerprint != source.fingerprint
     source.save(marian / "tokenizer.json")
     assert tokenizers.load_pair(marian)[1].fingerprint == source.fingerprint
     for name in ("tokenizer.json", "source.spm", "target.spm"):
@@ -147,52 +149,21 @@ def test_a_vocabulary_without_the_unknown_is_refused(marian):
         tokenizers.load(marian)
 
 
-def without(name):
-    return {x: of for x, of in PIECES.items() if x != name}
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda: model(without("<unk>")), "0 unknown pieces instead of 1"),
-        (lambda: model(PIECES | {"<oov>": (0.0, UNKNOWN)}), "2 unknown pieces instead of 1"),
-        (
-            lambda: model(PIECES | {"e": (float("nan"), NORMAL)}),
-            "pieces without a text or a finite score",
-        ),
-        (lambda: model(PIECES | {"": (0.0, NORMAL)}), "pieces without a text or a finite score"),
-        (lambda: model(PIECES | {"e": (0.0, UNUSED)}), "unused pieces"),
-        (
-            lambda: model(kind=3),
-            r"model_type=3, only unigram \(1\) and BPE \(2\) are supported",
-        ),
-        (lambda: model(escape_whitespaces=False), "no escape_whitespaces"),
-        (lambda: model(precompiled_charsmap=b"odd"), "Cannot parse precompiled_charsmap"),
-        (lambda: model(PIECES | {"ef": (0.0, NORMAL)}, 2), "lacks the two parts of the piece 'ef'"),
-    ],
-)
-def test_a_model_file_that_cannot_be_used_is_refused(made, message, llama):
-    with pytest.raises(DataError, match=message):
-        llama(made())
-
-
-def test_a_file_that_repeats_a_piece_or_writes_spaces_behind_words_is_refused(llama):
-    twice = model()
-    twice.pieces.add(piece="b", score=-1.0)
-    with pytest.raises(DataError, match="pieces that occur twice"):
-        llama(twice)
+def test_a_file_that_is_no_unigram_model_is_refused(t5, tmp_path):
     behind = model()
     behind.trainer_spec.treat_whitespace_as_suffix = True
-    with pytest.raises(DataError, match="it has treat_whitespace_as_suffix"):
-        llama(behind)
-
-
-def test_a_file_that_is_none_of_sentencepiece_is_refused(tmp_path):
-    (tmp_path / "tokenizer.model").write_bytes(b"\xff" * 9)
-    with pytest.raises(DataError, match="tokenizer.model: not a whole model of SentencePiece"):
-        tokenizers.load(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(DataError, match="0 unknown pieces instead of 1"):
+    for made, message in (
+        (model(PIECES | {"<oov>": (0.0, UNKNOWN)}), "2 unknown pieces instead of 1"),
+        (model(PIECES | {"e": (0.0, UNUSED)}), "unused pieces"),
+        (model(kind=2), "another model_type than unigram; give the folder a tokenizer.json"),
+        (model(escape_whitespaces=False), "no escape_whitespaces"),
+        (model(precompiled_charsmap=b"odd"), "Cannot parse precompiled_charsmap"),
+        (behind, "it has treat_whitespace_as_suffix"),
+    ):
+        with pytest.raises(DataError, match=message):
+            t5(made)
+    (tmp_path / "spiece.model").write_bytes(b"\xff" * 9)
+    with pytest.raises(DataError, match="spiece.model: not a whole model of SentencePiece"):
         tokenizers.load(tmp_path)
 
 
@@ -205,7 +176,7 @@ class Absent:
 
 
 def test_without_sentencepiece_the_extra_is_named(tmp_path, monkeypatch):
-    (tmp_path / "tokenizer.model").write_bytes(b"")
+    (tmp_path / "spiece.model").write_bytes(b"")
     for name in ("sentencepiece.sentencepiece_model_pb2", "sentencepiece"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])

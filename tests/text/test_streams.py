@@ -17,7 +17,7 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.text import data
 from jaxformer.text.data import Stream, StreamBatch, Tokens
-from jaxformer.text.data.shuffle import permute
+from jaxformer.text.data.streams import permute
 
 LENGTHS = (5, 0, 1, 17, 2, 0, 0, 31, 3, 13, 1)
 

@@ -174,7 +174,7 @@ print("\n".join(alignment_heads.table(effects)))
 
 # %% [markdown]
 # The head of the picture is the one that the model needs, and its favourite word is all it needs.
-# `python -m experiments.examples.alignment_heads --run RUN` makes this table of a run.
+# `experiments/examples/alignment_heads.py` makes this table of any translation model.
 #
 # ## 5. Activation patching
 #
@@ -301,4 +301,3 @@ print("after layer 1:", words(clean[0].argmax(axis=-1)))
 #
 # - Patch the `weights` of single heads instead of vectors. Which heads carry the gender?
 # - Do the same with a run of your own: `jf.load("runs/translation/grammar")` gives its model.
-# - `python -m experiments.examples.logit_lens --run RUN` shows the layers of a GPT.

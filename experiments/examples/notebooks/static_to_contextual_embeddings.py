@@ -334,8 +334,6 @@ assert cosine(by_money, office) > cosine(by_money, shore)
 # %% [markdown]
 # ## With a real model
 #
-# The command `embed` prints the same comparison for a run of this project, or for the folder of a
-# model of `transformers`, such as DistilBERT's:
-#
-# `python -m experiments.language_modelling.generate --embed --run FOLDER --text "Write a poem about
-# a man fishing on a river bank." "Write a poem about a man withdrawing money from a bank."`
+# `jf.embed` gives both vectors of each token for a run of this project, or for the folder of a
+# model of `transformers`, such as DistilBERT's: compare "bank" in "Write a poem about a man fishing
+# on a river bank." and in "Write a poem about a man withdrawing money from a bank."

@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged, MissingExtra
+from jaxformer.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Diverged,
+    MissingExtra,
+    is_out_of_memory,
+)
 
 _TERMINATED = 128 + signal.SIGTERM
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -62,7 +69,7 @@ def sentence(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return _advice(error)
     return " ".join(str(error).split("\n")) or type(error).__name__
 
@@ -91,19 +98,12 @@ def _is_output_closed() -> bool:
     return False
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    # a process that never computed on a device has not loaded this
-    module = sys.modules.get("jaxformer.distributed.compiled_step")
-    return module is not None and module.is_out_of_memory(error)
-
-
 def _advice(error: BaseException) -> str:
-    """The memory that was asked for, what holds the rest, and settings that lower the need."""
+    """The memory that was asked for, and settings that lower the need."""
     asked = re.search(r"allocat\w* ([\d.,]+ ?\w+)", str(error))
-    reasons = [f"{asked[1]} were asked for" if asked else str(error).splitlines()[0]]
-    reasons += filter(None, getattr(error, "__notes__", []))
+    reason = f"{asked[1]} were asked for" if asked else str(error).splitlines()[0]
     return (
-        f"out of memory: {'; '.join(reasons)}. Lower the batch "
+        f"out of memory: {reason}. Lower the batch "
         "(--data.batch_size or --data.batch_tokens), raise --training.grad_accumulation, or give "
         "--training.remat blocks; the command plan says what a choice needs"
     )

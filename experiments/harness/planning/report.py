@@ -18,7 +18,7 @@ from experiments.harness.planning.hlo import Program
 from experiments.harness.planning.step_time import KERNEL_UTILIZATION, step_time
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.training.utilization import ACCELERATORS
-from jaxformer.nn.recipe import REMAT
+from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import Selection
 
 ASSUMPTIONS = """\

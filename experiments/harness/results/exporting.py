@@ -1,18 +1,13 @@
-"""A run as a folder for other programs: transformers, CTranslate2, or one compiled function."""
+"""A run as a folder for transformers or CTranslate2."""
 
 import json
-import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-import jax
-from jax.export import export as export_function
-from jaxtyping import Array, Int
 
 from experiments.harness import cli
 from experiments.harness.results.groups import read_json
@@ -20,21 +15,16 @@ from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_folder import as_json
 from jaxformer import optional_dependencies
-from jaxformer.config import check_at_least
-from jaxformer.decoding import SamplingConfig, SearchConfig
-from jaxformer.decoding.pipeline_options import CompletionOptions
+from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import inexpressible_settings, save_pretrained
 from jaxformer.text.tokenizers import Tokenizer
 
 Task = Literal["translation", "text-generation", "fill-mask"]
 
-PROGRAM = "program.jax"
-_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _PACKAGES = {
     "transformers": ("safetensors", "jinja2"),
     "ctranslate2": ("ctranslate2", "transformers", "torch", "jinja2"),
-    "stablehlo": ("flatbuffers", "jinja2"),
 }
 _COPIED = ("README.md", "tokenizer.json", "tokenizer_config.json")
 _LICENCES = {
@@ -55,21 +45,11 @@ class ExportOptions(RunOptions):
     """The run, the format and the folder of an export."""
 
     _: KW_ONLY
-    format: Literal["transformers", "ctranslate2", "stablehlo"] = "transformers"
+    format: Literal["transformers", "ctranslate2"] = "transformers"
     """transformers: a folder for its from_pretrained. ctranslate2: this folder, converted by
-    CTranslate2. stablehlo: one compiled function with its weights, for JAX without jaxformer."""
+    CTranslate2."""
     out: str = "exported"
     """The new folder."""
-    batch_size: int = 8
-    """Rows of a call, with --format stablehlo."""
-    platforms: str = "cpu"
-    """Devices of the function, with --format stablehlo: cpu, cuda, rocm, tpu, by commas."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least(self, 1, "batch_size")
-        if set(self.platforms.split(",")) - set(_PLATFORMS):
-            raise ConfigError(f"platforms={self.platforms!r}: choose among cpu, cuda, rocm and tpu")
 
 
 class Published(NamedTuple):
@@ -91,12 +71,6 @@ class Exportable(NamedTuple):
     """Raises `ConfigError` for a model in which no family fits."""
     presets: Sequence[str]
     """The presets whose runs fit."""
-    function: Callable[[Int[Array, "B S"]], Any]
-    """The function of ids that is compiled."""
-    length: tuple[str, int]
-    """S, the ids of each row, after the name of its option."""
-    tokenizers: Mapping[str, Tokenizer]
-    """The tokenizers by the file names that they get beside the function."""
 
 
 def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
@@ -109,14 +83,7 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
     out = Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give --out the name of a new folder")
-    write = _write_program if options.format == "stablehlo" else _write_pretrained
-    write(out, options, load())
-    for path in sorted(out.iterdir()):
-        print(f"{path}: {path.stat().st_size:,} bytes")
-
-
-def _write_pretrained(out: Path, options: ExportOptions, run: Exportable) -> None:
-    """Writes the folder for transformers, or CTranslate2's conversion of it."""
+    run = load()
     convert = options.format == "ctranslate2"
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as temporary:
@@ -128,6 +95,8 @@ def _write_pretrained(out: Path, options: ExportOptions, run: Exportable) -> Non
         cli.say(
             f"transformers has no {', '.join(inexpressible)}: its texts may differ from those here."
         )
+    for path in sorted(out.iterdir()):
+        print(f"{path}: {path.stat().st_size:,} bytes")
 
 
 def _save(folder: Path, options: ExportOptions, run: Exportable) -> list[str]:
@@ -140,7 +109,7 @@ def _save(folder: Path, options: ExportOptions, run: Exportable) -> list[str]:
     except ConfigError as error:
         raise ConfigError(
             f"{options.run} cannot be exported as {options.format}: {error}. Runs of the presets "
-            f"{', '.join(run.presets)} can; --format stablehlo takes all"
+            f"{', '.join(run.presets)} can"
         ) from error
     return inexpressible
 
@@ -150,33 +119,6 @@ def _convert(folder: Path, out: Path) -> None:
     converters = optional_dependencies.load("ctranslate2.converters")
     copied = [name for name in _COPIED if (folder / name).exists()]
     converters.TransformersConverter(str(folder), copy_files=copied).convert(str(out), force=True)
-
-
-def _write_program(out: Path, options: ExportOptions, run: Exportable) -> None:
-    """The compiled function, the tokenizers and the model card."""
-    (name, length), limit = run.length, run.config.model.max_len
-    if not 1 <= length <= limit:
-        raise ConfigError(f"{name}={length}, but it must be at least 1 and at most max_len={limit}")
-    platforms = tuple(options.platforms.split(","))
-    program = compile_function(run.function, options.batch_size, length, platforms)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, tokenizer in run.tokenizers.items():
-        tokenizer.save(out / name)
-    (out / "README.md").write_text(model_card(options, run, []), encoding="utf-8")
-    unfinished = out / f".{PROGRAM}"
-    unfinished.write_bytes(program)
-    os.replace(unfinished, out / PROGRAM)
-
-
-def compile_function(
-    function: Callable[[Int[Array, "B S"]], Any],
-    batch_size: int,
-    length: int,
-    platforms: tuple[str, ...],
-) -> bytes:
-    """`function` of ids [`batch_size`, `length`] int32, serialised with the weights it holds."""
-    shape = jax.ShapeDtypeStruct((batch_size, length), jax.numpy.int32)
-    return bytes(export_function(jax.jit(function), platforms=platforms)(shape).serialize())
 
 
 def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[str]) -> str:
@@ -200,7 +142,7 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
     settings = {name: value for name, value in as_json(config).items() if name in groups}
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return _template().render(
-        library="jax" if options.format == "stablehlo" else options.format,
+        library=options.format,
         task=run.task,
         name=config.name,
         command=shlex.join(["python", "-m", getattr(spec, "name", "experiments"), *sys.argv[1:]]),

@@ -1,11 +1,10 @@
 """A run's final weights: the mean of the last checkpoints, or the best one."""
 
-import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from experiments.harness.runs import json_records
 from jaxformer.checkpoint import Checkpoints, manifest
@@ -15,7 +14,6 @@ from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 
 _NOTE = "weights.json"
-_CHECKPOINTS = ("final", "best", "last", "average", "ema")
 
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
 
@@ -26,12 +24,7 @@ class Averaging(Protocol):
     @property
     def average_checkpoints(self) -> int: ...
     @property
-    def ema_decay(self) -> float: ...
-    @property
-    def extra_ema_decays(self) -> tuple[float, ...]: ...
-    @property
     def result_tree(self) -> str: ...
-    def ema_tree(self, decay: float) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -41,10 +34,10 @@ class RunOptions:
     run: str = ""
     """The folder of the run."""
     _: KW_ONLY
-    checkpoint: str = "final"
+    checkpoint: Literal["final", "best", "last", "average", "ema"] = "final"
     """Weights to load: final (chosen when training ended; before: the newest), best (of the best
-    validation), last (of the newest step), average (mean of the last steps), ema (moving average)
-    or ema@DECAY (the one with this decay)."""
+    validation), last (of the newest step), average (mean of the last steps) or ema (moving
+    average)."""
     step: int | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
     mesh: str = ""
@@ -54,23 +47,10 @@ class RunOptions:
     def __post_init__(self):
         check_choices(self)
         parse_mesh(self.mesh)
-        if self.checkpoint not in _CHECKPOINTS and self.ema_decay is None:
-            raise ConfigError(
-                f"checkpoint={self.checkpoint!r} is unknown: give one of "
-                f"{', '.join(_CHECKPOINTS)}, ema@DECAY"
-            )
         if self.step is not None and self.checkpoint in ("best", "average"):
             raise ConfigError(
                 f"step={self.step} and checkpoint={self.checkpoint!r} both choose a step: give one"
             )
-
-    @property
-    def ema_decay(self) -> float | None:
-        """The decay of the moving average that `checkpoint` names; None where it names none."""
-        kind, _, decay = self.checkpoint.partition("@")
-        with contextlib.suppress(ValueError):
-            return float(decay) if kind == "ema" else None
-        return None
 
     @property
     def chooses(self) -> bool:
@@ -196,17 +176,9 @@ def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> We
         )
     if options.checkpoint == "ema" and training.result_tree == "params":
         raise ConfigError(f"{folder} keeps no moving average: it was trained with ema_decay=0")
-    decays = {training.ema_decay, *training.extra_ema_decays} - {0.0}
-    if options.ema_decay is not None and options.ema_decay not in decays:
-        raise ConfigError(
-            f"checkpoint={options.checkpoint!r}, but the decays of the moving averages that "
-            f"{folder} keeps are {sorted(decays)}: give one of these, or last"
-        )
     step = newest if options.step is None else options.step
     if options.checkpoint == "last":
         return Weights(folder, [step], "params")
-    if options.ema_decay is not None:
-        return Weights(folder, [step], training.ema_tree(options.ema_decay))
     steps = [step]
     if options.checkpoint == "average":
         steps = _last(checkpoints, training)

@@ -1,13 +1,13 @@
 """Options that all decoding commands share, and ensembles of runs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from experiments.harness.runs import checkpoint_selection
 from jaxformer.config import check_at_least, dotted_fields
-from jaxformer.decoding import SamplerConfig, SearchConfig
+from jaxformer.decoding import SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, EnsembleMean, stack_members
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
@@ -15,19 +15,13 @@ from jaxformer.text.tokenizers import Tokenizer
 
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
 
-UtilityName = Literal["chrf", "bleu"]
-
-_OF_BEAM = ("beam_size", "length_penalty")
-_OF_SEARCH = (*_OF_BEAM, "no_repeat_ngram_size", "repetition_penalty")
+_OF_SEARCH = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingOptions(SamplerConfig):
+class DecodingOptions:
     """Settings of decoding; None, and a beam size of 0, are the run's own."""
 
-    decoding: Literal["beam", "sample", "mbr"] = "beam"
-    """beam: beam search. sample: texts are drawn from the model. mbr: of mbr_samples drawn texts
-    the one that is most like the others (minimum Bayes risk)."""
     beam_size: int = 0
     """Beam size; 0: the run's."""
     length_penalty: float | None = None
@@ -36,35 +30,11 @@ class DecodingOptions(SamplerConfig):
     """No run of so many tokens occurs twice in a text; 0: any may; None: as the run says."""
     repetition_penalty: float | None = None
     """Above 1, tokens that a text already holds become less likely; None: as the run says."""
-    seed: int = 0
-    """Seed of the random numbers, with --decoding sample or mbr."""
-    mbr_samples: int = 32
-    """Texts that are drawn for each line and compared, with --decoding mbr."""
-    utility: UtilityName = "chrf"
-    """The comparison of texts, with --decoding mbr: sacreBLEU's sentence chrF or BLEU."""
     ensemble: EnsembleMean = "arithmetic"
     """The mean over several runs: of probabilities (arithmetic) or of their logarithms."""
 
     def __post_init__(self):
-        super().__post_init__()
-        check_at_least(self, 0, "beam_size", "seed")
-        check_at_least(self, 1, "mbr_samples")
-        searches = self.decoding == "beam"
-        names = ["seed", *vars(self.sampler)] if searches else _OF_BEAM
-        for field in fields(DecodingOptions):
-            value = getattr(self, field.name)
-            if field.name in names and value != field.default:
-                needed = "sample or mbr" if searches else "beam"
-                raise ConfigError(
-                    f"{field.name}={value} needs --decoding {needed}, but decoding="
-                    f"{self.decoding!r}: leave one of them out"
-                )
-
-    @property
-    def sampler(self) -> SamplerConfig:
-        """Settings of drawing a token."""
-        names = (field.name for field in fields(SamplerConfig))
-        return SamplerConfig(**{name: getattr(self, name) for name in names})
+        check_at_least(self, 0, "beam_size")
 
     def search(self, config: SearchConfig) -> SearchConfig:
         """The run's `config` with the values of these options."""

@@ -35,9 +35,11 @@ def _asked_alone() -> Iterator[Callable[[], bool]]:
     """Signals are answered in a thread, since the main thread may be in XLA, which compiles.
 
     Python writes the number of a signal to the file descriptor for wake-ups at once, and calls
-    handlers only between two instructions of the main thread.
+    handlers only between two instructions of the main thread. There the main thread sees it before
+    its next step.
     """
     asked: list[int] = []
+    seen: list[int] = []
     reader, writer = socket.socketpair()
     writer.setblocking(False)
 
@@ -52,12 +54,15 @@ def _asked_alone() -> Iterator[Callable[[], bool]]:
             name = signal.Signals(number[0]).name
             cli.say(f"{name}: saving after the current step; once more to quit now", sys.stderr)
 
-    handlers = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    def note(number: int, frame: object) -> None:
+        seen.append(number)
+
+    handlers = {number: signal.signal(number, note) for number in _SIGNALS}
     wakeup = signal.set_wakeup_fd(writer.fileno())
     thread = threading.Thread(target=answer, name="signals", daemon=True)
     thread.start()
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(seen or asked)
     finally:
         signal.set_wakeup_fd(wakeup)
         writer.close()

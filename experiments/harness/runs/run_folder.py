@@ -179,18 +179,21 @@ class Run:
             if self._writes:
                 write_json(path, _read_json(path) | facts)
 
-    def resume(self, step: int) -> None:
+    def resume(self, step: int, without: str | None = None) -> None:
         """Removes the metrics after `step`, from which training goes on, and damaged lines.
 
-        Warns of a damaged line, unless it is the last one, which a crash may leave half written.
+        Also those of `step` with the metric `without`, which will be logged again. Warns of a
+        damaged line, unless it is the last one, which a crash may leave half written.
         """
         if not self._writes:
             return
         with self.surviving("metrics.jsonl"):
             self._warn_of_damage()
-            kept = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
+            last = step if without is None else step - 1
+            lines = self.metrics()
+            kept = [x for x in lines if x["step"] <= (last if without in x else step)]
             if self._path.exists():
-                _replace(self._path, "".join(kept))
+                _replace(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._close_events()
         self._first_step = step + 1
 

@@ -31,7 +31,7 @@ from experiments.harness.training.training_config import (
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import CompiledStep, Strategy, strategy_of
 from jaxformer.errors import ConfigError
-from jaxformer.nn.recipe import REMAT
+from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
 from jaxformer.text.data import Batches
 from jaxformer.training import lora, optimizer
@@ -85,8 +85,6 @@ def with_values(config: C, **values: Any) -> C:
 
 def check(config: Any) -> None:
     """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
-    if config.training.schedule_free:
-        optimizer.check_schedule_free(config.optimizer)
     for argument, path in {**VALUES, "loggers": "training.loggers"}.items():
         group, _, field = path.partition(".")
         stored = getattr(getattr(config, group), field)
@@ -164,25 +162,14 @@ def describe_size(params: Any) -> str:
 def with_params(
     state: TrainState, training: TrainingConfig, fresh: Callable[[], Any]
 ) -> TrainState:
-    """`state` with the parameters fresh(), also as moving averages, and the adapters that it has.
-
-    Raises `ConfigError` for a schedule-free optimizer, whose state depends on the parameters.
-    """
-    if training.schedule_free:
-        raise ConfigError("schedule_free starts from new parameters only: leave out --init_from")
-    ema: Any = state.ema
-    if isinstance(training.ema_decays, tuple):
-        ema = {name: lora.replace_base(tree, fresh()) for name, tree in ema.items()}
-    elif training.ema_decays:
-        ema = lora.replace_base(ema, fresh())
+    """`state` with the parameters fresh(), also as moving average, and the adapters that it has."""
+    ema = lora.replace_base(state.ema, fresh()) if training.ema_decay else None
     return state.replace(params=lora.replace_base(state.params, fresh()), ema=ema)
 
 
 def result_params(state: TrainState, training: TrainingConfig) -> Any:
     """The parameters of `state` that are evaluated: those of `training.result_tree`, merged."""
-    field, _, decay = training.result_tree.partition("/")
-    tree = getattr(state, field)
-    return lora.merge_adapters(tree[decay] if decay else tree)
+    return lora.merge_adapters(getattr(state, training.result_tree))
 
 
 def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
@@ -217,7 +204,7 @@ def build_trained(
         loss, rates = lora.adapter_loss(loss), replace(rates, freeze=lora.FROZEN)
     elif rates.freeze:
         loss = freeze_gradient(loss, rates.freeze)
-    return loss, build_optimizer(rates, axes=axes, schedule_free=training.schedule_free)
+    return loss, build_optimizer(rates, axes=axes)
 
 
 def train_adapters(
@@ -228,14 +215,13 @@ def train_adapters(
 
 
 def build_optimizer(
-    config: OptimizerConfig, *, axes: ModelAxes | None = None, schedule_free: bool = False
+    config: OptimizerConfig, *, axes: ModelAxes | None = None
 ) -> optax.GradientTransformation:
     """The optimizer of parameters with `axes`, and the schedule that `config` names."""
     if is_import_name(config.name):
         rule = import_by_name(config.name, "optimizer")(config, build_schedule(config))
         return freeze(rule, config.freeze) if config.freeze else rule
-    own = _custom_schedule(config)
-    return optimizer.make_optimizer(config, own, axes=axes, schedule_free=schedule_free)
+    return optimizer.make_optimizer(config, _custom_schedule(config), axes=axes)
 
 
 def learning_rates(config: OptimizerConfig) -> Float[np.ndarray, " updates"]:

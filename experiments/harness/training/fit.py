@@ -61,8 +61,15 @@ def fit(
     origin = dict(origin or {})
     state, stopping = _restored(state, checkpoints, origin)
     number = int(state.step)
+
+    def evaluates() -> bool:
+        """Whether the state is to be evaluated, and has not been yet."""
+        due_now = evaluate is not None and due(number, training.evaluate_every)
+        return due_now and stopping.step != number
+
     if log is not None:
-        log.resume(number)
+        repeated = run.watched.name if run.watched is not None and evaluates() else None
+        log.resume(number, without=repeated)
     display.say(f"{describe_size(state.params)}; from step {number} to {total}")
     if run.profile is not None and distributed.is_first():
         step = profiled(step, run.profile)
@@ -78,7 +85,27 @@ def fit(
                 peak=run.peak,
             )
         )
+
+        def save(*, metric: float | None = None) -> None:
+            progress.settle()
+            assert checkpoints is not None
+            regular = {"regular": due(number, training.save_every)}
+            checkpoints.save(number, state, regular | noted() | origin, metric)
+
+        def noted() -> dict[str, Any]:
+            return {"early_stopping": stopping._asdict()}
+
+        def evaluated() -> EarlyStopping:
+            assert evaluate is not None
+            with progress.pause("evaluating"):
+                scores = evaluate(state)
+            return log_evaluation(run, progress, number, scores, stopping)
+
         step = progress.announce(step)
+        if number and evaluates():  # the process ended between saving and evaluating
+            stopping = evaluated()
+            if checkpoints is not None:
+                checkpoints.annotate(number, noted(), stopping.metric)
         loader = stack.enter_context(prefetched(batches, number, total, training.prefetch))
         while number < total and not stopping.should_stop(training.patience):
             batch = loader.get()
@@ -86,20 +113,18 @@ def fit(
             number += 1
             size = cost(batch) if cost is not None else Cost(0, 0)
             progress.add(number, metrics, *size, loader.waited)
-            if evaluate is not None and due(number, training.evaluate_every):
-                with progress.pause("evaluating"):
-                    evaluated = evaluate(state)
-                stopping = log_evaluation(run, progress, number, evaluated, stopping)
-            last = number == total or stopping.should_stop(training.patience)
-            regular = last or due(number, training.save_every)
+            regular = number == total or due(number, training.save_every)
+            if checkpoints is not None and regular:
+                save()  # before the evaluation, which a device may have no room for
+            if evaluates():
+                stopping = evaluated()
+                if checkpoints is not None and regular:
+                    checkpoints.annotate(number, noted(), stopping.metric)
+            last = stopping.should_stop(training.patience)
             stop = preempted()
-            if checkpoints is not None and (regular or stop):
-                progress.settle()
+            if checkpoints is not None and (last or stop) and not regular:
                 # A checkpoint saved on preemption is no candidate for the final weights.
-                metric = stopping.metric_at(number) if regular else None
-                scheduled = {"regular": due(number, training.save_every)}
-                metadata = {"early_stopping": stopping._asdict(), **scheduled, **origin}
-                checkpoints.save(number, state, metadata, metric)
+                save(metric=stopping.metric_at(number) if last else None)
             if stop:
                 break
         if checkpoints is not None:

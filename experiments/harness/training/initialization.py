@@ -15,7 +15,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
-from jaxformer.nn.stacking import stack_blocks, unstack_blocks
+from jaxformer.nn.stack import stack_blocks, unstack_blocks
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.training.lora import without_adapters
 from jaxformer.training.parameters import flatten, map_with_path

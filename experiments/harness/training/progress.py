@@ -17,8 +17,7 @@ from jaxtyping import Float
 from experiments.harness.cli import curve, display
 from experiments.harness.runs.run_folder import Run
 from jaxformer import optional_dependencies
-from jaxformer.training.gradients import NOT_SUMS
-from jaxformer.training.train_step import raise_if_diverged
+from jaxformer.training.train_step import NOT_SUMS, raise_if_diverged
 
 WIDE, HIGH = 100, 24
 """Columns and rows of a terminal that has room for the panel."""

@@ -12,7 +12,6 @@ from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS
 from jaxformer.training import optimizer
-from jaxformer.training.train_step import EmaDecay, ema_name, result_tree
 
 StrategyName = Literal["auto", "single", "replicated", "sharded"]
 Remat = Literal["none", "attention", "matmuls", "all_but_attention", "blocks"]
@@ -44,12 +43,6 @@ class TrainingConfig(LoraOptions):
     """Parts of a batch whose gradients are summed one after the other before each update."""
     ema_decay: float = 0.0
     """Decay of the moving average of the parameters, which then becomes the result; 0: none."""
-    extra_ema_decays: tuple[float, ...] = ()
-    """Decays of further moving averages, which --checkpoint ema@DECAY chooses later."""
-    schedule_free: bool = False
-    """Adam with schedule-free averaging, whose average is the result; needs a constant schedule."""
-    gradient_noise_scale: bool = False
-    """Logs the gradient noise scale; needs grad_accumulation or several devices."""
     seed: int = 0
     """Seed of the initial parameters, the order of the data and dropout."""
     log_every: int = 100
@@ -86,8 +79,6 @@ class TrainingConfig(LoraOptions):
     """Your own loggers of all metrics, as package.module:name; each is called with the folder."""
     log_attention: bool = False
     """Draws the attention in one text at each evaluation, for TensorBoard."""
-    log_update_ratio: bool = False
-    """Logs update_ratio: the norm of each update divided by that of the parameters."""
     remat: Remat = "none"
     """The part that the backward pass computes again to save memory; blocks saves the most."""
     gather_at: GatherAt = "step"
@@ -103,15 +94,6 @@ class TrainingConfig(LoraOptions):
         check_at_least(self, 1, "grad_accumulation", "average_checkpoints")
         check_at_least(self, 0, "loss_chunk", "z_loss", "r_drop", "prefetch")
         check_fraction(self, "ema_decay")
-        if not all(0.0 < decay < 1.0 for decay in self.extra_ema_decays):
-            raise ConfigError(
-                f"extra_ema_decays={self.extra_ema_decays}, but each lies in 0 < decay < 1"
-            )
-        if self.schedule_free and (self.ema_decay or self.extra_ema_decays):
-            raise ConfigError(
-                "schedule_free has an average of its own: leave out --training.ema_decay and "
-                "--training.extra_ema_decays"
-            )
         check_name(self, "attention_fn", (*ATTENTION_FNS, "auto"))
         if self.block and self.remat != "none":
             raise ConfigError(
@@ -120,27 +102,9 @@ class TrainingConfig(LoraOptions):
             )
 
     @property
-    def ema_decays(self) -> EmaDecay:
-        """The decay of the moving average, or of each one where there are several."""
-        if not self.extra_ema_decays:
-            return self.ema_decay
-        own = (self.ema_decay,) if self.ema_decay else ()
-        return tuple(dict.fromkeys((*own, *self.extra_ema_decays)))
-
-    @property
-    def averages(self) -> bool | tuple[float, ...]:
-        """The moving averages that a state keeps, as `init_train_state` takes them."""
-        decays = self.ema_decays
-        return decays if isinstance(decays, tuple) else decays > 0
-
-    @property
     def result_tree(self) -> str:
-        """The part of a state that is evaluated and becomes the result: "params" or an average."""
-        return result_tree(self.ema_decay, self.extra_ema_decays, schedule_free=self.schedule_free)
-
-    def ema_tree(self, decay: float) -> str:
-        """The part of a state that is the moving average with this decay."""
-        return f"ema/{ema_name(decay)}" if self.extra_ema_decays else "ema"
+        """The part of a state that is evaluated and becomes the result: "params" or "ema"."""
+        return "ema" if self.ema_decay else "params"
 
 
 @dataclass(frozen=True)
@@ -148,7 +112,7 @@ class OptimizerConfig(optimizer.OptimizerConfig):
     """The library's optimizer; the schedule and the whole optimizer may be your own."""
 
     name: str = "adam"  # type: ignore[assignment]  # wider: also your own
-    """The update rule: adam, muon, lion, adafactor, or your own optimizer as package.module:name,
+    """The update rule: adam, muon, lion, or your own optimizer as package.module:name,
     which decides on clipping and weight decay itself."""
     schedule: str = "inverse_square_root"  # type: ignore[assignment]  # wider: also your own
     """inverse_square_root, cosine, constant, linear, wsd (warm-up, stable, decay), step, or your
@@ -254,12 +218,11 @@ class RunConfig:
         """Dotted names of the fields that may differ when the run is resumed."""
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
         training += ["attention_fn", "remat", "loss_chunk", "gather_at", "prefetch"]
-        training += ["metrics", "loggers", "log_attention", "log_update_ratio"]
-        training += ["gradient_noise_scale"]
+        training += ["metrics", "loggers", "log_attention"]
         places = set(RunConfig.__dataclass_fields__) - {"init_from", "continue_from"}
         names = ["name", *sorted(places), *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
-        endless = self.optimizer.schedule in ("inverse_square_root", "constant", "step")
+        endless = self.optimizer.schedule in ("inverse_square_root", "constant")
         endless &= not is_import_name(self.optimizer.name)
         return [*names, "optimizer.total_steps"] if endless else names
 

@@ -8,17 +8,10 @@ import jax
 import numpy as np
 
 from experiments.harness.runs.sources import is_record_file, read_fields
-from experiments.harness.training.finetuning import Examples, LabelledBatch, padded
+from experiments.harness.training.finetuning import Examples, LabelledBatch
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.tasks.examples import LABELLED, Labelled, snippet_pairs
-from experiments.language_modelling.tasks.task import (
-    Scored,
-    Task,
-    apply,
-    frame_of,
-    has_types,
-    pair_frame,
-)
+from experiments.language_modelling.tasks.task import Scored, Task, apply, row_tokenizer, rows_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier
 from jaxformer.nn.models import EncoderOnly
@@ -109,30 +102,10 @@ def make(options: Any, loaded: LoadedRun, train: Labelled, test: Labelled) -> Ta
 
 
 def encode(labelled: Labelled, kinds: list[str], loaded: LoadedRun, length: int) -> Examples:
-    """The texts or pairs as rows of at most `length` ids, framed as in pretraining.
-
-    Of a pair the longer text is cut first; an encoder gets token types where it has them.
-    """
-    tokenizer = loaded.tokenizer
+    """The texts or pairs as rows of `length` ids; see `row_tokenizer`."""
     labels = np.array([kinds.index(label) for label in labelled.labels], np.int32)
-    firsts = tokenizer.encode_batch(labelled.texts)
-    if labelled.seconds is None:
-        before, after = frame_of(loaded)
-        room = length - len(before) - len(after)
-        rows = [[*before, *ids[:room], *after] for ids in firsts]
-        return padded(rows, labels, tokenizer.special.pad, length)
-    frame, rows, types = pair_frame(loaded), [], []
-    for first, second in zip(firsts, tokenizer.encode_batch(labelled.seconds), strict=True):
-        a, b = _longest_first(len(first), len(second), length - frame.size)
-        ids, kind = frame.row(first[:a], second[:b])
-        rows.append(ids)
-        types.append(kind)
-    return padded(rows, labels, tokenizer.special.pad, length, types if has_types(loaded) else None)
-
-
-def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
-    """The numbers of ids kept of texts of `a` and `b` ids, so that both fit into `room`."""
-    if a + b <= room:
-        return a, b
-    short = min(a, b, room // 2)
-    return (short, room - short) if a <= b else (room - short, short)
+    loaded.tokenizer.encode_batch([*labelled.texts, *(labelled.seconds or ())])  # or `DataError`
+    texts: list[Any] = labelled.texts
+    if labelled.seconds is not None:
+        texts = list(zip(texts, labelled.seconds, strict=True))
+    return rows_of(loaded, row_tokenizer(loaded, length).encode_batch(texts), labels)

@@ -4,23 +4,17 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from experiments.harness.training.finetuning import Examples, LabelledBatch, check_count, padded
+from experiments.harness.training.finetuning import Examples, LabelledBatch, check_count
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.tasks.examples import Part, snippets
-from experiments.language_modelling.tasks.task import (
-    Scored,
-    Task,
-    apply,
-    has_types,
-    pair_frame,
-)
+from experiments.language_modelling.tasks.task import Scored, Task, apply, row_tokenizer, rows_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import SpanPredictor
 from jaxformer.nn.models import EncoderOnly
@@ -141,36 +135,32 @@ def make(options: Any, loaded: LoadedRun, train: list[Question], test: list[Ques
 def make_windows(
     questions: list[Question], loaded: LoadedRun, length: int, doc_stride: int
 ) -> Windows:
-    """Rows of at most `length` ids; neighbouring windows of a context share `doc_stride` tokens.
+    """Rows of `length` ids; neighbouring windows of a context share `doc_stride` tokens.
 
     A question is cut to half of a row. Raises `ConfigError` where a window would have no token
     that the one before has not.
     """
-    frame, library = pair_frame(loaded), loaded.tokenizer.library_tokenizer
-    rows, types, labels, of, offsets = [], [], [], [], []
+    tokenizer = row_tokenizer(loaded, length)
+    tokenizer.enable_truncation(length, stride=doc_stride, strategy="only_second")
+    frame, library = tokenizer.num_special_tokens_to_add(True), loaded.tokenizer.library_tokenizer
+    windows, labels, of, offsets = [], [], [], []
     for number, each in enumerate(questions):
-        asked = loaded.tokenizer.encode(each.question)[: length // 2]
-        context = library.encode(each.context, add_special_tokens=False)
-        room = length - frame.size - len(asked)
+        asked = library.encode(each.question, add_special_tokens=False).offsets[: length // 2]
+        room = length - frame - len(asked)
         if room <= doc_stride:
             raise ConfigError(
                 f"doc_stride={doc_stride} leaves no new token in a window of {room} tokens: give "
                 "a smaller one, or a larger seq_len"
             )
-        for start in _starts(len(context.ids), room, doc_stride):
-            ids, kinds = frame.row(asked, context.ids[start : start + room])
-            places = np.full((length, 2), -1, np.int32)
-            begin = len(frame.before) + len(asked) + len(frame.between)
-            here = context.offsets[start : start + room]
-            places[begin : begin + len(here)] = np.array(here, np.int32).reshape(-1, 2)
-            rows.append(ids)
-            types.append(kinds)
+        first = tokenizer.encode(each.question[: asked[-1][1] if asked else 0], each.context)
+        for window in (first, *first.overflowing):
+            of_context = np.array([side == 1 for side in window.sequence_ids])
+            places = np.where(of_context[:, None], np.array(window.offsets, np.int32), -1)
+            windows.append(window)
             labels.append(_label(each, places))
             of.append(number)
             offsets.append(places)
-    kinds_of_rows = types if has_types(loaded) else None
-    pad = loaded.tokenizer.special.pad
-    examples = padded(rows, np.array(labels, np.int32), pad, length, kinds_of_rows)
+    examples = rows_of(loaded, windows, np.array(labels, np.int32))
     return Windows(examples, np.array(of), np.stack(offsets))
 
 
@@ -252,15 +242,6 @@ def _question(context: str, item: dict[str, Any]) -> Question:
     texts = [answer["text"] for answer in answers]
     starts = [int(answer["answer_start"]) for answer in answers]
     return Question(str(item["id"]), item["question"], context, texts, starts)
-
-
-def _starts(count: int, room: int, stride: int) -> Iterator[int]:
-    """The first token of each window of `room` tokens of a context of `count`."""
-    start = 0
-    yield start
-    while start + room < count:
-        start += room - stride
-        yield start
 
 
 def _label(question: Question, places: np.ndarray) -> tuple[int, int]:

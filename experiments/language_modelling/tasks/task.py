@@ -1,16 +1,21 @@
-"""A fine-tuning task, and the ids that frame a text or a pair of texts."""
+"""A fine-tuning task, and the rows of ids that its model reads."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from flax import linen as nn
 
 from experiments.harness.training.finetuning import Examples, LabelledBatch
 from experiments.language_modelling.load_run import LoadedRun
+from jaxformer import optional_dependencies
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.training.losses import Loss
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 class Scored(NamedTuple):
@@ -51,57 +56,51 @@ def apply(model: Any, params: Any, batch: LabelledBatch) -> Any:
     return model.apply({"params": params}, batch.tokens, batch.padding_mask, *types)
 
 
-class Frame(NamedTuple):
-    """The ids before, between and after the two texts of a pair, and the types of these parts."""
+def row_tokenizer(loaded: LoadedRun, length: int) -> "tokenizers.Tokenizer":
+    """The run's tokenizer, giving rows of `length` ids of a text or a pair, cut and padded.
 
-    before: list[int]
-    between: list[int]
-    after: list[int]
-    types: tuple[int, int] = (0, 1)
-
-    @property
-    def size(self) -> int:
-        """The number of ids that are not of the texts."""
-        return len(self.before) + len(self.between) + len(self.after)
-
-    def row(self, first: list[int], second: list[int]) -> tuple[list[int], list[int]]:
-        """The ids of a pair, and the type of each."""
-        ids = [*self.before, *first, *self.between, *second, *self.after]
-        count = len(self.before) + len(first) + len(self.between)
-        return ids, [self.types[0]] * count + [self.types[1]] * (len(ids) - count)
-
-
-def frame_of(loaded: LoadedRun) -> tuple[list[int], list[int]]:
-    """The ids that the run's model reads before and after a text."""
-    special = loaded.tokenizer.special
-    begin = [] if special.bos is None else [special.bos]
-    end = [] if special.eos is None else [special.eos]
-    if not isinstance(loaded.model, DecoderOnly):
-        return begin, end
-    # A causal model has never read the end token, and a text's vector is that of its last token.
-    return (begin, []) if loaded.config.data.isolate_documents else ([], [])
-
-
-def pair_frame(loaded: LoadedRun) -> Frame:
-    """The frame of a pair: that of the tokenizer's own template, or else as in pretraining.
-
-    A causal model reads a line feed between the texts.
+    The longer text of a pair is cut first. Around the texts stands what the tokenizer's own
+    template says, or else what stood there in pretraining; a causal model reads a line feed between
+    the texts, and no end: it has never read one, and a text's vector is that of its last token.
     """
-    begin, end = frame_of(loaded)
-    if isinstance(loaded.model, DecoderOnly):
-        return Frame(begin, loaded.tokenizer.encode("\n"), end)
-    pair = loaded.tokenizer.library_tokenizer.encode("a", "a")
-    sides = pair.sequence_ids
-    if 0 not in sides or 1 not in sides or None not in sides:
-        return Frame(begin, end, end)
-    first, second = sides.index(0), sides.index(1)
-    last = len(sides) - sides[::-1].index(1)
-    between = next(i for i in range(first, second) if sides[i] is None)
-    types = pair.type_ids[first], pair.type_ids[second]
-    return Frame(pair.ids[:first], pair.ids[between:second], pair.ids[last:], types)
+    special = loaded.tokenizer.special
+    tokenizer = copy.deepcopy(loaded.tokenizer.library_tokenizer)
+    tokenizer.encode_special_tokens = True  # a copy forgets it
+    is_causal = isinstance(loaded.model, DecoderOnly)
+    if is_causal or None not in tokenizer.encode("a", "a").sequence_ids:
+        begins = not is_causal or loaded.config.data.isolate_documents
+        end = [] if special.eos is None or is_causal else [special.eos]
+        ids = {
+            "begin": [special.bos] if begins and special.bos is not None else [],
+            "between": tokenizer.encode("\n", add_special_tokens=False).ids if is_causal else end,
+            "end": end,
+        }
+        first, middle, last = ([name] if ids[name] else [] for name in ids)
+        tokenizer.post_processor = optional_dependencies.load(
+            "tokenizers.processors"
+        ).TemplateProcessing(
+            single=[*first, "$A", *last],
+            pair=[*first, "$A", *middle, "$B:1", *(f"{name}:1" for name in last)],
+            special_tokens=[
+                {"id": name, "ids": some, "tokens": list(map(tokenizer.id_to_token, some))}
+                for name, some in ids.items()
+                if some
+            ],
+        )
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length, pad_id=special.pad or 0)
+    return tokenizer
 
 
-def has_types(loaded: LoadedRun) -> bool:
-    """Whether the run's model tells the two texts of a pair apart by token types."""
+def rows_of(
+    loaded: LoadedRun, encodings: Sequence["tokenizers.Encoding"], labels: np.ndarray
+) -> Examples:
+    """Rows as arrays, with token types where the run's model tells two texts apart by them."""
     config = loaded.model.config
-    return bool(config.num_encoder_layers) and config.embeddings.num_types > 1
+    has_types = bool(config.num_encoder_layers) and config.embeddings.num_types > 1
+    return Examples(
+        np.array([each.ids for each in encodings], np.int32),
+        np.array([each.attention_mask for each in encodings], bool),
+        labels,
+        np.array([each.type_ids for each in encodings], np.int32) if has_types else None,
+    )

@@ -16,7 +16,7 @@ class NounPhrase(NamedTuple):
 
     @property
     def person(self) -> int:
-        """Return the person in which a verb agrees with this subject."""
+        """The person in which a verb agrees with this subject."""
         return lex.THIRD_PLURAL if self.plural else lex.THIRD_SINGULAR
 
 
@@ -28,7 +28,7 @@ class Coordination(NamedTuple):
 
     @property
     def person(self) -> int:
-        """Return the person in which a verb agrees with this subject."""
+        """The person in which a verb agrees with this subject."""
         return lex.THIRD_PLURAL
 
 
@@ -75,6 +75,6 @@ class Sentence(NamedTuple):
     second_first: bool = False
 
     def punctuate(self, words: str) -> str:
-        """Return words with single spaces, a capital letter and a full stop or question mark."""
+        """Words with single spaces, a capital letter and a full stop or question mark."""
         text = " ".join(words.split()).replace(" ,", ",")
         return text[0].upper() + text[1:] + ("?" if self.question else ".")

@@ -13,7 +13,7 @@ from experiments.translation.grammar.derivation import (
 
 
 def english_sentence(sentence: Sentence) -> str:
-    """Return the English text of a derivation."""
+    """The English text of a derivation."""
     main, conjunction, second = sentence.main, sentence.conjunction, sentence.second
     subject = _subject(main)
     if sentence.relative:
@@ -57,7 +57,7 @@ def _after_verb(clause: Clause) -> str:
 
 
 def _verb_group(clause: Clause, *, is_question: bool = False) -> tuple[str, str]:
-    """Return the auxiliary, which a question puts before the subject, and the other words."""
+    """The auxiliary, which a question puts before the subject, and the other words."""
     verb, tense, person = clause.verb, clause.tense, clause.subject.person
     negation = "not " if clause.negated else ""
     if modal := lex.MODALS.get(tense):
@@ -79,7 +79,7 @@ def _verb_group(clause: Clause, *, is_question: bool = False) -> tuple[str, str]
 
 
 def present(verb: str, person: int) -> str:
-    """Return a present form of a verb: "carries" of "carry" in the third person singular."""
+    """A present form of a verb: "carries" of "carry" in the third person singular."""
     if person != lex.THIRD_SINGULAR:
         return verb
     if verb == "have":
@@ -121,7 +121,7 @@ def _noun_phrase(phrase: NounPhrase) -> str:
 
 
 def english_number(number: int) -> str:
-    """Return the words of a number from 0 to 999: "three hundred forty-two" for 342."""
+    """The words of a number from 0 to 999: "three hundred forty-two" for 342."""
     hundreds, remainder = lex.split_hundreds(number)
     if hundreds:
         words = f"{lex.NUMERALS[hundreds].english} hundred"

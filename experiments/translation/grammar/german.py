@@ -36,7 +36,7 @@ CONTRACTIONS = {"in dem": "im", "in das": "ins", "zu dem": "zum", "zu der": "zur
 
 
 def german_sentence(sentence: Sentence) -> str:
-    """Return the German text of a derivation."""
+    """The German text of a derivation."""
     main, conjunction, second = sentence.main, sentence.conjunction, sentence.second
     subject = _phrase(main.subject)
     if sentence.relative:
@@ -61,7 +61,7 @@ def german_sentence(sentence: Sentence) -> str:
 
 
 def _clause(clause: Clause, subject: str, verb: str) -> str:
-    """Return a clause whose finite verb comes first, second or last."""
+    """A clause whose finite verb comes first, second or last."""
     finite, closing = _verb_group(clause)
     middle = _middle_field(clause)
     if verb == "first":
@@ -83,7 +83,7 @@ def _relative_clause(clause: Clause, antecedent: Nominal, *, is_object: bool) ->
 
 
 def _middle_field(clause: Clause) -> str:
-    """Return what stands between the finite verb and the closing part, in its neutral order."""
+    """What stands between the finite verb and the closing part, in its neutral order."""
     direct, negation = clause.direct, "nicht" if clause.negated else ""
     if clause.negated and isinstance(direct, NounPhrase) and direct.determiner in ("", "a"):
         direct, negation = direct._replace(determiner="no"), ""
@@ -95,7 +95,7 @@ def _middle_field(clause: Clause) -> str:
 
 
 def _verb_group(clause: Clause) -> tuple[str, str]:
-    """Return the finite verb, and the infinitive, participle or prefix that closes the clause."""
+    """The finite verb, and the infinitive, participle or prefix that closes the clause."""
     verb, tense, person = clause.verb, clause.tense, clause.subject.person
     if modal := lex.MODALS.get(tense):
         return modal.german[person], verb.prefix + verb.german
@@ -110,7 +110,7 @@ def _verb_group(clause: Clause) -> tuple[str, str]:
 
 
 def present(verb: lex.Verb, person: int) -> str:
-    """Return a present form without its prefix; `person` counts ich, du, er, wir, sie from 0."""
+    """A present form without its prefix; `person` counts ich, du, er, wir, sie from 0."""
     if (verb.german, "present") in lex.IRREGULAR:
         return lex.IRREGULAR[verb.german, "present"][person]
     stem = verb.german[:-2]
@@ -156,7 +156,7 @@ def _noun_phrase(phrase: NounPhrase, case: lex.Case) -> str:
 
 
 def noun_form(noun: lex.Noun, *, plural: bool, case: lex.Case) -> str:
-    """Return a noun in a case: "Jungen", "Kindern"."""
+    """A noun in a case: "Jungen", "Kindern"."""
     if not plural:
         return noun.german_plural if noun.weak and case != lex.Case.NOMINATIVE else noun.german
     if case == lex.Case.DATIVE and noun.german_plural[-1] not in "ns":
@@ -165,7 +165,7 @@ def noun_form(noun: lex.Noun, *, plural: bool, case: lex.Case) -> str:
 
 
 def german_number(number: int) -> str:
-    """Return the word of a number from 0 to 999: "dreihundertzweiundvierzig" for 342."""
+    """The word of a number from 0 to 999: "dreihundertzweiundvierzig" for 342."""
     hundreds, remainder = lex.split_hundreds(number)
     if hundreds:
         word = ("" if hundreds == 1 else lex.NUMERALS[hundreds].german) + "hundert"

@@ -8,17 +8,16 @@ logits. `dropout` acts on the weights. With `softcap` c, which is given only whe
 one, the scaled logits x become c tanh(x / c) before the bias. A query that may attend to no key
 gets zeros. The plain twin of all is `reference`.
 
-An attention function raises a `ConfigError` for a call that it does not support. There is one
-exception: `cudnn`, `tpu_flash` and `tpu_splash` leave calls with a cache, whose masks have a traced
-offset, to `reference`, so that a model trained with one of them can decode. `AutoAttention` selects
-a function for each call and records which.
+A function for one kind of device (`DeviceFunction`) raises a `ConfigError` for a call that it does
+not support, except that `reference` computes short calls and those with a cache, so that a model
+trained with it can decode. `AutoAttention` selects a function for each call and records which.
 
 | attention function | devices | does not support |
 |---|---|---|
 | `reference` | all | |
 | `blockwise` | all, memory linear in T + S | |
 | `cudnn` | NVIDIA | float32, dropout, soft cap, segments, an offset, padding with `causal` |
-| `gpu_flash` | NVIDIA | bias, soft cap, heads of more than 128 |
+| `gpu_flash` | NVIDIA | bias, soft cap, explicit masks, heads of more than 128 |
 | `tpu_splash` | TPU | bias, dropout, lengths not divisible by 128 |
 | `tpu_flash` | TPU | what `tpu_splash` does not, soft cap, windows, grouped or over 4,096 queries |
 """
@@ -29,27 +28,28 @@ from jaxformer.ops.attention.gpu_flash import gpu_flash
 from jaxformer.ops.attention.reference import attention_weights, reference
 from jaxformer.ops.attention.selection import (
     ATTENTION_FNS,
+    DEVICE_FUNCTIONS,
     AttentionFn,
     AutoAttention,
     Selection,
-    check_attention_fn,
     get,
     select,
 )
-from jaxformer.ops.attention.spec import AttentionSpec, DeviceInfo
+from jaxformer.ops.attention.spec import AttentionSpec, DeviceFunction, DeviceInfo
 from jaxformer.ops.attention.tpu_flash import tpu_flash
 from jaxformer.ops.attention.tpu_splash import tpu_splash
 
 __all__ = [
     "ATTENTION_FNS",
+    "DEVICE_FUNCTIONS",
     "AttentionFn",
     "AttentionSpec",
     "AutoAttention",
+    "DeviceFunction",
     "DeviceInfo",
     "Selection",
     "attention_weights",
     "blockwise",
-    "check_attention_fn",
     "cudnn",
     "get",
     "gpu_flash",

@@ -1,12 +1,16 @@
 """Flash attention for NVIDIA GPUs, written in Pallas and compiled by Triton.
 
 It exists beside `cudnn` for what cuDNN's function in JAX does not support: packed documents,
-dropout, and calls that attend to a cache. JAX 0.12 warns that a later version will remove Pallas'
-Triton backend.
+dropout, float32, and calls that attend to a cache. JAX 0.12 warns that a later version will remove
+Pallas' Triton backend.
+
+A kernel takes one long block of queries and visits short blocks of keys, or the reverse. It
+computes the weights of each pair of blocks and does not store them.
 """
 
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,97 +18,246 @@ import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
-from jaxtyping import Bool, Float, Int32
+from jax.experimental.pallas import triton
+from jaxtyping import Int32
 
-from jaxformer.ops.attention.gpu_flash_kernels import (
-    Inputs,
-    MaskArrays,
-    Plan,
-    call_kernel,
-    forward,
-    key_value_gradient,
-    output_like,
-    query_gradient,
-)
 from jaxformer.ops.attention.spec import (
     AMPERE,
     FLASH_RESIDUALS,
     AttentionSpec,
+    Call,
+    DeviceFunction,
     DeviceInfo,
-    ampere_reasons,
     on_mesh,
-    raise_unsupported,
-    softcap_reasons,
 )
-from jaxformer.ops.dropout import Dropout
-from jaxformer.ops.masks import AttentionMask
+from jaxformer.ops.dropout import keep_columns
+from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 
-_SMALLEST = 16  # the least rows and columns of a product on tensor cores
 _PADDING = np.iinfo(np.int32).min  # the segment of padding keys, to which no query belongs
+_LOG2_E = 1.4426950408889634
 
 
-def gpu_flash(
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K Hv"],
-    mask: AttentionMask,
-    *,
-    scale: float,
-    bias: Float[Array, "#B N T S"] | None = None,
-    dropout: Dropout | None = None,
-    softcap: float | None = None,
-    interpret: bool = False,
-) -> Float[Array, "B T N Hv"]:
-    """Attention by three kernels: forward, the gradient of `q`, the gradients of `k` and `v`.
+@dataclass(frozen=True)
+class Plan:
+    """Static arguments. `queries` and `keys` are the lengths padded to whole blocks."""
 
-    The algorithm is that of Dao 2023 (FlashAttention-2). The weights [T, S] are never stored. For
-    each long block the kernels visit the range of short blocks that `causal`, `window`, `offset`,
-    padding and segments allow, so that packed documents take the time of their own lengths. Each
-    kernel computes the mask of `DropoutRng.keep_mask` again. Padding becomes a segment to
-    which no query belongs, so no segment may have the number -2^31. Products of float32 have the
-    precision of `jax.default_matmul_precision`: TF32 unless set. `interpret` runs the kernels on
-    any device, slowly, for tests.
+    spec: AttentionSpec
+    queries: int
+    keys: int
+    scale: float
+    long: tuple[int, int]  # the size of a long block of queries, and of keys
+    short: tuple[int, int]  # that of short ones
+    interpret: bool
 
-    Raises `ConfigError` for what it does not support; `gpu_flash_unsupported_reasons` lists it.
+    @property
+    def group(self) -> int:
+        """N // K, the heads that share one key/value head."""
+        return self.spec.heads // self.spec.kv_heads
 
-    >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, select
-    >>> h100 = DeviceInfo("gpu", "NVIDIA H100", (9, 0))
-    >>> sizes = {"heads": 12, "kv_heads": 12, "key_size": 64, "value_size": 64, "causal": True}
-    >>> call = AttentionSpec(batch=8, queries=1024, keys=1024, dtype="float32", **sizes)
-    >>> select(call, h100).name  # cuDNN does not support float32
-    'gpu_flash'
+
+class MaskArrays(NamedTuple):
+    """Traced arguments. T and S are padded to whole blocks."""
+
+    offset: Any  # [1] int32
+    query_segments: Any  # [B, T] int32 or None
+    key_segments: Any  # [B, S] int32 or None
+
+
+class Inputs(NamedTuple):
+    """The inputs of a kernel: arrays of all examples, and in a kernel references to a part of them.
+
+    A kernel sees the shapes on the right: one example, one key/value head, and G query heads: one,
+    or all that share the key/value head.
     """
-    spec = AttentionSpec.create(q, k, v, mask, bias, dropout, softcap)
-    device = DeviceInfo("gpu", "", AMPERE) if interpret else DeviceInfo.current()
-    raise_unsupported("gpu_flash", gpu_flash_unsupported_reasons(spec, device))
-    plan = make_plan(spec, scale, interpret)
-    attend = on_mesh(partial(_attend, plan), spec, (2, 2, 2, None, 2), 2)
-    words = None
-    if spec.dropout and dropout is not None and dropout.dropout_rng is not None:
-        rows = q.shape[0], q.shape[2], q.shape[1]
-        words = dropout.dropout_rng.row_words(dropout.name, rows)
-        words = _pad(words, 3, plan.queries)
-    q, k, v = (_pad(x, 3, _power_of_two(x.shape[3])) for x in (q, k, v))
-    q, k, v = _pad(q, 1, plan.queries), _pad(k, 1, plan.keys), _pad(v, 1, plan.keys)
-    out = attend(q, k, v, make_mask_arrays(plan, mask, spec), words)
-    return out[:, : spec.queries, :, : spec.value_size]
 
+    bounds: Any  # [B, blocks, 2], [2]: the first short block to visit, the one after the last
+    q: Any  # [B, T, N, H], [T, G, H]
+    k: Any  # [B, S, K, H], [S, H]
+    v: Any  # [B, S, K, Hv], [S, Hv]
+    arrays: MaskArrays  # in a kernel [1], [T], [S]
+    words: Any  # [2, B, N, T], [2, G, T]: of `DropoutRng.row_words`; None without dropout
+    d_out: Any = None  # [B, T, N, Hv], [T, G, Hv]: the gradient of the result
+    log_sum: Any = None  # [B, N, T], [G, T]: the logarithm to base 2 of each row's sum
+    inner: Any = None  # [B, N, T], [G, T]: the inner products of the result and its gradient
 
-def gpu_flash_unsupported_reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
-    """Why `gpu_flash` cannot compute `spec` on `device`; empty where it can."""
-    if ampere_reasons(device):
-        return ampere_reasons(device)
-    reasons = softcap_reasons(spec)
-    if spec.bias:
-        reasons.append("does not support a bias on the logits")
-    if spec.dtype not in ("bfloat16", "float16", "float32"):
-        reasons.append(f"supports bfloat16, float16 and float32, but {spec.dtype} was given")
-    if max(spec.key_size, spec.value_size) > 128:
-        reasons.append(
-            f"supports a head_dim of at most 128, but head_dim={spec.key_size} and "
-            f"value_head_dim={spec.value_size} were given"
+    def specs(self, plan: Plan, heads: int) -> "Inputs":
+        """The part of each input at grid position (block, example, head / G); G is `heads`."""
+
+        def kv_head(head: Any) -> Any:
+            return head if heads == plan.group else jax.lax.div(head, np.int32(plan.group))
+
+        def spec(x: Any, shape: tuple[int | None, ...], at: Any) -> Any:
+            return None if x is None else pl.BlockSpec(shape, at)
+
+        queries, keys, arrays = plan.queries, plan.keys, self.arrays
+        of_head = partial(spec, shape=(None, heads, queries), at=lambda i, b, n: (b, n, 0))
+
+        def of_queries(x: Any) -> Any:
+            size = 0 if x is None else x.shape[3]
+            return spec(x, (None, queries, heads, size), lambda i, b, n: (b, 0, n, 0))
+
+        def of_keys(x: Any) -> Any:
+            shape = None, keys, None, x.shape[3]
+            return spec(x, shape, lambda i, b, n: (b, 0, kv_head(n), 0))
+
+        return Inputs(
+            bounds=spec(self.bounds, (None, None, 2), lambda i, b, n: (b, i, 0)),
+            q=of_queries(self.q),
+            k=of_keys(self.k),
+            v=of_keys(self.v),
+            arrays=MaskArrays(
+                offset=spec(arrays.offset, (1,), lambda i, b, n: (0,)),
+                query_segments=spec(arrays.query_segments, (None, queries), lambda i, b, n: (b, 0)),
+                key_segments=spec(arrays.key_segments, (None, keys), lambda i, b, n: (b, 0)),
+            ),
+            words=spec(self.words, (2, None, heads, queries), lambda i, b, n: (0, b, n, 0)),
+            d_out=of_queries(self.d_out),
+            log_sum=of_head(self.log_sum),
+            inner=of_head(self.inner),
         )
-    return reasons
+
+
+def _dot(x: Array, y: Array, axes: tuple[int, int]) -> Array:
+    """The product of two matrices over these axes, in float32."""
+    dims = ((axes[:1], axes[1:]), ((), ()))
+    return jax.lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)
+
+
+def _logits(plan: Plan, arrays: MaskArrays, q: Array, k: Array, rows: Any, columns: Any):
+    """Scaled logits [t, s] to base 2, and which of them are allowed (None: all).
+
+    `rows` and `columns` are slices of the queries and keys, from a start known while running.
+    """
+    logits = _dot(q, k, (1, 1)) * (plan.scale * _LOG2_E)
+    parts = []
+    if plan.spec.causal:
+        query, key = (x.start + jnp.arange(x.size, dtype=jnp.int32) for x in (rows, columns))
+        distance = (arrays.offset[0] + query)[:, None] - key[None, :]
+        parts.append(distance >= 0)
+        if plan.spec.window is not None:
+            parts.append(distance < plan.spec.window)
+    if arrays.query_segments is not None and arrays.key_segments is not None:
+        query, key = arrays.query_segments[rows], arrays.key_segments[columns]
+        parts.append(query[:, None] == key[None, :])
+    return logits, reduce(jnp.logical_and, parts) if parts else None
+
+
+def _where(allowed: Array | None, x: Array, other: float) -> Array:
+    """`x` where it is allowed (None: everywhere), `other` elsewhere."""
+    return x if allowed is None else jnp.where(allowed, x, other)
+
+
+def _keep(plan: Plan, words: Any, head: Any, rows: Any, columns: Any) -> Array | None:
+    """The weights [t, s] that dropout keeps; None without dropout."""
+    if words is None:
+        return None
+    key, second = words[0, head, rows], words[1, head, rows]
+    return keep_columns(key, second, columns.size, columns.start, plan.spec.dropout)
+
+
+def _forward_kernel(plan: Plan, refs: Inputs, out_ref: Any, log_sum_ref: Any) -> None:
+    """The result [t, Hv] of a long block of queries, and the logarithm of each row's sum [t]."""
+    rows: Any = pl.ds(pl.program_id(0) * plan.long[0], plan.long[0])
+    q = refs.q[rows, 0, :]
+
+    def visit(j, carry):
+        highest, total, out = carry
+        columns: Any = pl.ds(j * plan.short[1], plan.short[1])
+        k, v = refs.k[columns, :], refs.v[columns, :]
+        logits, allowed = _logits(plan, refs.arrays, q, k, rows, columns)
+        logits = _where(allowed, logits, MASKED_LOGIT)
+        now = jnp.maximum(highest, logits.max(1))
+        weights = _where(allowed, jnp.exp2(logits - now[:, None]), 0.0)
+        shrink = jnp.exp2(highest - now)
+        total = total * shrink + weights.sum(1)
+        weights = _where(_keep(plan, refs.words, 0, rows, columns), weights, 0.0)
+        out = out * shrink[:, None] + _dot(weights.astype(v.dtype), v, (1, 0))
+        return now, total, out
+
+    highest = jnp.full((rows.size,), MASKED_LOGIT, jnp.float32)
+    out = jnp.zeros((rows.size, refs.v.shape[-1]), jnp.float32)
+    carry = highest, jnp.zeros_like(highest), out
+    highest, total, out = jax.lax.fori_loop(refs.bounds[0], refs.bounds[1], visit, carry)
+    total = jnp.where(total > 0, total, 1.0)  # `out` is zero where there is no key
+    out_ref[...] = (out / (total[:, None] * (1.0 - plan.spec.dropout))).astype(out_ref.dtype)
+    log_sum_ref[...] = highest + jnp.log2(total)
+
+
+def _weights_and_gradient(
+    plan: Plan, refs: Inputs, head: Any, q: Array, k: Array, v: Array, d_out: Array, rows, columns
+):
+    """The weights [t, s] of a pair of blocks after dropout, and the gradient of their logits."""
+    logits, allowed = _logits(plan, refs.arrays, q, k, rows, columns)
+    log_sum, inner = refs.log_sum[head, rows], refs.inner[head, rows]
+    weights = _where(allowed, jnp.exp2(logits - log_sum[:, None]), 0.0)
+    keep, factor = _keep(plan, refs.words, head, rows, columns), 1.0 / (1.0 - plan.spec.dropout)
+    d_weights = _where(keep, _dot(d_out, v, (1, 1)) * factor, 0.0)
+    slope = weights * (d_weights - inner[:, None]) * plan.scale
+    return _where(keep, weights * factor, 0.0), slope
+
+
+def _query_kernel(plan: Plan, refs: Inputs, dq_ref: Any) -> None:
+    """The gradient [t, H] of a long block of queries."""
+    rows: Any = pl.ds(pl.program_id(0) * plan.long[0], plan.long[0])
+    q, d_out = refs.q[rows, 0, :], refs.d_out[rows, 0, :]
+
+    def visit(j, dq):
+        columns: Any = pl.ds(j * plan.short[1], plan.short[1])
+        k, v = refs.k[columns, :], refs.v[columns, :]
+        _, slope = _weights_and_gradient(plan, refs, 0, q, k, v, d_out, rows, columns)
+        return dq + _dot(slope.astype(k.dtype), k, (1, 0))
+
+    dq = jnp.zeros((rows.size, q.shape[1]), jnp.float32)
+    dq = jax.lax.fori_loop(refs.bounds[0], refs.bounds[1], visit, dq)
+    dq_ref[...] = dq.astype(dq_ref.dtype)
+
+
+def _key_value_kernel(plan: Plan, refs: Inputs, dk_ref: Any, dv_ref: Any) -> None:
+    """The gradients [s, H] and [s, Hv] of a long block of keys and values, from all G heads."""
+    columns: Any = pl.ds(pl.program_id(0) * plan.long[1], plan.long[1])
+    k, v = refs.k[columns, :], refs.v[columns, :]
+
+    def visit(head, i, carry):
+        dk, dv = carry
+        rows: Any = pl.ds(i * plan.short[0], plan.short[0])
+        q, d_out = refs.q[rows, head, :], refs.d_out[rows, head, :]
+        weights, slope = _weights_and_gradient(plan, refs, head, q, k, v, d_out, rows, columns)
+        dk = dk + _dot(slope.astype(q.dtype), q, (0, 0))
+        return dk, dv + _dot(weights.astype(d_out.dtype), d_out, (0, 0))
+
+    def visit_head(head, carry):
+        return jax.lax.fori_loop(refs.bounds[0], refs.bounds[1], partial(visit, head), carry)
+
+    carry = tuple(jnp.zeros((columns.size, x.shape[1]), jnp.float32) for x in (k, v))
+    dk, dv = jax.lax.fori_loop(0, plan.group, visit_head, carry)
+    dk_ref[...], dv_ref[...] = dk.astype(dk_ref.dtype), dv.astype(dv_ref.dtype)
+
+
+def _call_kernel(
+    plan: Plan, kernel: Any, inputs: Inputs, heads: int, outputs: list[tuple[Any, Any]]
+) -> Any:
+    """The results of `kernel` for each long block of each example, `heads` query heads at a time.
+
+    `outputs` are pairs of a shape and a `BlockSpec`.
+    """
+    blocks, (batch, _, all_heads, _) = inputs.bounds.shape[1], inputs.q.shape
+    shapes, specs = zip(*outputs, strict=True)
+    return pl.pallas_call(
+        partial(kernel, plan),
+        grid=(blocks, batch, all_heads // heads),
+        in_specs=[inputs.specs(plan, heads)],
+        out_specs=list(specs),
+        out_shape=list(shapes),
+        interpret=plan.interpret,
+        compiler_params=triton.CompilerParams(num_warps=8, num_stages=2),
+        name=f"gpu_flash{kernel.__name__}",
+    )(inputs)
+
+
+def _output_like(x: Any, size: int) -> tuple[jax.ShapeDtypeStruct, pl.BlockSpec]:
+    """An output with the shape of `x` [B, L, heads, F], in blocks of `size` positions."""
+    block = pl.BlockSpec((None, size, None, x.shape[3]), lambda i, b, n: (b, i, n, 0))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype), block
 
 
 def make_plan(spec: AttentionSpec, scale: float, interpret: bool) -> Plan:
@@ -115,69 +268,51 @@ def make_plan(spec: AttentionSpec, scale: float, interpret: bool) -> Plan:
     long = tuple(min(longest, _power_of_two(length)) for length in lengths)
     short = tuple(min(shortest, _power_of_two(length)) for length in lengths)
     queries, keys = (-(-length // size) * size for length, size in zip(lengths, long, strict=True))
-    return Plan(
-        queries=queries,
-        keys=keys,
-        group=spec.heads // spec.kv_heads,
-        scale=scale,
-        causal=spec.causal,
-        window=spec.window,
-        rate=spec.dropout,
-        long=(long[0], long[1]),
-        short=(short[0], short[1]),
-        interpret=interpret,
-    )
+    return Plan(spec, queries, keys, scale, (long[0], long[1]), (short[0], short[1]), interpret)
 
 
 def make_mask_arrays(plan: Plan, mask: AttentionMask, spec: AttentionSpec) -> MaskArrays:
     """The arrays of `mask`; padding keys get a segment of their own."""
     offset = jnp.asarray(mask.offset, jnp.int32).reshape(1)
-    explicit = None
-    if mask.explicit is not None:
-        explicit = jnp.broadcast_to(mask.explicit, (spec.batch, spec.queries, spec.keys))
-        explicit = _pad(_pad(explicit.astype(jnp.int8), 1, plan.queries), 2, plan.keys)
     query, key = mask.query_segments, mask.key_segments
     if query is None and mask.padding_mask is None and plan.keys == spec.keys:
-        return MaskArrays(offset, None, None, explicit)
+        return MaskArrays(offset, None, None)
     if query is None or key is None:
-        query = jnp.zeros((spec.batch, spec.queries), jnp.int32)
-        key = jnp.zeros((spec.batch, spec.keys), jnp.int32)
+        query = key = jnp.zeros((1, 1), jnp.int32)
     query = jnp.broadcast_to(jnp.asarray(query, jnp.int32), (spec.batch, spec.queries))
     key = jnp.broadcast_to(jnp.asarray(key, jnp.int32), (spec.batch, spec.keys))
     if mask.padding_mask is not None:
         key = jnp.where(mask.padding_mask, key, _PADDING)
     # Padding queries get the last query's segment, which adds no block of keys to visit.
-    padding = plan.queries - spec.queries
-    query = jnp.pad(query, ((0, 0), (0, padding)), mode="edge")
-    padding = plan.keys - spec.keys
-    key = jnp.pad(key, ((0, 0), (0, padding)), constant_values=_PADDING)
-    return MaskArrays(offset, query, key, explicit)
+    query = jnp.pad(query, ((0, 0), (0, plan.queries - spec.queries)), mode="edge")
+    key = jnp.pad(key, ((0, 0), (0, plan.keys - spec.keys)), constant_values=_PADDING)
+    return MaskArrays(offset, query, key)
 
 
-def _visible(plan: Plan, arrays: MaskArrays, sizes: tuple[int, int]) -> Bool[Array, "#B Q K"]:
-    """The pairs of blocks to visit: all in which a query sees a key, and perhaps some others."""
-    queries, keys = sizes
+def block_bounds(
+    plan: Plan, arrays: MaskArrays, queries: int, keys: int, of_keys: bool = False
+) -> Int32[Array, "B blocks 2"]:
+    """The first block of keys to visit for each block of queries, and the one after the last.
+
+    These are all in which a query sees a key, and perhaps some others. Blocks have `queries` and
+    `keys` positions. With `of_keys`, the blocks of queries for each block of keys.
+    """
     first_query = arrays.offset[0] + jnp.arange(0, plan.queries, queries)[:, None]
     first_key = jnp.arange(0, plan.keys, keys)[None, :]
-    seen = jnp.ones((first_query.size, first_key.size), bool)
-    if plan.causal:
-        seen &= first_key < first_query + queries
-    if plan.window is not None:
-        seen &= first_key + keys > first_query - plan.window + 1
-    if arrays.query_segments is None or arrays.key_segments is None:
-        return seen[None]
-    query = arrays.query_segments.reshape(-1, first_query.size, queries, 1)
-    key = arrays.key_segments.reshape(-1, 1, first_key.size, keys)
-    lowest_key = jnp.where(key == _PADDING, np.iinfo(np.int32).max, key).min(3)
-    return seen[None] & (query.min(2) <= key.max(3)) & (lowest_key <= query.max(2))
-
-
-def _bounds(visible: Bool[Array, "#B Q K"], batch: int) -> Int32[Array, "B Q 2"]:
-    """The first block to visit for each of Q blocks, and the one after the last."""
-    first = jnp.argmax(visible, 2)
-    end = jnp.where(visible.any(2), visible.shape[2] - jnp.argmax(visible[:, :, ::-1], 2), 0)
-    bounds = jnp.stack([jnp.minimum(first, end), end], 2).astype(jnp.int32)
-    return jnp.broadcast_to(bounds, (batch, *bounds.shape[1:]))
+    seen = jnp.ones((1, first_query.size, first_key.size), bool)
+    if plan.spec.causal:
+        seen &= (first_key < first_query + queries)[None]
+    if plan.spec.window is not None:
+        seen &= (first_key + keys > first_query - plan.spec.window + 1)[None]
+    if arrays.query_segments is not None and arrays.key_segments is not None:
+        query = arrays.query_segments.reshape(-1, first_query.size, queries, 1)
+        key = arrays.key_segments.reshape(-1, 1, first_key.size, keys)
+        lowest_key = jnp.where(key == _PADDING, np.iinfo(np.int32).max, key).min(3)
+        seen = seen & (query.min(2) <= key.max(3)) & (lowest_key <= query.max(2))
+    seen = seen.swapaxes(1, 2) if of_keys else seen
+    end = jnp.where(seen.any(2), seen.shape[2] - jnp.argmax(seen[:, :, ::-1], 2), 0)
+    bounds = jnp.stack([jnp.minimum(jnp.argmax(seen, 2), end), end], 2).astype(jnp.int32)
+    return jnp.broadcast_to(bounds, (plan.spec.batch, *bounds.shape[1:]))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -188,13 +323,13 @@ def _attend(plan: Plan, q: Array, k: Array, v: Array, arrays: MaskArrays, words:
 def _forward(plan: Plan, q: Array, k: Array, v: Array, arrays: MaskArrays, words: Any):
     """Attention, and what the backward pass needs."""
     batch, queries, heads, _ = q.shape
-    visible = _visible(plan, arrays, (plan.long[0], plan.short[1]))
-    inputs = Inputs(_bounds(visible, batch), q, k, v, arrays, words)
+    bounds = block_bounds(plan, arrays, plan.long[0], plan.short[1])
+    inputs = Inputs(bounds, q, k, v, arrays, words)
     out = jax.ShapeDtypeStruct((batch, queries, heads, v.shape[3]), v.dtype)
     log_sum = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
     of_block = pl.BlockSpec((None, None, plan.long[0]), lambda i, b, n: (b, n, i))
-    outputs = [output_like(out, plan.long[0]), (log_sum, of_block)]
-    computed = call_kernel(plan, forward, inputs, 1, outputs)
+    outputs = [_output_like(out, plan.long[0]), (log_sum, of_block)]
+    computed = _call_kernel(plan, _forward_kernel, inputs, 1, outputs)
     out, log_sum = checkpoint_name(computed, FLASH_RESIDUALS)
     return out, (q, k, v, arrays, words, out, log_sum)
 
@@ -203,13 +338,13 @@ def _backward(plan: Plan, saved: Any, d_out: Array):
     """The gradients of q, k and v from the gradient `d_out` [B, T, N, Hv] of the result."""
     q, k, v, arrays, words, out, log_sum = saved
     inner = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), 3).swapaxes(1, 2)
-    batch, (long_q, long_k), (short_q, short_k) = q.shape[0], plan.long, plan.short
-    bounds = _bounds(_visible(plan, arrays, (long_q, short_k)), batch)
+    (long_q, long_k), (short_q, short_k) = plan.long, plan.short
+    bounds = block_bounds(plan, arrays, long_q, short_k)
     inputs = Inputs(bounds, q, k, v, arrays, words, d_out.astype(v.dtype), log_sum, inner)
-    (dq,) = call_kernel(plan, query_gradient, inputs, 1, [output_like(q, long_q)])
-    bounds = _bounds(_visible(plan, arrays, (short_q, long_k)).swapaxes(1, 2), batch)
-    inputs, outputs = inputs._replace(bounds=bounds), [output_like(x, long_k) for x in (k, v)]
-    dk, dv = call_kernel(plan, key_value_gradient, inputs, plan.group, outputs)
+    (dq,) = _call_kernel(plan, _query_kernel, inputs, 1, [_output_like(q, long_q)])
+    inputs = inputs._replace(bounds=block_bounds(plan, arrays, short_q, long_k, of_keys=True))
+    outputs = [_output_like(x, long_k) for x in (k, v)]
+    dk, dv = _call_kernel(plan, _key_value_kernel, inputs, plan.group, outputs)
     return dq, dk, dv, None, None
 
 
@@ -218,10 +353,50 @@ _attend.defvjp(_forward, _backward)
 
 def _pad(x: Array, axis: int, size: int) -> Array:
     """`x` with zeros at the end of `axis` until it has `size`."""
-    widths = [(0, size - x.shape[axis] if i == axis else 0) for i in range(x.ndim)]
-    return jnp.pad(x, widths)
+    return jnp.pad(x, [(0, size - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
 
 
 def _power_of_two(size: int) -> int:
-    """The least power of two that is at least `size`, and at least 16."""
-    return max(_SMALLEST, 1 << (size - 1).bit_length())
+    """The least power of two from `size` on, at least 16: tensor cores multiply no less."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _compute(call: Call) -> Array:
+    spec, q, k, v, dropout = call.spec, call.q, call.k, call.v, call.dropout
+    plan = make_plan(spec, call.scale, call.interpret)
+    attend = on_mesh(partial(_attend, plan), spec, (2, 2, 2, None, 2), 2)
+    words = None
+    if spec.dropout and dropout is not None and dropout.dropout_rng is not None:
+        rows = q.shape[0], q.shape[2], q.shape[1]
+        words = dropout.dropout_rng.row_words(dropout.name, rows)
+        words = _pad(words, 3, plan.queries)
+    q, k, v = (_pad(x, 3, _power_of_two(x.shape[3])) for x in (q, k, v))
+    q, k, v = _pad(q, 1, plan.queries), _pad(k, 1, plan.keys), _pad(v, 1, plan.keys)
+    out = attend(q, k, v, make_mask_arrays(plan, call.mask, spec), words)
+    return out[:, : spec.queries, :, : spec.value_size]
+
+
+def _limits(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
+    if max(spec.key_size, spec.value_size) <= 128:
+        return []
+    return [f"supports a head_dim of at most 128, not {spec.key_size} and {spec.value_size}"]
+
+
+gpu_flash: DeviceFunction = DeviceFunction(
+    "gpu_flash",
+    DeviceInfo("gpu", "", AMPERE),
+    _compute,
+    dtypes=("bfloat16", "float16", "float32"),
+    lacks=("explicit", "bias", "softcap"),
+    limits=_limits,
+    least_queries=16,  # decoding has fewer, and therefore few weights
+)
+"""Attention by three kernels: forward, the gradient of `q`, the gradients of `k` and `v`.
+
+The algorithm is that of Dao 2023 (FlashAttention-2). The weights [T, S] are never stored. For each
+long block the kernels visit the range of short blocks that `causal`, `window`, `offset`, padding
+and segments allow, so that packed documents take the time of their own lengths. Each kernel
+computes the mask of `DropoutRng.keep_mask` again. Padding becomes a segment to which no query
+belongs, so no segment may have the number -2^31. Products of float32 have the precision of
+`jax.default_matmul_precision`: TF32 unless set.
+"""

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Float32
 
-from jaxformer.ops.activations import softcap as capped
 from jaxformer.ops.dropout import Dropout
-from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask, check_mask
+from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 
 
 def reference(
@@ -60,10 +59,9 @@ def attention_weights(
     Array([[1. , 0. ],
            [0.5, 0.5]], dtype=float32)
     """
-    check_mask(mask)
     logits = query_key_products(q, k) * scale
     if softcap is not None:
-        logits = capped(logits, softcap)
+        logits = softcap * jnp.tanh(logits / softcap)
     if bias is not None:
         logits = logits + bias
     allowed = mask.materialize(q.shape[1], k.shape[1])

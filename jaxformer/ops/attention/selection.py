@@ -9,12 +9,12 @@ from jaxtyping import Float
 
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention.blockwise import blockwise
-from jaxformer.ops.attention.cudnn import cudnn, cudnn_unsupported_reasons
-from jaxformer.ops.attention.gpu_flash import gpu_flash, gpu_flash_unsupported_reasons
+from jaxformer.ops.attention.cudnn import cudnn
+from jaxformer.ops.attention.gpu_flash import gpu_flash
 from jaxformer.ops.attention.reference import reference
-from jaxformer.ops.attention.spec import AttentionSpec, DeviceInfo
-from jaxformer.ops.attention.tpu_flash import tpu_flash, tpu_flash_unsupported_reasons
-from jaxformer.ops.attention.tpu_splash import tpu_splash, tpu_splash_unsupported_reasons
+from jaxformer.ops.attention.spec import AttentionSpec, DeviceFunction, DeviceInfo
+from jaxformer.ops.attention.tpu_flash import tpu_flash
+from jaxformer.ops.attention.tpu_splash import tpu_splash
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import AttentionMask
 
@@ -47,56 +47,27 @@ class AttentionFn(Protocol):
     ) -> Float[Array, "B T N Hv"]: ...
 
 
+DEVICE_FUNCTIONS: dict[str, DeviceFunction] = {
+    function.name: function for function in (cudnn, gpu_flash, tpu_flash, tpu_splash)
+}
+"""The functions for one kind of device, the fastest first."""
+
 ATTENTION_FNS: dict[str, AttentionFn] = {
     "reference": reference,
     "blockwise": blockwise,
-    "cudnn": cudnn,
-    "gpu_flash": gpu_flash,
-    "tpu_flash": tpu_flash,
-    "tpu_splash": tpu_splash,
+    **DEVICE_FUNCTIONS,
 }
 
-_UNSUPPORTED_REASONS = {
-    "cudnn": cudnn_unsupported_reasons,
-    "gpu_flash": gpu_flash_unsupported_reasons,
-    "tpu_flash": tpu_flash_unsupported_reasons,
-    "tpu_splash": tpu_splash_unsupported_reasons,
-}
-
-_FEW_QUERIES = 16  # decoding has fewer, and therefore few weights
 _MANY_WEIGHTS = 2**28  # 1 GiB in float32, which each layer keeps for its backward pass
 _MANY_ON_CPU = 2**26
 
 
 def get(name: str) -> AttentionFn:
-    """The attention function called `name`; `ConfigError` lists the names if it is unknown.
-
-    >>> from jaxformer.ops import attention
-    >>> attention.get("blockwise") is attention.blockwise
-    True
-    """
+    """The attention function called `name`; `ConfigError` lists the names if it is unknown."""
     if name not in ATTENTION_FNS:
         known = ", ".join(ATTENTION_FNS)
         raise ConfigError(f"attention function {name!r} is unknown: give one of {known}")
     return ATTENTION_FNS[name]
-
-
-def check_attention_fn(attention_fn: Any) -> None:
-    """Raises `ConfigError` for whatever cannot be called, such as the name of a function.
-
-    >>> check_attention_fn(reference)
-    >>> check_attention_fn(7)
-    Traceback (most recent call last):
-        ...
-    jaxformer.errors.ConfigError: attention_fn=7 is of type int, not a function: give ...
-    """
-    if callable(attention_fn):
-        return
-    kind = "a string" if isinstance(attention_fn, str) else f"of type {type(attention_fn).__name__}"
-    raise ConfigError(
-        f"attention_fn={attention_fn!r} is {kind}, not a function: give AutoAttention(), or one of "
-        f"ATTENTION_FNS[...] with {', '.join(map(repr, ATTENTION_FNS))}"
-    )
 
 
 @dataclass(frozen=True)
@@ -125,13 +96,11 @@ class Selection:
 def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
     """The fastest attention function that supports `spec` on `device` (None: the current one).
 
-    On an NVIDIA GPU cuDNN comes first, and `gpu_flash` where cuDNN does not support a call of at
-    least 16 queries; on a TPU `tpu_flash`, and splash attention for what it does not support. After
-    them come `reference` and `blockwise`, which support every call. Of these two, `blockwise` is
-    selected from 2^28 weights B N T S on, because of its memory; on a CPU from 2^26 on, where it is
-    about as fast. Milliseconds of a forward and a backward pass of 2 examples with 4 heads of 64 in
-    float32 (two cores shared with other work, least of at least 5; JAX 0.10.2 with the options of
-    `runtime`):
+    `DEVICE_FUNCTIONS` come first, then `reference` and `blockwise`, which support every call.
+    `blockwise` is selected from 2^28 weights B N T S on, because of its memory; on a CPU from 2^26
+    on, where it is about as fast. Milliseconds of a forward and a backward pass of 2 examples with
+    4 heads of 64 in float32 (two cores shared with other work, least of at least 5; JAX 0.10.2 with
+    the options of `runtime`):
 
         causal, T = S =     64    256    512   1024   2048   4096   2048, not causal
         reference         1.18   13.7   28.1    119    333   1162                288
@@ -144,39 +113,29 @@ def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
     >>> print(select(call, DeviceInfo("tpu", "TPU v5 lite")))
     attention B=2 T=128 S=128 N=4 K=4 H=64 Hv=64 bfloat16 causal on tpu (TPU v5 lite)
       selected: tpu_flash: the fastest that supports this call on a TPU
-      not reference: it supports this call, but tpu_flash is made for this device
-      not blockwise: it supports this call, but tpu_flash is made for this device
+      not reference: it supports this call, but tpu_flash comes first
+      not blockwise: it supports this call, but tpu_flash comes first
       not cudnn: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
       not gpu_flash: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
       not tpu_splash: it supports this call, but tpu_flash comes first
     """
     device = DeviceInfo.current() if device is None else device
-    reasons = {name: reasons_of(spec, device) for name, reasons_of in _UNSUPPORTED_REASONS.items()}
-    others = {name: "; it ".join(texts) for name, texts in reasons.items() if texts}
-    if "gpu_flash" not in others and spec.queries < _FEW_QUERIES:
-        others["gpu_flash"] = f"supports this call, but saves nothing below {_FEW_QUERIES} queries"
-    made_for_devices = "cudnn", "gpu_flash", "tpu_flash", "tpu_splash"
-    supported = [name for name in made_for_devices if name not in others]
-    if supported:
-        name = supported[0]
+    reasons = {
+        name: "; it ".join(function.unsupported_reasons(spec, device))
+        for name, function in DEVICE_FUNCTIONS.items()
+    }
+    most = _MANY_ON_CPU if device.platform == "cpu" else _MANY_WEIGHTS
+    has_few = spec.num_weights < most
+    general = ("reference", "blockwise") if has_few else ("blockwise", "reference")
+    name = next((name for name, why in reasons.items() if not why), general[0])
+    if name in DEVICE_FUNCTIONS:
         reason = f"the fastest that supports this call on a {device.platform.upper()}"
-        later = f"supports this call, but {name} is made for this device"
-        others |= dict.fromkeys(("reference", "blockwise"), later)
-        others |= dict.fromkeys(supported[1:], f"supports this call, but {name} comes first")
     else:
-        name, other, reason = _select_by_memory(spec, device)
-        others[other] = f"supports this call, but {name} is preferred: {reason}"
-    others = {other: others[other] for other in ATTENTION_FNS if other != name}
+        side = "below" if has_few else "at least"
+        reason = f"B x N x T x S is {spec.num_weights:,}, {side} {most:,}"
+    later = f"supports this call, but {name} comes first"
+    others = {other: reasons.get(other) or later for other in ATTENTION_FNS if other != name}
     return Selection(spec, device, name, reason, others)
-
-
-def _select_by_memory(spec: AttentionSpec, device: DeviceInfo) -> tuple[str, str, str]:
-    """The selected one of `reference` and `blockwise`, the other one, and the reason."""
-    bound = _MANY_ON_CPU if device.platform == "cpu" else _MANY_WEIGHTS
-    counted = f"B x N x T x S is {spec.num_weights:,}"
-    if spec.num_weights < bound:
-        return "reference", "blockwise", f"{counted}, below {bound:,}"
-    return "blockwise", "reference", f"{counted}, at least {bound:,}"
 
 
 class AutoAttention:
@@ -213,15 +172,11 @@ class AutoAttention:
     ) -> Float[Array, "B T N Hv"]:
         """Attention by the selected function."""
         selection = select(AttentionSpec.create(q, k, v, mask, bias, dropout, softcap))
-        self._record(selection)
-        attention_fn = ATTENTION_FNS[selection.name]
+        if selection not in self.selections:
+            is_new = all(selection.name != earlier.name for earlier in self.selections)
+            self.selections.append(selection)
+            if self._on_select is not None and is_new:
+                self._on_select(selection)
         options: dict[str, Any] = {} if softcap is None else {"softcap": softcap}
+        attention_fn = ATTENTION_FNS[selection.name]
         return attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
-
-    def _record(self, selection: Selection) -> None:
-        if selection in self.selections:
-            return
-        is_new = all(selection.name != earlier.name for earlier in self.selections)
-        self.selections.append(selection)
-        if self._on_select is not None and is_new:
-            self._on_select(selection)

@@ -1,4 +1,4 @@
-"""The facts that decide which functions can compute a call: shapes, mask attributes, device."""
+"""The facts that decide which functions compute a call, and functions of one kind of device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float
 
 from jaxformer.errors import ConfigError
+from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import AttentionMask, check_mask
 
@@ -221,51 +222,97 @@ def heads_per_device(spec: AttentionSpec) -> tuple[int, int]:
     return spec.heads // parts, spec.kv_heads // parts
 
 
-def raise_unsupported(name: str, reasons: Sequence[str]) -> None:
-    """Raises `ConfigError` if there are `reasons`, each the end of "the ... attention function"."""
-    if reasons:
-        listed = "; it ".join(reasons)
-        raise ConfigError(f"the {name} attention function {listed}: use 'reference' or 'blockwise'")
+class Call(NamedTuple):
+    """One attention call with its spec, for a `DeviceFunction`."""
+
+    spec: AttentionSpec
+    device: DeviceInfo
+    q: Array  # [B, T, N, H]
+    k: Array  # [B, S, K, H]
+    v: Array  # [B, S, K, Hv]
+    mask: AttentionMask
+    scale: float
+    bias: Array | None  # [1 or B, N, T, S]
+    dropout: Dropout | None
+    interpret: bool
 
 
-def ampere_reasons(device: DeviceInfo) -> list[str]:
-    """Why a function for NVIDIA GPUs of the Ampere generation or later cannot run on `device`."""
-    if device.platform == "gpu" and device.capability is not None and device.capability >= AMPERE:
-        return []
-    return [f"needs an NVIDIA GPU of the Ampere generation or later, not {device}"]
+@dataclass(frozen=True)
+class DeviceFunction:
+    """An attention function for one kind of device; the plain twin is `reference`.
+
+    `reference` computes calls of fewer than `least_queries` queries, and calls with a cache that
+    the function does not support, so that a model trained with it can decode. Any other call that
+    it does not support is a `ConfigError` with the reasons.
+    """
+
+    name: str
+    device: DeviceInfo
+    """The oldest device that it runs on."""
+    compute: Callable[[Call], Float[Array, "B T N Hv"]]
+    dtypes: tuple[str, ...]
+    lacks: tuple[str, ...]
+    """The fields of `AttentionSpec` that it does not support."""
+    limits: Callable[[AttentionSpec, DeviceInfo], list[str]]
+    """Further reasons, each the end of "the ... attention function"."""
+    least_queries: int = 1
+
+    def __call__(
+        self,
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B S K H"],
+        v: Float[Array, "B S K Hv"],
+        mask: AttentionMask,
+        *,
+        scale: float,
+        bias: Float[Array, "#B N T S"] | None = None,
+        dropout: Dropout | None = None,
+        softcap: float | None = None,
+        interpret: bool = False,
+    ) -> Float[Array, "B T N Hv"]:
+        """Attention; `interpret` runs Pallas kernels on any device, slowly, for tests."""
+        spec = AttentionSpec.create(q, k, v, mask, bias, dropout, softcap)
+        device = self.device if interpret else DeviceInfo.current()
+        reasons = self.unsupported_reasons(spec, device)
+        if reasons and (spec.cached or spec.queries < self.least_queries):
+            return reference(
+                q, k, v, mask, scale=scale, bias=bias, dropout=dropout, softcap=softcap
+            )
+        if reasons:
+            raise ConfigError(
+                f"the {self.name} attention function {'; it '.join(reasons)}: use 'reference' or "
+                f"'blockwise' (the call is {spec})"
+            )
+        return self.compute(Call(spec, device, q, k, v, mask, scale, bias, dropout, interpret))
+
+    def unsupported_reasons(self, spec: AttentionSpec, device: DeviceInfo) -> list[str]:
+        """Why the function does not compute `spec` on `device`; empty where it does."""
+        if device.platform != self.device.platform or (device.capability or ()) < (
+            self.device.capability or ()
+        ):
+            return [f"needs {_KINDS[self.device.platform]}, not {device}"]
+        reasons = [f"does not support {_NAMES[name]}" for name in self.lacks if getattr(spec, name)]
+        if spec.dtype not in self.dtypes:
+            reasons.append(f"supports {' and '.join(self.dtypes)}, not {spec.dtype}")
+        if spec.queries < self.least_queries:
+            reasons.append(f"leaves calls of fewer than {self.least_queries} queries to reference")
+        return reasons + self.limits(spec, device)
 
 
-def dropout_reasons(spec: AttentionSpec) -> list[str]:
-    """Why an attention function without dropout cannot compute `spec`."""
-    if spec.dropout == 0:
-        return []
-    return [
-        "does not support dropout on attention weights, but "
-        f"attention_dropout_rate={spec.dropout} was given"
-    ]
-
-
-def softcap_reasons(spec: AttentionSpec) -> list[str]:
-    """Why an attention function without a soft cap cannot compute `spec`."""
-    if spec.softcap is None:
-        return []
-    return [
-        f"does not support a soft cap on the logits, but attention_softcap={spec.softcap} was given"
-    ]
-
-
-def explicit_mask_reasons(spec: AttentionSpec) -> list[str]:
-    """Why an attention function without explicit masks cannot compute `spec`."""
-    if not spec.explicit:
-        return []
-    return ["does not support explicit masks, such as that of a prefix LM"]
+_KINDS = {"gpu": "an NVIDIA GPU of the Ampere generation or later", "tpu": "a TPU"}
+_NAMES = {
+    "window": "a window",
+    "cached": "an offset known only at run time",
+    "segments": "segments: packed texts would see each other",
+    "explicit": "explicit masks, such as that of a prefix LM",
+    "bias": "a bias on the logits",
+    "dropout": "dropout on attention weights",
+    "softcap": "a soft cap on the logits",
+}
 
 
 def value_size_reasons(spec: AttentionSpec) -> list[str]:
     """Why an attention function with one size for keys and values cannot compute `spec`."""
     if spec.value_size == spec.key_size:
         return []
-    return [
-        f"needs values as large as keys, but head_dim={spec.key_size} and "
-        f"value_head_dim={spec.value_size} were given"
-    ]
+    return [f"needs values as large as keys, not {spec.key_size} and {spec.value_size}"]

@@ -1,115 +1,332 @@
-"""Flash attention on TPUs that reads and writes heads side by side, without another layout."""
+"""Flash attention on TPUs that reads and writes heads side by side, without another layout.
 
+Heads lie side by side in the lanes, as the projections give them: [B, T, N * H]. A block holds the
+`width` lanes of one head, or of as many heads as fit into 128 lanes. A product for one of these
+heads has zeros in the lanes of the others, which costs no more than padding the head would.
+
+Names: `q_segments` and `k_segments` are columns [L, 128] or rows [8, L] of equal lanes or rows.
+`top` is the largest score of a query so far, `total` the sum of the weights. Scores are in units of
+log(2), because a TPU has an instruction for 2^x.
+"""
+
+import math
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Float
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
-from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.spec import (
     FLASH_RESIDUALS,
     AttentionSpec,
+    Call,
+    DeviceFunction,
     DeviceInfo,
     heads_per_device,
     on_mesh,
-    raise_unsupported,
-    softcap_reasons,
     value_size_reasons,
 )
-from jaxformer.ops.attention.tpu_flash_kernels import LANES, Plan, backward, forward
-from jaxformer.ops.attention.tpu_splash import (
-    block_size,
-    segment_ids,
-    tpu_splash_unsupported_reasons,
-)
-from jaxformer.ops.dropout import Dropout
-from jaxformer.ops.masks import AttentionMask
+from jaxformer.ops.attention.tpu_splash import block_size, segment_ids, splash_limits, tpu_splash
+from jaxformer.ops.masks import MASKED_LOGIT
 
+LANES, SUBLANES = 128, 8
 _MOST_QUERIES = 4096  # the gradient of a head's queries stays on the chip, in float32
+_ROWS = ((1,), (1,))  # the last axes of both operands are summed
+_COLUMNS = ((0,), (0,))  # the first axes
 
 
-def tpu_flash(
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K Hv"],
-    mask: AttentionMask,
-    *,
-    scale: float,
-    bias: Float[Array, "#B N T S"] | None = None,
-    dropout: Dropout | None = None,
-    softcap: float | None = None,
-    interpret: bool = False,
-) -> Float[Array, "B T N Hv"]:
-    """Attention by a Pallas kernel for TPUs; the plain twin is `reference`.
+class Plan(NamedTuple):
+    """Static arguments; T, S, N and H are those of one device."""
 
-    Splash attention takes arrays [B, N, T, H], so XLA copies queries, keys, values and their
-    gradients into that layout, where a head of 64 fills half of a TPU's 128 lanes. This function
-    takes the layout [B, T, N * H] of the projections, in which no lane is empty. One kernel
-    computes the three gradients. Causal masks skip the blocks in which no query sees a key; padding
-    is a segment, as in `tpu_splash`. `reference` computes calls with a cache or with fewer than 128
-    queries. `interpret` runs the kernels on any device, slowly, for tests.
+    queries: int
+    keys: int
+    heads: int
+    head_dim: int
+    block_q: int
+    block_k: int
+    causal: bool
+    offset: int
+    scale: float
+    interpret: bool
 
-    Raises `ConfigError` for what it does not support; `tpu_flash_unsupported_reasons` lists it.
+    @property
+    def width(self) -> int:
+        """The lanes of a block."""
+        return max(self.head_dim, LANES)
 
-    >>> from jaxformer.ops.attention import AttentionSpec, DeviceInfo, select
-    >>> v5e = DeviceInfo("tpu", "TPU v5 lite")
-    >>> sizes = {"heads": 12, "kv_heads": 12, "key_size": 64, "value_size": 64, "causal": True}
-    >>> call = AttentionSpec(batch=8, queries=1024, keys=1024, dtype="bfloat16", **sizes)
-    >>> select(call, v5e).name
-    'tpu_flash'
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """The numbers of groups of heads, of blocks of queries and of blocks of keys."""
+        groups = self.heads * self.head_dim // self.width
+        return groups, self.queries // self.block_q, self.keys // self.block_k
+
+    def sees(self, i: Any, j: Any) -> Any:
+        """Whether a query of block `i` may see a key of block `j`, by their positions."""
+        last = self.offset + (i + 1) * self.block_q - 1
+        return j * self.block_k <= last if self.causal else True
+
+    def last_key_block(self, i: Any) -> Any:
+        """The last block of keys that block `i` of queries sees; 0 if it sees none."""
+        last = self.grid[2] - 1
+        if not self.causal:
+            return last
+        return jnp.clip((self.offset + (i + 1) * self.block_q - 1) // self.block_k, 0, last)
+
+    def first_query_block(self, j: Any) -> Any:
+        """The first block of queries that sees block `j` of keys, or the last block."""
+        if not self.causal:
+            return 0
+        return jnp.clip((j * self.block_k - self.offset) // self.block_q, 0, self.grid[1] - 1)
+
+
+def _forward(plan: Plan, q: Any, k: Any, v: Any, segments: Any) -> tuple[Array, Array]:
+    """Attention [B, T, N * H], and the logarithm to base 2 of each query's sum [B, G, 8, T].
+
+    In the second, row h of the 8 is head h of the group.
     """
-    spec = AttentionSpec.create(q, k, v, mask, bias, dropout, softcap)
-    if spec.cached or spec.queries < LANES:
-        return reference(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, softcap=softcap)
-    device = DeviceInfo("tpu") if interpret else DeviceInfo.current()
-    raise_unsupported("tpu_flash", tpu_flash_unsupported_reasons(spec, device))
+    groups, blocks_q, blocks_k = plan.grid
+    batch, bq, bk, width = q.shape[0], plan.block_q, plan.block_k, plan.width
+
+    def key_block(i: Any, j: Any) -> Any:
+        return jnp.minimum(j, plan.last_key_block(i))  # a block that is not seen is not fetched
+
+    at_q = pl.BlockSpec((1, bq, width), lambda b, g, i, j: (b, i, g))
+    at_k = pl.BlockSpec((1, bk, width), lambda b, g, i, j: (b, key_block(i, j), g))
+    at_segments = [
+        pl.BlockSpec((1, bq, LANES), lambda b, g, i, j: (b, i, 0)),
+        pl.BlockSpec((1, SUBLANES, bk), lambda b, g, i, j: (b, 0, key_block(i, j))),
+    ]
+    of_heads = pltpu.VMEM((width // plan.head_dim, bq, LANES), jnp.float32)
+    arrays = () if segments is None else (_columns(segments[0]), _rows(segments[1]))
+    out, log_sum = pl.pallas_call(
+        partial(_forward_kernel, plan, segments is not None),
+        grid=(batch, groups, blocks_q, blocks_k),
+        in_specs=[at_q, at_k, at_k, *at_segments[: len(arrays)]],
+        out_specs=[at_q, pl.BlockSpec((1, 1, SUBLANES, bq), lambda b, g, i, j: (b, g, 0, i))],
+        out_shape=[
+            jax.ShapeDtypeStruct(q.shape, v.dtype),
+            jax.ShapeDtypeStruct((batch, groups, SUBLANES, plan.queries), jnp.float32),
+        ],
+        scratch_shapes=[pltpu.VMEM((bq, width), jnp.float32), of_heads, of_heads],
+        compiler_params=_parameters(),
+        name="tpu_flash_fwd",
+        interpret=plan.interpret,
+    )(q, k, v, *arrays)
+    return out, log_sum
+
+
+def _backward(
+    plan: Plan, q: Any, k: Any, v: Any, segments: Any, out: Any, log_sum: Any, d_out: Any
+) -> list[Array]:
+    """The gradients of q, k and v from that of attention; the queries' stays on the chip."""
+    groups, blocks_q, blocks_k = plan.grid
+    batch, bq, bk, width = q.shape[0], plan.block_q, plan.block_k, plan.width
+
+    def query_block(i: Any, j: Any) -> Any:
+        return jnp.maximum(i, plan.first_query_block(j))
+
+    at_q = pl.BlockSpec((1, bq, width), lambda b, g, j, i: (b, query_block(i, j), g))
+    at_k = pl.BlockSpec((1, bk, width), lambda b, g, j, i: (b, j, g))
+    at_sum = pl.BlockSpec((1, 1, SUBLANES, bq), lambda b, g, j, i: (b, g, 0, query_block(i, j)))
+    at_segments = [
+        pl.BlockSpec((1, SUBLANES, bq), lambda b, g, j, i: (b, 0, query_block(i, j))),
+        pl.BlockSpec((1, bk, LANES), lambda b, g, j, i: (b, j, 0)),
+    ]
+    arrays = () if segments is None else (_rows(segments[0]), _columns(segments[1]))
+    return pl.pallas_call(
+        partial(_backward_kernel, plan, segments is not None),
+        grid=(batch, groups, blocks_k, blocks_q),
+        in_specs=[at_q, at_k, at_k, at_q, at_sum, at_q, *at_segments[: len(arrays)]],
+        out_specs=[
+            pl.BlockSpec((1, plan.queries, width), lambda b, g, j, i: (b, 0, g)),
+            at_k,
+            at_k,
+        ],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)],
+        scratch_shapes=[pltpu.VMEM((rows, width), jnp.float32) for rows in (plan.queries, bk, bk)],
+        compiler_params=_parameters(),
+        name="tpu_flash_bwd",
+        interpret=plan.interpret,
+    )(q, k, v, out, log_sum, d_out, *arrays)
+
+
+def _parameters() -> pltpu.CompilerParams:
+    return pltpu.CompilerParams(
+        dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")
+    )
+
+
+def _columns(segments: Array) -> Array:
+    return jnp.broadcast_to(segments[:, :, None], (*segments.shape, LANES))
+
+
+def _rows(segments: Array) -> Array:
+    batch, length = segments.shape
+    return jnp.broadcast_to(segments[:, None, :], (batch, SUBLANES, length))
+
+
+def _dot(a: Array, b: Array, axes: Any, precision: Any = None) -> Array:
+    return jax.lax.dot_general(
+        a, b, (axes, ((), ())), precision=precision, preferred_element_type=jnp.float32
+    )
+
+
+def _of_head(plan: Plan, x: Array, head: int, others: Any = 0) -> Array:
+    """`x` [L, width] in the lanes of `head`, `others` in those of the other heads."""
+    if plan.head_dim == plan.width:
+        return x
+    lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return jnp.where(lane // plan.head_dim == head, x, others)
+
+
+def _allowed(plan: Plan, i: Any, j: Any, same: Any, shape: tuple[int, int], axis: int) -> Any:
+    """The keys that queries may see in a block whose axis `axis` is that of the queries."""
+    if not plan.causal:
+        return same
+    query = jax.lax.broadcasted_iota(jnp.int32, shape, axis) + (plan.offset + i * plan.block_q)
+    key = jax.lax.broadcasted_iota(jnp.int32, shape, 1 - axis) + j * plan.block_k
+    return key <= query if same is None else (key <= query) & same
+
+
+def _forward_kernel(plan: Plan, segmented: bool, *refs: Any) -> None:
+    (q_ref, k_ref, v_ref), (out_ref, sum_ref, acc, top, total) = refs[:3], refs[-5:]
+    i, j = pl.program_id(2), pl.program_id(3)
+    heads, factor = plan.width // plan.head_dim, plan.scale / math.log(2)
+
+    @pl.when(j == 0)
+    def _() -> None:
+        acc[...] = jnp.zeros_like(acc)
+        top[...] = jnp.full_like(top, MASKED_LOGIT)
+        total[...] = jnp.zeros_like(total)
+
+    @pl.when(plan.sees(i, j))
+    def _() -> None:
+        q, k, v = q_ref[0], k_ref[0], v_ref[0]
+        same = refs[3][0, :, :1] == refs[4][0, :1, :] if segmented else None
+        allowed = _allowed(plan, i, j, same, (plan.block_q, plan.block_k), 0)
+        for head in range(heads):
+            scores = _dot(_of_head(plan, q, head), k, _ROWS) * factor
+            scores = scores if allowed is None else jnp.where(allowed, scores, MASKED_LOGIT)
+            before = top[head]
+            now = jnp.maximum(before, scores.max(axis=1, keepdims=True))
+            weights = jnp.exp2(scores - now[:, :1])
+            weights = weights if allowed is None else jnp.where(allowed, weights, 0.0)
+            shrink = jnp.exp2(before - now)
+            top[head] = now
+            total[head] = total[head] * shrink + weights.sum(axis=1, keepdims=True)
+            summed = acc[...] * shrink[:, :1] + _dot(weights.astype(v.dtype), v, ((1,), (0,)))
+            acc[...] = _of_head(plan, summed, head, acc[...])
+
+    @pl.when(j == plan.grid[2] - 1)
+    def _() -> None:
+        out = acc[...]
+        for head in range(heads):
+            sums = total[head]
+            some = sums > 0.0  # a query without keys gets zeros
+            inverse = jnp.where(some, 1.0 / jnp.where(some, sums, 1.0), 0.0)
+            out = _of_head(plan, out * inverse[:, :1], head, out)
+            log_sum = top[head] + jnp.log2(jnp.where(some, sums, 1.0))
+            sum_ref[0, 0, head : head + 1, :] = log_sum.T[:1, :]
+        out_ref[0] = out.astype(out_ref.dtype)
+
+
+def _backward_kernel(plan: Plan, segmented: bool, *refs: Any) -> None:
+    q_ref, k_ref, v_ref, out_ref, sum_ref, d_out_ref = refs[:6]
+    dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum = refs[-6:]
+    j, i = pl.program_id(2), pl.program_id(3)
+    heads, factor = plan.width // plan.head_dim, plan.scale / math.log(2)
+
+    @pl.when((i == 0) & (j == 0))
+    def _() -> None:
+        dq_sum[...] = jnp.zeros_like(dq_sum)
+
+    @pl.when(i == 0)
+    def _() -> None:
+        dk_sum[...] = jnp.zeros_like(dk_sum)
+        dv_sum[...] = jnp.zeros_like(dv_sum)
+
+    @pl.when(plan.sees(i, j))
+    def _() -> None:
+        q, k, v, d_out = q_ref[0], k_ref[0], v_ref[0], d_out_ref[0]
+        same = refs[7][0, :, :1] == refs[6][0, :1, :] if segmented else None
+        allowed = _allowed(plan, i, j, same, (plan.block_k, plan.block_q), 1)
+        inner = _inner(plan, out_ref[0], d_out)
+        at = pl.ds(pl.multiple_of(i * plan.block_q, plan.block_q), plan.block_q)
+        for head in range(heads):
+            q_head, d_head = _of_head(plan, q, head), _of_head(plan, d_out, head)
+            scores = _dot(k, q_head, _ROWS) * factor  # [keys, queries], so that sums are rows
+            weights = jnp.exp2(scores - sum_ref[0, 0, head : head + 1, :])
+            weights = weights if allowed is None else jnp.where(allowed, weights, 0.0)
+            dv_sum[...] += _dot(weights.astype(d_out.dtype), d_head, ((1,), (0,)))
+            d_scores = weights * (_dot(v, d_head, _ROWS) - inner[head : head + 1, :])
+            low = d_scores.astype(q.dtype)
+            dk_sum[...] += _dot(low, q_head, ((1,), (0,)))
+            dq_sum[at, :] += _of_head(plan, _dot(low, k, _COLUMNS), head, 0.0)
+
+    @pl.when(i == plan.grid[1] - 1)
+    def _() -> None:
+        dk_ref[0] = (dk_sum[...] * plan.scale).astype(dk_ref.dtype)
+        dv_ref[0] = dv_sum[...].astype(dv_ref.dtype)
+
+    @pl.when((i == plan.grid[1] - 1) & (j == plan.grid[2] - 1))
+    def _() -> None:
+        dq_ref[0] = (dq_sum[...] * plan.scale).astype(dq_ref.dtype)
+
+
+def _inner(plan: Plan, out: Array, d_out: Array) -> Array:
+    """The inner products [8, block_q] of `out` and `d_out`; row h is head h of the block."""
+    row = jax.lax.broadcasted_iota(jnp.int32, (SUBLANES, plan.width), 0)
+    lane = jax.lax.broadcasted_iota(jnp.int32, (SUBLANES, plan.width), 1)
+    of_head = (lane // plan.head_dim == row).astype(jnp.float32)
+    product = out.astype(jnp.float32) * d_out.astype(jnp.float32)
+    return _dot(of_head, product, _ROWS, jax.lax.Precision.HIGHEST)
+
+
+def _compute(call: Call) -> Array:
+    spec = call.spec
     plan = Plan(
         queries=spec.queries,
         keys=spec.keys,
         heads=heads_per_device(spec)[0],
         head_dim=spec.key_size,
-        block_q=block_size(spec.queries, device),
-        block_k=block_size(spec.keys, device),
+        block_q=block_size(spec.queries, call.device),
+        block_k=block_size(spec.keys, call.device),
         causal=spec.causal,
         offset=spec.offset or 0,
-        scale=scale,
-        interpret=interpret,
+        scale=call.scale,
+        interpret=call.interpret,
     )
-    segments = segment_ids(mask, spec)
-    flat = (x.reshape(*x.shape[:2], -1) for x in (q, k, v))
+    segments = segment_ids(call.mask, spec)
+    flat = (x.reshape(*x.shape[:2], -1) for x in (call.q, call.k, call.v))
     attend = on_mesh(partial(_attend, plan), spec, (2, 2, 2, None), 2)
-    return attend(*flat, None if segments is None else tuple(segments)).reshape(q.shape)
+    return attend(*flat, None if segments is None else tuple(segments)).reshape(call.q.shape)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(plan: Plan, q: Array, k: Array, v: Array, segments: Any) -> Array:
-    return forward(plan, q, k, v, segments)[0]
+    return _forward(plan, q, k, v, segments)[0]
 
 
 def _attend_forward(plan: Plan, q: Array, k: Array, v: Array, segments: Any) -> Any:
-    out, log_sum = checkpoint_name(forward(plan, q, k, v, segments), FLASH_RESIDUALS)
+    out, log_sum = checkpoint_name(_forward(plan, q, k, v, segments), FLASH_RESIDUALS)
     return out, (q, k, v, segments, out, log_sum)
 
 
 def _attend_backward(plan: Plan, saved: Any, d_out: Array) -> Any:
     q, k, v, segments, out, log_sum = saved
-    return *backward(plan, q, k, v, segments, out, log_sum, d_out), None
+    return *_backward(plan, q, k, v, segments, out, log_sum, d_out), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def tpu_flash_unsupported_reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
-    """Why `tpu_flash` cannot compute `spec` on `device`; empty where it can."""
-    reasons = tpu_splash_unsupported_reasons(spec, device)
-    if device.platform != "tpu":
-        return reasons
-    reasons += softcap_reasons(spec) + value_size_reasons(spec)
-    if spec.window is not None:
-        reasons.append("does not support a window")
+def _limits(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
+    reasons = splash_limits(spec, device) + value_size_reasons(spec)
     if spec.heads != spec.kv_heads:
         reasons.append(f"needs as many heads of keys as of queries, not {spec.kv_heads}")
     heads, size = heads_per_device(spec)[0], spec.key_size
@@ -121,3 +338,20 @@ def tpu_flash_unsupported_reasons(spec: AttentionSpec, device: DeviceInfo) -> li
     if spec.queries > _MOST_QUERIES:
         reasons.append(f"supports at most {_MOST_QUERIES} queries, but T={spec.queries}")
     return reasons
+
+
+tpu_flash: DeviceFunction = replace(
+    tpu_splash,
+    name="tpu_flash",
+    compute=_compute,
+    lacks=(*tpu_splash.lacks, "softcap", "window"),
+    limits=_limits,
+)
+"""Attention by a Pallas kernel for TPUs.
+
+Splash attention takes arrays [B, N, T, H], so XLA copies queries, keys, values and their gradients
+into that layout, where a head of 64 fills half of a TPU's 128 lanes. This function takes the layout
+[B, T, N * H] of the projections, in which no lane is empty. One kernel computes the three
+gradients. Causal masks skip the blocks in which no query sees a key; padding is a segment, as in
+`tpu_splash`.
+"""

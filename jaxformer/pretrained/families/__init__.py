@@ -6,10 +6,8 @@ from typing import Any
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.families.bart import BART, M2M100, MARIAN, MBART
 from jaxformer.pretrained.families.bert import BERT, DISTILBERT, ROBERTA, XLM_ROBERTA
-from jaxformer.pretrained.families.gpt2 import GPT2
-from jaxformer.pretrained.families.gpt_neox import GPT_NEOX
+from jaxformer.pretrained.families.gpt import GPT2, GPT_NEOX, OPT
 from jaxformer.pretrained.families.llama import GEMMA, GEMMA2, LLAMA, MISTRAL, QWEN2, QWEN3
-from jaxformer.pretrained.families.opt import OPT
 from jaxformer.pretrained.families.t5 import MT5, T5
 from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import Kind

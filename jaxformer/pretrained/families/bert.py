@@ -1,5 +1,6 @@
 """BERT (Devlin et al. 2019) and its relatives: RoBERTa, XLM-R (Conneau et al. 2020), DistilBERT."""
 
+import re
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from jaxformer.pretrained.family import (
     parse_number,
     unsupported,
 )
-from jaxformer.pretrained.model_specs import POOLERLESS, ModelSpec
+from jaxformer.pretrained.model_specs import POOLERLESS, Kind, ModelSpec
 from jaxformer.pretrained.weight_map import (
     SAME,
     Entry,
@@ -122,31 +123,71 @@ def _adapt(names: _Names, spec: ModelSpec, tensors: Collection[str]) -> ModelSpe
     return spec._replace(kind=kind, config=with_fields(spec.config, {"pooler": pooler}))
 
 
-_CONSTANTS = {
-    "positions": Learned(),
-    "embeddings.scale": False,
-    "embeddings.norm": True,
-    "embeddings.tied": "output",
-    "initializer": "normal",
+_KINDS: dict[str, Kind] = {
+    "Model": "encoder",
+    "ForMaskedLM": "masked",
+    "ForPreTraining": "masked_and_next",
+    "ForSequenceClassification": "encoder_classifier",
+    "ForTokenClassification": "token_classifier",
+    "ForQuestionAnswering": "spans",
 }
+
+
+def _family(
+    model_type: str,
+    name: str,
+    names: _Names,
+    *settings: Setting,
+    heads: str,
+    ignored_keys: str,
+    constants: Mapping[str, Any] = {},
+    classifiers: tuple[str, ...] = ("classifier.weight",),
+) -> Family:
+    """A family of classes `name`; `heads` are the beginnings of names of tensors of heads."""
+    pooler = names.pooler.removesuffix("dense")
+    return Family(
+        model_type=model_type,
+        architectures={
+            f"{name}{ending}": kind
+            for ending, kind in _KINDS.items()
+            if names.next_sentence or kind != "masked_and_next"
+        },
+        constants={
+            "positions": Learned(),
+            "embeddings.scale": False,
+            "embeddings.norm": True,
+            "embeddings.tied": "output",
+            "initializer": "normal",
+            **constants,
+        },
+        settings=(*settings, const_field("tie_word_embeddings", True)),
+        weight_map=partial(_weight_map, names),
+        prefix=names.prefix,
+        head_prefixes=(*heads.split(), "qa_outputs."),
+        adapt=partial(_adapt, names),
+        renamed_endings={".gamma": ".weight", ".beta": ".bias"},
+        ignored_tensors=r"\.embeddings\.position_ids$",
+        unused_tensors=dict.fromkeys(POOLERLESS, f"^{re.escape(pooler)}") if pooler else {},
+        ignored_keys=frozenset(ignored_keys.split()),
+        classifier_tensors=classifiers,
+    )
+
 
 _SETTINGS = (
     field("hidden_size", "d_model", 768),
     field("num_hidden_layers", "num_encoder_layers", 12),
     field("num_attention_heads", "num_heads", 12),
     field("intermediate_size", "d_ff", 3072),
+    field("type_vocab_size", "embeddings.num_types", 2, least=1),
+    field("layer_norm_eps", "norm.eps", 1e-12),
     field("hidden_dropout_prob", "dropout_rate", 0.1),
     field("attention_probs_dropout_prob", "attention.dropout_rate", 0.1),
     const_field("position_embedding_type", "absolute"),
     const_field("is_decoder", False),
     const_field("add_cross_attention", False),
-    const_field("tie_word_embeddings", True),
 )
-
-_IGNORED_KEYS = frozenset(
-    """classifier_dropout directionality pooler_fc_size pooler_num_attention_heads
-    pooler_num_fc_layers pooler_size_per_head pooler_type""".split()
-)
+_IGNORED_KEYS = """classifier_dropout directionality pooler_fc_size pooler_num_attention_heads
+    pooler_num_fc_layers pooler_size_per_head pooler_type"""
 
 _BERT = _Names(
     prefix="bert.",
@@ -169,34 +210,16 @@ _BERT = _Names(
     classifier="classifier",
 )
 
-BERT = Family(
-    model_type="bert",
-    architectures={
-        "BertModel": "encoder",
-        "BertForMaskedLM": "masked",
-        "BertForPreTraining": "masked_and_next",
-        "BertForSequenceClassification": "encoder_classifier",
-        "BertForTokenClassification": "token_classifier",
-        "BertForQuestionAnswering": "spans",
-    },
-    constants=_CONSTANTS,
-    settings=(
-        field("vocab_size", "vocab_size", 30_522),
-        field("max_position_embeddings", "max_len", 512),
-        field("type_vocab_size", "embeddings.num_types", 2, least=1),
-        enum_field("hidden_act", "feed_forward.activation", "gelu", ACTIVATIONS),
-        field("layer_norm_eps", "norm.eps", 1e-12),
-        *_SETTINGS,
-    ),
-    weight_map=partial(_weight_map, _BERT),
-    prefix=_BERT.prefix,
-    head_prefixes=("cls.", "classifier.", "qa_outputs."),
-    adapt=partial(_adapt, _BERT),
-    renamed_endings={".gamma": ".weight", ".beta": ".bias"},
-    ignored_tensors=r"\.embeddings\.position_ids$",
-    unused_tensors=dict.fromkeys(POOLERLESS, r"^bert\.pooler\."),
+BERT = _family(
+    "bert",
+    "Bert",
+    _BERT,
+    field("vocab_size", "vocab_size", 30_522),
+    field("max_position_embeddings", "max_len", 512),
+    enum_field("hidden_act", "feed_forward.activation", "gelu", ACTIVATIONS),
+    *_SETTINGS,
+    heads="cls. classifier.",
     ignored_keys=_IGNORED_KEYS,
-    classifier_tensors=("classifier.weight",),
 )
 """The dropout of a classifier (`classifier_dropout`) is `dropout_rate` here."""
 
@@ -234,33 +257,18 @@ _ROBERTA = _BERT._replace(
 
 def _roberta(model_type: str, name: str, vocab_size: int) -> Family:
     """A family of classes `name`."""
-    return Family(
-        model_type=model_type,
-        architectures={
-            f"{name}Model": "encoder",
-            f"{name}ForMaskedLM": "masked",
-            f"{name}ForSequenceClassification": "encoder_classifier",
-            f"{name}ForTokenClassification": "token_classifier",
-            f"{name}ForQuestionAnswering": "spans",
-        },
-        constants=_CONSTANTS,
-        settings=(
-            field("vocab_size", "vocab_size", vocab_size),
-            _POSITIONS,
-            field("type_vocab_size", "embeddings.num_types", 2, least=1),
-            # The token head always uses gelu.
-            enum_field("hidden_act", "feed_forward.activation", "gelu", {"gelu": "gelu"}),
-            field("layer_norm_eps", "norm.eps", 1e-12),
-            *_SETTINGS,
-        ),
-        weight_map=partial(_weight_map, _ROBERTA),
-        prefix=_ROBERTA.prefix,
-        head_prefixes=("lm_head.", "classifier.", "qa_outputs."),
-        adapt=partial(_adapt, _ROBERTA),
-        ignored_tensors=r"\.embeddings\.position_ids$",
-        unused_tensors=dict.fromkeys(POOLERLESS, r"^roberta\.pooler\."),
+    return _family(
+        model_type,
+        name,
+        _ROBERTA,
+        field("vocab_size", "vocab_size", vocab_size),
+        _POSITIONS,
+        # The token head always uses gelu.
+        enum_field("hidden_act", "feed_forward.activation", "gelu", {"gelu": "gelu"}),
+        *_SETTINGS,
+        heads="lm_head. classifier.",
         ignored_keys=_IGNORED_KEYS,
-        classifier_tensors=("classifier.out_proj.weight", "classifier.weight"),
+        classifiers=("classifier.out_proj.weight", "classifier.weight"),
     )
 
 
@@ -288,36 +296,22 @@ _DISTILBERT = _Names(
     classifier="classifier",
 )
 
-DISTILBERT = Family(
-    model_type="distilbert",
-    architectures={
-        "DistilBertModel": "encoder",
-        "DistilBertForMaskedLM": "masked",
-        "DistilBertForSequenceClassification": "encoder_classifier",
-        "DistilBertForTokenClassification": "token_classifier",
-        "DistilBertForQuestionAnswering": "spans",
-    },
-    constants={**_CONSTANTS, "norm.eps": 1e-12},
-    settings=(
-        field("vocab_size", "vocab_size", 30_522),
-        field("max_position_embeddings", "max_len", 512),
-        field("dim", "d_model", 768),
-        field("n_layers", "num_encoder_layers", 6),
-        field("n_heads", "num_heads", 12),
-        field("hidden_dim", "d_ff", 3072),
-        enum_field("activation", "feed_forward.activation", "gelu", ACTIVATIONS),
-        field("dropout", "dropout_rate", 0.1),
-        field("attention_dropout", "attention.dropout_rate", 0.1),
-        const_field("tie_word_embeddings", True),
-    ),
-    weight_map=partial(_weight_map, _DISTILBERT),
-    prefix=_DISTILBERT.prefix,
-    head_prefixes=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
-    adapt=partial(_adapt, _DISTILBERT),
-    classifier_tensors=("classifier.weight",),
-    ignored_tensors=r"\.embeddings\.position_ids$",
-    ignored_keys=frozenset(
-        "sinusoidal_pos_embds qa_dropout seq_classif_dropout tie_weights_".split()
-    ),
+DISTILBERT = _family(
+    "distilbert",
+    "DistilBert",
+    _DISTILBERT,
+    field("vocab_size", "vocab_size", 30_522),
+    field("max_position_embeddings", "max_len", 512),
+    field("dim", "d_model", 768),
+    field("n_layers", "num_encoder_layers", 6),
+    field("n_heads", "num_heads", 12),
+    field("hidden_dim", "d_ff", 3072),
+    enum_field("activation", "feed_forward.activation", "gelu", ACTIVATIONS),
+    field("dropout", "dropout_rate", 0.1),
+    field("attention_dropout", "attention.dropout_rate", 0.1),
+    heads="vocab_ pre_classifier. classifier.",
+    ignored_keys="sinusoidal_pos_embds qa_dropout seq_classif_dropout tie_weights_",
+    constants={"norm.eps": 1e-12},
 )
-"""The dropouts of its heads are `dropout_rate` here; the layer before its classifier has a relu."""
+"""Sanh et al. 2019. The dropouts of its heads are `dropout_rate` here; the layer before its
+classifier has a relu."""

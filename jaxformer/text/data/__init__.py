@@ -1,9 +1,15 @@
 """Text files to batches of ids: read lines, keep ids on disk, give batch(step)."""
 
-from jaxformer.text.data.batches import Batches, MaskedBatch, PairBatch, StreamBatch
-from jaxformer.text.data.masking import MaskedStream, iterate_masked_once
+from jaxformer.text.data.batches import (
+    Batches,
+    MaskedBatch,
+    PairBatch,
+    RowSelection,
+    StreamBatch,
+    all_rows,
+)
+from jaxformer.text.data.masking import MaskedStream
 from jaxformer.text.data.pairs import Bucket, PairBatches, bucket_pairs, plan_buckets
-from jaxformer.text.data.shuffle import RowSelection, all_rows
 from jaxformer.text.data.streams import Stream, iterate_once
 from jaxformer.text.data.text_files import (
     iterate_lines,
@@ -15,7 +21,6 @@ from jaxformer.text.data.text_files import (
 from jaxformer.text.data.tokens import (
     Tokens,
     encode_documents,
-    encode_lines,
     encode_pairs,
     open_tokens,
     write_parts,
@@ -36,10 +41,8 @@ __all__ = [
     "all_rows",
     "bucket_pairs",
     "encode_documents",
-    "encode_lines",
     "encode_pairs",
     "iterate_lines",
-    "iterate_masked_once",
     "iterate_once",
     "open_tokens",
     "plan_buckets",

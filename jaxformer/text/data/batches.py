@@ -4,13 +4,13 @@
 depends on them.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Int64
 
-from jaxformer.errors import DataError
-from jaxformer.text.data.shuffle import RowSelection
+from jaxformer.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from jaxtyping import Array as JaxArray
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     Array = np.ndarray | JaxArray
 else:  # this layer does not import JAX
     Array = np.ndarray
+
+
+RowSelection = Callable[[int], Int64[np.ndarray, " W"]]
+"""A choice of rows of a batch: their number B -> ascending numbers of 0 .. B - 1."""
 
 
 class Batches(Protocol):
@@ -155,3 +159,38 @@ def check_ids(name: str, ids: Int[Array, "..."], vocab_size: int) -> None:
             f"{name} holds the id {wrong[0]}, but vocab_size={vocab_size}: ids must be 0 to "
             f"{vocab_size - 1}; encode the text with the model's own tokenizer"
         )
+
+
+def all_rows(count: int) -> Int64[np.ndarray, " B"]:
+    """All rows of a batch of `count`."""
+    return np.arange(count)
+
+
+def select_rows(selection: RowSelection, count: int) -> Int64[np.ndarray, " W"]:
+    """`selection(count)`; raises `ConfigError` unless it ascends within 0 .. count - 1."""
+    selected = np.asarray(selection(count), np.int64)
+    if np.any(np.diff(selected, prepend=-1, append=count) < 1):
+        raise ConfigError(
+            f"rows of a batch of {count} must be ascending numbers 0 to {count - 1}, got "
+            f"{selected.tolist()}"
+        )
+    return selected
+
+
+def check_seed(seed: int) -> None:
+    """Raises `ConfigError` unless `seed` is 0 to 2^64 - 1."""
+    if not 0 <= seed < 1 << 64:
+        raise ConfigError(f"seed must be 0 to 2^64 - 1, got {seed}")
+
+
+def check_step(step: int) -> None:
+    """Raises `ConfigError` for a negative `step`."""
+    if step < 0:
+        raise ConfigError(f"step must be 0 or more, got {step}")
+
+
+def check_positive(**settings: int) -> None:
+    """Raises `ConfigError` naming the first of `settings` that is below 1."""
+    for name, value in settings.items():
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")

@@ -6,17 +6,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.data.batches import MaskedBatch
-from jaxformer.text.data.shuffle import (
+from jaxformer.text.data.batches import (
+    MaskedBatch,
     RowSelection,
-    ShuffledWindows,
     all_rows,
     check_positive,
     check_seed,
-    random_bits,
     select_rows,
 )
-from jaxformer.text.data.streams import check_context, document_bounds
+from jaxformer.text.data.streams import (
+    ShuffledWindows,
+    check_context,
+    document_bounds,
+    random_bits,
+)
 from jaxformer.text.data.tokens import Tokens
 from jaxformer.text.tokenizers import SpecialTokens
 
@@ -31,8 +34,8 @@ class MaskedStream:
     least one, and no special ones. 80 % of them become special.mask, 10 % a random token, and 10 %
     stay (Devlin et al. 2019, section 3.1). With `next_sentence` a window lies in one document and
     is split into A and B. In half of the rows B is replaced by text of another document. Raises
-    `DataError` when `special` lacks mask, bos or eos, for a corpus shorter than one context, and
-    with `next_sentence` for fewer than two documents.
+    `DataError` when `special` lacks mask, bos or eos, for a corpus without tokens, and with
+    `next_sentence` for fewer than two documents.
 
     Attributes: `tokens`; `batch_size`; `steps_per_epoch`.
 
@@ -57,97 +60,8 @@ class MaskedStream:
         mask_prob: float = 0.15,
         next_sentence: bool = False,
     ) -> None:
-        shape = batch_size, seq_len
-        self._masker = _Masker(tokens, shape, seed, special, vocab_size, mask_prob)
-        space = _space(tokens, seq_len, next_sentence)
-        check_context(tokens, space, f"seq_len {seq_len} less the special tokens")
-        self.tokens = tokens
-        self.batch_size = batch_size
-        self._windows = ShuffledWindows(len(tokens.ids), space, batch_size, seed)
-        self._next_sentence = next_sentence
-        self.steps_per_epoch: int = self._windows.steps_per_epoch
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) of all that decides the batches: ids, shape, masks and seed."""
-        values = (self.tokens.fingerprint, self._next_sentence, self._masker.settings)
-        return hashlib.sha256(repr(values).encode()).hexdigest()
-
-    def batch(self, step: int, rows: RowSelection = all_rows) -> MaskedBatch:
-        """The batch of `step` (0, 1, ..); it does not depend on which batches were made before.
-
-        Only the rows that `rows` selects are read and returned.
-        """
-        selected = select_rows(rows, self._windows.batch_size)
-        starts, sizes = self._windows.at(step, selected)
-        if self._next_sentence:
-            return self._masker.pairs(step, selected, starts, sizes)
-        return self._masker.windows(step, _MASKS, selected, starts, sizes)
-
-
-def iterate_masked_once(
-    tokens: Tokens,
-    *,
-    batch_size: int,
-    seq_len: int,
-    seed: int,
-    special: SpecialTokens,
-    vocab_size: int,
-    mask_prob: float = 0.15,
-    next_sentence: bool = False,
-) -> Iterator[MaskedBatch]:
-    """The whole stream once, in order, with masks drawn from `seed`: the same at every call.
-
-    Rows are those of `MaskedStream`; the last row and the last batch are filled up. With
-    `next_sentence` there is a row for each window, of text around the window's middle. Raises what
-    `MaskedStream` raises, except for a corpus shorter than one context.
-    """
-    shape = batch_size, seq_len
-    masker = _Masker(tokens, shape, seed, special, vocab_size, mask_prob)
-    space = _space(tokens, seq_len, next_sentence)
-    check_context(tokens, 1, "a token to predict")
-    row = all_rows(batch_size)
-    for step, first in enumerate(range(0, len(tokens.ids), batch_size * space)):
-        starts = np.minimum(first + row * space, len(tokens.ids))
-        sizes = np.minimum(len(tokens.ids) - starts, space)
-        if next_sentence:
-            yield masker.pairs(step, row, starts, sizes)
-        else:
-            yield masker.windows(step, _ONCE, row, starts, sizes)
-
-
-def _space(tokens: Tokens, seq_len: int, next_sentence: bool) -> int:
-    """The tokens of a row that are not special."""
-    if not next_sentence:
-        return seq_len - 2
-    if seq_len < 5:
-        raise ConfigError(f"seq_len must be at least 5 (bos, A, eos, B, eos), got {seq_len}")
-    if np.count_nonzero(tokens.lengths) < 2:
-        raise DataError("next_sentence needs two documents or more, got one document")
-    return seq_len - 3
-
-
-class _Masker:
-    """Makes rows of windows, and masks some of their tokens.
-
-    `row` [W] are the numbers of the rows to make, `starts` and `sizes` [W] their windows. The
-    random bits of a row do not depend on which other rows are made.
-    """
-
-    def __init__(
-        self,
-        tokens: Tokens,
-        shape: tuple[int, int],
-        seed: int,
-        special: SpecialTokens,
-        vocab_size: int,
-        mask_prob: float,
-    ) -> None:
-        batch_size, seq_len = shape
         check_positive(batch_size=batch_size)
         check_seed(seed)
-        if seq_len < 3:
-            raise ConfigError(f"seq_len must be at least 3 (bos, a token, eos), got {seq_len}")
         if not 0 < mask_prob < 1:
             raise ConfigError(f"mask_prob must be between 0 and 1, got {mask_prob}")
         for role in ("mask", "bos", "eos"):
@@ -156,11 +70,12 @@ class _Masker:
                     f"masked rows need a {role} token and the vocabulary has none; train the "
                     "tokenizer with MASKED_SPECIAL_TOKENS"
                 )
-        assert special.mask is not None  # for type checkers
-        self._mask = special.mask
-        self.settings = (shape, seed, tuple(special), vocab_size, mask_prob)
-        self._tokens, self._shape, self._seed, self._special = tokens, shape, seed, special
-        self._mask_prob, self._vocab_size = mask_prob, vocab_size
+        least, layout = (5, "bos, A, eos, B, eos") if next_sentence else (3, "bos, a token, eos")
+        if seq_len < least:
+            raise ConfigError(f"seq_len must be at least {least} ({layout}), got {seq_len}")
+        if next_sentence and np.count_nonzero(tokens.lengths) < 2:
+            raise DataError("next_sentence needs two documents or more, got one document")
+        check_context(tokens, 1, "a token to predict")
         self._specials = np.array([id for id in special if id is not None])
         self._ordinary = np.setdiff1d(np.arange(vocab_size), self._specials)
         if len(self._ordinary) == 0:
@@ -168,8 +83,51 @@ class _Masker:
                 f"vocab_size must be more than the {len(self._specials)} special tokens, "
                 f"got {vocab_size}"
             )
+        self.tokens = tokens
+        self.batch_size = batch_size
+        self._shape, self._seed, self._special = (batch_size, seq_len), seed, special
+        self._vocab_size, self._mask_prob = vocab_size, mask_prob
+        self._next_sentence = next_sentence
+        self._space: int = seq_len - (3 if next_sentence else 2)  # less the special tokens
+        self._windows = ShuffledWindows(len(tokens.ids), self._space, batch_size, seed)
+        self.steps_per_epoch: int = self._windows.steps_per_epoch
 
-    def windows(
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of all that decides the batches: ids, shape, masks and seed."""
+        masks = (self._shape, self._seed, tuple(self._special), self._vocab_size, self._mask_prob)
+        values = (self.tokens.fingerprint, self._next_sentence, masks)
+        return hashlib.sha256(repr(values).encode()).hexdigest()
+
+    def batch(self, step: int, rows: RowSelection = all_rows) -> MaskedBatch:
+        """The batch of `step` (0, 1, ..); it does not depend on which batches were made before.
+
+        Only the rows that `rows` selects are read and returned.
+        """
+        row = select_rows(rows, self.batch_size)
+        starts, sizes = self._windows.at(step, row)
+        if self._next_sentence:
+            return self._pair_rows(step, row, starts, sizes)
+        return self._window_rows(step, _MASKS, row, starts, sizes)
+
+    def once(self) -> Iterator[MaskedBatch]:
+        """The whole text once, in order, with masks drawn from the seed: the same at every call.
+
+        The last row and the last batch are filled up. With `next_sentence` there is a row for each
+        window, of text around the window's middle.
+        """
+        row, total = all_rows(self.batch_size), len(self.tokens.ids)
+        for step, first in enumerate(range(0, total, self.batch_size * self._space)):
+            starts = np.minimum(first + row * self._space, total)
+            sizes = np.minimum(total - starts, self._space)
+            if self._next_sentence:
+                yield self._pair_rows(step, row, starts, sizes)
+            else:
+                yield self._window_rows(step, _ONCE, row, starts, sizes)
+
+    # The random bits of a row do not depend on which other rows are made.
+
+    def _window_rows(
         self, step: int, purpose: int, row: np.ndarray, starts: np.ndarray, sizes: np.ndarray
     ) -> MaskedBatch:
         """Rows bos window eos; a window of no ids gives an empty row."""
@@ -181,18 +139,17 @@ class _Masker:
         ids[real & (columns == sizes + 1)] = self._special.eos
         return self._masked(step, purpose, row, ids, real)
 
-    def pairs(
+    def _pair_rows(
         self, step: int, row: np.ndarray, starts: np.ndarray, sizes: np.ndarray
     ) -> MaskedBatch:
         """Rows bos A eos B eos, A from the document in the middle of each window."""
-        space = self._shape[1] - 3
         draws = random_bits(self._seed, step, _PAIRS, 3 * self._shape[0]).reshape(3, -1, 1)[:, row]
-        follows, a, a_start, b, b_start = self._split(draws, starts, sizes, space)
+        follows, a, a_start, b, b_start = self._split(draws, starts, sizes)
         columns = np.arange(self._shape[1])
         in_a = (columns >= 1) & (columns <= a)
         in_b = (columns >= a + 2) & (columns <= a + b + 1)
-        places = np.where(in_a, a_start + columns - 1, b_start + columns - a - 2)
-        ids = self._gather(places, in_a | in_b)
+        positions = np.where(in_a, a_start + columns - 1, b_start + columns - a - 2)
+        ids = self._gather(positions, in_a | in_b)
         real = (columns <= a + b + 2) & (a > 0)
         ids[real & (columns == 0)] = self._special.bos
         ids[real & ((columns == a + 1) | (columns == a + b + 2))] = self._special.eos
@@ -203,10 +160,10 @@ class _Masker:
         )
 
     def _split(
-        self, draws: np.ndarray, starts: np.ndarray, sizes: np.ndarray, space: int
+        self, draws: np.ndarray, starts: np.ndarray, sizes: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         """Whether B follows A, and length and start of A and of B, each [B, 1]."""
-        tokens, total = self._tokens, len(self._tokens.ids)
+        tokens, total, space = self.tokens, len(self.tokens.ids), self._space
         coin, cut, other = draws
         middle = np.minimum(starts + sizes // 2, total - 1)[:, None]
         begin, end = document_bounds(tokens, middle)
@@ -214,18 +171,18 @@ class _Masker:
         run = np.minimum(end - start, space) * (sizes > 0)[:, None]
         a = np.minimum(1 + _below(cut, np.maximum(run - 1, 1)), run)
         follows = (coin >> np.uint64(63) == 1) & (run >= 2)
-        other_place = _below(other, total - (end - begin))
-        other_place += np.where(other_place >= begin, end - begin, 0)  # past the document of A
-        other_begin, other_end = document_bounds(tokens, other_place)
+        other_token = _below(other, total - (end - begin))
+        other_token += np.where(other_token >= begin, end - begin, 0)  # past the document of A
+        other_begin, other_end = document_bounds(tokens, other_token)
         # At most as long as the text that follows A, so that the length gives no hint.
         b = np.minimum(np.maximum(run - a, a > 0), other_end - other_begin)
-        b_start = np.minimum(other_place, other_end - b)
+        b_start = np.minimum(other_token, other_end - b)
         b, b_start = np.where(follows, run - a, b), np.where(follows, start + a, b_start)
         return follows, a, start, b, b_start
 
-    def _gather(self, places: np.ndarray, text: np.ndarray) -> np.ndarray:
-        """[B, T] the ids at `places` where `text`, elsewhere padding."""
-        ids = self._tokens.take(np.where(text, places, 0))
+    def _gather(self, positions: np.ndarray, text: np.ndarray) -> np.ndarray:
+        """[B, T] the ids at `positions` where `text`, elsewhere padding."""
+        ids = self.tokens.take(np.where(text, positions, 0))
         if ids.max() >= self._vocab_size:
             raise DataError(
                 f"ids must be 0 to {self._vocab_size - 1}, got {ids.max()}: the tokens were "
@@ -250,7 +207,7 @@ class _Masker:
         originals = np.take_along_axis(ids, at, axis=1)
         tenth = actions % np.uint64(10)
         random = self._ordinary[_below(random_ids, len(self._ordinary))]
-        hidden = np.where(tenth < 8, self._mask, np.where(tenth == 8, random, originals))
+        hidden = np.where(tenth < 8, self._special.mask, np.where(tenth == 8, random, originals))
         tokens = ids.copy()
         np.put_along_axis(tokens, at, np.where(counts, hidden, originals).astype(np.int32), axis=1)
         return MaskedBatch(

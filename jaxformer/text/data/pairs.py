@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxformer.errors import DataError
-from jaxformer.text.data.batches import PairBatch
-from jaxformer.text.data.shuffle import (
+from jaxformer.text.data.batches import (
+    PairBatch,
     RowSelection,
     all_rows,
     check_positive,
@@ -35,8 +35,7 @@ class PairBatches:
     """Batches of sentence pairs; each kept pair occurs once in an epoch. Made by `bucket_pairs`.
 
     `pairs` [N] are the numbers of the kept pairs; each goes to the first bucket that it fits in.
-    The last batch of a bucket is filled up with empty rows. Each side holds `encodings`
-    segmentations of each sentence; which of them an epoch uses is drawn from (seed, epoch).
+    The last batch of a bucket is filled up with empty rows.
 
     Attributes: `source`, `target`; `buckets`; `pairs`; `dropped`, the number of pairs left out by
     reason; `seed`; `steps_per_epoch`.
@@ -50,7 +49,6 @@ class PairBatches:
         *,
         seed: int,
         dropped: dict[str, int],
-        encodings: int = 1,
     ) -> None:
         check_seed(seed)
         self.source: Tokens = sides[0]
@@ -58,25 +56,18 @@ class PairBatches:
         self.buckets = buckets
         self.seed = seed
         self.dropped = dropped
-        self.encodings = encodings
-        source_lengths, self._target_lengths = (
-            _longest(side, encodings)[pairs] + 1 for side in sides
-        )
+        source_lengths, self._target_lengths = (side.lengths[pairs] + 1 for side in sides)
         chosen = _choose(source_lengths, self._target_lengths, buckets)
         order = np.argsort(chosen, kind="stable")
         self.pairs: np.ndarray = pairs[order]
         self._bounds = np.searchsorted(chosen[order], np.arange(len(buckets) + 1))
         self._plan = _plan_batches(self._bounds, buckets)
         self.steps_per_epoch: int = len(self._plan)
-        none = np.zeros(0, np.int64)
-        self._epoch = (-1, none, none, none)
+        self._epoch = (-1, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     @property
     def padding_share(self) -> float:
-        """The share of target positions [B, T], empty rows included, that hold no token.
-
-        Of several segmentations of a sentence the longest counts.
-        """
+        """The share of target positions [B, T], empty rows included, that hold no token."""
         used = [self.buckets[bucket] for bucket, _, _ in self._plan]
         positions = sum(bucket.batch_size * bucket.target_length for bucket in used)
         return 1 - int(self._target_lengths.sum()) / positions
@@ -84,8 +75,7 @@ class PairBatches:
     @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of all that decides the batches: ids, kept pairs, buckets and seed."""
-        more = (self.encodings,) if self.encodings > 1 else ()
-        values = (self.source.fingerprint, self.target.fingerprint, self.seed, self.buckets, *more)
+        values = (self.source.fingerprint, self.target.fingerprint, self.seed, self.buckets)
         digest = hashlib.sha256(repr(values).encode())
         digest.update(self.pairs.astype("<i8").tobytes())
         return digest.hexdigest()
@@ -98,17 +88,25 @@ class PairBatches:
         and returned.
         """
         check_step(step)
-        epoch, place = divmod(int(step), self.steps_per_epoch)
-        pairs, batches, chosen = self._order(epoch)
-        bucket, start, stop = self._plan[batches[place]]
-        selected = select_rows(rows, self.buckets[bucket].batch_size)
-        return self._gather(pairs[start:stop], chosen, selected, bucket)
+        epoch, index = divmod(int(step), self.steps_per_epoch)
+        pairs, batches = self._order(epoch)
+        bucket, start, stop = self._plan[batches[index]]
+        source_length, target_length, batch_size = self.buckets[bucket]
+        row = select_rows(rows, batch_size)
+        pairs = pairs[start:stop]
+        pairs = pairs[row[row < len(pairs)]]  # rows after the last pair are empty
+        source = np.full((len(row), source_length), PAD, np.int32)
+        target = np.full((len(row), target_length + 1), PAD, np.int32)
+        _fill(source, self.source, pairs)
+        _fill(target[:, 1:], self.target, pairs)
+        target[: len(pairs), 0] = BOS
+        return PairBatch(source, target, row.astype(np.int32))
 
-    def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The shuffled pairs, the order of the batches, and the segmentation of each sentence."""
-        cached, pairs, batches, chosen = self._epoch
+    def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The shuffled pairs and the order of the batches."""
+        cached, pairs, batches = self._epoch
         if cached == epoch:
-            return pairs, batches, chosen
+            return pairs, batches
         bits = np.random.Philox(key=np.array([self.seed, epoch], np.uint64))
         parts = [
             start + _permutation(bits, stop - start)
@@ -116,31 +114,8 @@ class PairBatches:
         ]
         pairs = self.pairs[np.concatenate(parts)]
         batches = _permutation(bits, self.steps_per_epoch)
-        chosen = self._draw_encodings(bits)
-        self._epoch = (epoch, pairs, batches, chosen)  # one assignment: threads can share it
-        return pairs, batches, chosen
-
-    def _draw_encodings(self, bits: np.random.Philox) -> np.ndarray:
-        """[2, sentences] the number of the segmentation of each sentence of both sides."""
-        shape = 2, len(self.source) // self.encodings
-        if self.encodings == 1:
-            return np.zeros(shape, np.int64)
-        drawn = bits.random_raw(shape[0] * shape[1]) % np.uint64(self.encodings)
-        return drawn.astype(np.int64).reshape(shape)
-
-    def _gather(
-        self, pairs: np.ndarray, chosen: np.ndarray, row: np.ndarray, bucket: int
-    ) -> PairBatch:
-        """The rows `row` of the batch of `pairs`; rows after the last pair are empty."""
-        source_length, target_length, _ = self.buckets[bucket]
-        pairs = pairs[row[row < len(pairs)]]
-        source = np.full((len(row), source_length), PAD, np.int32)
-        target = np.full((len(row), target_length + 1), PAD, np.int32)
-        source_numbers, target_numbers = pairs + chosen[:, pairs] * chosen.shape[1]
-        _fill(source, self.source, source_numbers)
-        _fill(target[:, 1:], self.target, target_numbers)
-        target[: len(pairs), 0] = BOS
-        return PairBatch(source, target, row.astype(np.int32))
+        self._epoch = (epoch, pairs, batches)  # one assignment: threads can share it
+        return pairs, batches
 
 
 def bucket_pairs(
@@ -153,16 +128,13 @@ def bucket_pairs(
     max_len: int,
     pad_to_multiple: int = 8,
     batch_size_multiple: int = 8,
-    encodings: int = 1,
 ) -> PairBatches:
     """Batches of all pairs with 1 to max_len - 1 ids on each side; `<eos>` is one more.
 
     `batch_tokens` is the number of target positions of a batch, `buckets` the greatest number of
     shapes; for `pad_to_multiple` and `batch_size_multiple` see `plan_buckets`. Other pairs are
-    left out and counted in `.dropped` ("empty", "too_long"). With `encodings` each side holds so
-    many segmentations of each sentence, one whole text after the other, as `encode_pairs` writes
-    them; the longest decides. Raises `DataError` when the sides differ in number or no pair is
-    left.
+    left out and counted in `.dropped` ("empty", "too_long"). Raises `DataError` when the sides
+    differ in number or no pair is left.
 
     >>> sentences = Tokens.from_lists([[5] * 7] * 64 + [[5] * 31] * 16)
     >>> batches = jf.bucket_pairs(
@@ -178,8 +150,7 @@ def bucket_pairs(
             f"{len(source)} source and {len(target)} target sentences: "
             "sentence i of one must translate sentence i of the other"
         )
-    check_positive(encodings=encodings)
-    lengths = _longest(source, encodings) + 1, _longest(target, encodings) + 1
+    lengths = source.lengths + 1, target.lengths + 1
     empty = np.minimum(*lengths) == 1
     too_long = ~empty & (np.maximum(*lengths) > max_len)
     dropped = {"empty": int(empty.sum()), "too_long": int(too_long.sum())}
@@ -198,8 +169,7 @@ def bucket_pairs(
         batch_size_multiple=batch_size_multiple,
         max_len=max_len,
     )
-    sides = source, target
-    return PairBatches(sides, pairs, plan, seed=seed, dropped=dropped, encodings=encodings)
+    return PairBatches((source, target), pairs, plan, seed=seed, dropped=dropped)
 
 
 def plan_buckets(
@@ -241,15 +211,6 @@ def plan_buckets(
     costs = [shapes.positions(stop) for stop in range(1, len(cells) + 1)]
     cuts = _cheapest_cuts(costs, buckets)
     return tuple(Bucket(*shapes.ending(stop)[:, start].tolist()) for start, stop in cuts)
-
-
-def _longest(tokens: Tokens, encodings: int) -> np.ndarray:
-    """The number of ids of each sentence, in the longest of its segmentations."""
-    if len(tokens) % encodings:
-        raise DataError(
-            f"{len(tokens)} sequences are not {encodings} segmentations of each sentence"
-        )
-    return tokens.lengths.reshape(encodings, -1).max(axis=0)
 
 
 class _Shapes(NamedTuple):
@@ -301,16 +262,14 @@ def _cheapest_cuts(costs: list[np.ndarray], count: int) -> list[tuple[int, int]]
 
 def _choose(source: np.ndarray, target: np.ndarray, buckets: tuple[Bucket, ...]) -> np.ndarray:
     """[N] the first bucket that each pair fits in."""
-    chosen = np.full(len(source), len(buckets))
-    for i in range(len(buckets) - 1, -1, -1):
-        fits = (source <= buckets[i].source_length) & (target <= buckets[i].target_length)
-        chosen[fits] = i
-    if np.any(chosen == len(buckets)):
-        bad = int(np.argmax(chosen))
+    longest = np.array(buckets).T[:2, :, None]
+    fits = (source <= longest[0]) & (target <= longest[1])
+    if not fits.any(axis=0).all():
+        bad = int(np.argmin(fits.any(axis=0)))
         raise DataError(
             f"no bucket is long enough for a pair of lengths {source[bad]} and {target[bad]}"
         )
-    return chosen
+    return fits.argmax(axis=0)
 
 
 def _plan_batches(bounds: np.ndarray, buckets: tuple[Bucket, ...]) -> list[tuple[int, int, int]]:

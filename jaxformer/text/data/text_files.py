@@ -1,36 +1,50 @@
-"""Text files: their bytes in blocks, their lines, and documents of any size, block by block."""
+"""Text files: their lines, and documents of any size, block by block."""
 
-import codecs
 import gzip
 import os
-import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Literal
 
 from jaxformer.errors import ConfigError, DataError, shorten
 
-BLOCK_BYTES = 1 << 17  # blocks of 1 MB take the tokenizer 400 MB, these 70 MB, at the same speed
+BLOCK_LENGTH = 1 << 17  # characters; the tokenizer needs 70 MB for them, for 1 << 20 400 MB
 
-_BLANK_LINES = re.compile(r"\r?\n(?:[^\S\n]*\n)+")
-_FIRST_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)*")
-
-Part = tuple[str, bool]
-"""Text, and whether a document ends with it."""
+_SPLITS = ("file", "line", "blank_line")
 
 
-def read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The bytes of a file in blocks, decompressed when its name ends in `.gz`.
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """The lines of `iterate_lines` in a list."""
+    return list(iterate_lines(path))
+
+
+def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    """The lines of a UTF-8 text file (gzip when its name ends in `.gz`), blank ones included.
+
+    Only a line feed ends a line: U+2028, NEL, VT and FF stay inside it, so parallel files stay
+    parallel. One carriage return before the line feed and a byte order mark at the start of the
+    file are removed. Raises `DataError` for a file that is absent, empty, a directory, not
+    readable, a damaged gzip file, or (with the line) not UTF-8.
+    """
+    empty = True
+    for line in _decoded_lines(Path(path)):
+        empty = False
+        yield _without_end(line)
+    if empty:
+        raise DataError(f"{path}: the file is empty; at least one line is needed")
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file with their line feeds, without a byte order mark; `.gz` is decompressed.
 
     Raises `DataError` for a file that cannot be read and for a damaged gzip file.
     """
-    path = Path(path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                yield block
+            first = next(file, b"").removeprefix(b"\xef\xbb\xbf")
+            yield from chain([first] if first else [], file)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: not a whole gzip file: {error}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -38,34 +52,10 @@ def read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
         raise DataError(f"{path}: cannot read the file: {reason}") from error
 
 
-def read_lines(path: str | os.PathLike[str]) -> list[str]:
-    r"""The lines of `iterate_lines` in a list."""
-    return list(iterate_lines(path))
-
-
-def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    r"""The lines of a UTF-8 text file (gzip when its name ends in `.gz`), blank ones included.
-
-    Only a line feed ends a line: U+2028, NEL, VT and FF stay inside it, so parallel files stay
-    parallel. One carriage return before the line feed and a byte order mark at the start of the
-    file are removed. Raises `DataError` for a file that is absent, empty, a directory, not
-    readable, a damaged gzip file, or (with the line) not UTF-8.
-    """
-    last, empty = "", True
-    for text in _decode(Path(path), read_blocks(path)):
-        *lines, last = (last + text).split("\n")
-        empty = empty and not text
-        yield from (line.removesuffix("\r") for line in lines)
-    if empty:
-        raise DataError(f"{path}: the file is empty; at least one line is needed")
-    if last:
-        yield last.removesuffix("\r")
-
-
 def read_pairs(
     source_path: str | os.PathLike[str], target_path: str | os.PathLike[str]
 ) -> tuple[list[str], list[str]]:
-    r"""The lines of two files; line i of one translates line i of the other.
+    """The lines of two files; line i of one translates line i of the other.
 
     Raises `DataError` when the numbers of lines differ, and as `iterate_lines` does.
     """
@@ -79,7 +69,7 @@ def read_pairs(
 
 
 def read_tab_pairs(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-    r"""The first two columns of a file of lines `source<TAB>target`; further columns are ignored.
+    """The first two columns of a file of lines `source<TAB>target`; further columns are ignored.
 
     Raises `DataError` naming the first line with fewer than two columns, and as `iterate_lines`
     does.
@@ -106,8 +96,8 @@ def read_documents(
     each, are its text in pieces. They are cut where byte-level BPE gives the same ids as for the
     whole text: after a single line feed or, if there is none, before a single space. Read all
     blocks of a document before the next document. A byte order mark at the start of a file is
-    removed. Raises `DataError` for a file that is absent or not readable, a damaged gzip file, a
-    binary file (NUL bytes), one that is not UTF-8 (both with the line), and when there is no text.
+    removed. Raises `DataError` for a file that is absent or not readable, a damaged gzip file, one
+    that is not UTF-8 (with the line), and when there is no text.
 
     >>> _ = Path("two.txt").write_text("One.\n\nTwo,\nthree.\n")
     >>> ["".join(blocks) for blocks in read_documents(["two.txt"], split="blank_line")]
@@ -115,139 +105,76 @@ def read_documents(
     """
     if split not in _SPLITS:
         raise ConfigError(f"split must be one of {', '.join(_SPLITS)}, got {split!r}")
-    return _read_documents(list(map(Path, paths)), _SPLITS[split])
+    return _read_documents(list(map(Path, paths)), split)
 
 
-def _read_documents(
-    paths: list[Path], split: Callable[[Iterator[str]], Iterator[Part]]
-) -> Iterator[Iterator[str]]:
+def _read_documents(paths: list[Path], split: str) -> Iterator[Iterator[str]]:
     empty = True
     for path in paths:
-        for document in _documents(split(_decode(path, _blocks_of_text(path)))):
+        for pieces in _documents(_decoded_lines(path), split):
             empty = False
-            yield document
+            yield _blocks(pieces)
     if empty:
         names = ", ".join(str(path) for path in paths[:3]) + (", .." if len(paths) > 3 else "")
         raise DataError(f"{names or 'no files'}: there is no text; give at least one document")
 
 
-def _blocks_of_text(path: Path) -> Iterator[bytes]:
-    """The blocks of a file; `DataError` for a NUL byte."""
-    lines = 1
-    for block in read_blocks(path):
-        if b"\0" in block:
-            lines += block.count(b"\n", 0, block.index(b"\0"))
-            raise DataError(f"{path}:{lines}: a NUL byte; this is a binary file, give a text file")
-        lines += block.count(b"\n")
-        yield block
-
-
-def _decode(path: Path, blocks: Iterator[bytes]) -> Iterator[str]:
-    """The text of `blocks` without a byte order mark; `DataError` where it is not UTF-8."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    lines, last, started = 1, b"", False
-    for block in chain(blocks, [b""]):
-        try:
-            text = decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            before = error.object[: error.start]
-            line, column = lines + before.count(b"\n"), 1 + len(_last_line(last + before))
-            raise DataError(
-                f"{path}:{line}: byte {column} of the line (0x{error.object[error.start]:02x}) is "
-                f"not UTF-8 ({error.reason}); convert the file to UTF-8"
-            ) from error
-        lines += block.count(b"\n")
-        # The decoder keeps the bytes of half a character for its next call.
-        last = _last_line(last + block[: len(block) - len(decoder.getstate()[0])])
-        yield text if started else text.removeprefix("\ufeff")
-        started = started or bool(text)
-
-
-def _last_line(content: bytes) -> bytes:
-    return content[content.rfind(b"\n") + 1 :]
-
-
-def _split_files(texts: Iterator[str]) -> Iterator[Part]:
-    for text in texts:
-        yield text, False
-    yield "", True
-
-
-def _split_lines(texts: Iterator[str]) -> Iterator[Part]:
-    held = ""
-    for text in texts:
-        *lines, last = (held + text).split("\n")
+def _documents(lines: Iterator[str], split: str) -> Iterator[Iterable[str]]:
+    """The documents that are not blank, each in pieces; `lines` have their line feeds."""
+    if split == "line":
+        yield from ([_without_end(line)] for line in lines if line.strip())
+    elif split == "blank_line":
+        for is_text, group in groupby(lines, key=lambda line: not line.isspace()):
+            if is_text:
+                yield [_without_end("".join(group))]
+    else:
+        blank: list[str] = []
         for line in lines:
-            yield line.removesuffix("\r"), True
-        held = "\r" if last.endswith("\r") else ""  # a line feed may follow it
-        yield last.removesuffix("\r"), False
-    yield "", True
+            blank.append(line)
+            if not line.isspace():
+                yield chain(blank, lines)
+                return
 
 
-def _split_at_blank_lines(texts: Iterator[str]) -> Iterator[Part]:
-    # White space at the end of a block is kept for the next one, so that no separator is cut.
-    waiting, started = "", False
-    for text in texts:
-        held = waiting + text
-        body = held.rstrip()
-        waiting = held[len(body) :]
-        if not body:
-            continue
-        if not started:
-            body = _FIRST_BLANK_LINES.sub("", body, count=1)
-        *documents, last = _BLANK_LINES.split(body)
-        for document in documents:
-            yield document, True
-        yield last, False
-        started = True
-    yield waiting.split("\n")[0].removesuffix("\r"), True
+def _blocks(pieces: Iterable[str]) -> Iterator[str]:
+    """The text of `pieces`, cut where a tokenizer gives the same ids."""
+    held: list[str] = []
+    length = 0
+    for piece in pieces:
+        held.append(piece)
+        length += len(piece)
+        if length >= BLOCK_LENGTH:
+            text, start = "".join(held), 0
+            while len(text) - start >= BLOCK_LENGTH:
+                cut = _cut(text, start, start + BLOCK_LENGTH)
+                yield text[start:cut]
+                start = cut
+            held, length = [text[start:]], len(text) - start
+    if length:
+        yield "".join(held)
 
 
-_SPLITS: dict[str, Callable[[Iterator[str]], Iterator[Part]]] = {
-    "file": _split_files,
-    "line": _split_lines,
-    "blank_line": _split_at_blank_lines,
-}
-
-
-def _documents(parts: Iterator[Part]) -> Iterator[Iterator[str]]:
-    """The documents that are not blank, each as an iterator of its blocks."""
-    for text, ends in parts:
-        while not ends and not text.strip():
-            more, ends = next(parts)
-            text += more
-        if text.strip():
-            document = _until_end(text, ends, parts)
-            yield _blocks(document)
-            for _ in document:  # blocks that the caller did not take
-                pass
-
-
-def _until_end(text: str, ends: bool, parts: Iterator[Part]) -> Iterator[str]:
-    yield text
-    while not ends:
-        text, ends = next(parts)
-        yield text
-
-
-def _blocks(texts: Iterator[str]) -> Iterator[str]:
-    """The same text, cut where a tokenizer gives the same ids."""
-    held = ""
-    for text in texts:
-        held += text
-        if len(held) >= BLOCK_BYTES:
-            cut = _cut(held)
-            yield held[:cut]
-            held = held[cut:]
-    if held:
-        yield held
-
-
-def _cut(text: str) -> int:
+def _cut(text: str, start: int, stop: int) -> int:
     for mark, after in (("\n", 1), (" ", 0)):
-        index = text.rfind(mark, 1, -1)
-        while index > 0:
+        index = text.rfind(mark, start + 1, stop - 1)
+        while index > start:
             if not text[index - 1].isspace() and not text[index + 1].isspace():
                 return index + after
-            index = text.rfind(mark, 1, index)
-    return len(text)
+            index = text.rfind(mark, start + 1, index)
+    return stop
+
+
+def _decoded_lines(path: Path) -> Iterator[str]:
+    """The lines of a file with their line feeds; `DataError` where it is not UTF-8."""
+    for number, line in enumerate(raw_lines(path), start=1):
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}:{number}: byte {error.start + 1} of the line (0x{line[error.start]:02x}) "
+                f"is not UTF-8 ({error.reason}); convert the file to UTF-8"
+            ) from error
+
+
+def _without_end(line: str) -> str:
+    return line.removesuffix("\n").removesuffix("\r")

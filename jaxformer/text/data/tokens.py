@@ -10,19 +10,17 @@ import os
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Int, Int32, Int64, Integer
 
 from jaxformer.errors import ConfigError, DataError, shorten
-from jaxformer.text.tokenizers import Tokenizer, sample_encodings
+from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import replacing
 
 _HEADER = struct.Struct("<16sIIqqq16x")
-_MAGIC, _VERSION = b"jaxformer tokens", 2
+_MAGIC, _VERSION = b"jaxformer tokens", 3
 _DIGEST = 32
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _CHUNK = 1 << 16
@@ -94,13 +92,10 @@ class Tokens:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of offsets and ids, the same in memory and on disk.
-
-        The file stores it, so that a corpus of many GB is read completely only when it is written.
-        """
+        """SHA-256 (hex) of ids and offsets, the same in memory and on disk; a file stores it."""
         if self._fingerprint is None:
             digest = hashlib.sha256()
-            for values, kind in ((self.offsets, "<i8"), (self.ids, "<u4")):
+            for values, kind in ((self.ids, "<u4"), (self.offsets, "<i8")):
                 for start in range(0, len(values), _CHUNK):
                     digest.update(values[start : start + _CHUNK].astype(kind).tobytes())
             self._fingerprint = digest.hexdigest()
@@ -154,14 +149,24 @@ def write_parts(
     """
     if not 1 <= vocab_size <= 1 << 32:
         raise ConfigError(f"vocab_size must be 1 to 2^32, got {vocab_size}")
-    with replacing(path) as unfinished:
-        with open(unfinished, "wb") as file:
-            _write(file, parts, vocab_size)
-        written = open_tokens(unfinished)
-        fingerprint = Tokens(written.ids, written.offsets).fingerprint
-        with open(unfinished, "r+b") as file:
-            file.seek(-_DIGEST, os.SEEK_END)
-            file.write(bytes.fromhex(fingerprint))
+    dtype = _DTYPES[2 if vocab_size <= 1 << 16 else 4]
+    offsets, total, digest = array("q", [0]), 0, hashlib.sha256()
+    with replacing(path) as unfinished, open(unfinished, "wb") as file:
+        file.write(bytes(_HEADER.size))
+        for part, ends in parts:
+            ids = _checked(part, len(offsets) - 1, vocab_size)
+            file.write(ids.astype(dtype).tobytes())
+            digest.update(ids.astype("<u4").tobytes())
+            total += len(ids)
+            if ends:
+                offsets.append(total)
+        file.write(bytes(-total * dtype.itemsize % 8))
+        borders = np.asarray(offsets, "<i8").tobytes()
+        digest.update(borders)
+        file.write(borders + digest.digest())
+        file.seek(0)
+        sizes = dtype.itemsize, len(offsets) - 1, total, vocab_size
+        file.write(_HEADER.pack(_MAGIC, _VERSION, *sizes))
     return open_tokens(path)
 
 
@@ -203,23 +208,12 @@ def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) 
 
 
 def encode_lines(
-    lines: Sequence[str],
-    tokenizer: Tokenizer,
-    path: str | os.PathLike[str],
-    *,
-    bpe_dropout: float = 0.0,
-    seeds: Iterable[int] = (),
+    lines: Sequence[str], tokenizer: Tokenizer, path: str | os.PathLike[str]
 ) -> Tokens:
-    """Writes the ids of every line to `path`; a line of white space only has no ids.
-
-    With `bpe_dropout` each of N lines has a random segmentation for each of `seeds`: sequence
-    k N + i is that of line i with seed k (see `sample_encodings`).
-    """
-    lines = [line if line.strip() else "" for line in lines]
-    ids = _encode(lines, tokenizer)
-    if bpe_dropout:
-        samples = (sample_encodings(lines, tokenizer, bpe_dropout, seed=seed) for seed in seeds)
-        ids = chain.from_iterable(samples)
+    """Writes the ids of every line to `path`; a line of white space only has no ids."""
+    starts = range(0, len(lines), _TEXTS_AT_ONCE)
+    batches = ([x if x.strip() else "" for x in lines[i : i + _TEXTS_AT_ONCE]] for i in starts)
+    ids = (row for batch in batches for row in tokenizer.encode_batch(batch))
     return write_tokens(path, ids, vocab_size=tokenizer.vocab_size)
 
 
@@ -230,13 +224,10 @@ def encode_pairs(
     folder: str | os.PathLike[str],
     *,
     target_tokenizer: Tokenizer | None = None,
-    bpe_dropout: float = 0.0,
-    encodings: int = 1,
 ) -> tuple[Tokens, Tokens]:
     """Writes the ids of all pairs to `source.tokens` and `target.tokens` in `folder`.
 
-    `target_tokenizer` None means one vocabulary for both. With `bpe_dropout` each line has
-    `encodings` random segmentations (see `encode_lines`). Raises `DataError` when the numbers of
+    `target_tokenizer` None means one vocabulary for both. Raises `DataError` when the numbers of
     lines differ.
     """
     if len(source_lines) != len(target_lines):
@@ -246,19 +237,8 @@ def encode_pairs(
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    source, target = (
-        encode_lines(
-            lines,
-            encoder,
-            folder / f"{side}.tokens",
-            bpe_dropout=bpe_dropout,
-            seeds=range(first, 2 * encodings, 2),
-        )
-        for first, side, lines, encoder in (
-            (0, "source", source_lines, tokenizer),
-            (1, "target", target_lines, target_tokenizer or tokenizer),
-        )
-    )
+    source = encode_lines(source_lines, tokenizer, folder / "source.tokens")
+    target = encode_lines(target_lines, target_tokenizer or tokenizer, folder / "target.tokens")
     return source, target
 
 
@@ -296,11 +276,6 @@ def encode_documents(
     return write_parts(path, parts(), vocab_size=tokenizer.vocab_size)
 
 
-def _encode(lines: Sequence[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    for start in range(0, len(lines), _TEXTS_AT_ONCE):
-        yield from tokenizer.encode_batch(lines[start : start + _TEXTS_AT_ONCE])
-
-
 def _parts(documents: Iterable[Iterable[str]]) -> Iterator[tuple[str, bool]]:
     """The blocks of all documents, and whether a document ends with each."""
     for document in documents:
@@ -323,26 +298,6 @@ def _batches(parts: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-def _write(
-    file: BinaryIO, parts: Iterable[tuple[Sequence[int] | np.ndarray, bool]], vocab_size: int
-) -> None:
-    """Writes the whole file except the fingerprint."""
-    dtype = _DTYPES[2 if vocab_size <= 1 << 16 else 4]
-    file.write(bytes(_HEADER.size))
-    offsets, total = array("q", [0]), 0
-    for part, ends in parts:
-        ids = _checked(part, len(offsets) - 1, vocab_size)
-        file.write(ids.astype(dtype).tobytes())
-        total += len(ids)
-        if ends:
-            offsets.append(total)
-    file.write(bytes(-total * dtype.itemsize % 8))
-    file.write(np.asarray(offsets, "<i8").tobytes())
-    file.write(bytes(_DIGEST))
-    file.seek(0)
-    file.write(_HEADER.pack(_MAGIC, _VERSION, dtype.itemsize, len(offsets) - 1, total, vocab_size))
 
 
 def _checked(sequence: Sequence[int] | np.ndarray, index: int, vocab_size: int) -> np.ndarray:

@@ -6,9 +6,8 @@ by their names. `encode` gives no special token except `<unk>`: text that looks 
 token is ordinary text.
 """
 
-from jaxformer.text.tokenizers.bpe_dropout import sample_encodings
 from jaxformer.text.tokenizers.load_tokenizer import (
-    TOKENIZER_FILES,
+    has_tokenizer,
     load,
     load_pair,
     load_standard,
@@ -30,19 +29,18 @@ from jaxformer.text.tokenizers.train_tokenizer import train_bpe, train_character
 __all__ = [
     "BOS",
     "EOS",
-    "TOKENIZER_FILES",
     "MASKED_SPECIAL_TOKENS",
     "PAD",
     "SPECIAL_TOKENS",
     "UNK",
     "SpecialTokens",
     "Tokenizer",
+    "has_tokenizer",
     "load",
     "load_standard",
     "load_pair",
     "mask_joins_spaces",
     "require_standard_ids",
-    "sample_encodings",
     "train_bpe",
     "train_characters",
     "train_words",

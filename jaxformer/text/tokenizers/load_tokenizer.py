@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +11,6 @@ from jaxformer.errors import DataError
 from jaxformer.text.tokenizers.sentencepiece import read_sentencepiece
 from jaxformer.text.tokenizers.tokenizer import (
     ROLE_NAMES,
-    SPECIAL_TOKEN,
     Tokenizer,
     find_role,
     require_standard_ids,
@@ -20,12 +19,9 @@ from jaxformer.text.tokenizers.tokenizer import (
 if TYPE_CHECKING:
     import tokenizers
 
-# RoBERTa's vocabulary has three words that no merge makes; an incomplete file leaves far more.
-_MAX_UNMERGED = 100
-
 _MARIAN = ("source.spm", "target.spm", "vocab.json")
 
-_EXTRA_IDS, _MAX_EXTRA_IDS = 100, 10_000
+_EXTRA_IDS = 100
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
@@ -33,7 +29,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
 
     A folder has the files of one of `TOKENIZER_FILES`: `tokenizer.json`, or two SentencePiece
     models and `vocab.json` (Marian), byte-level BPE (GPT-2), WordPiece (BERT), or a SentencePiece
-    model (T5, Llama). `tokenizer_config.json` says whether BERT's is lower-cased. For Marian this
+    model (T5). `tokenizer_config.json` says whether BERT's is lower-cased. For Marian this
     is the tokenizer of the source; `load_pair` gives that of the target too. Raises `DataError` for
     files that are absent, damaged or do not fit together, and `MissingExtra` for SentencePiece
     models without `sentencepiece`.
@@ -46,13 +42,24 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     path = Path(path)
     if not path.is_dir():
         return Tokenizer(_read_json(path))
-    for names, read in TOKENIZER_FILES.items():
-        if all((path / name).exists() for name in names):
-            return Tokenizer(read(path))
-    raise DataError(
-        f"{path}: a tokenizer's folder holds "
-        f"{', or '.join(' and '.join(names) for names in TOKENIZER_FILES)}; this one does not"
-    )
+    read = _reader(path)
+    if read is None:
+        raise DataError(
+            f"{path}: a tokenizer's folder holds "
+            f"{', or '.join(' and '.join(names) for names in TOKENIZER_FILES)}; this one does not"
+        )
+    return Tokenizer(read(path))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether `folder` has all files of one of `TOKENIZER_FILES`."""
+    return _reader(folder) is not None
+
+
+def _reader(folder: Path) -> Callable[[Path], "tokenizers.Tokenizer"] | None:
+    files = TOKENIZER_FILES.items()
+    sets = (read for names, read in files if all((folder / name).exists() for name in names))
+    return next(sets, None)
 
 
 def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
@@ -92,14 +99,19 @@ def _read_json(path: Path) -> "tokenizers.Tokenizer":
 def _read_gpt2(folder: Path) -> "tokenizers.Tokenizer":
     """Byte-level BPE with the byte alphabet of GPT-2 (Radford et al. 2019, 2.2)."""
     library = optional_dependencies.load("tokenizers")
-    vocabulary = _read_vocabulary(folder / "vocab.json")
-    merges = _read_merges(folder / "merges.txt", vocabulary)
-    space = _read_option(folder, "add_prefix_space", False)
-    model = library.models.BPE(vocabulary, merges, unk_token=find_role("unk", vocabulary))
+    vocabulary, path = _read_vocabulary(folder / "vocab.json"), folder / "merges.txt"
+    try:
+        _, merges = library.models.BPE.read_file(str(folder / "vocab.json"), str(path))
+        model = library.models.BPE(vocabulary, merges, unk_token=find_role("unk", vocabulary))
+    except Exception as error:  # the library has no narrower class
+        raise DataError(f"{path}: not the merges of vocab.json: {error}") from error
     tokenizer = library.Tokenizer(model)
+    space = _read_option(folder, "add_prefix_space", False)
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=space)
     tokenizer.decoder = library.decoders.ByteLevel()
-    return _with_special(tokenizer, vocabulary)
+    roles = dict.fromkeys(name for names in ROLE_NAMES.values() for name in names)
+    tokenizer.add_special_tokens([name for name in roles if name in vocabulary])
+    return tokenizer
 
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
@@ -121,53 +133,21 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_merges(path: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """The merges of the file; `DataError` where it is damaged or lacks some."""
-    library = optional_dependencies.load("tokenizers")
-    _read_text(path)
-    try:
-        _, merges = library.models.BPE.read_file(str(path.with_name("vocab.json")), str(path))
-        library.models.BPE(vocabulary, merges)
-    except Exception as error:  # the library has no narrower class
-        raise DataError(f"{path}: not the merges of vocab.json: {error}") from error
-    merged = {left + right for left, right in merges}
-    unmerged = [x for x in vocabulary if len(x) > 1 and x not in merged]
-    unmerged = [token for token in unmerged if not SPECIAL_TOKEN.fullmatch(token)]
-    if len(unmerged) > _MAX_UNMERGED:
-        raise DataError(
-            f"{path}: not the whole list that belongs to vocab.json: {len(unmerged)} tokens come "
-            f"from no merge, {unmerged[0]!r} among them"
-        )
-    return merges
-
-
 def _read_bert(folder: Path) -> "tokenizers.Tokenizer":
     """WordPiece with one token per line; the line number is the id (Devlin et al. 2019, 3)."""
     library = optional_dependencies.load("tokenizers")
+    options = {
+        "handle_chinese_chars": _read_option(folder, "tokenize_chinese_chars", True),
+        "strip_accents": _read_option(folder, "strip_accents", None),
+        "lowercase": _read_option(folder, "do_lower_case", True),
+    }
     path = folder / "vocab.txt"
-    words = [line.rstrip("\r") for line in _read_text(path).removesuffix("\n").split("\n")]
-    vocabulary = {word: i for i, word in enumerate(words)}
-    unknown = find_role("unk", vocabulary)
-    if len(vocabulary) < len(words) or unknown is None:
-        twice = next((word for i, word in enumerate(words) if vocabulary[word] != i), None)
-        reason = "there is no [UNK]" if twice is None else f"{twice!r} occurs twice"
-        raise DataError(f"{path}: not a vocabulary of one token a line: {reason}")
-    tokenizer = library.Tokenizer(library.models.WordPiece(vocabulary, unk_token=unknown))
-    tokenizer.normalizer = library.normalizers.BertNormalizer(
-        handle_chinese_chars=_read_option(folder, "tokenize_chinese_chars", True),
-        strip_accents=_read_option(folder, "strip_accents", None),
-        lowercase=_read_option(folder, "do_lower_case", True),
-    )
-    tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = library.decoders.WordPiece()
-    if {"[CLS]", "[SEP]"} <= vocabulary.keys():
-        # `encode` adds no special tokens; programs that read the saved file do.
-        tokenizer.post_processor = library.processors.TemplateProcessing(
-            single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-            special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
-        )
-    return _with_special(tokenizer, vocabulary)
+    try:
+        words = library.models.WordPiece.read_file(str(path))
+        tokenizer = library.implementations.BertWordPieceTokenizer(words, **options)
+        return library.Tokenizer.from_str(tokenizer.to_str())
+    except Exception as error:  # the library has no narrower class
+        raise DataError(f"{path}: not BERT's vocabulary of one token a line: {error}") from error
 
 
 def _read_marian(
@@ -183,8 +163,8 @@ def _read_t5(folder: Path) -> "tokenizers.Tokenizer":
     """The pieces, then `<extra_id_99>` to `<extra_id_0>` (Raffel et al. 2020, 3.1)."""
     path = folder / "tokenizer_config.json"
     count = _read_object(path).get("extra_ids", _EXTRA_IDS) if path.exists() else _EXTRA_IDS
-    if type(count) is not int or not 0 <= count <= _MAX_EXTRA_IDS:
-        raise DataError(f"{path}: extra_ids must be from 0 to {_MAX_EXTRA_IDS:,}, got {count!r}")
+    if type(count) is not int or count < 0:
+        raise DataError(f"{path}: extra_ids must be a number from 0, got {count!r}")
     names = [f"<extra_id_{number}>" for number in reversed(range(count))]
     return read_sentencepiece(folder / "spiece.model", extra_tokens=names)
 
@@ -198,21 +178,11 @@ def _read_option(folder: Path, name: str, default: bool | None) -> bool | None:
     return value
 
 
-def _with_special(
-    tokenizer: "tokenizers.Tokenizer", vocabulary: Iterable[str]
-) -> "tokenizers.Tokenizer":
-    """Makes those tokens of `vocabulary` special that have a role, and returns `tokenizer`."""
-    roles = dict.fromkeys(name for names in ROLE_NAMES.values() for name in names)
-    tokenizer.add_special_tokens([name for name in roles if name in vocabulary])
-    return tokenizer
-
-
 TOKENIZER_FILES: Mapping[tuple[str, ...], Callable[[Path], "tokenizers.Tokenizer"]] = {
     ("tokenizer.json",): lambda folder: _read_json(folder / "tokenizer.json"),
     _MARIAN: _read_marian,
     ("vocab.json", "merges.txt"): _read_gpt2,
     ("vocab.txt",): _read_bert,
     ("spiece.model",): _read_t5,
-    ("tokenizer.model",): lambda folder: read_sentencepiece(folder / "tokenizer.model"),
 }
 """The files of a tokenizer in a folder, and what reads them; the first complete set is read."""

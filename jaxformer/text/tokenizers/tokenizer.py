@@ -97,7 +97,6 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.special: SpecialTokens = find_special_tokens(tokenizer)
         self.vocab_size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
-        self._alphabet = _limited_alphabet(tokenizer)
         self._special_from_text = _special_ids_from_text(tokenizer, self.special.unk)
         self._vocabulary_only = _vocabulary_only_pieces(tokenizer)
 
@@ -152,8 +151,6 @@ class Tokenizer:
             raise DataError(f"text {number} of {len(lines)}: {why_not_text(line)}") from error
         except Exception as error:  # the library has no narrower class
             raise DataError(f"the tokenizer cannot read this text: {error}") from error
-        if self._alphabet is not None:
-            self._check_alphabet(lines, self._alphabet)
         return rows
 
     def encode_with_special(
@@ -200,18 +197,11 @@ class Tokenizer:
         encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
         return [
             [
-                self._resolve_unknown(*piece, line)
-                for piece in zip(x.ids, x.tokens, x.offsets, strict=True)
+                self._vocabulary_only.get(piece, index) if index == self.special.unk else index
+                for index, piece in zip(encoding.ids, encoding.tokens, strict=True)
             ]
-            for x, line in zip(encodings, lines, strict=True)
+            for encoding in encodings
         ]
-
-    def _resolve_unknown(self, index: int, piece: str, span: tuple[int, int], line: str) -> int:
-        if index != self.special.unk:
-            return index
-        if piece == self.token(index):  # BPE gives the token's name, not the text
-            piece = self._tokenizer.normalizer.normalize_str(line[slice(*span)]).lstrip(SPACE)
-        return self._vocabulary_only.get(piece, index)
 
     def _spell_out(self, index: int) -> list[int]:
         """The id itself, or for a special token the ids of the characters of its name."""
@@ -219,16 +209,6 @@ class Tokenizer:
             return [index]
         model = self._tokenizer.model
         return [piece.id for x in self.token(index) for piece in model.tokenize(x)]
-
-    def _check_alphabet(self, lines: list[str], alphabet: frozenset[str]) -> None:
-        for number, line in enumerate(lines, start=1):
-            if _model_input(self._tokenizer, line) <= alphabet:
-                continue
-            unknown = [x for x in line if not _model_input(self._tokenizer, x) <= alphabet]
-            raise DataError(
-                f"text {number} of {len(lines)}: the vocabulary has no token for "
-                f"{unknown[0] if unknown else shorten(line)!r} and no unknown token"
-            )
 
 
 @contextlib.contextmanager
@@ -268,38 +248,12 @@ def why_not_text(line: Any) -> str:
     return f"a lone surrogate is no character; read the text as UTF-8: {shorten(line)!r}"
 
 
-def _model_input(tokenizer: "tokenizers.Tokenizer", text: str) -> set[str]:
-    """The characters that the model gets for `text`, such as "Ġ" for a space."""
-    if tokenizer.normalizer is not None:
-        text = tokenizer.normalizer.normalize_str(text)
-    if tokenizer.pre_tokenizer is None:
-        return set(text)
-    return set().union(*(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)))
-
-
-def _limited_alphabet(tokenizer: "tokenizers.Tokenizer") -> frozenset[str] | None:
-    """The characters with a token, if other characters would be lost; None if none can be lost.
-
-    BPE without an unknown token leaves out characters without a token, and gives no error.
-    """
-    library = optional_dependencies.load("tokenizers")
-    model = tokenizer.model
-    if not isinstance(model, library.models.BPE) or model.byte_fallback or model.unk_token:
-        return None
-    characters = frozenset(token for token in tokenizer.get_vocab() if len(token) == 1)
-    alphabet = frozenset(library.pre_tokenizers.ByteLevel.alphabet())
-    # A character outside that alphabet shows whether texts are cut into bytes.
-    whole = alphabet <= characters and _model_input(tokenizer, "字") <= alphabet
-    return None if whole else characters
-
-
 def _vocabulary_only_pieces(tokenizer: "tokenizers.Tokenizer") -> dict[str, int]:
     """The pieces that are in the vocabulary but not in the SentencePiece model, with their ids.
 
     `read_sentencepiece` puts a space in front of them.
     """
-    kinds = optional_dependencies.load("tokenizers").models
-    if tokenizer.normalizer is None or not isinstance(tokenizer.model, kinds.Unigram | kinds.BPE):
+    if not isinstance(tokenizer.model, optional_dependencies.load("tokenizers").models.Unigram):
         return {}
     return {x[1:]: i for x, i in tokenizer.get_vocab().items() if x.startswith(" ")}
 

@@ -111,7 +111,7 @@ def train_characters(
     """One id for every Unicode character of `lines`, in order of code point.
 
     Text of these characters is decoded exactly. Another character is `<unk>`, which is decoded to
-    nothing; without `<unk>` in `special_tokens` it raises a `DataError` that names it. Raises
+    nothing; without `<unk>` in `special_tokens` encoding it raises a `DataError`. Raises
     `DataError` when there is no text.
 
     >>> tokenizer = train_characters(["abba"])
@@ -122,11 +122,9 @@ def train_characters(
     library = optional_dependencies.load("tokenizers")
     characters = sorted(set().union(*_some_text(lines)))
     vocabulary = {token: i for i, token in enumerate((*special_tokens, *characters))}
-    # A BPE without merges has one token per character.
-    model = library.models.BPE(
-        vocab=vocabulary, merges=[], unk_token=find_role("unk", special_tokens), fuse_unk=False
-    )
-    tokenizer = library.Tokenizer(model)
+    unknown = find_role("unk", special_tokens)
+    tokenizer = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=unknown))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r"[\s\S]"), "isolated")
     tokenizer.add_special_tokens(list(special_tokens))
     tokenizer.decoder = library.decoders.Fuse()
     return Tokenizer(tokenizer)

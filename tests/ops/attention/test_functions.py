@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import Alibi, Rotary, TransformerConfig
+from jaxformer.config import Alibi, Places, Rotary, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops import attention
@@ -135,8 +135,8 @@ def test_a_query_without_keys_yields_zeros_and_finite_gradients(attention_fn, rn
 @pytest.mark.parametrize("attention_fn", EVERYWHERE)
 def test_a_bias_is_added_to_the_scaled_logits(attention_fn, rng, assert_equal):
     x = Inputs(rng)
-    queries, keys = np.arange(T) + 2, np.arange(S)
-    bias = np.asarray(Alibi().bias(queries, keys, causal=True, num_heads=N, params={}))
+    places = np.arange(T) + 2
+    bias = np.asarray(Alibi().bias(Places(places, places, length=S, num_heads=N), {}))
     mask = MASKS["causal at an offset"]
     out, _ = run(attention_fn, x, mask, bias=bias, scale=0.25)
     assert_equal(out, by_hand(x.q, x.k, x.v, mask, 0.25, bias))
@@ -205,21 +205,12 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
         attention.get("flash")
 
 
-@pytest.mark.parametrize("attention_fn", [*attention.ATTENTION_FNS, "auto"])
+@pytest.mark.parametrize("attention_fn", [*attention.DEVICE_FUNCTIONS, "auto"])
 def test_a_bool_array_as_mask_is_refused(attention_fn, rng):
     x = Inputs(rng)
     attend = attention.AutoAttention() if attention_fn == "auto" else attention.get(attention_fn)
     with pytest.raises(ConfigError, match=r"a bool array .* give AttentionMask\(explicit=array\)"):
         attend(x.q, x.k, x.v, EXPLICIT, scale=0.5)
-
-
-def test_a_name_is_not_an_attention_function():
-    attention.check_attention_fn(attention.reference)
-    attention.check_attention_fn(attention.AutoAttention())
-    with pytest.raises(ConfigError, match=r"'auto' is a string, .* give AutoAttention\(\), or one"):
-        attention.check_attention_fn("auto")
-    with pytest.raises(ConfigError, match="attention_fn=None is of type NoneType, not a function"):
-        attention.check_attention_fn(None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -248,17 +239,9 @@ def test_the_grouped_products_agree_with_their_plain_twins(dtype, rng, assert_eq
         assert_equal(given, expected, 1e-6 if dtype == "float32" else 0.02)
 
 
-DECODERS = {
-    "cudnn": attention.cudnn,
-    "gpu_flash": partial(attention.gpu_flash, interpret=True),
-    "tpu_flash": attention.tpu_flash,
-    "tpu_splash": attention.tpu_splash,
-}
-
-
-@pytest.mark.parametrize("attention_fn", DECODERS.values(), ids=DECODERS)
+@pytest.mark.parametrize("name", attention.DEVICE_FUNCTIONS)
 def test_a_model_built_with_flash_attention_decodes_with_a_cache(
-    attention_fn, rng, random_params, assert_equal
+    name, rng, random_params, assert_equal
 ):
     config = TransformerConfig(
         vocab_size=23, d_model=8, d_ff=16, num_heads=2, num_decoder_layers=2, positions=Rotary()
@@ -281,5 +264,7 @@ def test_a_model_built_with_flash_attention_decodes_with_a_cache(
 
         return run(params)
 
-    for given, expected in zip(decoded(attention_fn), decoded(attention.reference), strict=True):
+    for given, expected in zip(
+        decoded(attention.get(name)), decoded(attention.reference), strict=True
+    ):
         assert_equal(given, expected)

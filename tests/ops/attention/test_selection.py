@@ -18,14 +18,7 @@ from jaxformer.ops.attention import (
     reference,
     select,
 )
-from jaxformer.ops.attention.cudnn import (
-    cudnn_arguments,
-    cudnn_unsupported_reasons,
-    zeros_for_empty,
-)
-from jaxformer.ops.attention.gpu_flash import gpu_flash_unsupported_reasons
-from jaxformer.ops.attention.tpu_flash import tpu_flash_unsupported_reasons
-from jaxformer.ops.attention.tpu_splash import tpu_splash_unsupported_reasons
+from jaxformer.ops.attention.cudnn import cudnn_arguments, zeros_for_empty
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
@@ -46,109 +39,101 @@ SPEC = AttentionSpec(
 )
 CROSS = replace(SPEC, causal=False, queries=33, keys=47)
 
-NOT_IN_CUDNN = {
-    "platform": (SPEC, CPU, "needs an NVIDIA GPU of the Ampere generation or later, not cpu: use"),
-    "AMD": (SPEC, DeviceInfo("gpu", "AMD MI300"), r"not gpu \(AMD MI300\): use 'reference'"),
-    "Volta": (SPEC, DeviceInfo("gpu", "NVIDIA V100", (7, 0)), r"not gpu \(NVIDIA V100\): use"),
-    "float32": (replace(SPEC, dtype="float32"), HOPPER, "but float32 was given .set dtype='bfloat"),
-    "head of 12": (replace(SPEC, key_size=12, value_size=12), HOPPER, "but head_dim=12 was given"),
-    "head of 136": (replace(SPEC, key_size=136, value_size=136), AMPERE, "at most 128 on this"),
-    "head of 264": (replace(SPEC, key_size=264, value_size=264), HOPPER, "at most 256 on this"),
-    "values": (replace(SPEC, value_size=32), HOPPER, "head_dim=64 and value_head_dim=32 were"),
-    "dropout": (
-        replace(SPEC, dropout=0.1),
-        HOPPER,
-        "but attention_dropout_rate=0.1 was given: use",
-    ),
-    "soft cap": (replace(SPEC, softcap=50.0), HOPPER, "but attention_softcap=50.0 was given: use"),
-    "segments": (replace(SPEC, segments=True), HOPPER, "packed texts would see each other: use"),
-    "explicit": (replace(SPEC, explicit=True), HOPPER, "does not support explicit masks"),
-    "offset": (replace(SPEC, offset=3), HOPPER, "T=256, S=256 and offset=3 were given: use"),
-    "cache": (replace(SPEC, offset=None), HOPPER, "an offset known only at run time were given"),
-    "lengths": (replace(SPEC, keys=512), HOPPER, "T=256, S=512 and offset=0 were given: use"),
-    "padding": (
-        replace(SPEC, padding_mask=True),
-        HOPPER,
-        "leave out padding_mask where",
-    ),
-    "odd bias": (replace(CROSS, bias=True), HOPPER, "but T=33 and S=47 were given .pad them"),
-    "bias": (
-        replace(CROSS, queries=34, keys=48, bias=True, padding_mask=True),
-        HOPPER,
-        "the bias does not",
-    ),
-}
-
-NOT_IN_GPU_FLASH = {
-    "platform": (SPEC, CPU, "needs an NVIDIA GPU of the Ampere generation or later, not cpu: use"),
-    "Volta": (SPEC, DeviceInfo("gpu", "NVIDIA V100", (7, 0)), r"not gpu \(NVIDIA V100\): use"),
-    "bias": (replace(SPEC, bias=True), HOPPER, "does not support a bias on the logits: use"),
-    "soft cap": (replace(SPEC, softcap=50.0), HOPPER, "but attention_softcap=50.0 was given: use"),
-    "values": (replace(SPEC, value_size=160), HOPPER, "head_dim=64 and value_head_dim=160 were"),
-    "float64": (replace(SPEC, dtype="float64"), HOPPER, "but float64 was given: use"),
-}
-
-NOT_IN_SPLASH = {
-    "platform": (SPEC, HOPPER, r"needs a TPU, not gpu \(NVIDIA H100\): use"),
-    "bias": (replace(SPEC, bias=True), TPU, "does not support a bias on the logits: use"),
-    "dropout": (replace(SPEC, dropout=0.1), TPU, "but attention_dropout_rate=0.1 was given: use"),
-    "explicit": (replace(SPEC, explicit=True), TPU, "does not support explicit masks"),
-    "cache": (replace(SPEC, offset=None), TPU, "give a Python int"),
-    "lengths": (replace(SPEC, keys=200), TPU, "T=256 and S=200 were given .pad them"),
-    "float16": (replace(SPEC, dtype="float16"), TPU, "but float16 was given: use"),
-}
-
-
-def only(reasons: list[str]) -> str:
-    assert len(reasons) == 1
-    return reasons[0]
-
-
-@pytest.mark.parametrize(("spec", "device", "words"), NOT_IN_CUDNN.values(), ids=NOT_IN_CUDNN)
-def test_cudnn_says_what_it_cannot_do_and_what_can(spec, device, words, assert_says):
-    assert_says(only(cudnn_unsupported_reasons(spec, device)), words)
-    assert select(spec, device).name != "cudnn"
-
-
-@pytest.mark.parametrize(
-    ("spec", "device", "words"), NOT_IN_GPU_FLASH.values(), ids=NOT_IN_GPU_FLASH
-)
-def test_gpu_flash_says_what_it_cannot_do_and_what_can(spec, device, words, assert_says):
-    assert_says(only(gpu_flash_unsupported_reasons(spec, device)), words)
-    assert select(spec, device).name != "gpu_flash"
-
-
-@pytest.mark.parametrize(("spec", "device", "words"), NOT_IN_SPLASH.values(), ids=NOT_IN_SPLASH)
-def test_splash_attention_says_what_it_cannot_do_and_what_can(spec, device, words, assert_says):
-    assert_says(only(tpu_splash_unsupported_reasons(spec, device)), words)
-    assert select(spec, device).name != "tpu_splash"
-
-
 PAIRED = replace(SPEC, kv_heads=12)
-NOT_IN_TPU_FLASH = {
-    "platform": (PAIRED, HOPPER, r"needs a TPU, not gpu \(NVIDIA H100\): use 'reference'"),
-    "values": (replace(PAIRED, value_size=32), TPU, "head_dim=64 and value_head_dim=32 were"),
-    "grouped": (SPEC, TPU, "needs as many heads of keys as of queries, not 6"),
-    "soft cap": (replace(PAIRED, softcap=50.0), TPU, "but attention_softcap=50.0 was given: use"),
-    "window": (replace(PAIRED, window=5), TPU, "does not support a window"),
-    "five": (
-        replace(PAIRED, heads=5, kv_heads=5),
-        TPU,
-        "but a device has 5 heads of 64",
-    ),
-    "48": (replace(PAIRED, key_size=48, value_size=48), TPU, "but a device has 12 heads of 48"),
-    "long": (replace(PAIRED, queries=8192, keys=8192), TPU, "at most 4096 queries, but T=8192"),
+
+
+def mesh_of(kind, platform):
+    """A mesh of one device that is only compiled for."""
+    mesh = jax.sharding.Mesh(np.array([jax.devices()[0]]), "data").abstract_mesh
+    return mesh.update(abstract_device=jax.sharding.AbstractDevice(kind, 1, platform))
+
+
+MESH_OF_TPUS = mesh_of("TPU v5", "tpu")
+V100 = DeviceInfo("gpu", "NVIDIA V100", (7, 0))
+
+# A call, a device, and the end of the only reason why the function does not compute it.
+UNSUPPORTED = {
+    "cudnn": [
+        (SPEC, CPU, "needs an NVIDIA GPU of the Ampere generation or later, not cpu"),
+        (SPEC, DeviceInfo("gpu", "AMD MI300"), "not gpu (AMD MI300)"),
+        (SPEC, V100, "not gpu (NVIDIA V100)"),
+        (replace(SPEC, dtype="float32"), HOPPER, "bfloat16 and float16, not float32"),
+        (replace(SPEC, key_size=12, value_size=12), HOPPER, "at most 256 on this device, not 12"),
+        (
+            replace(SPEC, key_size=136, value_size=136),
+            AMPERE,
+            "at most 128 on this device, not 136",
+        ),
+        (
+            replace(SPEC, key_size=264, value_size=264),
+            HOPPER,
+            "at most 256 on this device, not 264",
+        ),
+        (replace(SPEC, value_size=32), HOPPER, "as large as keys, not 64 and 32"),
+        (replace(SPEC, dropout=0.1), HOPPER, "does not support dropout on attention weights"),
+        (replace(SPEC, softcap=50.0), HOPPER, "does not support a soft cap on the logits"),
+        (replace(SPEC, segments=True), HOPPER, "packed texts would see each other"),
+        (replace(SPEC, explicit=True), HOPPER, "such as that of a prefix LM"),
+        (replace(SPEC, offset=3), HOPPER, "supports causal masks only for T = S and offset=0"),
+        (replace(SPEC, keys=512), HOPPER, "supports causal masks only for T = S and offset=0"),
+        (replace(SPEC, padding_mask=True), HOPPER, "which no earlier query sees)"),
+        (replace(CROSS, bias=True), HOPPER, "only for even lengths (pad them)"),
+        (
+            replace(CROSS, queries=34, keys=48, bias=True, padding_mask=True),
+            HOPPER,
+            "the bias does not",
+        ),
+    ],
+    "gpu_flash": [
+        (SPEC, V100, "not gpu (NVIDIA V100)"),
+        (replace(SPEC, bias=True), HOPPER, "does not support a bias on the logits"),
+        (replace(SPEC, softcap=50.0), HOPPER, "does not support a soft cap on the logits"),
+        (replace(SPEC, value_size=160), HOPPER, "at most 128, not 64 and 160"),
+        (replace(SPEC, dtype="float64"), HOPPER, "float32, not float64"),
+        (replace(SPEC, queries=15), HOPPER, "fewer than 16 queries to reference"),
+    ],
+    "tpu_splash": [
+        (SPEC, HOPPER, "needs a TPU, not gpu (NVIDIA H100)"),
+        (replace(SPEC, bias=True), TPU, "does not support a bias on the logits"),
+        (replace(SPEC, dropout=0.1), TPU, "does not support dropout on attention weights"),
+        (replace(SPEC, explicit=True), TPU, "such as that of a prefix LM"),
+        (replace(SPEC, offset=None), TPU, "an offset known only at run time"),
+        (replace(SPEC, keys=200), TPU, "multiples of 128 (pad them)"),
+        (replace(SPEC, dtype="float16"), TPU, "float32 and bfloat16, not float16"),
+    ],
+    "tpu_flash": [
+        (PAIRED, HOPPER, "needs a TPU, not gpu (NVIDIA H100)"),
+        (replace(PAIRED, value_size=32), TPU, "as large as keys, not 64 and 32"),
+        (SPEC, TPU, "needs as many heads of keys as of queries, not 6"),
+        (replace(PAIRED, softcap=50.0), TPU, "does not support a soft cap on the logits"),
+        (replace(PAIRED, window=5), TPU, "does not support a window"),
+        (replace(PAIRED, heads=5, kv_heads=5), TPU, "but a device has 5 heads of 64"),
+        (replace(PAIRED, key_size=48, value_size=48), TPU, "but a device has 12 heads of 48"),
+        (replace(PAIRED, queries=8192, keys=8192), TPU, "at most 4096 queries, but T=8192"),
+    ],
 }
 
 
 @pytest.mark.parametrize(
-    ("spec", "device", "words"), NOT_IN_TPU_FLASH.values(), ids=NOT_IN_TPU_FLASH
+    ("name", "spec", "device", "words"),
+    [(name, *case) for name, cases in UNSUPPORTED.items() for case in cases],
 )
-def test_flash_attention_of_tpus_says_what_it_cannot_do_and_what_can(
-    spec, device, words, assert_says
-):
-    assert_says(only(tpu_flash_unsupported_reasons(spec, device)), words)
-    assert select(spec, device).name != "tpu_flash"
+def test_a_function_says_what_it_does_not_support(name, spec, device, words):
+    (reason,) = attention.DEVICE_FUNCTIONS[name].unsupported_reasons(spec, device)
+    assert reason.endswith(words)
+    assert select(spec, device).name != name
+
+
+def test_all_reasons_are_given_with_the_call_and_a_cure():
+    q = jnp.zeros((1, 16, 1, 8))
+    dropout = Dropout(DropoutRng.create(jax.random.key(0), jnp.arange(1)), "weights", 0.1)
+    with pytest.raises(ConfigError) as refused:
+        attention.cudnn(q, q, q, AttentionMask(), scale=1.0, dropout=dropout, interpret=True)
+    assert str(refused.value) == (
+        "the cudnn attention function does not support dropout on attention weights; it supports "
+        "bfloat16 and float16, not float32: use 'reference' or 'blockwise' (the call is B=1 T=16 "
+        "S=16 N=1 K=1 H=8 Hv=8 float32 dropout=0.1)"
+    )
 
 
 def test_a_mesh_decides_how_many_heads_fill_the_lanes():
@@ -160,25 +145,7 @@ def test_a_mesh_decides_how_many_heads_fill_the_lanes():
         assert select(replace(spec, heads=6, kv_heads=6), TPU).name == "tpu_flash"  # not divided
 
 
-@pytest.fixture
-def assert_says():
-    def check(sentence, words):
-        with pytest.raises(ConfigError, match=f"the flash attention function .*{words}"):
-            attention.spec.raise_unsupported("flash", [sentence])
-
-    return check
-
-
-def test_all_reasons_are_given():
-    spec = replace(SPEC, dtype="float32", dropout=0.1)
-    with pytest.raises(
-        ConfigError,
-        match="the cudnn attention function does not support dropout .*; it supports bf",
-    ):
-        attention.spec.raise_unsupported("cudnn", cudnn_unsupported_reasons(spec, HOPPER))
-
-
-@pytest.mark.parametrize("name", ["cudnn", "gpu_flash", "tpu_flash", "tpu_splash"])
+@pytest.mark.parametrize("name", attention.DEVICE_FUNCTIONS)
 def test_a_named_attention_function_is_not_replaced_by_another(name):
     q = jnp.zeros((1, 128, 1, 8), jnp.bfloat16)
     with pytest.raises(
@@ -187,7 +154,7 @@ def test_a_named_attention_function_is_not_replaced_by_another(name):
         attention.get(name)(q, q, q, AttentionMask(), scale=1.0)
 
 
-@pytest.mark.parametrize("name", ["cudnn", "tpu_flash", "tpu_splash"])
+@pytest.mark.parametrize("name", attention.DEVICE_FUNCTIONS)
 def test_an_explicit_mask_is_computed_by_another_function_only_for_a_cache(name, assert_equal):
     q = jnp.asarray(np.random.default_rng(0).normal(size=(2, 128, 1, 8)), jnp.float32)
     prefix = np.tril(np.ones((2, 128, 128), bool), 5)
@@ -293,8 +260,7 @@ def test_auto_attention_selects_for_this_device(rng, assert_equal):
 
 
 @pytest.mark.slow
-def test_splash_attention_is_lowered_for_a_tpu_forward_and_backward(monkeypatch):
-    monkeypatch.setattr(DeviceInfo, "current", lambda: TPU)
+def test_splash_attention_is_lowered_for_a_tpu_forward_and_backward():
     auto = AutoAttention()
     q, k = (jax.ShapeDtypeStruct((2, 256, heads, 64), jnp.bfloat16) for heads in (4, 2))
     segments = np.arange(256).reshape(1, -1).repeat(2, axis=0) // 100
@@ -303,29 +269,25 @@ def test_splash_attention_is_lowered_for_a_tpu_forward_and_backward(monkeypatch)
     def total(q, k, v):
         return auto(q, k, v, mask, scale=0.1).astype(jnp.float32).sum()
 
-    traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(q, k, k)
+    with jax.sharding.use_abstract_mesh(MESH_OF_TPUS):
+        traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(q, k, k)
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
-    assert (
-        text.count("tpu_custom_call") == 3
-    )  # forward, the queries' gradient, that of keys and values
+    # forward, the queries' gradient, that of keys and values
+    assert text.count("tpu_custom_call") == 3
     assert [selection.name for selection in auto.selections] == ["tpu_splash"]
 
 
 def test_the_devices_of_the_mesh_that_is_set_decide_also_while_tracing():
-    mesh = jax.sharding.Mesh(np.array([jax.devices()[0]]), "data")
     assert DeviceInfo.current() == CPU
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(jax.sharding.Mesh(np.array([jax.devices()[0]]), "data")):
         assert DeviceInfo.current() == CPU
-    of_tpus = mesh.abstract_mesh.update(
-        abstract_device=jax.sharding.AbstractDevice("TPU v5", 1, "tpu")
-    )
     auto = AutoAttention()
     x = jax.ShapeDtypeStruct((2, 128, 2, 64), jnp.bfloat16)
 
     def attend(x):
         return auto(x, x, x, AttentionMask(causal=True), scale=0.1)
 
-    with jax.sharding.use_abstract_mesh(of_tpus):
+    with jax.sharding.use_abstract_mesh(MESH_OF_TPUS):
         assert DeviceInfo.current() == TPU
         jax.make_jaxpr(attend)(x)
     jax.eval_shape(attend, x)
@@ -343,9 +305,7 @@ def test_the_devices_of_the_mesh_that_is_set_decide_also_while_tracing():
     ],
 )
 def test_the_capability_of_a_gpu_that_is_only_compiled_for_is_known_by_its_name(kind, capability):
-    mesh = jax.sharding.Mesh(np.array([jax.devices()[0]]), "data").abstract_mesh
-    gpu = mesh.update(abstract_device=jax.sharding.AbstractDevice(kind, 1, "gpu"))
-    with jax.sharding.use_abstract_mesh(gpu):
+    with jax.sharding.use_abstract_mesh(mesh_of(kind, "gpu")):
         assert DeviceInfo.current() == DeviceInfo("gpu", kind, capability)
 
 

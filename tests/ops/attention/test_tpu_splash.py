@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxformer.ops.attention import reference, tpu_flash, tpu_splash
 from jaxformer.ops.attention.spec import FLASH_RESIDUALS, AttentionSpec
-from jaxformer.ops.attention.tpu_splash import _each_query_has_a_key
+from jaxformer.ops.attention.tpu_splash import each_query_has_a_key
 from jaxformer.ops.masks import AttentionMask
 
 
@@ -101,21 +101,18 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("mask, keys, known", KNOWN.values(), ids=KNOWN)
-def test_that_each_query_has_a_key_is_known_where_it_is_true(mask, keys, known):
+def test_thateach_query_has_a_key_is_known_where_it_is_true(mask, keys, known):
     x = np.zeros((2, T, 1, 4), np.float32), np.zeros((2, keys, 1, 4), np.float32)
     spec = AttentionSpec.create(x[0], x[1], x[1], mask, None, None)
     dense = mask.materialize(T, keys)
-    assert _each_query_has_a_key(mask, spec) == known
+    assert each_query_has_a_key(mask, spec) == known
     assert known == (dense is None or bool(dense.any(-1).all()))
 
 
 def test_segments_that_are_only_equal_are_looked_at():
     mask = AttentionMask(query_segments=SEGMENTS, key_segments=SEGMENTS.copy())
     x = np.zeros((2, T, 1, 4), np.float32)
-    assert not _each_query_has_a_key(mask, AttentionSpec.create(x, x, x, mask, None, None))
-
-
-PACKED = np.arange(128) // np.array([[50], [90]])
+    assert not each_query_has_a_key(mask, AttentionSpec.create(x, x, x, mask, None, None))
 
 
 @pytest.mark.parametrize(

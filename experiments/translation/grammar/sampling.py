@@ -1,10 +1,46 @@
-"""Random clauses and sentences."""
+"""Random words, phrases, clauses and sentences."""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from experiments.translation.grammar import lexicon as lex
-from experiments.translation.grammar import phrases
-from experiments.translation.grammar.derivation import Adjunct, Clause, NounPhrase, Sentence
-from experiments.translation.grammar.lexicon import Case, FixedPhrase, Preposition, Pronoun
-from experiments.translation.grammar.phrases import Rng, Style, pick
+from experiments.translation.grammar.derivation import (
+    Adjunct,
+    Clause,
+    Coordination,
+    Nominal,
+    NounPhrase,
+    Sentence,
+)
+from experiments.translation.grammar.english import english_number
+from experiments.translation.grammar.german import german_number
+from experiments.translation.grammar.lexicon import (
+    Adjective,
+    Case,
+    FixedPhrase,
+    Noun,
+    Preposition,
+    Pronoun,
+)
+
+Rng = np.random.Generator
+Kinds = tuple[str, ...]
+Choice = TypeVar("Choice")
+
+
+class Style(NamedTuple):
+    """The tenses of a clause, and the probabilities of its optional parts."""
+
+    tenses: tuple[str, ...]
+    adjectives: float = 0.4
+    times: float = 0.3
+    negations: float = 0.12
+    coordinations: float = 0.06
+
 
 PRESENT = ("present",) * 6 + ("can", "must", "want to", "should", "may", "will")
 PAST = ("past",) * 4 + ("perfect",) * 3 + ("could", "had to", "wanted to")
@@ -36,11 +72,127 @@ SIMPLE_TRANSITIVE = [verb for verb in TRANSITIVE if not verb.particle and not ve
 LOCATIONS = tuple(p for p in lex.PREPOSITIONS.values() if p.role == "location")
 COMPANY = tuple(p for p in lex.PREPOSITIONS.values() if p.role == "company")
 DIRECTIONS = tuple(lex.PREPOSITIONS[name] for name in ("into", "into", "out of", "to", "to"))
+# "I" and "you" come twice because no noun shares their verb forms.
+SUBJECT_PRONOUNS = lex.PRONOUNS + lex.PRONOUNS[:2]
+SAME_PERSON = {"I": ("I", "we"), "we": ("I", "we"), "you": ("you",)}
+YESTERDAY, TODAY, TOMORROW, NOW, EVERY_DAY = (
+    lex.TIMES[name] for name in ("yesterday", "today", "tomorrow", "now", "every day")
+)
+
+
+def pick(rng: Rng, options: Sequence[Choice]) -> Choice:
+    """One of the options, all equally likely."""
+    # Generator.integers takes six times as long, and most of the time is spent here.
+    return options[int(rng.random() * len(options))]
+
+
+def pick_weighted(rng: Rng, weights: dict[str, int]) -> str:
+    """One of the names, in proportion to its weight."""
+    draw = rng.random() * sum(weights.values())
+    bounds = zip(weights, accumulate(weights.values()), strict=True)
+    return next(name for name, bound in bounds if draw < bound)
+
+
+def sample_other(
+    rng: Rng, clause: Clause, kinds: Kinds, style: Style, determiners: str, pronouns: float
+) -> NounPhrase | Pronoun:
+    """A noun phrase, or a pronoun (probability `pronouns`), unlike the clause's subject."""
+    subject = clause.subject
+    if "person" in kinds and rng.random() < pronouns:
+        same = SAME_PERSON.get(subject.english, ()) if isinstance(subject, Pronoun) else ()
+        return pick(rng, [pronoun for pronoun in lex.PRONOUNS if pronoun.english not in same])
+    phrase = sample_noun_phrase(rng, kinds, style, determiners)
+    while isinstance(subject, NounPhrase) and phrase.noun == subject.noun:
+        phrase = sample_noun_phrase(rng, kinds, style, determiners)
+    return phrase
+
+
+def sample_subject(rng: Rng, kinds: Kinds, style: Style, determiners: str) -> Nominal:
+    """A pronoun, a noun phrase or a coordination of two."""
+    if "person" in kinds and rng.random() < 0.28:
+        return pick(rng, SUBJECT_PRONOUNS)
+    if rng.random() < style.coordinations:
+        plain = style._replace(adjectives=0.0)
+        first = sample_noun_phrase(rng, kinds, plain, "definite")
+        second = sample_noun_phrase(rng, (first.noun.kind,), plain, "definite")
+        if first.noun != second.noun:
+            return Coordination(first, second)
+    return sample_noun_phrase(rng, kinds, style, determiners)
+
+
+def sample_noun_phrase(rng: Rng, kinds: Kinds, style: Style, determiners: str) -> NounPhrase:
+    """A noun phrase whose noun is of one of the kinds."""
+    noun = pick(rng, _nouns_of(kinds))
+    has_adjective = rng.random() < style.adjectives
+    adjective = pick(rng, adjectives_of(noun.kind)) if has_adjective else None
+    if noun.kind in lex.MASS:
+        return NounPhrase(noun, pick(rng, lex.DETERMINERS["mass"][0]), adjective=adjective)
+    singular, plural = lex.DETERMINERS[determiners]
+    if rng.random() < 0.7:
+        return NounPhrase(noun, pick(rng, singular), adjective=adjective)
+    determiner = pick(rng, plural)
+    if determiner == "count":
+        most = 99 if noun.kind in lex.LIVING + lex.PLACES else 999
+        return NounPhrase(noun, "", True, adjective, sample_number(rng, most))
+    return NounPhrase(noun, determiner, True, adjective)
+
+
+@cache
+def _nouns_of(kinds: Kinds) -> tuple[Noun, ...]:
+    return tuple(noun for noun in lex.NOUNS if noun.kind in kinds)
+
+
+@cache
+def adjectives_of(kind: str) -> tuple[Adjective, ...]:
+    """The adjectives that describe a kind of noun."""
+    return tuple(adjective for adjective in lex.ADJECTIVES if kind in adjective.kinds)
+
+
+def sample_number(rng: Rng, most: int, *, is_count: bool = True) -> int:
+    """A number from 2 to `most`, more often a small one.
+
+    A count does not end in "hundred one": Germans disagree about the form of such a count, but
+    not about a room number.
+    """
+    draw = rng.random()
+    low, high = (2, 12) if draw < 0.25 else (13, 99) if draw < 0.65 else (100, 999)
+    if most < high:
+        low, high = 2, most
+    number = low + int(rng.random() * (high - low + 1))
+    return number + 1 if is_count and number % 100 == 1 else number
+
+
+def with_number(number: int, english: str, german: str) -> FixedPhrase:
+    """The phrase in which the number replaces the {} of both texts."""
+    return FixedPhrase(english.format(english_number(number)), german.format(german_number(number)))
+
+
+def sample_time(rng: Rng, clause: Clause) -> FixedPhrase:
+    """A time that suits the verb, the tense and the negation of the clause."""
+    tense = clause.tense
+    if clause.verb.frame == "copula":  # nobody is old on Mondays
+        return pick(rng, (YESTERDAY, TODAY) if tense == "past" else (TODAY, NOW))
+    if tense == "perfect":
+        return TODAY
+    draw = rng.random()
+    if draw < 0.4:
+        return pick(rng, [*lex.DAYS.values()])
+    if draw < 0.5:
+        return with_number(1 + int(rng.random() * 12), "at {}", "um {}")
+    if draw < 0.65:
+        return pick(rng, [*lex.DAYTIMES.values()])
+    if tense == "past" or (tense in lex.MODALS and lex.MODALS[tense].past):
+        return YESTERDAY if draw < 0.85 else TODAY
+    if draw < 0.75:
+        return TODAY
+    if tense == "present":
+        return NOW if clause.negated or draw < 0.88 else EVERY_DAY
+    return TOMORROW
 
 
 def sample_sentence(rng: Rng) -> Sentence:
-    """Return a random derivation."""
-    kind = phrases.pick_weighted(rng, lex.SENTENCE_WEIGHTS)
+    """A random derivation."""
+    kind = pick_weighted(rng, lex.SENTENCE_WEIGHTS)
     if kind in LINKED:
         return _two_clauses(rng, *LINKED[kind])
     sample = {"relative": _with_relative, "reported": _reported, "question": _question}
@@ -71,9 +223,7 @@ def _reported(rng: Rng) -> Sentence:
     is_asked = rng.random() < 0.25
     verb = VERBS["interrogative"][0] if is_asked else pick(rng, VERBS["clausal"])
     negated = verb.english == "know" and rng.random() < 0.5
-    subject = phrases.sample_subject(
-        rng, verb.subjects, SHORT, "definite" if negated else "subject"
-    )
+    subject = sample_subject(rng, verb.subjects, SHORT, "definite" if negated else "subject")
     tense = "past" if rng.random() < 0.35 else "present"
     conjunction = lex.CONJUNCTIONS["whether" if is_asked or negated else "that"]
     main = Clause(subject, verb, tense, negated)
@@ -84,7 +234,7 @@ def _question(rng: Rng) -> Sentence:
     question = pick(rng, ("yes-no", "yes-no", "yes-no", "why", "when", "where"))
     if question == "where":
         verb = pick(rng, VERBS["activity"] + VERBS["location"])
-        subject = phrases.sample_subject(rng, verb.subjects, SHORT, "definite")
+        subject = sample_subject(rng, verb.subjects, SHORT, "definite")
         return Sentence(Clause(subject, verb, pick(rng, SHORT.tenses)), question=question)
     style = (TIMELESS if question == "when" else SHORT)._replace(negations=0.0)
     main = sample_clause(rng, style)
@@ -104,17 +254,17 @@ def _with_relative(rng: Rng) -> Sentence:
         clause = sample_clause(rng, TIMELESS, antecedent)
         return Sentence(main._replace(subject=clause.subject), relative=clause)
     verb = pick(rng, [verb for verb in SIMPLE_TRANSITIVE if kind in verb.objects])
-    subject = phrases.sample_subject(rng, ("person",), TIMELESS, "definite")
+    subject = sample_subject(rng, ("person",), TIMELESS, "definite")
     clause = Clause(subject, verb, pick(rng, TIMELESS.tenses))
     main = main._replace(subject=antecedent)
     return Sentence(main, relative=clause, relative_is_object=True)
 
 
 def sample_clause(rng: Rng, style: Style, subject: NounPhrase | None = None) -> Clause:
-    """Return a clause, about the given subject if there is one."""
+    """A clause, about the given subject if there is one."""
     verbs: list[lex.Verb] = []
     while not verbs:
-        frame = phrases.pick_weighted(rng, lex.FRAME_WEIGHTS)
+        frame = pick_weighted(rng, lex.FRAME_WEIGHTS)
         verbs = [v for v in VERBS[frame] if not subject or subject.noun.kind in v.subjects]
     verb = pick(rng, verbs)
     tense = pick(rng, style.tenses)
@@ -123,15 +273,15 @@ def sample_clause(rng: Rng, style: Style, subject: NounPhrase | None = None) -> 
     is_measure = verb.frame in MEASURES
     negated = not is_measure and rng.random() < style.negations
     determiners = "definite" if negated else "subject"
-    who = subject or phrases.sample_subject(rng, verb.subjects, style, determiners)
+    who = subject or sample_subject(rng, verb.subjects, style, determiners)
     clause = Clause(who, verb, tense, negated)
     if not is_measure and rng.random() < style.times:
-        clause = clause._replace(time=phrases.sample_time(rng, clause))
+        clause = clause._replace(time=sample_time(rng, clause))
     return _complete(rng, clause, style)
 
 
 def _complete(rng: Rng, clause: Clause, style: Style) -> Clause:
-    """Return the clause with the objects, complement or adjunct of its frame."""
+    """The clause with the objects, complement or adjunct of its frame."""
     match clause.verb.frame:
         case "transitive" | "possession":
             return clause._replace(direct=_direct_object(rng, clause, style, pronouns=0.25))
@@ -140,11 +290,11 @@ def _complete(rng: Rng, clause: Clause, style: Style) -> Clause:
         case "copula":
             return _with_adjective(rng, clause)
         case "price":
-            price = phrases.with_number(phrases.sample_number(rng, 999), "{} euros", "{} Euro")
+            price = with_number(sample_number(rng, 999), "{} euros", "{} Euro")
             return clause._replace(complement=price)
         case "age":
-            number = phrases.sample_number(rng, 99 if _subject_kind(clause) == "person" else 999)
-            age = phrases.with_number(number, "{} years old", "{} Jahre alt")
+            number = sample_number(rng, 99 if _subject_kind(clause) == "person" else 999)
+            age = with_number(number, "{} years old", "{} Jahre alt")
             return clause._replace(complement=age)
     return clause._replace(adjunct=_adjunct(rng, clause, style))
 
@@ -153,12 +303,12 @@ def _direct_object(rng: Rng, clause: Clause, style: Style, pronouns: float) -> N
     determiners = "negated" if clause.negated else "object"
     if clause.negated and clause.verb.case == Case.DATIVE:
         determiners = "definite"
-    return phrases.sample_other(rng, clause, clause.verb.objects, style, determiners, pronouns)
+    return sample_other(rng, clause, clause.verb.objects, style, determiners, pronouns)
 
 
 def _with_two_objects(rng: Rng, clause: Clause, style: Style) -> Clause:
     determiners = "definite" if clause.negated else "oblique"
-    indirect = phrases.sample_other(rng, clause, ("person",), style, determiners, 0.45)
+    indirect = sample_other(rng, clause, ("person",), style, determiners, 0.45)
     # German puts two pronouns in another order than two nouns; the grammar does without them.
     direct = _direct_object(rng, clause, style, pronouns=0.0)
     is_her = isinstance(indirect, Pronoun) and indirect.english_object == "her"
@@ -170,7 +320,7 @@ def _with_two_objects(rng: Rng, clause: Clause, style: Style) -> Clause:
 
 def _with_adjective(rng: Rng, clause: Clause) -> Clause:
     subject = clause.subject
-    adjective = pick(rng, phrases.adjectives_of(_subject_kind(clause)))
+    adjective = pick(rng, adjectives_of(_subject_kind(clause)))
     if isinstance(subject, NounPhrase) and subject.adjective == adjective:
         subject = subject._replace(adjective=None)
     return clause._replace(subject=subject, complement=adjective)
@@ -185,7 +335,7 @@ def _subject_kind(clause: Clause) -> str:
 
 def _adjunct(rng: Rng, clause: Clause, style: Style) -> Adjunct | FixedPhrase | None:
     verb = clause.verb
-    kinds: phrases.Kinds = lex.PLACES
+    kinds: Kinds = lex.PLACES
     pronouns, preposition = 0.0, None
     if verb.frame == "prepositional":
         preposition = Preposition(verb.preposition, verb.german_preposition, verb.case)
@@ -195,8 +345,8 @@ def _adjunct(rng: Rng, clause: Clause, style: Style) -> Adjunct | FixedPhrase | 
         if preposition.english == "to":
             kinds, pronouns = ("person",) if rng.random() < 0.5 else ("building",), 0.3
     elif verb.english == "live" and rng.random() < 0.2:
-        number = phrases.sample_number(rng, 999, is_count=False)
-        return phrases.with_number(number, "in room {}", "in Zimmer {}")
+        number = sample_number(rng, 999, is_count=False)
+        return with_number(number, "in room {}", "in Zimmer {}")
     elif verb.frame == "intransitive" or (verb.frame == "activity" and rng.random() >= 0.75):
         return None
     # "Sleep with" has a second meaning in both languages.
@@ -204,5 +354,5 @@ def _adjunct(rng: Rng, clause: Clause, style: Style) -> Adjunct | FixedPhrase | 
         preposition = pick(rng, LOCATIONS)
     else:
         kinds, pronouns = ("person",), 0.4
-    phrase = phrases.sample_other(rng, clause, kinds, style, "oblique", pronouns)
+    phrase = sample_other(rng, clause, kinds, style, "oblique", pronouns)
     return Adjunct(preposition or pick(rng, COMPANY), phrase)

@@ -1,16 +1,14 @@
-"""A student learns from a teacher's translations, or from its probabilities."""
+"""A student learns from the probabilities of its teacher."""
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from experiments.harness import cli
-from experiments.translation import distill, teacher
-from experiments.translation.load_run import load_run, load_translator
+from experiments.translation import teacher
+from experiments.translation.load_run import load_run
 from experiments.translation.presets import PRESETS, Files
 from experiments.translation.train import train
 from jaxformer.checkpoint import Checkpoints
@@ -52,42 +50,6 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(base):
     return train(base).folder
-
-
-def options(run, out, *words):
-    args = ["--run", str(run), "--out", str(out), "--lines_at_once", "31", *words]
-    return cli.parse({"default": distill.DistillOptions()}, args)
-
-
-def lines_of(path):
-    return Path(path).read_text().split("\n")[:-1]
-
-
-def test_a_teachers_translations_of_its_training_text_become_a_students_text(
-    base, run, tmp_path, capsys
-):
-    """The command is stopped within its second part, and repeated."""
-    out = tmp_path / "out"
-    distill.main(options(run, out))
-    whole = (out / "translations.txt").read_text()
-    cut = whole.index("\n", whole.index("\n", len(whole) // 2) + 1) - 1
-    (out / "translations.txt").write_text(whole[:cut])
-    capsys.readouterr()
-    distill.main(options(run, out))
-    said = capsys.readouterr().out
-    assert (out / "translations.txt").read_text() == whole
-    assert "line 1 of" not in said and f"line {whole[:cut].count(chr(10)) + 1} of 147" in said
-    source, target = (lines_of(out / f"train.{side}") for side in ("source", "target"))
-    assert source == lines_of(base.data.train.source) and target[5] == ""
-    found = load_translator(run)([line for line in source if len(line) < 30])
-    assert target[:5] + target[6:] == [best[0].text for best in found]
-    assert lines_of(out / "validation.target") == lines_of(base.data.validation.target)
-    assert f"--config {out / 'student.json'}" in said
-    student = cli.parse(PRESETS, ["--config", str(out / "student.json")], experiment="translation")
-    assert (student.name, student.search) == ("student", base.search)
-    assert student.data.train == Files(str(out / "train.source"), str(out / "train.target"))
-    with pytest.raises(ConfigError, match="begun with beam_size=0, but .* beam_size=3: use"):
-        distill.main(options(run, out, "--beam_size", "3"))
 
 
 def metrics_of(folder):

@@ -1,4 +1,4 @@
-"""The lexicon: English words and their German forms, read from the tables in this folder.
+"""The lexicon: English words and their German forms, read from the files in tables/.
 
 The first line of a table names its columns; they are the fields of a named tuple, where there is
 one below. Two or more spaces separate columns, and "-" is an empty cell. In a cell of several
@@ -150,7 +150,7 @@ CONVERTERS: dict[Any, Callable[[str], Any]] = {
 
 
 def _rows(table: str) -> list[list[str]]:
-    lines = (Path(__file__).parent / f"{table}.txt").read_text("utf-8").splitlines()
+    lines = (Path(__file__).parent / "tables" / f"{table}.txt").read_text("utf-8").splitlines()
     rows = [["" if cell == "-" else cell for cell in re.split(" {2,}", line)] for line in lines]
     for number, row in enumerate(rows, 1):
         if len(row) != len(rows[0]):
@@ -192,11 +192,7 @@ SENTENCE_WEIGHTS, FRAME_WEIGHTS = (
 
 
 def split_hundreds(number: int) -> tuple[int, int]:
-    """Return both parts of a number that has words.
-
-    Raises:
-        ValueError: the number is not from 0 to 999.
-    """
+    """Both parts of a number from 0 to 999; `ValueError` for another one."""
     if not 0 <= number <= 999:
         raise ValueError(f"number words exist for 0 to 999, not for {number}: give a smaller one")
     return divmod(number, 100)
