@@ -14,6 +14,7 @@ from experiments.harness.cli.config_files import (
     with_options,
 )
 from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
+from experiments.harness.cli.help_text import suggestion
 from experiments.harness.cli.terminal_drawing import curve
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "say",
     "sentence",
     "start",
+    "suggestion",
     "with_options",
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files, display, help_text
+from experiments.harness.cli import config_files, display
 from experiments.harness.results.groups import settings_of, shared_settings
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
@@ -179,7 +179,7 @@ def _type_of(config: Any, field: str) -> Any:
     """The type of the setting `field` of `config`; `ConfigError` where there is none."""
     known = config_files.settings(config)
     if field not in known:
-        hint = help_text.suggestion(field, [*known]).replace("--", "")
+        hint = cli.suggestion(field, [*known]).replace("--", "")
         raise ConfigError(f"there is no setting {field}: {hint}")
     return known[field]
 
