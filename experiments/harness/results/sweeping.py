@@ -179,8 +179,12 @@ def _type_of(config: Any, field: str) -> Any:
     """The type of the setting `field` of `config`; `ConfigError` where there is none."""
     known = config_files.settings(config)
     if field not in known:
-        hint = cli.suggestion(field, [*known]).replace("--", "")
-        raise ConfigError(f"there is no setting {field}: {hint}")
+        last = field.rpartition(".")[2]
+        near = [name for name in known if name.rpartition(".")[2] == last or field in name]
+        raise ConfigError(
+            f"there is no setting {field}: give one such as {', '.join(near[:3] or [*known][:3])}, "
+            "as --help all of train lists them"
+        )
     return known[field]
 
 
