@@ -13,7 +13,7 @@ from experiments import runs as runs_command
 from experiments.harness.results import statistics, tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
-from experiments.harness.runs.files import read_table
+from experiments.harness.runs.run_files import read_table
 from experiments.translation.evaluate import describe_each, half_widths
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import score_lowercased, score_translations

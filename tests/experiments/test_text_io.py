@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from experiments.harness.runs import text_io
-from experiments.harness.runs.files import read_table, write_table
+from experiments.harness.runs.run_files import read_table, write_table
 from experiments.translation.corpus import (
     Text,
     read_known_words,

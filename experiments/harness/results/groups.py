@@ -13,7 +13,7 @@ from jaxtyping import Float
 from experiments.harness.cli import config_files
 from experiments.harness.results.statistics import Score, exp_ratio, ratio, translation_items
 from experiments.harness.runs.checkpoint_selection import read_result
-from experiments.harness.runs.files import read_table
+from experiments.harness.runs.run_files import read_table
 from jaxformer.errors import ConfigError, DataError
 
 _FREE = (
