@@ -345,14 +345,6 @@ def test_the_first_text_is_printed_while_it_is_made(monkeypatch, capsys):
     assert capsys.readouterr().out == "\n" + "-" * 20 + "\ncd\n"
 
 
-def test_samples_are_split_as_they_were_joined_unless_the_prompts_are_others():
-    prompts, answers = ("a", "b\n", ""), [" dog", "  1: x", "y"]
-    text = evaluate.join_samples(prompts, answers)
-    assert evaluate.split_samples(text, prompts) == answers
-    assert evaluate.split_samples(text, ("a", "c\n", "")) is None
-    assert evaluate.split_samples(text, prompts[:2]) is None
-
-
 # Masked models
 
 
