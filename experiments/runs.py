@@ -1,7 +1,7 @@
 """Lists, compares and shows runs: `python -m experiments.runs [WORD] RUN|SWEEP ..`.
 
-  list     a line for each run: newest step, scores, start, parent and size (without a WORD: this)
-  compare  scores with intervals and paired tests, as text, Markdown, LaTeX, CSV or an HTML page
+  list     a line for each run: newest step, scores, start and parent (without a WORD: this)
+  compare  scores with intervals and paired tests, as text, Markdown, LaTeX or CSV
   diff     the settings in which two runs differ
   plot     learning curves, with a band over seeds
   page     an HTML page of one run: scores, curves, samples, attention, settings
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.results import pages, plots, tables
@@ -31,7 +31,6 @@ from experiments.harness.results.sweeping import SWEEP
 from experiments.harness.results.tables import Table
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.training import initialization
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import check_choices
 from jaxformer.errors import ConfigError, DataError
@@ -60,10 +59,10 @@ class CompareOptions:
     of the validation, such as validation_loss; empty: bleu, bits_per_byte or loss."""
     baseline: str = ""
     """The run whose group the others are compared with; empty: the first."""
-    format: Literal["terminal", "markdown", "latex", "csv", "html"] = "terminal"
-    """The form of the tables; html is a page with curves, samples and settings too."""
+    format: tables.Format = "terminal"
+    """The form of the tables."""
     output: str = ""
-    """File that is written; empty: the tables are printed, and a page goes to comparison.html."""
+    """File that is written; empty: the tables are printed."""
     all: bool = False
     """Adds a table of every run with its seed and score."""
     by_length: tuple[int, ...] = ()
@@ -72,8 +71,6 @@ class CompareOptions:
 
     def __post_init__(self):
         check_choices(self)
-        if self.format == "html" and (self.all or self.by_length):
-            raise ConfigError("a page has no tables of --all and --by_length: use another --format")
 
 
 @dataclass(frozen=True)
@@ -116,28 +113,24 @@ class PageOptions:
 
 
 def list_runs(options: ListOptions) -> None:
-    """Prints a line for each run: newest step, scores, start, parent and size."""
+    """Prints a line for each run: newest step, scores, start and parent."""
     folders = dict.fromkeys(
         _sweep_of(run, Path(root)) or run for root in options.runs for run in find_runs([root])
     )
     rows = [_describe_sweep(x) if (x / SWEEP).is_file() else _describe(x) for x in folders]
     if not rows:
         raise DataError(f"there is no run in {', '.join(options.runs)}: train first")
-    titles = "run", "step", "score", "started", "parent", "size"
+    titles = "run", "step", "score", "started", "parent"
     print(tables.plain(Table(titles, rows), numbers=False))
 
 
 def compare(options: CompareOptions) -> None:
-    """Prints scores with intervals and paired tests, or writes them as a page.
+    """Prints scores with intervals and paired tests, or writes them to a file.
 
     Runs whose settings differ in the seed alone are one row: mean, deviation and 95 % intervals of
     a score of the test text, and the difference from the first row with tests. The weights of each
     run are those that its validation chose.
     """
-    if options.format == "html":
-        text = pages.comparison_page(options.runs, options.metric, options.baseline)
-        _write(Path(options.output or "comparison.html"), text)
-        return
     comparison = compare_runs(options.runs, options.metric, options.baseline)
     text = tables.render(comparison, options.format, every_run=options.all)
     if options.by_length:
@@ -179,8 +172,8 @@ def page(options: PageOptions) -> None:
     """Writes an HTML page of one run: scores, curves, samples, attention, sizes and settings."""
     if len(options.runs) != 1:
         raise ConfigError(
-            f"{len(options.runs)} runs were given: give the folder of one; of several runs "
-            "`compare --format html` writes a page"
+            f"{len(options.runs)} runs were given: give the folder of one; `compare` and `plot` "
+            "show several"
         )
     folder = Path(options.runs[0])
     chosen = RunOptions(str(folder), checkpoint=options.checkpoint, step=options.step)
@@ -243,35 +236,27 @@ def _page_contents(folder: Path) -> Callable[..., pages.Contents] | None:
 
 def _describe(folder: Path) -> list[str]:
     """The row of the run in `folder`; "-" for what it does not have."""
-    config, environment = (read_json(folder / f"{name}.json") for name in ("config", "env"))
-    starts = [*environment.get("earlier", []), environment]
+    config = read_json(folder / "config.json")
     steps = Checkpoints(folder / "checkpoints").steps()
     total = config.get("optimizer", {}).get("total_steps", "?")
-    return [
-        str(folder),
-        f"{steps[-1] if steps else 0:,} of {total:,}" if isinstance(total, int) else "-",
-        _score_of(folder),
-        str(starts[0].get("time", "-"))[:16].replace("T", " "),
-        _parent_of(folder, config),
-        f"{_size(folder) / 1e6:,.1f} MB",
-    ]
+    reached = f"{steps[-1] if steps else 0:,} of {total:,}" if isinstance(total, int) else "-"
+    parent = config.get("continue_from") or config.get("init_from") or "-"
+    return [str(folder), reached, _score_of(folder), _started(folder), parent]
 
 
 def _describe_sweep(folder: Path) -> list[str]:
     """The row of the sweep in `folder`; `compare` shows its scores."""
-    starts = [_describe(run)[3] for run in find_runs([folder])]
     finished = len(list(folder.glob("*/*/scores.json")))
     cells = len(read_json(folder / SWEEP).get("cells", {}))
-    size = f"{_size(folder) / 1e6:,.1f} MB"
-    return [str(folder), f"{finished} of {cells} cells", "-", min(starts), "-", size]
+    started = min(map(_started, find_runs([folder])))
+    return [str(folder), f"{finished} of {cells} cells", "-", started, "-"]
 
 
-def _parent_of(folder: Path, config: dict[str, Any]) -> str:
-    """The parent of a run: RUN@STEP, or a folder of `transformers`; "-" for none."""
-    note = read_json(folder / initialization.NOTE)
-    if "run" in note:
-        return f"{note['run']}@{','.join(map(str, note.get('steps', [])))}"
-    return config.get("continue_from") or config.get("init_from") or "-"
+def _started(folder: Path) -> str:
+    """The time of the first start of the run in `folder`."""
+    environment = read_json(folder / "env.json")
+    first = [*environment.get("earlier", []), environment][0]
+    return str(first.get("time", "-"))[:16].replace("T", " ")
 
 
 def _sweep_of(run: Path, folder: Path) -> Path | None:
@@ -289,10 +274,6 @@ def _score_of(folder: Path) -> str:
     lines = [line for line in Run(folder).metrics() if set(_VALIDATION) & set(line)]
     newest = lines[-1] if lines else {}
     return ", ".join(f"{name} {newest[name]:.3f}" for name in _VALIDATION if name in newest) or "-"
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 if __name__ == "__main__":

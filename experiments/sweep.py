@@ -6,15 +6,12 @@ runs/sweeps/NAME. The same command again resumes: it trains what is not finished
 variants are compared.
 """
 
-import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from experiments import registry
@@ -41,9 +38,7 @@ class SweepOptions:
     cells: str = ""
     """Your own function package.module:name that yields variants, {"model.d_model": 192} each."""
     jobs: int = 1
-    """Processes that train cells at the same time, or tasks of a job array that run at once."""
-    slurm: bool = False
-    """Writes a SLURM job array with a task for each cell, and trains nothing."""
+    """Processes that train cells at the same time."""
     cell: int | None = None
     """Trains the cell of this number alone, from 0, as a task of a job array does."""
 
@@ -83,7 +78,7 @@ def sweep(
 
 
 def main(options: Any) -> None:
-    """Trains the cells and compares them, or writes a job array."""
+    """Trains the cells and compares them, or trains one cell."""
     experiment = registry.find(options.experiment)
     check_at_least(options, 1, "seeds", "jobs")
     kind = experiment.config
@@ -91,24 +86,24 @@ def main(options: Any) -> None:
     variants = cli.import_by_name(options.cells, "cells")() if options.cells else ({},)
     vary = sweeping.read_vary(config, options.vary)
     opened = _open(config, experiment.name, vary, variants, options.seeds)
-    if options.slurm:
-        print(_write_slurm(opened, options.jobs))
-    elif options.cell is not None:
-        name = _numbered(opened, options.cell)
-        sweeping.run_cell(opened, name, experiment.train)
-        _raise_failures(opened, [name])
+    if options.cell is not None:
+        names = list(opened.cells)
+        if not 0 <= options.cell < len(names):
+            raise ConfigError(f"cell={options.cell}, but the sweep has cells 0 to {len(names) - 1}")
+        sweeping.run_cell(opened, names[options.cell], experiment.train)
+        _raise_failures(opened, [names[options.cell]])
+        return
+    if config.distributed or config.coordinator:
+        raise ConfigError("a cell of several processes needs --cell: give the number of one")
+    codes = []
+    if options.jobs > 1:
+        codes = _run_jobs(opened, options.jobs)
     else:
-        if config.distributed or config.coordinator:
-            raise ConfigError("a cell of several processes needs --slurm or --cell: give one")
-        codes = []
-        if options.jobs > 1:
-            codes = _run_jobs(opened, options.jobs)
-        else:
-            sweeping.run_cells(opened, experiment.train)
-        _print_results(opened)
-        _raise_failures(opened, opened.cells)
-        if any(codes):
-            raise SystemExit(f"processes ended with codes {codes}: see {opened.folder / 'logs'}")
+        sweeping.run_cells(opened, experiment.train)
+    _print_results(opened)
+    _raise_failures(opened, opened.cells)
+    if any(codes):
+        raise SystemExit(f"processes ended with codes {codes}: see {opened.folder / 'logs'}")
 
 
 def _open(
@@ -122,19 +117,10 @@ def _open(
     return sweeping.open_sweep(config, experiment, sweeping.name_cells(config, combined, seeds))
 
 
-def _numbered(opened: Sweep, number: int) -> str:
-    """The name of the cell `number`, from 0."""
-    if not 0 <= number < len(opened.cells):
-        raise ConfigError(f"cell={number}, but the sweep has cells 0 to {len(opened.cells) - 1}")
-    return list(opened.cells)[number]
-
-
 def _run_jobs(opened: Sweep, jobs: int) -> list[int]:
     """Trains the cells in `jobs` processes, each the next that no other has; their exit codes."""
     logs = opened.folder / "logs"
     logs.mkdir(exist_ok=True)
-    for cell in opened.cells:
-        opened.failure_of(cell).unlink(missing_ok=True)
     command = [sys.executable, "-m", "experiments.sweep", *sys.argv[1:], "--jobs", "1"]
     with ExitStack() as stack:
         workers = []
@@ -143,55 +129,10 @@ def _run_jobs(opened: Sweep, jobs: int) -> list[int]:
             # In a session of its own, a worker gets no SIGINT of the terminal, but one SIGTERM.
             worker = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
             workers.append(worker)
-            stack.callback(_stop, worker)
+            stack.callback(worker.wait)  # it saves and ends, if it still runs
+            stack.callback(worker.terminate)
         print(f"{len(workers)} processes train; {logs} has what they say", flush=True)
-        told: set[str] = set()
-        while any(worker.poll() is None for worker in workers):
-            time.sleep(0.5)
-            _print_news(opened, told)
-    _print_news(opened, told)
-    return [worker.wait() for worker in workers]
-
-
-def _stop(worker: subprocess.Popen) -> None:
-    """Has `worker` save and end, if it still runs."""
-    worker.terminate()
-    worker.wait()
-
-
-def _print_news(opened: Sweep, told: set[str]) -> None:
-    """Prints each cell that is finished or failed and not in `told`, and adds it."""
-    failed = sweeping.failures(opened)
-    for cell in opened.cells:
-        state = "failed" if cell in failed else "finished" if opened.result(cell) else ""
-        if state and cell not in told:
-            print(f"{cell}: {state}", flush=True)
-            told.add(cell)
-
-
-def _write_slurm(opened: Sweep, jobs: int) -> str:
-    """Writes the script of a job array; returns what to do with it."""
-    path = opened.folder / "array.sbatch"
-    (opened.folder / "logs").mkdir(exist_ok=True)
-    args = [arg for arg in sys.argv[1:] if arg != "--slurm"]
-    at_once = f"%{jobs}" if jobs > 1 else ""
-    script = f"""#!/bin/sh
-#SBATCH --job-name={opened.folder.name}
-#SBATCH --array=0-{len(opened.cells) - 1}{at_once}
-#SBATCH --output={opened.folder.absolute()}/logs/cell%a.txt
-#SBATCH --open-mode=append
-#SBATCH --signal=TERM@120
-#SBATCH --requeue
-cd {shlex.quote(str(Path.cwd()))}
-srun {shlex.join([sys.executable, "-m", "experiments.sweep", *args])} --cell "$SLURM_ARRAY_TASK_ID"
-"""
-    path.write_text(script, encoding="utf-8")
-    return (
-        f"{path}: a job array of {len(opened.cells)} cells. Start it, with what your cluster "
-        f"needs, and compare the variants at the end:\n  sbatch --time=4:00:00 {path}\n"
-        f"  python -m experiments.runs compare {opened.folder}\n"
-        "The same sbatch again trains what is not finished."
-    )
+        return [worker.wait() for worker in workers]
 
 
 def _print_results(opened: Sweep) -> None:
@@ -214,9 +155,9 @@ def _raise_failures(opened: Sweep, cells: Iterable[str]) -> None:
     failed = {cell: why for cell, why in sweeping.failures(opened).items() if cell in cells}
     for cell, failure in failed.items():
         path = opened.failure_of(cell)
-        print(f"error: {cell} failed: {failure.error} (traceback: {path})", file=sys.stderr)
+        print(f"error: {cell} failed: {failure['error']} (traceback: {path})", file=sys.stderr)
     if failed:
-        raise SystemExit(next(iter(failed.values())).exit_code)
+        raise SystemExit(next(iter(failed.values()))["exit_code"])
 
 
 def _presets(args: Sequence[str]) -> Mapping[str, Any]:

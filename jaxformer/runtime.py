@@ -24,7 +24,7 @@ CPU_OPTIONS = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT",
     "xla_disable_hlo_passes": "tree_reduction_rewriter",
 }
-"""The compiler options for a CPU, without those that its XLA does not know."""
+"""Compiler options for a CPU; those that its XLA does not know are left out."""
 
 # glibc: one heap. Otherwise each thread of XLA and of each save gets a heap of its own, in which
 # freed memory adds up. Heaps are never merged, so this is set before any thread starts.
@@ -48,8 +48,6 @@ class ProcessSetup(NamedTuple):
     """Whether the allocator keeps freed memory."""
     compiler_options: dict[str, str]
     """XLA options that make a training step faster, for `jax.jit` and the strategies."""
-    unknown_options: tuple[str, ...]
-    """Options that this version of XLA does not know; they are left out."""
     compilation_cache_dir: Path | None
     """The folder of compiled programs; None: they are not kept."""
 
@@ -58,7 +56,6 @@ class ProcessSetup(NamedTuple):
         parts = [self.platform]
         parts += ["freed memory is kept"] if self.keeps_freed_memory else []
         parts += [f"{name}={value}" for name, value in self.compiler_options.items()]
-        parts += [f"{name} is unknown to this XLA" for name in self.unknown_options]
         parts += [f"compiled programs in {cache}" if cache else "compiled programs are not kept"]
         return "; ".join(parts)
 
@@ -76,12 +73,10 @@ def setup_process(compilation_cache_dir: Path | None = None) -> ProcessSetup:
     one_heap = _set_glibc_options(_ONE_HEAP)
     platform_name = jax.default_backend()
     on_cpu = platform_name == "cpu"
-    wanted = CPU_OPTIONS if on_cpu else {}
-    known = {name: value for name, value in wanted.items() if _compiles({name: value})}
+    options = dict(filter(_compiles, CPU_OPTIONS.items())) if on_cpu else {}
     keeps_freed = on_cpu and one_heap and _set_glibc_options(_KEEP_FREED)
-    unknown = tuple(name for name in wanted if name not in known)
     cache = _keep_programs(platform_name, compilation_cache_dir)
-    return ProcessSetup(platform_name, keeps_freed, known, unknown, cache)
+    return ProcessSetup(platform_name, keeps_freed, options, cache)
 
 
 def _keep_programs(platform_name: str, cache_dir: Path | None) -> Path | None:
@@ -104,10 +99,10 @@ def _cpu_kind() -> str:
     return f"cpu-{zlib.crc32(kind.encode()):08x}"
 
 
-def _compiles(options: dict[str, str]) -> bool:
-    """Whether XLA accepts `options`, tried with a small program."""
+def _compiles(option: tuple[str, str]) -> bool:
+    """Whether XLA accepts the `option` (name, value), tried with a small program."""
     try:
-        jax.jit(jnp.sum, compiler_options=options).lower(jnp.zeros((2, 3))).compile()
+        jax.jit(jnp.sum, compiler_options=dict([option])).lower(jnp.zeros((2, 3))).compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True

@@ -17,14 +17,6 @@ LATE = {"orbax", "tokenizers", "matplotlib", "torch", "transformers", "sacrebleu
 LATE |= {"safetensors", "huggingface_hub"}
 
 
-def loaded_after(*lines: str) -> set[str]:
-    """The top-level packages in a fresh interpreter after running `lines`."""
-    report = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
-    command = [sys.executable, "-c", "\n".join([*lines, report])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    return set(done.stdout.split())
-
-
 def checked_imports() -> dict[str, str]:
     """Public name -> module, as type checkers read it."""
     tree = ast.parse(Path(jaxformer.__file__).read_text(encoding="utf-8"))
@@ -32,23 +24,25 @@ def checked_imports() -> dict[str, str]:
     return {name.name: node.module for node in block.body for name in node.names}
 
 
-def test_importing_the_package_loads_nothing_else():
-    loaded = loaded_after("import jaxformer")
-    assert "jaxformer" in loaded
-    assert loaded & {"jax", "flax", "optax", "numpy", *LATE} == set()
+STAGES = (
+    "import jaxformer",
+    "import jaxformer.text.data, jaxformer.text.metrics, jaxformer.text.tokenizers",
+    "from jaxformer import EncoderDecoder, TRANSFORMER_BASE",
+)
 
 
-def test_asking_for_a_model_loads_only_what_models_need():
-    loaded = loaded_after("from jaxformer import EncoderDecoder, TRANSFORMER_BASE")
-    assert "flax" in loaded
-    assert loaded & LATE == set()
-
-
-def test_text_is_handled_without_jax():
-    packages = "jaxformer.text.data, jaxformer.text.metrics, jaxformer.text.tokenizers"
-    loaded = loaded_after(f"import {packages}")
-    assert "numpy" in loaded
-    assert loaded & {"jax", "flax", *LATE} == set()
+def test_the_package_alone_texts_and_models_each_load_only_what_they_need():
+    report = "print(*{name.partition('.')[0] for name in sys.modules})"
+    code = "import sys\n" + "\n".join(f"{stage}\n{report}" for stage in STAGES)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    alone, texts, models = (set(line.split()) for line in done.stdout.splitlines())
+    assert "jaxformer" in alone
+    assert alone & {"jax", "flax", "optax", "numpy", *LATE} == set()
+    assert "numpy" in texts
+    assert texts & {"jax", "flax", *LATE} == set()
+    assert "flax" in models
+    assert models & LATE == set()
 
 
 def test_type_checkers_and_python_find_every_public_name_in_the_same_place():

@@ -138,7 +138,19 @@ def test_an_option_that_a_readme_names_exists():
     }
     others = {"field", "lr"}  # placeholders
     others |= {"output_dir", "inplace", "to"}  # of ct2-transformers-converter and jupyter
-    others |= {"echo", "full", "nodes", "ntasks", "gpus", "signal", "requeue", "zone", "worker"}
+    others |= {
+        "array",
+        "wrap",
+        "echo",
+        "full",
+        "nodes",
+        "ntasks",
+        "gpus",
+        "signal",
+        "requeue",
+        "zone",
+        "worker",
+    }
     assert written - others - {"command"} <= known
 
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.results.scored_runs import ratio
-from experiments.harness.results.statistics import item_half_width, plus_minus
+from experiments.harness.results.statistics import item_half_width, plus_minus, ratio
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_folder import Run

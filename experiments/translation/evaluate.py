@@ -195,8 +195,11 @@ def read_samples(folder: Path) -> dict[str, list[str]]:
 
 def intervals(hypotheses: list[str], references: list[str]) -> dict[str, str]:
     """ " ± " and half of the 95 % bootstrap interval, over sentences, of `exact`, BLEU and chrF."""
-    from experiments.harness.results.scored_runs import translation_items
-    from experiments.harness.results.statistics import item_half_width, plus_minus
+    from experiments.harness.results.statistics import (
+        item_half_width,
+        plus_minus,
+        translation_items,
+    )
 
     found = {}
     for name, form in (("exact", ".1%"), ("bleu", ".2f"), ("chrf", ".2f")):

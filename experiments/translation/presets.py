@@ -27,8 +27,8 @@ class Files:
     """Your own parallel text (.gz too)."""
 
     source: str = ""
-    """A file with a text on each line; or, of both sides, .tsv, .jsonl, .parquet, hf:NAME@SPLIT,
-    sacrebleu:TEST_SET:PAIR or your own function as package.module:name; empty: none."""
+    """A file with a text on each line; or, of both sides, .tsv, .jsonl, .parquet, hf:NAME@SPLIT or
+    your own function as package.module:name; empty: none."""
     target: str = ""
     """A file whose line i translates line i of the source file; empty where source holds both."""
     source_field: str = "source"

@@ -12,13 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from jaxformer.checkpoint import manifest
-from jaxformer.checkpoint.steps import StepFolders, lock
+from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first, lock
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
-from jaxformer.training.parameters import flatten
 
 _NAMED = 5  # an error names so many leaves and counts the rest
 
@@ -92,9 +90,9 @@ class Checkpoints:
         self._open()
         with self._with_patience():
             self.wait()
-        if _agreed(step in self.steps()):
+        if agreed(step in self.steps()):
             return
-        leaves = _describe(jax.tree.map(_shape, state))
+        leaves = manifest.describe(jax.tree.map(_shape, state))
         stored = ocp.args.PyTreeSave(jax.tree.map(_storable, state))
         metric = None if metric is None or metric != metric else float(metric)
         with self._with_patience(), self._writing():
@@ -128,7 +126,7 @@ class Checkpoints:
         committing, self._committing = self._committing, None
         with self._writing():
             error = committing.exception()
-            committed = _agreed(error is None)  # only the first process commits
+            committed = agreed(error is None)  # only the first process commits
             if error is not None:
                 raise error
             if not committed:
@@ -179,10 +177,10 @@ class Checkpoints:
         Raises `CheckpointError` before anything is loaded, with the names of the leaves, if one is
         missing, is not expected, or has another shape or dtype.
         """
-        step = _by_the_first(lambda: self._verified_step(step))
+        step = by_the_first(lambda: self._verified_step(step))
         target = jax.tree.map(_shape, abstract_state)
         saved = manifest.read(self._steps.path(step))
-        wrong = _differences(saved.leaves, _describe(target))
+        wrong = manifest.differences(saved.leaves, manifest.describe(target))
         if wrong:
             more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
             raise CheckpointError(
@@ -252,7 +250,7 @@ class Checkpoints:
         if self._writer is not None:
             return
         try:
-            _by_the_first(begin)
+            by_the_first(begin)
         except (ValueError, OSError):
             self._release()
             raise
@@ -347,30 +345,6 @@ def _reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} is damaged and cannot be read: {error}") from error
 
 
-def _agreed(value: int) -> int:
-    """The first process's `value`, in every process."""
-    if jax.process_count() == 1:
-        return value
-    try:
-        return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
-    except ValueError as error:  # `jax.jit` raises it when another process is gone
-        raise jax.errors.JaxRuntimeError(str(error)) from error
-
-
-def _by_the_first(decide: Callable[[], int]) -> int:
-    """The number >= 0 that `decide()` returns on the first process; if it raises, all raise."""
-    decision, refused = -1, None
-    if jax.process_index() == 0:
-        try:
-            decision = decide()
-        except (ValueError, OSError) as error:
-            refused = error
-    decision = _agreed(decision)
-    if decision == -1:
-        raise refused or CheckpointError("the first process rejected the checkpoint: see its error")
-    return decision
-
-
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     """Shape and dtype of what is stored for `leaf`, with its sharding if it spans devices."""
     leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
@@ -419,24 +393,3 @@ def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
     """The sharding of a leaf on several devices; on one device, JAX chooses the device."""
     sharding = getattr(leaf, "sharding", None)
     return sharding if sharding is not None and len(sharding.device_set) > 1 else None
-
-
-def _describe(tree: Any) -> dict[str, str]:
-    """{"path/of/leaf": "dtype[shape]"}."""
-    return {
-        path: f"{jnp.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"
-        for path, leaf in flatten(tree).items()
-    }
-
-
-def _differences(stored: dict[str, str], expected: dict[str, str]) -> list[str]:
-    """The missing, extra and different leaves, parameters first."""
-    paths = sorted(
-        expected.keys() | stored.keys(), key=lambda path: (not path.startswith("params/"), path)
-    )
-    return [
-        f"{path} is {stored.get(path, 'absent')} in the checkpoint but "
-        f"{expected.get(path, 'absent')} here"
-        for path in paths
-        if expected.get(path) != stored.get(path)
-    ]

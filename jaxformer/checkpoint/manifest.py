@@ -6,7 +6,10 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from jaxformer.errors import CheckpointError
+from jaxformer.training.parameters import flatten
 
 NAME = "MANIFEST.json"
 _FORMAT = 1
@@ -30,6 +33,27 @@ class Manifest(NamedTuple):
     """The lower, the better; None if the checkpoint was not evaluated."""
     files: dict[str, list[int]]
     """Length in bytes and CRC-32 of each file, by its name in the folder."""
+
+
+def describe(tree: Any) -> dict[str, str]:
+    """The `leaves` of a manifest: {"path/of/leaf": "dtype[shape]"}."""
+    return {
+        path: f"{jnp.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"
+        for path, leaf in flatten(tree).items()
+    }
+
+
+def differences(stored: dict[str, str], expected: dict[str, str]) -> list[str]:
+    """The missing, extra and different leaves, parameters first."""
+    paths = sorted(
+        expected.keys() | stored.keys(), key=lambda path: (not path.startswith("params/"), path)
+    )
+    return [
+        f"{path} is {stored.get(path, 'absent')} in the checkpoint but "
+        f"{expected.get(path, 'absent')} here"
+        for path in paths
+        if expected.get(path) != stored.get(path)
+    ]
 
 
 def commit(

@@ -1,12 +1,20 @@
-"""The steps of a run on disk: which are committed and intact, which is removed, who may write."""
+"""The steps of a run on disk: which are committed and intact, which is removed, who may write.
+
+Of several processes the first one decides, and the others learn what it has decided.
+"""
 
 import importlib.util
 import itertools
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxformer.checkpoint import manifest
 from jaxformer.errors import CheckpointError, ConfigError
@@ -178,3 +186,27 @@ def _flock(file: TextIO) -> None:
         raise
     except OSError:
         return  # the file system has no locks: train without one
+
+
+def agreed(value: int) -> int:
+    """The first process's `value`, in every process."""
+    if jax.process_count() == 1:
+        return value
+    try:
+        return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+    except ValueError as error:  # `jax.jit` raises it when another process is gone
+        raise jax.errors.JaxRuntimeError(str(error)) from error
+
+
+def by_the_first(decide: Callable[[], int]) -> int:
+    """The number >= 0 that `decide()` returns on the first process; if it raises, all raise."""
+    decision, refused = -1, None
+    if jax.process_index() == 0:
+        try:
+            decision = decide()
+        except (ValueError, OSError) as error:
+            refused = error
+    decision = agreed(decision)
+    if decision == -1:
+        raise refused or CheckpointError("the first process rejected the checkpoint: see its error")
+    return decision

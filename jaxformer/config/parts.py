@@ -11,7 +11,16 @@ NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
 
 
 @dataclass(frozen=True)
-class AttentionOptions:
+class Part:
+    """The base of all parts: types and choices of fields are checked."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choices(self)
+
+
+@dataclass(frozen=True)
+class AttentionOptions(Part):
     """Choices of attention.
 
     >>> gemma2 = jf.AttentionOptions(num_kv_heads=4, window=4096, full_every=2, softcap=50.0)
@@ -37,7 +46,7 @@ class AttentionOptions:
     """Dropout on the attention weights."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         check_at_least(self, 1, "num_kv_heads", "window")
         check_at_least(self, 2, "full_every")
         check_at_least(self, 1e-6, "query_scalar", "softcap")
@@ -45,7 +54,7 @@ class AttentionOptions:
 
 
 @dataclass(frozen=True)
-class FeedForwardOptions:
+class FeedForwardOptions(Part):
     """Choices of the feed-forward network.
 
     >>> swiglu = jf.FeedForwardOptions("silu", gated=True)
@@ -59,13 +68,12 @@ class FeedForwardOptions:
     """Dropout on the hidden layer."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
+        super().__post_init__()
         check_fraction(self, "dropout_rate")
 
 
 @dataclass(frozen=True)
-class NormOptions:
+class NormOptions(Part):
     """Choices of the norms.
 
     >>> llama = jf.NormOptions("rms", placement="pre", eps=1e-5)
@@ -80,13 +88,9 @@ class NormOptions:
     eps: float = 1e-6
     """Added to the variance."""
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
-
 
 @dataclass(frozen=True)
-class EmbeddingOptions:
+class EmbeddingOptions(Part):
     """Choices of the embeddings.
 
     >>> gpt = jf.EmbeddingOptions(tied="output", scale=False)
@@ -107,14 +111,13 @@ class EmbeddingOptions:
     """Dropout of the whole embeddings of source and target tokens (Sennrich et al. 2016, WMT16)."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
+        super().__post_init__()
         check_at_least(self, 0, "zero_id", "num_types")
         check_fraction(self, "dropout_rate")
 
 
 @dataclass(frozen=True)
-class OutputOptions:
+class OutputOptions(Part):
     """Choices of the output layer, which gives the logits.
 
     >>> gemma2 = jf.OutputOptions(softcap=30.0)
@@ -126,12 +129,12 @@ class OutputOptions:
     """The model's logits x become c tanh(x / c) with this c (Gemma 2: 30); None: they stay."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         check_at_least(self, 1e-6, "softcap")
 
 
 @dataclass(frozen=True)
-class EncoderOptions:
+class EncoderOptions(Part):
     """Sizes of the encoder where they differ from those of the decoder; None: they are the same.
 
     >>> narrow = jf.EncoderOptions(num_heads=4)
@@ -143,5 +146,5 @@ class EncoderOptions:
     """F, the size of the feed-forward network's hidden layer."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        super().__post_init__()
         check_at_least(self, 1, "num_heads", "d_ff")

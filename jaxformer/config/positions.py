@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
-from jaxformer.config.checks import check_at_least, check_choices, check_types
+from jaxformer.config.checks import check_at_least
+from jaxformer.config.parts import Part
 from jaxformer.config.rotary_scaling import Linear, Llama3, NoScaling, Yarn
 from jaxformer.errors import ConfigError
 
@@ -97,7 +98,7 @@ class Places(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PositionScheme:
+class PositionScheme(Part):
     """The base of all schemes; it gives no positions.
 
     A scheme acts on the stack's input, on queries and keys, or on the logits of self-attention.
@@ -109,10 +110,6 @@ class PositionScheme:
     ...         return x.at[..., 0].add(at.positions)
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=Counted())
     """
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
 
     def check(self, d_model: int, head_dim: int) -> None:
         """Raises `ConfigError` for sizes that the scheme does not support."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from jaxformer.config.checks import check_at_least, check_types
+from jaxformer.config.checks import check_at_least
+from jaxformer.config.parts import Part
 from jaxformer.errors import ConfigError
 
 Rates = Float[np.ndarray, " half"]
@@ -14,11 +15,8 @@ Rates = Float[np.ndarray, " half"]
 
 
 @dataclass(frozen=True)
-class NoScaling:
+class NoScaling(Part):
     """Rotary rates stay as they are; the base of all scalings."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
 
     def rates(self, rates: Rates, base: float) -> Rates:
         """The angles per position of all pairs, from those without scaling."""

@@ -12,17 +12,10 @@ All three compute the same gradient: sums are added over devices and divided onc
 depends on the example's id, not on how a batch is split (`jaxformer.ops.dropout`).
 """
 
-from jaxformer.distributed.mesh import AXES, make_mesh, parse_mesh
+from jaxformer.distributed.mesh import AXES, CompiledStep, make_mesh, parse_mesh
 from jaxformer.distributed.processes import assert_processes_agree, initialize
 from jaxformer.distributed.sharding_rules import RULES, partition_specs
-from jaxformer.distributed.strategies import (
-    CompiledStep,
-    Strategy,
-    replicated,
-    sharded,
-    single,
-    strategy_of,
-)
+from jaxformer.distributed.strategies import Strategy, replicated, sharded, single, strategy_of
 
 __all__ = [
     "AXES",

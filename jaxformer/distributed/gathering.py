@@ -46,13 +46,11 @@ class Gathering(NamedTuple):
     dtype: Any = None
     stages: Stages = ()
 
-    def whole(self, params: Params) -> Params:
-        """Whole parameters in the types of `params`."""
-        return _as_stored(self._gather(params), params)
-
     def for_loss(self, params: Params) -> Params:
         """The loss's argument: whole parameters, or boxes from which Flax's modules take them."""
-        return self._boxes(params, GatheredAtUse) if self.at == "use" else self.whole(params)
+        if self.at == "use":
+            return self._boxes(params, GatheredAtUse)
+        return _as_stored(self._gather(params), params)
 
     def gradient_sums(
         self, loss: Loss, params: Params, batch: Batch, rng: jax.Array, parts: int
@@ -70,10 +68,7 @@ class Gathering(NamedTuple):
                 here, part = jax.lax.optimization_barrier((params, part))
                 self._check_reads(loss, here, part, rng)
                 sums = loss_and_gradient(
-                    lambda params, *rest: loss(self._boxes(params, GatheredAtUse), *rest),
-                    here,
-                    part,
-                    rng,
+                    lambda params, *rest: loss(self.for_loss(params), *rest), here, part, rng
                 )
                 return jax.lax.optimization_barrier(sums)
 

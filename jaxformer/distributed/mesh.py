@@ -1,7 +1,7 @@
-"""The mesh of the devices of all processes."""
+"""The mesh of the devices of all processes, and programs for it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -104,3 +104,33 @@ def standardize(mesh: Mesh) -> Mesh:
     shape = tuple(mesh.shape.get(name, 1) for name in AXES)
     devices = mesh.devices.transpose(order).reshape(shape)
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+class CompiledStep:
+    """A function compiled for the devices of a mesh, once for each combination of argument shapes.
+
+    >>> from jaxformer.distributed import CompiledStep, make_mesh
+    >>> double = CompiledStep(lambda x: 2 * x, jax.jit, make_mesh("data=1", jax.devices()[:1]))
+    >>> double(jnp.ones(3))
+    Array([2., 2., 2.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        jit: Callable[[Callable[..., Any]], Any],
+        mesh: Mesh,
+    ) -> None:
+        """`jit` compiles for the devices of `mesh`."""
+        self._mesh = mesh
+        self._compiled = jit(function)
+
+    def __call__(self, *args: Any) -> Any:
+        """The result of the function, which may still be computed."""
+        with jax.set_mesh(self._mesh):  # overrides a mesh that the caller has set
+            return self._compiled(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """The program for arguments of these shapes, before compilation."""
+        with jax.set_mesh(self._mesh):
+            return self._compiled.lower(*args)

@@ -105,9 +105,9 @@ def _check_process(coordinator: str, num_processes: int, process_id: int) -> Non
         )
 
 
-def row_spec(leaf: Any) -> PartitionSpec:
-    """The spec of a leaf of a batch: its rows are divided; a scalar is not."""
-    return PartitionSpec(BATCH_AXES) if jnp.ndim(leaf) else PartitionSpec()
+def row_spec(leaf: Any, axes: tuple[str, ...] = BATCH_AXES) -> PartitionSpec:
+    """The spec of a leaf of a batch: mesh `axes` divide its rows; a scalar is not divided."""
+    return PartitionSpec(axes) if jnp.ndim(leaf) else PartitionSpec()
 
 
 def check_rows(batch: Any, num_shards: int, grad_accumulation: int = 1, share: float = 1.0) -> None:
@@ -125,10 +125,17 @@ def check_rows(batch: Any, num_shards: int, grad_accumulation: int = 1, share: f
             )
 
 
+def pad_rows(leaf: np.ndarray, parts: int) -> np.ndarray:
+    """`leaf` with rows of zeros at its end, so that `parts` divide their number."""
+    if leaf.ndim == 0:
+        return leaf
+    return np.pad(leaf, [(0, -len(leaf) % parts), *[(0, 0)] * (leaf.ndim - 1)])
+
+
 def global_array(
-    leaf: Any, sharding: Sharding, local_shards: tuple[int, ...], num_shards: int
+    leaf: Any, sharding: Sharding, local_shards: tuple[int, ...] = (0,), num_shards: int = 1
 ) -> jax.Array:
-    """The array of all processes, of which this one has built the rows `leaf`.
+    """The array of all processes, of which this one has built the rows `leaf`; by default all.
 
     `local_shards` are the numbers of its shards among `num_shards`.
     """
@@ -146,7 +153,7 @@ def global_array(
     return jax.make_array_from_callback(shape, sharding, part)
 
 
-def whole_array(leaf: Any) -> np.ndarray:
+def to_numpy(leaf: Any) -> np.ndarray:
     """The whole array in numpy on every process; a PRNG key as its key data."""
     if jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)

@@ -5,7 +5,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,14 +25,9 @@ from jaxformer.distributed.gathering import (
     batch_spec,
     torus_stages,
 )
-from jaxformer.distributed.mesh import AXES, Device, standardize
-from jaxformer.distributed.processes import check_rows, global_array, row_spec, whole_array
-from jaxformer.distributed.sharding_rules import (
-    RULES,
-    MeshAxes,
-    inherited_specs,
-    partition_specs,
-)
+from jaxformer.distributed.mesh import AXES, CompiledStep, Device, standardize
+from jaxformer.distributed.processes import check_rows, global_array, pad_rows, row_spec, to_numpy
+from jaxformer.distributed.sharding_rules import RULES, MeshAxes, inherited_specs, partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.training.losses import Loss
@@ -45,36 +40,6 @@ from jaxformer.training.train_step import (
     make_eval_step,
     make_update,
 )
-
-
-class CompiledStep:
-    """A function compiled for the devices of a mesh, once for each combination of argument shapes.
-
-    >>> from jaxformer.distributed import CompiledStep, make_mesh
-    >>> double = CompiledStep(lambda x: 2 * x, jax.jit, make_mesh("data=1", jax.devices()[:1]))
-    >>> double(jnp.ones(3))
-    Array([2., 2., 2.], dtype=float32)
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        jit: Callable[[Callable[..., Any]], Any],
-        mesh: Mesh,
-    ) -> None:
-        """`jit` compiles for the devices of `mesh`."""
-        self._mesh = mesh
-        self._compiled = jit(function)
-
-    def __call__(self, *args: Any) -> Any:
-        """The result of the function, which may still be computed."""
-        with jax.set_mesh(self._mesh):  # overrides a mesh that the caller has set
-            return self._compiled(*args)
-
-    def lower(self, *args: Any) -> jax.stages.Lowered:
-        """The program for arguments of these shapes, before compilation."""
-        with jax.set_mesh(self._mesh):
-            return self._compiled.lower(*args)
 
 
 class Strategy:
@@ -156,8 +121,7 @@ class Strategy:
     def shard_state(self, tree: Any) -> Any:
         """A state or parameters from a file or other devices, moved to this strategy's devices.
 
-        Every process gives the whole tree. Beam search and sampling with parameters that are
-        divided so run on all of these devices.
+        Every process gives the whole tree. Decoding with the result runs on all of the devices.
         """
         return jax.device_put(tree, self.shardings(tree))
 
@@ -189,10 +153,7 @@ class Strategy:
         )
 
     def abstract_batch(self, batch: Batch) -> Batch:
-        """The result of `shard_batch` for a whole batch, as `jax.ShapeDtypeStruct` with shardings.
-
-        `batch` holds all rows. Raises `ConfigError` when `num_shards` does not divide them.
-        """
+        """The result of `shard_batch` for a `batch` of all rows, as `jax.ShapeDtypeStruct`."""
         check_rows(batch, self.num_shards)
 
         def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -214,13 +175,8 @@ class Strategy:
         def global_rows(leaf: Any) -> jax.Array:
             if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
                 return leaf
-            leaf = np.asarray(leaf)
-            leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-            if leaf.ndim:
-                rows = -len(leaf) % parts
-                leaf = np.pad(leaf, [(0, rows), *[(0, 0)] * (leaf.ndim - 1)])
-            sharding = self._sharding(PartitionSpec(axes) if leaf.ndim else PartitionSpec())
-            return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+            leaf = pad_rows(np.asarray(leaf), parts)
+            return global_array(leaf, self._sharding(row_spec(leaf, axes)))
 
         return jax.tree.map(global_rows, batch)
 
@@ -230,7 +186,7 @@ class Strategy:
 
     def gather(self, tree: Any) -> Any:
         """The whole `tree` as numpy arrays on every process; a PRNG key as its key data."""
-        return jax.tree.map(whole_array, tree)
+        return jax.tree.map(to_numpy, tree)
 
     def shardings(self, tree: Any) -> Any:
         """The tree of `Sharding` for the leaves of a state, or of parameters alone.
@@ -284,7 +240,9 @@ class Strategy:
             out_specs = specs, *[PartitionSpec()] * 3
             on_shards = self._on_shards(partial(sums_of, specs), specs, out_specs)
             state, metrics = update(state, on_shards(state.params, batch, state.dropout_rng))
-            return self._constrain(state), metrics
+            if self.mesh.size > 1:
+                state = jax.lax.with_sharding_constraint(state, self.shardings(state))
+            return state, metrics
 
         return CompiledStep(step, partial(self._jit, donate_argnums=0), self.mesh)
 
@@ -349,12 +307,6 @@ class Strategy:
         if self.mesh.size == 1:
             return SingleDeviceSharding(self.mesh.devices.item())
         return NamedSharding(self.mesh, spec)
-
-    def _constrain(self, tree: Any) -> Any:
-        """`tree` with the shardings of a state."""
-        if self.mesh.size == 1:
-            return tree
-        return jax.lax.with_sharding_constraint(tree, self.shardings(tree))
 
     def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         compiler_options = dict(self.compiler_options) or None
@@ -421,7 +373,7 @@ def sharded(
 
 
 def strategy_of(params: Any) -> Strategy:
-    """The strategy whose devices hold `params`, divided as they are.
+    """The strategy whose devices hold `params`, divided as they are: the same object each time.
 
     >>> strategy_of({"scale": jnp.ones(3)}).num_shards
     1
@@ -429,12 +381,16 @@ def strategy_of(params: Any) -> Strategy:
     placed = {k: x.sharding for k, x in flatten(params).items() if isinstance(x, jax.Array)}
     divided = {k: x for k, x in placed.items() if isinstance(x, NamedSharding)}
     if not divided:
-        devices = (device for sharding in placed.values() for device in sharding.device_set)
-        return single(next(devices, None))
+        devices = [device for sharding in placed.values() for device in sharding.device_set]
+        return _divided_so(Mesh(np.array((devices or jax.local_devices())[:1]), ("data",)), ())
     mesh = next(iter(divided.values())).mesh
     assert isinstance(mesh, Mesh)  # arrays outside of programs lie on devices
-    paths = {f"^{re.escape(path)}$": sharding.spec for path, sharding in divided.items()}
-    return Strategy(mesh, {}, paths=paths)
+    return _divided_so(mesh, tuple((path, x.spec) for path, x in divided.items()))
+
+
+@lru_cache(maxsize=16)
+def _divided_so(mesh: Mesh, specs: tuple[tuple[str, PartitionSpec], ...]) -> Strategy:
+    return Strategy(mesh, {}, paths={f"^{re.escape(path)}$": spec for path, spec in specs})
 
 
 def _call(function: Callable[[], Any]) -> Any:

@@ -1,7 +1,7 @@
 """The axes of each parameter of a model by their meaning: embed, heads, mlp, vocab, layers.
 
-Weight decay, Muon, Adafactor, LoRA, layer-wise rates and sharding read them, so a module gets all
-of these whatever its parameters are called. A module class may name the axes of its parameters in
+Weight decay, Muon, LoRA and sharding read them, so a module gets all of these whatever its
+parameters are called. A module class may name the axes of its parameters in
 `AXES`, from a path relative to the module to "inputs -> outputs":
 
     class FeedForward(nn.Module):
@@ -57,12 +57,6 @@ class Axes(NamedTuple):
 
     Embeddings, positions, task heads and the pooler are not: Muon leaves them to Adam.
     """
-    distance: int = 0
-    """Number of blocks from the parameter to the output of its stack: 1 in the last block.
-
-    Stacked layers have that of the first one. It is 0 behind the blocks; in embeddings and whatever
-    else is before the blocks it is 1 more than in the first block of the deepest stack.
-    """
 
     def matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """The numbers of inputs and of outputs of a parameter of `shape`, without layers."""
@@ -86,23 +80,18 @@ def parameter_axes(model: nn.Module, *inputs: Any) -> dict[str, Axes]:
 
 def axes_in(trace: "Trace") -> dict[str, Axes]:
     """The axes of the parameters that `trace` has seen."""
-    distances = _distances(trace)
-    before = max(distances.values(), default=0) + 1
+    blocks = _blocks(trace)
     axes = {}
     for path, shape in trace.shapes.items():
         rank = trace.ranks[path]
         named_inputs, outputs = _named(trace, path, rank) or _of_module(trace, path, rank)
         names = {*named_inputs, *outputs}
-        block = next((block for block in distances if path.startswith(f"{block}/")), None)
-        is_before = bool(_IDS & set(named_inputs)) or _precedes_blocks(trace, path, distances)
+        in_block = any(path.startswith(f"{block}/") for block in blocks)
         axes[path] = Axes(
             named_inputs,
             outputs,
             layers=len(shape) - rank,
-            is_hidden=bool(named_inputs)
-            and not names & _IDS
-            and (block is not None or names <= FEATURES),
-            distance=before if is_before else distances.get(block or "", 0),
+            is_hidden=bool(named_inputs) and not names & _IDS and (in_block or names <= FEATURES),
         )
     return axes
 
@@ -207,39 +196,11 @@ def _is_dense(module: nn.Module) -> bool:
     return isinstance(module, nn.Dense | nn.DenseGeneral | nn.Conv)
 
 
-def _distances(trace: Trace) -> dict[str, int]:
-    """{path of each block: number of blocks from it to the output of its stack, itself included}.
-
-    The blocks of a `Stack` or an `Encoder` are its children with parameters other than norms and
-    positions.
-    """
-    distances = {}
-    stacks = [path for path, module in trace.modules.items() if isinstance(module, _STACKS)]
-    for stack in stacks:
-        blocks = [path for path in _children(trace, stack) if _is_block(trace, path)]
-        for number, block in enumerate(blocks):
-            leaf = next(path for path in trace.shapes if path.startswith(f"{block}/"))
-            is_stacked = len(trace.shapes[leaf]) > trace.ranks[leaf]
-            distances[block] = trace.shapes[leaf][0] if is_stacked else len(blocks) - number
-    return distances
-
-
-def _children(trace: Trace, parent: str) -> list[str]:
-    """The modules directly in `parent` that have parameters, in the order of their first call."""
-    paths = [path for path in trace.modules if path.rpartition("/")[0] == parent and path != parent]
-    return [path for path in paths if any(leaf.startswith(f"{path}/") for leaf in trace.shapes)]
-
-
-def _is_block(trace: Trace, path: str) -> bool:
-    return not isinstance(trace.modules[path], Positions | Norm)
-
-
-def _precedes_blocks(trace: Trace, path: str, distances: dict[str, int]) -> bool:
-    """Whether the parameter at `path` is in a stack, in a module called before the first block."""
-    for parent in _parents(path):
-        if isinstance(trace.modules.get(parent), _STACKS):
-            children = _children(trace, parent)
-            child = next((x for x in children if path.startswith(f"{x}/")), None)
-            first = next((i for i, x in enumerate(children) if x in distances), 0)
-            return child is not None and children.index(child) < first
-    return False
+def _blocks(trace: Trace) -> list[str]:
+    """The paths of the children of each `Stack` or `Encoder` other than norms and positions."""
+    return [
+        path
+        for path, module in trace.modules.items()
+        if isinstance(trace.modules.get(path.rpartition("/")[0]), _STACKS)
+        and not isinstance(module, Positions | Norm)
+    ]

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.config import TransformerConfig
 from jaxformer.nn.layers import ACTIVATIONS, Dropout, Norm, as_row, softcap
 from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model
 from jaxformer.nn.stack import make_norm
@@ -15,12 +16,7 @@ from jaxformer.ops.masks import AnyArray
 
 
 class MaskedLMOutput(NamedTuple):
-    """The output of a masked language model, for P positions or all T.
-
-    >>> output = MaskedLMOutput(logits=jnp.eye(3)[None], next_sentence=None)  # B = 1, P = V = 3
-    >>> output.logits.argmax(-1).tolist()  # the most likely token at each masked position
-    [[0, 1, 2]]
-    """
+    """The output of a masked language model, for P positions or all T."""
 
     logits: Float[Array, "B P V"]
     """Logits at each position."""
@@ -73,19 +69,6 @@ class MaskedLanguageModel(Model):
         hidden = take_positions(encoded.hidden, masked_positions)
         return MaskedLMOutput(self.lm_head(hidden), self.next_sentence_head(encoded.pooled))
 
-    def hidden(
-        self,
-        tokens: Int[AnyArray, "B T"],
-        padding_mask: Bool[AnyArray, "B T"] | None = None,
-        token_type_ids: Int[AnyArray, "B T"] | None = None,
-        masked_positions: Int[AnyArray, "B P"] | None = None,
-        *,
-        dropout_rng: DropoutRng | None = None,
-    ) -> Float[Array, "B P D"]:
-        """The encoder's output, from which `lm_head` makes the logits of `__call__`."""
-        encoded = self.encode(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
-        return take_positions(encoded.hidden, masked_positions)
-
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
         x = ACTIVATIONS[self.config.feed_forward.activation](self.transform(hidden))
@@ -122,10 +105,8 @@ class Classifier(nn.Module):
     >>> model = jf.Classifier(jf.EncoderOnly(config), classes=3)
     >>> tokens, real = jnp.ones((2, 5), int), jnp.ones((2, 5), bool)
     >>> logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), tokens, real)
-    >>> logits.shape  # [B, C]
-    (2, 3)
-    >>> variables["params"]["head"]["kernel"].shape
-    (8, 3)
+    >>> logits.shape, variables["params"]["head"]["kernel"].shape
+    ((2, 3), (8, 3))
     """
 
     backbone: nn.Module
@@ -145,14 +126,11 @@ class Classifier(nn.Module):
 
         `token_type_ids` tell two sentences apart, where the backbone is an encoder that does.
         """
-        config = self.backbone.config
         types = () if token_type_ids is None else (token_type_ids,)
         mean = {"mean": True} if self.pooling == "mean" else {}  # a backbone may have no mean
         x = self.backbone.pooled(tokens, padding_mask, *types, **mean, dropout_rng=dropout_rng)
-        x = Dropout(config.dropout_rate, "summary")(x, dropout_rng)
-        return nn.Dense(
-            self.classes, dtype=config.dtype, kernel_init=config.dense_init, name="head"
-        )(x)
+        x = Dropout(self.backbone.config.dropout_rate, "summary")(x, dropout_rng)
+        return dense_head(self.backbone.config, self.classes)(x)
 
 
 class TokenClassifier(nn.Module):
@@ -160,13 +138,6 @@ class TokenClassifier(nn.Module):
 
     `backbone` is an `EncoderOnly`, or any module with a `config` that returns what it does (Devlin
     et al. 2019, section 5.3).
-
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
-    >>> model = TokenClassifier(jf.EncoderOnly(config), classes=3)
-    >>> tokens, real = jnp.ones((2, 5), int), jnp.ones((2, 5), bool)
-    >>> logits, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), tokens, real)
-    >>> logits.shape  # [B, T, C]
-    (2, 5, 3)
     """
 
     backbone: nn.Module
@@ -181,31 +152,16 @@ class TokenClassifier(nn.Module):
         *,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B T C"]:
-        """The logits of the C classes of each token.
-
-        `padding_mask` is True at real tokens, `token_type_ids` tell two sentences apart.
-        """
-        config = self.backbone.config
+        """The logits of the C classes of each token; arguments as those of `EncoderOnly`."""
         x = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
-        x = Dropout(config.dropout_rate, "hidden")(x, dropout_rng)
-        head = nn.Dense(
-            self.classes, dtype=config.dtype, kernel_init=config.dense_init, name="head"
-        )
-        return head(x)
+        x = Dropout(self.backbone.config.dropout_rate, "hidden")(x, dropout_rng)
+        return dense_head(self.backbone.config, self.classes)(x)
 
 
 class SpanPredictor(nn.Module):
     """A dense layer that gives each token's logits of being the first and the last of an answer.
 
-    `backbone` is an `EncoderOnly`, or any module with a `config` that returns what it does (Devlin
-    et al. 2019, section 4.2).
-
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
-    >>> model = SpanPredictor(jf.EncoderOnly(config))
-    >>> tokens, real = jnp.ones((2, 5), int), jnp.ones((2, 5), bool)
-    >>> logits, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), tokens, real)
-    >>> logits.shape  # [B, 2, T]
-    (2, 2, 5)
+    `backbone` is as that of `TokenClassifier` (Devlin et al. 2019, section 4.2).
     """
 
     backbone: nn.Module
@@ -219,14 +175,14 @@ class SpanPredictor(nn.Module):
         *,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B 2 T"]:
-        """The logits of each token as the start and as the end of the answer.
+        """The logits of each token as the start and as the end; arguments as of `EncoderOnly`."""
+        x = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
+        return jnp.swapaxes(dense_head(self.backbone.config, 2)(x), 1, 2)
 
-        `padding_mask` is True at real tokens, `token_type_ids` tell question and context apart.
-        """
-        config = self.backbone.config
-        hidden = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
-        head = nn.Dense(2, dtype=config.dtype, kernel_init=config.dense_init, name="head")
-        return jnp.swapaxes(head(hidden), 1, 2)
+
+def dense_head(config: TransformerConfig, size: int) -> nn.Dense:
+    """The layer `head` of a task with `size` outputs."""
+    return nn.Dense(size, dtype=config.dtype, kernel_init=config.dense_init, name="head")
 
 
 def take_positions(

@@ -79,8 +79,7 @@ def _tap_results(call: Any, args: Any, kwargs: Any, context: nn.module.Intercept
 def tap_names(model: Any, *inputs: Any) -> dict[str, jax.ShapeDtypeStruct]:
     """The name and shape of each value that can be read and replaced in a call of `model`.
 
-    Nothing is computed. `inputs` are arrays; they default to one token per text, which is what the
-    models of this package take.
+    Nothing is computed. `inputs` are arrays; they default to one token per text.
 
     >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
     >>> jf.tap_names(jf.DecoderOnly(config))["decoder/blocks_0/feed_forward/hidden"].shape
@@ -109,11 +108,11 @@ def read_taps(
     # A `Patched` model opens the context itself.
     with nullcontext() if isinstance(model, Patched) else tapping():
         result, state = model.apply({"params": params}, *inputs, mutable=[INTERMEDIATES], **options)
-    found = _flat(unstack_blocks(state.get(INTERMEDIATES, {})))
+    values = _flat(unstack_blocks(state.get(INTERMEDIATES, {})))
     if names is None:
-        return result, found
-    _check_names(names, found)
-    return result, {name: found[name] for name in names}
+        return result, values
+    _check_names(names, values)
+    return result, {name: values[name] for name in names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,29 +158,26 @@ class Patched:
     def _variables(self) -> dict[str, Any]:
         """The replacements as a tree; those of blocks in one loop choose by the layer's number."""
         places: dict[str, Any] = flatten_dict(_places(self.model, self.inputs), sep="/")
-        found: dict[str, Partial] = {}
+        replacements: dict[str, Partial] = {}
         layers: dict[str, dict[int, Replacement]] = defaultdict(dict)
         for name, function in self.replacements.items():
             replace = partial(_replace, name, function)
             if name in places:
-                found[name] = Partial(replace)
+                replacements[name] = Partial(replace)
             else:
                 before, number, after = re.split(r"blocks_(\d+)", name, maxsplit=1)
                 layers[before + STACKED + after][int(number)] = replace
         for name, functions in layers.items():
             numbers = jnp.arange(places[name][0].shape[0])
-            found[name] = Partial(partial(_replace_in_layers, functions), numbers)
-        return unflatten_dict(found, sep="/")
+            replacements[name] = Partial(partial(_replace_in_layers, functions), numbers)
+        return unflatten_dict(replacements, sep="/")
 
 
 def with_attention_weights(model: Any) -> Any:
     """`model` with the attention function that has weights to read and replace, `reference`.
 
-    >>> from jaxformer.ops.attention import blockwise
     >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
-    >>> model, name = jf.DecoderOnly(config, blockwise), "decoder/blocks_0/attention/weights"
-    >>> name in jf.tap_names(model), name in jf.tap_names(with_attention_weights(model))
-    (False, True)
+    >>> readable = jf.with_attention_weights(jf.DecoderOnly(config, jf.AutoAttention()))
     """
     block = Block if model.block in REMAT.values() else model.block
     return model.clone(attention_fn=reference, block=block)

@@ -40,10 +40,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def softcap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
-    """cap * tanh(x / cap), which is near `x` for small `x` and never above `cap`; None: `x`.
-
-    Gemma Team 2024 (Gemma 2), section 2.
-    """
+    """cap * tanh(x / cap), which is near small `x` and at most `cap` (Gemma 2); None: `x`."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 

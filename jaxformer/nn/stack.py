@@ -125,12 +125,8 @@ class Stack(nn.Module):
                 f"the {self.name} has num_{self.name}_layers={self.num_layers}, but this model "
                 "needs at least 1: give more, or build a model without it"
             )
-        self.positions: Positions = Positions(
-            config.positions,
-            config.key_size,
-            config.max_len,
-            config.table_init,
-        )
+        sizes = config.key_size, config.max_len
+        self.positions: Positions = Positions(config.positions, *sizes, config.table_init)
         self.dropout: Dropout = Dropout(config.dropout_rate, "input")
         self.set_blocks(partial(make_block, config, self.cross, self.attention_fn, self.block))
         if config.embeddings.norm:
@@ -167,23 +163,24 @@ class Stack(nn.Module):
         length = x.shape[1] if cache is None else cache.max_length
         x, rotation, bias = self.add_positions(x, mask, positions, length)
         x = self.dropout(x, dropout_rng)
-        masks = mask, self._with_window(mask)
+        full, windowed, layers = mask, self._with_window(mask), ()
         if cache is not None:
-            full, windowed = masks
-            masks = (
-                cache.mask_of_beams(full, x.shape[1]),
-                cache.mask_of_beams(windowed, x.shape[1]),
+            full, windowed = (cache.mask_of_beams(one, x.shape[1]) for one in (full, windowed))
+            bias, layers = cache.bias_of_beams(bias), cache.layers
+
+        def apply(block, x, layer, kv, dropout_rng, is_full):
+            return block(
+                x,
+                full if is_full else windowed,
+                rotation=rotation,
+                bias=bias,
+                encoder_kv=kv.read() if isinstance(kv, LayerCache) else kv,
+                encoder_mask=encoder_mask,
+                layer_cache=layer,
+                dropout_rng=dropout_rng,
             )
-            bias = cache.bias_of_beams(bias)
-        apply_block = partial(
-            _apply_block,
-            masks=masks,
-            rotation=rotation,
-            bias=bias,
-            encoder_mask=encoder_mask,
-        )
-        layers = () if cache is None else cache.layers
-        x, layers = self.apply_blocks(apply_block, x, layers, encoder_kv, dropout_rng)
+
+        x, layers = self.apply_blocks(apply, x, layers, encoder_kv, dropout_rng)
         x = self.final_norm(x) if self.config.norm.placement != "post" else x
         return x, None if cache is None else cache.advance(layers, x.shape[1])
 
@@ -203,23 +200,23 @@ class Stack(nn.Module):
 
     def apply_blocks(
         self,
-        apply_block: Callable[..., tuple[Array, LayerCache | None]],
+        apply: Callable[..., tuple[Array, LayerCache | None]],
         x: Float[Array, "R T D"],
         layers: tuple[LayerCache, ...],
         encoder_kv: tuple[KeyValue | LayerCache, ...],
         dropout_rng: DropoutRng | None,
     ) -> tuple[Float[Array, "R T D"], tuple[Any, ...]]:
         """`x` after all blocks, and the new `layers`."""
-        new_layers = []
-        for i, block in enumerate(self.blocks):
-            layer, kv = _item_or_none(layers, i), _item_or_none(encoder_kv, i)
-            x, layer = apply_block(block, x, layer, kv, dropout_rng, is_full=self.is_full(i))
+        none, new_layers = (None,) * self.num_layers, []
+        parts = zip(self.blocks, layers or none, encoder_kv or none, strict=True)
+        for i, (block, layer, kv) in enumerate(parts):
+            x, layer = apply(block, x, layer, kv, dropout_rng, self.is_full(i))
             new_layers.append(layer)
         return x, tuple(new_layers)
 
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
         """Each block's cross-attention keys and values of the encoder's output `x`."""
-        return tuple(map(partial(_encoder_keys_values, x=x), self.blocks))
+        return tuple(block.cross_attention.keys_values(x) for block in self.blocks)
 
     def is_full(self, number: Any) -> Any:
         """Whether block `number`, counted from 0, attends to all tokens in spite of a window."""
@@ -235,12 +232,9 @@ class Stack(nn.Module):
 
     def _check_rngs(self) -> None:
         config = self.config
-        rates = config.dropout_rate, config.attention.dropout_rate, config.embeddings.dropout_rate
-        if (
-            any((*rates, config.feed_forward.dropout_rate))
-            and self.has_rng("dropout")
-            and not self.is_initializing()
-        ):
+        parts = config, config.attention, config.feed_forward, config.embeddings
+        has_dropout = any(part.dropout_rate for part in parts)
+        if has_dropout and self.has_rng("dropout") and not self.is_initializing():
             raise ValueError(
                 'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
                 "give dropout_rng=DropoutRng.create(key, example_ids), or a config whose dropout "
@@ -252,12 +246,6 @@ class ScannedStack(Stack):
     """A stack whose blocks are one loop: their parameters have a leading layer axis.
 
     A deep model compiles as fast as a shallow one. Caches and encoder keys have the layer axis too.
-
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
-    >>> stack, x = ScannedStack(config, num_layers=2), jnp.ones((3, 5, 8))
-    >>> variables = jax.eval_shape(lambda: stack.init(jax.random.key(0), x, jf.AttentionMask()))
-    >>> variables["params"]["stacked_blocks"]["attention_norm"]["scale"].shape
-    (2, 8)
     """
 
     def set_blocks(self, make: Callable[[], nn.Module]) -> None:
@@ -266,7 +254,7 @@ class ScannedStack(Stack):
 
     def apply_blocks(
         self,
-        apply_block: Callable[..., tuple[Array, LayerCache | None]],
+        apply: Callable[..., tuple[Array, LayerCache | None]],
         x: Float[Array, "R T D"],
         layers: tuple[LayerCache, ...],
         encoder_kv: tuple[KeyValue | LayerCache, ...],
@@ -279,23 +267,29 @@ class ScannedStack(Stack):
         def step(block: nn.Module, x: Array, inputs: Any) -> Any:
             layer, kv, number = inputs
             rng = None if dropout_rng is None else dropout_rng.in_scan(path, paths, number)
-            full, windowed = (
-                partial(apply_block, layer_cache=layer, kv=kv, dropout_rng=rng, is_full=is_full)
-                for is_full in (True, False)
-            )
+
+            def full(block: nn.Module, x: Array) -> Any:
+                return apply(block, x, layer, kv, rng, is_full=True)
+
+            def windowed(block: nn.Module, x: Array) -> Any:
+                return apply(block, x, layer, kv, rng, is_full=False)
+
             is_full = self.is_full(number)
             if is_full is False or self.is_initializing():
                 return windowed(block, x)
             return nn.cond(is_full, full, windowed, block, x)
 
-        scan = nn.scan(step, **_LAYER_AXIS, length=self.num_layers)
-        inputs = _item_or_none(layers, 0), _item_or_none(encoder_kv, 0), jnp.arange(self.num_layers)
+        scan, none = nn.scan(step, **_LAYER_AXIS, length=self.num_layers), (None,)
+        inputs = (layers or none)[0], (encoder_kv or none)[0], jnp.arange(self.num_layers)
         x, layer = scan(self.stacked_blocks, x, inputs)
         return x, (layer,)
 
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
         """The blocks' cross-attention keys and values of `x`, with a leading layer axis."""
-        project = partial(_encoder_keys_values, x=x)
+
+        def project(block: Any) -> KeyValue:
+            return block.cross_attention.keys_values(x)
+
         over_layers = nn.vmap(project, **_LAYER_AXIS, axis_size=self.num_layers)
         return (over_layers(self.stacked_blocks),)
 
@@ -304,38 +298,6 @@ _LAYER_AXIS: dict[str, Any] = {
     "variable_axes": {"params": 0, INTERMEDIATES: 0, REPLACEMENTS: 0},
     "split_rngs": {"params": True},
 }
-
-
-def _apply_block(
-    block: nn.Module,
-    x: Array,
-    layer_cache: LayerCache | None,
-    kv: KeyValue | LayerCache | None,
-    dropout_rng: DropoutRng | None,
-    *,
-    is_full: bool,
-    masks: tuple[AttentionMask, AttentionMask],
-    encoder_mask: AttentionMask | None,
-    **inputs: Any,
-) -> tuple[Array, LayerCache | None]:
-    """`x` after `block`, and its new cache; `masks` are those without and with a window."""
-    return block(
-        x,
-        masks[0] if is_full else masks[1],
-        encoder_kv=kv.read() if isinstance(kv, LayerCache) else kv,
-        encoder_mask=encoder_mask,
-        layer_cache=layer_cache,
-        dropout_rng=dropout_rng,
-        **inputs,
-    )
-
-
-def _encoder_keys_values(block: Any, x: Float[Array, "B S D"]) -> KeyValue:
-    return block.cross_attention.keys_values(x)
-
-
-def _item_or_none(values: tuple[Any, ...], index: int) -> Any:
-    return values[index] if values else None
 
 
 def is_stacked(path: str) -> bool:
@@ -360,7 +322,11 @@ def stack_blocks(params: Any) -> Any:
     if not names:
         return rest
     blocks = (params[f"blocks_{i}"] for i in range(len(names)))
-    return rest | {STACKED: jax.tree.map(lambda *leaves: _numpy(leaves[0]).stack(leaves), *blocks)}
+
+    def stack(*leaves: Any) -> Any:  # parameters that were loaded stay in numpy
+        return (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves)
+
+    return rest | {STACKED: jax.tree.map(stack, *blocks)}
 
 
 def unstack_blocks(params: Any) -> Any:
@@ -372,14 +338,9 @@ def unstack_blocks(params: Any) -> Any:
     """
     if not isinstance(params, Mapping):
         return params
-    found = {name: unstack_blocks(tree) for name, tree in params.items() if name != STACKED}
+    unstacked = {name: unstack_blocks(tree) for name, tree in params.items() if name != STACKED}
     if STACKED in params:
         count = len(jax.tree.leaves(params[STACKED])[0])
         for i in range(count):
-            found[f"blocks_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], params[STACKED])
-    return found
-
-
-def _numpy(leaf: Any) -> Any:
-    """The module that stacks arrays such as `leaf`: parameters that were loaded stay in numpy."""
-    return np if isinstance(leaf, np.ndarray) else jnp
+            unstacked[f"blocks_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], params[STACKED])
+    return unstacked

@@ -1,11 +1,9 @@
 """The beginning of a text in, its continuation out: at once, or piece by piece."""
 
-import operator
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -92,10 +90,9 @@ def complete(
     """
     texts = _start(model, prompts, tokenizer, config, options, first_example_id)
     count = concurrency(params)
-    batch_size = split_batch(len(texts), count, BATCH_SIZE)
-    run = _Run(model, params, config, options, tokenizer.vocab_size, batch_size)
+    run = _Run(model, params, config, options, tokenizer.vocab_size, len(texts), count)
     jobs = run.jobs(texts, streams=bool(options.stop))
-    for _ in concurrently((partial(_exhaust, job) for job in jobs), count):
+    for _ in concurrently((lambda job=job: list(job()) for job in jobs), count):
         pass
     return [Completion(text.text, text.ids, text.log_probs, text.ended) for text in texts]
 
@@ -117,14 +114,8 @@ def stream(
     `complete` raises.
     """
     texts = _start(model, prompts, tokenizer, config, options, first_example_id)
-    batch_size = split_batch(len(texts), 1, BATCH_SIZE)
-    run = _Run(model, params, config, options, tokenizer.vocab_size, batch_size)
+    run = _Run(model, params, config, options, tokenizer.vocab_size, len(texts), 1)
     return _indexed_pieces(run.jobs(texts, streams=True), first_example_id)
-
-
-def _exhaust(job: _Job) -> None:
-    for _ in job():
-        pass
 
 
 def _indexed_pieces(jobs: Iterator[_Job], first_example_id: int) -> Iterator[tuple[int, str]]:
@@ -176,29 +167,24 @@ def _prompt_ids(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[in
     """The ids of each prompt; `DataError` for what is neither a text nor ids of tokens."""
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
         check_texts(prompts)
-    prompts = list(prompts)
-    texts = iter(tokenizer.encode_batch([each for each in prompts if isinstance(each, str)]))
     encoded = []
     for number, prompt in enumerate(prompts, start=1):
-        where = f"prompt {number} of {len(prompts)}"
-        encoded.append(next(texts) if isinstance(prompt, str) else _checked_ids(prompt, where))
-        ids = encoded[-1]
-        if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
+        try:
+            ids = np.asarray(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        except ValueError:  # lists of different lengths
+            ids = np.empty(())
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise DataError(
-                f"{where} has ids from {min(ids)} to {max(ids)}, but ids are 0 to "
+                f"prompt {number} is a {type(prompt).__name__}, but must be a string or a sequence "
+                "of integer ids"
+            )
+        if ids.size and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+            raise DataError(
+                f"prompt {number} has ids from {ids.min()} to {ids.max()}, but ids are 0 to "
                 f"{tokenizer.vocab_size - 1}"
             )
+        encoded.append([int(index) for index in ids])
     return encoded
-
-
-def _checked_ids(prompt: Any, where: str) -> list[int]:
-    if isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes | bytearray):
-        ids = [operator.index(x) if isinstance(x, Integral) else None for x in prompt]
-        if None not in ids:
-            return [x for x in ids if x is not None]
-    raise DataError(
-        f"{where} is a {type(prompt).__name__}, but must be a string or a sequence of integer ids"
-    )
 
 
 class _Round(NamedTuple):
@@ -254,7 +240,12 @@ class _Run(NamedTuple):
     config: SamplingConfig
     options: CompletionOptions
     known: int  # ids of the tokenizer
-    batch_size: int
+    count: int  # texts
+    programs: int  # at a time
+
+    @property
+    def batch_size(self) -> int:
+        return split_batch(self.count, self.programs, BATCH_SIZE)
 
     def jobs(self, texts: list[PartialText], *, streams: bool) -> Iterator[_Job]:
         """Jobs of up to `batch_size` texts; one that `streams` yields each piece at once."""

@@ -84,12 +84,13 @@ def field(
     return Setting((hf,), read, lambda config: {hf: written(config)})
 
 
-def optional_field(hf: str, jax: str, default: int | float, *, least: int = 0) -> Setting:
+def optional_field(
+    hf: str, jax: str, default: int | float | None, *, kind: type = int, least: int = 0
+) -> Setting:
     """A number of at least `least`, or null, which means None; an absent key means `default`."""
 
     def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
         value = config_json.get(hf, default)
-        kind = type(default)
         return {jax: None if value is None else parse_number(hf, value, kind, least)}
 
     return Setting((hf,), read, lambda config: {hf: attrgetter(jax)(config)})

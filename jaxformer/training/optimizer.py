@@ -25,11 +25,10 @@ from jaxformer.training.parameters import (
     freeze,
     map_with_path,
     matrix_mask,
-    scale_layers,
 )
 
 ScheduleName = Literal["inverse_square_root", "cosine", "constant", "linear", "wsd"]
-RuleName = Literal["adam", "muon", "lion", "adafactor"]
+RuleName = Literal["adam", "muon", "lion"]
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,6 @@ class OptimizerConfig:
     """Decoupled weight decay of matrices and tables. 0 disables it."""
     momentum: float = 0.95
     """Momentum of Muon."""
-    layer_lr_decay: float = 1.0
-    """Factor of the learning rate from each layer to the one below it; 1 disables it."""
     freeze: str = ""
     """Regular expression; parameters whose path it matches are not trained. Empty: none."""
 
@@ -79,10 +76,6 @@ class OptimizerConfig:
         check_at_least(self, 0, "eps", "grad_clip_norm", "weight_decay")
         check_fraction(self, "b1", "b2", "momentum", "decay_fraction")
         check_pattern(self, "freeze")
-        if not 0.0 < self.layer_lr_decay <= 1.0:
-            raise ConfigError(
-                f"layer_lr_decay={self.layer_lr_decay}, but it must be above 0 and at most 1"
-            )
         decay = self.decay_steps - 1 if self.schedule == "wsd" else 0
         is_endless = self.schedule not in ("cosine", "linear", "wsd")
         if not is_endless and self.total_steps <= max(self.warmup_steps, 1) + decay:
@@ -144,8 +137,8 @@ def make_optimizer(
     """An optimizer that clips by global norm, applies the rule, the weight decay and the rate.
 
     `axes`, those of `parameter_axes(model)`, say which parameters are matrices and which of their
-    axes are inputs. Weight decay, "muon", "adafactor" and `layer_lr_decay` read them; without them
-    a parameter with two dimensions is a matrix [inputs, outputs], and one with more is refused.
+    axes are inputs. Weight decay and "muon" read them; without them a parameter with two dimensions
+    is a matrix [inputs, outputs], and one with more is refused.
 
     `schedule` takes the place of `make_schedule(config)`. Without one, `init` writes the peak
     learning rate into the state, where `update` reads it: one compiled step serves all rates.
@@ -154,13 +147,10 @@ def make_optimizer(
 
     - "adam": Kingma & Ba 2015.
     - "lion": Chen et al. 2023, algorithm 2.
-    - "adafactor": Shazeer & Stern 2018, algorithm 5, without momentum. Updates are relative to the
-      size of each parameter.
     - "muon": Jordan 2024 for hidden matrices (`Axes.is_hidden`), Adam for all other parameters.
       Muon's updates have the size of Adam's, a root mean square of 0.2 (Liu et al. 2025, eq. 4).
 
-    For `config.freeze` and `config.layer_lr_decay` see `freeze` and `scale_layers`. Raises
-    `ConfigError` without `axes` where they are needed.
+    For `config.freeze` see `freeze`. Raises `ConfigError` for "muon" without `axes`.
 
     >>> config = jf.OptimizerConfig(schedule="constant", learning_rate=0.1, warmup_steps=0)
     >>> optimizer, params = jf.make_optimizer(config), {"scale": jnp.array([1.0, 1.0])}
@@ -169,10 +159,10 @@ def make_optimizer(
     >>> [round(update, 4) for update in updates["scale"].tolist()]  # Adam's first update
     [-0.1, 0.1]
     """
-    if axes is None and (config.name == "muon" or config.layer_lr_decay < 1.0):
+    if axes is None and config.name == "muon":
         raise ConfigError(
-            f"name={config.name!r} and layer_lr_decay={config.layer_lr_decay} depend on the blocks "
-            "of the model: give axes=jf.parameter_axes(model, *inputs)"
+            "name='muon' depends on the blocks of the model: give "
+            "axes=jf.parameter_axes(model, *inputs)"
         )
     parts = []
     if config.grad_clip_norm > 0:
@@ -186,11 +176,7 @@ def make_optimizer(
     else:
         parts.append(optax.scale_by_learning_rate(schedule))
     optimizer = optax.chain(*parts)
-    if config.freeze:
-        optimizer = freeze(optimizer, config.freeze)
-    if axes is not None and config.layer_lr_decay < 1.0:
-        optimizer = optax.chain(optimizer, scale_layers(config.layer_lr_decay, axes))
-    return optimizer
+    return freeze(optimizer, config.freeze) if config.freeze else optimizer
 
 
 class RateState(NamedTuple):
@@ -248,40 +234,4 @@ def _muon(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTran
     return optax.partition(rules, partial(map_with_path, label))
 
 
-def _adafactor(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTransformation:
-    rule = optax.chain(
-        optax.scale_by_factored_rms(),
-        optax.clip_by_block_rms(1.0),
-        optax.scale_by_param_block_rms(),
-    )
-
-    # optax factors the two longest axes. In a kernel [D, N, H] these are not the two of the matrix.
-    def as_matrix(path: str, leaf: jax.Array) -> jax.Array | list[jax.Array]:
-        """The leaf as [inputs, outputs] if it is a matrix; stacked layers as the list of them."""
-        parameter = axes_of(path, leaf, axes)
-        shape = leaf.shape[parameter.layers :]
-        shape = parameter.matrix_shape(leaf.shape) if parameter.inputs else shape
-        if parameter.layers:
-            return [layer.reshape(shape) for layer in leaf.reshape(-1, *shape)]
-        return leaf.reshape(shape)
-
-    as_matrices = partial(map_with_path, as_matrix)
-
-    def init(params: Params) -> optax.OptState:
-        return rule.init(as_matrices(params))
-
-    def update(
-        updates: Params, state: optax.OptState, params: Params = None
-    ) -> tuple[Params, optax.OptState]:
-        matrices, state = rule.update(as_matrices(updates), state, as_matrices(params))
-        return jax.tree.map(_in_shape, updates, matrices), state
-
-    return optax.GradientTransformation(init, update)
-
-
-_RULES = {"adam": _adam, "muon": _muon, "lion": _lion, "adafactor": _adafactor}
-
-
-def _in_shape(old: jax.Array, new: jax.Array | list[jax.Array]) -> jax.Array:
-    """`new`, a matrix or the list of its layers, in the shape of `old`."""
-    return (jnp.stack(new) if isinstance(new, list) else new).reshape(old.shape)
+_RULES = {"adam": _adam, "muon": _muon, "lion": _lion}

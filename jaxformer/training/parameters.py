@@ -1,11 +1,10 @@
-"""Parameters by path: which are matrices, which are frozen, which learn at which rate."""
+"""Parameters by path: which are matrices, and which are frozen."""
 
 import re
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
@@ -112,22 +111,3 @@ def freeze(optimizer: optax.GradientTransformation, pattern: str) -> optax.Gradi
     }
     inner = optax.partition(rules, label)
     return optax.GradientTransformationExtraArgs(init, inner.update)
-
-
-def scale_layers(decay: float, axes: ModelAxes) -> optax.GradientTransformation:
-    """Multiplies updates by `decay` once for each layer between a parameter and the output.
-
-    Clark et al. 2020 (ELECTRA). In a stack of L blocks the last is multiplied by `decay`, the first
-    by decay^L, and embeddings and positions by decay^(L + 1), with the L of the deepest stack. What
-    follows the blocks, such as norms and heads, is not changed.
-    """
-
-    def scaled(path: str, leaf: jax.Array) -> jax.Array:
-        parameter = axes_of(path, leaf, axes)
-        scale = jnp.asarray(decay**parameter.distance)
-        if parameter.layers:
-            distances = parameter.distance - jnp.arange(len(leaf), dtype=jnp.float32)
-            scale = (decay**distances).reshape(-1, *[1] * (leaf.ndim - 1))
-        return leaf * scale.astype(leaf.dtype)
-
-    return optax.stateless(lambda updates, params=None: map_with_path(scaled, updates))

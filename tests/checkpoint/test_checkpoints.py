@@ -2,8 +2,8 @@ import gc
 import json
 import os
 import pickle
+import re
 import resource
-import signal
 import socket
 import subprocess
 import sys
@@ -85,18 +85,11 @@ def test_an_address_is_not_taken_for_a_folder_here():
         Checkpoints("gs://bucket/run")
 
 
-def test_metadata_and_metric_may_be_left_out(checkpoints):
-    checkpoints.save(3, make_state(3))
-    state, metadata = checkpoints.restore(make_state(0))
-    assert metadata == checkpoints.metadata() == {}
-    assert as_bytes(state) == as_bytes(make_state(3)) and checkpoints.best_step() is None
-
-
 def test_a_key_of_another_generator_and_a_missing_ema_come_back(checkpoints):
     state = make_state(13, impl="rbg")
-    checkpoints.save(1, state, {})
-    restored, _ = checkpoints.restore(state)
-    assert restored.ema is None
+    checkpoints.save(1, state)
+    restored, metadata = checkpoints.restore(state)
+    assert restored.ema is None and metadata == {} and checkpoints.best_step() is None
     assert jax.random.key_impl(restored.rng) == "rbg"
     assert as_bytes(restored) == as_bytes(state)
 
@@ -111,30 +104,17 @@ def test_plain_numbers_and_numpy_arrays_are_stored_as_arrays(checkpoints):
 
 
 def test_the_newest_steps_and_the_best_one_stay(checkpoints):
-    metrics = {3: float("nan"), 5: 0.5, 7: 2.0, 11: None, 13: 0.75, 17: 3.0}
+    metrics = {2: 0.5, 3: float("nan"), 5: 0.5, 7: 2.0, 11: None, 13: 0.75, 17: 3.0}
     for step, metric in metrics.items():
         checkpoints.save(step, make_state(step), {"step": step}, metric)
     checkpoints.wait()
     assert checkpoints.steps() == [5, 13, 17]
-    assert checkpoints.best_step() == 5
+    assert checkpoints.best_step() == 5  # of equals the newer
     assert checkpoints.metadata(5) == {"step": 5}
     assert checkpoints.metadata() == {"step": 17}
     assert int(checkpoints.restore(make_state(0), 13)[0].step) == 13
     left = {entry.name for entry in checkpoints.folder.iterdir()}
     assert left == {"5", "13", "17", ".lock"}
-
-
-def test_of_equally_good_steps_the_newer_is_the_best(checkpoints):
-    checkpoints.save(2, make_state(2), {}, 0.5)
-    checkpoints.save(3, make_state(3), {}, 0.5)
-    checkpoints.wait()
-    assert checkpoints.best_step() == 3
-
-
-def test_without_metrics_there_is_no_best_step(checkpoints):
-    checkpoints.save(2, make_state(2), {})
-    checkpoints.wait()
-    assert checkpoints.best_step() is None
 
 
 def test_saving_a_complete_step_again_leaves_it_as_it_is(checkpoints):
@@ -196,14 +176,17 @@ def test_a_missing_step_is_an_error_that_names_the_steps_there(checkpoints):
         checkpoints.restore(make_state(0), 3)
 
 
-def test_another_shape_is_refused_with_the_parameter_and_both_shapes(checkpoints):
+@pytest.mark.parametrize(
+    ("changes", "here"),
+    [({"kernel": (5, 2)}, "float32[5,2]"), ({"dtype": "bfloat16"}, "bfloat16[5,3]")],
+)
+def test_another_shape_or_type_is_refused_with_the_parameter_and_not_cast(
+    checkpoints, changes, here
+):
     checkpoints.save(2, make_state(2), {})
-    message = (
-        r"params/decoder/blocks_0/kernel is float32\[5,3\] in the checkpoint "
-        r"but float32\[5,2\] here"
-    )
-    with pytest.raises(CheckpointError, match=message):
-        checkpoints.restore(make_state(2, kernel=(5, 2)))
+    said = f"params/decoder/blocks_0/kernel is float32[5,3] in the checkpoint but {here} here"
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        checkpoints.restore(make_state(2, **changes))
 
 
 def test_params_are_named_before_the_optimizer_that_follows_their_shape(checkpoints):
@@ -214,16 +197,6 @@ def test_params_are_named_before_the_optimizer_that_follows_their_shape(checkpoi
     checkpoints.save(2, grown(5), {})
     with pytest.raises(CheckpointError, match=r"optimizer: params/block_0 is .*; and 16 more"):
         checkpoints.restore(grown(7))
-
-
-def test_another_dtype_is_refused_and_not_cast(checkpoints):
-    checkpoints.save(2, make_state(2), {})
-    message = (
-        r"params/decoder/blocks_0/kernel is float32\[5,3\] in the checkpoint "
-        r"but bfloat16\[5,3\] here"
-    )
-    with pytest.raises(CheckpointError, match=message):
-        checkpoints.restore(make_state(2, dtype=jnp.bfloat16))
 
 
 def test_left_over_and_missing_parameters_are_named_and_the_rest_counted(checkpoints):
@@ -265,11 +238,6 @@ def test_metadata_that_are_not_json_are_refused_before_anything_is_written(check
     with pytest.raises(CheckpointError, match="metadata must be JSON, use plain values: .* int64"):
         checkpoints.save(2, make_state(2), {"position": np.int64(3)})
     assert checkpoints.steps() == []
-
-
-def test_keeping_none_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="keep=0, but it must be at least 1"):
-        Checkpoints(tmp_path, keep=0)
 
 
 def flip(path, bit=5):
@@ -623,63 +591,10 @@ def test_nothing_is_unpickled(checkpoints, monkeypatch):
     assert as_bytes(checkpoints.restore(state)[0]) == as_bytes(state)
 
 
-def run_python(code, folder, *, devices=1):
-    environment = dict(os.environ, XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}")
-    command = [sys.executable, "-c", textwrap.dedent(code), str(folder)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-
-
-def test_a_state_saved_on_eight_devices_is_restored_on_one_two_four_or_in_another_process(tmp_path):
-    code = """
-        import sys
-        import jax, jax.numpy as jnp, numpy as np
-        from jax.sharding import AxisType, NamedSharding, PartitionSpec
-        from jaxformer.checkpoint import Checkpoints
-
-        def spread(count):
-            axes = dict(axis_types=(AxisType.Auto,), devices=jax.devices()[:count])
-            mesh = jax.make_mesh((count,), ("fsdp",), **axes)
-            return [NamedSharding(mesh, PartitionSpec(*names)) for names in (["fsdp"], [])]
-
-        def put(count, fill):
-            split, everywhere = spread(count)
-            return {"params": {"w": jax.device_put(fill(jnp.arange(24.0).reshape(8, 3)), split)},
-                    "rng": jax.device_put(jax.random.key(int(fill(5))), everywhere)}
-
-        checkpoints = Checkpoints(sys.argv[1])
-        saved = put(8, lambda x: x)
-        checkpoints.save(1, saved, {})
-        for count in (8, 4, 2, 1):
-            restored, _ = checkpoints.restore(put(count, lambda x: x * 0))
-            split, everywhere = spread(count)
-            if count > 1:
-                assert restored["params"]["w"].sharding == split
-                assert restored["rng"].sharding == everywhere
-            assert np.array_equal(restored["params"]["w"], saved["params"]["w"])
-            data = [jax.random.key_data(state["rng"]) for state in (restored, saved)]
-            assert np.array_equal(*data)
-        checkpoints.close()
-    """
-    done = run_python(code, tmp_path, devices=8)
-    assert done.returncode == 0, done.stderr
-    blank = {"params": {"w": jnp.zeros((8, 3))}, "rng": jax.random.key(0)}
-    restored, _ = Checkpoints(tmp_path).restore(blank)
-    assert restored["params"]["w"].tolist() == np.arange(24.0).reshape(8, 3).tolist()
-    assert jax.random.bits(restored["rng"]) == jax.random.bits(jax.random.key(5))
-
-
 def test_a_with_block_that_ends_in_an_error_has_saved_all(tmp_path):
-    code = """
-        import sys
-        import jax.numpy as jnp
-        from jaxformer.checkpoint import Checkpoints
-
-        with Checkpoints(sys.argv[1]) as checkpoints:
-            checkpoints.save(2, {"params": {"w": jnp.zeros((997, 991))}}, {})
-            raise SystemExit(143)
-    """
-    done = run_python(code, tmp_path)
-    assert (done.returncode, done.stderr) == (143, "")
+    with pytest.raises(SystemExit), Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(2, {"params": {"w": jnp.zeros((997, 991))}})
+        raise SystemExit(143)
     assert Checkpoints(tmp_path).steps() == [2]
 
 
@@ -709,29 +624,6 @@ def test_a_donated_state_is_saved_as_it_was_when_save_returned(checkpoints):
     for step in (1, 2):
         params = checkpoints.restore_params(step)
         assert all(np.all(leaf == step) for leaf in params.values())
-
-
-def test_after_a_kill_the_next_start_finds_a_complete_step(tmp_path):
-    code = """
-        import os, signal, sys
-        import jax.numpy as jnp
-        from jaxformer.checkpoint import Checkpoints
-
-        checkpoints = Checkpoints(sys.argv[1], keep=2)
-        for step in range(7):
-            checkpoints.save(step, {"params": {"w": jnp.full((97, 89), step * 1.0)}}, {"n": step})
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    done = run_python(code, tmp_path)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    newest = checkpoints.steps()[-1]
-    assert newest >= 5
-    params = checkpoints.restore_params()
-    assert np.all(params["w"] == newest) and checkpoints.metadata() == {"n": newest}
-    checkpoints.save(7, {"params": {"w": jnp.zeros((97, 89))}}, {})
-    checkpoints.close()
-    assert len(checkpoints.steps()) == 2
 
 
 TWO_PROCESSES = """

@@ -134,8 +134,9 @@ def penalised(kind, exponent, total, count):
     return total / (((5 + count) / 6) if kind == "gnmt" else count) ** exponent
 
 
-@pytest.mark.parametrize("kind", ["gnmt", "power"])
-@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.3, -0.7])
+@pytest.mark.parametrize(
+    ("kind", "exponent"), [("gnmt", 0.6), ("gnmt", -0.7), ("power", 1.3), ("power", 0.0)]
+)
 def test_a_beam_with_room_for_all_prefixes_ranks_all_texts(kind, exponent):
     vocab, end, length, width = 3, 1, 6, 31
     tables = history_tables(5, length, vocab)
@@ -180,7 +181,7 @@ def test_a_narrow_beam_finds_what_the_textbook_finds(width):
     vocab, end, length = 7, 3, 11
     tables = history_tables(13, length, vocab)
     first, limits = np.array([0, 1, 2, 4, 5, 6]), np.array([11, 5, 7, 10, 1, 3])
-    for exponent in (0.0, 0.6, 2.0, -0.7):
+    for exponent in (0.6, -0.7):
         config = dict(length_penalty=exponent, beam_size=width, max_new_tokens=length, eos=(end,))
         found = jax.device_get(search_history(tables, first, limits, **config))
         for b in range(len(first)):
@@ -232,7 +233,7 @@ def test_a_beam_of_one_is_greedy_where_the_text_ends(kind, early_stopping, extra
     assert 5 < ended.sum() < batch and len(set(sizes[ended])) > 2
     settings = dict(early_stopping=early_stopping, extra_candidates=extra)
     settings |= dict(length_penalty_kind=kind, beam_size=1, max_new_tokens=length, eos=(end,))
-    for exponent in (0.0, 0.6, 3.0, -0.7):
+    for exponent in (0.6, -0.7):
         found = search_history(tables, first, limits, length_penalty=exponent, **settings)
         assert np.array_equal(found.tokens[ended], taken.tokens[ended])
         close(found.log_probs[ended], taken.log_probs[ended])

@@ -75,9 +75,10 @@ def test_the_last_save_is_never_forgiven(tmp_path):
             checkpoints.wait()
 
 
-def test_no_patience_at_all_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="patience=0, but it must be at least 1"):
-        Checkpoints(tmp_path, patience=0)
+@pytest.mark.parametrize("name", ["patience", "keep"])
+def test_no_patience_and_no_checkpoint_to_keep_are_refused(tmp_path, name):
+    with pytest.raises(CheckpointError, match=f"{name}=0, but it must be at least 1"):
+        Checkpoints(tmp_path, **{name: 0})
 
 
 @pytest.mark.parametrize(

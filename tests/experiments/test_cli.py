@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -12,14 +11,12 @@ import warnings
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files
 from experiments.harness.cli.help_text import suggestion
 from jaxformer import optional_dependencies
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged
 
 ROOT = Path(__file__).parents[2]
@@ -340,23 +337,6 @@ def test_a_bug_and_an_error_that_names_no_file_have_a_traceback(error, code, cap
     assert printed.splitlines()[-1].startswith("error: ")
 
 
-def test_a_failed_checkpoint_is_one_sentence_with_its_folder(tmp_path, capsys):
-    def main():
-        with Checkpoints(tmp_path / "c") as checkpoints:
-            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-            try:
-                checkpoints.save(3, {"a": np.random.default_rng(3).normal(size=(97, 89))})
-                checkpoints.wait()
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    assert cli.run(main) == 74
-    printed = capsys.readouterr().err
-    assert "Traceback" not in printed
-    assert f"error: a checkpoint could not be written to {tmp_path}/c: " in printed
-
-
 def test_a_main_that_ends_or_exits_gives_its_code(capsys):
     assert cli.run(lambda: None) == 0
     assert cli.run(lambda: sys.exit(3)) == 3
@@ -409,21 +389,3 @@ def test_a_reader_that_closes_our_output_early_is_no_error(size):
     process.stdin.close()
     assert process.stderr.read() == b""
     assert process.wait(30) == 0
-
-
-def test_a_real_sigterm_and_a_real_sigint_end_the_process_with_their_codes():
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-        process = start("""
-            import signal, time
-            # a job that a shell has put in the background would not hear of it
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            def main():
-                print("up", flush=True)
-                for _ in range(300):  # a signal just before a long sleep would wait for its end
-                    time.sleep(0.1)
-            sys.exit(run(main))
-        """)
-        process.stdout.readline()
-        process.send_signal(number)
-        assert process.wait(10) == code
-        assert process.stderr.read().count(b"\n") == 1

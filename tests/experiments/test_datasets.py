@@ -2,7 +2,6 @@ import gzip
 import hashlib
 import http.server
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -91,13 +90,6 @@ def test_a_file_in_ones_own_folder_comes_first(server, tmp_path, monkeypatch):
     assert find("houses", "raw/b.txt.gz").is_relative_to(tmp_path / "cache")
 
 
-def test_without_a_cache_variable_the_folder_lies_in_the_home_folder(monkeypatch):
-    monkeypatch.setenv("HOME", "/somewhere")
-    for value in ("", "relative"):
-        monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert datasets.cache_folder() == Path("/somewhere/.cache/jaxformer")
-
-
 @pytest.mark.parametrize("file", ["a.txt.gz", "raw/b.txt.gz"])
 def test_other_content_is_refused_and_not_kept(server, tmp_path, file):
     server.pages = {"/a.txt.gz": b"other", "/b.txt": b"other"}
@@ -138,23 +130,13 @@ def test_a_file_that_cannot_be_downloaded_says_where_it_is_from(server, tmp_path
     assert cached(tmp_path) == []
 
 
-def test_an_unknown_name_is_refused_with_the_near_one_and_leads_nowhere(server, tmp_path):
-    with pytest.raises(DataError, match="'house': did you mean houses"):
+def test_an_unknown_name_is_refused_and_leads_nowhere(server, tmp_path):
+    with pytest.raises(DataError, match="there is no data set 'house': choose one of houses"):
         find("house", "a.txt.gz")
-    with pytest.raises(DataError, match="no file 'a.txt': did you mean a.txt.gz.*c.txt.gz"):
-        find("houses", "a.txt")
-    for file in ("../a.txt.gz", "/etc/passwd", ""):
-        with pytest.raises(DataError, match="has no file"):
+    for file in ("a.txt", "../a.txt.gz", "/etc/passwd", ""):
+        with pytest.raises(DataError, match="has no file .*: choose one of a.txt.gz, raw/b.txt.gz"):
             find("houses", file)
     assert cached(tmp_path) == []
-
-
-def test_a_cache_that_cannot_be_written_is_an_os_error_and_not_blamed_on_the_network(
-    server, tmp_path
-):
-    (tmp_path / "cache").write_text("a file in the way")
-    with pytest.raises(OSError, match="cache"):
-        find("houses", "a.txt.gz")
 
 
 def test_every_known_file_has_a_whole_address_and_a_sha256():

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments import runs
 from experiments.harness.results import statistics
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import compare
-from experiments.harness.results.pages import Contents, Sentence, comparison_page, run_page
-from experiments.harness.runs.text_io import read_table
+from experiments.harness.results.pages import Contents, Sentence, run_page
 from experiments.language_modelling.page import attend
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.text import tokenizers
@@ -64,8 +62,7 @@ def folder(tmp_path):
     (run / "env.json").write_text(json.dumps({"jax": "0.10.2"}))
     scores = {"bleu": 12.5, "bleu_signature": "nrefs:1|case:mixed", "search": {"beam_size": 3}}
     (run / "scores.json").write_text(json.dumps(scores))
-    lines = [{"step": step, "loss": 6.0 / step, "once": 1.0} for step in (2, 4, 7)]
-    lines[0].pop("once"), lines[1].pop("once")
+    lines = [{"step": step, "loss": 6.0 / step} for step in (2, 4, 7)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run
 
@@ -90,7 +87,7 @@ def test_the_page_shows_settings_scores_curves_samples_and_attention(folder):
     shown = ("translation: tiny", "model.d_model", "13", "nrefs:1|case:mixed", "a <i> b", "1,390")
     for text in (*shown, "12.5", "search.beam_size"):
         assert text in page.text, text
-    assert ">loss<" in picture(page) and ">once<" not in picture(page)
+    assert ">loss<" in picture(page)
     (one,) = json.loads(page.data)
     assert one["views"][0]["keys"] == ["dog", "</script>"]
     assert percents(one["views"][0]["weights"][0][0]) == [25, 75, 100, 0, 50, 50]
@@ -129,43 +126,6 @@ def test_a_page_of_large_attention_stays_below_80_kilobytes(folder):
     (view,) = json.loads(Page(text).data)[0]["views"]
     assert 1 <= len(view["weights"]) == 12 - view["first_layer"] < 12
     assert len(text.encode()) < 80_000
-
-
-@pytest.fixture(scope="module")
-def variants(tmp_path_factory):
-    """Two variants, the first of two seeds, with curves."""
-    root, text = tmp_path_factory.mktemp("several"), sentences(23, seed=1)
-    for width, seed, share in ((7, 0, 0.2), (7, 1, 0.3), (11, 0, 0.5)):
-        made = worse(text, share, seed=10 * width + seed)
-        run = write_run(root / f"w{width}-{seed}", made, text, seed=seed, width=width)
-        lines = [{"step": step, "loss": (width + seed) / step, "once": 1.0} for step in (2, 4, 7)]
-        lines[0].pop("once"), lines[1].pop("once")
-        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return root
-
-
-def test_a_page_of_several_runs_has_scores_bands_samples_and_what_differs(variants, tmp_path):
-    output, baseline = tmp_path / "page.html", str(variants / "w7-0")
-    words = ["compare", str(variants), "--format", "html", "--baseline", baseline]
-    runs.main([*words, "--output", str(output)])
-    text = output.read_text()
-    page = Page(text)
-    assert any("one seed: the noise of seeds is not known" in said for said in page.text)
-    for group in compare([variants], baseline=baseline).groups:
-        assert page.text.count(f"{group.mean:.2f}") == 1 and group.name in page.text
-    assert all(name in picture(page) for name in (">loss<", ">width=7 (2 seeds)<", ">width=11<"))
-    model = read_table(variants / "w11-0" / "samples" / "test.tsv")["model"]
-    assert model[0] in page.text and model[12] not in page.text
-    settings = [word for word in page.text[page.text.index("setting") :] if word.strip()]
-    assert settings[:6] == ["setting", "width=7", "width=11", "model.width", "7", "11"]
-    assert not any(word in text for word in ("http:", "https:", "@import", "url(", "fetch("))
-
-
-def test_runs_that_cannot_be_compared_still_have_a_page(variants, tmp_path):
-    other = write_run(tmp_path / "other", ["a b"] * 23, sentences(23, seed=2), width=13)
-    text = comparison_page([str(variants), str(other)])
-    assert "The scores cannot be compared: " in text and "score all runs on one text" in text
-    assert "There are none." in text and picture(Page(text))  # no samples of one text
 
 
 @pytest.mark.parametrize("objective, text", [("causal", "a dog"), ("masked", "a <mask> dog")])

@@ -1,10 +1,12 @@
-"""Text by a name: records, data sets of a hub, test sets and functions of one's own."""
+"""Text by a name: records, data sets of a hub and functions of one's own."""
 
+import gzip
 import json
 
 import pytest
 
 from experiments.harness.runs import sources
+from experiments.harness.runs.sources import is_record_file, read_fields
 from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import corpus as language_corpus
 from experiments.language_modelling.presets import DataConfig as LanguageData
@@ -92,31 +94,56 @@ def test_a_data_set_of_the_hub_is_read_from_a_folder(records, tmp_path):
         list(sources.read_texts(f"hf:{tmp_path}/absent", "text"))
 
 
-def test_a_test_set_of_sacrebleu_is_read_from_its_folder(tmp_path, monkeypatch):
-    library = pytest.importorskip("sacrebleu.dataset")
-    known = library.DATASETS["wmt17"]
-    monkeypatch.setattr(known, "_outdir", str(tmp_path))
-    monkeypatch.setattr(known, "_rawdir", str(tmp_path / "raw"))
-    source, target = ("".join(f"{line}\n" for line in side) for side in zip(*PAIRS, strict=True))
-    for field in known.fieldnames("en-de"):  # all of them are in that folder after a download
-        path = tmp_path / f"wmt17.en-de.{field}"
-        path.write_text({"src": source, "ref": target}.get(field, "-\n"))
-    assert read_files(Files("sacrebleu:wmt17:en-de")) == Text(*map(list, zip(*PAIRS, strict=True)))
+ROWS = [
+    {"id": 3, "translation": {"en": "a dog\u2028sees", "de": "ein Hund"}, "note": "x\ny"},
+    {"id": 5, "translation": {"en": "", "de": "Käse"}, "note": "z"},
+]
+EXPECTED = [("a dog\u2028sees", "x\ny"), ("", "z")]
 
 
-def test_a_test_set_that_is_not_there_is_named_with_those_that_are():
-    pytest.importorskip("sacrebleu")
-    with pytest.raises(ConfigError, match="has no test set 'wmt1': give one such as wmt"):
-        read_files(Files("sacrebleu:wmt1:en-de"))
-    with pytest.raises(ConfigError, match="the language pair 'en-xx' is none of .*en-de"):
-        read_files(Files("sacrebleu:wmt17:en-xx"))
+def written(path, rows=ROWS):
+    lines = "\ufeff" + "".join(json.dumps(row, ensure_ascii=False) + "\r\n\n" for row in rows)
+    if path.suffix == ".parquet":
+        arrow = pytest.importorskip("pyarrow", reason="needs the extra data")
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(lines.encode()))
+    else:
+        path.write_bytes(lines.encode())
+    return path
 
 
-def test_a_test_set_without_a_network_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
-    library = pytest.importorskip("sacrebleu.dataset")
-    known = library.DATASETS["wmt16"]
-    monkeypatch.setattr(known, "_outdir", str(tmp_path))
-    monkeypatch.setattr(known, "_rawdir", str(tmp_path / "raw"))
-    monkeypatch.setattr(known, "data", ["http://127.0.0.1:9/absent.tgz"])
-    with pytest.raises(DataError, match="could not be downloaded: check the network, or put"):
-        read_files(Files("sacrebleu:wmt16:en-de"))
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_the_fields_of_each_record_are_read_in_order(tmp_path, name):
+    path = written(tmp_path / name)
+    assert is_record_file(path) and not is_record_file(tmp_path / "a.json")
+    assert list(read_fields(path, ("translation.en", "note"))) == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+@pytest.mark.parametrize(
+    "field, said",
+    [
+        ("text", "there is no field 'text', but"),
+        ("translation.fr", "there is no field 'translation.fr', but en, de"),
+        ("id", "the field 'id' must hold text, got 3"),
+    ],
+)
+def test_a_field_that_is_no_text_is_named_with_its_record(tmp_path, name, field, said):
+    path = written(tmp_path / name)
+    with pytest.raises(DataError, match=f"{name}:1: {said}"):
+        list(read_fields(path, (field,)))
+
+
+def test_what_is_no_record_is_named_with_its_line(tmp_path):
+    path = written(tmp_path / "a.jsonl")
+    path.write_bytes(path.read_bytes() + b'{"id": ')
+    with pytest.raises(DataError, match="a.jsonl:5: not a line of JSON"):
+        list(read_fields(path, ("note",)))
+    path.write_text("\n")
+    with pytest.raises(DataError, match="there are no records"):
+        list(read_fields(path, ("note",)))
+    pytest.importorskip("pyarrow", reason="needs the extra data")
+    (tmp_path / "a.parquet").write_text("no")
+    with pytest.raises(DataError, match="a.parquet: cannot read the file"):
+        list(read_fields(tmp_path / "a.parquet", ("note",)))

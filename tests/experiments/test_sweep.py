@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -272,20 +271,6 @@ def command(config, folder, *options):
     rates = "optimizer.learning_rate=1e-2,1e-3"
     words = ["--config", str(folder / "settings.json"), "--name", "s", "--vary", rates, *options]
     return [sys.executable, "-m", "experiments.sweep", "language_modelling", "--seeds", "2", *words]
-
-
-def test_slurm_writes_a_job_array_with_a_task_for_each_cell(tmp_path, capsys, monkeypatch):
-    words = command(tiny(tmp_path), tmp_path, "--slurm", "--jobs", "3")
-    monkeypatch.setattr(sys, "argv", words[2:])
-    presets = presets_of("language_modelling")
-    main(cli.parse(presets, positional="experiment"))
-    said, script = capsys.readouterr().out, tmp_path / "runs" / "sweeps" / "s" / "array.sbatch"
-    assert f"sbatch --time=4:00:00 {script}" in said
-    text = script.read_text()
-    assert "#SBATCH --array=0-3%3\n" in text and "--slurm" not in text
-    (line,) = [line for line in text.splitlines() if line.startswith("srun ")]
-    args = shlex.split(line.replace('"$SLURM_ARRAY_TASK_ID"', "2"))[4:]
-    assert cli.parse(presets, ["--experiment", *args]).cell == 2
 
 
 @pytest.mark.slow

@@ -36,7 +36,6 @@ def config(tmp_path_factory) -> TranslationConfig:
         data__batch_tokens=256,
         optimizer__warmup_steps=2,
         optimizer__total_steps=7,
-        optimizer__layer_lr_decay=0.8,
         optimizer__freeze=FROZEN,
         training__z_loss=1e-3,
         training__r_drop=1.5,

@@ -15,7 +15,7 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.pipelines import embed, fill_mask, score
+from jaxformer.pipelines import complete, embed, fill_mask, score
 from jaxformer.pipelines.fill_mask import encode_masked
 from jaxformer.text.tokenizers import (
     MASKED_SPECIAL_TOKENS,
@@ -256,7 +256,8 @@ def test_a_text_whose_masks_cannot_be_filled_is_refused(masked, words):
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(masked, decoder):
     large = train_characters(["abcdefghijklmnopq"])
-    for use, system in ((fill_mask, masked), (embed, masked), (score, decoder)):
+    uses = ((fill_mask, masked), (embed, masked), (score, decoder), (complete, decoder))
+    for use, system in uses:
         with pytest.raises(ConfigError, match="has 21 ids, but the model has only 19"):
             use(*system, ["a"], large)
 

@@ -1,7 +1,6 @@
 """Weights of others: tables, settings and folders, without anything of theirs installed."""
 
 import json
-import shutil
 import sys
 import types
 from dataclasses import replace
@@ -13,21 +12,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import linen as nn
-from safetensors.numpy import load_file, save_file
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import load_file
 
-from jaxformer.config import (
-    Alibi,
-    Learned,
-    Linear,
-    Llama3,
-    Rotary,
-    TransformerConfig,
-    Yarn,
-    with_fields,
-)
+from jaxformer.config import Alibi, Learned, Llama3, Rotary
 from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.nn.blocks import REMAT, Block
-from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
+from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.ops.attention import AutoAttention, blockwise, reference
 from jaxformer.pretrained import load_pretrained, save_pretrained
@@ -36,178 +27,7 @@ from jaxformer.pretrained.family import ACTIVATIONS, write_config
 from jaxformer.pretrained.model_specs import param_shapes, spec_of
 from jaxformer.pretrained.weight_map import linear, scaled
 from jaxformer.text import tokenizers
-
-GPT2 = with_fields(
-    TransformerConfig(23, d_model=10, d_ff=17, num_heads=5, num_decoder_layers=2, max_len=11),
-    {
-        "positions": Learned(),
-        "norm.placement": "pre",
-        "norm.eps": 1e-5,
-        "feed_forward.activation": "gelu_tanh",
-        "embeddings.tied": "output",
-        "embeddings.scale": False,
-    },
-)
-LLAMA = with_fields(
-    GPT2,
-    {
-        "num_heads": 6,
-        "attention.num_kv_heads": 3,
-        "head_dim": 4,
-        "positions": Rotary(base=77.0),
-        "norm.kind": "rms",
-        "feed_forward.activation": "silu",
-        "feed_forward.gated": True,
-        "use_bias": False,
-        "embeddings.tied": "none",
-    },
-)
-DISTILBERT = with_fields(
-    GPT2,
-    {
-        "num_encoder_layers": 2,
-        "num_decoder_layers": 0,
-        "norm.placement": "post",
-        "norm.eps": 1e-12,
-        "feed_forward.activation": "relu",
-        "embeddings.norm": True,
-    },
-)
-PLAIN_BERT = with_fields(DISTILBERT, {"embeddings.num_types": 3, "norm.eps": 1e-3})
-PLAIN_ROBERTA = with_fields(
-    PLAIN_BERT, {"embeddings.num_types": 1, "feed_forward.activation": "gelu"}
-)
-BERT, ROBERTA = (replace(config, pooler="tanh") for config in (PLAIN_BERT, PLAIN_ROBERTA))
-LONG = {
-    "linear": Linear(factor=3),
-    "llama3": Llama3(factor=8.0, low_freq_factor=0.5, original_len=9),
-    "yarn": Yarn(factor=8.0, original_len=9, beta_fast=2.0),
-}
-QWEN2 = with_fields(LLAMA, {"head_dim": None, "d_model": 12, "attention.qkv_bias": True})
-NEOX = with_fields(
-    GPT2, {"d_model": 20, "positions": Rotary(fraction=0.5), "norm.placement": "parallel"}
-)
-GEMMA = with_fields(
-    LLAMA,
-    {"embeddings.scale": True, "embeddings.tied": "output", "feed_forward.activation": "gelu_tanh"},
-)
-GEMMA2 = with_fields(
-    GEMMA,
-    {
-        "norm.placement": "sandwich",
-        "attention.window": 3,
-        "attention.full_every": 2,
-        "attention.query_scalar": 24,
-        "attention.softcap": 5.0,
-        "output.softcap": 7.0,
-    },
-)
-UNCAPPED = {"attention.softcap": None, "output.softcap": None, "attention.full_every": None}
-
-
-def decoder(config, **changes):
-    """A decoder; the names of the fields in `changes` have two _ for a dot."""
-    return DecoderOnly(with_fields(config, {k.replace("__", "."): v for k, v in changes.items()}))
-
-
-def scaled_llama(name):
-    return decoder(LLAMA, positions=Rotary(base=77.0, scaling=LONG[name]))
-
-
-MODELS = {
-    "gpt2": ("gpt2", DecoderOnly(GPT2)),
-    "gpt2, an output of its own": ("gpt2", decoder(GPT2, embeddings__tied="none")),
-    "gpt2, classes": ("gpt2", Classifier(DecoderOnly(GPT2), 3)),
-    "llama": ("llama", DecoderOnly(LLAMA)),
-    "llama, biases": ("llama", decoder(LLAMA, use_bias=True, attention__num_kv_heads=None)),
-    "llama, tied": ("llama", decoder(LLAMA, embeddings__tied="output")),
-    "llama, classes": ("llama", Classifier(DecoderOnly(LLAMA), 3)),
-    "llama 3.1": ("llama", scaled_llama("llama3")),
-    "llama, long": ("llama", scaled_llama("linear")),
-    "llama, yarn": ("llama", scaled_llama("yarn")),
-    "mistral": ("mistral", decoder(LLAMA, attention__window=3)),
-    "qwen2": ("qwen2", DecoderOnly(QWEN2)),
-    "qwen3": ("qwen3", decoder(LLAMA, attention__query_key_norm=True)),
-    "gemma": ("gemma", DecoderOnly(GEMMA)),
-    "opt": ("opt", decoder(GPT2, feed_forward__activation="relu")),
-    "opt, post-norm": ("opt", decoder(GPT2, norm__placement="post")),
-    "opt, classes": ("opt", Classifier(DecoderOnly(GPT2), 3)),
-    "gemma2": ("gemma2", DecoderOnly(GEMMA2)),
-    "gemma2, no caps": ("gemma2", DecoderOnly(with_fields(GEMMA2, UNCAPPED))),
-    "gpt_neox": ("gpt_neox", decoder(NEOX, embeddings__tied="none")),
-    "gpt_neox, tied": ("gpt_neox", decoder(NEOX, norm__placement="pre")),
-    "gpt_neox, classes": ("gpt_neox", Classifier(DecoderOnly(NEOX), 3)),
-    "distilbert": ("distilbert", EncoderOnly(DISTILBERT)),
-    "distilbert, masked": ("distilbert", MaskedLanguageModel(DISTILBERT)),
-    "distilbert, classes": (
-        "distilbert",
-        Classifier(EncoderOnly(replace(DISTILBERT, pooler="relu")), 3),
-    ),
-    "distilbert, spans": ("distilbert", SpanPredictor(EncoderOnly(DISTILBERT))),
-    "bert": ("bert", EncoderOnly(BERT)),
-    "bert, no pooler": ("bert", EncoderOnly(PLAIN_BERT)),
-    "bert, masked": ("bert", MaskedLanguageModel(PLAIN_BERT)),
-    "bert, masked and next": ("bert", MaskedLanguageModel(BERT)),
-    "bert, classes": ("bert", Classifier(EncoderOnly(BERT), 3)),
-    "bert, token classes": ("bert", TokenClassifier(EncoderOnly(PLAIN_BERT), 3)),
-    "bert, spans": ("bert", SpanPredictor(EncoderOnly(PLAIN_BERT))),
-    "roberta, token classes": ("roberta", TokenClassifier(EncoderOnly(PLAIN_ROBERTA), 3)),
-    "roberta": ("roberta", EncoderOnly(ROBERTA)),
-    "roberta, masked": ("roberta", MaskedLanguageModel(PLAIN_ROBERTA)),
-    "roberta, classes": ("roberta", Classifier(EncoderOnly(ROBERTA), 3)),
-    "xlm-roberta, classes": ("xlm-roberta", Classifier(EncoderOnly(ROBERTA), 3)),
-}
-SHADOWED = ("roberta", "xlm-roberta", "opt")  # another family comes first that has these models
-TOKENS = np.array([[1, 5, 7, 2, 22], [3, 9, 4, 0, 0]])
-
-
-@pytest.fixture(scope="module")
-def filled(random_params):
-    """A model of `MODELS` with random parameters; those without a place in a folder are zero."""
-
-    def fill(name):
-        _, model = MODELS[name]
-        heads = Classifier | TokenClassifier | SpanPredictor
-        inputs = (TOKENS, TOKENS > 0) if isinstance(model, heads) else (TOKENS,)
-        params = random_params(model, *inputs)
-        if isinstance(model, Classifier) and isinstance(model.backbone, DecoderOnly):
-            params["head"]["bias"] *= 0.0
-        return model, params
-
-    return fill
-
-
-@pytest.fixture(scope="module")
-def saved(filled, tmp_path_factory):
-    """The folder with one of `MODELS`, which is written once."""
-    root = tmp_path_factory.mktemp("saved")
-
-    def write(name):
-        if not (root / name).exists():
-            save_pretrained(root / name, *filled(name), family=MODELS[name][0])
-        return root / name
-
-    return write
-
-
-@pytest.fixture
-def folder(saved, tmp_path):
-    """A copy of the folder with one of `MODELS`, to be changed."""
-    return lambda name: shutil.copytree(saved(name), tmp_path / "saved")
-
-
-def change(folder, **settings):
-    """Changes config.json; None takes a key out."""
-    path = folder / "config.json"
-    said = json.loads(path.read_text()) | settings
-    path.write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
-
-
-def rewrite(folder, edit):
-    """Gives the folder's tensors to `edit` and writes what it makes of them."""
-    path = folder / "model.safetensors"
-    tensors = edit(load_file(path))
-    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
+from tests.pretrained.models import BERT, GPT2, MODELS, SHADOWED, TOKENS
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -279,15 +99,6 @@ def test_a_linear_map_is_written_with_its_outputs_first():
     np.testing.assert_array_equal(doubled.to_jax(doubled.to_hf(ours), ours.shape), ours)
 
 
-def test_the_loaded_model_gives_what_the_saved_one_gave(filled, folder):
-    model, params = filled("llama, biases")
-    loaded = load_pretrained(folder("llama, biases"))
-    run = jax.jit(loaded.model.apply)
-    given = run({"params": loaded.params}, TOKENS)
-    np.testing.assert_array_equal(given, run({"params": params}, TOKENS))
-    assert given.shape == (2, 5, 23)
-
-
 def test_attention_function_and_dtype_are_the_callers(folder):
     path = folder("gpt2")
     loaded = load_pretrained(path, attention_fn=blockwise, dtype="bfloat16")
@@ -297,7 +108,7 @@ def test_attention_function_and_dtype_are_the_callers(folder):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_half_numbers_become_float32(folder, dtype):
+def test_half_numbers_become_float32(folder, dtype, rewrite):
     path = folder("gpt2")
     table = load_pretrained(path).params["embedding"]["table"]
     rewrite(path, lambda tensors: {name: x.astype(dtype) for name, x in tensors.items()})
@@ -307,7 +118,7 @@ def test_half_numbers_become_float32(folder, dtype):
 
 
 @pytest.mark.parametrize("theirs", ACTIVATIONS)
-def test_every_name_of_an_activation_is_known(folder, theirs):
+def test_every_name_of_an_activation_is_known(folder, theirs, change):
     path = folder("bert")
     change(path, hidden_act=theirs)
     assert load_pretrained(path).model.config.feed_forward.activation == ACTIVATIONS[theirs]
@@ -315,22 +126,15 @@ def test_every_name_of_an_activation_is_known(folder, theirs):
 
 REFUSED = [
     ("gpt2", "scale_attn_by_inverse_layer_idx", True),
-    ("gpt2", "scale_attn_weights", False),
     ("gpt2", "add_cross_attention", True),
     ("gpt2", "activation_function", "tanh"),
-    ("gpt2", "activation_function", ["gelu"]),
     ("gpt2", "tie_word_embeddings", "yes"),
     ("gpt2", "n_layer", 1.5),
-    ("gpt2", "n_layer", True),
-    ("gpt2", "n_layer", -1),
     ("gpt2", "n_embd", 10**400),
     ("gpt2", "layer_norm_epsilon", float("nan")),
-    ("gpt2", "layer_norm_epsilon", "1e-5"),
     ("gpt2", "quantization_config", {"bits": 4}),
     ("bert", "position_embedding_type", "relative_key"),
     ("bert", "is_decoder", True),
-    ("bert", "add_cross_attention", True),
-    ("bert", "tie_word_embeddings", False),
     ("bert", "type_vocab_size", 0),
     ("distilbert", "tie_word_embeddings", False),
     ("llama", "rope_scaling", {"type": "dynamic", "factor": 2.0}),
@@ -338,20 +142,17 @@ REFUSED = [
     ("llama", "rope_parameters", [1]),
     ("gemma2", "layer_types", ["full_attention", "sliding_attention"]),
     ("gemma2", "use_bidirectional_attention", True),
-    ("opt", "word_embed_proj_dim", 7),
     ("opt", "enable_bias", False),
     ("llama", "mlp_bias", "yes"),
     ("llama", "sliding_window", 128),
     ("gpt2", "model_type", "bloom"),
-    ("gpt2", "model_type", ["gpt2"]),
     ("gpt2", "architectures", ["GPT2DoubleHeadsModel"]),
     ("distilbert", "architectures", ["DistilBertForMultipleChoice"]),
-    ("bert", "architectures", []),
 ]
 
 
 @pytest.mark.parametrize(("name", "key", "value"), REFUSED)
-def test_what_is_not_supported_is_refused_with_key_and_value(folder, name, key, value):
+def test_what_is_not_supported_is_refused_with_key_and_value(folder, name, key, value, change):
     path = folder(name)
     change(path, **{key: value})
     said = json.dumps(value).strip('"') if isinstance(value, bool | str) else ""
@@ -370,7 +171,7 @@ def test_what_is_switched_off_or_changes_nothing_is_passed_over(folder, key, val
     load_pretrained(path)
 
 
-def test_scaled_rotary_positions_are_refused_by_their_type(folder):
+def test_scaled_rotary_positions_are_refused_by_their_type(folder, change):
     path = folder("llama")
     change(path, rope_scaling={"factor": 8.0, "rope_type": "longrope"})
     with pytest.raises(ConfigError, match='rope_scaling.rope_type="longrope" is not supported: on'):
@@ -378,7 +179,7 @@ def test_scaled_rotary_positions_are_refused_by_their_type(folder):
 
 
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
-def test_rotary_scaling_is_read_from_both_its_places(folder, key):
+def test_rotary_scaling_is_read_from_both_its_places(folder, key, change):
     path = folder("llama")
     scaling = {"factor": 8.0, "high_freq_factor": 5.0, "low_freq_factor": 0.5}
     more = {"original_max_position_embeddings": 7, "rope_type": "llama3"}
@@ -388,32 +189,7 @@ def test_rotary_scaling_is_read_from_both_its_places(folder, key):
     assert positions == Rotary(5000.0, scaling=Llama3(8.0, 0.5, 5.0, original_len=7))
 
 
-def test_two_older_keys_give_the_attention_factor_of_yarn(folder):
-    path = folder("llama, yarn")
-
-    def attention_factor():
-        return load_pretrained(path).model.config.positions.scaling.attention_factor
-
-    assert attention_factor() is None
-    rope = json.loads((path / "config.json").read_text())["rope_parameters"]
-    change(path, rope_parameters=rope | {"mscale": 2.0, "mscale_all_dim": 0.5})
-    quotient = (0.2 * np.log(8) + 1) / (0.05 * np.log(8) + 1)
-    assert attention_factor() == pytest.approx(quotient)
-    change(path, rope_parameters=rope | {"mscale": 2.0, "attention_factor": 1.25})
-    assert attention_factor() == 1.25
-    change(path, rope_parameters=rope | {"truncate": False})
-    with pytest.raises(ConfigError, match="truncate=false is not supported: only true"):
-        load_pretrained(path)
-
-
-def test_a_long_value_is_shortened_between_words(folder):
-    path = folder("llama")
-    change(path, quantization_config={f"module {n}": "four bits" for n in range(23)})
-    with pytest.raises(ConfigError, match=r'"module 2": "four bits", ... is not supported'):
-        load_pretrained(path)
-
-
-def test_the_base_of_rotary_positions_is_found_in_all_its_places(folder):
+def test_the_base_of_rotary_positions_is_found_in_all_its_places(folder, change):
     path = folder("llama")
     change(path, rope_parameters=None, rope_theta=5000.0)
     assert load_pretrained(path).model.config.positions.base == 5000.0
@@ -423,7 +199,7 @@ def test_the_base_of_rotary_positions_is_found_in_all_its_places(folder):
     assert load_pretrained(path).model.config.positions.base == 10_000.0
 
 
-def test_biases_of_one_kind_alone_leave_the_others_zero(folder):
+def test_biases_of_one_kind_alone_leave_the_others_zero(folder, change, rewrite):
     path = folder("llama, biases")
     change(path, mlp_bias=False)
     rewrite(path, lambda x: {k: v for k, v in x.items() if "mlp" not in k or "bias" not in k})
@@ -432,7 +208,7 @@ def test_biases_of_one_kind_alone_leave_the_others_zero(folder):
     assert block["attention"]["query"]["bias"].all()
 
 
-def test_names_of_older_files_are_known(folder):
+def test_names_of_older_files_are_known(folder, change, rewrite):
     path = folder("bert, masked and next")
     before = load_pretrained(path).params
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -452,7 +228,7 @@ def test_names_of_older_files_are_known(folder):
     jax.tree.map(np.testing.assert_array_equal, loaded.params, before)
 
 
-def test_a_model_without_a_head_has_names_without_a_prefix(folder):
+def test_a_model_without_a_head_has_names_without_a_prefix(folder, change, rewrite):
     path = folder("gpt2")
     before = load_pretrained(path).params
     rewrite(path, lambda x: {k.removeprefix("transformer."): v for k, v in x.items()})
@@ -484,10 +260,6 @@ WRONG = [
         "transformer.ln_f.bias holds numbers that are not finite",
     ),
     (
-        lambda x: x | {"transformer.ln_f.bias": x["transformer.ln_f.bias"] + np.float32(np.inf)},
-        "transformer.ln_f.bias holds numbers that are not finite",
-    ),
-    (
         lambda x: x | {"transformer.ln_f.bias": np.zeros(10, np.int64)},
         "transformer.ln_f.bias has the type I64, but only F16, BF16, F32",
     ),
@@ -499,21 +271,23 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("edit", "reason"), WRONG)
-def test_tensors_that_are_not_the_models_are_refused_with_their_names(folder, edit, reason):
+def test_tensors_that_are_not_the_models_are_refused_with_their_names(
+    folder, edit, reason, rewrite
+):
     path = folder("gpt2")
     rewrite(path, edit)
     with pytest.raises(DataError, match=rf"{path}: .*{reason}"):
         load_pretrained(path)
 
 
-def test_an_equal_copy_of_a_tied_tensor_is_read(folder):
+def test_an_equal_copy_of_a_tied_tensor_is_read(folder, rewrite):
     path = folder("gpt2")
     before = load_pretrained(path).params
     rewrite(path, lambda x: x | {"lm_head.weight": x["transformer.wte.weight"]})
     jax.tree.map(np.testing.assert_array_equal, load_pretrained(path).params, before)
 
 
-def test_two_names_of_one_tensor_are_refused(folder):
+def test_two_names_of_one_tensor_are_refused(folder, rewrite):
     path = folder("bert")
     name = "bert.embeddings.LayerNorm"
     rewrite(path, lambda x: x | {f"{name}.gamma": x[f"{name}.weight"]})
@@ -583,19 +357,14 @@ def test_a_part_of_ones_own_is_never_exported_as_the_usual_one(part, filled, tmp
 
 
 def test_a_model_without_biases_is_written_with_biases_of_zero(random_params, tmp_path):
-    small = {"vocab_size": 11, "d_model": 12, "d_ff": 17, "num_heads": 3, "num_decoder_layers": 2}
-    model = DecoderOnly(replace(GPT2, **small, max_len=13, use_bias=False))
-    tokens = np.array([[1, 5, 7], [4, 2, 3]])
-    params = random_params(model, tokens)
+    model = DecoderOnly(replace(GPT2, use_bias=False))
+    params = random_params(model, TOKENS)
     save_pretrained(tmp_path / "new", model, params)
-    found = load_pretrained(tmp_path / "new")
-    assert found.model.config.use_bias
-    np.testing.assert_allclose(
-        found.model.apply({"params": found.params}, tokens),
-        model.apply({"params": params}, tokens),
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    loaded = load_pretrained(tmp_path / "new")
+    assert loaded.model.config.use_bias
+    for path, leaf in flatten_dict(loaded.params, sep="/").items():
+        expected = flatten_dict(params, sep="/").get(path, np.zeros(leaf.shape))
+        np.testing.assert_array_equal(leaf, expected)
 
 
 def test_a_bert_without_token_types_is_refused_by_bert(filled, tmp_path):
@@ -604,7 +373,7 @@ def test_a_bert_without_token_types_is_refused_by_bert(filled, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bert, token classes", "bert, spans", "roberta, token classes"])
-def test_a_pooler_that_a_head_does_not_use_is_passed_over(filled, folder, name):
+def test_a_pooler_that_a_head_does_not_use_is_passed_over(filled, folder, name, rewrite):
     path, prefix = folder(name), MODELS[name][0]
     pooler = {f"{prefix}.pooler.dense.weight": np.ones((10, 10), np.float32)}
     rewrite(path, lambda tensors: tensors | pooler)

@@ -145,47 +145,43 @@ def test_a_mean_of_means_is_another_gradient(whole):
     assert relative(mean, whole[0]) > 1e-2
 
 
-def spread_over_four_devices():
-    """Prints how far 4 devices that accumulate too are from one, in relative norm."""
-    batch, params = ragged_batch(), bigram()
-    one, sums = updated(make_train_step(bigram_loss, SGD), batch, params, SGD)
+def on_four_devices():
+    """Prints of each of 4 devices what `mapped` knows, for two losses."""
+    accumulated = {"grad_accumulation": 2}
+    one, sums = updated(make_train_step(bigram_loss, SGD), ragged_batch(), bigram(), SGD)
+    for device, (state, tokens, _) in enumerate(mapped(bigram_loss, SGD, **accumulated)):
+        update = jax.tree.map(jnp.subtract, state.params, bigram())
+        print(device, relative(update, one), float(tokens - sums["tokens"]))
+    start = init_train_state(bigram(), ADAM, jax.random.key(3))
+    for device, (state, _, skipped) in enumerate(mapped(poisoned("gradient", np.inf), ADAM)):
+        print(device, int(skipped), learned(state) == learned(start))
+
+
+def mapped(loss, optimizer, **options):
+    """(state, tokens, skipped) of each of 4 devices that add up their sums in one step."""
     add = partial(jax.lax.psum, axis_name="data")
-    step = make_train_step(bigram_loss, SGD, grad_accumulation=2, reduce=add)
-    shards = jax.tree.map(lambda leaf: leaf.reshape(4, -1, *leaf.shape[1:]), batch)
-    state = init_train_state(params, SGD, jax.random.key(3))
-    state, metrics = jax.pmap(step, axis_name="data", in_axes=(None, 0))(state, shards)
+    step = make_train_step(loss, optimizer, reduce=add, **options)
+    shards = jax.tree.map(lambda leaf: leaf.reshape(4, -1, *leaf.shape[1:]), ragged_batch())
+    start = init_train_state(bigram(), optimizer, jax.random.key(3))
+    state, metrics = jax.pmap(step, axis_name="data", in_axes=(None, 0))(start, shards)
+    state = state.replace(rng=jnp.zeros(4))
     for device in range(4):
-        there = jax.tree.map(itemgetter(device), state.params)
-        given = jax.tree.map(jnp.subtract, there, params)
-        print(relative(given, one), float(metrics["tokens"][device] - sums["tokens"]))
+        there = jax.tree.map(itemgetter(device), state)
+        yield there, metrics["tokens"][device], metrics["skipped"][device]
 
 
-def in_a_process_with_four_devices(name):
-    """What the function `name` of this file prints there, in lines of words."""
+def test_four_devices_add_up_their_sums_and_all_skip_what_one_cannot_use():
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     root = Path(__file__).parents[2]
-    code = f"from tests.training import test_train_step; test_train_step.{name}()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=root,
-        env={
-            **os.environ,
-            "XLA_FLAGS": flags,
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(root),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
-        capture_output=True,
-        text=True,
-    )
+    code = "from tests.training import test_train_step; test_train_step.on_four_devices()"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return [line.split() for line in done.stdout.splitlines()]
-
-
-def test_four_devices_that_add_their_sums_are_one_device():
-    lines = in_a_process_with_four_devices("spread_over_four_devices")
-    assert len(lines) == 4
-    for difference, tokens in lines:
+    lines = [line.split()[1:] for line in done.stdout.splitlines()]
+    assert len(lines) == 8 and lines[4:] == [["1", "True"]] * 4
+    for difference, tokens in lines[:4]:
         assert float(difference) < 1e-6 and float(tokens) == 0.0
 
 
@@ -366,23 +362,6 @@ def test_after_a_skipped_step_training_goes_on_as_without_it():
         skipping, _ = step(skipping, clean_batch(seed))
         later, _ = step(later, clean_batch(seed))
     assert learned(skipping) == learned(later)
-
-
-def skipped_by_four_devices():
-    """Prints, for each of 4 devices, what it skipped and whether its parameters are the old."""
-    add = partial(jax.lax.psum, axis_name="data")
-    step = make_train_step(poisoned("gradient", np.inf), ADAM, reduce=add)
-    shards = jax.tree.map(lambda leaf: leaf.reshape(4, -1, *leaf.shape[1:]), ragged_batch())
-    start = init_train_state(bigram(), ADAM, jax.random.key(3))
-    state, metrics = jax.pmap(step, axis_name="data", in_axes=(None, 0))(start, shards)
-    for device in range(4):
-        there = jax.tree.map(itemgetter(device), state.replace(rng=jnp.zeros(4)))
-        print(int(metrics["skipped"][device]), learned(there) == learned(start))
-
-
-def test_what_one_of_four_devices_cannot_use_they_all_skip():
-    lines = in_a_process_with_four_devices("skipped_by_four_devices")
-    assert lines == [["1", "True"]] * 4
 
 
 def test_training_ends_after_ten_steps_in_a_row_that_are_not_finite():

@@ -25,7 +25,7 @@ from jaxformer.errors import ConfigError
 
 T = TypeVar("T")
 
-_NAME = re.compile(r"(?!(?:hf|sacrebleu):)[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_NAME = re.compile(r"(?!hf:)[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 _cached_hints = cache(typing.get_type_hints)
 

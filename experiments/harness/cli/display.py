@@ -1,11 +1,9 @@
 """The screen of a command: named phases with their times, lines, a live area on a terminal.
 
-A thread draws, so that a slow or stopped terminal never holds up the work. Elsewhere, as in a log
-file, there are plain lines, and a phase that lasts says so every 30 seconds.
+Elsewhere, as in a log file, there are plain lines, and a phase that lasts says so every 30 seconds.
 """
 
 import contextlib
-import queue
 import sys
 import threading
 import time
@@ -23,8 +21,6 @@ class Screen:
     `view` draws what the live area shows above the current phase, from its columns and rows.
     """
 
-    live_interval = 0.5
-    """Seconds between two drawings of the live area."""
     log_interval = 30.0
     """Seconds between two lines about a phase in a log."""
 
@@ -32,8 +28,6 @@ class Screen:
         self.stream = stream
         self.view: Callable[[int, int], Any] | None = None
         self._phases: list[tuple[str, float]] = []
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="display", daemon=True)
         self._live: Any = None
         encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
         if stream.isatty() and encoding == "utf8":
@@ -51,35 +45,36 @@ class Screen:
         return tuple(self._live.console.size) if self.live else (0, 0)
 
     def say(self, text: str) -> None:
-        """Prints `text`; on a terminal the thread does."""
-        if self.live:
-            self._lines.put(text)
-        else:
+        """Prints `text`, above the live area; a terminal that is gone is no error."""
+        if not self.live:
             print_line(text, self.stream)
+            return
+        with contextlib.suppress(OSError):
+            self._live.console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Within it, `name` is what is being done; then the name and its time are printed."""
-        start = time.monotonic()
+        start, ended = time.monotonic(), threading.Event()
         self._phases.append((name, start))
+        if not self.live:
+            threading.Thread(target=self._repeat, args=(name, start, ended), daemon=True).start()
         try:
             yield
         finally:
+            ended.set()
             self._phases.pop()
         self.say(f"{name}: {time.monotonic() - start:.1f} s")
 
     def __enter__(self) -> "Screen":
         if self.live:
             self._live.start()
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Prints the lines that wait, unless the terminal has been stopped."""
-        self._lines.put(None)
-        self._thread.join(timeout=2.0)
-        if self.live and not self._thread.is_alive():
-            self._live.stop()
+        with contextlib.suppress(OSError):
+            if self.live:
+                self._live.stop()
 
     def _make_live(self) -> Any:
         console = optional_dependencies.load("rich.console").Console
@@ -88,41 +83,22 @@ class Screen:
         return optional_dependencies.load("rich.live").Live(
             get_renderable=self._render,
             console=console(file=self.stream, highlight=False),
-            auto_refresh=False,
+            refresh_per_second=2,
             transient=True,
             redirect_stdout=stdout,
             redirect_stderr=stdout and sys.stderr.isatty(),
         )
 
-    def _run(self) -> None:
-        interval = self.live_interval if self.live else self.log_interval
-        text: str | None = ""
-        while text is not None:
-            with contextlib.suppress(OSError):  # the terminal is gone; the work goes on
-                try:
-                    text = self._lines.get(timeout=interval)
-                except queue.Empty:
-                    self._draw()
-                else:
-                    if text:
-                        self._live.console.print(text, markup=False, soft_wrap=True)
-
-    def _draw(self) -> None:
-        if self.live:
-            self._live.refresh()
-        elif current := self._current():
-            print_line(f"{current[0]}: {current[1]:.0f} s so far", self.stream)
-
-    def _current(self) -> tuple[str, float] | None:
-        """The innermost phase and its seconds so far."""
-        phases = self._phases[-1:]  # the other thread may end it meanwhile
-        return (phases[0][0], time.monotonic() - phases[0][1]) if phases else None
+    def _repeat(self, name: str, start: float, ended: threading.Event) -> None:
+        """Says how long a phase lasts so far, until it has `ended`."""
+        while not ended.wait(self.log_interval):
+            print_line(f"{name}: {time.monotonic() - start:.0f} s so far", self.stream)
 
     def _render(self) -> Any:
         shown = [] if self.view is None else [self.view(*self.size)]
-        if current := self._current():
+        for name, start in self._phases[-1:]:
             text = optional_dependencies.load("rich.text").Text
-            said = f"{current[0]} ... {current[1]:.0f} s"
+            said = f"{name} ... {int(time.monotonic() - start)} s"
             self._spinner.update(text=text(said, "bold", no_wrap=True, overflow="ellipsis"))
             shown.append(self._spinner)
         return optional_dependencies.load("rich.console").Group(*shown)

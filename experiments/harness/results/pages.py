@@ -1,4 +1,4 @@
-"""HTML pages of one run and of several, each one file that asks for nothing from the network."""
+"""The HTML page of a run, one file that asks for nothing from the network."""
 
 import base64
 import io
@@ -12,15 +12,13 @@ import jax
 import numpy as np
 
 from experiments.harness.cli import config_files
-from experiments.harness.results import statistics, tables
+from experiments.harness.results import statistics
 from experiments.harness.results.attention_views import AttentionView
-from experiments.harness.results.comparing import baseline_first, compare
-from experiments.harness.results.groups import Group, expand, group_runs, read_json, settings_of
+from experiments.harness.results.groups import Group, read_json
 from experiments.harness.results.plots import learning_curves, logged_curves
-from experiments.harness.results.scored_runs import item_sums, numbers, sample_table
+from experiments.harness.results.scored_runs import item_sums, numbers
 from experiments.harness.results.tables import Table
 from jaxformer import optional_dependencies
-from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained
 
 _SAMPLES = 12
@@ -51,21 +49,20 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
     The folder may also be one of `transformers`.
     """
     files = {name: read_json(folder / name) for name in ("config.json", "env.json", "scores.json")}
-    curves, scores = _curves([Group(folder.name, [folder])]), files["scores.json"]
+    curves, scores = _curves(folder), files["scores.json"]
     missing = [name for name, content in files.items() if not content]
     missing += [] if curves else ["metrics.jsonl"]
     warnings = [f"{name} is missing or damaged." for name in missing]
     if is_pretrained(folder):
         warnings = ["This is a folder of transformers: it has no scores, curves or environment."]
-    return _render(
-        f"{folder.absolute().parent.name}: {folder.name}",
+    return _template().render(
+        title=f"{folder.absolute().parent.name}: {folder.name}",
         warnings=warnings,
-        scores=[_score_table(folder, scores)] if scores else [],
-        notes=[] if scores else ["The run has not been scored."],
+        scores=_score_table(folder, scores) if scores else None,
         curves=curves,
         samples=_table(contents.samples) if contents else None,
         attention=_attention(contents.sentences) if contents else [],
-        tables={"Sizes": _sizes(contents.params)} if contents else {},
+        sizes=_sizes(contents.params) if contents else None,
         files={
             name: Table(
                 ("name", "value"),
@@ -73,27 +70,6 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
             )
             for name, content in files.items()
         },
-    )
-
-
-def comparison_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -> str:
-    """The page of the runs in `paths` (see `compare`); it says why runs cannot be compared."""
-    groups = baseline_first(group_runs(expand(paths, finished=True)), baseline)
-    try:
-        comparison = compare(paths, metric, baseline)
-        scores = [tables.group_table(comparison)]
-        scores += [tables.difference_table(comparison)] if comparison.differences else []
-        warnings, notes = tables.warnings(comparison), tables.describe(comparison)
-    except (ConfigError, DataError) as error:
-        scores, warnings, notes = [], [f"The scores cannot be compared: {error}"], []
-    return _render(
-        " and ".join(group.name for group in groups) if len(groups) < 3 else "Comparison",
-        warnings=warnings,
-        scores=scores,
-        notes=notes,
-        curves=_curves(groups),
-        samples=_table(_samples(groups)),
-        tables={"Settings that differ": _differing(groups), "Runs": _runs(groups)},
     )
 
 
@@ -110,10 +86,6 @@ def _template() -> Any:
     return environment.get_template("page.html")
 
 
-def _render(title: str, **parts: Any) -> str:
-    return _template().render(title=title, **{"attention": [], "files": {}} | parts)
-
-
 def _score_table(folder: Path, scores: dict[str, Any]) -> Table:
     """The numbers of scores.json, rounded to what other test items leave certain."""
     rows = []
@@ -125,25 +97,15 @@ def _score_table(folder: Path, scores: dict[str, Any]) -> Table:
     return Table(("score", "± 95 % over test items"), rows)
 
 
-def _curves(groups: Sequence[Group]) -> str:
-    """The address of a picture of all numbers that a run logged more than once; "" for none.
+def _curves(folder: Path) -> str:
+    """The address of a picture of all numbers that the run logged; "" for none.
 
     Losses come first, and of each kind those of the validation.
     """
-    curves = {
-        metric: {
-            name: several
-            for name, lines in by_group.items()
-            if (several := [line for line in lines if len(line[0]) > 1])
-        }
-        for metric, by_group in logged_curves(groups).items()
-    }
-    names = sorted(
-        (name for name, by_group in curves.items() if by_group),
-        key=lambda name: (not name.endswith("loss"), "validation" not in name),
-    )
-    if not names:
+    curves = logged_curves([Group(folder.name, [folder])])
+    if not curves:
         return ""
+    names = sorted(curves, key=lambda name: (not name.endswith("loss"), "validation" not in name))
     file = io.BytesIO()
     with optional_dependencies.load("matplotlib").rc_context({"svg.fonttype": "none"}):
         learning_curves({name: curves[name] for name in names}).savefig(file, format="svg")
@@ -153,37 +115,6 @@ def _curves(groups: Sequence[Group]) -> str:
 def _table(columns: Mapping[str, Sequence[str]]) -> Table:
     rows = zip(*columns.values(), strict=True)
     return Table(list(columns), [row for row, _ in zip(rows, range(_SAMPLES), strict=False)])
-
-
-def _samples(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """The texts and each group's first run's translations; {} where runs have other texts."""
-    samples = {group.name: sample_table(group.folders[0]) for group in groups}
-    samples = {name: columns for name, columns in samples.items() if "model" in columns}
-    if len({tuple(columns["reference"]) for columns in samples.values()}) != 1:
-        return {}
-    first = next(iter(samples.values()))
-    texts = {"source": first["source"], "reference": first["reference"]}
-    return texts | {name: columns["model"] for name, columns in samples.items()}
-
-
-def _differing(groups: Sequence[Group]) -> Table:
-    """The settings that are not the same for all groups: a column for each of them."""
-    settings = [settings_of(group.folders[0]) for group in groups]
-    rows = [
-        [name, *(values.get(name, "absent") for values in settings)]
-        for name in sorted({name for values in settings for name in values} - {"name", "runs"})
-    ]
-    rows = [row for row in rows if len(set(row[1:])) > 1]
-    return Table(("setting", *(group.name for group in groups)), rows)
-
-
-def _runs(groups: Sequence[Group]) -> Table:
-    rows = [
-        (group.name, str(seed), str(folder))
-        for group in groups
-        for seed, folder in zip(group.seeds, group.folders, strict=True)
-    ]
-    return Table(("variant", "seed", "folder"), rows)
 
 
 def _sizes(params: Any) -> Table:

@@ -1,7 +1,6 @@
 """The scores of finished runs on their test texts, with the sums that a score is made of."""
 
 import json
-from functools import partial
 from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +10,11 @@ from jaxtyping import Float
 
 from experiments.harness.cli import config_files
 from experiments.harness.results.groups import seed_of, settings_of
-from experiments.harness.results.statistics import Score
+from experiments.harness.results.statistics import Score, exp_ratio, ratio, translation_items
 from experiments.harness.runs.checkpoint_selection import read_result
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.runs.text_io import lines_digest, read_table
-from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.metrics import lowercased_tokens
 
 _DEFAULTS = ("bleu", "bits_per_byte", "loss")
 """The metric of a comparison: the first that the runs have."""
@@ -116,33 +113,11 @@ def item_sums(
         unit, factor = _LIKELIHOODS[metric]
         nats, tokens = (np.array(table[name], float) for name in ("nats", "tokens"))
         share = tokens * (factor * scores[unit] / scores["tokens"])
-        return np.stack([nats, share], axis=1), _exp_ratio if "perpl" in metric else ratio
+        return np.stack([nats, share], axis=1), exp_ratio if "perpl" in metric else ratio
     if "model" not in table:
         return None
     language = json.loads(settings_of(folder).get("data.target_language", '""'))
     return translation_items(metric, table["model"], table["reference"], language)
-
-
-def translation_items(
-    metric: str, hypotheses: list[str], references: list[str], language: str = ""
-) -> tuple[Float[np.ndarray, "items statistics"], Score] | None:
-    """The sums of each sentence that `metric` is made of, and the score of their sum.
-
-    `metric` is bleu, chrf or exact; after `lowercased.` for text of `language`, as
-    `jaxformer.text.metrics.score_lowercased` does. None for any other.
-    """
-    if metric == "exact":
-        right = [(a == b, 1) for a, b in zip(hypotheses, references, strict=True)]
-        return np.array(right, float), ratio
-    lowercased, _, name = metric.rpartition(".")
-    scorer = _corpus_metric(name, tokenized=bool(lowercased))
-    if scorer is None or lowercased not in ("", "lowercased"):
-        return None
-    if lowercased:
-        sides = (lowercased_tokens(side, language) for side in (hypotheses, references))
-        hypotheses, references = sides
-    items = scorer._extract_corpus_statistics(hypotheses, [references])
-    return np.array(items, float), partial(_corpus_scores, scorer)
 
 
 def sample_table(folder: Path) -> dict[str, list[str]]:
@@ -158,29 +133,6 @@ def _table(folder: Path, text: str) -> dict[str, list[str]]:
         if path.is_file():
             return read_table(path)
     return {}
-
-
-def _corpus_metric(name: str, tokenized: bool) -> Any:
-    """sacreBLEU's metric, with the settings of `jaxformer.text.metrics`."""
-    metrics = optional_dependencies.load("sacrebleu").metrics
-    if name == "bleu":
-        return metrics.BLEU(tokenize="none" if tokenized else "13a", force=tokenized)
-    return metrics.CHRF() if name == "chrf" else None
-
-
-def _corpus_scores(
-    metric: Any, sums: Float[np.ndarray, "resamples statistics"]
-) -> Float[np.ndarray, " resamples"]:
-    return np.array([metric._compute_score_from_stats(row).score for row in sums.tolist()])
-
-
-def ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " resamples"]:
-    """The first sum divided by the second."""
-    return sums[:, 0] / sums[:, 1]
-
-
-def _exp_ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " resamples"]:
-    return np.exp(ratio(sums))
 
 
 def numbers(scores: dict[str, Any]) -> dict[str, float]:

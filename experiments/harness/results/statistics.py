@@ -7,10 +7,15 @@ side, `bootstrap_p_value` and `randomization_p_value` are those of sacreBLEU's `
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtrit
+
+from jaxformer import optional_dependencies
+from jaxformer.text.metrics import lowercased_tokens
 
 Items = Float[np.ndarray, "runs items statistics"]
 Score = Callable[[Float[np.ndarray, "resamples statistics"]], Float[np.ndarray, " resamples"]]
@@ -131,6 +136,52 @@ def randomization_p_value(a: Items, b: Items, score: Score, trials: int = TRIALS
         differences += score(b[run].sum(axis=0) + moved) - score(a[run].sum(axis=0) - moved)
     difference = score_runs(a, score).mean() - score_runs(b, score).mean()
     return _p_value(np.abs(differences) / runs, abs(difference))
+
+
+def translation_items(
+    metric: str, hypotheses: list[str], references: list[str], language: str = ""
+) -> tuple[Float[np.ndarray, "items statistics"], Score] | None:
+    """The sums of each sentence that `metric` is made of, and the score of their sum.
+
+    `metric` is bleu, chrf or exact; after `lowercased.` for text of `language`, as
+    `jaxformer.text.metrics.score_lowercased` does. None for any other.
+    """
+    if metric == "exact":
+        right = [(a == b, 1) for a, b in zip(hypotheses, references, strict=True)]
+        return np.array(right, float), ratio
+    lowercased, _, name = metric.rpartition(".")
+    scorer = _corpus_metric(name, tokenized=bool(lowercased))
+    if scorer is None or lowercased not in ("", "lowercased"):
+        return None
+    if lowercased:
+        sides = (lowercased_tokens(side, language) for side in (hypotheses, references))
+        hypotheses, references = sides
+    items = scorer._extract_corpus_statistics(hypotheses, [references])
+    return np.array(items, float), partial(_corpus_scores, scorer)
+
+
+def ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " resamples"]:
+    """The first sum divided by the second."""
+    return sums[:, 0] / sums[:, 1]
+
+
+def exp_ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " resamples"]:
+    """The exponential of `ratio`."""
+    return np.exp(ratio(sums))
+
+
+def _corpus_metric(name: str, tokenized: bool) -> Any:
+    """sacreBLEU's metric, with the settings of `jaxformer.text.metrics`."""
+    metrics = optional_dependencies.load("sacrebleu").metrics
+    if name == "bleu":
+        return metrics.BLEU(tokenize="none" if tokenized else "13a", force=tokenized)
+    return metrics.CHRF() if name == "chrf" else None
+
+
+def _corpus_scores(
+    metric: Any, sums: Float[np.ndarray, "resamples statistics"]
+) -> Float[np.ndarray, " resamples"]:
+    return np.array([metric._compute_score_from_stats(row).score for row in sums.tolist()])
 
 
 def _draw_counts(items: int, resamples: int) -> Float[np.ndarray, "resamples items"]:

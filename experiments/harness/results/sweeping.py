@@ -55,14 +55,6 @@ class Sweep(NamedTuple):
             return None
 
 
-class Failure(NamedTuple):
-    """The reason why a cell failed: an exit code, one sentence, and the traceback."""
-
-    exit_code: int
-    error: str
-    traceback: str
-
-
 def grid(vary: Mapping[str, Sequence[Any]]) -> Iterator[Overrides]:
     """Each combination of the values of each setting."""
     for values in itertools.product(*vary.values()):
@@ -170,21 +162,17 @@ def run_cell(sweep: Sweep, cell: str, train: Train) -> None:
     try:
         train(sweep.cells[cell])
     except Exception as error:
-        said = cli.sentence(error)
-        failure = Failure(cli.exit_code(error), said, "".join(traceback.format_exception(error)))
+        said, lines = cli.sentence(error), traceback.format_exception(error)
+        failure = {"exit_code": cli.exit_code(error), "error": said, "traceback": "".join(lines)}
         path.parent.mkdir(exist_ok=True)
-        run_folder.write_json(path, failure._asdict())
+        run_folder.write_json(path, failure)
         display.say(f"failed: {said}")
 
 
-def failures(sweep: Sweep) -> dict[str, Failure]:
-    """The failed cells, and why."""
+def failures(sweep: Sweep) -> dict[str, dict[str, Any]]:
+    """`exit_code`, `error` and `traceback` of each cell that failed."""
     paths = {name: sweep.failure_of(name) for name in sweep.cells}
-    return {
-        name: Failure(**config_files.read_object(path))
-        for name, path in paths.items()
-        if path.exists()
-    }
+    return {name: config_files.read_object(x) for name, x in paths.items() if x.exists()}
 
 
 def _type_of(config: Any, field: str) -> Any:

@@ -1,7 +1,6 @@
 """Real data by name: in the folder JAXFORMER_DATA, in the user's cache, or downloaded into it."""
 
 import contextlib
-import difflib
 import gzip
 import hashlib
 import http.client
@@ -9,9 +8,9 @@ import json
 import os
 import sys
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxformer.errors import DataError
 
@@ -59,24 +58,18 @@ def cache_folder() -> Path:
 def _group(dataset: str, file: str) -> Group:
     table = known_datasets()
     if dataset not in table:
-        raise DataError(f"there is no data set {dataset!r}: {_near(dataset, table)}")
-    groups = [group for group in table[dataset] if file in group.files]
-    if not groups:
-        names = [name for group in table[dataset] for name in group.files]
-        raise DataError(f"{dataset} has no file {file!r}: {_near(file, names)}")
-    return groups[0]
+        raise DataError(f"there is no data set {dataset!r}: choose one of {', '.join(table)}")
+    for group in table[dataset]:
+        if file in group.files:
+            return group
+    names = ", ".join(name for group in table[dataset] for name in group.files)
+    raise DataError(f"{dataset} has no file {file!r}: choose one of {names}")
 
 
 def known_datasets() -> dict[str, list[Group]]:
     """Every data set that `find` knows, by name."""
     table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     return {dataset: [Group(**group) for group in groups] for dataset, groups in table.items()}
-
-
-def _near(word: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(names), n=3)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{hint}choose one of {', '.join(names)}"
 
 
 def _by_hand(path: Path) -> str:
@@ -96,7 +89,10 @@ def _download(group: Group, file: str, path: Path) -> None:
     print(f"downloading {url} to {path}", file=sys.stderr)
     try:
         digest, size = hashlib.sha256(), 0
-        with part.open("wb") as raw, _packed(raw, group.zipped) as out:
+        with contextlib.ExitStack() as stack:
+            out: Any = stack.enter_context(part.open("wb"))
+            if group.zipped:  # the bytes depend on the content alone
+                out = stack.enter_context(gzip.GzipFile("", "wb", fileobj=out, mtime=0))
             for chunk in _chunks(url, path):
                 digest.update(chunk)
                 out.write(chunk)
@@ -109,13 +105,6 @@ def _download(group: Group, file: str, path: Path) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _packed(raw, zipped: bool):
-    """`raw` itself, or a gzip file into it whose bytes depend on the content alone."""
-    if not zipped:
-        return contextlib.nullcontext(raw)
-    return gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
 
 
 def _chunks(url: str, path: Path) -> Iterator[bytes]:

@@ -45,14 +45,13 @@ def open_run(
     Writes `config` to config.json, and versions and devices to env.json. If the folder already has
     a config.json and a checkpoint, a field with another value raises `ConfigError`, except those
     under the dotted names in `may_differ`; where one of the two values is a function of the user's
-    own, these too. A field that is absent there has its default. Of several processes the first
-    one writes.
+    own, these too. Of several processes the first one writes.
     """
     folder = folder_of(root, experiment, name)
     with distributed.together():
         if distributed.is_first():
             _record(folder, config, may_differ)
-    return Run(folder) if distributed.is_first() else Follower(folder)
+    return Run(folder, writes=distributed.is_first())
 
 
 def _record(folder: Path, config: Any, may_differ: Iterable[str]) -> None:
@@ -129,11 +128,13 @@ class Run:
     """The folder of one run, and its log of metrics: a JSON line for each step, and TensorBoard.
 
     `loggers` get the same numbers. If a metric cannot be written, training goes on, with one
-    warning on stderr. TensorBoard files are written where tensorboardX is installed.
+    warning on stderr. TensorBoard files are written where tensorboardX is installed. Without
+    `writes`, as in all processes but the first, nothing is written.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, *, writes: bool = True):
         self.folder = Path(folder)
+        self._writes = writes
         self._path = self.folder / "metrics.jsonl"
         self.loggers = Loggers()
         self._events: EventFile | None = None
@@ -143,6 +144,8 @@ class Run:
 
     def log(self, step: int, **values: float) -> None:
         """Appends `values` of `step` to metrics.jsonl, on disk when this returns."""
+        if not self._writes:
+            return
         numbers = {name: float(value) for name, value in values.items()}
         line = json.dumps({"step": int(step), **numbers}) + "\n"
         with self.surviving("metrics.jsonl"):
@@ -173,7 +176,8 @@ class Run:
         """Adds `facts` to what env.json says of this start."""
         path = self.folder / "env.json"
         with self.surviving("env.json"):
-            write_json(path, _read_json(path) | facts)
+            if self._writes:
+                write_json(path, _read_json(path) | facts)
 
     def resume(self, step: int, without: str | None = None) -> None:
         """Removes the metrics after `step`, from which training goes on, and damaged lines.
@@ -181,6 +185,8 @@ class Run:
         Also those of `step` with the metric `without`, which will be logged again. Warns of a
         damaged line, unless it is the last one, which a crash may leave half written.
         """
+        if not self._writes:
+            return
         with self.surviving("metrics.jsonl"):
             self._warn_of_damage()
             last = step if without is None else step - 1
@@ -234,7 +240,7 @@ class Run:
 
     def _opened_events(self) -> EventFile | None:
         """The TensorBoard file; None without tensorboardX, or once it could not be written."""
-        if "tensorboard" in self._warned:
+        if "tensorboard" in self._warned or not self._writes:
             return None
         if self._events is None:
             try:
@@ -248,25 +254,6 @@ class Run:
             with self.surviving("tensorboard"):
                 self._events.close()
         self._events = None
-
-
-class Follower(Run):
-    """The folder of a run whose log another process writes."""
-
-    def log(self, step: int, **values: float) -> None:
-        """No-op: process 0 writes."""
-
-    def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
-        """No-op: process 0 writes."""
-
-    def log_figure(self, step: int, name: str, draw: Callable[[], "Figure"]) -> None:
-        """No-op: process 0 writes."""
-
-    def add_environment(self, **facts: str) -> None:
-        """No-op: process 0 writes."""
-
-    def resume(self, step: int, without: str | None = None) -> None:
-        """No-op: process 0 writes."""
 
 
 def _write_environment(path: Path) -> None:

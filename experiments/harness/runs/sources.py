@@ -1,35 +1,42 @@
-"""Text by a name: files of lines or records, data sets of a hub, test sets, your own functions.
+"""Text by a name: files of lines or records, data sets of a hub, your own functions.
 
 a.txt                           lines or documents (.gz too)
 a.tsv                           pairs: source<TAB>target
-a.jsonl, a.parquet              records with fields
+a.jsonl, a.parquet              records with fields; .ndjson and .gz too
 hf:NAME[:CONFIG][@SPLIT]        a data set of the package `datasets`; NAME may be a folder
-sacrebleu:TEST_SET:PAIR         a test set of sacreBLEU, such as wmt14/full:en-de
 package.module:name             your own function without arguments
 """
 
-import difflib
 import hashlib
+import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.harness.cli import import_by_name, is_import_name
-from experiments.harness.runs.records import field_of, is_record_file, read_fields
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer import optional_dependencies
-from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.data import iterate_lines, read_lines, read_tab_pairs
+from jaxformer.errors import ConfigError, DataError, shorten
+from jaxformer.text.data import iterate_lines, read_tab_pairs
+
+_JSON_LINES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
+_TABLES = (".tsv", ".tsv.gz")
 
 
-def is_plain(name: str) -> bool:
-    """Whether `name` is that of a file of lines or documents."""
-    return not (is_record_file(name) or name.endswith((".tsv", ".tsv.gz")) or not is_file(name))
+def is_record_file(path: str | os.PathLike[str]) -> bool:
+    """Whether the name of a file says that it holds records."""
+    return str(path).endswith((*_JSON_LINES, ".parquet"))
 
 
 def is_file(name: str) -> bool:
     """Whether `name` is that of a file."""
-    return not (name.startswith(("hf:", "sacrebleu:")) or is_import_name(name))
+    return not (name.startswith("hf:") or is_import_name(name))
+
+
+def is_plain(name: str) -> bool:
+    """Whether `name` is that of a file of lines or documents."""
+    return is_file(name) and not is_record_file(name) and not name.endswith(_TABLES)
 
 
 def read_texts(name: str, field: str) -> Iterator[str]:
@@ -53,9 +60,9 @@ def iterate_both(name: str, fields: tuple[str, str]) -> Iterator[tuple[str, ...]
     if is_plain(name):
         raise ConfigError(
             f"parallel text needs both files, but source={name!r} and target='' were given: only "
-            ".tsv, .jsonl, .parquet, hf:NAME, sacrebleu:NAME and package.module:name hold both"
+            ".tsv, .jsonl, .parquet, hf:NAME and package.module:name hold both"
         )
-    if name.endswith((".tsv", ".tsv.gz")):
+    if name.endswith(_TABLES):
         return zip(*read_tab_pairs(name), strict=True)
     return iter(_read(name, fields))
 
@@ -66,24 +73,73 @@ def identity(name: str, cache: TextCache) -> str:
         return cache.name_of(Path(name))
     if name.startswith("hf:"):
         return _hub_data_set(name)._fingerprint
-    if name.startswith("sacrebleu:"):
-        return name
     digest = hashlib.sha256()
     for item in _called(name):
         digest.update(repr(item).encode() + b"\0")
     return digest.hexdigest()
 
 
+def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The texts under `fields` of each record of a file, in order.
+
+    A dotted name leads into a record within the record, as in `translation.en`. Raises `DataError`,
+    with the number of the record, where a field is absent or holds no text, and for a file that
+    cannot be read.
+
+    >>> _ = Path("pairs.jsonl").write_text('{"en": "A house.", "de": "Ein Haus.", "id": 7}')
+    >>> list(read_fields("pairs.jsonl", ["en", "de"]))
+    [('A house.', 'Ein Haus.')]
+    """
+    path = Path(path)
+    records = json_lines(path) if str(path).endswith(_JSON_LINES) else _parquet(path, fields)
+    number = 0
+    for number, record in records:
+        yield tuple(_field_of(record, field, f"{path}:{number}") for field in fields)
+    if number == 0:
+        raise DataError(f"{path}: there are no records; give at least one")
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The number of each line that is not blank, from 1, and the JSON value in it."""
+    for number, line in enumerate(iterate_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{number}: not a line of JSON: {error}") from error
+
+
 def _read(name: str, fields: Sequence[str]) -> Iterable[tuple[str, ...]]:
     """The texts under `fields` of each record of `name`."""
     if name.startswith("hf:"):
         records = enumerate(_hub_data_set(name))
-        return (tuple(field_of(x, field, f"{name}:{i}") for field in fields) for i, x in records)
-    if name.startswith("sacrebleu:"):
-        return _test_set(name)
-    if is_import_name(name):
-        return _called(name)
-    return read_fields(name, fields)
+        return (tuple(_field_of(x, field, f"{name}:{i}") for field in fields) for i, x in records)
+    return _called(name) if is_import_name(name) else read_fields(name, fields)
+
+
+def _field_of(record: Any, field: str, where: str) -> str:
+    """The text under the dotted name `field` of `record`, which an error calls `where`."""
+    value = record
+    for name in field.split("."):
+        if not isinstance(value, dict) or name not in value:
+            known = ", ".join(map(str, value)) if isinstance(value, dict) else shorten(repr(value))
+            raise DataError(f"{where}: there is no field {field!r}, but {known or 'nothing'}")
+        value = value[name]
+    if not isinstance(value, str):
+        raise DataError(f"{where}: the field {field!r} must hold text, got {shorten(repr(value))}")
+    return value
+
+
+def _parquet(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
+    parquet = optional_dependencies.load("pyarrow.parquet")
+    try:
+        file = parquet.ParquetFile(path)
+        columns = {field.split(".")[0] for field in fields} & set(file.schema_arrow.names)
+        batches = file.iter_batches(columns=sorted(columns) or None)
+        yield from enumerate((each for batch in batches for each in batch.to_pylist()), start=1)
+    except (OSError, optional_dependencies.load("pyarrow").ArrowException) as error:
+        raise DataError(f"{path}: cannot read the file: {error}") from error
 
 
 def _called(name: str) -> Iterator[tuple[str, ...]]:
@@ -107,28 +163,3 @@ def _hub_data_set(name: str) -> Any:
             f"{name} could not be loaded: {error}: check the name, the split and the network, or "
             "give a folder that holds the data set, as in hf:FOLDER@SPLIT"
         ) from error
-
-
-def _test_set(name: str) -> list[tuple[str, ...]]:
-    """The pairs of `sacrebleu:TEST_SET:PAIR`, with the first reference."""
-    library = optional_dependencies.load("sacrebleu")
-    _, test_set, pair = [*name.split(":"), "", ""][:3]
-    known = library.get_available_testsets()
-    if test_set not in known:
-        near = difflib.get_close_matches(test_set, known) or sorted(known)[-5:]
-        raise ConfigError(
-            f"sacrebleu has no test set {test_set!r}: give one such as {', '.join(near)}"
-        )
-    if pair not in library.get_langpairs_for_testset(test_set):
-        pairs = ", ".join(library.get_langpairs_for_testset(test_set))
-        raise ConfigError(f"{name}: the language pair {pair!r} is none of {pairs}")
-    utils = optional_dependencies.load("sacrebleu.utils")
-    try:
-        source = utils.get_source_file(test_set, pair)
-        target = utils.get_reference_files(test_set, pair)[0]
-    except (Exception, SystemExit) as error:  # it ends the process where the network is absent
-        raise DataError(
-            f"{name} could not be downloaded: check the network, or put its files into "
-            f"{utils.SACREBLEU_DIR}, which the variable SACREBLEU names"
-        ) from error
-    return list(zip(read_lines(source), read_lines(target), strict=True))

@@ -112,7 +112,7 @@ class OptimizerConfig(optimizer.OptimizerConfig):
     """The library's optimizer; the schedule and the whole optimizer may be your own."""
 
     name: str = "adam"  # type: ignore[assignment]  # wider: also your own
-    """The update rule: adam, muon, lion, adafactor, or your own optimizer as package.module:name,
+    """The update rule: adam, muon, lion, or your own optimizer as package.module:name,
     which decides on clipping and weight decay itself."""
     schedule: str = "inverse_square_root"  # type: ignore[assignment]  # wider: also your own
     """inverse_square_root, cosine, constant, linear, wsd (warm-up, stable, decay), step, or your

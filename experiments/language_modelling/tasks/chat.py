@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness.runs.records import json_lines
+from experiments.harness.runs.sources import json_lines
 from experiments.harness.training.finetuning import Examples, LabelledBatch, check_count, padded
 from experiments.language_modelling import stdlib
 from experiments.language_modelling.load_run import LoadedRun

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.harness.runs.records import is_record_file, read_fields
+from experiments.harness.runs.sources import is_record_file, read_fields
 from experiments.harness.training.finetuning import Examples, LabelledBatch
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.tasks.examples import LABELLED, Labelled, snippet_pairs

@@ -5,14 +5,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from jaxformer.config import Learned, Rotary
-from jaxformer.errors import ConfigError
 from jaxformer.pretrained.families.bart import block as opt_block
 from jaxformer.pretrained.families.rotary import rotary
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
     Family,
-    Setting,
-    as_text,
     const_field,
     enum_field,
     field,
@@ -194,23 +191,6 @@ GPT_NEOX = Family(
 """Black et al. 2022: rotary positions in a part of each head, parallel sub-layers."""
 
 
-def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """No field; `ConfigError` for embeddings of another size than the model's."""
-    size, width = hf.get("word_embed_proj_dim"), fields["d_model"]
-    if size not in (None, width):
-        raise ConfigError(
-            f"word_embed_proj_dim={as_text(size)} is not supported: only hidden_size={width}"
-        )
-    return {}
-
-
-_PROJECTION = Setting(
-    ("word_embed_proj_dim",),
-    _read_projection,
-    lambda config: {"word_embed_proj_dim": config.d_model},
-)
-"""The size of embeddings; only `facebook/opt-350m` has another one than the model's."""
-
 OPT = Family(
     model_type="opt",
     architectures={
@@ -231,7 +211,6 @@ OPT = Family(
         field("num_hidden_layers", "num_decoder_layers", 12),
         field("num_attention_heads", "num_heads", 12),
         field("ffn_dim", "d_ff", 3072),
-        _PROJECTION,
         enum_field("activation_function", "feed_forward.activation", "relu", ACTIVATIONS),
         enum_field("do_layer_norm_before", "norm.placement", True, {True: "pre", False: "post"}),
         tied_output(True),
@@ -254,7 +233,8 @@ OPT = Family(
     ),
     prefix="model.",
     head_prefixes=("lm_head.", "score."),
-    ignored_keys=frozenset(["layerdrop", "init_std"]),
+    # The size of embeddings: the tensors of opt-350m, the only one with another, are refused.
+    ignored_keys=frozenset(["layerdrop", "init_std", "word_embed_proj_dim"]),
     classifier_tensors=("score.weight",),
 )
 """Zhang et al. 2022: learned positions after two unused rows, relu."""

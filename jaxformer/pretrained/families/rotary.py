@@ -1,6 +1,5 @@
 """Rotary positions in config.json: the base, the scaling and the part of a head."""
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -12,32 +11,12 @@ from jaxformer.pretrained.family import (
     as_text,
     const_field,
     field,
+    optional_field,
     parse_number,
     unsupported,
 )
 
 _FRACTION = "partial_rotary_factor"
-
-
-def _read_attention_factor(rope: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The field of `Yarn`; two older keys give it as a quotient."""
-
-    def number(key: str) -> float:
-        return parse_number(f"rope_parameters.{key}", rope[key], float)
-
-    if rope.get("attention_factor") is not None:
-        return {"attention_factor": number("attention_factor")}
-    if rope.get("mscale") and rope.get("mscale_all_dim"):
-        log = math.log(max(number("factor"), 1.0)) if "factor" in rope else 0.0
-        above, below = (0.1 * number(key) * log + 1 for key in ("mscale", "mscale_all_dim"))
-        return {"attention_factor": above / below}
-    return {}
-
-
-def _write_attention_factor(scaling: Any) -> dict[str, Any]:
-    """The first key, unless it has its default."""
-    factor = scaling.attention_factor
-    return {} if factor is None else {"attention_factor": factor}
 
 
 _FACTOR = field("factor", "factor", 1.0)
@@ -59,11 +38,7 @@ _SCALINGS: dict[type[NoScaling], tuple[Setting, ...]] = {
         field("beta_fast", "beta_fast", 32.0),
         field("beta_slow", "beta_slow", 1.0),
         _ORIGINAL_LEN,
-        Setting(
-            ("attention_factor", "mscale", "mscale_all_dim"),
-            _read_attention_factor,
-            _write_attention_factor,
-        ),
+        optional_field("attention_factor", "attention_factor", None, kind=float),
         const_field("truncate", True),
     ),
 }

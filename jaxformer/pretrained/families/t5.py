@@ -14,6 +14,7 @@ from jaxformer.pretrained.family import (
     const_field,
     field,
     parse_number,
+    unsupported,
 )
 from jaxformer.pretrained.model_specs import ModelSpec
 from jaxformer.pretrained.weight_map import SAME, Entry, dense, entry, linear, norm, scaled
@@ -78,23 +79,18 @@ def _feed_forward(config: TransformerConfig, jax: str, hf: str) -> list[Entry]:
 
 
 def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Our fields; `ConfigError` for an unknown activation or keys that disagree."""
+    """Our fields; `ConfigError` for an unknown activation."""
     projection = hf.get("feed_forward_proj", "relu" if hf["model_type"] == "t5" else "gated-gelu")
-    gate, _, name = projection.rpartition("-") if isinstance(projection, str) else ("", "", "")
+    name = projection.removeprefix("gated-") if isinstance(projection, str) else ""
+    if name not in ACTIVATIONS:
+        gated = (f"gated-{name}" for name in ACTIVATIONS)
+        raise unsupported("feed_forward_proj", projection, *ACTIVATIONS, *gated)
     # gelu in T5 1.1 is the approximation by tanh.
-    name = "gelu_new" if projection == "gated-gelu" else name
-    old = hf.get("dense_act_fn", name), hf.get("is_gated_act", gate == "gated")
-    if name not in ACTIVATIONS or gate not in ("", "gated") or old != (name, gate == "gated"):
-        raise ConfigError(
-            f"feed_forward_proj={projection!r} with dense_act_fn={old[0]!r} and is_gated_act="
-            f"{old[1]!r} is not supported: use one of {', '.join(ACTIVATIONS)}, or "
-            "gated-NAME, and make the three agree"
-        )
-    return {"feed_forward.activation": ACTIVATIONS[name], "feed_forward.gated": bool(gate)}
+    activation = "gelu_tanh" if projection == "gated-gelu" else ACTIVATIONS[name]
+    return {"feed_forward.activation": activation, "feed_forward.gated": name != projection}
 
 
 def _write_projection(config: TransformerConfig) -> dict[str, Any]:
-    """The first key."""
     activation, gated = config.feed_forward.activation, config.feed_forward.gated
     if gated and activation == "gelu_tanh":
         return {"feed_forward_proj": "gated-gelu"}
@@ -104,23 +100,11 @@ def _write_projection(config: TransformerConfig) -> dict[str, Any]:
     return {"feed_forward_proj": f"gated-{name}" if gated else name}
 
 
-_PROJECTION = Setting(
-    ("feed_forward_proj", "dense_act_fn", "is_gated_act"), _read_projection, _write_projection
-)
-"""The activation, and whether it is gated; two older keys repeat both."""
-
-
 def _read_dropout(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """The three fields."""
     rate = parse_number("dropout_rate", hf.get("dropout_rate", 0.1), float)
     names = ("dropout_rate", "attention.dropout_rate", "feed_forward.dropout_rate")
     return dict.fromkeys(names, rate)
-
-
-_DROPOUT = Setting(
-    ("dropout_rate",), _read_dropout, lambda config: {"dropout_rate": config.dropout_rate}
-)
-"""One rate for all kinds of dropout."""
 
 
 _TYING = Setting(
@@ -180,8 +164,12 @@ def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Fam
             field("relative_attention_num_buckets", "positions.buckets", 32),
             field("relative_attention_max_distance", "positions.max_distance", 128),
             field("layer_norm_epsilon", "norm.eps", 1e-6),
-            _PROJECTION,
-            _DROPOUT,
+            Setting(("feed_forward_proj",), _read_projection, _write_projection),
+            Setting(
+                ("dropout_rate",),
+                _read_dropout,
+                lambda config: {"dropout_rate": config.dropout_rate},
+            ),
             _TYING,
             const_field("is_decoder", False),
         ),
@@ -193,7 +181,11 @@ def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Fam
         ignored_tensors=(
             r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$"
         ),
-        ignored_keys=frozenset(["is_encoder_decoder", "initializer_factor", "classifier_dropout"]),
+        # The activation and the gate repeat feed_forward_proj.
+        ignored_keys=frozenset(
+            """is_encoder_decoder initializer_factor classifier_dropout dense_act_fn
+            is_gated_act""".split()
+        ),
     )
 
 

@@ -262,16 +262,14 @@ def _cheapest_cuts(costs: list[np.ndarray], count: int) -> list[tuple[int, int]]
 
 def _choose(source: np.ndarray, target: np.ndarray, buckets: tuple[Bucket, ...]) -> np.ndarray:
     """[N] the first bucket that each pair fits in."""
-    chosen = np.full(len(source), len(buckets))
-    for i in range(len(buckets) - 1, -1, -1):
-        fits = (source <= buckets[i].source_length) & (target <= buckets[i].target_length)
-        chosen[fits] = i
-    if np.any(chosen == len(buckets)):
-        bad = int(np.argmax(chosen))
+    longest = np.array(buckets).T[:2, :, None]
+    fits = (source <= longest[0]) & (target <= longest[1])
+    if not fits.any(axis=0).all():
+        bad = int(np.argmin(fits.any(axis=0)))
         raise DataError(
             f"no bucket is long enough for a pair of lengths {source[bad]} and {target[bad]}"
         )
-    return chosen
+    return fits.argmax(axis=0)
 
 
 def _plan_batches(bounds: np.ndarray, buckets: tuple[Bucket, ...]) -> list[tuple[int, int, int]]:

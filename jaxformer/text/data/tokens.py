@@ -11,7 +11,6 @@ import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Int, Int32, Int64, Integer
@@ -21,7 +20,7 @@ from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import replacing
 
 _HEADER = struct.Struct("<16sIIqqq16x")
-_MAGIC, _VERSION = b"jaxformer tokens", 2
+_MAGIC, _VERSION = b"jaxformer tokens", 3
 _DIGEST = 32
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _CHUNK = 1 << 16
@@ -93,13 +92,10 @@ class Tokens:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of offsets and ids, the same in memory and on disk.
-
-        The file stores it, so that a corpus of many GB is read completely only when it is written.
-        """
+        """SHA-256 (hex) of ids and offsets, the same in memory and on disk; a file stores it."""
         if self._fingerprint is None:
             digest = hashlib.sha256()
-            for values, kind in ((self.offsets, "<i8"), (self.ids, "<u4")):
+            for values, kind in ((self.ids, "<u4"), (self.offsets, "<i8")):
                 for start in range(0, len(values), _CHUNK):
                     digest.update(values[start : start + _CHUNK].astype(kind).tobytes())
             self._fingerprint = digest.hexdigest()
@@ -153,14 +149,24 @@ def write_parts(
     """
     if not 1 <= vocab_size <= 1 << 32:
         raise ConfigError(f"vocab_size must be 1 to 2^32, got {vocab_size}")
-    with replacing(path) as unfinished:
-        with open(unfinished, "wb") as file:
-            _write(file, parts, vocab_size)
-        written = open_tokens(unfinished)
-        fingerprint = Tokens(written.ids, written.offsets).fingerprint
-        with open(unfinished, "r+b") as file:
-            file.seek(-_DIGEST, os.SEEK_END)
-            file.write(bytes.fromhex(fingerprint))
+    dtype = _DTYPES[2 if vocab_size <= 1 << 16 else 4]
+    offsets, total, digest = array("q", [0]), 0, hashlib.sha256()
+    with replacing(path) as unfinished, open(unfinished, "wb") as file:
+        file.write(bytes(_HEADER.size))
+        for part, ends in parts:
+            ids = _checked(part, len(offsets) - 1, vocab_size)
+            file.write(ids.astype(dtype).tobytes())
+            digest.update(ids.astype("<u4").tobytes())
+            total += len(ids)
+            if ends:
+                offsets.append(total)
+        file.write(bytes(-total * dtype.itemsize % 8))
+        borders = np.asarray(offsets, "<i8").tobytes()
+        digest.update(borders)
+        file.write(borders + digest.digest())
+        file.seek(0)
+        sizes = dtype.itemsize, len(offsets) - 1, total, vocab_size
+        file.write(_HEADER.pack(_MAGIC, _VERSION, *sizes))
     return open_tokens(path)
 
 
@@ -292,26 +298,6 @@ def _batches(parts: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-def _write(
-    file: BinaryIO, parts: Iterable[tuple[Sequence[int] | np.ndarray, bool]], vocab_size: int
-) -> None:
-    """Writes the whole file except the fingerprint."""
-    dtype = _DTYPES[2 if vocab_size <= 1 << 16 else 4]
-    file.write(bytes(_HEADER.size))
-    offsets, total = array("q", [0]), 0
-    for part, ends in parts:
-        ids = _checked(part, len(offsets) - 1, vocab_size)
-        file.write(ids.astype(dtype).tobytes())
-        total += len(ids)
-        if ends:
-            offsets.append(total)
-    file.write(bytes(-total * dtype.itemsize % 8))
-    file.write(np.asarray(offsets, "<i8").tobytes())
-    file.write(bytes(_DIGEST))
-    file.seek(0)
-    file.write(_HEADER.pack(_MAGIC, _VERSION, dtype.itemsize, len(offsets) - 1, total, vocab_size))
 
 
 def _checked(sequence: Sequence[int] | np.ndarray, index: int, vocab_size: int) -> np.ndarray:

