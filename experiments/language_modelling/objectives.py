@@ -98,7 +98,7 @@ def _iterate_masked_once(
     next_sentence: bool = False,
 ) -> Iterator[Any]:
     changes = {"batch_size": _rows(config), "next_sentence": next_sentence}
-    return _masked_stream(tokens, tokenizer, config, **changes).once()
+    yield from _masked_stream(tokens, tokenizer, config, **changes).once()
 
 
 def _rows(config: LanguageConfig) -> int:
