@@ -19,8 +19,9 @@ from experiments.harness.cli import display
 from experiments.harness.results.statistics import item_half_width, plus_minus, ratio
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.run_files import write_table
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.runs.text_io import RULE, bold, write_table
+from experiments.harness.runs.text_io import RULE, bold
 from experiments.harness.training import build
 from experiments.language_modelling.corpus import part_of
 from experiments.language_modelling.load_run import LoadedRun, load_run
@@ -160,15 +161,6 @@ def show_prompts(log: Run, loaded: LoadedRun) -> None:
         (log.folder / "samples" / "prompts.txt").write_text(text, encoding="utf-8")
         display.say(join_samples([bold(prompt) for prompt in prompts], answers))
         log.log_text(loaded.config.optimizer.total_steps, "samples", text.split("\n"))
-
-
-def split_samples(text: str, prompts: Sequence[str]) -> list[str] | None:
-    """The answers in a text of `join_samples`; None if it was made of other prompts."""
-    texts = text.split(f"\n{RULE}\n")
-    pairs = list(zip(prompts, texts, strict=False))
-    if len(texts) != len(prompts) or not all(text.startswith(prompt) for prompt, text in pairs):
-        return None
-    return [text[len(prompt) :] for prompt, text in pairs]
 
 
 def filled_texts(loaded: LoadedRun, texts: Sequence[str], *, count: int = 5) -> list[str]:

@@ -13,8 +13,8 @@ from experiments import runs as runs_command
 from experiments.harness.results import statistics, tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
-from experiments.harness.runs.text_io import read_table
-from experiments.translation.evaluate import describe_each, half_widths
+from experiments.harness.runs.run_files import read_table
+from experiments.translation.evaluate import describe_each, intervals
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import score_lowercased, score_translations
 from tests.experiments.finished_runs import sentences, worse, write_language_run, write_run
@@ -75,7 +75,7 @@ def test_items_that_are_all_alike_have_no_interval(text, tmp_path):
     run = write_run(tmp_path / "right", text, text)
     group = compare_runs([run], "exact").groups[0]
     assert group.mean == 1.0 and math.isnan(group.items)
-    halves = half_widths(text, text)
+    halves = intervals(text, text)
     assert describe_each({"exact": 1.0, "bleu": 100.0, "chrf": 100.0}, halves) == (
         "100.0% exactly right",
         "BLEU 100.00",
@@ -193,13 +193,13 @@ def test_other_tokens_are_compared_by_bytes_only_and_not_paired(tmp_path):
         compare_runs([a, b], "loss")
 
 
-def test_a_number_of_the_validation_is_that_of_the_best_evaluation(tmp_path):
+def test_scores_of_the_validation_text_come_with_a_warning(tmp_path):
     run = write_language_run(tmp_path / "a", [3.0] * 12, [64] * 12)
-    assert compare_runs([run], "validation_own").groups[0].mean == 2.0
-    assert compare_runs([run], "validation_loss").groups[0].mean == 1.5  # of the chosen weights
-    assert "also chose the weights" in tables.render(compare_runs([run], "validation_own"))
     assert "also chose the weights" not in tables.render(compare_runs([run]))
-    with pytest.raises(ConfigError, match="no metric 'bleu': it has .*loss.*validation_own"):
+    scores = json.loads((run / "scores.json").read_text())
+    (run / "scores.json").write_text(json.dumps(scores | {"text": "validation"}))
+    assert "also chose the weights" in tables.render(compare_runs([run]))
+    with pytest.raises(ConfigError, match="no metric 'bleu': it has .*loss"):
         compare_runs([run], "bleu")
 
 

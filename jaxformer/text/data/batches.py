@@ -5,7 +5,7 @@ depends on them.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int, Int64
@@ -139,6 +139,39 @@ class MaskedBatch(NamedTuple):
     """The number of each row in the whole batch."""
     next_sentence: Int[Array, " B"]
     """1 where B follows A in its document, else 0."""
+
+
+_B = TypeVar("_B")
+
+
+def fill_rows(batch: _B, count: int) -> _B:
+    """`batch` with empty rows at its end, in which no label counts, so that it has `count` rows.
+
+    `ConfigError` for a batch of another type than those of this module with other rows.
+
+    >>> batch = jf.StreamBatch.create(np.array([[1, 5, 6]]), vocab_size=9)
+    >>> fill_rows(batch, 2).loss_mask.tolist()
+    [[True, True], [False, False]]
+    """
+    rows = count_rows(batch)
+    if isinstance(batch, PairBatch | StreamBatch | MaskedBatch):
+        filled: Any = (
+            None if leaf is None else np.pad(leaf, [(0, count - rows), *[(0, 0)] * (leaf.ndim - 1)])
+            for leaf in batch
+        )
+        return type(batch)(*filled)
+    if rows != count:
+        raise ConfigError(
+            f"a batch of the type {type(batch).__name__} has {rows} rows, but the devices share "
+            f"{count}: give it as many; only batches of jaxformer.text.data can have empty rows"
+        )
+    return batch
+
+
+def count_rows(batch: Any) -> int:
+    """The number of rows B of a named tuple or dict of arrays."""
+    leaves = batch.values() if isinstance(batch, dict) else batch
+    return next(len(leaf) for leaf in leaves if np.ndim(leaf))
 
 
 def check_ids(name: str, ids: Int[Array, "..."], vocab_size: int) -> None:
