@@ -111,7 +111,17 @@ class StreamBatch(NamedTuple):
 
 
 class MaskedBatch(NamedTuple):
-    """B rows of T tokens; the model predicts at most P tokens of each row. See `MaskedStream`."""
+    """B rows of T tokens; the model predicts at most P tokens of each row.
+
+    >>> from jaxformer.text.data import MaskedStream, Tokens
+    >>> from jaxformer.text.tokenizers import SpecialTokens
+    >>> sizes = {"batch_size": 2, "seq_len": 14, "vocab_size": 11}
+    >>> special = SpecialTokens(bos=1, eos=2, mask=3)
+    >>> stream = MaskedStream(Tokens.from_lists([[5, 6] * 9]), seed=0, special=special, **sizes)
+    >>> batch = stream.batch(0)
+    >>> batch.tokens.shape, batch.labels.shape  # [B, T] and [B, P]: 0.15 x 14 are to be predicted
+    ((2, 14), (2, 2))
+    """
 
     tokens: Int[Array, "B T"]
     """bos text eos, or bos A eos B eos; some tokens of the text are replaced."""
