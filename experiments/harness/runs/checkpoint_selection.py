@@ -13,6 +13,7 @@ from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, sing
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 
+CheckpointName = Literal["final", "best", "last", "average", "ema"]
 _NOTE = "weights.json"
 
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
@@ -34,7 +35,7 @@ class RunOptions:
     run: str = ""
     """The folder of the run."""
     _: KW_ONLY
-    checkpoint: Literal["final", "best", "last", "average", "ema"] = "final"
+    checkpoint: CheckpointName = "final"
     """Weights to load: final (chosen when training ended; before: the newest), best (of the best
     validation), last (of the newest step), average (mean of the last steps) or ema (moving
     average)."""
