@@ -163,15 +163,6 @@ def show_prompts(log: Run, loaded: LoadedRun) -> None:
         log.log_text(loaded.config.optimizer.total_steps, "samples", text.split("\n"))
 
 
-def split_samples(text: str, prompts: Sequence[str]) -> list[str] | None:
-    """The answers in a text of `join_samples`; None if it was made of other prompts."""
-    texts = text.split(f"\n{RULE}\n")
-    pairs = list(zip(prompts, texts, strict=False))
-    if len(texts) != len(prompts) or not all(text.startswith(prompt) for prompt, text in pairs):
-        return None
-    return [text[len(prompt) :] for prompt, text in pairs]
-
-
 def filled_texts(loaded: LoadedRun, texts: Sequence[str], *, count: int = 5) -> list[str]:
     """Each text, and below it a line for each of its masks: the `count` best tokens in percent."""
     filled = pipelines.fill_mask(loaded.model, loaded.params, texts, loaded.tokenizer, count=count)

@@ -125,12 +125,6 @@ class LanguageConfig(RunConfig):
         """Whether documents are kept apart by special tokens and segments."""
         return self.data.isolate_documents and self.objective == "causal"
 
-    @property
-    def rows_option(self) -> tuple[str, int, int]:
-        """See `RunConfig`; your own batches decide on their rows themselves."""
-        option = "data.batch_size", self.data.batch_size, self.training.grad_accumulation
-        return super().rows_option if self.data.batches else option
-
 
 def _check_layers(config: LanguageConfig) -> None:
     model = config.model
@@ -145,16 +139,11 @@ def _check_layers(config: LanguageConfig) -> None:
 
 
 def _check_batch(config: LanguageConfig) -> None:
-    data, parts = config.data, config.training.grad_accumulation
+    data = config.data
     if data.seq_len > config.model.max_len:
         raise ConfigError(
             f"seq_len={data.seq_len} tokens a row, but the model's positions end at max_len="
             f"{config.model.max_len}: shorten the rows, or lengthen the model's context"
-        )
-    if data.batch_size % parts:
-        raise ConfigError(
-            f"batch_size={data.batch_size} cannot be accumulated in {parts} equal parts: "
-            "choose a divisor"
         )
 
 

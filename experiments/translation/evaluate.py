@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.results.statistics import item_half_width, plus_minus, translation_items
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
 from experiments.harness.runs.run_files import read_table, write_lines, write_table
@@ -194,24 +193,32 @@ def read_samples(folder: Path) -> dict[str, list[str]]:
     return {}
 
 
-def half_widths(hypotheses: list[str], references: list[str]) -> dict[str, float]:
-    """Halves of the 95 % bootstrap intervals, over sentences, of BLEU, chrF and `exact`."""
-    names = ("bleu", "chrf", "exact")
-    items = {name: translation_items(name, hypotheses, references) for name in names}
-    return {name: item_half_width(*each) for name, each in items.items() if each}
+def intervals(hypotheses: list[str], references: list[str]) -> dict[str, str]:
+    """ " ± " and half of the 95 % bootstrap interval, over sentences, of `exact`, BLEU and chrF."""
+    from experiments.harness.results.statistics import (
+        item_half_width,
+        plus_minus,
+        translation_items,
+    )
+
+    found = {}
+    for name, form in (("exact", ".1%"), ("bleu", ".2f"), ("chrf", ".2f")):
+        items = translation_items(name, hypotheses, references)
+        found[name] = plus_minus(item_half_width(*items), form) if items else ""
+    return found
 
 
-def describe_each(scores: dict, halves: dict[str, float]) -> tuple[str, str, str]:
-    """The share of exact translations, BLEU and chrF, with their intervals (see `half_widths`)."""
+def describe_each(scores: dict, halves: dict[str, str]) -> tuple[str, str, str]:
+    """The share of exact translations, BLEU and chrF, with their intervals (see `intervals`)."""
     return (
-        f"{scores['exact']:.1%}{plus_minus(halves['exact'], '.1%')} exactly right",
-        f"BLEU {scores['bleu']:.2f}{plus_minus(halves['bleu'], '.2f')}",
-        f"chrF {scores['chrf']:.2f}{plus_minus(halves['chrf'], '.2f')}",
+        f"{scores['exact']:.1%}{halves['exact']} exactly right",
+        f"BLEU {scores['bleu']:.2f}{halves['bleu']}",
+        f"chrF {scores['chrf']:.2f}{halves['chrf']}",
     )
 
 
-def describe_scores(name: str, scores: dict, halves: dict[str, float]) -> str:
-    """The scores with their intervals (see `half_widths`) and signatures, a line each."""
+def describe_scores(name: str, scores: dict, halves: dict[str, str]) -> str:
+    """The scores with their intervals (see `intervals`) and signatures, a line each."""
     exact, bleu, chrf = describe_each(scores, halves)
     lines = [
         f"{name}: {scores['sentences']} sentences, {exact}",
@@ -237,7 +244,7 @@ def facts_to_repeat(config: TranslationConfig, name: str, text: Text) -> dict[st
 
 def describe_run(folder: Path, name: str, text: Text, scores: dict, hypotheses: list[str]) -> str:
     """The last lines of a training: the `scores` of the text `name`, and what to do next."""
-    halves = half_widths(hypotheses, text.target)
+    halves = intervals(hypotheses, text.target)
     said = [f"{name}: {scores['sentences']:,} sentences", *describe_each(scores, halves)]
     said[-1] += " (±: 95 % over other sentences)"
     if "lowercased" in scores:
@@ -291,7 +298,7 @@ def main(options: EvaluateOptions) -> None:
     result = evaluate(loaded, text, search, lowercased=options.lowercased)
     if options.output:
         write_lines(Path(options.output), result.hypotheses)
-    halves = half_widths(result.hypotheses, text.target)
+    halves = intervals(result.hypotheses, text.target)
     print(describe_scores(options.source or "test", result.scores, halves))
     record: dict[str, Any] = {"run": options.run, "text_sha256": fingerprint(text)}
     record |= {"search": asdict(search), "translation": asdict(loaded.config.translation)}

@@ -14,7 +14,7 @@ from experiments.harness.results import statistics, tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
 from experiments.harness.runs.run_files import read_table
-from experiments.translation.evaluate import describe_each, half_widths
+from experiments.translation.evaluate import describe_each, intervals
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import score_lowercased, score_translations
 from tests.experiments.finished_runs import sentences, worse, write_language_run, write_run
@@ -75,7 +75,7 @@ def test_items_that_are_all_alike_have_no_interval(text, tmp_path):
     run = write_run(tmp_path / "right", text, text)
     group = compare_runs([run], "exact").groups[0]
     assert group.mean == 1.0 and math.isnan(group.items)
-    halves = half_widths(text, text)
+    halves = intervals(text, text)
     assert describe_each({"exact": 1.0, "bleu": 100.0, "chrf": 100.0}, halves) == (
         "100.0% exactly right",
         "BLEU 100.00",
