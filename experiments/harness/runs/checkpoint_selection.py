@@ -19,9 +19,6 @@ _NOTE = "weights.json"
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
 
 
-CheckpointName = Literal["final", "best", "last", "average", "ema"]
-
-
 class Averaging(Protocol):
     """The training settings that say which weights a run keeps (see `TrainingConfig`)."""
 
