@@ -145,11 +145,11 @@ def fill_rows(batch: _B, count: int) -> _B:
     """
     rows = count_rows(batch)
     if isinstance(batch, PairBatch | StreamBatch | MaskedBatch):
-        leaves = (
+        filled: Any = (
             None if leaf is None else np.pad(leaf, [(0, count - rows), *[(0, 0)] * (leaf.ndim - 1)])
             for leaf in batch
         )
-        return type(batch)(*leaves)
+        return type(batch)(*filled)
     if rows != count:
         raise ConfigError(
             f"a batch of the type {type(batch).__name__} has {rows} rows, but the devices share "
