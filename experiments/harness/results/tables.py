@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -19,7 +19,6 @@ from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
 Format = Literal["terminal", "markdown", "latex", "csv"]
-FORMATS = get_args(Format)
 
 
 class Table(NamedTuple):
