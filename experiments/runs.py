@@ -29,7 +29,7 @@ from experiments.harness.results.groups import (
 )
 from experiments.harness.results.sweeping import SWEEP
 from experiments.harness.results.tables import Table
-from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.checkpoint_selection import CheckpointName, RunOptions
 from experiments.harness.runs.run_folder import Run
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import check_choices
@@ -55,8 +55,8 @@ class CompareOptions:
     runs: tuple[str, ...] = ()
     """Folders of runs, or folders with runs below them, as of a sweep."""
     metric: str = ""
-    """A number of scores.json, such as bleu, chrf, exact, lowercased.bleu, loss, bits_per_byte, or
-    of the validation, such as validation_loss; empty: bleu, bits_per_byte or loss."""
+    """A number of scores.json, such as bleu, chrf, exact, lowercased.bleu, loss, bits_per_byte;
+    empty: bleu, bits_per_byte or loss."""
     baseline: str = ""
     """The run whose group the others are compared with; empty: the first."""
     format: tables.Format = "terminal"
@@ -106,7 +106,7 @@ class PageOptions:
     """File of the page; empty: report.html in the run's folder."""
     text: tuple[str, ...] = ()
     """Texts whose attention is shown; empty: the run's first samples, or its prompts."""
-    checkpoint: str = "final"
+    checkpoint: CheckpointName = "final"
     """Weights of the run: final, best, last, average or ema."""
     step: int | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""

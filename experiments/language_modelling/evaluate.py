@@ -19,8 +19,9 @@ from experiments.harness.cli import display
 from experiments.harness.results.statistics import item_half_width, plus_minus, ratio
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.run_files import write_table
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.runs.text_io import RULE, bold, write_table
+from experiments.harness.runs.text_io import RULE, bold
 from experiments.harness.training import build
 from experiments.language_modelling.corpus import part_of
 from experiments.language_modelling.load_run import LoadedRun, load_run

@@ -102,8 +102,8 @@ def _iterate_masked_once(
 
 
 def _rows(config: LanguageConfig) -> int:
-    """The rows whose gradient is computed at once: more might not fit into memory."""
-    return config.data.batch_size // config.training.grad_accumulation
+    """The rows whose gradient one device computes at once: more might not fit into memory."""
+    return -(-config.data.batch_size // config.training.grad_accumulation)
 
 
 _CAUSAL = Objective(

@@ -108,7 +108,7 @@ class LanguageConfig(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        model, data, parts = self.model, self.data, self.training.grad_accumulation
+        model, data = self.model, self.data
         is_masked = self.objective == "masked"
         wanted, other = ("encoder", "decoder") if is_masked else ("decoder", "encoder")
         layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
@@ -122,11 +122,6 @@ class LanguageConfig(RunConfig):
                 f"seq_len={data.seq_len} tokens a row, but the model's positions end at max_len="
                 f"{model.max_len}: shorten the rows, or lengthen the model's context"
             )
-        if data.batch_size % parts:
-            raise ConfigError(
-                f"batch_size={data.batch_size} cannot be accumulated in {parts} equal parts: "
-                "choose a divisor"
-            )
         can_pair = is_masked and model.pooler != "none" and model.embeddings.num_types > 1
         if data.next_sentence and not can_pair:
             raise ConfigError(
@@ -139,12 +134,6 @@ class LanguageConfig(RunConfig):
     def isolate_documents(self) -> bool:
         """Whether documents are kept apart by special tokens and segments."""
         return self.data.isolate_documents and self.objective == "causal"
-
-    @property
-    def rows_option(self) -> tuple[str, int, int]:
-        """See `RunConfig`; your own batches decide on their rows themselves."""
-        option = "data.batch_size", self.data.batch_size, self.training.grad_accumulation
-        return super().rows_option if self.data.batches else option
 
 
 _COSINE = OptimizerConfig(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from experiments.harness import cli
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
-from experiments.harness.runs.text_io import read_table, write_lines, write_table
+from experiments.harness.runs.run_files import read_table, write_lines, write_table
 from experiments.harness.training import build
 from experiments.harness.training.progress import Sample
 from experiments.harness.training.session import describe_folder

@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.runs.decoding_options import DecodingOptions
-from experiments.harness.runs.text_io import write_lines
+from experiments.harness.runs.run_files import write_lines
 from experiments.harness.training import finetuning
 from experiments.harness.training.finetuning import (
     Examples,

@@ -15,10 +15,8 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines.batching import (
     add_special_tokens,
+    check_inputs,
     check_lengths,
-    check_model,
-    check_texts,
-    check_tokenizer,
     compile_for,
     group_by_length,
     next_power_of_two,
@@ -66,9 +64,7 @@ def embed(
     >>> bool((found.contextual[1] == found.contextual[4]).all())  # other words come before it
     False
     """
-    check_model(model, MaskedLanguageModel, EncoderOnly, DecoderOnly)
-    check_tokenizer(tokenizer, model.config.vocab_size)
-    texts = check_texts(texts)
+    texts = check_inputs(model, tokenizer, texts, MaskedLanguageModel, EncoderOnly, DecoderOnly)
     bare = tokenizer.encode_batch(texts)
     for number, ids in enumerate(bare, 1):
         if not ids:

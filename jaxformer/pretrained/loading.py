@@ -222,16 +222,6 @@ def load(
 
     Raises `ConfigError` for a folder of neither kind, `CheckpointError` for a run without a
     complete checkpoint or with weights that do not fit, and what `load_pretrained` raises.
-
-    >>> from dataclasses import replace
-    >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
-    >>> small = {"vocab_size": 264, "d_model": 8, "d_ff": 32, "num_heads": 2}
-    >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))
-    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
-    >>> jf.save_pretrained("model", model, params, tokenizer)
-    >>> loaded = jf.load("model")
-    >>> loaded.tokenizer.encode("a rose") == tokenizer.encode("a rose")
-    True
     """
     source = locate(folder)
     config = read_json(source / "config.json")

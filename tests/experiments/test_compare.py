@@ -14,7 +14,7 @@ from experiments import runs as runs_command
 from experiments.harness.results import statistics, tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
-from experiments.harness.runs.text_io import read_table
+from experiments.harness.runs.run_files import read_table
 from experiments.translation.evaluate import describe_scores
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import score_lowercased, score_translations
@@ -195,13 +195,13 @@ def test_other_tokens_are_compared_by_bytes_only_and_not_paired(tmp_path):
         compare_runs([a, b], "loss")
 
 
-def test_a_number_of_the_validation_is_that_of_the_best_evaluation(tmp_path):
+def test_scores_of_the_validation_text_come_with_a_warning(tmp_path):
     run = write_language_run(tmp_path / "a", [3.0] * 12, [64] * 12)
-    assert compare_runs([run], "validation_own").groups[0].mean == 2.0
-    assert compare_runs([run], "validation_loss").groups[0].mean == 1.5  # of the chosen weights
-    assert "also chose the weights" in tables.render(compare_runs([run], "validation_own"))
     assert "also chose the weights" not in tables.render(compare_runs([run]))
-    with pytest.raises(ConfigError, match="no metric 'bleu': it has .*loss.*validation_own"):
+    scores = json.loads((run / "scores.json").read_text())
+    (run / "scores.json").write_text(json.dumps(scores | {"text": "validation"}))
+    assert "also chose the weights" in tables.render(compare_runs([run]))
+    with pytest.raises(ConfigError, match="no metric 'bleu': it has .*loss"):
         compare_runs([run], "bleu")
 
 

@@ -533,7 +533,6 @@ def test_a_file_that_is_no_text_is_named(content, said, text, tmp_path, run):
     "more, said",
     [
         ("--data.seq_len 24", "seq_len=24 tokens a row, but the model's positions end at"),
-        ("--data.batch_size 3", "batch_size=3 cannot be accumulated in 2 equal parts"),
         ("--objective masked", "objective='masked' needs encoder layers and no decoder layers"),
         ("--data.tokenizer bep", "tokenizer='bep' is neither one of bpe, words, characters, gpt2"),
         (

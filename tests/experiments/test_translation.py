@@ -19,7 +19,7 @@ from experiments.harness import cli
 from experiments.harness.results.attention_views import read_weights
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.harness.runs.text_io import read_table
+from experiments.harness.runs.run_files import read_table
 from experiments.translation import (
     evaluate,
     export,

@@ -14,7 +14,7 @@ from jaxtyping import Bool
 
 from experiments.harness.results import statistics
 from experiments.harness.results.comparing import Comparison, Difference, GroupScore
-from experiments.harness.results.scored_runs import ScoredRun, sample_table
+from experiments.harness.results.groups import ScoredRun, sample_table
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
