@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import get_args
 
 import numpy as np
@@ -15,7 +16,7 @@ from experiments.harness.results import statistics, tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
 from experiments.harness.runs.run_files import read_table
-from experiments.translation.evaluate import describe_each, intervals
+from experiments.translation.evaluate import describe_scores
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import score_lowercased, score_translations
 from tests.experiments.finished_runs import sentences, worse, write_language_run, write_run
@@ -76,12 +77,13 @@ def test_items_that_are_all_alike_have_no_interval(text, tmp_path):
     run = write_run(tmp_path / "right", text, text)
     group = compare_runs([run], "exact").groups[0]
     assert group.mean == 1.0 and math.isnan(group.items)
-    halves = intervals(text, text)
-    assert describe_each({"exact": 1.0, "bleu": 100.0, "chrf": 100.0}, halves) == (
+    scores = score_translations(text, text)._asdict() | {"exact": 1.0}
+    shares = re.findall(r"100.*", describe_scores("test", scores, text, text))
+    assert [share.split("  ")[0] for share in shares] == [
         "100.0% exactly right",
-        "BLEU 100.00",
-        "chrF 100.00",
-    )
+        "100.00",
+        "100.00",
+    ]
 
 
 def test_groups_with_long_settings_are_called_as_their_runs_without_seeds(text, tmp_path):
