@@ -378,10 +378,10 @@ def _as_given(leaf: Any, stored: Any) -> jax.Array:
     if not hasattr(leaf, "dtype") or not _is_key(leaf):
         return stored if isinstance(stored, jax.Array) else jnp.array(stored)
     impl, sharding = jax.random.key_impl(jnp.empty((), leaf.dtype)), _sharding(leaf)
-    if sharding is not None:  # each process creates its part
-        data = jax.make_array_from_callback(stored.shape, sharding, lambda index: stored[index])
-    else:
-        data = jnp.array(stored)
+    if sharding is None:
+        return jax.random.wrap_key_data(jnp.array(stored), impl=impl)
+    # Each process creates its part.
+    data = jax.make_array_from_callback(stored.shape, sharding, lambda index: stored[index])
     return jax.random.wrap_key_data(data, impl=impl)
 
 

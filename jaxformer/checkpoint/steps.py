@@ -121,8 +121,8 @@ class StepFolders:
             shutil.rmtree(path, ignore_errors=True)
 
     def _set_aside(self, step: int) -> str:
-        endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-        names = (f"{_SET_ASIDE}{step}{ending}" for ending in endings)
+        more = (f"{_SET_ASIDE}{step}-{number}" for number in itertools.count(2))
+        names = itertools.chain([f"{_SET_ASIDE}{step}"], more)
         name = next(name for name in names if not (self.folder / name).exists())
         self.path(step).rename(self.folder / name)
         self._verified.discard(step)
@@ -160,7 +160,10 @@ def lock(folder: Path) -> TextIO:
     path = folder / _LOCK
     file = path.open("a+", encoding="ascii", errors="replace")
     try:
-        _flock(file)
+        if importlib.util.find_spec("fcntl") is not None:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.seek(0)
         owner = file.read(20).strip() or "unknown"
@@ -169,23 +172,12 @@ def lock(folder: Path) -> TextIO:
             f"{folder} is being written by another run (process {owner}): wait until it ends, or "
             "use another folder"
         ) from error
+    except OSError:
+        pass  # the file system has no locks: train without one
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
-
-
-def _flock(file: TextIO) -> None:
-    if importlib.util.find_spec("fcntl") is None:
-        return
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        return  # the file system has no locks: train without one
 
 
 def agreed(value: int) -> int:

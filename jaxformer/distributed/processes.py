@@ -37,21 +37,15 @@ def initialize(
     >>> initialize("host0:1234", num_processes=2)
     Traceback (most recent call last):
         ...
-    jaxformer.errors.ConfigError: coordinator, num_processes without process_id: give ...
+    jaxformer.errors.ConfigError: coordinator=host0:1234, num_processes=2, process_id=None: ...
     """
-    values = {
-        "coordinator": coordinator,
-        "num_processes": num_processes,
-        "process_id": process_id,
-    }
-    missing = [name for name, value in values.items() if value is None]
-    if 0 < len(missing) < len(values):
-        raise ConfigError(
-            f"{', '.join(name for name in values if name not in missing)} without "
-            f"{', '.join(missing)}: give all of {', '.join(values)}, or none of them on a cluster"
-        )
     if coordinator is not None and num_processes is not None and process_id is not None:
         _check_process(coordinator, num_processes, process_id)
+    elif (coordinator, num_processes, process_id) != (None, None, None):
+        raise ConfigError(
+            f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}: "
+            "give all three, or none of them on a cluster"
+        )
     try:
         jax.distributed.initialize(
             coordinator,

@@ -233,7 +233,7 @@ def check_end(survivor: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("localhost:1234", None, None), "coordinator without num_processes, process_id: give all"),
+        (("localhost:1234", None, None), "num_processes=None, process_id=None: give all three"),
         (("localhost", 2, 0), "coordinator='localhost' is not an address: give HOST:PORT"),
         (("localhost:1234", 0, 0), "num_processes=0, but it must be at least 1"),
         (
