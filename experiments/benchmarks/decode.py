@@ -30,7 +30,6 @@ from jaxformer.config import (
     check_at_least,
 )
 from jaxformer.decoding import SearchConfig, beam_search
-from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import make_step_fn
@@ -73,17 +72,6 @@ class DecodeWork:
 
     def __post_init__(self):
         check_at_least(self, 1, "batch_size", "source_len", "target_len", "beam_size")
-        if self.model.vocab_size < self.beam_size + 3:
-            raise ConfigError(
-                f"vocab_size={self.model.vocab_size} leaves no {self.beam_size} words for the "
-                f"beams beside three special tokens: give at least {self.beam_size + 3}"
-            )
-        needed = max(self.source_len, self.target_len) + 1
-        if self.model.max_len < needed:
-            raise ConfigError(
-                f"model.max_len={self.model.max_len} is less than the longest text and its EOS: "
-                f"give at least {needed}"
-            )
 
     @property
     def pad(self) -> int:

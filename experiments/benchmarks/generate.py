@@ -24,7 +24,6 @@ from experiments.language_modelling.presets import shakespeare_char
 from jaxformer import optional_dependencies
 from jaxformer.config import TransformerConfig, check_at_least, with_fields
 from jaxformer.decoding import Prompts, SamplingConfig, sample
-from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines import make_step_fn
 from jaxformer.runtime import concurrency, concurrently
@@ -45,11 +44,6 @@ class GenerateWork:
 
     def __post_init__(self):
         check_at_least(self, 1, "batch_size", "prompt_len")
-        if self.prompt_len >= self.model.max_len:
-            raise ConfigError(
-                f"prompt_len={self.prompt_len} fills the context of model.max_len="
-                f"{self.model.max_len} tokens: give a shorter prompt"
-            )
 
     @property
     def new_tokens(self) -> int:
@@ -72,16 +66,6 @@ class GenerateOptions(TimingConfig):
     work: GenerateWork = GenerateWork()
     """The model and the prompts."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.batch_sizes:
-            raise ConfigError("batch_sizes=() measures nothing: give at least one batch size")
-        self.works()
-
-    def works(self) -> list[GenerateWork]:
-        """One for each of `batch_sizes`."""
-        return [replace(self.work, batch_size=size) for size in self.batch_sizes]
-
 
 PEERS = ("PyTorch loop", "PyTorch loop, one thread")
 
@@ -92,7 +76,8 @@ def main(options: GenerateOptions) -> None:
     Raises `RuntimeError` at the end if the texts differ.
     """
     tables = {
-        f"{work.batch_size} x {work.new_tokens} tokens": cases(work) for work in options.works()
+        f"{work.batch_size} x {work.new_tokens} tokens": cases(work)
+        for work in (replace(options.work, batch_size=size) for size in options.batch_sizes)
     }
     for comparison in report.run_tables(options, tables, PEERS).values():
         check_texts(comparison)

@@ -18,7 +18,7 @@ from experiments.benchmarks import report
 from experiments.benchmarks.attention import PEER, Shape, jax_attention, torch_attention
 from experiments.benchmarks.decode import DecodeWork, ctranslate2_search, jax_search, write_model
 from experiments.benchmarks.timing import Case, MakeCase, TimingConfig
-from experiments.benchmarks.train import GPTWork, StepWork, TranslationWork, constant, jax_step
+from experiments.benchmarks.train import GPTWork, TranslationWork, constant, jax_step
 from experiments.harness import cli
 from experiments.harness.training.training_config import Remat
 from experiments.harness.training.utilization import peak_of
@@ -77,7 +77,7 @@ def tables(small: bool, folder: Path) -> dict[str, dict[str, MakeCase]]:
     xl = replace(gpt, model=gpt3_xl.model, grad_accumulation=1)
     sizes: dict[Remat, tuple[int, ...]] = {"none": (24, 16, 8), "blocks": (64, 32, 16)}
     pairs = TranslationWork(optimizer=optimizer, batch_size=1_024, seq_len=32, attention_fn="auto")
-    steps: dict[str, dict[str, StepWork]] = {
+    steps: dict[str, dict[str, GPTWork | TranslationWork]] = {
         "gpt2_124m": {name: replace(gpt, attention_fn=name) for name in ("auto", "reference")},
         "gpt3_xl": {
             f"{size} sequences, remat {remat}": replace(xl, batch_size=size, remat=remat)
@@ -132,7 +132,7 @@ def decode_work(small: bool) -> DecodeWork:
     return replace(work, model=_small(work.model), batch_size=3, source_len=5, target_len=5)
 
 
-def small_step(work: StepWork) -> StepWork:
+def small_step(work: GPTWork | TranslationWork) -> GPTWork | TranslationWork:
     """The same step of a small model and batch."""
     size = 2 * work.grad_accumulation
     return replace(work, model=_small(work.model), batch_size=size, seq_len=16)

@@ -1,7 +1,7 @@
 """Export a run: `python -m experiments.language_modelling.export --run RUN --out FOLDER`.
 
-transformers: a folder for its pipelines "text-generation" and "fill-mask", as GPT-2, Llama,
-DistilBERT or BERT. ctranslate2: that folder, converted.
+The folder is for transformers' pipelines "text-generation" and "fill-mask", as GPT-2, Llama,
+DistilBERT or BERT.
 """
 
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.harness import cli
-from experiments.harness.runs.text_io import write_lines
+from experiments.harness.runs.run_files import write_lines
 from experiments.harness.training import build, finetuning
 from experiments.harness.training.finetuning import Trainer, make_trainer, result_folder
 from experiments.harness.training.training_config import OptimizerConfig

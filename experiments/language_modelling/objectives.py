@@ -98,12 +98,12 @@ def _iterate_masked_once(
     next_sentence: bool = False,
 ) -> Iterator[Any]:
     changes = {"batch_size": _rows(config), "next_sentence": next_sentence}
-    return _masked_stream(tokens, tokenizer, config, **changes).once()
+    yield from _masked_stream(tokens, tokenizer, config, **changes).once()
 
 
 def _rows(config: LanguageConfig) -> int:
-    """The rows whose gradient is computed at once: more might not fit into memory."""
-    return config.data.batch_size // config.training.grad_accumulation
+    """The rows whose gradient one device computes at once: more might not fit into memory."""
+    return -(-config.data.batch_size // config.training.grad_accumulation)
 
 
 _CAUSAL = Objective(

@@ -1,6 +1,6 @@
 """The texts and attention of a run: its page (`experiments.runs page`) and its pictures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,8 @@ from experiments.harness.results import attention_views
 from experiments.harness.results.attention_views import AttentionView, label, read_weights
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.language_modelling.evaluate import answer_prompts, split_samples
+from experiments.harness.runs.text_io import RULE
+from experiments.language_modelling.evaluate import continued_prompts
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
@@ -39,7 +40,8 @@ def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Co
     sentences = [Sentence(text, [attend(loaded, text)]) for text in texts if text.strip()]
     path = folder / "samples" / "prompts.txt"
     if path.is_file():
-        samples = _samples(path, loaded.config.prompts)
+        written = path.read_text(encoding="utf-8").split(f"\n{RULE}\n")
+        samples: dict[str, Sequence[str]] = {"prompts and what follows": written}
     else:
         samples = _answers(folder, loaded, texts)
     return Contents(loaded.params, sentences, samples)
@@ -56,16 +58,7 @@ def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str,
     if not texts or isinstance(loaded.model, EncoderOnly):
         return {}
     config = replace(loaded.config, prompts=tuple(texts), sampling=sampling, completion=completion)
-    return {"prompt": texts, "what follows": answer_prompts(loaded._replace(config=config))}
-
-
-def _samples(path: Path, prompts: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """The columns of the run's samples; one, if they were made of other prompts."""
-    text = path.read_text(encoding="utf-8")
-    answers = split_samples(text, prompts)
-    if answers is None:
-        return {"prompts and what follows": [text]}
-    return {"prompt": prompts, "what follows": answers}
+    return {"prompts and what follows": continued_prompts(loaded._replace(config=config))}
 
 
 def draw_attention(loaded: LoadedRun, texts: Sequence[str]) -> "Figure":

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import datasets, distributed, json_records, run_folder
+from experiments.harness.runs import datasets, distributed, run_files, run_folder
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
@@ -133,7 +133,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def tokenizer_digest(folder: Path) -> str:
     """SHA-256 (hex) of the tokenizer's file in the run's `folder`: the same in all versions."""
-    return json_records.digest(folder / _TOKENIZER)
+    return run_files.digest(folder / _TOKENIZER)
 
 
 def text_digest(folder: Path, name: str) -> str:
@@ -205,13 +205,13 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: T
         "tokenizer": tokenizer_digest(folder),
         **corpus.metadata_of(part, cache)._asdict(),
     }
-    json_records.write(path, note)
+    run_files.write_record(path, note)
 
 
 def _note(folder: Path, name: str) -> dict | None:
     fields: dict[str, type] = {"how": list, "tokenizer": str, "text": str}
     fields |= {"documents": int, "amount": list}
-    return json_records.read(folder / "data" / f"{name}.json", fields)
+    return run_files.read_record(folder / "data" / f"{name}.json", fields)
 
 
 def _is_current(

@@ -66,7 +66,7 @@ def make_init_and_step(
     step = devices.step(
         loss,
         optimizer,
-        grad_accumulation=training.grad_accumulation,
+        grad_accumulation=training.parts_on(devices),
         ema_decay=training.ema_decay,
         gather_at=training.gather_at,
         gather_dtype=config.model.dtype,
@@ -98,7 +98,8 @@ def train(
         model = build_model(config)
 
         def batch(number: int) -> Any:
-            return devices.shard_batch(batches.batch(number, devices.local_rows))
+            parts = config.training.parts_on(devices)
+            return devices.make_batch(partial(batches.batch, number), parts)
 
         def validate(params: Any) -> session.Evaluated:
             return evaluate(config, data, model, params)
@@ -167,8 +168,7 @@ def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None
     run.write_scores(facts | scores)
     if distributed.is_first():
         evaluation.write_losses(folder, name, losses)
-    interval = evaluation.loss_interval(losses)
-    display.say(evaluation.describe_scores(name, config, likelihood, interval))
+    display.say(evaluation.describe_scores(name, config, likelihood, losses))
     files = {"samples/prompts.txt": "the prompts and what the model makes of them"}
     commands = [(f"{EXPERIMENT}.{name}",) for name in ("generate", "evaluate")]
     display.say("\n" + session.describe_folder(folder, files, commands))

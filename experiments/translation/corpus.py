@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from experiments.harness.cli import display
 from experiments.harness.runs import datasets, sources
+from experiments.harness.runs.run_files import lines_digest
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
-from experiments.harness.runs.text_io import lines_digest
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import read_pairs, read_tab_pairs

@@ -1,7 +1,7 @@
-"""Export a run: `python -m experiments.translation.export --run RUN --format F --out FOLDER`.
+"""Export a run: `python -m experiments.translation.export --run RUN --out FOLDER`.
 
-transformers: a folder for AutoModelForSeq2SeqLM and for ct2-transformers-converter, of a run of a
-preset such as grammar_marian. ctranslate2: that folder, converted.
+The folder is for transformers' AutoModelForSeq2SeqLM and for ct2-transformers-converter; the run is
+one of a preset such as grammar_marian.
 """
 
 import json

@@ -8,7 +8,7 @@ after.
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.runs.decoding_options import DecodingOptions
-from experiments.harness.runs.text_io import write_lines
+from experiments.harness.runs.run_files import write_lines
 from experiments.harness.training import finetuning
 from experiments.harness.training.finetuning import (
     Examples,
@@ -37,6 +37,7 @@ from jaxformer.nn.axes import parameter_axes
 from jaxformer.pipelines.translation import first_ids, source_ids
 from jaxformer.pretrained import is_pretrained, save_pretrained
 from jaxformer.pretrained.saving import check_savable
+from jaxformer.text.data import PairBatch
 from jaxformer.text.metrics import score_translations
 from jaxformer.training.losses import Loss, seq2seq_loss
 
@@ -206,21 +207,13 @@ def save(options: FinetuneOptions, translator: Translator) -> None:
     )
 
 
-class _Pairs(NamedTuple):
-    """A batch as `seq2seq_loss` reads it."""
-
-    source: Any
-    target: Any
-    example_ids: Any
-
-
 def _pair_loss(options: FinetuneOptions, translator: Translator) -> Loss:
     loss = seq2seq_loss(
         translator.model, pad=translator.options.pad, label_smoothing=options.label_smoothing
     )
 
     def of_batch(params: Any, batch: LabelledBatch, rng: jax.Array | None) -> Any:
-        return loss(params, _Pairs(batch.tokens, batch.labels, batch.example_ids), rng)
+        return loss(params, PairBatch(batch.tokens, batch.labels, batch.example_ids), rng)
 
     return of_batch
 

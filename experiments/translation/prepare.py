@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed, json_records, run_folder
+from experiments.harness.runs import distributed, run_files, run_folder
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import initialization
 from experiments.harness.training.training_config import text_cache
@@ -98,7 +98,7 @@ def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
 
     Raises `ConfigError` where one is not the run's own, `DataError` where it cannot be read.
     """
-    note = json_records.read(folder / "data" / "prepared.json", {"text": str}) or {}
+    note = run_files.read_record(folder / "data" / "prepared.json", {"text": str}) or {}
     digests = _digests(folder)
     if note.get("tokenizers", digests) != digests:
         raise ConfigError(
@@ -136,9 +136,7 @@ def describe(prepared: Prepared) -> str:
 
 def _digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of each tokenizer's file, by its name."""
-    return {
-        path.name: json_records.digest(path) for path in sorted(folder.glob("tokenizer/*.json"))
-    }
+    return {path.name: run_files.digest(path) for path in sorted(folder.glob("tokenizer/*.json"))}
 
 
 def _wanted(config: TranslationConfig, folder: Path) -> list:
@@ -160,7 +158,7 @@ def _prepare(
     folder: Path,
 ) -> None:
     note = folder / "data" / "prepared.json"
-    record = json_records.read(note, {"text": str})
+    record = run_files.read_record(note, {"text": str})
     if record is not None:
         record.pop("tokenizers", None)
     if record is not None and record != wanted and Checkpoints(folder / "checkpoints").steps():
@@ -178,7 +176,7 @@ def _prepare(
     tokenizer_cache.fill(folder / "tokenizer", ["tokenizers", wanted], make)
     encode = partial(_encode, config.data, read, load_tokenizers(folder))
     cache.fill(folder / "data", ["pairs", wanted, _digests(folder)], encode)
-    json_records.write(note, wanted | {"tokenizers": _digests(folder)})
+    run_files.write_record(note, wanted | {"tokenizers": _digests(folder)})
 
 
 def _write_tokenizers(config: TranslationConfig, read: Callable[[], Text], folder: Path) -> None:

@@ -138,12 +138,6 @@ class TranslationConfig(RunConfig):
     translation: TranslationOptions = TranslationOptions()
     """The batches, lengths and ids of these translations."""
 
-    @property
-    def rows_option(self) -> tuple[str, int, int]:
-        """See `RunConfig`; your own batches decide on their rows themselves."""
-        option = "data.batch_size_multiple", self.data.batch_size_multiple, 1
-        return super().rows_option if self.data.batches else option
-
 
 _COSINE = OptimizerConfig(schedule="cosine", min_lr_ratio=0.02, grad_clip_norm=1.0)
 _TINY = TransformerConfig(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed, json_records
+from experiments.harness.runs import distributed, run_files
 from experiments.harness.training import initialization
 from experiments.harness.training.fit import Step
 from experiments.translation.load_run import LoadedRun, load_run
@@ -90,11 +90,11 @@ def _check_tokenizers(folder: Path, teacher: LoadedRun, prepared: Prepared) -> N
 
 def _record(folder: Path, name: str, sha256: str) -> None:
     """Writes which weights the run learns from; refuses others than it began with."""
-    before = json_records.read(folder / NOTE, {"sha256": str})
+    before = run_files.read_record(folder / NOTE, {"sha256": str})
     if before is not None and before["sha256"] != sha256:
         raise CheckpointError(
             f"the weights of the teacher {name} have changed since {folder} began: give the "
             "teacher's step, as in RUN@1500, or use another --name"
         )
     if before is None and distributed.is_first():
-        json_records.write(folder / NOTE, {"run": name, "sha256": sha256})
+        run_files.write_record(folder / NOTE, {"run": name, "sha256": sha256})

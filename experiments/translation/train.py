@@ -68,7 +68,7 @@ def make_init_and_step(
     step = devices.step(
         loss,
         optimizer,
-        grad_accumulation=training.grad_accumulation,
+        grad_accumulation=training.parts_on(devices),
         ema_decay=training.ema_decay,
         gather_at=training.gather_at,
         gather_dtype=config.model.dtype,
@@ -101,7 +101,8 @@ def train(
         beam = replace(config.search, beam_size=config.training.eval_beam_size)
 
         def batch(number: int) -> Any:
-            return devices.shard_batch(batches.batch(number, devices.local_rows))
+            parts = config.training.parts_on(devices)
+            return devices.make_batch(partial(batches.batch, number), parts)
 
         def loaded(params: Any) -> LoadedRun:
             return LoadedRun(config, model, params, data.source_tokenizer, data.target_tokenizer)

@@ -1,6 +1,7 @@
 """`TransformerConfig`, the recipe of a model, and the named sizes of the papers."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -33,12 +34,9 @@ class TransformerConfig:
 
     What later papers added is a part with a default. The letters are those of the paper.
 
-    >>> config = jf.TransformerConfig(vocab_size=11, d_model=8, d_ff=12, num_heads=2)
-    >>> config.key_size  # d_model / num_heads
-    4
     >>> long = jf.Rotary(base=5e5, scaling=jf.Llama3(factor=8.0))
     >>> pre = jf.NormOptions("rms", placement="pre")
-    >>> llama = jf.TransformerConfig(11, 8, 12, 2, positions=long, norm=pre)
+    >>> llama = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=long, norm=pre)
     """
 
     vocab_size: int
@@ -173,18 +171,18 @@ def with_fields(config: C, changes: Mapping[str, Any]) -> C:
     >>> with_fields(config, {"d_ff": 16, "norm.eps": 1e-5}).norm
     NormOptions(kind='layer', placement='post', eps=1e-05)
     """
-    old: Any = config
     values: dict[str, Any] = {}
-    parts: dict[str, dict[str, Any]] = {}
+    parts: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in changes.items():
         part, dot, field = name.partition(".")
         if dot:
-            parts.setdefault(part, {})[field] = value
+            parts[part][field] = value
         else:
             values[name] = value
     for part, fields_of_part in parts.items():
-        values[part] = with_fields(values.get(part, getattr(old, part)), fields_of_part)
-    return replace(old, **values)
+        old = values[part] if part in values else getattr(config, part)
+        values[part] = with_fields(old, fields_of_part)
+    return replace(config, **values)  # type: ignore[type-var]
 
 
 def dotted_fields(config: TransformerConfig) -> dict[str, Any]:

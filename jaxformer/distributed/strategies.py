@@ -30,6 +30,8 @@ from jaxformer.distributed.processes import check_rows, global_array, pad_rows, 
 from jaxformer.distributed.sharding_rules import RULES, MeshAxes, inherited_specs, partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
+from jaxformer.text.data import RowSelection, fill_rows
+from jaxformer.text.data.batches import count_rows
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import ModelAxes, Params, flatten, map_with_path
 from jaxformer.training.train_step import (
@@ -152,9 +154,30 @@ class Strategy:
             lambda leaf: global_array(leaf, self._sharding(row_spec(leaf)), *local), batch
         )
 
-    def abstract_batch(self, batch: Batch) -> Batch:
-        """The result of `shard_batch` for a `batch` of all rows, as `jax.ShapeDtypeStruct`."""
-        check_rows(batch, self.num_shards)
+    def make_batch(self, make: Callable[[RowSelection], Batch], parts: int = 1) -> Batch:
+        """The global batch on the devices; every process calls `make` for its own rows.
+
+        `make(rows)` returns the rows of a batch of B that rows(B) selects, such as
+        `functools.partial(batches.batch, step)`. Empty rows fill the batch up, so that the devices
+        share it evenly, each in `parts` (see `fill_rows`).
+        """
+        shares = []
+
+        def select(batch_size: int) -> Int[np.ndarray, " R"]:
+            share = -(-batch_size // (self.num_shards * parts)) * parts
+            shares.append(share)
+            rows = [np.arange(share) + shard * share for shard in self.local_shards]
+            return (selected := np.concatenate(rows))[selected < batch_size]
+
+        batch = make(select)
+        if shares:
+            batch = fill_rows(batch, shares[0] * len(self.local_shards))
+        return self.shard_batch(batch)
+
+    def abstract_batch(self, batch: Batch, parts: int = 1) -> Batch:
+        """The result of `make_batch` for a `batch` of all rows, as `jax.ShapeDtypeStruct`."""
+        multiple = self.num_shards * parts
+        batch = fill_rows(batch, -(-count_rows(batch) // multiple) * multiple)
 
         def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
             dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)

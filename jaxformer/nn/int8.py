@@ -57,7 +57,7 @@ class Int8:
     `config.dtype`. Raises `ConfigError` for a model that does not decode.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
-    >>> in_8_bits = jf.Int8(jf.DecoderOnly(config))  # jf.complete(in_8_bits, quantized, ...)
+    >>> in_8_bits = Int8(jf.DecoderOnly(config))  # jf.complete(in_8_bits, quantized, ...)
     """
 
     model: DecodingModel
@@ -93,9 +93,8 @@ def _quantized(module: nn.Module, name: str, leaf: jax.Array, axes: Axes) -> Any
     """The parameter `name` of `module` in 8 bits, or as it is where the module needs it so."""
 
     def of_layer(leaf: jax.Array) -> QuantizedMatrix:
-        matrix = leaf.reshape(math.prod(leaf.shape[: len(axes.inputs)]), -1)
         # XLA on a CPU is faster where the inputs of each output are next to each other.
-        return quantize_matrix(matrix.T, 1)
+        return quantize_matrix(leaf.reshape(math.prod(leaf.shape[: len(axes.inputs)]), -1).T, 1)
 
     if name == "table" and isinstance(module, Embedding):
         return quantize_matrix(leaf, 1)

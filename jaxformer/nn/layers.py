@@ -218,9 +218,7 @@ class FeedForward(nn.Module):
     Gated (Shazeer 2020): the activation of one projection multiplies another.
 
     >>> x = jnp.ones((2, 3, 4))
-    >>> out, variables = FeedForward(d_ff=6).init_with_output(jax.random.key(0), x)
-    >>> out.shape
-    (2, 3, 4)
+    >>> out, variables = jf.FeedForward(d_ff=6).init_with_output(jax.random.key(0), x)
     >>> sum(leaf.size for leaf in jax.tree.leaves(variables))  # 4 x 6 + 6 and 6 x 4 + 4
     58
     """

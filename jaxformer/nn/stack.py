@@ -18,7 +18,7 @@ from jaxformer.nn.cache import Cache, FoldBeams, KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, Initializer, Norm
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
-from jaxformer.ops.masks import AnyArray, AttentionMask, check_mask
+from jaxformer.ops.masks import AnyArray, AttentionMask
 
 STACKED = "stacked_blocks"
 """The name of the subtree of parameters whose leaves have a leading layer axis."""
@@ -155,7 +155,6 @@ class Stack(nn.Module):
         for more tokens than fit into `cache` (see `Cache.check_room`), and for a dropout key in
         `rngs` without `dropout_rng`.
         """
-        check_mask(mask)
         if cache is not None:
             cache.check_room(x.shape[1])
         elif dropout_rng is None:
@@ -163,7 +162,8 @@ class Stack(nn.Module):
         length = x.shape[1] if cache is None else cache.max_length
         x, rotation, bias = self.add_positions(x, mask, positions, length)
         x = self.dropout(x, dropout_rng)
-        full, windowed, layers = mask, self._with_window(mask), ()
+        full, windowed = mask, self._with_window(mask)
+        layers: tuple[LayerCache, ...] = ()
         if cache is not None:
             full, windowed = (cache.mask_of_beams(one, x.shape[1]) for one in (full, windowed))
             bias, layers = cache.bias_of_beams(bias), cache.layers
@@ -298,11 +298,6 @@ _LAYER_AXIS: dict[str, Any] = {
     "variable_axes": {"params": 0, INTERMEDIATES: 0, REPLACEMENTS: 0},
     "split_rngs": {"params": True},
 }
-
-
-def is_stacked(path: str) -> bool:
-    """Whether the leaf at "path/of/leaf" has a leading layer axis."""
-    return STACKED in path.split("/")
 
 
 def stack_blocks(params: Any) -> Any:

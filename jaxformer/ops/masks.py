@@ -1,6 +1,7 @@
 """`AttentionMask`: which keys each query may attend to, stored as attributes."""
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import jax
@@ -45,13 +46,8 @@ class AttentionMask:
     Raises `ConfigError` for segments of queries or keys alone, a window below 1 or not a Python
     int, and a window without `causal`.
 
-    >>> causal = jf.AttentionMask(causal=True)
-    >>> causal.materialize(3, 3)[0, 0].astype(int)
-    Array([[1, 0, 0],
-           [1, 1, 0],
-           [1, 1, 1]], dtype=int32)
     >>> first_two = jf.AttentionMask(padding_mask=jnp.array([[True, True, False]]))
-    >>> (causal & first_two).materialize(3, 3)[0, 0].astype(int)
+    >>> (jf.AttentionMask(causal=True) & first_two).materialize(3, 3)[0, 0].astype(int)
     Array([[1, 0, 0],
            [1, 1, 0],
            [1, 1, 0]], dtype=int32)
@@ -70,17 +66,11 @@ class AttentionMask:
             names = ["query_segments", "key_segments"]
             present, missing = names if self.key_segments is None else reversed(names)
             raise ConfigError(f"{present} was given without {missing}: give both or neither")
-        if self.window is None:
-            return
-        if type(self.window) is not int or self.window < 1:
+        window = self.window
+        if window is not None and (type(window) is not int or window < 1 or not self.causal):
             raise ConfigError(
-                f"window={self.window!r} is not a number of keys: give a Python int of at least 1, "
-                "or None for no window"
-            )
-        if not self.causal:
-            raise ConfigError(
-                f"window={self.window} counts keys backwards from the query, but causal=False was "
-                "given: set causal=True"
+                f"window={window!r} and causal={self.causal}: give a Python int of at least 1 with "
+                "causal=True, because a window counts keys backwards from the query"
             )
 
     def tree_flatten_with_keys(
@@ -108,7 +98,11 @@ class AttentionMask:
         offsets, and two masks with segments. The same array in both counts as equal.
         """
         check_mask(other)
-        if self.causal and other.causal and not _same(self.offset, other.offset):
+        offsets = self.offset, other.offset
+        same = offsets[0] is offsets[1] or (
+            all(isinstance(x, int) for x in offsets) and offsets[0] == offsets[1]
+        )
+        if self.causal and other.causal and not same:
             raise ConfigError(
                 f"two causal masks with the offsets {self.offset} and {other.offset} cannot be "
                 "combined: give both the same offset, or one of them as explicit"
@@ -169,29 +163,17 @@ class AttentionMask:
             parts.append(same[:, None])
         if self.explicit is not None:
             parts.append(self.explicit[:, None])
-        if not parts:
-            return None
-        allowed = parts[0]
-        for part in parts[1:]:
-            allowed = allowed & part
-        return allowed
+        return reduce(jnp.logical_and, parts) if parts else None
 
 
 def check_mask(mask: Any) -> None:
     """Raises `ConfigError` for whatever is not an `AttentionMask`, such as a bool array."""
     if isinstance(mask, AttentionMask):
         return
-    is_bool = str(getattr(mask, "dtype", "")) == "bool"
-    kind = "a bool array" if is_bool else f"an object of type {type(mask).__name__}"
     raise ConfigError(
-        f"{kind} was given as mask: give AttentionMask(explicit=array) with a bool array "
+        f"mask is a {type(mask).__name__}: give AttentionMask(explicit=array) with a bool array "
         "[B, T, S] that is True where a query may see a key; AttentionMask() allows all"
     )
-
-
-def _same(a: AnyArray | int, b: AnyArray | int) -> bool:
-    """Whether two offsets are known to be equal."""
-    return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
 
 
 def _both(a: AnyArray | None, b: AnyArray | None) -> AnyArray | None:

@@ -55,6 +55,15 @@ def check_texts(texts: Iterable[str]) -> list[str]:
     return texts
 
 
+def check_inputs(
+    model: Any, tokenizer: Tokenizer | None, texts: Iterable[str], *kinds: type
+) -> list[str]:
+    """`texts` in a list; raises what `check_model`, `check_tokenizer` and `check_texts` raise."""
+    check_model(model, *kinds)
+    check_tokenizer(tokenizer, model.config.vocab_size)
+    return check_texts(texts)
+
+
 def check_id(name: str, token: int, vocab_size: int) -> None:
     """Raises `ConfigError` for a token id outside the model's vocabulary."""
     if not 0 <= token < vocab_size:

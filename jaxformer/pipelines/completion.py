@@ -92,7 +92,7 @@ def complete(
     count = concurrency(params)
     run = _Run(model, params, config, options, tokenizer.vocab_size, len(texts), count)
     jobs = run.jobs(texts, streams=bool(options.stop))
-    for _ in concurrently((lambda job=job: list(job()) for job in jobs), count):
+    for _ in concurrently((partial(_exhaust, job) for job in jobs), count):
         pass
     return [Completion(text.text, text.ids, text.log_probs, text.ended) for text in texts]
 
@@ -116,6 +116,11 @@ def stream(
     texts = _start(model, prompts, tokenizer, config, options, first_example_id)
     run = _Run(model, params, config, options, tokenizer.vocab_size, len(texts), 1)
     return _indexed_pieces(run.jobs(texts, streams=True), first_example_id)
+
+
+def _exhaust(job: _Job) -> None:
+    for _ in job():
+        pass
 
 
 def _indexed_pieces(jobs: Iterator[_Job], first_example_id: int) -> Iterator[tuple[int, str]]:
@@ -240,12 +245,12 @@ class _Run(NamedTuple):
     config: SamplingConfig
     options: CompletionOptions
     known: int  # ids of the tokenizer
-    count: int  # texts
+    num_texts: int
     programs: int  # at a time
 
     @property
     def batch_size(self) -> int:
-        return split_batch(self.count, self.programs, BATCH_SIZE)
+        return split_batch(self.num_texts, self.programs, BATCH_SIZE)
 
     def jobs(self, texts: list[PartialText], *, streams: bool) -> Iterator[_Job]:
         """Jobs of up to `batch_size` texts; one that `streams` yields each piece at once."""

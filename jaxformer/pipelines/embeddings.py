@@ -15,10 +15,8 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines.batching import (
     add_special_tokens,
+    check_inputs,
     check_lengths,
-    check_model,
-    check_texts,
-    check_tokenizer,
     compile_for,
     group_by_length,
     next_power_of_two,
@@ -58,17 +56,15 @@ def embed(
     >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model = jf.DecoderOnly(config)
     >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
-    >>> (found,) = jf.embed(model, params, ["a rose is a rose"], tokenizer)
-    >>> found.tokens, found.contextual.shape
+    >>> (text,) = jf.embed(model, params, ["a rose is a rose"], tokenizer)
+    >>> text.tokens, text.contextual.shape
     ([' a', ' rose', ' is', ' a', ' rose'], (5, 8))
-    >>> bool((found.learned[1] == found.learned[4]).all())  # one vector for each word
+    >>> bool((text.learned[1] == text.learned[4]).all())  # one vector for each word
     True
-    >>> bool((found.contextual[1] == found.contextual[4]).all())  # other words come before it
+    >>> bool((text.contextual[1] == text.contextual[4]).all())  # other words come before it
     False
     """
-    check_model(model, MaskedLanguageModel, EncoderOnly, DecoderOnly)
-    check_tokenizer(tokenizer, model.config.vocab_size)
-    texts = check_texts(texts)
+    texts = check_inputs(model, tokenizer, texts, MaskedLanguageModel, EncoderOnly, DecoderOnly)
     bare = tokenizer.encode_batch(texts)
     for number, ids in enumerate(bare, 1):
         if not ids:

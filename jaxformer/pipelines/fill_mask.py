@@ -13,10 +13,8 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pipelines.batching import (
     add_special_tokens,
     check_count,
+    check_inputs,
     check_lengths,
-    check_model,
-    check_texts,
-    check_tokenizer,
     compile_for,
     group_by_length,
     next_power_of_two,
@@ -65,9 +63,8 @@ def fill_mask(
     >>> round(best.probability, 4), len(others)  # each of the 8 tokens is as likely
     (0.125, 4)
     """
-    check_model(model, MaskedLanguageModel)
-    check_tokenizer(tokenizer, model.config.vocab_size)
-    texts, max_len = check_texts(texts), model.config.max_len
+    texts = check_inputs(model, tokenizer, texts, MaskedLanguageModel)
+    max_len = model.config.max_len
     check_count("count", count)
     mask = _mask_id(tokenizer)
     encoded = [encode_masked(text, i, tokenizer) for i, text in enumerate(texts)]

@@ -15,9 +15,9 @@ from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines.batching import (
     BATCH_SIZE,
     check_count,
+    check_inputs,
     check_lengths,
     check_model,
-    check_texts,
     check_tokenizer,
     compile_for,
     group_by_length,
@@ -54,13 +54,11 @@ def score(
     >>> model = jf.DecoderOnly(config)
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
     >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> (found,) = jf.score(model, params, ["abc"], tokenizer)
-    >>> found.tokens, round(found.nats / found.tokens, 4)  # log 8
+    >>> (likelihood,) = jf.score(model, params, ["abc"], tokenizer)
+    >>> likelihood.tokens, round(likelihood.loss, 4)  # log 8
     (3, 2.0794)
     """
-    check_model(model, DecoderOnly)
-    check_tokenizer(tokenizer, model.config.vocab_size)
-    texts, max_len = check_texts(texts), model.config.max_len
+    texts, max_len = check_inputs(model, tokenizer, texts, DecoderOnly), model.config.max_len
     stride = max_len if stride is None else stride
     check_count("stride", stride, max_len)
     bos = [] if tokenizer.special.bos is None else [tokenizer.special.bos]

@@ -21,7 +21,7 @@ _SEARCH = _LOGITS | {
     "length_penalty": ("length_penalty", 1.0),
     "renormalize_logits": ("renormalize_logits", False),
 }
-_EARLY_STOPPING = {"never": "never", False: "heuristic", True: "beam_full"}
+_EARLY_STOPPING: dict[Any, Any] = {"never": "never", False: "heuristic", True: "beam_full"}
 
 # Settings that are not supported, each with the value that changes nothing. Without do_sample,
 # temperature, top_k and the like change nothing.

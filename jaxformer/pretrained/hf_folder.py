@@ -104,7 +104,8 @@ class Tensors:
 
     def _open_parts(self, folder: Path) -> None:
         files = read_json(folder / _INDEX).get("weight_map")
-        names = files.values() if isinstance(files, dict) else []
+        files = files if isinstance(files, dict) else {}
+        names = files.values()
         if not names or any(not isinstance(x, str) or Path(x).name != x for x in names):
             raise DataError(f"{folder / _INDEX}: weight_map must name the file of each tensor")
         for name in sorted(set(names)):

@@ -155,7 +155,7 @@ def _read_spec(
         )
     names = canonical_names(family, tensors.shapes)
     unused = family.unused_tensors.get(kind, r"(?!)")
-    names = {name: given for name, given in names.items() if not re.search(unused, name)}
+    names = {name: stored for name, stored in names.items() if not re.search(unused, name)}
     heads = [(x, tensors.shapes[names[x]]) for x in family.classifier_tensors if x in names]
     classes = parse_number(heads[0][0], heads[0][1][0], int) if heads and heads[0][1] else 0
     spec = ModelSpec(kind, config, classes).completed()

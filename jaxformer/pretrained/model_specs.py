@@ -30,14 +30,19 @@ Kind = Literal[
 ]
 """A `bare_decoder` is published without an output layer."""
 
-_BODIES = {
-    "masked": "encoder/",
-    "masked_and_next": "encoder/",
-    "encoder_classifier": "backbone/",
-    "decoder_classifier": "backbone/",
-    "token_classifier": "backbone/",
-    "spans": "backbone/",
+_CLASSES: dict[Kind, tuple[type[nn.Module], type[Model] | None]] = {
+    "decoder": (DecoderOnly, None),
+    "bare_decoder": (DecoderOnly, None),
+    "encoder": (EncoderOnly, None),
+    "masked": (MaskedLanguageModel, None),
+    "masked_and_next": (MaskedLanguageModel, None),
+    "encoder_decoder": (EncoderDecoder, None),
+    "encoder_classifier": (Classifier, EncoderOnly),
+    "decoder_classifier": (Classifier, DecoderOnly),
+    "token_classifier": (TokenClassifier, EncoderOnly),
+    "spans": (SpanPredictor, EncoderOnly),
 }
+"""The class of each kind, and of the model under its head, where the head is a module around it."""
 
 POOLERLESS: tuple[Kind, ...] = ("token_classifier", "spans")
 """The kinds of models that do not use the pooler of their encoder."""
@@ -76,7 +81,9 @@ class ModelSpec(NamedTuple):
     @property
     def body(self) -> str:
         """The prefix of the parameter paths of the model under the heads."""
-        return _BODIES.get(self.kind, "")
+        if self.kind.startswith("masked"):
+            return "encoder/"
+        return "" if _CLASSES[self.kind][1] is None else "backbone/"
 
     def completed(self) -> "ModelSpec":
         """The spec itself; for a bare decoder, that of a decoder with tied output."""
@@ -115,51 +122,27 @@ class ModelSpec(NamedTuple):
 
 def make_model(spec: ModelSpec, attention_fn: AttentionFn) -> nn.Module:
     """The model of `spec`."""
-    config = spec.config
-    match spec.kind:
-        case "decoder" | "bare_decoder":
-            return DecoderOnly(config, attention_fn)
-        case "encoder":
-            return EncoderOnly(config, attention_fn)
-        case "encoder_decoder":
-            return EncoderDecoder(config, attention_fn)
-        case "masked" | "masked_and_next":
-            return MaskedLanguageModel(config, attention_fn)
-        case "decoder_classifier":
-            return Classifier(DecoderOnly(config, attention_fn), spec.classes)
-        case "encoder_classifier":
-            return Classifier(EncoderOnly(config, attention_fn), spec.classes)
-        case "token_classifier":
-            return TokenClassifier(EncoderOnly(config, attention_fn), spec.classes)
-        case "spans":
-            return SpanPredictor(EncoderOnly(config, attention_fn))
+    whole, body = _CLASSES[spec.kind]
+    if body is None:
+        return whole(spec.config, attention_fn)
+    backbone = body(spec.config, attention_fn)
+    return whole(backbone) if spec.kind == "spans" else whole(backbone, spec.classes)
 
 
 def spec_of(model: nn.Module) -> ModelSpec:
     """The spec of `model`; `ConfigError` for a class that weight maps do not know."""
-    match model:
-        case DecoderOnly():
-            return ModelSpec("decoder", model.config)
-        case EncoderOnly():
-            return ModelSpec("encoder", model.config)
-        case EncoderDecoder():
-            return ModelSpec("encoder_decoder", model.config)
-        case MaskedLanguageModel():
-            has_next = model.config.pooler != "none"
-            return ModelSpec("masked_and_next" if has_next else "masked", model.config)
-        case Classifier(pooling="mean"):
-            raise ConfigError(
-                "a Classifier with pooling='mean' cannot be exported, because transformers has "
-                "none: give pooling='own'"
-            )
-        case Classifier(backbone=DecoderOnly() as backbone):
-            return ModelSpec("decoder_classifier", backbone.config, model.classes)
-        case Classifier(backbone=EncoderOnly() as backbone):
-            return ModelSpec("encoder_classifier", backbone.config, model.classes)
-        case TokenClassifier(backbone=EncoderOnly() as backbone):
-            return ModelSpec("token_classifier", backbone.config, model.classes)
-        case SpanPredictor(backbone=EncoderOnly() as backbone):
-            return ModelSpec("spans", backbone.config)
+    if isinstance(model, Classifier) and model.pooling == "mean":
+        raise ConfigError(
+            "a Classifier with pooling='mean' cannot be exported, because transformers has none: "
+            "give pooling='own'"
+        )
+    backbone: Any = getattr(model, "backbone", None)
+    for kind, (whole, body) in _CLASSES.items():
+        if isinstance(model, whole) and isinstance(backbone, body or type(None)):
+            config = (backbone or model).config
+            if kind == "masked" and config.pooler != "none":
+                kind = "masked_and_next"
+            return ModelSpec(kind, config, getattr(model, "classes", 0))
     raise ConfigError(
         f"a {type(model).__name__} cannot be exported: give a DecoderOnly, EncoderOnly, "
         "EncoderDecoder, MaskedLanguageModel, a Classifier on a DecoderOnly or EncoderOnly, or a "

@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxformer as jf
@@ -74,6 +76,26 @@ def evaluated(put: Any) -> dict[str, Any]:
     }
 
 
+def trained(devices: Strategy, parts: int) -> list[float]:
+    """The loss of a step on 5 rows with dropout, and the sum of the updated parameters."""
+    model = WRITER.clone(config=replace(WRITER.config, dropout_rate=0.2))
+    rows = np.random.default_rng(3).integers(4, SIZES["vocab_size"], (5, 9))
+    whole, optimizer = jf.StreamBatch.create(rows, vocab_size=SIZES["vocab_size"]), optax.sgd(1.0)
+
+    def make(select: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[select(5)], whole)
+
+    def first_state() -> Any:
+        params = model.init(jax.random.key(0), jnp.ones((1, 3), int))["params"]
+        return jf.init_train_state(params, optimizer, jax.random.key(1))
+
+    devices = devices.for_model(model)
+    step = devices.step(jf.causal_loss(model), optimizer, grad_accumulation=parts)
+    state, metrics = step(devices.init(first_state), devices.make_batch(make, parts))
+    sums = [float(leaf.sum()) for leaf in jax.tree.leaves(state.params)]
+    return [float(metrics["loss"]), float(metrics["tokens"]), *sums]
+
+
 def averaged(devices: Strategy | None, folder: Path) -> tuple[Any, list[int]]:
     """The sum of each averaged parameter, and the bytes of them on each device."""
     shardings = None if devices is None else devices.for_model(WRITER).shardings
@@ -93,10 +115,12 @@ def compute(folder: Path) -> dict[str, Any]:
             checkpoints.save(step, {"params": tree})
     results: dict[str, Any] = {"one": evaluated(lambda model, _: params[model])}
     results["one"]["averaged"], _ = averaged(None, folder)
+    results["one"]["trained"] = trained(jf.single(), 1)
     for text in MESHES:
         devices = jf.sharded(make_mesh(text))
         found = evaluated(lambda m, _, d=devices: d.for_model(m).shard_state(params[m]))
         found["averaged"], results[f"bytes {text}"] = averaged(devices, folder)
+        found["trained"] = trained(devices, 2)
         results[text] = found
     results["bytes"] = sum(leaf.nbytes for leaf in jax.tree.leaves(params[WRITER]))
     return results
@@ -116,7 +140,7 @@ def results(tmp_path_factory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_scores_and_texts_are_those_of_one_device(mesh, results):
+def test_scores_texts_and_a_step_on_any_number_of_rows_are_those_of_one_device(mesh, results):
     for name, expected in results["one"].items():
         found, wanted = (jax.tree.leaves(each[name]) for each in (results[mesh], results["one"]))
         assert expected and len(found) == len(wanted), name

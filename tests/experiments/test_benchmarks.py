@@ -65,44 +65,13 @@ def test_batches_are_random_tokens_of_the_asked_shape_and_repeat_after_eight():
     assert (batches[0].tokens != batches[1].tokens).any()
 
 
-TRANSLATOR = multi30k_tiny.model
-CHARACTERS = PRESETS["shakespeare_char"].model
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: train.GPTWork(attention_fn="fast"), "attention_fn='fast'"),
-        (lambda: train.GPTWork(seq_len=65), "seq_len=65 is more than model.max_len=64"),
-        (lambda: train.GPTWork(batch_size=0), "batch_size=0, but it must be at least 1"),
         (lambda: decode.DecodeOptions(rounds=0), "rounds=0, but it must be at least 1"),
-        (
-            lambda: decode.DecodeWork(replace(decode.MARIAN_BASE, vocab_size=6)),
-            "vocab_size=6 leaves no 4 words .* at least 7",
-        ),
-        (lambda: decode.DecodeWork(source_len=33), "max_len=33 is less than .* at least 34"),
-        (
-            lambda: train.TranslationWork(model=replace(TRANSLATOR, vocab_size=4)),
-            "vocab_size=4 has no word .* at least 5",
-        ),
-        (
-            lambda: generate.GenerateWork(CHARACTERS, prompt_len=256),
-            "prompt_len=256 fills the context of model.max_len=256 tokens",
-        ),
-        (lambda: generate.GenerateOptions(batch_sizes=()), "batch_sizes=.* give at least one"),
-        (
-            lambda: generate.GenerateOptions(batch_sizes=(7, 0)),
-            "batch_size=0, but it must be at least 1",
-        ),
-        (
-            lambda: attention.AttentionOptions(attention_fns=("blockwise", "fast")),
-            "has 'fast': choose among",
-        ),
-        (lambda: attention.AttentionOptions(seq_lens=()), "seq_lens=.* give at least one"),
-        (
-            lambda: attention.AttentionOptions(seq_lens=(7, 0)),
-            "seq_len=0, but it must be at least 1",
-        ),
+        (lambda: generate.GenerateWork(prompt_len=0), "prompt_len=0, but it must be at least 1"),
+        (lambda: attention.Shape(seq_len=0), "seq_len=0, but it must be at least 1"),
+        (lambda: train.GPTWork(attention_fn="fast"), "attention_fn='fast'"),
     ],
 )
 def test_options_that_measure_nothing_are_refused(make, said):
@@ -118,9 +87,6 @@ def test_without_a_checkout_of_nanogpt_only_its_rows_are_absent(tmp_path):
 
 def test_a_folder_without_nanogpts_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="has no model.py: give the folder of a checkout"):
-        train.load_nanogpt(tmp_path)
-    (tmp_path / "model.py").write_text("class GPT:\n    pass\n")
-    with pytest.raises(ConfigError, match="defines no GPT and GPTConfig: give the folder"):
         train.load_nanogpt(tmp_path)
 
 
@@ -147,7 +113,7 @@ def test_texts_that_differ_are_an_error():
 
 
 def test_a_translators_batches_are_full_of_words_and_end_with_eos():
-    model = replace(TRANSLATOR, vocab_size=7)
+    model = replace(multi30k_tiny.model, vocab_size=7)
     work = train.TranslationWork(model=model, batch_size=3, seq_len=5)
     batches = list(itertools.islice(train.random_batches(work), 16))
     assert all((b.source.shape, b.target.shape) == ((3, 5), (3, 6)) for b in batches)

@@ -241,7 +241,7 @@ def test_first_arguments_without_a_name_are_those_of_the_positional_option():
         (["--prset", "multi30k"], "did you mean --preset"),
         (["--q=3"], "there is no option --q: --help all lists them"),
         (["multi30k"], "'multi30k' is no option: the name of an option begins with --"),
-        (["--preset", "multi30"], "did you mean multi30k? choose one of tiny, multi30k"),
+        (["--preset", "multi30"], "there is no preset 'multi30': choose one of tiny, multi30k"),
         (["--preset"], "--preset takes one value, but 0 were given"),
         (["--remat", "True"], "--remat is a flag and takes no value: write --remat or --no_remat"),
         (["--no-remat=1"], "--no_remat is a flag and takes no value: write --remat or --no_remat"),

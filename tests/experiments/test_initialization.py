@@ -15,47 +15,25 @@ from experiments.language_modelling import load_run
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.language_modelling.train import train
 from experiments.translation import load_run as translation_run
-from experiments.translation.presets import PRESETS as TRANSLATION
-from experiments.translation.presets import Files
 from experiments.translation.train import train as train_translation
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.pretrained import load
 from jaxformer.training.parameters import flatten
+from tests.experiments.tiny_runs import changed, language_config, translation_config
 
 pytestmark = pytest.mark.long
-
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
-
-
-def changed(config, **changes):
-    """`config` with fields of its parts, such as optimizer__total_steps=7."""
-    for name, value in changes.items():
-        part, _, field = name.partition("__")
-        config = replace(
-            config, **{part: replace(getattr(config, part), **{field: value}) if field else value}
-        )
-    return config
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> LanguageConfig:
-    folder = tmp_path_factory.mktemp("initialization")
-    for name, words in (("a", WORDS), ("b", WORDS[::-1])):
-        lines = (f"{a} {b} {c}\n" for a in words for b in words for c in words[:3])
-        (folder / f"{name}.txt").write_text("".join(lines))
-    preset = PRESETS["python_stdlib"]
-    sizes = {"vocab_size": 283, "d_model": 16, "d_ff": 22, "num_heads": 2, "max_len": 23}
-    rates = {"name": "adam", "schedule": "constant", "warmup_steps": 1, "total_steps": 4}
-    return replace(
-        preset,
+    return language_config(
+        tmp_path_factory.mktemp("initialization"),
         name="parent",
-        runs=str(folder / "runs"),
-        model=replace(preset.model, num_decoder_layers=1, dropout_rate=0.1, **sizes),
-        data=replace(preset.data, train=(str(folder / "a.txt"),), seq_len=19, batch_size=3),
-        optimizer=replace(preset.optimizer, **rates),
-        training=replace(preset.training, save_every=2, evaluate_every=0, log_every=1),
-        prompts=(),
+        model__dropout_rate=0.1,
+        optimizer__schedule="constant",
+        training__evaluate_every=0,
+        training__log_every=1,
     )
 
 
@@ -235,31 +213,11 @@ def test_the_command_line_continues_a_run_with_its_settings_under_a_new_name(par
 
 @pytest.mark.slow
 def test_a_translation_starts_from_another_with_its_tokenizers_and_goes_on(tmp_path):
-    pairs = [(f"{a} {b} {c}", f"{c} {b} {a}") for a in WORDS[:5] for b in WORDS for c in WORDS[:3]]
-    files = {}
-    for name, lines in (("first", pairs), ("second", pairs[60:] + [("fog mist", "mist fog")])):
-        for side, text in zip(("source", "target"), zip(*lines, strict=True), strict=True):
-            (tmp_path / f"{name}.{side}").write_text("".join(f"{line}\n" for line in text))
-        files[name] = Files(*(str(tmp_path / f"{name}.{side}") for side in ("source", "target")))
-    preset, held_out = TRANSLATION["grammar"], tmp_path / "held"
-    held_out.write_text("sun moon\n")
-    validation = Files(str(held_out), str(held_out))
-    sizes = {"vocab_size": 300, "d_model": 12, "d_ff": 14, "num_heads": 2, "max_len": 19}
-    data = {"train": files["first"], "validation": validation, "buckets": 1, "batch_tokens": 64}
-    config = replace(
-        preset,
-        name="first",
-        runs=str(tmp_path / "runs"),
-        model=replace(preset.model, num_encoder_layers=1, num_decoder_layers=1, **sizes),
-        data=replace(preset.data, corpus="files", **data),
-        optimizer=replace(preset.optimizer, schedule="constant", warmup_steps=1, total_steps=2),
-        training=replace(preset.training, save_every=1, evaluate_every=0, log_every=1),
-        search=replace(preset.search, beam_size=1, max_new_tokens=3),
-        translation=replace(preset.translation, batch_size=1),
-    )
+    config = translation_config(tmp_path, name="first")
     first = train_translation(config).folder
-    changes = {"name": "second", "init_from": str(first), "data__train": files["second"]}
-    rate = {"optimizer__learning_rate": 0.0, "model__d_ff": 22}
+    other = {"data__train": config.data.test, "data__batch_tokens": 8}
+    changes = {"name": "second", "init_from": str(first), **other}
+    rate = {"optimizer__learning_rate": 0.0, "model__d_ff": 26}
     second = train_translation(changed(config, **changes, **rate)).folder
     assert params_of(second, 2) == params_of(first, 2)
     found, before = (translation_run.load_run(folder) for folder in (second, first))

@@ -15,7 +15,7 @@ import pytest
 
 from experiments import plan
 from experiments.harness import cli
-from experiments.harness.runs.text_io import read_table
+from experiments.harness.runs.run_files import read_table
 from experiments.language_modelling import evaluate, finetune, generate
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import prepare as language_prepare

@@ -22,7 +22,7 @@ from experiments.harness import cli, planning
 from experiments.harness.planning import StepMemory, Target, parse_target, targets
 from experiments.harness.planning.counting import largest_arrays
 from experiments.harness.planning.hlo import Program
-from experiments.harness.training.flops import causal_flops, masked_flops, seq2seq_flops
+from experiments.harness.training.flops import causal_flops, masked_flops
 from experiments.harness.training.utilization import Peak, peak_of
 from experiments.language_modelling import plan as language_plan
 from experiments.language_modelling import train as language_train
@@ -122,7 +122,6 @@ def child():
     for words in (
         "--strategy sharded --mesh data=2,tensor=3 --target h100x8",
         "--strategy sharded --mesh tensor=8",
-        "--strategy replicated --target h100x8 --data.batch_size 8",
     ):
         config = language_config(f"{LANGUAGE} {words}")
         print("code", cli.run(lambda config=config: plan.main(config)))
@@ -143,12 +142,6 @@ def output():
 @pytest.fixture(scope="module")
 def eight(output):
     return json.loads(output[0][0])
-
-
-def test_a_causal_step_costs_what_its_matrices_do():
-    # [8, 3] x [3, 3] four times; 2 x (1+2+3+4) pairs; 3 -> 5 -> 3; 3 -> 7
-    forward = 2 * (8 * 9 * 4 + 20 * 6 + 8 * 15 * 2 + 8 * 21)
-    assert causal_flops(TOY, rows=2, length=4) == 3 * forward
 
 
 def test_shared_keys_values_of_another_size_and_gates_are_counted():
@@ -172,13 +165,6 @@ def test_a_masked_step_sees_all_keys_and_has_heads_at_the_masks():
     pooled = replace(config, pooler="tanh")
     more = masked_flops(pooled, 2, 4, 3) - masked_flops(config, 2, 4, 3)
     assert more == 3 * 2 * 2 * (9 + 6)
-
-
-def test_a_translation_step_attends_to_three_things():
-    config = replace(TOY, num_encoder_layers=1)
-    encoder = 2 * 5 * (9 * 4 + 30) + 2 * 25 * 6
-    decoder = 2 * 4 * (9 * 4 + 30) + 20 * 6 + 9 * (2 * 8 + 2 * 10) + 2 * 20 * 6
-    assert seq2seq_flops(config, 2, 5, 4) == 3 * 2 * (encoder + decoder + 8 * 21)
 
 
 def test_a_token_of_gpt2_costs_six_flops_a_weight_and_half_the_square():
@@ -397,11 +383,10 @@ def test_the_command_prints_the_plan(output):
 
 @pytest.mark.long
 def test_what_does_not_divide_ends_with_code_2_and_one_sentence(output):
-    assert [line for line in output[0] if line.startswith("code")] == 3 * ["code 2"]
-    places, heads, rows = (line for line in output[1] if line.startswith("error: "))
+    assert [line for line in output[0] if line.startswith("code")] == 2 * ["code 2"]
+    places, heads = (line for line in output[1] if line.startswith("error: "))
     assert "data=2 x fsdp=1 x tensor=3 needs 6 devices, but there are 8" in places
     assert "tensor=8 does not divide" in heads
-    assert "need a multiple of 16" in rows
 
 
 @pytest.mark.slow

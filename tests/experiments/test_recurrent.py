@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,12 @@ import pytest
 
 import jaxformer as jf
 from experiments.examples.recurrent import Recurrent
-from experiments.harness import cli
 from experiments.harness.runs.decoding_options import load_members
 from experiments.translation import load_run, train
-from experiments.translation.presets import PRESETS
 from jaxformer.decoding import beam_search
 from jaxformer.errors import ConfigError
 from jaxformer.training.losses import seq2seq_loss
+from tests.experiments.tiny_runs import changed, translation_config
 
 pytestmark = pytest.mark.long
 
@@ -24,8 +24,7 @@ SIZES = jf.TransformerConfig(
     vocab_size=23, d_model=10, d_ff=14, num_heads=2, num_encoder_layers=1, num_decoder_layers=2
 )
 LENGTHS = (7, 3, 5)
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
-RECURRENT = ["--training.model", "experiments.examples.recurrent:Recurrent"]
+RECURRENT = "experiments.examples.recurrent:Recurrent"
 
 
 def ids(seed, rows, length):
@@ -104,26 +103,12 @@ def test_dropout_changes_the_loss_and_its_gradient_is_finite(made):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The folders of a run of the recurrent model, and of a Transformer of the same sizes."""
-    folder = tmp_path_factory.mktemp("recurrent")
-    for part, count in (("train", 83), ("validation", 7), ("test", 5)):
-        lines = [
-            " ".join(words) for words in np.random.default_rng(count).choice(WORDS, (count, 4))
-        ]
-        (folder / f"{part}.en").write_text("\n".join(lines) + "\n")
-        (folder / f"{part}.de").write_text("\n".join(line[::-1] for line in lines) + "\n")
-    files = [
-        f"--data.{part}.{side} {folder}/{part}.{suffix}"
-        for part in ("train", "validation", "test")
-        for side, suffix in (("source", "en"), ("target", "de"))
-    ]
-    common = f"""--runs {folder} {" ".join(files)} --model.d_model 14 --model.d_ff 22
-        --model.num_heads 2 --model.num_encoder_layers 1 --model.num_decoder_layers 1
-        --model.positions sinusoidal --model.vocab_size 283 --model.max_len 31
-        --data.batch_tokens 128 --data.buckets 1
-        --optimizer.warmup_steps 1 --optimizer.total_steps 3 --training.evaluate_every 0""".split()
-    for name, own in (("recurrent", RECURRENT), ("transformer", [])):
-        train.train(cli.parse(PRESETS, [*common, "--name", name, *own]))
-    return folder / "translation"
+    config = translation_config(
+        tmp_path_factory.mktemp("recurrent"), name="transformer", model__positions=jf.Sinusoidal()
+    )
+    train.train(config)
+    train.train(changed(config, name="recurrent", training__model=RECURRENT))
+    return Path(config.runs) / "translation"
 
 
 def test_every_command_uses_the_model_of_the_run(runs):

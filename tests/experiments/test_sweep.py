@@ -247,8 +247,8 @@ def test_values_of_the_command_line_have_the_types_of_their_fields(config):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("optimizer.lr=1", "there is no setting optimizer.lr: use optimizer.learning_rate"),
-        ("model=1", "there is no setting model: it is a group of options, such as model."),
+        ("learning_rate=1", "no setting learning_rate: give one such as optimizer.learning_rate"),
+        ("model=1", "there is no setting model: give one such as model."),
         ("model.d_model=16,x", 'model.d_model is "x", but must be int'),
         ("model.d_model", "--vary model.d_model: give each field once, as FIELD=VALUE,VALUE"),
         ("model.d_model=", "--vary model.d_model=: give each field once"),

@@ -9,42 +9,17 @@ import pytest
 
 from experiments.translation import teacher
 from experiments.translation.load_run import load_run
-from experiments.translation.presets import PRESETS, Files
 from experiments.translation.train import train
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
+from tests.experiments.tiny_runs import translation_config
 
 pytestmark = pytest.mark.long
-
-WORDS = "sun moon star rain snow wind hill".split()
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """The settings of a tiny run on 147 pairs; one source is too long."""
-    folder = tmp_path_factory.mktemp("distill")
-    pairs = [(f"{a} {b} {c}", f"{c} {b} {a}") for a in WORDS for b in WORDS for c in WORDS[:3]]
-    pairs[5] = ("sun " * 30, "moon")
-    for name, lines in (("train", pairs), ("held", pairs[:2])):
-        for side, text in zip(("source", "target"), zip(*lines, strict=True), strict=True):
-            (folder / f"{name}.{side}").write_text("".join(f"{line}\n" for line in text))
-    files = {
-        name: Files(*(str(folder / f"{name}.{side}") for side in ("source", "target")))
-        for name in ("train", "held")
-    }
-    preset = PRESETS["grammar"]
-    sizes = {"vocab_size": 300, "d_model": 12, "d_ff": 14, "num_heads": 2, "max_len": 19}
-    data = {"train": files["train"], "validation": files["held"], "buckets": 1}
-    return replace(
-        preset,
-        name="teacher",
-        runs=str(folder / "runs"),
-        model=replace(preset.model, num_encoder_layers=1, num_decoder_layers=1, **sizes),
-        data=replace(preset.data, corpus="files", batch_tokens=64, **data),
-        optimizer=replace(preset.optimizer, schedule="constant", warmup_steps=1, total_steps=2),
-        training=replace(preset.training, save_every=1, evaluate_every=0, log_every=1),
-        search=replace(preset.search, beam_size=1, max_new_tokens=5),
-    )
+    return translation_config(tmp_path_factory.mktemp("teacher"), name="teacher")
 
 
 @pytest.fixture(scope="module")

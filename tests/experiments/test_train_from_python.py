@@ -8,32 +8,18 @@ import pytest
 
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.language_modelling.objectives import build_model
-from experiments.language_modelling.presets import PRESETS, LanguageConfig
+from experiments.language_modelling.presets import LanguageConfig
 from experiments.language_modelling.train import make_init_and_step, train
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single
 from jaxformer.errors import ConfigError
 from jaxformer.text.data import StreamBatch
-
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
+from tests.experiments.tiny_runs import language_config
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> LanguageConfig:
-    folder = tmp_path_factory.mktemp("script")
-    lines = (f"{a} {b} {c}\n" for a in WORDS for b in WORDS for c in WORDS[:3])
-    (folder / "a.txt").write_text("".join(lines))
-    preset = PRESETS["python_stdlib"]
-    sizes = {"vocab_size": 283, "d_model": 16, "d_ff": 22, "num_heads": 2, "max_len": 23}
-    return replace(
-        preset,
-        runs=str(folder / "runs"),
-        model=replace(preset.model, num_decoder_layers=1, **sizes),
-        data=replace(preset.data, train=(str(folder / "a.txt"),), seq_len=19, batch_size=3),
-        optimizer=replace(preset.optimizer, name="adam", warmup_steps=1, total_steps=4),
-        training=replace(preset.training, save_every=2, evaluate_every=2),
-        prompts=(),
-    )
+    return language_config(tmp_path_factory.mktemp("script"))
 
 
 def with_seed(config: LanguageConfig, seed: int, name: str) -> LanguageConfig:

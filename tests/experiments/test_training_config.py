@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import get_args
 
 import jax
@@ -82,24 +81,6 @@ print(devices.mesh.size, devices.num_shards)
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", "3"]
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        (
-            LANGUAGE_PRESETS["python_stdlib"],
-            "batch_size=16 rows .* 3 devices: give --data.batch_size 15",
-        ),
-        (LANGUAGE_PRESETS["bert_base"], "by 3 devices, each in 8 parts .* --data.batch_size 264"),
-        (TRANSLATION_PRESETS["grammar"], "give --data.batch_size_multiple 9, or --strategy single"),
-    ],
-    ids=["language", "accumulation", "translation"],
-)
-def test_rows_that_devices_cannot_share_are_refused_with_the_nearest_number(config, said):
-    with pytest.raises(ConfigError, match=said):
-        config.check_rows(SimpleNamespace(num_shards=3))
-    config.check_rows(SimpleNamespace(num_shards=2))
 
 
 @pytest.mark.parametrize("strategy", ["single", "replicated"])

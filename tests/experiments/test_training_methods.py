@@ -8,7 +8,7 @@ import pytest
 
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.translation.presets import PRESETS, Files, TranslationConfig
+from experiments.translation.presets import TranslationConfig
 from experiments.translation.train import train
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import EmbeddingOptions
@@ -16,58 +16,35 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.stack import STACKED
 from jaxformer.training.parameters import flatten
 from tests.experiments import own_parts
+from tests.experiments.tiny_runs import translation_config
 
 pytestmark = pytest.mark.long
 
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 FROZEN = "feed_forward"
 KEYS = ("loss", "kl", "grad_norm", "learning_rate")
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> TranslationConfig:
-    folder = tmp_path_factory.mktemp("methods")
-    rng = np.random.default_rng(5)
-    files = {}
-    for part, count in (("train", 61), ("validation", 3)):
-        lines = [" ".join(rng.choice(WORDS, rng.integers(2, 5))) for _ in range(count)]
-        for side, texts in (("source", lines), ("target", [line[::-1] for line in lines])):
-            (folder / f"{part}.{side}").write_text("\n".join(texts) + "\n")
-        files[part] = Files(*(str(folder / f"{part}.{side}") for side in ("source", "target")))
-    preset = PRESETS["grammar"]
-    sizes = {"vocab_size": 283, "d_model": 14, "d_ff": 22, "num_heads": 1, "max_len": 41}
-    layers = {"num_encoder_layers": 1, "num_decoder_layers": 2, "scan_layers": True}
-    return replace(
-        preset,
-        runs=str(folder / "runs"),
+    return translation_config(
+        tmp_path_factory.mktemp("methods"),
         compilation_cache_dir="",
-        model=replace(
-            preset.model,
-            **sizes,
-            **layers,
-            dropout_rate=0.2,
-            embeddings=EmbeddingOptions(dropout_rate=0.1),
-        ),
-        data=replace(preset.data, **files, batch_tokens=256, buckets=1),
-        optimizer=replace(
-            preset.optimizer,
-            schedule="constant",
-            warmup_steps=2,
-            total_steps=7,
-            freeze=FROZEN,
-        ),
-        training=replace(
-            preset.training,
-            z_loss=1e-3,
-            r_drop=1.5,
-            ema_decay=0.5,
-            grad_accumulation=2,
-            early_stopping_metric="validation_chrf",
-            log_every=1,
-            save_every=3,
-            average_checkpoints=2,
-            evaluate_every=7,
-        ),
+        model__num_decoder_layers=2,
+        model__scan_layers=True,
+        model__dropout_rate=0.2,
+        model__embeddings=EmbeddingOptions(dropout_rate=0.1),
+        data__batch_tokens=256,
+        optimizer__warmup_steps=2,
+        optimizer__total_steps=7,
+        optimizer__freeze=FROZEN,
+        training__z_loss=1e-3,
+        training__r_drop=1.5,
+        training__ema_decay=0.5,
+        training__grad_accumulation=2,
+        training__early_stopping_metric="validation_chrf",
+        training__save_every=3,
+        training__average_checkpoints=2,
+        training__evaluate_every=7,
     )
 
 

@@ -51,17 +51,11 @@ def members():
     return members_of(EncoderDecoder(CONFIG), 3)
 
 
-@pytest.mark.parametrize(
-    ("mean", "scan"),
-    [
-        ("arithmetic", False),
-        pytest.param("geometric", True, marks=pytest.mark.slow),
-    ],
-)
-def test_an_ensemble_of_a_model_with_itself_is_the_model(tokenizer, assert_equal, mean, scan):
-    model = EncoderDecoder(replace(CONFIG, scan_layers=scan))
+@pytest.mark.slow
+def test_an_ensemble_of_a_model_with_itself_is_the_model(tokenizer, assert_equal):
+    model = EncoderDecoder(replace(CONFIG, scan_layers=True))
     (params,) = members_of(model, 1)
-    both = Ensemble(model, mean), stack_members([params, params])
+    both = Ensemble(model, "geometric"), stack_members([params, params])
     found, alone = (
         translate(*system, LINES, tokenizer, tokenizer, *SETTINGS)
         for system in (both, (model, params))

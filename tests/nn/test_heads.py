@@ -166,49 +166,43 @@ def test_rows_of_padding_add_nothing_to_the_next_sentence_loss(bert, masked, ass
     assert_equal(loss(params, empty, None), loss(params, masked, None))
 
 
-@pytest.mark.parametrize("pooler", [True, False])
-def test_an_encoder_sums_a_text_up_in_its_first_token(pooler, masked, random_params, assert_equal):
-    backbone = EncoderOnly(replace(BERT, pooler="tanh" if pooler else "none"))
-    model = Classifier(backbone, C)
-    params = random_params(model, masked.tokens, PRESENT)
-    logits = jax.jit(model.apply)({"params": params}, masked.tokens, PRESENT)
-    encode = jax.jit(backbone.apply)
-    hidden, pooled = encode({"params": params["backbone"]}, masked.tokens, PRESENT)
-    vector = np.asarray(pooled if pooler else hidden[:, 0])
-    assert_equal(logits, vector @ params["head"]["kernel"] + params["head"]["bias"])
+def mean_of_real(hidden):
+    return np.stack([hidden[i][PRESENT[i]].mean(axis=0) for i in range(B)])
 
 
-def test_a_decoder_sums_a_text_up_in_its_last_token(masked, random_params, assert_equal):
-    backbone = DecoderOnly(GPT)
-    model = Classifier(backbone, C)
-    params = random_params(model, masked.tokens, PRESENT)
-    run = jax.jit(model.apply)
-    logits = np.asarray(run({"params": params}, masked.tokens, PRESENT))
-    hidden = jax.jit(lambda p: backbone.apply({"params": p}, masked.tokens, method="hidden"))
-    vectors = np.asarray(hidden(params["backbone"]))[np.arange(B), [6, 3, 4]]
+# The backbone, the pooling, and the vector of each text from the backbone's vectors and pooler.
+VECTORS = {
+    "pooler": (EncoderOnly(BERT), "own", lambda hidden, pooled: pooled),
+    "first": (EncoderOnly(replace(BERT, pooler="none")), "own", lambda hidden, _: hidden[:, 0]),
+    "mean": (EncoderOnly(BERT), "mean", lambda hidden, _: mean_of_real(hidden)),
+    "last": (DecoderOnly(GPT), "own", lambda hidden, _: hidden[np.arange(B), [6, 3, 4]]),
+    "decoder's mean": (DecoderOnly(GPT), "mean", lambda hidden, _: mean_of_real(hidden)),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_a_classifier_is_a_dense_layer_on_one_vector_of_the_real_tokens(
+    name, masked, random_params, assert_equal
+):
+    backbone, pooling, vector_of = VECTORS[name]
+    is_encoder = isinstance(backbone, EncoderOnly)
+    model, tokens = Classifier(backbone, C, pooling), masked.tokens
+    types = (masked.token_type_ids,) if is_encoder else ()
+    params = random_params(model, tokens, PRESENT)
+
+    @jax.jit
+    def run(params, tokens):
+        variables = {"params": params["backbone"]}
+        if is_encoder:
+            encoded = backbone.apply(variables, tokens, PRESENT, *types)
+        else:
+            encoded = backbone.apply(variables, tokens, method="hidden"), None
+        return model.apply({"params": params}, tokens, PRESENT, *types), encoded
+
+    logits, (hidden, pooled) = jax.tree.map(np.asarray, run(params, tokens))
+    vectors = vector_of(hidden, pooled)
     assert_equal(logits, vectors @ params["head"]["kernel"] + params["head"]["bias"])
-    padded = np.where(PRESENT, masked.tokens, 1)
-    assert np.array_equal(logits, run({"params": params}, padded, PRESENT))
-
-
-@pytest.mark.parametrize("kind", [DecoderOnly, EncoderOnly])
-def test_a_mean_is_that_of_the_real_tokens(kind, masked, random_params, assert_equal):
-    backbone = kind(GPT if kind is DecoderOnly else BERT)
-    model = Classifier(backbone, C, "mean")
-    params = random_params(model, masked.tokens, PRESENT)
-    run = jax.jit(model.apply)
-    logits = np.asarray(run({"params": params}, masked.tokens, PRESENT))
-    hidden = jax.jit(
-        lambda p: (
-            backbone.apply({"params": p}, masked.tokens, method="hidden")
-            if kind is DecoderOnly
-            else backbone.apply({"params": p}, masked.tokens, PRESENT).hidden
-        )
-    )(params["backbone"])
-    vectors = np.stack([np.mean(hidden[i][PRESENT[i]], axis=0) for i in range(B)])
-    assert_equal(logits, vectors @ params["head"]["kernel"] + params["head"]["bias"])
-    padded = np.where(PRESENT, masked.tokens, 1)
-    assert_equal(logits, run({"params": params}, padded, PRESENT))
+    assert_equal(run(params, np.where(PRESENT, tokens, 1))[0], logits)
 
 
 def test_the_loss_of_a_classifier_counts_valid_rows(masked, random_params, assert_equal):
@@ -221,17 +215,6 @@ def test_the_loss_of_a_classifier_counts_valid_rows(masked, random_params, asser
     expected = -np.asarray(jax.nn.log_softmax(logits))[[0, 2], [4, 0]].sum()
     assert_equal(nats, expected)
     assert count == 2
-
-
-def test_the_types_of_a_pair_reach_the_classifier(masked, random_params, assert_equal):
-    backbone = EncoderOnly(BERT)
-    model, types = Classifier(backbone, C), masked.token_type_ids
-    params = random_params(model, masked.tokens, PRESENT)
-    logits = jax.jit(model.apply)({"params": params}, masked.tokens, PRESENT, types)
-    _, pooled = jax.jit(backbone.apply)(
-        {"params": params["backbone"]}, masked.tokens, PRESENT, types
-    )
-    assert_equal(logits, np.asarray(pooled) @ params["head"]["kernel"] + params["head"]["bias"])
 
 
 def test_the_loss_of_a_span_is_the_mean_of_its_ends_over_real_tokens(
@@ -269,13 +252,12 @@ def test_a_class_of_each_token_is_a_dense_layer_on_its_vector(masked, random_par
     assert count == PRESENT.sum()
 
 
-@pytest.mark.parametrize("name", ["tanh", "relu"])
-def test_the_activation_of_the_pooler_is_the_configs(name, masked, random_params, assert_equal):
-    model = EncoderOnly(replace(BERT, pooler=name))
+def test_the_activation_of_the_pooler_is_the_configs(masked, random_params, assert_equal):
+    model = EncoderOnly(replace(BERT, pooler="relu"))
     params = random_params(model, masked.tokens)
     hidden, pooled = jax.jit(model.apply)({"params": params}, masked.tokens)
     sums = np.asarray(hidden)[:, 0] @ params["pooler"]["kernel"] + params["pooler"]["bias"]
-    assert_equal(pooled, np.tanh(sums) if name == "tanh" else np.maximum(sums, 0))
+    assert_equal(pooled, np.maximum(sums, 0))
 
 
 def test_dropout_acts_on_the_summary(masked, random_params):

@@ -13,21 +13,17 @@ from jaxformer.config import (
     EmbeddingOptions,
     FeedForwardOptions,
     Learned,
-    NoPositions,
     NormOptions,
     OutputOptions,
     Rotary,
     TransformerConfig,
 )
-from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.layers import LMHead
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.dense import QuantizedMatrix
-from jaxformer.pipelines import complete, translate
-from jaxformer.text.tokenizers import train_characters
 
 TRANSLATOR = TransformerConfig(
     vocab_size=29,
@@ -96,28 +92,33 @@ def build(random_params, config):
     "config",
     [
         TRANSLATOR,
-        replace(
-            TRANSLATOR,
-            embeddings=EmbeddingOptions(tied="output"),
-            norm=NormOptions(placement="pre"),
-            source_vocab_size=31,
+        pytest.param(
+            replace(
+                TRANSLATOR,
+                embeddings=EmbeddingOptions(tied="output"),
+                norm=NormOptions(placement="pre"),
+                source_vocab_size=31,
+            ),
+            marks=pytest.mark.long,
         ),
-        GPT,
-        replace(
-            GPT, embeddings=EmbeddingOptions(tied="output"), positions=Learned(), use_bias=True
+        pytest.param(
+            replace(
+                GPT, embeddings=EmbeddingOptions(tied="output"), positions=Learned(), use_bias=True
+            ),
+            marks=pytest.mark.long,
         ),
         replace(GPT, output=OutputOptions(softcap=0.5)),
     ],
-    ids=["all tied", "two vocabularies", "Llama", "GPT", "softcap"],
+    ids=["all tied", "two vocabularies", "GPT", "Llama, softcap"],
 )
 def test_logits_are_those_of_rounded_weights_and_rounded_rows(random_params, assert_equal, config):
     model, params, ids = build(random_params, config)
-    found = Int8(model).apply({"params": quantize(model, params)}, *ids)
+    found = jax.jit(Int8(model).apply)({"params": quantize(model, params)}, *ids)
     with nn.intercept_methods(with_rounded_rows):
         expected = model.apply({"params": rounded_weights(params)}, *ids)
     assert found.dtype == expected.dtype == jnp.float32
     assert_equal(found, expected)
-    exact = model.apply({"params": params}, *ids)
+    exact = jax.jit(model.apply)({"params": params}, *ids)
     error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
     assert 1e-4 < error < 0.05
 
@@ -145,15 +146,6 @@ def leaves(tree):
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in found]
 
 
-def test_the_weights_need_about_a_quarter_of_the_memory(random_params):
-    model, params, _ = build(random_params, replace(GPT, vocab_size=211, d_ff=211, d_model=106))
-    before, after = (
-        sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-        for tree in (params, quantize(model, params))
-    )
-    assert after < 0.28 * before
-
-
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_step_multiplies_weights_in_8_bits_and_never_a_single_row(random_params, rows):
     """For a single row of 8 bits XLA on a CPU has a loop that takes 20 times as long."""
@@ -172,60 +164,9 @@ def test_a_step_multiplies_weights_in_8_bits_and_never_a_single_row(random_param
     assert all(f"tensor<{max(rows, 2)}x" in line for line in whole)
 
 
-def test_translations_and_texts_in_8_bits_depend_on_no_other_line(random_params, rng):
-    tokenizer = train_characters(["abcdefghijklmnopqrstuvwxy"])
-    assert tokenizer.vocab_size == 29
-    lines = ["".join(rng.choice(list("abcdefghij"), n)) for n in (3, 13, 7, 5, 11)]
-    model, params, _ = build(random_params, TRANSLATOR)
-    system = Int8(model), quantize(model, params)
-    found = translate(*system, lines, tokenizer, tokenizer)
-    alone = [translate(*system, [line], tokenizer, tokenizer)[0] for line in lines]
-    assert [[h.ids for h in line] for line in found] == [[h.ids for h in line] for line in alone]
-    model, params, _ = build(random_params, GPT)
-    system, sampling = (
-        (Int8(model), quantize(model, params)),
-        SamplingConfig(max_new_tokens=17, temperature=0),
-    )
-    found = complete(*system, lines, tokenizer, sampling)
-    assert [x.ids for x in found] == [
-        complete(*system, [line], tokenizer, sampling)[0].ids for line in lines
-    ]
-
-
 def test_a_model_that_does_not_decode_and_parameters_in_float_are_refused(random_params):
     with pytest.raises(ConfigError, match="a MaskedLanguageModel was given"):
         Int8(MaskedLanguageModel(TRANSLATOR))
     model, params, ids = build(random_params, GPT)
     with pytest.raises(ConfigError, match=r"not quantized: give quantize"):
         Int8(model).apply({"params": params}, *ids)
-
-
-class Squeeze(nn.Module):
-    """A block of one's own: a dense layer, a convolution and a matrix under another name."""
-
-    @nn.compact
-    def __call__(self, x, mask, *, layer_cache=None, **others):
-        matrix = self.param("w_in", nn.initializers.lecun_normal(), (26, 26))
-        x = nn.Dense(31, name="narrow")(x @ matrix)
-        return nn.Conv(26, (1,), name="filter")(x), layer_cache
-
-
-def test_the_dense_layers_of_a_block_of_ones_own_are_quantized_and_nothing_else(random_params):
-    model = DecoderOnly(replace(GPT, positions=NoPositions()), block=lambda **_: Squeeze())
-    params = random_params(model, IDS)
-    found = quantize(model, params)
-    chosen = [path for path, leaf in leaves(found) if isinstance(leaf, QuantizedMatrix)]
-    assert [path.split("'")[-2] for path in chosen] == ["kernel", "table", "kernel"]
-    assert "narrow" in chosen[0] and "embedding" in chosen[1] and "output" in chosen[2]
-    logits = Int8(model).apply({"params": found}, IDS)
-    exact = model.apply({"params": params}, IDS)
-    assert 1e-4 < np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.05
-
-
-def test_the_soft_cap_of_the_logits_is_that_of_the_float_model(random_params):
-    model = DecoderOnly(replace(GPT, output=OutputOptions(bias=True, softcap=0.3)))
-    params = random_params(model, IDS)
-    exact = model.apply({"params": params}, IDS)
-    logits = Int8(model).apply({"params": quantize(model, params)}, IDS)
-    assert np.abs(exact).max() > 0.29 and np.abs(logits).max() <= 0.3
-    assert np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.1

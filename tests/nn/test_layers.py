@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +7,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.nn.layers import Embedding, FeedForward, LMHead, Norm
+from jaxformer.nn import layers
+from jaxformer.nn.layers import Embedding, FeedForward, LMHead, Norm, normalize
 from jaxformer.ops.dropout import DropoutRng
 
 pytestmark = pytest.mark.usefixtures("optimized")
@@ -81,8 +83,9 @@ def test_a_norm_computes_in_float32_and_returns_the_type_it_was_given(x):
     assert np.array_equal(y, exact.astype(jnp.bfloat16))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("activation", "gated"), [*((name, False) for name in ACTIVATIONS), ("silu", True)]
+)
 def test_the_feed_forward_network_is_its_formula(activation, gated, x, random_params, assert_equal):
     module = FeedForward(13, activation, gated)
     params = random_params(module, x)
@@ -105,3 +108,51 @@ def test_activation_dropout_acts_between_the_two_maps(x, random_params, assert_e
     hidden = hidden * np.asarray(dropout_rng.keep_mask("hidden", hidden.shape, 0.25)) / 0.75
     expected = hidden @ params["down"]["kernel"] + params["down"]["bias"]
     assert_equal(apply(module, params, x, dropout_rng), expected)
+
+
+def plain(x, eps, centered):
+    if centered:
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps)
+
+
+@pytest.mark.parametrize("centered", [True, False])
+def test_normalize_and_its_derivatives_are_those_of_the_formula(centered, rng, assert_equal):
+    x, direction, along = rng.standard_normal((3, 2, 7), np.float32)
+
+    @partial(jax.jit, static_argnums=0)
+    def derivatives(function):
+        def total(x):
+            return jnp.sum(function(x, 0.1, centered) * direction)
+
+        def along_the_slope(x):
+            return jnp.sum(jax.grad(total)(x) * along)
+
+        forward = jax.jvp(lambda x: function(x, 0.1, centered), (x,), (along,))
+        return forward, jax.grad(total)(x), jax.grad(along_the_slope)(x)
+
+    given, expected = derivatives(normalize), derivatives(plain)
+    for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(expected), strict=True):
+        assert np.abs(b).max() > 0.01
+        assert_equal(a, b)
+
+
+TWINS = {
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "silu": jax.nn.silu,
+}
+
+
+@pytest.mark.parametrize("name", layers.ACTIVATIONS)
+def test_an_activation_and_its_derivative_are_those_of_jax(name, rng, assert_equal):
+    x = 3.0 * rng.standard_normal((3, 7, 11), np.float32)
+
+    def both(function):
+        return jax.jit(jax.value_and_grad(lambda x: (function(x) * x).sum()))(x)
+
+    given, expected = both(layers.ACTIVATIONS[name]), both(TWINS[name])
+    assert_equal(given[0], expected[0])
+    assert_equal(given[1], expected[1])
+    assert_equal(layers.ACTIVATIONS[name](x), TWINS[name](x), 1e-6)

@@ -116,18 +116,6 @@ def test_an_encoder_on_vectors_is_the_stack_of_a_model_without_positions(
     assert_equal(encoder.apply({"params": params}, x, real), expected, 1e-6)
 
 
-def test_padding_does_not_change_the_real_tokens_of_an_encoder(x, assert_equal):
-    encoder, real = (
-        jf.Encoder(num_layers=2, num_heads=H, d_ff=F),
-        np.arange(T) < np.array([[5], [3]]),
-    )
-    x = x + jf.positional_encoding(T, D)[None]
-    params = encoder.init(jax.random.key(0), x, real)
-    changed = np.where(real[..., None], x, 7.0)
-    before, after = encoder.apply(params, x, real), encoder.apply(params, changed, real)
-    assert_equal(before[real], after[real], 1e-6)
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_a_module_works_inside_nnx(part, x, assert_equal):
     module = PARTS[part][0]
@@ -144,8 +132,8 @@ def test_the_number_of_heads_must_divide_the_vectors_or_their_size_is_given(x):
 
 
 def test_positions_alone_take_the_size_of_the_vectors(x, assert_equal):
-    table = Positions(jf.Learned(), num_heads=H, head_dim=4, max_len=7)
-    at = jnp.arange(T)
-    (y, rotation, bias), variables = table.init_with_output(jax.random.key(0), x, at, at, length=T)
+    table = Positions(jf.Learned(), head_dim=4, max_len=7)
+    at = jf.Places(jnp.arange(T), jnp.arange(T), T, H)
+    (y, rotation, bias), variables = table.init_with_output(jax.random.key(0), x, at)
     assert variables["params"]["table"].shape == (7, D) and rotation is None and bias is None
     assert_equal(y, x + variables["params"]["table"][None, :T], 1e-6)

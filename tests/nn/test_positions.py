@@ -109,11 +109,6 @@ def test_rotary_keeps_lengths_and_takes_positions_for_each_row(queries_and_keys,
         assert_equal(found[row], alone[0], 1e-6)
 
 
-def test_two_rotary_bases_give_two_results(queries_and_keys):
-    x = queries_and_keys[0]
-    assert np.abs(turned(x, np.arange(5), 100.0) - turned(x, np.arange(5), 10_000.0)).max() > 0.1
-
-
 def test_linear_scaling_divides_every_rate():
     assert np.array_equal(rates(6, 100.0, Linear(4.0)), rates(6, 100.0) / 4)
 

@@ -138,11 +138,6 @@ def test_layers_do_not_start_equal():
     assert np.std(kernel) > 0.1 and np.abs(kernel[0] - kernel[1]).max() > 0.1
 
 
-def test_unstacking_is_the_inverse_of_stacking(random_params):
-    params = random_params(EncoderDecoder(LISTED), TOKENS, TOKENS)
-    jax.tree.map(np.testing.assert_array_equal, unstack_blocks(stack_blocks(params)), params)
-
-
 def searched(model, params):
     """Tokens and scores of beam search."""
 

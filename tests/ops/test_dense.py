@@ -12,7 +12,13 @@ from jaxformer.config import TransformerConfig
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.attention import blockwise, reference
 from jaxformer.ops.cross_entropy import cross_entropy
-from jaxformer.ops.dense import dense_dot_general, logits_matmul
+from jaxformer.ops.dense import (
+    dense_dot_general,
+    int8_matmul,
+    logits_matmul,
+    quantize_matrix,
+    take_rows,
+)
 
 ONE = (((2,), (0,)), ((), ()))
 TWO = (((2, 3), (0, 1)), ((), ()))
@@ -127,3 +133,26 @@ def test_a_bfloat16_model_multiplies_nothing_in_float32_but_the_gradient_of_the_
     assert products_with_float32(partial(blockwise, block=16)) == 0
     # `reference` differentiates scores that are summed in float32: to the queries and to the keys.
     assert products_with_float32(reference) == 2 * 3
+
+
+def rounded(x, axis):
+    """`x` in steps of its largest number along `axis` over 127; zeros stay."""
+    scale = np.abs(x).max(axis=axis, keepdims=True) / np.float32(127)
+    scale = np.where(scale > 0, scale, np.float32(1))
+    return np.round(x / scale) * scale
+
+
+@pytest.mark.parametrize("inputs", [0, 1])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_product_in_8_bits_is_that_of_rounded_rows_and_outputs(rows, inputs, rng, assert_equal):
+    x, matrix = rng.standard_normal((rows, 7), np.float32), rng.standard_normal((7, 11), np.float32)
+    x[0, :] = 0 if rows > 1 else x[0]
+    stored = quantize_matrix(matrix if inputs == 0 else matrix.T, inputs)
+    assert stored.values.dtype == np.int8 and stored.scale.shape == (11,)
+    assert_equal(jax.jit(int8_matmul)(x, stored), rounded(x, 1) @ rounded(matrix, 0), 1e-6)
+
+
+def test_rows_taken_from_a_quantized_table_are_the_rounded_ones(rng, assert_equal):
+    table = rng.standard_normal((11, 7), np.float32)
+    ids = np.array([[3, 0, 10], [5, 3, 3]])
+    assert_equal(take_rows(quantize_matrix(table, 1), ids), rounded(table, 1)[ids], 1e-6)

@@ -59,7 +59,7 @@ def marian(torch, text, tmp_path_factory):
     export.main(export.ExportOptions(run=str(run), out=str(folder)))
     program = Path(sysconfig.get_path("scripts")) / "ct2-transformers-converter"
     subprocess.run([program, "--model", folder, "--output_dir", converted], check=True)
-    return load_run(run), folder, converted, run
+    return load_run(run), folder, converted
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_the_converter_takes_the_folder_unchanged_and_finds_the_same_lists(maria
     import ctranslate2
     import transformers
 
-    loaded, folder, converted, _ = marian
+    loaded, folder, converted = marian
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     translator = ctranslate2.Translator(str(converted), compute_type="float32")
     said = translator.translate_batch(
@@ -108,15 +108,6 @@ def test_transformers_finds_the_same_lists(marian, expected):
     assert texts == [each.text for found in expected for each in found]
     scores = [each.score for found in expected for each in found]
     np.testing.assert_allclose(said.sequences_scores.numpy(), scores, atol=1e-5)
-
-
-def test_the_command_writes_what_the_converter_writes(marian, tmp_path):
-    *_, converted, run = marian
-    options = export.ExportOptions(run=str(run), out=str(tmp_path / "x"), format="ctranslate2")
-    export.main(options)
-    for name in ("model.bin", "shared_vocabulary.json"):
-        assert (tmp_path / "x" / name).read_bytes() == (converted / name).read_bytes()
-    assert (tmp_path / "x" / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("preset", ["python_stdlib", "shakespeare_char_cpu"])

@@ -5,7 +5,6 @@ import shutil
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from experiments.harness.results.comparing import compare
@@ -18,10 +17,9 @@ from experiments.translation.load_run import load_run
 from experiments.translation.presets import PRESETS
 from jaxformer.errors import ConfigError, MissingExtra
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from tests.experiments.tiny_runs import translation_config
 
 pytestmark = pytest.mark.peer
-
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +41,17 @@ def characters(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """A short translation of reversed lines."""
-    folder = tmp_path_factory.mktemp("pairs")
-    preset, sides = PRESETS["multi30k_tiny"], {}
-    for part, count in (("train", 211), ("validation", 7), ("test", 5)):
-        lines = [" ".join(line) for line in np.random.default_rng(count).choice(WORDS, (count, 3))]
-        files = folder / f"{part}.en", folder / f"{part}.de"
-        files[0].write_text("\n".join(lines) + "\n")
-        files[1].write_text("\n".join(line[::-1] for line in lines) + "\n")
-        kind = type(getattr(preset.data, part))
-        sides[part] = kind(*map(str, files))
-    sizes = {"vocab_size": 283, "d_model": 14, "d_ff": 22, "num_heads": 2, "max_len": 31}
-    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    return replace(
-        preset,
-        model=replace(preset.model, **sizes, **layers),
-        data=replace(preset.data, corpus="files", batch_tokens=128, buckets=1, **sides),
-        optimizer=replace(preset.optimizer, warmup_steps=3, total_steps=13),
-        training=replace(
-            preset.training, log_every=1, evaluate_every=7, save_every=5, average_checkpoints=2
-        ),
-        runs=str(folder / "runs"),
+    """A short translation of lines in reverse."""
+    preset = PRESETS["multi30k_tiny"]
+    return translation_config(
+        tmp_path_factory.mktemp("pairs"),
+        model__positions=preset.model.positions,
+        model__dropout_rate=0.1,
+        optimizer__warmup_steps=3,
+        optimizer__total_steps=13,
+        training__evaluate_every=7,
+        training__save_every=5,
+        training__average_checkpoints=2,
     )
 
 

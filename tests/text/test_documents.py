@@ -87,7 +87,7 @@ def set_block_size(patch, size):
     patch.setattr(text_files, "BLOCK_LENGTH", size)
 
 
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=200, deadline=None, database=None)
 @given(content=CONTENT, split=st.sampled_from(SPLITS), block=st.integers(1, 13))
 def test_the_documents_of_any_file_are_those_of_a_plain_reader(content, split, block, folder):
     path = folder / "any.txt"
@@ -162,7 +162,7 @@ CODE = [
 ]
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(text=st.lists(st.sampled_from(CODE), min_size=1, max_size=40).map("".join))
 def test_ids_of_blocks_are_those_of_the_whole_wherever_a_block_can_end_well(
     text, tokenizer, folder

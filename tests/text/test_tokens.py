@@ -136,7 +136,7 @@ def aligned_files(draw) -> tuple[bytes, bytes]:
     return source, target
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=150, deadline=None, database=None)
 @given(files=st.one_of(aligned_files(), st.tuples(ANY_SIDE, ANY_SIDE)))
 def test_the_pairs_kept_from_any_files_are_those_of_a_plain_reader(files, folder, byte_tokenizer):
     for name, content in zip(("source", "target"), files, strict=True):
@@ -275,6 +275,8 @@ def test_a_token_file_cut_anywhere_is_refused_by_name(tmp_path):
         path.write_bytes(content[:size])
         with pytest.raises(DataError, match="a.tokens: "):
             data.open_tokens(path)
+    with pytest.raises(DataError, match="absent: cannot open"):
+        data.open_tokens(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(
@@ -288,11 +290,6 @@ def test_a_token_file_damaged_in_header_or_offsets_is_refused(tmp_path, place):
     path.write_bytes(content)
     with pytest.raises(DataError, match="a.tokens: .*prepare the data again"):
         data.open_tokens(path)
-
-
-def test_an_absent_token_file_is_refused(tmp_path):
-    with pytest.raises(DataError, match="a.tokens: cannot open"):
-        data.open_tokens(tmp_path / "a.tokens")
 
 
 def test_offsets_must_not_decrease():

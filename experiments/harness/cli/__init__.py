@@ -13,8 +13,8 @@ from experiments.harness.cli.config_files import (
     name_of,
     with_options,
 )
+from experiments.harness.cli.display import curve
 from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
-from experiments.harness.cli.terminal_drawing import curve
 
 __all__ = [
     "config_files",

@@ -1,7 +1,6 @@
 """The command line: options over presets and configuration files."""
 
 import dataclasses
-import difflib
 import os
 import sys
 import typing
@@ -9,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from experiments.harness.cli import config_files, help_text
+from experiments.harness.cli import config_files
 from experiments.harness.cli.exit_codes import run, sentence
 from jaxformer.errors import ConfigError
 
@@ -77,12 +76,16 @@ def _parse(
     kinds |= _own_parts(kinds, groups)
     for name in groups:
         if name not in (*kinds, *map(_off, kinds)):
-            hint = help_text.suggestion(name, [*kinds, *names])
-            raise ConfigError(f"there is no option --{name}: {hint}")
+            from experiments.harness.cli.help_text import suggestion  # nothing else needs it
+
+            raise ConfigError(f"there is no option --{name}: {suggestion(name, [*kinds, *names])}")
     config = config_files.with_overrides(config, _values(kinds, groups))
     if topics is not None:
-        text = help_text.of(config, kinds, [word for words in topics for word in words])
-        print(f"{_description(description)}{_about(presets, files, experiment)}\n{text}", end="")
+        from experiments.harness.cli import help_text
+
+        chosen = files.get("preset", next(iter(presets)))
+        about = help_text.about(description, presets, chosen, experiment)
+        print(f"{about}\n{help_text.of(config, kinds, sum(topics, []))}", end="")
         raise SystemExit(0)
     return config
 
@@ -132,8 +135,7 @@ def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: 
     named = fields.pop("preset", None)
     name = chosen or named or next(iter(presets))
     if name not in presets:
-        hint = help_text.did_you_mean(difflib.get_close_matches(str(name), presets))
-        raise ConfigError(f"there is no preset {name!r}: {hint}choose one of {', '.join(presets)}")
+        raise ConfigError(f"there is no preset {name!r}: choose one of {', '.join(presets)}")
     preset: Any = presets[name]
     if path:
         preset = config_files.with_fields(preset, fields, Path(path))
@@ -198,21 +200,3 @@ def _values(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> 
 def _is_list(kind: Any) -> bool:
     kinds = typing.get_args(kind) if config_files.is_union(kind) else (kind,)
     return any(typing.get_origin(each) in (tuple, list) for each in kinds)
-
-
-def _description(text: str) -> str:
-    """The paragraphs of a docstring in the width of the terminal, each with a blank line after."""
-    return "".join(f"{help_text.wrapped(each)}\n" for each in text.strip().split("\n\n") if each)
-
-
-def _about(presets: Mapping[str, Any], files: Mapping[str, str], experiment: str) -> str:
-    default, text = next(iter(presets)), ""
-    if len(presets) > 1:
-        text += f"--preset NAME chooses the defaults: {', '.join(presets)}. Those shown are of "
-        text += f"{files.get('preset', default)}. "
-    text += "--config PATH takes settings from a .json or .toml file or a run's folder; options "
-    text += "come on top."
-    if experiment:
-        text += " --resume RUN goes on with the run in the folder RUN, --continue_from RUN with a "
-        text += "new run from its state."
-    return help_text.wrapped(text)

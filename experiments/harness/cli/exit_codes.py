@@ -13,17 +13,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from jaxformer.errors import is_out_of_memory
+from jaxformer.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Diverged,
+    MissingExtra,
+    is_out_of_memory,
+)
 
 _TERMINATED = 128 + signal.SIGTERM
-_CODES = (
-    ("jaxformer.errors", "ConfigError", 2),
-    ("jaxformer.errors", "MissingExtra", 2),
-    ("jaxformer.errors", "DataError", 65),
-    ("jaxformer.errors", "CheckpointError", 66),
-    ("jaxformer.errors", "Diverged", 70),
-    ("builtins", "OSError", 74),
-    ("builtins", "KeyboardInterrupt", 130),
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (ConfigError, 2),
+    (MissingExtra, 2),
+    (DataError, 65),
+    (CheckpointError, 66),
+    (Diverged, 70),
+    (OSError, 74),
+    (KeyboardInterrupt, 130),
 )
 
 
@@ -53,12 +60,7 @@ def run(main: Callable[[], None]) -> int:
 
 def exit_code(error: BaseException) -> int:
     """0 to 143, by the class of `error`: see `_CODES`; 1 for any other."""
-    for module, name, code in _CODES:
-        # an error of a module that was never imported cannot have been raised
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None and isinstance(error, kind):
-            return code
-    return 1
+    return next((code for kind, code in _CODES if isinstance(error, kind)), 1)
 
 
 def sentence(error: BaseException) -> str:

@@ -97,6 +97,21 @@ def of(config: Any, kinds: Mapping[str, Any], topics: Sequence[str]) -> str:
     )
 
 
+def about(description: str, presets: Mapping[str, Any], chosen: str, experiment: str) -> str:
+    """The description of a command, and of --preset, --config, --resume and --continue_from."""
+    text = ""
+    if len(presets) > 1:
+        text += f"--preset NAME chooses the defaults: {', '.join(presets)}. Those shown are of "
+        text += f"{chosen}. "
+    text += "--config PATH takes settings from a .json or .toml file or a run's folder; options "
+    text += "come on top."
+    if experiment:
+        text += " --resume RUN goes on with the run in the folder RUN, --continue_from RUN with a "
+        text += "new run from its state."
+    paragraphs = [each for each in inspect.cleandoc(description).split("\n\n") if each]
+    return "\n".join(map(wrapped, [*paragraphs, text]))
+
+
 def wrapped(text: str, indent: str = "") -> str:
     """`text` in the width of the terminal, at most 100 columns."""
     return textwrap.fill(text, _width(), subsequent_indent=indent) + "\n"
@@ -168,7 +183,7 @@ def _entry(config: Any, kind: Any, name: str) -> str:
     parts = part_kinds(kind)
     allowed = "|".join(parts) if parts else "" if kind is bool else shown(kind)
     more = "; give it to see the options of another" if parts else ""
-    text = f"{doc_of(config, name)} (default: {_value(config, kind, name)}{more})"
+    text = f"{doc_of(config, name)} (default: {_value(config, kind, name) or 'empty'}{more})"
     return wrapped(f"--{name} {allowed}".strip()) + wrapped(f"    {text}", "    ")
 
 
@@ -190,12 +205,8 @@ def suggestion(name: str, known: Sequence[str]) -> str:
         return f"use {' or '.join(same)}"
     near = difflib.get_close_matches(word, dict.fromkeys(map(_last_word, known)))
     options = [f"--{option}" for each in near for option in known if _last_word(option) == each]
-    return f"{did_you_mean(options[:3])}--help all lists them"
-
-
-def did_you_mean(near: Sequence[str]) -> str:
-    """A question that names the options `near`, or nothing."""
-    return f"did you mean {' or '.join(near)}? " if near else ""
+    hint = f"did you mean {' or '.join(options[:3])}? " if options else ""
+    return f"{hint}--help all lists them"
 
 
 def _last_word(option: str) -> str:

@@ -134,7 +134,8 @@ def compile_step(config: Any, training: PlannedTraining, devices: Any = None) ->
     make_state, step = training.assemble(config, model, batch, strategy)
     state = strategy.abstract(make_state)
     attention.calls.clear()  # of two rows, which is all that initialization needs
-    lowered = step.lower(state, strategy.abstract_batch(batch))
+    parts = config.training.parts_on(strategy)
+    lowered = step.lower(state, strategy.abstract_batch(batch, parts))
     start = time.perf_counter()
     compiled = lowered.compile(compiler_options=_CPU_OPTIONS if devices is None else None)
     return CompiledStep(state, compiled, time.perf_counter() - start, attention.calls)

@@ -8,8 +8,14 @@ import numpy as np
 from jaxtyping import Float
 
 from experiments.harness.results import statistics
-from experiments.harness.results.groups import Group, expand, group_runs
-from experiments.harness.results.scored_runs import ScoredRun, default_metric, read_scored
+from experiments.harness.results.groups import (
+    Group,
+    ScoredRun,
+    default_metric,
+    expand,
+    group_runs,
+    read_scored,
+)
 from experiments.harness.results.statistics import Items
 from jaxformer.errors import ConfigError, DataError
 

@@ -1,9 +1,8 @@
-"""A run as a folder for transformers or CTranslate2."""
+"""A run as a folder for transformers."""
 
 import json
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -22,11 +21,6 @@ from jaxformer.text.tokenizers import Tokenizer
 
 Task = Literal["translation", "text-generation", "fill-mask"]
 
-_PACKAGES = {
-    "transformers": ("safetensors", "jinja2"),
-    "ctranslate2": ("ctranslate2", "transformers", "torch", "jinja2"),
-}
-_COPIED = ("README.md", "tokenizer.json", "tokenizer_config.json")
 _LICENCES = {
     "grammar": "The sentences come from a grammar in jaxformer and have its licence, Apache-2.0.",
     "multi30k": "Multi30k is for research and education only.",
@@ -42,12 +36,9 @@ _UNKNOWN_LICENCE = (
 
 @dataclass(frozen=True)
 class ExportOptions(RunOptions):
-    """The run, the format and the folder of an export."""
+    """The run and the folder of an export."""
 
     _: KW_ONLY
-    format: Literal["transformers", "ctranslate2"] = "transformers"
-    """transformers: a folder for its from_pretrained. ctranslate2: this folder, converted by
-    CTranslate2."""
     out: str = "exported"
     """The new folder."""
 
@@ -78,47 +69,29 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
 
     Raises `ConfigError` for a run that cannot be exported, and what `load` raises.
     """
-    for name in _PACKAGES[options.format]:  # before anything is done
+    for name in ("safetensors", "jinja2"):  # before anything is done
         optional_dependencies.load(name)
     out = Path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give --out the name of a new folder")
     run = load()
-    convert = options.format == "ctranslate2"
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as temporary:
-        folder = Path(temporary) / "transformers" if convert else out
-        inexpressible = _save(folder, options, run)
-        if convert:
-            _convert(folder, out)
+    try:
+        model, params, tokenizer, generation, completion = run.published()
+        inexpressible = inexpressible_settings(generation, completion) if generation else []
+        card = model_card(options, run, inexpressible)
+        save_pretrained(out, model, params, tokenizer, generation=generation, card=card)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{options.run} cannot be exported: {error}. Runs of the presets "
+            f"{', '.join(run.presets)} can"
+        ) from error
     if inexpressible:
         cli.say(
             f"transformers has no {', '.join(inexpressible)}: its texts may differ from those here."
         )
     for path in sorted(out.iterdir()):
         print(f"{path}: {path.stat().st_size:,} bytes")
-
-
-def _save(folder: Path, options: ExportOptions, run: Exportable) -> list[str]:
-    """Writes the folder for transformers; returns the settings that it cannot hold."""
-    try:
-        model, params, tokenizer, generation, completion = run.published()
-        inexpressible = inexpressible_settings(generation, completion) if generation else []
-        card = model_card(options, run, inexpressible)
-        save_pretrained(folder, model, params, tokenizer, generation=generation, card=card)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{options.run} cannot be exported as {options.format}: {error}. Runs of the presets "
-            f"{', '.join(run.presets)} can"
-        ) from error
-    return inexpressible
-
-
-def _convert(folder: Path, out: Path) -> None:
-    """Writes CTranslate2's conversion of `folder` to `out`."""
-    converters = optional_dependencies.load("ctranslate2.converters")
-    copied = [name for name in _COPIED if (folder / name).exists()]
-    converters.TransformersConverter(str(folder), copy_files=copied).convert(str(out), force=True)
 
 
 def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[str]) -> str:
@@ -142,7 +115,6 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
     settings = {name: value for name, value in as_json(config).items() if name in groups}
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return _template().render(
-        library=options.format,
         task=run.task,
         name=config.name,
         command=shlex.join(["python", "-m", getattr(spec, "name", "experiments"), *sys.argv[1:]]),

@@ -14,9 +14,8 @@ import numpy as np
 from experiments.harness.cli import config_files
 from experiments.harness.results import statistics
 from experiments.harness.results.attention_views import AttentionView
-from experiments.harness.results.groups import Group, read_json
+from experiments.harness.results.groups import Group, item_sums, numbers, read_json
 from experiments.harness.results.plots import learning_curves, logged_curves
-from experiments.harness.results.scored_runs import item_sums, numbers
 from experiments.harness.results.tables import Table
 from jaxformer import optional_dependencies
 from jaxformer.pretrained import is_pretrained

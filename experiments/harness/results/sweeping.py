@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files, display, help_text
+from experiments.harness.cli import config_files, display
 from experiments.harness.results.groups import settings_of, shared_settings
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
@@ -179,8 +179,12 @@ def _type_of(config: Any, field: str) -> Any:
     """The type of the setting `field` of `config`; `ConfigError` where there is none."""
     known = config_files.settings(config)
     if field not in known:
-        hint = help_text.suggestion(field, [*known]).replace("--", "")
-        raise ConfigError(f"there is no setting {field}: {hint}")
+        last = field.rpartition(".")[2]
+        near = [name for name in known if name.rpartition(".")[2] == last or field in name]
+        raise ConfigError(
+            f"there is no setting {field}: give one such as {', '.join(near[:3] or [*known][:3])}, "
+            "as --help all of train lists them"
+        )
     return known[field]
 
 

@@ -6,19 +6,17 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from experiments.harness.runs import json_records
+from experiments.harness.runs import run_files
 from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.config import check_choices
 from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, single
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 
+CheckpointName = Literal["final", "best", "last", "average", "ema"]
 _NOTE = "weights.json"
 
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
-
-
-CheckpointName = Literal["final", "best", "last", "average", "ema"]
 
 
 class Averaging(Protocol):
@@ -137,7 +135,7 @@ def note(folder: Path, steps: list[int], tree: str, **scores: float) -> None:
 
     `jaxformer.load` reads both; `tree` is a field of the state, such as "params" or "ema".
     """
-    json_records.write(folder / _NOTE, {"steps": steps, "tree": tree, **scores})
+    run_files.write_record(folder / _NOTE, {"steps": steps, "tree": tree, **scores})
 
 
 class Weights(NamedTuple):
@@ -194,7 +192,7 @@ def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> We
 
 def _final(folder: Path, checkpoints: Checkpoints, newest: int) -> list[int]:
     """The steps that were chosen when training ended, or the newest one."""
-    said = json_records.read(
+    said = run_files.read_record(
         folder / _NOTE, {"steps": list}, "remove it to use the newest checkpoint"
     )
     chosen = said["steps"] if said else []
@@ -220,7 +218,7 @@ def read_result(folder: Path) -> TrainResult:
         scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} has no scores.json: finish its training first") from error
-    chosen = json_records.read(folder / _NOTE, {"steps": list}) or {"steps": []}
+    chosen = run_files.read_record(folder / _NOTE, {"steps": list}) or {"steps": []}
     chosen.pop("tree", None)
     return TrainResult(folder, chosen.pop("steps"), chosen, scores)
 

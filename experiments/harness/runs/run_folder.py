@@ -58,7 +58,9 @@ def _record(folder: Path, config: Any, may_differ: Iterable[str]) -> None:
     settings = as_json(config)
     begun = any((folder / "checkpoints").glob("[0-9]*"))
     if begun and (folder / "config.json").exists():
-        refuse_differences(_read_json(folder / "config.json"), settings, folder, may_differ)
+        refuse_differences(
+            config_files.read_object(folder / "config.json"), settings, folder, may_differ
+        )
     folder.mkdir(parents=True, exist_ok=True)
     _write_environment(folder / "env.json")
     write_json(folder / "config.json", settings)
@@ -82,7 +84,7 @@ def load_config(folder: str | Path, kind: type[T]) -> T:
     if not path.is_file():
         raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
     try:
-        return config_files.build(kind, _read_json(path))
+        return config_files.build(kind, config_files.read_object(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -177,7 +179,7 @@ class Run:
         path = self.folder / "env.json"
         with self.surviving("env.json"):
             if self._writes:
-                write_json(path, _read_json(path) | facts)
+                write_json(path, config_files.read_object(path) | facts)
 
     def resume(self, step: int, without: str | None = None) -> None:
         """Removes the metrics after `step`, from which training goes on, and damaged lines.
@@ -263,7 +265,7 @@ def _write_environment(path: Path) -> None:
     """
     earlier = []
     if path.exists():
-        before = _read_json(path)
+        before = config_files.read_object(path)
         earlier = [*_earlier(before, path), before | _seconds(before, path)]
     write_json(path, {**_environment(), "earlier": earlier})
 
@@ -317,17 +319,6 @@ def _parse(line: bytes) -> dict | None:
     except (ValueError, RecursionError):
         return None
     return numbers if isinstance(numbers, dict) and type(numbers.get("step")) is int else None
-
-
-def _read_json(path: Path) -> dict:
-    """The object in `path`; `ConfigError`, naming the file, where it holds none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a JSON object, but holds {json.dumps(content):.60}")
-    return content
 
 
 def _replace(path: Path, text: str) -> None:

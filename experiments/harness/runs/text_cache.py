@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.cli import display
-from experiments.harness.runs import json_records
+from experiments.harness.runs import run_files
 from jaxformer import __version__
 from jaxformer.errors import DataError
 from jaxformer.text.data import Tokens, open_tokens
@@ -88,7 +88,7 @@ class TextCache:
         """The sequences in `path`, compared with their fingerprint; `DataError` if they differ."""
         tokens = open_tokens(path)
         if self.digest(path) != tokens.fingerprint:
-            raise DataError(f"{path} is damaged: {json_records.REMEDY}")
+            raise DataError(f"{path} is damaged: {run_files.REMEDY}")
         return tokens
 
     def _is_intact(self, entry: Path) -> bool:
@@ -109,7 +109,7 @@ class TextCache:
         unfinished.mkdir()
         make(unfinished)
         files = {path.name: self.digest(path) for path in unfinished.iterdir()}
-        json_records.write(unfinished / "manifest.json", {"files": files})
+        run_files.write_record(unfinished / "manifest.json", {"files": files})
         unfinished.rename(entry)
 
 
@@ -118,7 +118,7 @@ NOTHING_KEPT = TextCache()
 
 def _digest(path: Path) -> str:
     if path.suffix != ".tokens":
-        return json_records.digest(path)
+        return run_files.digest(path)
     tokens = open_tokens(path)
     return Tokens(tokens.ids, tokens.offsets).fingerprint
 
@@ -139,7 +139,7 @@ def _key(made_from: Any) -> str:
 def _read_record(path: Path, fields: dict[str, type]) -> dict[str, Any] | None:
     """The content that `_write_record` wrote; None where the file is absent or damaged."""
     try:
-        return json_records.read(path, fields)
+        return run_files.read_record(path, fields)
     except DataError:
         return None
 
@@ -148,7 +148,7 @@ def _write_record(path: Path, content: dict[str, Any]) -> None:
     """Writes `content` so that another process sees all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-    json_records.write(unfinished, content)
+    run_files.write_record(unfinished, content)
     unfinished.replace(path)
 
 

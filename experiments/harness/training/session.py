@@ -113,7 +113,6 @@ def open_training(
     build.check(config)
     watched = stopping_metric(config.training, scores)
     with distributed.joined(config), started(config) as (devices, setup):
-        config.check_rows(devices)
         config = parent(config)
         log = run_folder.open_run(
             config.runs, experiment, config.name, config, may_differ=config.free_fields()

@@ -40,7 +40,8 @@ class TrainingConfig(LoraOptions):
     """Settings of a training. Intervals are in steps; 0 switches one off."""
 
     grad_accumulation: int = 1
-    """Parts of a batch whose gradients are summed one after the other before each update."""
+    """Parts of a batch whose gradients are summed one after the other before each update, on one
+    device; N devices, which share the rows, take N times fewer."""
     ema_decay: float = 0.0
     """Decay of the moving average of the parameters, which then becomes the result; 0: none."""
     seed: int = 0
@@ -100,6 +101,10 @@ class TrainingConfig(LoraOptions):
                 f"remat={self.remat!r} needs the library's own block, but block={self.block!r} was "
                 "given: leave out --training.remat, and use flax.linen.remat in your module"
             )
+
+    def parts_on(self, devices: Strategy) -> int:
+        """The parts into which each of `devices` divides its rows."""
+        return -(-self.grad_accumulation // devices.num_shards)
 
     @property
     def result_tree(self) -> str:
@@ -192,26 +197,6 @@ class RunConfig:
             raise ConfigError(
                 f"lora_rank={rank} freezes all weights, but freeze={self.optimizer.freeze!r} was "
                 "given too: choose the matrices with adapters by --training.lora_targets"
-            )
-
-    @property
-    def rows_option(self) -> tuple[str, int, int]:
-        """The option that decides the rows of a batch, its value, and into how many parts they go.
-
-        An empty name: the rows are not known before the batches are made.
-        """
-        return "", 0, 1
-
-    def check_rows(self, devices: Strategy) -> None:
-        """Raises `ConfigError` where `devices` cannot share the rows of a batch evenly."""
-        name, rows, parts = self.rows_option
-        needed = devices.num_shards * parts
-        if name and rows % needed:
-            nearest = max(round(rows / needed), 1) * needed
-            accumulated = f", each in {parts} parts of gradient accumulation" if parts > 1 else ""
-            raise ConfigError(
-                f"{name}={rows} rows cannot be shared evenly by {devices.num_shards} devices"
-                f"{accumulated}: give --{name} {nearest}, or --strategy single to use one device"
             )
 
     def free_fields(self: Any) -> list[str]:

@@ -27,9 +27,6 @@ class DeviceInfo(NamedTuple):
 
     `platform` is JAX's "cpu", "gpu" or "tpu", `kind` the device's name, `capability` NVIDIA's
     compute capability such as (9, 0), None for all other devices.
-
-    >>> print(DeviceInfo("gpu", "NVIDIA H100", (9, 0)))
-    gpu (NVIDIA H100)
     """
 
     platform: str
@@ -42,21 +39,17 @@ class DeviceInfo(NamedTuple):
 
         The mesh may be of devices that are only compiled for.
         """
-        device = jax.sharding.get_abstract_mesh().abstract_device or _default_device()
+        device: Any = jax.sharding.get_abstract_mesh().abstract_device
+        if device is None:
+            # The option holds None, a device, or the name of a platform.
+            chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
+            is_device = isinstance(chosen, jax.Device)
+            device = chosen if is_device else jax.local_devices(backend=chosen)[0]
         return cls(device.platform, device.device_kind, _capability(device))
 
     def __str__(self) -> str:
         named = self.kind and self.kind != self.platform
         return f"{self.platform} ({self.kind})" if named else self.platform
-
-
-def _default_device() -> Any:
-    """JAX's default device."""
-    # The option holds None, a device, or the name of a platform.
-    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
-    if isinstance(chosen, jax.Device):
-        return chosen
-    return jax.local_devices(backend=chosen)[0]
 
 
 # NVIDIA's compute capability by a word of a device's name, for devices that are compiled for only.
@@ -102,11 +95,8 @@ class AttentionSpec:
     of the logits.
 
     >>> sizes = {"heads": 4, "kv_heads": 2, "key_size": 16, "value_size": 16}
-    >>> call = AttentionSpec(batch=2, queries=8, keys=8, dtype="float32", causal=True, **sizes)
-    >>> print(call)
+    >>> print(AttentionSpec(batch=2, queries=8, keys=8, dtype="float32", causal=True, **sizes))
     B=2 T=8 S=8 N=4 K=2 H=16 Hv=16 float32 causal
-    >>> call.num_weights  # B x N x T x S = 2 x 4 x 8 x 8
-    512
     """
 
     batch: int

@@ -25,12 +25,7 @@ FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}
 
 
 def find(hf: Mapping[str, Any]) -> tuple[Family, Kind]:
-    """The family and kind of model of a config.json; `ConfigError` lists what is supported.
-
-    >>> family, kind = find({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})
-    >>> family.model_type, kind
-    ('gpt2', 'decoder')
-    """
+    """The family and kind of model of a config.json; `ConfigError` lists what is supported."""
     name = hf.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ConfigError(f"model_type={name!r} is not supported: only {', '.join(FAMILIES)}")

@@ -153,84 +153,77 @@ _IGNORED_KEYS = frozenset(
     classif_dropout classifier_dropout extra_pos_embeddings _num_labels""".split()
 )
 
-MARIAN = Family(
-    model_type="marian",
-    architectures={"MarianMTModel": "encoder_decoder"},
-    constants={
-        "positions": Sinusoidal("halves"),
-        "norm.eps": 1e-5,
-        "output.bias": True,
-    },
-    settings=(
-        _VOCABULARIES,
-        *_SETTINGS,
-        const_field("static_position_embeddings", True),
-    ),
-    weight_map=weight_map,
-    prefix="model.",
-    head_prefixes=("lm_head.", "final_logits_bias"),
-    # The table of sines, which early versions stored.
-    ignored_tensors=r"^model\.(en|de)coder\.embed_positions\.weight$",
-    ignored_keys=_IGNORED_KEYS,
-)
-"""Positions end at `max_position_embeddings` there; sinusoidal positions here do not end."""
+# The table of sines, which early versions stored.
+_SINES = r"^model\.(en|de)coder\.embed_positions\.weights?$"
 
 
-def _bart(name: str, placement: str, *settings: Setting) -> Family:
-    """BART or mBART: a family of classes `name` with this placement of norms."""
+def _family(
+    model_type: str, architecture: str, *settings: Setting, constants: Mapping[str, Any]
+) -> Family:
+    """A family with one class of models."""
+    sinusoidal = isinstance(constants["positions"], Sinusoidal)
     return Family(
-        model_type=name.lower(),
-        architectures={f"{name}ForConditionalGeneration": "encoder_decoder"},
-        constants={
-            "positions": Learned(),
-            "norm.placement": placement,
-            "norm.eps": 1e-5,
-            "embeddings.norm": True,
-            "output.bias": True,
-            "embeddings.tied": "all",
-            "initializer": "normal",
-        },
-        settings=(
-            field("vocab_size", "vocab_size", 50_265),
-            *_SETTINGS,
-            const_field("tie_word_embeddings", True),
-            const_field("normalize_embedding", True),
-            *settings,
-        ),
+        model_type=model_type,
+        architectures={architecture: "encoder_decoder"},
+        constants={"norm.eps": 1e-5, **constants},
+        settings=(*settings, *_SETTINGS),
         weight_map=weight_map,
         prefix="model.",
         head_prefixes=("lm_head.", "final_logits_bias"),
+        ignored_tensors=_SINES if sinusoidal else r"(?!)",
         ignored_keys=_IGNORED_KEYS,
     )
 
 
-BART = _bart("Bart", "post")
-MBART = _bart(
-    "MBart", "pre", const_field("normalize_before", True), const_field("add_final_layer_norm", True)
+MARIAN = _family(
+    "marian",
+    "MarianMTModel",
+    _VOCABULARIES,
+    const_field("static_position_embeddings", True),
+    constants={"positions": Sinusoidal("halves"), "output.bias": True},
+)
+"""Positions end at `max_position_embeddings` there; sinusoidal positions here do not end."""
+
+_BART = {
+    "positions": Learned(),
+    "embeddings.norm": True,
+    "output.bias": True,
+    "embeddings.tied": "all",
+    "initializer": "normal",
+}
+_TIED = const_field("tie_word_embeddings", True)
+
+BART = _family(
+    "bart",
+    "BartForConditionalGeneration",
+    field("vocab_size", "vocab_size", 50_265),
+    _TIED,
+    const_field("normalize_embedding", True),
+    constants=_BART,
+)
+MBART = _family(
+    "mbart",
+    "MBartForConditionalGeneration",
+    field("vocab_size", "vocab_size", 50_265),
+    _TIED,
+    const_field("normalize_embedding", True),
+    const_field("normalize_before", True),
+    const_field("add_final_layer_norm", True),
+    constants={**_BART, "norm.placement": "pre"},
 )
 """Liu et al. 2020: BART of many languages, pre-norm."""
 
-M2M100 = Family(
-    model_type="m2m_100",
-    architectures={"M2M100ForConditionalGeneration": "encoder_decoder"},
+M2M100 = _family(
+    "m2m_100",
+    "M2M100ForConditionalGeneration",
+    field("vocab_size", "vocab_size", 128_112),
+    _TIED,
+    const_field("pad_token_id", 1),
     constants={
         "positions": Sinusoidal("halves", endpoint=True, offset=2),
         "norm.placement": "pre",
-        "norm.eps": 1e-5,
         "embeddings.tied": "all",
         "initializer": "normal",
     },
-    settings=(
-        field("vocab_size", "vocab_size", 128_112),
-        *_SETTINGS,
-        const_field("tie_word_embeddings", True),
-        const_field("pad_token_id", 1),
-    ),
-    weight_map=weight_map,
-    prefix="model.",
-    head_prefixes=("lm_head.",),
-    # The table of sines, which early versions stored.
-    ignored_tensors=r"^model\.(en|de)coder\.embed_positions\.weights?$",
-    ignored_keys=_IGNORED_KEYS,
 )
 """Fan et al. 2021, and NLLB (Costa-jussà et al. 2022); positions count from the padding id + 1."""

@@ -7,6 +7,7 @@ from jaxformer.text.data.batches import (
     RowSelection,
     StreamBatch,
     all_rows,
+    fill_rows,
 )
 from jaxformer.text.data.masking import MaskedStream
 from jaxformer.text.data.pairs import Bucket, PairBatches, bucket_pairs, plan_buckets
@@ -42,6 +43,7 @@ __all__ = [
     "bucket_pairs",
     "encode_documents",
     "encode_pairs",
+    "fill_rows",
     "iterate_lines",
     "iterate_once",
     "open_tokens",

@@ -5,7 +5,7 @@ depends on them.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int, Int64
@@ -113,18 +113,14 @@ class StreamBatch(NamedTuple):
 class MaskedBatch(NamedTuple):
     """B rows of T tokens; the model predicts at most P tokens of each row.
 
-    >>> from jaxformer.text.data import Tokens
+    >>> from jaxformer.text.data import MaskedStream, Tokens
     >>> from jaxformer.text.tokenizers import SpecialTokens
-    >>> documents = Tokens.from_lists([[5, 6, 7, 8, 9, 10] * 10])
+    >>> sizes = {"batch_size": 2, "seq_len": 14, "vocab_size": 11}
     >>> special = SpecialTokens(bos=1, eos=2, mask=3)
-    >>> stream = jf.MaskedStream(
-    ...     documents, batch_size=2, seq_len=14, seed=0, special=special, vocab_size=11
-    ... )
+    >>> stream = MaskedStream(Tokens.from_lists([[5, 6] * 9]), seed=0, special=special, **sizes)
     >>> batch = stream.batch(0)
     >>> batch.tokens.shape, batch.labels.shape  # [B, T] and [B, P]: 0.15 x 14 are to be predicted
     ((2, 14), (2, 2))
-    >>> bool((batch.labels >= 5).all())  # never special tokens
-    True
     """
 
     tokens: Int[Array, "B T"]
@@ -143,6 +139,39 @@ class MaskedBatch(NamedTuple):
     """The number of each row in the whole batch."""
     next_sentence: Int[Array, " B"]
     """1 where B follows A in its document, else 0."""
+
+
+_B = TypeVar("_B")
+
+
+def fill_rows(batch: _B, count: int) -> _B:
+    """`batch` with empty rows at its end, in which no label counts, so that it has `count` rows.
+
+    `ConfigError` for a batch of another type than those of this module with other rows.
+
+    >>> batch = jf.StreamBatch.create(np.array([[1, 5, 6]]), vocab_size=9)
+    >>> fill_rows(batch, 2).loss_mask.tolist()
+    [[True, True], [False, False]]
+    """
+    rows = count_rows(batch)
+    if isinstance(batch, PairBatch | StreamBatch | MaskedBatch):
+        filled: Any = (
+            None if leaf is None else np.pad(leaf, [(0, count - rows), *[(0, 0)] * (leaf.ndim - 1)])
+            for leaf in batch
+        )
+        return type(batch)(*filled)
+    if rows != count:
+        raise ConfigError(
+            f"a batch of the type {type(batch).__name__} has {rows} rows, but the devices share "
+            f"{count}: give it as many; only batches of jaxformer.text.data can have empty rows"
+        )
+    return batch
+
+
+def count_rows(batch: Any) -> int:
+    """The number of rows B of a named tuple or dict of arrays."""
+    leaves = batch.values() if isinstance(batch, dict) else batch
+    return next(len(leaf) for leaf in leaves if np.ndim(leaf))
 
 
 def check_ids(name: str, ids: Int[Array, "..."], vocab_size: int) -> None:

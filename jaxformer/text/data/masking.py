@@ -64,6 +64,7 @@ class MaskedStream:
         check_seed(seed)
         if not 0 < mask_prob < 1:
             raise ConfigError(f"mask_prob must be between 0 and 1, got {mask_prob}")
+        self._mask: int = -1 if special.mask is None else special.mask
         for role in ("mask", "bos", "eos"):
             if getattr(special, role) is None:
                 raise DataError(
@@ -207,7 +208,7 @@ class MaskedStream:
         originals = np.take_along_axis(ids, at, axis=1)
         tenth = actions % np.uint64(10)
         random = self._ordinary[_below(random_ids, len(self._ordinary))]
-        hidden = np.where(tenth < 8, self._special.mask, np.where(tenth == 8, random, originals))
+        hidden = np.where(tenth < 8, self._mask, np.where(tenth == 8, random, originals))
         tokens = ids.copy()
         np.put_along_axis(tokens, at, np.where(counts, hidden, originals).astype(np.int32), axis=1)
         return MaskedBatch(

@@ -142,10 +142,6 @@ def write_parts(
     """Like `write_tokens`, for parts of sequences: ids, and whether they end a sequence.
 
     Not even one sequence has to fit in memory.
-
-    >>> tokens = write_parts("a.tokens", [([5, 6], False), ([7], True), ([8], True)], vocab_size=9)
-    >>> tokens.lengths.tolist()  # 5 6 7, and 8
-    [3, 1]
     """
     if not 1 <= vocab_size <= 1 << 32:
         raise ConfigError(f"vocab_size must be 1 to 2^32, got {vocab_size}")

@@ -1,21 +1,14 @@
 """What `blockwise` does besides computing the formula: blocks, memory, transformations."""
 
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from jaxformer.config import NormOptions
-from jaxformer.distributed import make_mesh
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.ops.attention import blockwise, reference
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -151,34 +144,6 @@ def test_weights_are_summed_up_in_float32(rng):
 def test_a_block_has_at_least_one_position(inputs):
     with pytest.raises(ValueError, match="block=0 is a number of queries and keys: give at least"):
         blockwise(*inputs[:3], AttentionMask(), scale=0.7, block=0)
-
-
-def on_a_mesh(path: str) -> None:
-    """Runs in the child process: attention with rows and heads on 2 x 2 devices, into one file."""
-    rng = np.random.default_rng(0)
-    inputs = draw(rng)
-    mesh = make_mesh("data=2,tensor=2")
-    placed = [jax.device_put(x, NamedSharding(mesh, P("data", None, "tensor"))) for x in inputs[:3]]
-    placed.append(jax.device_put(inputs[3], NamedSharding(mesh, P("data", "tensor"))))
-    found = jax.jit(value_and_gradients(SMALL, mask=AttentionMask(causal=True)))(*placed)
-    np.savez(path, *map(np.asarray, jax.tree.leaves(found)))
-
-
-@pytest.mark.slow
-def test_on_a_mesh_it_is_what_reference_is_on_one_device(inputs, tmp_path, assert_equal):
-    root = Path(__file__).parents[3]
-    code = (
-        "import jax, sys; from tests import conftest; conftest.be_strict();"
-        "jax.config.update('jax_num_cpu_devices', 4);"
-        "from tests.ops.attention import test_blockwise; test_blockwise.on_a_mesh(sys.argv[1])"
-    )
-    paths = {"PYTHONPATH": str(root)}
-    command = [sys.executable, "-B", "-c", code, str(tmp_path / "out.npz")]
-    done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    expected = jax.jit(value_and_gradients(reference, mask=AttentionMask(causal=True)))(*inputs)
-    with np.load(tmp_path / "out.npz") as saved:
-        assert_same([saved[name] for name in saved], expected, assert_equal)
 
 
 @pytest.mark.slow

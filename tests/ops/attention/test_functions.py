@@ -1,4 +1,3 @@
-import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -7,12 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import Alibi, Places, Rotary, TransformerConfig
+from jaxformer.config import Rotary, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops import attention
-from jaxformer.ops.attention.reference import query_key_products, weighted_values
-from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
 pytestmark = pytest.mark.usefixtures("optimized")
@@ -96,7 +93,7 @@ def by_hand(q, k, v, mask, scale, bias=None) -> np.ndarray:
 @partial(jax.jit, static_argnames=("attention_fn", "scale"))
 def output_and_gradients(attention_fn, inputs, direction, mask, scale=0.5, bias=None):
     def total(inputs):
-        out = attention.get(attention_fn)(*inputs, mask, scale=scale, bias=bias)
+        out = attention.ATTENTION_FNS[attention_fn](*inputs, mask, scale=scale, bias=bias)
         return jnp.sum(out * direction), out
 
     return jax.value_and_grad(total, has_aux=True)(inputs)
@@ -133,110 +130,19 @@ def test_a_query_without_keys_yields_zeros_and_finite_gradients(attention_fn, rn
 
 
 @pytest.mark.parametrize("attention_fn", EVERYWHERE)
-def test_a_bias_is_added_to_the_scaled_logits(attention_fn, rng, assert_equal):
-    x = Inputs(rng)
-    places = np.arange(T) + 2
-    bias = np.asarray(Alibi().bias(Places(places, places, length=S, num_heads=N), {}))
-    mask = MASKS["causal at an offset"]
-    out, _ = run(attention_fn, x, mask, bias=bias, scale=0.25)
-    assert_equal(out, by_hand(x.q, x.k, x.v, mask, 0.25, bias))
-
-
-@pytest.mark.parametrize("attention_fn", EVERYWHERE)
-def test_two_keys_one_apart_weigh_one_to_e(attention_fn):
-    q = np.ones((2, 1, 1, 1), np.float32)
-    k = np.float32([0, 1]).reshape(1, 2, 1, 1).repeat(2, axis=0)
-    out = attention.get(attention_fn)(q, k, k, AttentionMask(), scale=1.0)
-    assert np.allclose(out, math.e / (1 + math.e), atol=1e-6)
-    weights = attention.attention_weights(q, k, AttentionMask(), scale=1.0)
-    expected = np.array([1, math.e]) / (1 + math.e)
-    assert np.allclose(weights, expected.reshape(1, 1, 1, 2), atol=1e-6)
-
-
-@pytest.mark.parametrize("attention_fn", EVERYWHERE)
-def test_a_group_of_heads_shares_one_key_and_value_head(attention_fn, rng, assert_equal):
-    x = Inputs(rng)
-    shared, _ = run(attention_fn, x, AttentionMask(causal=True))
-    x.k, x.v = (np.repeat(leaf, N // K, axis=2) for leaf in (x.k, x.v))
-    repeated, _ = run(attention_fn, x, AttentionMask(causal=True))
-    assert_equal(shared, repeated, 1e-6)
-
-
-@pytest.mark.parametrize("attention_fn", EVERYWHERE)
 def test_values_may_have_a_size_of_their_own(attention_fn, rng, assert_equal):
     x = Inputs(rng, value_size=3)
     out, _ = run(attention_fn, x, MASKS["padding"])
     assert_equal(out, by_hand(x.q, x.k, x.v, MASKS["padding"], 0.5))
 
 
-def test_dropout_acts_on_the_weights(rng, assert_equal):
-    x = Inputs(rng)
-    dropout_rng = DropoutRng.create(jax.random.key(5), np.arange(B))
-    dropout = Dropout(dropout_rng, "weights", 0.5)
-
-    @jax.jit
-    def attend(q, k, v):
-        out = attention.reference(q, k, v, AttentionMask(), scale=0.5, dropout=dropout)
-        weights = attention.attention_weights(q, k, AttentionMask(), scale=0.5)
-        return out, weights, dropout_rng.keep_mask("weights", weights.shape, 0.5)
-
-    out, weights, keep = map(np.asarray, attend(x.q, x.k, x.v))
-    dropped = (weights * keep * 2).reshape(B, K, N // K, T, S)
-    expected = np.einsum("BKGTS,BSKH->BTKGH", dropped, x.v).reshape(out.shape)
-    assert_equal(out, expected)
-
-
-def test_the_softmax_of_bfloat16_is_taken_in_float32(rng, assert_equal):
-    x = Inputs(rng)
-    low = [jnp.asarray(leaf, jnp.bfloat16) for leaf in (x.q, x.k, x.v)]
-    weights = attention.attention_weights(*low[:2], AttentionMask(), scale=0.5)
-    assert weights.dtype == jnp.float32
-    assert_equal(weights.sum(-1), np.ones((B, N, T)), 1e-6)
-    out, _ = run("reference", x, AttentionMask())
-    assert_equal(
-        attention.reference(*low, AttentionMask(), scale=0.5).astype(np.float32), out, 0.03
-    )
-
-
-def test_an_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(
-        ValueError, match="attention function 'flash' is unknown: give one of reference, blockwise"
-    ):
-        attention.get("flash")
-
-
-@pytest.mark.parametrize("attention_fn", [*attention.DEVICE_FUNCTIONS, "auto"])
+@pytest.mark.parametrize(
+    "attention_fn", [*attention.DEVICE_FUNCTIONS.values(), attention.AutoAttention()]
+)
 def test_a_bool_array_as_mask_is_refused(attention_fn, rng):
     x = Inputs(rng)
-    attend = attention.AutoAttention() if attention_fn == "auto" else attention.get(attention_fn)
-    with pytest.raises(ConfigError, match=r"a bool array .* give AttentionMask\(explicit=array\)"):
-        attend(x.q, x.k, x.v, EXPLICIT, scale=0.5)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_grouped_products_agree_with_their_plain_twins(dtype, rng, assert_equal):
-    q, k, v = (
-        jnp.asarray(rng.standard_normal(shape), dtype)
-        for shape in ((B, T, K, N // K, H), (B, S, K, H), (B, S, K, 3))
-    )
-    weights = jnp.asarray(rng.random((B, K, N // K, T, S)), dtype)
-
-    def plain(q, k, v, weights):
-        logits = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32)
-        return logits, jnp.einsum("BKGTS,BSKH->BTKGH", weights, v)
-
-    def grouped(q, k, v, weights):
-        logits = query_key_products(q.reshape(B, T, N, H), k).reshape(weights.shape)
-        out = weighted_values(weights.reshape(B, N, T, S), v)
-        return logits, out.reshape(B, T, K, N // K, 3)
-
-    def outcome(products):
-        found, pull = jax.vjp(products, q, k, v, weights)
-        return *found, *pull(tuple(map(jnp.cos, found)))
-
-    for given, expected in zip(outcome(grouped), outcome(plain), strict=True):
-        assert given.dtype == expected.dtype
-        assert_equal(given, expected, 1e-6 if dtype == "float32" else 0.02)
+    with pytest.raises(ConfigError, match=r"mask is a .* give AttentionMask\(explicit=array\)"):
+        attention_fn(x.q, x.k, x.v, EXPLICIT, scale=0.5)
 
 
 @pytest.mark.parametrize("name", attention.DEVICE_FUNCTIONS)
@@ -265,6 +171,6 @@ def test_a_model_built_with_flash_attention_decodes_with_a_cache(
         return run(params)
 
     for given, expected in zip(
-        decoded(attention.get(name)), decoded(attention.reference), strict=True
+        decoded(attention.ATTENTION_FNS[name]), decoded(attention.reference), strict=True
     ):
         assert_equal(given, expected)

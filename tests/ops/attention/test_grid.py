@@ -145,19 +145,15 @@ def check(attention_fn, case, assert_equal):
 
 
 QUICK = ("causal", "packed")
+CASES = [pytest.param(x, marks=() if x.mask in QUICK else pytest.mark.slow) for x in GRID]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(x, marks=() if x.mask in QUICK else pytest.mark.slow) for x in GRID],
-    ids=lambda case: case.mask,
-)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mask)
 def test_blockwise_is_the_formula_and_its_gradients(case, assert_equal):
     check(partial(blockwise, block=case.block), case, assert_equal)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", GRID, ids=lambda case: case.mask)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mask)
 def test_reference_is_the_formula_and_its_gradients(case, assert_equal):
     check(reference, case, assert_equal)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.runs import checkpoint_selection, json_records
+from experiments.harness.runs import checkpoint_selection, run_files
 from experiments.harness.runs.text_cache import TextCache
 from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.errors import DataError
@@ -17,18 +17,18 @@ FIELDS = {"steps": list, "score": float}
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    json_records.write(tmp_path / "note.json", {"steps": [3, 5], "score": 7.25})
+    run_files.write_record(tmp_path / "note.json", {"steps": [3, 5], "score": 7.25})
     return tmp_path / "note.json"
 
 
 def test_a_note_read_is_the_note_written(path):
-    assert json_records.read(path, FIELDS) == {"steps": [3, 5], "score": 7.25}
-    assert json_records.read(path.with_name("absent.json"), FIELDS) is None
+    assert run_files.read_record(path, FIELDS) == {"steps": [3, 5], "score": 7.25}
+    assert run_files.read_record(path.with_name("absent.json"), FIELDS) is None
 
 
 def test_a_note_from_before_there_was_a_checksum_is_taken(path):
     path.write_text('{"steps": [3], "score": 1.5}')
-    assert json_records.read(path, FIELDS) == {"steps": [3], "score": 1.5}
+    assert run_files.read_record(path, FIELDS) == {"steps": [3], "score": 1.5}
 
 
 @pytest.mark.parametrize(
@@ -46,18 +46,18 @@ def test_a_note_from_before_there_was_a_checksum_is_taken(path):
 def test_what_is_no_note_is_refused_with_its_name_and_what_to_do(path, content):
     path.write_bytes(content)
     with pytest.raises(DataError, match="note.json is damaged: ask the author"):
-        json_records.read(path, FIELDS, "ask the author")
+        run_files.read_record(path, FIELDS, "ask the author")
 
 
 def test_one_changed_digit_in_a_note_is_noticed(path):
     path.write_text(path.read_text().replace("5", "4", 1))
     with pytest.raises(DataError, match="is damaged: "):
-        json_records.read(path, FIELDS)
+        run_files.read_record(path, FIELDS)
 
 
 def test_the_digest_of_an_absent_file_is_an_error_that_names_it(tmp_path):
     with pytest.raises(DataError, match="absent.json cannot be read: No such file"):
-        json_records.digest(tmp_path / "absent.json")
+        run_files.digest(tmp_path / "absent.json")
 
 
 def test_one_flipped_bit_in_a_token_file_is_noticed(tmp_path):

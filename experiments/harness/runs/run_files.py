@@ -1,0 +1,82 @@
+"""Small files of a run: lines, tables, and JSON with a checksum."""
+
+import hashlib
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from jaxformer.errors import DataError
+
+REMEDY = "put the run's own file back, or use another --name"
+
+
+def write_record(path: Path, content: dict[str, Any]) -> None:
+    """Writes `content`, which is JSON, and its CRC-32, which `read_record` checks."""
+    text = json.dumps(content | {"crc32": _sum(content)}, indent=2)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read_record(path: Path, fields: dict[str, type], remedy: str = REMEDY) -> dict[str, Any] | None:
+    """The content of `path`, which has `fields` of these types; None where there is no file.
+
+    A record without a checksum is accepted. Raises `DataError`, with the `remedy`, for a file that
+    is no record or has been changed.
+    """
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        intact = content.pop("crc32", None) in (None, _sum(content))
+        intact = intact and all(isinstance(content[name], kind) for name, kind in fields.items())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        intact = False
+    if not intact:
+        raise DataError(f"{path} is damaged: {remedy}")
+    return content
+
+
+def digest(path: Path) -> str:
+    """SHA-256 (hex) of the file `path`; `DataError` where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    """Writes each of `lines` as one line of the file `path`, making its folder if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(one_line(line) + "\n" for line in lines).encode())
+
+
+def write_table(path: Path, columns: dict[str, list[str]]) -> None:
+    """Writes `columns`, equally long, to `path`: tab-separated, with their names first."""
+    rows = [list(columns), *zip(*columns.values(), strict=True)]
+    write_lines(path, ["\t".join(cell.replace("\t", " ") for cell in row) for row in rows])
+
+
+def read_table(path: Path) -> dict[str, list[str]]:
+    """The columns that `write_table` wrote."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    names, *rows = (line.split("\t") for line in lines)
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
+def lines_digest(*sides: list[str]) -> str:
+    """SHA-256 (hex) of all lines of parallel texts."""
+    digest = hashlib.sha256()
+    for side in sides:
+        digest.update(f"{len(side)}\n".encode())
+        digest.update("\n".join(side).encode())
+    return digest.hexdigest()
+
+
+def one_line(text: str) -> str:
+    """`text` without line feeds, which a model that writes bytes might write."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
+def _sum(content: dict) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
