@@ -242,6 +242,21 @@ def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
+def mask_joins_spaces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[bool, bool]:
+    """Whether the space before a mask, and the one after it, is no token of its own.
+
+    `words` show how the tokenizer treats spaces.
+    """
+    single, spaced, pairs = (
+        tokenizer.encode_batch([form.format(word) for word in words])
+        for form in ("{0}", " {0}", "{0} {0}")
+    )
+    # Both where tokens have no spaces; the one before where a token begins with its space.
+    apart = all(pair == ids * 2 for pair, ids in zip(pairs, single, strict=True))
+    joined = any(len(a) >= len(b) for a, b in zip(single, spaced, strict=True))
+    return apart or joined, apart
+
+
 def is_text(line: Any) -> bool:
     """Whether `line` is a string without lone surrogates."""
     return isinstance(line, str) and not re.search("[\ud800-\udfff]", line)
