@@ -16,7 +16,6 @@ import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.results.statistics import item_half_width, plus_minus, ratio
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_files import write_table
@@ -65,13 +64,6 @@ def total(losses: Sequence[dict[str, float]], text: Encoded) -> Likelihood:
     return Likelihood(nats, int(tokens), *text.amount)
 
 
-def loss_interval(losses: Sequence[dict[str, float]]) -> float:
-    """Half of the 95 % bootstrap interval of the loss over batches; NaN for fewer than ten."""
-    if len(losses) < 10:
-        return float("nan")
-    return item_half_width(np.array([(x["loss"], x["tokens"]) for x in losses]), ratio)
-
-
 def write_losses(folder: Path, name: str, losses: Sequence[dict[str, float]]) -> None:
     """Writes samples/NAME-losses.tsv in the run's `folder`: nats and tokens of each batch."""
     columns = {"nats": "loss", "tokens": "tokens"}
@@ -107,12 +99,19 @@ def scores_of(config: LanguageConfig, likelihood: Likelihood) -> dict[str, float
 
 
 def describe_scores(
-    name: str, config: LanguageConfig, likelihood: Likelihood, interval: float = float("nan")
+    name: str,
+    config: LanguageConfig,
+    likelihood: Likelihood,
+    losses: Sequence[dict[str, float]],
 ) -> str:
     """The scores, a line each, with what they are divided by.
 
-    `interval` is half of the 95 % interval of the loss; NaN where it is not known.
+    From ten batches on, `losses` give half of the 95 % bootstrap interval of the loss.
     """
+    from experiments.harness.results.statistics import item_half_width, plus_minus, ratio
+
+    items = np.array([(batch["loss"], batch["tokens"]) for batch in losses])
+    interval = item_half_width(items, ratio) if len(items) >= 10 else math.nan
     unit = "hidden tokens" if config.objective == "masked" else "tokens"
     lines = [
         f"{name}: {likelihood.tokens:,} {unit}",
@@ -131,36 +130,28 @@ def describe_scores(
     return "\n".join(lines)
 
 
-def answer_prompts(loaded: LoadedRun) -> list[str]:
-    """The continuation of each of the run's own prompts, or what fills its masks."""
+def continued_prompts(loaded: LoadedRun) -> list[str]:
+    """Each of the run's own prompts with its continuation, or with what fills its masks."""
     config = loaded.config
     if config.objective == "masked":
-        texts = filled_texts(loaded, config.prompts)
-        return [text[len(prompt) :] for prompt, text in zip(config.prompts, texts, strict=True)]
-    settings = config.sampling, config.completion
-    completions = pipelines.complete(
-        loaded.model, loaded.params, config.prompts, loaded.tokenizer, *settings
-    )
-    return [best.text for best in completions]
-
-
-def join_samples(prompts: Sequence[str], answers: Sequence[str]) -> str:
-    """Each prompt and what follows it, with a rule between them."""
-    texts = (prompt + answer for prompt, answer in zip(prompts, answers, strict=True))
-    return f"\n{RULE}\n".join(texts)
+        return filled_texts(loaded, config.prompts)
+    system = loaded.model, loaded.params, config.prompts, loaded.tokenizer
+    completions = pipelines.complete(*system, config.sampling, config.completion)
+    return [prompt + x.text for prompt, x in zip(config.prompts, completions, strict=True)]
 
 
 def show_prompts(log: Run, loaded: LoadedRun) -> None:
     """Prints each of the run's prompts with what follows it, and keeps them in its folder."""
-    prompts = loaded.config.prompts
+    prompts, rule = loaded.config.prompts, f"\n{RULE}\n"
     with display.phase("continuing the prompts"):
-        answers = answer_prompts(loaded)
-    if answers and distributed.is_first():
-        text = join_samples(prompts, answers)
+        texts = continued_prompts(loaded)
+    if texts and distributed.is_first():
         (log.folder / "samples").mkdir(exist_ok=True)
-        (log.folder / "samples" / "prompts.txt").write_text(text, encoding="utf-8")
-        display.say(join_samples([bold(prompt) for prompt in prompts], answers))
-        log.log_text(loaded.config.optimizer.total_steps, "samples", text.split("\n"))
+        path = log.folder / "samples" / "prompts.txt"
+        path.write_text(rule.join(texts), encoding="utf-8")
+        shown = (bold(x) + text[len(x) :] for x, text in zip(prompts, texts, strict=True))
+        display.say(rule.join(shown))
+        log.log_text(loaded.config.optimizer.total_steps, "samples", rule.join(texts).split("\n"))
 
 
 def filled_texts(loaded: LoadedRun, texts: Sequence[str], *, count: int = 5) -> list[str]:
@@ -226,7 +217,7 @@ def main(options: EvaluateOptions) -> None:
         losses = batch_losses(loaded, text, stride=stride)
         likelihood = total(losses, text)
         own = own_metrics(loaded, text, likelihood)
-    print(describe_scores(name, config, likelihood, loss_interval(losses)))
+    print(describe_scores(name, config, likelihood, losses))
     metadata = {"run": options.run, "text": name, "stride": stride}
     if not options.files:
         metadata["text_sha256"] = text_digest(Path(options.run), name)

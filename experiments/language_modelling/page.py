@@ -12,7 +12,7 @@ from experiments.harness.results.attention_views import AttentionView, label, re
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.text_io import RULE
-from experiments.language_modelling.evaluate import answer_prompts
+from experiments.language_modelling.evaluate import continued_prompts
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
@@ -58,7 +58,7 @@ def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str,
     if not texts or isinstance(loaded.model, EncoderOnly):
         return {}
     config = replace(loaded.config, prompts=tuple(texts), sampling=sampling, completion=completion)
-    return {"prompt": texts, "what follows": answer_prompts(loaded._replace(config=config))}
+    return {"prompts and what follows": continued_prompts(loaded._replace(config=config))}
 
 
 def draw_attention(loaded: LoadedRun, texts: Sequence[str]) -> "Figure":

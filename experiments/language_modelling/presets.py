@@ -108,12 +108,22 @@ class LanguageConfig(RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_layers(self)
-        _check_batch(self)
         model, data = self.model, self.data
-        if data.next_sentence and not (
-            self.objective == "masked" and model.pooler != "none" and model.embeddings.num_types > 1
-        ):
+        is_masked = self.objective == "masked"
+        wanted, other = ("encoder", "decoder") if is_masked else ("decoder", "encoder")
+        layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
+        if layers[wanted] < 1 or layers[other] > 0:
+            raise ConfigError(
+                f"objective={self.objective!r} needs {wanted} layers and no {other} layers, but "
+                f"num_encoder_layers={layers['encoder']} and num_decoder_layers={layers['decoder']}"
+            )
+        if data.seq_len > model.max_len:
+            raise ConfigError(
+                f"seq_len={data.seq_len} tokens a row, but the model's positions end at max_len="
+                f"{model.max_len}: shorten the rows, or lengthen the model's context"
+            )
+        can_pair = is_masked and model.pooler != "none" and model.embeddings.num_types > 1
+        if data.next_sentence and not can_pair:
             raise ConfigError(
                 "next_sentence=True needs objective='masked', a pooler and two token types, but "
                 f"objective={self.objective!r}, pooler={model.pooler} and num_token_types="
@@ -124,27 +134,6 @@ class LanguageConfig(RunConfig):
     def isolate_documents(self) -> bool:
         """Whether documents are kept apart by special tokens and segments."""
         return self.data.isolate_documents and self.objective == "causal"
-
-
-def _check_layers(config: LanguageConfig) -> None:
-    model = config.model
-    layers = model.num_encoder_layers, model.num_decoder_layers
-    needed = ("encoder", "decoder") if config.objective == "masked" else ("decoder", "encoder")
-    found = layers if config.objective == "masked" else layers[::-1]
-    if found[0] < 1 or found[1] > 0:
-        raise ConfigError(
-            f"objective={config.objective!r} needs {needed[0]} layers and no {needed[1]} layers, "
-            f"but num_encoder_layers={layers[0]} and num_decoder_layers={layers[1]}"
-        )
-
-
-def _check_batch(config: LanguageConfig) -> None:
-    data = config.data
-    if data.seq_len > config.model.max_len:
-        raise ConfigError(
-            f"seq_len={data.seq_len} tokens a row, but the model's positions end at max_len="
-            f"{config.model.max_len}: shorten the rows, or lengthen the model's context"
-        )
 
 
 _COSINE = OptimizerConfig(

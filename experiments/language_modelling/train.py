@@ -168,8 +168,7 @@ def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None
     run.write_scores(facts | scores)
     if distributed.is_first():
         evaluation.write_losses(folder, name, losses)
-    interval = evaluation.loss_interval(losses)
-    display.say(evaluation.describe_scores(name, config, likelihood, interval))
+    display.say(evaluation.describe_scores(name, config, likelihood, losses))
     files = {"samples/prompts.txt": "the prompts and what the model makes of them"}
     commands = [(f"{EXPERIMENT}.{name}",) for name in ("generate", "evaluate")]
     display.say("\n" + session.describe_folder(folder, files, commands))

@@ -5,7 +5,7 @@ gradients and training; writes runs/torch_reference/NAME. `experiments.benchmark
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -16,13 +16,12 @@ import optax
 
 from experiments.harness import cli
 from experiments.harness.runs import run_folder
-from experiments.harness.training.build import build_attention
 from experiments.translation.load_run import build_model
-from experiments.translation.prepare import Prepared, describe, prepare
+from experiments.translation.prepare import describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
 from experiments.translation.train import make_init_and_step
 from jaxformer import optional_dependencies
-from jaxformer.config import Sinusoidal, check_at_least
+from jaxformer.config import Sinusoidal, TransformerConfig, check_at_least, with_fields
 from jaxformer.distributed import CompiledStep, single
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch
@@ -70,24 +69,6 @@ class Trajectory(NamedTuple):
     rounding_weights: float
 
 
-class JaxSide(NamedTuple):
-    """Our configuration, text, initial state (`make_state()`) and compiled step."""
-
-    config: TranslationConfig
-    prepared: Prepared
-    make_state: Callable[[], TrainState]
-    step: CompiledStep
-
-    def reference(self, params: Any) -> Any:
-        """The reference model with the weights `params`."""
-        from experiments.torch_reference import weights
-        from experiments.torch_reference.transformer import Transformer
-
-        model = Transformer(self.prepared.model, self.config.training.label_smoothing)
-        weights.load_params(params, model, self.prepared.model)
-        return model
-
-
 def presets() -> dict[str, Comparison]:
     """The presets that the PyTorch reference supports.
 
@@ -107,8 +88,14 @@ def main(config: Comparison) -> None:
     folder = run_folder.open_run(config.runs, "torch_reference", config.name, config).folder
     prepared = prepare(config, folder)
     print(describe(prepared))
-    side = assemble_jax(config, prepared)
-    same_weights, training = agreement(side), trajectory(side, config.steps)
+    config = replace(config, model=without_dropout(prepared.model))
+    devices, model = single(), build_model(config)
+    batches = [prepared.batches.batch(number) for number in range(config.steps)]
+    make_state, step = make_init_and_step(config, model, batches[0], devices)
+    state = devices.init(make_state)
+    params = jax.tree.map(np.array, state.params)  # a step donates those of the state
+    same_weights = agreement(config, model, params, batches[0])
+    training = trajectory(config, step, lambda: devices.init(make_state), batches, params)
     numbers = {
         "agreement": same_weights._asdict(),
         "trajectory": training._asdict(),
@@ -120,34 +107,33 @@ def main(config: Comparison) -> None:
     print(f"all numbers: {folder / 'comparison.json'}")
 
 
-def assemble_jax(config: TranslationConfig, prepared: Prepared) -> JaxSide:
-    """Jaxformer's side on one device.
-
-    Dropout draws different random numbers in the two libraries, so it is switched off.
-    """
-    sizes = prepared.model
-    parts = {
-        name: replace(getattr(sizes, name), dropout_rate=0.0)
-        for name in ("attention", "feed_forward", "embeddings")
-    }
-    prepared = prepared._replace(model=replace(sizes, dropout_rate=0.0, **parts))
-    devices = single()
-    config = replace(config, model=prepared.model)
-    model = build_model(config)
-    make_state, step = make_init_and_step(config, model, prepared.batches.batch(0), devices)
-    return JaxSide(config, prepared, lambda: devices.init(make_state), step)
+def without_dropout(sizes: TransformerConfig) -> TransformerConfig:
+    """`sizes` without dropout, which draws different random numbers in the two libraries."""
+    parts = ("attention", "feed_forward", "embeddings")
+    none = {f"{part}.dropout_rate": 0.0 for part in parts}
+    return with_fields(sizes, {"dropout_rate": 0.0, **none})
 
 
-def agreement(side: JaxSide) -> Agreement:
-    """Compares both models on the first batch, with our initial weights."""
+def reference_of(config: TranslationConfig, params: Any) -> Any:
+    """The reference model with the weights `params`."""
+    from experiments.torch_reference import weights
+    from experiments.torch_reference.transformer import Transformer
+
+    model = Transformer(config.model, config.training.label_smoothing)
+    weights.load_params(params, model, config.model)
+    return model
+
+
+def agreement(
+    config: TranslationConfig, model: EncoderDecoder, params: Any, batch: PairBatch
+) -> Agreement:
+    """Compares both models with the weights `params` on one batch."""
     import torch
 
     from experiments.torch_reference import weights
 
-    training, sizes = side.config.training, side.prepared.model
-    batch, params = side.prepared.batches.batch(0), side.make_state().params
-    model, reference = EncoderDecoder(sizes, build_attention(training)), side.reference(params)
-    loss = seq2seq_loss(model, pad=PAD, label_smoothing=training.label_smoothing)
+    reference = reference_of(config, params)
+    loss = seq2seq_loss(model, pad=PAD, label_smoothing=config.training.label_smoothing)
     (total, _), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch, None)
     nats, _ = reference.loss(batch)
     nats.backward()
@@ -157,34 +143,38 @@ def agreement(side: JaxSide) -> Agreement:
     with torch.no_grad():
         expected = reference(*map(torch.tensor, inputs)).numpy()
     error = np.abs(logits - expected) / np.maximum(1.0, np.abs(expected))
+    difference = _distance(gradient, weights.gradients_of(reference, config.model))
     return Agreement(
         logits=float(error[batch.target[:, 1:] != PAD].max()),
         loss=abs(float(total) / nats.item() - 1.0),
-        gradient=_distance(gradient, weights.gradients_of(reference, sizes))
-        / float(optax.tree.norm(gradient)),
+        gradient=difference / float(optax.tree.norm(gradient)),
     )
 
 
-def trajectory(side: JaxSide, steps: int) -> Trajectory:
-    """Trains both for `steps` updates from the same weights on the same batches."""
+def trajectory(
+    config: TranslationConfig,
+    step: CompiledStep,
+    make_state: Callable[[], TrainState],
+    batches: Sequence[PairBatch],
+    start: Any,
+) -> Trajectory:
+    """Trains both, an update on each of `batches`, from the weights `start`."""
     from experiments.torch_reference import weights
     from experiments.torch_reference.trainer import Trainer
 
-    batches = [side.prepared.batches.batch(number) for number in range(steps)]
-    start = jax.tree.map(np.array, side.make_state().params)
-    trainer = Trainer(side.reference(start), side.config.optimizer)
+    def trained(params: Any) -> tuple[Any, list[float]]:
+        state, losses = replace(make_state(), params=jax.tree.map(jnp.array, params)), []
+        for batch in batches:
+            state, metrics = step(state, batch)
+            losses.append(_nats_per_token(metrics))
+        return jax.tree.map(np.asarray, state.params), losses
+
+    trainer = Trainer(reference_of(config, start), config.optimizer)
     reference = [_nats_per_token(trainer.step(batch)) for batch in batches]
-    trained, losses = _trained(side, batches, start)
-    rounded, rounding = _trained(side, batches, _neighbours(start))
-    moved = _distance(trained, start)
-    reference_weights = weights.params_of(trainer.model, side.prepared.model)
-    return Trajectory(
-        losses,
-        reference,
-        rounding,
-        weights=_distance(reference_weights, trained) / moved,
-        rounding_weights=_distance(rounded, trained) / moved,
-    )
+    (ours, losses), (rounded, rounding) = trained(start), trained(_neighbours(start))
+    theirs, moved = weights.params_of(trainer.model, config.model), _distance(ours, start)
+    distances = _distance(theirs, ours) / moved, _distance(rounded, ours) / moved
+    return Trajectory(losses, reference, rounding, *distances)
 
 
 def report(same_weights: Agreement, training: Trajectory) -> list[str]:
@@ -220,16 +210,6 @@ def _relative(values: list[float], others: list[float]) -> list[float]:
 
 def _nats_per_token(metrics: Any) -> float:
     return float(metrics["loss"]) / float(metrics["tokens"])
-
-
-def _trained(side: JaxSide, batches: Iterable[PairBatch], start: Any) -> tuple[Any, list[float]]:
-    """Trains from `start` on `batches`; returns our parameters and the losses."""
-    state = replace(side.make_state(), params=jax.tree.map(jnp.array, start))
-    losses = []
-    for batch in batches:
-        state, metrics = side.step(state, batch)
-        losses.append(_nats_per_token(metrics))
-    return jax.tree.map(np.asarray, state.params), losses
 
 
 def _neighbours(tree: Any) -> Any:

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiments.torch_reference.transformer import FIXED, PositionWiseFeedForward, check, norm
+from experiments.torch_reference.transformer import PositionWiseFeedForward, check, norm
 from jaxformer.config import Learned, TransformerConfig
 from jaxformer.text.data import StreamBatch
 
-_FIXED = FIXED | {
+_CHOICES = {
     "positions": Learned(),
     "norm.placement": "pre",
     "embeddings.tied": "output",
@@ -68,7 +68,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        check(config, _FIXED, "shakespeare_char_cpu")
+        check(config, _CHOICES, "shakespeare_char_cpu")
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model)
         self.dropout = nn.Dropout(config.dropout_rate)

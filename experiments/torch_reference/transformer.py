@@ -6,46 +6,23 @@ The same function as `jaxformer.nn.models.EncoderDecoder` of the same configurat
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from jaxformer.config import EncoderOptions, Sinusoidal, TransformerConfig
+from jaxformer.config import TransformerConfig, dotted_fields
 from jaxformer.errors import ConfigError
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
 
-FIXED: dict[str, Any] = {
-    "norm.kind": "layer",
-    "attention.num_kv_heads": None,
-    "attention.window": None,
-    "attention.query_scalar": None,
-    "attention.softcap": None,
-    "attention.query_key_norm": False,
-    "attention.qkv_bias": None,
-    "feed_forward.gated": False,
-    "embeddings.norm": False,
-    "embeddings.zero_id": None,
-    "embeddings.dropout_rate": 0.0,
-    "output.bias": False,
-    "output.softcap": None,
-    "dtype": "float32",
-    "head_dim": None,
-    "value_head_dim": None,
-}
-"""The choices that the reference models do not offer."""
-
-_FIXED = FIXED | {
-    "positions": Sinusoidal(),
-    "embeddings.tied": "all",
-    "embeddings.scale": True,
-    "encoder": EncoderOptions(),
-    "initializer": "xavier",
-}
-
+_FREE = (
+    *("vocab_size", "d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers"),
+    *("max_len", "dropout_rate", "attention.dropout_rate", "feed_forward.dropout_rate"),
+    *("feed_forward.activation", "norm.eps", "use_bias"),
+)
+"""The choices that the reference models offer."""
 
 ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "relu": F.relu,
@@ -91,19 +68,17 @@ def norm(config: TransformerConfig) -> nn.LayerNorm:
     return nn.LayerNorm(config.d_model, config.norm.eps, bias=config.use_bias)
 
 
-def check(config: TransformerConfig, fixed: Mapping[str, Any], preset: str) -> None:
-    """Raises `ConfigError` for a field that differs from `fixed`; `preset` names a valid one."""
-    if config.norm.placement not in ("pre", "post"):
-        raise ConfigError(
-            f"norm.placement={config.norm.placement!r} is not supported by the PyTorch reference: "
-            "give 'pre' or 'post'"
-        )
-    for name, needed in fixed.items():
-        value = attrgetter(name)(config)
-        if value != needed:
+def check(config: TransformerConfig, changes: Mapping[str, Any], preset: str) -> None:
+    """Raises `ConfigError` for a choice that the reference does not have; `preset` has none.
+
+    What it does not offer must be the default of `TransformerConfig`, or as in `changes`.
+    """
+    plain = dotted_fields(TransformerConfig(vocab_size=1, d_model=1, d_ff=1, num_heads=1)) | changes
+    for name, value in dotted_fields(config).items():
+        if name not in _FREE and value != plain[name]:
             raise ConfigError(
                 f"{name}={value!r} is not supported by the PyTorch reference: give "
-                f"{name}={needed!r}, or a preset that has it, such as {preset}"
+                f"{name}={plain[name]!r}, or a preset that has it, such as {preset}"
             )
 
 
@@ -295,7 +270,8 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig, label_smoothing: float = 0.0):
         super().__init__()
-        check(config, _FIXED, "multi30k_tiny")
+        placement = "pre" if config.norm.placement == "pre" else "post"
+        check(config, {"norm.placement": placement}, "multi30k_tiny")
         self.label_smoothing = label_smoothing
         self.scale = math.sqrt(config.d_model)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)

@@ -193,37 +193,23 @@ def read_samples(folder: Path) -> dict[str, list[str]]:
     return {}
 
 
-def intervals(hypotheses: list[str], references: list[str]) -> dict[str, str]:
-    """ " ± " and half of the 95 % bootstrap interval, over sentences, of `exact`, BLEU and chrF."""
+def describe_scores(name: str, scores: dict, hypotheses: list[str], references: list[str]) -> str:
+    """The scores, a line each, with signatures and 95 % intervals."""
     from experiments.harness.results.statistics import (
         item_half_width,
         plus_minus,
         translation_items,
     )
 
-    found = {}
-    for name, form in (("exact", ".1%"), ("bleu", ".2f"), ("chrf", ".2f")):
-        items = translation_items(name, hypotheses, references)
-        found[name] = plus_minus(item_half_width(*items), form) if items else ""
-    return found
-
-
-def describe_each(scores: dict, halves: dict[str, str]) -> tuple[str, str, str]:
-    """The share of exact translations, BLEU and chrF, with their intervals (see `intervals`)."""
-    return (
-        f"{scores['exact']:.1%}{halves['exact']} exactly right",
-        f"BLEU {scores['bleu']:.2f}{halves['bleu']}",
-        f"chrF {scores['chrf']:.2f}{halves['chrf']}",
-    )
-
-
-def describe_scores(name: str, scores: dict, halves: dict[str, str]) -> str:
-    """The scores with their intervals (see `intervals`) and signatures, a line each."""
-    exact, bleu, chrf = describe_each(scores, halves)
+    halves = {}
+    for metric, form in (("exact", ".1%"), ("bleu", ".2f"), ("chrf", ".2f")):
+        items = translation_items(metric, hypotheses, references)
+        halves[metric] = plus_minus(item_half_width(*items), form) if items else ""
     lines = [
-        f"{name}: {scores['sentences']} sentences, {exact}",
-        f"  {bleu}  {scores['bleu_signature']}",
-        f"  {chrf}  {scores['chrf_signature']}",
+        f"{name}: {scores['sentences']:,} sentences, {scores['exact']:.1%}{halves['exact']} "
+        "exactly right",
+        f"  BLEU {scores['bleu']:.2f}{halves['bleu']}  {scores['bleu_signature']}",
+        f"  chrF {scores['chrf']:.2f}{halves['chrf']}  {scores['chrf_signature']}",
         "  ±: 95 % over other sentences (bootstrap)",
     ]
     if "lowercased" in scores:
@@ -244,11 +230,6 @@ def facts_to_repeat(config: TranslationConfig, name: str, text: Text) -> dict[st
 
 def describe_run(folder: Path, name: str, text: Text, scores: dict, hypotheses: list[str]) -> str:
     """The last lines of a training: the `scores` of the text `name`, and what to do next."""
-    halves = intervals(hypotheses, text.target)
-    said = [f"{name}: {scores['sentences']:,} sentences", *describe_each(scores, halves)]
-    said[-1] += " (±: 95 % over other sentences)"
-    if "lowercased" in scores:
-        said.append(f"lower-cased and tokenised BLEU {scores['lowercased']['bleu']:.2f}")
     words = read_known_words(folder)
     abilities = (
         "The model has learned to translate sentences like those of its training text, such as the "
@@ -257,8 +238,9 @@ def describe_run(folder: Path, name: str, text: Text, scores: dict, hypotheses: 
     )
     files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}
     commands = [("translation.translate",)]
-    paragraphs = [textwrap.fill(each, width=80) for each in (", ".join(said), abilities)]
-    return "\n\n".join([*paragraphs, describe_folder(folder, files, commands)])
+    described = describe_scores(name, scores, hypotheses, text.target)
+    folder_and_next = describe_folder(folder, files, commands)
+    return "\n\n".join([described, textwrap.fill(abilities, width=80), folder_and_next])
 
 
 @dataclass(frozen=True)
@@ -298,8 +280,7 @@ def main(options: EvaluateOptions) -> None:
     result = evaluate(loaded, text, search, lowercased=options.lowercased)
     if options.output:
         write_lines(Path(options.output), result.hypotheses)
-    halves = intervals(result.hypotheses, text.target)
-    print(describe_scores(options.source or "test", result.scores, halves))
+    print(describe_scores(options.source or "test", result.scores, result.hypotheses, text.target))
     record: dict[str, Any] = {"run": options.run, "text_sha256": fingerprint(text)}
     record |= {"search": asdict(search), "translation": asdict(loaded.config.translation)}
     own = build.own_metrics(loaded.config.training, build.Evaluation(loaded, text, *result))

@@ -621,7 +621,7 @@ def test_preparing_anew_with_one_vocabulary_leaves_no_second_tokenizer(text, tmp
     "args, said",
     [
         ("--model.d_model 15", "d_model=15 is not divisible by num_heads=2: choose a divisor"),
-        ("--preset multi30k_tny", "did you mean multi30k_tiny or multi30k_base or"),
+        ("--preset multi30k_tny", "there is no preset 'multi30k_tny': choose one of grammar, "),
         ("--model.dmodel 16", "no option --model.dmodel: did you mean --model.d_model"),
         ("--name ../elsewhere", "'../elsewhere' cannot name a folder"),
         ("--model.vocab_size 200", "vocab_size must be at least 260"),
@@ -673,7 +673,7 @@ def test_a_run_has_a_page_with_its_scores_and_the_attention_in_its_samples(run, 
     assert shown == samples["source"][:3] + samples["source"][4:5]  # line 4 is too long
     kinds = [view["kind"].partition(" ")[0] for view in json.loads(data)[0]["views"]]
     assert kinds == ["cross-attention", "encoder", "decoder"]
-    assert "<svg" in text and "validation bleu" in text
+    assert "data:image/svg+xml" in text and "<td>exact</td>" in text
 
 
 # All of it, on the embedded default

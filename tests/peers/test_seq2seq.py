@@ -151,7 +151,7 @@ def pair(request, torch, transformers, tmp_path_factory):
     theirs = build(torch, transformers, request.param)
     folder = tmp_path_factory.mktemp("theirs")
     theirs.save_pretrained(folder)
-    model, params, tokenizer, _ = load_pretrained(folder, attention_fn=attention.get("reference"))
+    model, params, tokenizer, _ = load_pretrained(folder, attention_fn=attention.reference)
     assert isinstance(model, EncoderDecoder) and tokenizer is None
     return Pair(theirs, folder, model, params)
 

@@ -24,20 +24,11 @@ from jaxformer.text.data import read_lines
 
 Part = Literal["train", "test"]
 
-LINES = 8
-"""Lines of a snippet, counting only those with at least two words."""
-
-TEST_TEXTS = 50
-"""Test snippets of each package, and test passages of each article."""
-
-ARTICLES = 10
-"""The articles with the most passages are the labels."""
-
-WORDS = 30
-"""Words of a passage."""
-
-SENTENCES = 1_800
-"""Sentences to learn word order from, and as many to test with."""
+LINES = 8  # of a snippet, counting only those with at least two words
+TEST_TEXTS = 50  # test snippets of each package, and test passages of each article
+ARTICLES = 10  # those with the most passages are the labels
+WORDS = 30  # of a passage
+SENTENCES = 1_800  # to learn word order from, and as many to test with
 
 _TITLE = re.compile(r" = ([^=].*[^=]) = ")
 
