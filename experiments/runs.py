@@ -50,7 +50,7 @@ class ListOptions:
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """The runs, the metric and the output of a comparison."""
+    """The runs, the metric and the form of a comparison."""
 
     runs: tuple[str, ...] = ()
     """Folders of runs, or folders with runs below them, as of a sweep."""
@@ -61,10 +61,6 @@ class CompareOptions:
     """The run whose group the others are compared with; empty: the first."""
     format: tables.Format = "terminal"
     """The form of the tables."""
-    output: str = ""
-    """File that is written; empty: the tables are printed."""
-    all: bool = False
-    """Adds a table of every run with its seed and score."""
     by_length: tuple[int, ...] = ()
     """Adds a table of translations by the words of the source, such as 10 15 20: 1 to 10, 11 to
     15, 16 to 20, and longer ones."""
@@ -125,21 +121,17 @@ def list_runs(options: ListOptions) -> None:
 
 
 def compare(options: CompareOptions) -> None:
-    """Prints scores with intervals and paired tests, or writes them to a file.
+    """Prints scores with intervals and paired tests.
 
     Runs whose settings differ in the seed alone are one row: mean, deviation and 95 % intervals of
     a score of the test text, and the difference from the first row with tests. The weights of each
     run are those that its validation chose.
     """
     comparison = compare_runs(options.runs, options.metric, options.baseline)
-    text = tables.render(comparison, options.format, every_run=options.all)
+    print(tables.render(comparison, options.format))
     if options.by_length:
         table = tables.by_length(comparison, options.by_length)
-        text += f"\n\n{tables.write(table, options.format)}"
-    if options.output:
-        _write(Path(options.output), f"{text}\n")
-    else:
-        print(text)
+        print(f"\n{tables.write(table, options.format)}")
 
 
 def diff(options: DiffOptions) -> None:

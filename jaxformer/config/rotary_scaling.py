@@ -40,19 +40,22 @@ class Linear(NoScaling):
         check_at_least(self, 1, "factor")
 
     def rates(self, rates: Rates, base: float) -> Rates:
-        """All rates divided by `factor`."""
-        return _partly_divided(rates, np.zeros_like(rates), self.factor)
+        """The share `kept` of each rate, and what is left divided by `factor`."""
+        kept = self.kept(rates, base)
+        return (rates * (kept + (1 - kept) / self.factor)).astype(np.float32)
+
+    def kept(self, rates: Rates, base: float) -> Rates:
+        """The share of each rate that is not divided."""
+        return np.zeros_like(rates)
 
 
 @dataclass(frozen=True)
-class Llama3(NoScaling):
+class Llama3(Linear):
     """Divides the rates of slow pairs by `factor`, keeps those of fast ones (Llama 3.1).
 
     >>> positions = jf.Rotary(base=5e5, scaling=jf.Llama3(factor=8.0))
     """
 
-    factor: float = 1.0
-    """The length of texts divided by that in training."""
     low_freq_factor: float = 1.0
     """Pairs of fewer turns than this in `original_len` tokens are divided."""
     high_freq_factor: float = 4.0
@@ -62,7 +65,7 @@ class Llama3(NoScaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "factor", "original_len")
+        check_at_least(self, 1, "original_len")
         check_at_least(self, 1e-6, "low_freq_factor")
         if self.high_freq_factor <= self.low_freq_factor:
             raise ConfigError(
@@ -70,23 +73,21 @@ class Llama3(NoScaling):
                 f"{self.low_freq_factor}"
             )
 
-    def rates(self, rates: Rates, base: float) -> Rates:
-        """The rates, divided where a pair makes few turns in `original_len` tokens."""
+    def kept(self, rates: Rates, base: float) -> Rates:
+        """The share of each rate that is kept, by its turns in `original_len` tokens."""
         turns = self.original_len * rates / (2 * np.pi)
         kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        return _partly_divided(rates, np.clip(kept, 0, 1), self.factor)
+        return np.clip(kept, 0, 1)
 
 
 @dataclass(frozen=True)
-class Yarn(NoScaling):
+class Yarn(Linear):
     """As `Llama3`, interpolated over the pair's number, with a magnitude (Peng et al. 2023).
 
     >>> round(jf.Yarn(factor=4.0).magnitude, 3)
     1.139
     """
 
-    factor: float = 1.0
-    """The length of texts divided by that in training."""
     beta_fast: float = 32.0
     """Pairs of more turns than this in `original_len` tokens are kept."""
     beta_slow: float = 1.0
@@ -98,7 +99,7 @@ class Yarn(NoScaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "factor", "original_len")
+        check_at_least(self, 1, "original_len")
         check_at_least(self, 0, "attention_factor")
         check_at_least(self, 1e-6, "beta_slow")
         if self.beta_fast <= self.beta_slow:
@@ -106,8 +107,8 @@ class Yarn(NoScaling):
                 f"beta_fast={self.beta_fast} must be above beta_slow={self.beta_slow}"
             )
 
-    def rates(self, rates: Rates, base: float) -> Rates:
-        """The rates, divided by `factor` from a certain pair on."""
+    def kept(self, rates: Rates, base: float) -> Rates:
+        """The share of each rate that is kept: all of it up to a certain pair."""
         half = len(rates)
 
         def pair_of(turns: float) -> float:
@@ -117,8 +118,7 @@ class Yarn(NoScaling):
         low = max(np.floor(pair_of(self.beta_fast)), 0)
         high = min(np.ceil(pair_of(self.beta_slow)), 2 * half - 1)
         width = high - low or 1e-3
-        kept = 1 - np.clip((np.arange(half, dtype=np.float32) - low) / width, 0, 1)
-        return _partly_divided(rates, kept, self.factor)
+        return 1 - np.clip((np.arange(half, dtype=np.float32) - low) / width, 0, 1)
 
     @property
     def magnitude(self) -> float:
@@ -126,8 +126,3 @@ class Yarn(NoScaling):
         if self.attention_factor is None:
             return 0.1 * math.log(self.factor) + 1.0
         return self.attention_factor
-
-
-def _partly_divided(rates: Rates, kept: Rates, factor: float) -> Rates:
-    """The share `kept` of each rate, and the rest divided by `factor`."""
-    return (rates * (kept + (1 - kept) / factor)).astype(np.float32)

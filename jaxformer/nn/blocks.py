@@ -91,17 +91,12 @@ class Block(nn.Module):
             use_bias=self.use_bias,
             **shared,
         )
-        for part in ("attention", "cross_attention", "feed_forward"):
-            if part != "cross_attention" or self.cross:
-                self._set_residual(part)
-
-    def _set_residual(self, part: str) -> None:
-        """Sets the norms and the dropout of the sub-layer `part`."""
-        kind, eps = self.norm_options.kind, self.norm_options.eps
-        setattr(self, f"{part}_norm", Norm(kind, eps, self.use_bias))
-        if self.norm_options.placement == "sandwich":
-            setattr(self, f"{part}_post_norm", Norm(kind, eps, self.use_bias))
-        setattr(self, f"{part}_dropout", Dropout(self.dropout_rate, f"{part}_norm"))
+        kind, eps, placement = norm.kind, norm.eps, norm.placement
+        for part in ("attention", *(("cross_attention",) if self.cross else ()), "feed_forward"):
+            setattr(self, f"{part}_norm", Norm(kind, eps, self.use_bias))
+            if placement == "sandwich":
+                setattr(self, f"{part}_post_norm", Norm(kind, eps, self.use_bias))
+            setattr(self, f"{part}_dropout", Dropout(self.dropout_rate, f"{part}_norm"))
 
     def __call__(
         self,

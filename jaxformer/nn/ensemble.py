@@ -32,14 +32,14 @@ def stack_members(members: Sequence[Any]) -> Any:
     """
     if not members:
         raise ConfigError("an ensemble was given no member: give the parameters of at least one")
-    shapes = [_shapes(member) for member in members]
-    for number, other in enumerate(shapes, start=1):
-        for path in sorted(shapes[0] | other):
-            first, second = shapes[0].get(path, "absent"), other.get(path, "absent")
-            if first != second:
+    first, *others = map(_shapes, members)
+    for number, other in enumerate(others, start=2):
+        for path in sorted(first | other):
+            one, two = first.get(path, "absent"), other.get(path, "absent")
+            if one != two:
                 raise ConfigError(
-                    f"members of an ensemble must have the same shapes, but {path} is {first} in "
-                    f"member 1 and {second} in member {number}: give models of one size"
+                    f"members of an ensemble must have the same shapes, but {path} is {one} in "
+                    f"member 1 and {two} in member {number}: give models of one size"
                 )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
 

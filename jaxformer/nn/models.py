@@ -59,7 +59,7 @@ class Model(nn.Module):
         """The vectors of `ids`, some of them zero with word dropout; `side` has its own masks."""
         x, rate = embedding(ids), self.config.embeddings.dropout_rate
         name = "/".join((*self.path, f"{side}_words"))
-        return Dropout(dropout_rng, name, rate).vectors(x) if rate else x
+        return Dropout(dropout_rng, name, rate)(x, whole_vectors=True) if rate else x
 
 
 class DecodingModel(Model):

@@ -300,11 +300,6 @@ _LAYER_AXIS: dict[str, Any] = {
 }
 
 
-def is_stacked(path: str) -> bool:
-    """Whether the leaf at "path/of/leaf" has a leading layer axis."""
-    return STACKED in path.split("/")
-
-
 def stack_blocks(params: Any) -> Any:
     """`params` of a model without `scan_layers` in the layout of the same model with it.
 

@@ -115,18 +115,16 @@ class Dropout(NamedTuple):
     name: str
     rate: float
 
-    def __call__(self, x: Float[Array, "B ... F"]) -> Float[Array, "B ... F"]:
-        """`x` with a share `rate` of its elements set to zero and the rest times 1/(1 - rate)."""
-        return self._zero(x, x.shape)
+    def __call__(
+        self, x: Float[Array, "B ... F"], whole_vectors: bool = False
+    ) -> Float[Array, "B ... F"]:
+        """`x` with a share `rate` of its elements, or of its vectors, set to zero.
 
-    def vectors(self, x: Float[Array, "B ... F"]) -> Float[Array, "B ... F"]:
-        """`x` with a share `rate` of its vectors set to zero and the rest times 1/(1 - rate)."""
-        return self._zero(x, (*x.shape[:-1], 1))
-
-    def _zero(self, x: Array, shape: tuple[int, ...]) -> Array:
-        """`x` times a mask of `shape` and 1/(1 - rate)."""
+        What is kept is multiplied by 1/(1 - rate).
+        """
         if self.dropout_rng is None or self.rate == 0.0:
             return x
+        shape = (*x.shape[:-1], 1) if whole_vectors else x.shape
         keep = self.dropout_rng.keep_mask(self.name, shape, self.rate)
         return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - self.rate), x.dtype), 0)
 

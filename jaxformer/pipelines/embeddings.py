@@ -56,12 +56,12 @@ def embed(
     >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model = jf.DecoderOnly(config)
     >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
-    >>> (found,) = jf.embed(model, params, ["a rose is a rose"], tokenizer)
-    >>> found.tokens, found.contextual.shape
+    >>> (text,) = jf.embed(model, params, ["a rose is a rose"], tokenizer)
+    >>> text.tokens, text.contextual.shape
     ([' a', ' rose', ' is', ' a', ' rose'], (5, 8))
-    >>> bool((found.learned[1] == found.learned[4]).all())  # one vector for each word
+    >>> bool((text.learned[1] == text.learned[4]).all())  # one vector for each word
     True
-    >>> bool((found.contextual[1] == found.contextual[4]).all())  # other words come before it
+    >>> bool((text.contextual[1] == text.contextual[4]).all())  # other words come before it
     False
     """
     texts = check_inputs(model, tokenizer, texts, MaskedLanguageModel, EncoderOnly, DecoderOnly)

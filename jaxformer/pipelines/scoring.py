@@ -54,8 +54,8 @@ def score(
     >>> model = jf.DecoderOnly(config)
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
     >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> (found,) = jf.score(model, params, ["abc"], tokenizer)
-    >>> found.tokens, round(found.nats / found.tokens, 4)  # log 8
+    >>> (likelihood,) = jf.score(model, params, ["abc"], tokenizer)
+    >>> likelihood.tokens, round(likelihood.loss, 4)  # log 8
     (3, 2.0794)
     """
     texts, max_len = check_inputs(model, tokenizer, texts, DecoderOnly), model.config.max_len

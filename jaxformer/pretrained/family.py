@@ -272,17 +272,17 @@ def canonical_names(family: Family, names: Iterable[str]) -> dict[str, str]:
     """
     names = list(names)
     bare = not any(name.startswith(family.prefix) for name in names)
-    given_names: dict[str, str] = {}
+    stored_names: dict[str, str] = {}
     for name in names:
         canonical = _with_current_ending(family, name)
         if bare and not canonical.startswith(family.head_prefixes):
             canonical = family.prefix + canonical
         if re.search(family.ignored_tensors, canonical):
             continue
-        if canonical in given_names:
-            raise DataError(f"{given_names[canonical]} and {name} are two names of one tensor")
-        given_names[canonical] = name
-    return given_names
+        if canonical in stored_names:
+            raise DataError(f"{stored_names[canonical]} and {name} are two names of one tensor")
+        stored_names[canonical] = name
+    return stored_names
 
 
 def _with_current_ending(family: Family, name: str) -> str:

@@ -155,7 +155,7 @@ def _read_spec(
         )
     names = canonical_names(family, tensors.shapes)
     unused = family.unused_tensors.get(kind, r"(?!)")
-    names = {name: given for name, given in names.items() if not re.search(unused, name)}
+    names = {name: stored for name, stored in names.items() if not re.search(unused, name)}
     heads = [(x, tensors.shapes[names[x]]) for x in family.classifier_tensors if x in names]
     classes = parse_number(heads[0][0], heads[0][1][0], int) if heads and heads[0][1] else 0
     spec = ModelSpec(kind, config, classes).completed()
@@ -222,6 +222,16 @@ def load(
 
     Raises `ConfigError` for a folder of neither kind, `CheckpointError` for a run without a
     complete checkpoint or with weights that do not fit, and what `load_pretrained` raises.
+
+    >>> from dataclasses import replace
+    >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
+    >>> small = {"vocab_size": 264, "d_model": 8, "d_ff": 32, "num_heads": 2}
+    >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))
+    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> jf.save_pretrained("model", model, params, tokenizer)
+    >>> loaded = jf.load("model")
+    >>> loaded.tokenizer.encode("a rose") == tokenizer.encode("a rose")
+    True
     """
     source = locate(folder)
     config = read_json(source / "config.json")

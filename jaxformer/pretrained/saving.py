@@ -62,6 +62,14 @@ def save_pretrained(
     Raises `ConfigError` for a model that the family does not support, naming the fields, for a
     block, attention function or position scheme of your own, for parameters that are not the
     model's, and for a folder that is not empty.
+
+    >>> from dataclasses import replace
+    >>> small = {"vocab_size": 11, "d_model": 8, "d_ff": 32, "num_heads": 2}
+    >>> model = jf.DecoderOnly(replace(jf.GPT2, **small, num_decoder_layers=1))
+    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> jf.save_pretrained("model", model, params, family="gpt2")
+    >>> sorted(path.name for path in Path("model").iterdir())
+    ['config.json', 'model.safetensors']
     """
     path = Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):

@@ -150,9 +150,9 @@ def attention(jax: str, hf: str, names: Sequence[str], bias: bool = True) -> lis
     ]
 
 
-def check_names(weight_map: WeightMap, given: Iterable[str]) -> None:
+def check_names(weight_map: WeightMap, stored: Iterable[str]) -> None:
     """Raises `DataError`, listing them, for names of tensors that are missing or unknown."""
-    names = set(given)
+    names = set(stored)
     known = {name for entry in weight_map for name in entry.hf}
     wrong = [
         f"{entry.hf[0]} is missing"
@@ -163,19 +163,19 @@ def check_names(weight_map: WeightMap, given: Iterable[str]) -> None:
 
 
 def check_shapes(
-    weight_map: WeightMap, shapes: Mapping[str, Shape], given: Mapping[str, Shape]
+    weight_map: WeightMap, shapes: Mapping[str, Shape], stored: Mapping[str, Shape]
 ) -> None:
     """Raises `DataError`, listing them, for tensors of another shape than the model needs.
 
-    `shapes` are those of the parameters by path, `given` those of the tensors by name.
+    `shapes` are those of the parameters by path, `stored` those of the tensors by name.
     """
     wrong = []
     for entry in weight_map:
         needed = entry.hf_shape(shapes) if entry.hf else ()
         wrong += [
-            f"{name} is {list(given[name])}, but {list(needed)} is needed"
+            f"{name} is {list(stored[name])}, but {list(needed)} is needed"
             for name in entry.hf
-            if name in given and given[name] != needed
+            if name in stored and stored[name] != needed
         ]
     _refuse(wrong)
 

@@ -18,7 +18,7 @@ from experiments.benchmarks.timing import (
     measure_in_turn,
     summarise,
 )
-from jaxformer.errors import ConfigError, MissingExtra
+from jaxformer.errors import ConfigError
 
 
 def test_all_are_measured_in_every_round_one_after_the_other():
@@ -54,10 +54,6 @@ def refusing():
     raise ConfigError("size=7 is odd")
 
 
-def lacking():
-    raise MissingExtra("torch is needed here")
-
-
 def broken():
     raise ValueError("7 is odd\nand more")
 
@@ -73,7 +69,7 @@ def dying_later():
 
 def test_each_is_made_in_a_process_of_its_own_and_what_cannot_be_made_is_told():
     makes = {"jaxformer": partial(working, 3), "peer": partial(working, 5)}
-    makes |= {"refusing": refusing, "lacking": lacking, "dying": dying, "broken": broken}
+    makes |= {"refusing": refusing, "dying": dying, "broken": broken}
     found = compare(makes, TimingConfig(rounds=2, repetitions=3), peers=("peer",))
     assert list(found.measured) == ["jaxformer", "peer"] and found.measured["peer"].ratio == 1.0
     assert [found.metadata[name]["number"] for name in ("jaxformer", "peer")] == [3, 5]
@@ -81,7 +77,6 @@ def test_each_is_made_in_a_process_of_its_own_and_what_cannot_be_made_is_told():
     assert len(processes) == 3
     assert found.missing == {
         "refusing": "size=7 is odd",
-        "lacking": "torch is needed here",
         "dying": "its process ended with code 7",
         "broken": "ValueError: 7 is odd",
     }
@@ -97,18 +92,18 @@ def hanging():
 
 
 def test_cases_that_do_not_share_a_device_are_measured_one_after_the_other():
-    makes = {"first": partial(working, 3), "later": dying_later, "last": partial(working, 5)}
+    makes = {"later": dying_later, "last": partial(working, 5)}
     alone = TimingConfig(rounds=1, interleaved=False)
     found = compare(makes, alone, peers=("last",))
-    assert list(found.measured) == ["first", "last"] and found.measured["last"].ratio == 1.0
+    assert list(found.measured) == ["last"] and found.measured["last"].ratio == 1.0
     assert found.missing == {"later": "its process ended with code 9"}
 
 
 def test_a_case_that_takes_too_long_is_given_up():
     begin = time.monotonic()
-    found = compare({"slow": hanging}, TimingConfig(case_seconds=3), peers=())
-    assert found.missing == {"slow": "took longer than case_seconds=3"}
-    assert 3 <= time.monotonic() - begin < 30 and not multiprocessing.active_children()
+    found = compare({"slow": hanging}, TimingConfig(case_seconds=1), peers=())
+    assert found.missing == {"slow": "took longer than case_seconds=1"}
+    assert 1 <= time.monotonic() - begin < 30 and not multiprocessing.active_children()
 
 
 def reading(path):
@@ -127,13 +122,12 @@ def test_what_is_printed_is_written_after_every_table(tmp_path, capsys):
 
     path = tmp_path / "benchmarks" / "mine.json"
     cases = {"jaxformer": partial(reading, path)}
-    tables = {"first": cases | {"refusing": refusing}, "second": cases}
+    tables = {"first": cases, "second": cases}
     comparisons = report.run_tables(Options(runs=str(tmp_path)), tables)
     seen = [each.metadata["jaxformer"]["tables_in_file"] for each in comparisons.values()]
     assert seen == [[], ["first"]]
     written, printed = json.loads(path.read_text()), capsys.readouterr().out
     assert list(written["comparisons"]) == ["first", "second"]
-    assert written["comparisons"]["first"]["missing"] == {"refusing": "size=7 is odd"}
     assert written["options"]["name"] == "mine" and written["options"]["runs"] == str(tmp_path)
     assert f"cores {written['environment']['cores']}" in printed.splitlines()[0]
     assert report.table(comparisons["first"]) in printed

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -247,17 +248,15 @@ def test_a_difference_within_the_noise_is_said_to_be(runs, text, tmp_path):
     assert "width=13: lies within the noise of seeds" in tables.render(comparison)
 
 
-@pytest.mark.parametrize("form", tables.FORMATS)
+@pytest.mark.parametrize("form", get_args(tables.Format))
 def test_every_format_has_all_numbers(compared, form):
-    text = tables.render(compared, form, every_run=True)
+    text = tables.render(compared, form)
     numbers = [f"{group.mean:.2f}" for group in compared.groups]
     numbers += [f"{compared.differences[0].value:.2f}"]
     numbers += [f"{compared.differences[0].p_bootstrap:.4f}"]
-    numbers += [f"{run.value:.2f}" for group in compared.groups for run in group.runs]
     assert all(number in text for number in numbers)
     assert form == "csv" or "tok:13a" in text.replace("\\", "")
-    narrow = tables.render(compared, form)  # without the folders of the runs
-    assert form != "terminal" or max(map(len, narrow.splitlines())) <= 80
+    assert form != "terminal" or max(map(len, text.splitlines())) <= 80
 
 
 def test_latex_escapes_its_special_characters_and_writes_signs_in_mathematics():
@@ -293,12 +292,9 @@ def test_a_score_by_length_is_that_of_the_sentences_of_this_length(runs, compare
         tables.by_length(compared, [8, 5])
 
 
-def test_the_command_takes_runs_first_and_names_what_is_missing(runs, tmp_path, capsys):
+def test_the_command_takes_runs_first_and_names_what_is_missing(runs, capsys):
     words = ["compare", *map(str, runs[:2]), "--format", "markdown"]
     runs_command.main(words)
-    printed = capsys.readouterr().out
-    assert printed.startswith("| bleu | n | mean | sd |")
-    runs_command.main([*words, "--output", str(tmp_path / "table.md")])
-    assert (tmp_path / "table.md").read_text() == printed
+    assert capsys.readouterr().out.startswith("| bleu | n | mean | sd |")
     with pytest.raises(ConfigError, match="no runs were given"):
         runs_command.main(["compare"])

@@ -10,7 +10,6 @@ import pytest
 from experiments.harness import cli
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.runs.loggers import Loggers
-from experiments.harness.runs.run_folder import Run
 from experiments.harness.training import build
 from experiments.harness.training.early_stopping import stopping_metric
 from experiments.language_modelling.presets import PRESETS
@@ -211,10 +210,3 @@ class MyLogger:
             with self.path.open("a") as file:
                 print(step, file=file)
 """
-
-
-def test_a_run_without_loggers_logs_as_before(tmp_path):
-    run = Run(tmp_path)
-    run.log(3, loss=2.0)
-    run.close()
-    assert run.metrics() == [{"step": 3, "loss": 2.0}]

@@ -1,7 +1,9 @@
 """The cache against its plain twin, which gathers the tokens of each beam."""
 
 from dataclasses import replace
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,12 +27,11 @@ def test_a_cache_may_have_another_number_of_beams_after_reordering(rng):
     config = replace(BASE, num_heads=2, head_dim=3)
     cache, texts, count = init_cache(config, B, W, L), np.zeros((B, W, 0), int), 0
     for parents in ([[2, 0, 0, 1], [1, 1, 2, 0]], [[3, 1], [0, 2]], [[1, 1, 0], [0, 1, 1]]):
-        for size in (1, 2):
-            written = count + 1 + np.arange(B * cache.num_beams * size)
-            count = written.max()
-            written = written.reshape(B, -1, size)
-            cache = written_to(cache, written)
-            texts = np.concatenate([texts, written], axis=2)
+        written = count + 1 + np.arange(B * cache.num_beams * 2)
+        count = written.max()
+        written = written.reshape(B, -1, 2)
+        cache = written_to(cache, written)
+        texts = np.concatenate([texts, written], axis=2)
         cache = cache.reorder_beams(jnp.asarray(parents))
         texts = np.take_along_axis(texts, np.array(parents)[:, :, None], axis=1)
         assert cache.num_beams == len(parents[0]) and cache.max_length == L
@@ -70,16 +71,15 @@ def test_reordering_beams_moves_no_keys(rng):
     ]
 
 
-@pytest.mark.parametrize(("before", "count"), [(9, 3), (0, 12)])
-def test_more_tokens_than_the_cache_has_room_for_are_refused(before, count, random_params):
+def test_more_tokens_than_the_cache_has_room_for_are_refused(random_params):
     model = DecoderOnly(BASE)
-    tokens = np.ones((B, 1, count), np.int32)
+    tokens = np.ones((B, 1, 12), np.int32)
     variables = {"params": random_params(model, tokens[:, 0])}
     cache = model.init_cache(B, max_length=L)
-    if before:
-        first = np.ones((B, 1, before), np.int32)
-        _, cache = model.apply(variables, first, cache, method="decode_step")
-    with pytest.raises(ValueError, match=f"{count} more .* with {before} of max_length=11: give"):
-        model.apply(variables, tokens, cache, method="decode_step")
-    logits, _ = model.apply(variables, tokens[..., : L - before], cache, method="decode_step")
+    step = partial(model.apply, variables, method="decode_step")
+    with pytest.raises(ValueError, match="12 more .* with 0 of max_length=11: give"):
+        jax.jit(step)(tokens, cache)
+    with pytest.raises(ValueError, match="3 more .* with 9 of max_length=11: give"):
+        step(tokens[..., :3], cache.replace(length=jnp.int32(9)))
+    logits, _ = jax.jit(step)(tokens[..., :2], cache.replace(length=jnp.int32(9)))
     assert np.isfinite(logits).all()

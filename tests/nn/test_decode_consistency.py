@@ -281,10 +281,11 @@ def test_a_token_does_not_see_the_future_nor_padding_nor_another_row(rng, random
     assert np.array_equal(of_target.reshape(B, T, B, T), same_row(T) & past)
 
 
-@pytest.mark.parametrize("kernel", ["reference", "blockwise"])
+@pytest.mark.parametrize("kernel", [attention.reference, attention.blockwise])
 def test_packed_texts_do_not_see_each_other(kernel, random_params):
     model = DecoderOnly(
-        replace(DEEP, norm=NormOptions(placement="pre"), positions=Rotary()), attention.get(kernel)
+        replace(DEEP, norm=NormOptions(placement="pre"), positions=Rotary()),
+        kernel,
     )
     tokens = np.arange(B * T).reshape(B, T)
     segments = np.array([[1, 1, 1, 1, 1, 2, 2, 2], [1, 1, 2, 3, 3, 3, 3, 3]])

@@ -23,6 +23,7 @@ from jaxformer.config import (
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import SpanPredictor
+from jaxformer.nn.inspection import tapping
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.nn.stack import Stack
 from jaxformer.pretrained import Loaded, load_pretrained, save_pretrained
@@ -242,15 +243,16 @@ def pair(request, torch, make, tmp_path_factory):
     sum((part * torch.tensor(share)).sum() for part, share in parts).backward()
 
     def weigh(params):
-        found, state = ours.model.apply(
-            {"params": params},
-            *ours_in,
-            method=method_of(theirs),
-            mutable=["intermediates"],
-            capture_intermediates=lambda module, method: (
-                isinstance(module, Block | Stack) and method == "__call__"
-            ),
-        )
+        with tapping():  # also of attention weights
+            found, state = ours.model.apply(
+                {"params": params},
+                *ours_in,
+                method=method_of(theirs),
+                mutable=["intermediates"],
+                capture_intermediates=lambda module, method: (
+                    isinstance(module, Block | Stack) and method == "__call__"
+                ),
+            )
         found = jax.tree.leaves(found)
         if isinstance(ours.model, SpanPredictor):
             found = jnp.unstack(found[0], axis=1)  # of starts and of ends

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from jaxformer import load_pretrained, save_pretrained
 from jaxformer.config.positions import relative_buckets
 from jaxformer.nn.blocks import Block
+from jaxformer.nn.inspection import tapping
 from jaxformer.nn.models import EncoderDecoder, EncoderOnly
 from jaxformer.nn.stack import Stack
 from jaxformer.ops import attention
@@ -150,7 +151,7 @@ def pair(request, torch, transformers, tmp_path_factory):
     theirs = build(torch, transformers, request.param)
     folder = tmp_path_factory.mktemp("theirs")
     theirs.save_pretrained(folder)
-    model, params, tokenizer, _ = load_pretrained(folder, attention_fn=attention.get("reference"))
+    model, params, tokenizer, _ = load_pretrained(folder, attention_fn=attention.reference)
     assert isinstance(model, EncoderDecoder) and tokenizer is None
     return Pair(theirs, folder, model, params)
 
@@ -174,14 +175,15 @@ def heard(pair, source, target, valid):
 
     @partial(jax.jit, compiler_options=QUICK)
     def run(params):
-        return pair.model.apply(
-            {"params": params},
-            source,
-            target,
-            valid,
-            mutable=["intermediates"],
-            capture_intermediates=lambda module, method: isinstance(module, Block | Stack),
-        )
+        with tapping():  # also of attention weights
+            return pair.model.apply(
+                {"params": params},
+                source,
+                target,
+                valid,
+                mutable=["intermediates"],
+                capture_intermediates=lambda module, method: isinstance(module, Block | Stack),
+            )
 
     logits, variables = run(pair.params)
     return logits, variables["intermediates"]

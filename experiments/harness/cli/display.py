@@ -56,6 +56,7 @@ class Screen:
             print_line(text, self.stream)
             return
         with contextlib.suppress(OSError):
+            self._live.refresh()  # of a phase that has just ended
             self._live.console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager

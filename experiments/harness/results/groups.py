@@ -147,8 +147,6 @@ class ScoredRun(NamedTuple):
     signature: str
     unit: str
     """The number of tokens of the text, for scores per token; else ""."""
-    steps: list[int]
-    """The steps whose mean are the weights."""
 
 
 def default_metric(folder: Path) -> str:
@@ -192,7 +190,6 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
         digest=scores["text_sha256"],
         signature=json.loads(config_files.flat(scores).get(f"{metric}_signature", '""')),
         unit=str(scores["tokens"]) if per_token else "",
-        steps=result.steps,
     )
 
 

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -19,7 +19,6 @@ from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
 Format = Literal["terminal", "markdown", "latex", "csv"]
-FORMATS = get_args(Format)
 
 
 class Table(NamedTuple):
@@ -29,11 +28,10 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-def render(comparison: Comparison, form: Format = "terminal", *, every_run: bool = False) -> str:
-    """The tables of `comparison`, what they mean, and warnings; `every_run` adds each seed's."""
+def render(comparison: Comparison, form: Format = "terminal") -> str:
+    """The tables of `comparison`, what they mean, and warnings."""
     tables = [group_table(comparison)]
     tables += [difference_table(comparison)] if comparison.differences else []
-    tables += [run_table(comparison)] if every_run else []
     parts = [write(table, form) for table in tables]
     if form == "csv":
         return "\n".join(parts)
@@ -59,17 +57,6 @@ def difference_table(comparison: Comparison) -> Table:
     titles = f"minus {comparison.groups[0].name}", "difference", "seeds", "items", "both"
     rows = [_difference_row(difference, digits) for difference in comparison.differences]
     return Table((*titles, "p bs", "p ar"), rows)
-
-
-def run_table(comparison: Comparison) -> Table:
-    """A row for each run."""
-    digits = _digits(comparison)
-    runs = [run for group in comparison.groups for run in group.runs]
-    rows = [
-        (str(run.folder), str(run.seed), _number(run.value, digits), "+".join(map(str, run.steps)))
-        for run in runs
-    ]
-    return Table(("run", "seed", comparison.metric, "steps"), rows)
 
 
 def by_length(comparison: Comparison, longest: Sequence[int]) -> Table:

@@ -13,12 +13,10 @@ from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, sing
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 
+CheckpointName = Literal["final", "best", "last", "average", "ema"]
 _NOTE = "weights.json"
 
 _Loaded = TypeVar("_Loaded", bound=NamedTuple)
-
-
-CheckpointName = Literal["final", "best", "last", "average", "ema"]
 
 
 class Averaging(Protocol):

@@ -25,14 +25,13 @@ trained with it can decode. `AutoAttention` selects a function for each call and
 from jaxformer.ops.attention.blockwise import blockwise
 from jaxformer.ops.attention.cudnn import cudnn
 from jaxformer.ops.attention.gpu_flash import gpu_flash
-from jaxformer.ops.attention.reference import attention_weights, reference
+from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.selection import (
     ATTENTION_FNS,
     DEVICE_FUNCTIONS,
     AttentionFn,
     AutoAttention,
     Selection,
-    get,
     select,
 )
 from jaxformer.ops.attention.spec import AttentionSpec, DeviceFunction, DeviceInfo
@@ -48,10 +47,8 @@ __all__ = [
     "DeviceFunction",
     "DeviceInfo",
     "Selection",
-    "attention_weights",
     "blockwise",
     "cudnn",
-    "get",
     "gpu_flash",
     "reference",
     "select",

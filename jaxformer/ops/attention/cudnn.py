@@ -1,11 +1,10 @@
 """cuDNN's flash attention on NVIDIA GPUs, through `jax.nn.dot_product_attention`."""
 
-from typing import NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float
 
 from jaxformer.ops.attention.spec import (
     AMPERE,
@@ -15,62 +14,35 @@ from jaxformer.ops.attention.spec import (
     DeviceInfo,
     value_size_reasons,
 )
-from jaxformer.ops.masks import AnyArray, AttentionMask
 
 _HOPPER = (9, 0)
 
 
-class CudnnArguments(NamedTuple):
-    """The arguments of `jax.nn.dot_product_attention` in place of a mask."""
-
-    k: Array  # [B, S, K, H]
-    v: Array  # [B, S, K, H]
-    is_causal: bool
-    lengths: Array | None  # [B] int32: the number of keys of each example
-    window: tuple[int, int] | None  # the number of keys before and after the query's own
-
-
-def cudnn_arguments(
-    k: Float[Array, "B S K H"], v: Float[Array, "B S K H"], mask: AttentionMask
-) -> CudnnArguments:
-    """The arguments that mean what `mask` means, for a call that is supported.
+def attend(call: Call, implementation: Literal["cudnn", "xla"] = "cudnn") -> Array:
+    """Attention by JAX's function; "xla" has the same arguments and runs on all devices.
 
     A padding mask becomes a number of keys: without `causal` the order of the keys has no meaning,
     so the real tokens of each example move to the front.
     """
-    window = None if mask.window is None else (mask.window - 1, 0)
-    if mask.padding_mask is None:
-        return CudnnArguments(k, v, mask.causal, None, window)
-    real = jnp.asarray(mask.padding_mask)
-    order = jnp.argsort(~real, axis=1, stable=True)[:, :, None, None]
-    k, v = (jnp.take_along_axis(x, order, axis=1) for x in (k, v))
-    # At least one key, so that every softmax is finite; `zeros_for_empty` removes the result.
-    lengths = jnp.maximum(real.sum(1, dtype=jnp.int32), 1)
-    return CudnnArguments(k, v, mask.causal, lengths, window)
-
-
-def zeros_for_empty(
-    out: Float[Array, "B T N H"], padding_mask: Bool[AnyArray, "B S"]
-) -> Float[Array, "B T N H"]:
-    """`out` with zeros for the examples that have padding only."""
-    return jnp.where(jnp.asarray(padding_mask).any(1)[:, None, None, None], out, 0)
-
-
-def _compute(call: Call) -> Array:
-    arguments = cudnn_arguments(call.k, call.v, call.mask)
+    k, v, mask, lengths = call.k, call.v, call.mask, None
+    real = None if mask.padding_mask is None else jnp.asarray(mask.padding_mask)
+    if real is not None:
+        order = jnp.argsort(~real, axis=1, stable=True)[:, :, None, None]
+        k, v = (jnp.take_along_axis(x, order, axis=1) for x in (k, v))
+        # At least one key, so that every softmax is finite.
+        lengths = jnp.maximum(real.sum(1, dtype=jnp.int32), 1)
     out = jax.nn.dot_product_attention(
         call.q,
-        arguments.k,
-        arguments.v,
+        k,
+        v,
         None if call.bias is None else call.bias.astype(call.q.dtype),
         scale=call.scale,
-        is_causal=arguments.is_causal,
-        key_value_seq_lengths=arguments.lengths,
-        local_window_size=arguments.window,
-        implementation="cudnn",
+        is_causal=mask.causal,
+        key_value_seq_lengths=lengths,
+        local_window_size=None if mask.window is None else (mask.window - 1, 0),
+        implementation=implementation,
     )
-    valid = call.mask.padding_mask
-    return out if valid is None else zeros_for_empty(out, valid)
+    return out if real is None else jnp.where(real.any(1)[:, None, None, None], out, 0)
 
 
 def _limits(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
@@ -101,7 +73,7 @@ def _limits(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
 cudnn: DeviceFunction = DeviceFunction(
     "cudnn",
     DeviceInfo("gpu", "", AMPERE),
-    _compute,
+    attend,
     dtypes=("bfloat16", "float16"),
     lacks=("dropout", "softcap", "explicit", "segments"),
     limits=_limits,

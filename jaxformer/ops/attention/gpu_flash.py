@@ -83,9 +83,6 @@ class Inputs(NamedTuple):
     def specs(self, plan: Plan, heads: int) -> "Inputs":
         """The part of each input at grid position (block, example, head / G); G is `heads`."""
 
-        def kv_head(head: Any) -> Any:
-            return head if heads == plan.group else jax.lax.div(head, np.int32(plan.group))
-
         def spec(x: Any, shape: tuple[int | None, ...], at: Any) -> Any:
             return None if x is None else pl.BlockSpec(shape, at)
 
@@ -98,7 +95,8 @@ class Inputs(NamedTuple):
 
         def of_keys(x: Any) -> Any:
             shape = None, keys, None, x.shape[3]
-            return spec(x, shape, lambda i, b, n: (b, 0, kv_head(n), 0))
+            group = 1 if heads == plan.group else plan.group
+            return spec(x, shape, lambda i, b, n: (b, 0, jax.lax.div(n, np.int32(group)), 0))
 
         return Inputs(
             bounds=spec(self.bounds, (None, None, 2), lambda i, b, n: (b, i, 0)),
@@ -367,9 +365,8 @@ def _compute(call: Call) -> Array:
     attend = on_mesh(partial(_attend, plan), spec, (2, 2, 2, None, 2), 2)
     words = None
     if spec.dropout and dropout is not None and dropout.dropout_rng is not None:
-        rows = q.shape[0], q.shape[2], q.shape[1]
-        words = dropout.dropout_rng.row_words(dropout.name, rows)
-        words = _pad(words, 3, plan.queries)
+        rows = spec.batch, spec.heads, spec.queries
+        words = _pad(dropout.dropout_rng.row_words(dropout.name, rows), 3, plan.queries)
     q, k, v = (_pad(x, 3, _power_of_two(x.shape[3])) for x in (q, k, v))
     q, k, v = _pad(q, 1, plan.queries), _pad(k, 1, plan.keys), _pad(v, 1, plan.keys)
     out = attend(q, k, v, make_mask_arrays(plan, call.mask, spec), words)

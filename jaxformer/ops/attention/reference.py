@@ -25,76 +25,34 @@ def reference(
 ) -> Float[Array, "B T N Hv"]:
     """Attention that stores all weights [B, N, T, S], and passes them through `on_weights`.
 
+    The weights of a query sum to one, or are zero where the mask allows no key. Logits and softmax
+    are float32. The G = N / K heads and T queries of a key head are one axis Q of a batched matrix
+    product, the fastest form for XLA. The transposes are those in which a cache stores keys and
+    values, so that XLA removes them.
+
     >>> q, k = jnp.zeros((1, 2, 1, 4)), jnp.zeros((1, 3, 1, 4))  # all weights are 1/3
     >>> v = jnp.array([1.0, 2.0, 6.0]).reshape(1, 3, 1, 1)
     >>> reference(q, k, v, AttentionMask(), scale=0.5)[0, :, 0, 0].round(4)  # the mean of v
     Array([3., 3.], dtype=float32)
     """
-    weights = attention_weights(q, k, mask, scale=scale, bias=bias, softcap=softcap)
-    if on_weights is not None:
-        weights = on_weights(weights)
-    if dropout is not None:
-        weights = dropout(weights)
-    return weighted_values(weights, v)
-
-
-def attention_weights(
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    mask: AttentionMask,
-    *,
-    scale: float,
-    bias: Float[Array, "#B N T S"] | None = None,
-    softcap: float | None = None,
-) -> Float32[Array, "B N T S"]:
-    """softmax(q k^T * scale + bias) over the keys; `softcap` bounds what the bias is added to.
-
-    The weights of a query sum to one, or are zero where the mask allows no key.
-
-    >>> q = k = jnp.ones((3, 2, 1, 5))  # [B, T, N, H]: all logits are equal
-    >>> weights = attention_weights(q, k, AttentionMask(causal=True), scale=1.0)
-    >>> weights.shape
-    (3, 1, 2, 2)
-    >>> weights[0, 0].round(4)
-    Array([[1. , 0. ],
-           [0.5, 0.5]], dtype=float32)
-    """
-    logits = query_key_products(q, k) * scale
+    (batch, queries, heads, size), (keys, groups) = q.shape, k.shape[1:3]
+    q, k = jnp.swapaxes(q, 1, 2).reshape(batch, groups, -1, size), k.transpose(0, 2, 3, 1)
+    logits = jnp.einsum("BKQH,BKHS->BKQS", q, k, preferred_element_type=jnp.float32)
+    logits = logits.reshape(batch, heads, queries, keys) * scale
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
     if bias is not None:
         logits = logits + bias
-    allowed = mask.materialize(q.shape[1], k.shape[1])
+    allowed = mask.materialize(queries, keys)
     if allowed is None:
-        return jax.nn.softmax(logits, axis=-1)
-    weights = jax.nn.softmax(jnp.where(allowed, logits, MASKED_LOGIT), axis=-1)
-    return jnp.where(allowed, weights, 0.0)
-
-
-def query_key_products(
-    q: Float[Array, "B T N H"], k: Float[Array, "B S K H"]
-) -> Float32[Array, "B N T S"]:
-    """q k^T of each head, summed in float32.
-
-    The plain twin is einsum("BTKGH,BSKH->BKGTS", q.reshape(B, T, K, N // K, H), k). Here the G
-    heads and T queries of a group are one axis Q of a batched matrix product, the fastest form for
-    XLA. The transposes are those in which a cache stores keys and values, so that XLA removes them.
-    """
-    batch, queries, heads, size = q.shape
-    keys, groups = k.shape[1:3]
-    q, k = jnp.swapaxes(q, 1, 2).reshape(batch, groups, -1, size), k.transpose(0, 2, 3, 1)
-    logits = jnp.einsum("BKQH,BKHS->BKQS", q, k, preferred_element_type=jnp.float32)
-    return logits.reshape(batch, heads, queries, keys)
-
-
-def weighted_values(
-    weights: Float[Array, "B N T S"], v: Float[Array, "B S K Hv"]
-) -> Float[Array, "B T N Hv"]:
-    """The sum of the values, weighted for each head and query, in the dtype of `v`.
-
-    The plain twin is einsum("BKGTS,BSKH->BTKGH", weights.reshape(B, K, N // K, T, S), v).
-    """
-    batch, heads, queries, keys = weights.shape
-    weights = weights.astype(v.dtype).reshape(batch, v.shape[2], -1, keys)
+        weights = jax.nn.softmax(logits, axis=-1)
+    else:
+        weights = jax.nn.softmax(jnp.where(allowed, logits, MASKED_LOGIT), axis=-1)
+        weights = jnp.where(allowed, weights, 0.0)
+    if on_weights is not None:
+        weights = on_weights(weights)
+    if dropout is not None:
+        weights = dropout(weights)
+    weights = weights.astype(v.dtype).reshape(batch, groups, -1, keys)
     out = jnp.einsum("BKQS,BKSH->BKQH", weights, jnp.swapaxes(v, 1, 2))
     return jnp.swapaxes(out.reshape(batch, heads, queries, -1), 1, 2)

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 from jax import Array
 from jaxtyping import Float
 
-from jaxformer.errors import ConfigError
 from jaxformer.ops.attention.blockwise import blockwise
 from jaxformer.ops.attention.cudnn import cudnn
 from jaxformer.ops.attention.gpu_flash import gpu_flash
@@ -60,14 +59,6 @@ ATTENTION_FNS: dict[str, AttentionFn] = {
 
 _MANY_WEIGHTS = 2**28  # 1 GiB in float32, which each layer keeps for its backward pass
 _MANY_ON_CPU = 2**26
-
-
-def get(name: str) -> AttentionFn:
-    """The attention function called `name`; `ConfigError` lists the names if it is unknown."""
-    if name not in ATTENTION_FNS:
-        known = ", ".join(ATTENTION_FNS)
-        raise ConfigError(f"attention function {name!r} is unknown: give one of {known}")
-    return ATTENTION_FNS[name]
 
 
 @dataclass(frozen=True)

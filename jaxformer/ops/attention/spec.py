@@ -95,11 +95,8 @@ class AttentionSpec:
     of the logits.
 
     >>> sizes = {"heads": 4, "kv_heads": 2, "key_size": 16, "value_size": 16}
-    >>> call = AttentionSpec(batch=2, queries=8, keys=8, dtype="float32", causal=True, **sizes)
-    >>> print(call)
+    >>> print(AttentionSpec(batch=2, queries=8, keys=8, dtype="float32", causal=True, **sizes))
     B=2 T=8 S=8 N=4 K=2 H=16 Hv=16 float32 causal
-    >>> call.num_weights  # B x N x T x S = 2 x 4 x 8 x 8
-    512
     """
 
     batch: int

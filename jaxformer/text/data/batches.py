@@ -111,7 +111,17 @@ class StreamBatch(NamedTuple):
 
 
 class MaskedBatch(NamedTuple):
-    """B rows of T tokens; the model predicts at most P tokens of each row. See `MaskedStream`."""
+    """B rows of T tokens; the model predicts at most P tokens of each row.
+
+    >>> from jaxformer.text.data import MaskedStream, Tokens
+    >>> from jaxformer.text.tokenizers import SpecialTokens
+    >>> sizes = {"batch_size": 2, "seq_len": 14, "vocab_size": 11}
+    >>> special = SpecialTokens(bos=1, eos=2, mask=3)
+    >>> stream = MaskedStream(Tokens.from_lists([[5, 6] * 9]), seed=0, special=special, **sizes)
+    >>> batch = stream.batch(0)
+    >>> batch.tokens.shape, batch.labels.shape  # [B, T] and [B, P]: 0.15 x 14 are to be predicted
+    ((2, 14), (2, 2))
+    """
 
     tokens: Int[Array, "B T"]
     """bos text eos, or bos A eos B eos; some tokens of the text are replaced."""
@@ -145,11 +155,11 @@ def fill_rows(batch: _B, count: int) -> _B:
     """
     rows = count_rows(batch)
     if isinstance(batch, PairBatch | StreamBatch | MaskedBatch):
-        leaves = (
+        filled: Any = (
             None if leaf is None else np.pad(leaf, [(0, count - rows), *[(0, 0)] * (leaf.ndim - 1)])
             for leaf in batch
         )
-        return type(batch)(*leaves)
+        return type(batch)(*filled)
     if rows != count:
         raise ConfigError(
             f"a batch of the type {type(batch).__name__} has {rows} rows, but the devices share "

@@ -173,9 +173,9 @@ class ShuffledWindows:
     ) -> tuple[Int64[np.ndarray, " W"], Int64[np.ndarray, " W"]]:
         """First item and number of items of the windows in the `rows` of `step`."""
         check_step(step)
-        epoch, place = divmod(int(step), self.steps_per_epoch)
+        epoch, index = divmod(int(step), self.steps_per_epoch)
         phase, *keys = random_bits(self.seed, epoch, 0, 1 + _ROUNDS)
-        places = place * self.batch_size + rows
+        places = index * self.batch_size + rows
         there = places < self.count
         numbers = permute(places[there], self.count, np.array(keys))
         begins = numbers * self.length - int(phase) % self.length

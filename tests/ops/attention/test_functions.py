@@ -93,7 +93,7 @@ def by_hand(q, k, v, mask, scale, bias=None) -> np.ndarray:
 @partial(jax.jit, static_argnames=("attention_fn", "scale"))
 def output_and_gradients(attention_fn, inputs, direction, mask, scale=0.5, bias=None):
     def total(inputs):
-        out = attention.get(attention_fn)(*inputs, mask, scale=scale, bias=bias)
+        out = attention.ATTENTION_FNS[attention_fn](*inputs, mask, scale=scale, bias=bias)
         return jnp.sum(out * direction), out
 
     return jax.value_and_grad(total, has_aux=True)(inputs)
@@ -136,19 +136,13 @@ def test_values_may_have_a_size_of_their_own(attention_fn, rng, assert_equal):
     assert_equal(out, by_hand(x.q, x.k, x.v, MASKS["padding"], 0.5))
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(
-        ValueError, match="attention function 'flash' is unknown: give one of reference, blockwise"
-    ):
-        attention.get("flash")
-
-
-@pytest.mark.parametrize("attention_fn", [*attention.DEVICE_FUNCTIONS, "auto"])
+@pytest.mark.parametrize(
+    "attention_fn", [*attention.DEVICE_FUNCTIONS.values(), attention.AutoAttention()]
+)
 def test_a_bool_array_as_mask_is_refused(attention_fn, rng):
     x = Inputs(rng)
-    attend = attention.AutoAttention() if attention_fn == "auto" else attention.get(attention_fn)
     with pytest.raises(ConfigError, match=r"mask is a .* give AttentionMask\(explicit=array\)"):
-        attend(x.q, x.k, x.v, EXPLICIT, scale=0.5)
+        attention_fn(x.q, x.k, x.v, EXPLICIT, scale=0.5)
 
 
 @pytest.mark.parametrize("name", attention.DEVICE_FUNCTIONS)
@@ -177,6 +171,6 @@ def test_a_model_built_with_flash_attention_decodes_with_a_cache(
         return run(params)
 
     for given, expected in zip(
-        decoded(attention.get(name)), decoded(attention.reference), strict=True
+        decoded(attention.ATTENTION_FNS[name]), decoded(attention.reference), strict=True
     ):
         assert_equal(given, expected)

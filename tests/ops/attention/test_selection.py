@@ -18,7 +18,8 @@ from jaxformer.ops.attention import (
     reference,
     select,
 )
-from jaxformer.ops.attention.cudnn import cudnn_arguments, zeros_for_empty
+from jaxformer.ops.attention.cudnn import attend
+from jaxformer.ops.attention.spec import Call
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
@@ -151,7 +152,7 @@ def test_a_named_attention_function_is_not_replaced_by_another(name):
     with pytest.raises(
         ConfigError, match=f"the {name} attention function .* not cpu: use 'reference' or"
     ):
-        attention.get(name)(q, q, q, AttentionMask(), scale=1.0)
+        attention.ATTENTION_FNS[name](q, q, q, AttentionMask(), scale=1.0)
 
 
 @pytest.mark.parametrize("name", attention.DEVICE_FUNCTIONS)
@@ -159,10 +160,10 @@ def test_an_explicit_mask_is_computed_by_another_function_only_for_a_cache(name,
     q = jnp.asarray(np.random.default_rng(0).normal(size=(2, 128, 1, 8)), jnp.float32)
     prefix = np.tril(np.ones((2, 128, 128), bool), 5)
     with pytest.raises(ConfigError, match=f"the {name} attention function"):
-        attention.get(name)(q, q, q, AttentionMask(explicit=prefix), scale=1.0)
+        attention.ATTENTION_FNS[name](q, q, q, AttentionMask(explicit=prefix), scale=1.0)
     beams = AttentionMask(explicit=prefix, offset=jnp.int32(0))
     expected = reference(q, q, q, beams, scale=1.0)
-    assert_equal(attention.get(name)(q, q, q, beams, scale=1.0), expected)
+    assert_equal(attention.ATTENTION_FNS[name](q, q, q, beams, scale=1.0), expected)
 
 
 CUDNN_MASKS = {
@@ -180,19 +181,10 @@ def test_the_arguments_of_cudnn_mean_the_mask(mask, rng, assert_equal):
     """The very arguments, given to JAX's other implementation of the same function."""
     q, k, v = (jnp.asarray(rng.standard_normal((3, 7, n, 5)), jnp.float32) for n in (4, 2, 2))
 
-    def attend(q, k, v):
-        arguments = cudnn_arguments(k, v, mask)
-        out = jax.nn.dot_product_attention(
-            q,
-            arguments.k,
-            arguments.v,
-            scale=0.6,
-            is_causal=arguments.is_causal,
-            key_value_seq_lengths=arguments.lengths,
-            local_window_size=arguments.window,
-            implementation="xla",
-        )
-        return out if mask.padding_mask is None else zeros_for_empty(out, mask.padding_mask)
+    spec = AttentionSpec.create(q, k, v, mask, None, None)
+
+    def by_jax(q, k, v):
+        return attend(Call(spec, CPU, q, k, v, mask, 0.6, None, None, False), "xla")
 
     def plain(q, k, v):
         return reference(q, k, v, mask, scale=0.6)
@@ -200,7 +192,7 @@ def test_the_arguments_of_cudnn_mean_the_mask(mask, rng, assert_equal):
     def gradients(f):
         return jax.jit(jax.value_and_grad(lambda *x: (f(*x) ** 2).sum(), (0, 1, 2)))(q, k, v)
 
-    for given, expected in zip(*map(jax.tree.leaves, map(gradients, (attend, plain))), strict=True):
+    for given, expected in zip(*map(jax.tree.leaves, map(gradients, (by_jax, plain))), strict=True):
         assert_equal(given, expected)
 
 
