@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
 }
-"""The functions that `TransformerConfig.activation` names."""
+"""The functions that `FeedForwardOptions.activation` names."""
 
 
 def softcap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:

@@ -168,18 +168,6 @@ def test_the_gradient_of_an_added_zero_is_a_finite_difference(gpt):
     np.testing.assert_allclose(given, slope, rtol=2e-3)
 
 
-def test_one_program_ablates_each_head_in_turn(translator, without_head, assert_equal):
-    model, params = translator[:2]
-
-    def logits(keep):
-        ablated = Patched(model, {f"{CROSS}/heads": lambda x: x * keep[None, None, :, None]})
-        return ablated.apply({"params": params}, SOURCE, TOKENS)
-
-    found = jax.jit(jax.vmap(logits))(1.0 - jnp.eye(3))
-    assert_equal(found[2], call(model, without_head, SOURCE, TOKENS))
-    assert not np.allclose(found[0], found[1])
-
-
 def test_blocks_that_recompute_are_replaced_with_the_same_gradient(gpt):
     found = []
     for block in (REMAT["none"], REMAT["blocks"]):

@@ -119,19 +119,6 @@ def test_value_and_gradient_are_those_of_a_list_of_blocks_with_dropout(kind, blo
     assert_close(unstack_blocks(scanned_gradient), gradient)
 
 
-def test_the_parameters_have_a_leading_layer_axis(leaf_shapes):
-    shapes = [
-        leaf_shapes(jax.eval_shape(EncoderDecoder(config).init, jax.random.key(0), *inputs))
-        for config, inputs in ((LISTED, (TOKENS, TOKENS)), (SCANNED, (TOKENS, TOKENS)))
-    ]
-    listed, scanned = shapes
-    query = "blocks/attention/query/kernel"
-    for stack, layers in (("encoder", 2), ("decoder", 3)):
-        for i in range(layers):
-            one = listed[f"params/{stack}/{query.replace('blocks', f'blocks_{i}')}"]
-            assert scanned[f"params/{stack}/stacked_{query}"] == (layers, *one)
-
-
 def test_layers_do_not_start_equal():
     params = jax.jit(DecoderOnly(SCANNED).init)(jax.random.key(0), TOKENS)["params"]
     kernel = params["decoder"]["stacked_blocks"]["feed_forward"]["up"]["kernel"]

@@ -77,12 +77,6 @@ def test_an_offset_known_only_at_run_time_visits_all_blocks(inputs):
     assert scan_lengths(attend, 2) == [12]
 
 
-def test_a_query_that_comes_before_all_keys_gets_zeros(inputs):
-    attend = jax.jit(partial(SMALL, scale=0.7))
-    out = attend(*inputs[:3], AttentionMask(causal=True, offset=-T))
-    assert out.shape == (B, T, N, HV) and np.all(out == 0)
-
-
 @pytest.mark.parametrize(
     "remat, loops", [pytest.param("blocks", 3, marks=pytest.mark.long), ("all_but_attention", 2)]
 )
