@@ -73,8 +73,7 @@ def check(config: TransformerConfig, changes: dict[str, Any], preset: str) -> No
 
     What it does not offer must be the default of `TransformerConfig`, or as in `changes`.
     """
-    smallest = TransformerConfig(vocab_size=1, d_model=1, d_ff=1, num_heads=1)
-    plain = {**dotted_fields(smallest), **changes}
+    plain = dotted_fields(TransformerConfig(vocab_size=1, d_model=1, d_ff=1, num_heads=1)) | changes
     for name, value in dotted_fields(config).items():
         if name not in _FREE and value != plain[name]:
             raise ConfigError(
