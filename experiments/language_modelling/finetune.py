@@ -2,10 +2,9 @@
 
 The run's model with the head of `--task` learns from `--num_train` examples, once from the
 pretrained weights and once from scratch, for each of `--seeds` seeds, and its score on the test
-examples is printed. Without files they are made of the standard library: which of ten packages is
-a snippet from (classification)? Does one half follow the other (pairs)? What is assigned to a name
-(spans)? What does a function do (chat)? Two presets make them of WikiText-2: which article is a
-passage from (`articles`)? Are two words of a sentence swapped (`word_order`)?
+examples is printed. Without files, classification asks which of ten packages a snippet of the
+standard library is from, or with two presets of WikiText-2: which article is a passage from
+(`articles`)? Are two words of a sentence swapped (`word_order`)?
 """
 
 import json
@@ -45,11 +44,11 @@ class FinetuneOptions(finetuning.FinetuneOptions):
     task: Literal["classification", "pairs", "spans", "chat"] = "classification"
     """The task: labels of texts or of pairs, answers in a text, answers of an assistant."""
     train: str = ""
-    """A file to learn from; empty: made of the standard library. classification: lines
-    label<TAB>text; pairs: label<TAB>premise<TAB>hypothesis; or .jsonl with these fields; spans: the
-    JSON of SQuAD; chat: .jsonl with a list of messages in each line."""
+    """A file to learn from; empty: see examples. classification: lines label<TAB>text; pairs:
+    label<TAB>premise<TAB>hypothesis; or .jsonl with these fields; spans: the JSON of SQuAD; chat:
+    .jsonl with a list of messages in each line."""
     test: str = ""
-    """A file of the same form to test with; empty: made of the standard library."""
+    """A file of the same form to test with."""
     examples: Literal["python_stdlib", "articles", "word_order"] = "python_stdlib"
     """The source of examples without files; all but python_stdlib have classification alone."""
     num_train: int = 200
@@ -147,6 +146,8 @@ class Learner(NamedTuple):
 def main(options: FinetuneOptions) -> None:
     """Prints the scores, their means and deviations, and writes them to finetune.json."""
     folder = result_folder(options, "language_modelling")
+    if options.task != "classification" and not options.train:
+        raise ConfigError(f"task={options.task!r} needs files: give --train FILE and --test FILE")
     rows = TASKS[options.task].read(options)
     loaded = without_heads(load_run(Path(options.run), options, without_head=True))
     learner = make_learner(options, loaded, *rows)

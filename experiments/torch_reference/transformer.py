@@ -4,7 +4,7 @@ The same function as `jaxformer.nn.models.EncoderDecoder` of the same configurat
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -68,7 +68,7 @@ def norm(config: TransformerConfig) -> nn.LayerNorm:
     return nn.LayerNorm(config.d_model, config.norm.eps, bias=config.use_bias)
 
 
-def check(config: TransformerConfig, changes: Mapping[str, Any], preset: str) -> None:
+def check(config: TransformerConfig, changes: dict[str, Any], preset: str) -> None:
     """Raises `ConfigError` for a choice that the reference does not have; `preset` has none.
 
     What it does not offer must be the default of `TransformerConfig`, or as in `changes`.

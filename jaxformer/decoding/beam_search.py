@@ -166,20 +166,16 @@ class _Search(NamedTuple):
         at_end = beams.length + 1 >= self.limits
         logits, norms = self.process(logits.astype(jnp.float32), beams)
         logits = self.apply_max_length(logits, norms, at_end)
-        extended, parents, tokens = _extend(beams, logits, norms, self.candidates)
+        width = self.config.beam_size
+        candidates = width * (1 + self.config.extra_candidates) if width > 1 else 1
+        extended, parents, tokens = _extend(beams, logits, norms, candidates)
         ended = is_among(tokens, self.config.eos) | at_end[:, None]
         beams = _finish(beams, extended, ended, self.length_penalty_fn)
         live = extended._replace(scores=jnp.where(ended, -jnp.inf, extended.scores))
-        live, parents, tokens = _best_live(beams.last.shape[1], live, parents, tokens)
+        live, parents, tokens = _best_live(width, live, parents, tokens)
         stopped = beams.stopped | self.can_stop(beams, live.scores.max(axis=-1))
         cache = cache.reorder_beams(parents)
         return beams._replace(stopped=stopped, last=tokens, live=live, cache=cache)
-
-    @property
-    def candidates(self) -> int:
-        """The number of extensions of a sentence's hypotheses that a step looks at."""
-        beam_size = self.config.beam_size
-        return beam_size * (1 + self.config.extra_candidates) if beam_size > 1 else 1
 
     def process(
         self, logits: Float[Array, "B W V"], beams: _Beams

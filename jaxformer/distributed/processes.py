@@ -40,7 +40,14 @@ def initialize(
     jaxformer.errors.ConfigError: coordinator=host0:1234, num_processes=2, process_id=None: ...
     """
     if coordinator is not None and num_processes is not None and process_id is not None:
-        _check_process(coordinator, num_processes, process_id)
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"coordinator={coordinator!r} is not an address: give HOST:PORT")
+        if not 0 <= process_id < num_processes:
+            raise ConfigError(
+                f"process_id={process_id} is not one of num_processes={num_processes}: give a "
+                "number from 0 to num_processes - 1"
+            )
     elif (coordinator, num_processes, process_id) != (None, None, None):
         raise ConfigError(
             f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}: "
@@ -82,20 +89,6 @@ def assert_processes_agree(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"the processes do not agree on {', '.join(names)}: process {jax.process_index()} of "
             f"{jax.process_count()} has {here}. Start all with the same settings and data"
-        )
-
-
-def _check_process(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Raises `ConfigError` for a malformed address or an impossible number."""
-    host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"coordinator={coordinator!r} is not an address: give HOST:PORT")
-    if num_processes < 1:
-        raise ConfigError(f"num_processes={num_processes}, but it must be at least 1")
-    if not 0 <= process_id < num_processes:
-        raise ConfigError(
-            f"process_id={process_id} is not one of num_processes={num_processes}: give a number "
-            f"from 0 to {num_processes - 1}"
         )
 
 

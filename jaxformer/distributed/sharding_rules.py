@@ -62,7 +62,12 @@ def partition_specs(
             entries = _by_name(path, leaf.shape[layers:], parameter, rules, sizes)
         else:
             layers = axes[path].layers if axes and path in axes else 0
-            entries = _by_path(path, leaf.shape[layers:], spec, sizes)
+            if len(spec) > leaf.ndim - layers:
+                raise ConfigError(
+                    f"{path} has the shape {list(leaf.shape[layers:])}, but its spec {spec} has "
+                    f"{len(spec)} dimensions: give at most {leaf.ndim - layers}"
+                )
+            entries = _divide(path, leaf.shape[layers:], spec, sizes)
         while entries and entries[-1] is None:  # XLA's form: any other form would compile again
             entries.pop()
         return PartitionSpec(*[None] * layers, *entries) if entries else PartitionSpec()
@@ -103,10 +108,7 @@ def _by_name(
 ) -> list[MeshAxes]:
     """The mesh axes of each dimension, by the names of the parameter's axes."""
     names = (*parameter.inputs, *parameter.outputs)
-    entries = [
-        _checked(path, shape, i, rules.get(name), sizes, f"RULES | {{{name!r}: None}}", name)
-        for i, name in enumerate(names)
-    ]
+    entries = _divide(path, shape, [rules.get(name) for name in names], sizes, names)
     is_kept = any(rules.get(name, "") is None for name in names)
     if parameter.inputs and not is_kept and sizes["fsdp"] > 1 and "fsdp" not in mesh_axes(entries):
         free = [
@@ -117,42 +119,31 @@ def _by_name(
     return entries
 
 
-def _by_path(
-    path: str, shape: tuple[int, ...], spec: PartitionSpec, sizes: Mapping[str, int]
-) -> list[MeshAxes]:
-    """The mesh axes of each dimension, as a spec for the parameter's path says."""
-    if len(spec) > len(shape):
-        raise ConfigError(
-            f"{path} has the shape {list(shape)}, but its spec {spec} has {len(spec)} dimensions: "
-            f"give at most {len(shape)}"
-        )
-    return [_checked(path, shape, i, axis, sizes, "another spec") for i, axis in enumerate(spec)]
-
-
-def _checked(
+def _divide(
     path: str,
     shape: tuple[int, ...],
-    dimension: int,
-    axis: MeshAxes,
+    wanted: Iterable[MeshAxes],
     sizes: Mapping[str, int],
-    remedy: str,
-    name: str = "",
-) -> MeshAxes:
-    """`axis` for a dimension, or None where it does not divide it into more than one part."""
-    mesh_names = mesh_axes((axis,))
-    unknown = [mesh_name for mesh_name in mesh_names if mesh_name not in sizes]
-    if unknown:
-        raise ConfigError(
-            f"a rule for {path} names the mesh axis {unknown[0]!r}: give one of {', '.join(sizes)}"
-        )
-    parts = math.prod(sizes[mesh_name] for mesh_name in mesh_names)
-    size = shape[dimension]
-    if parts == 1 or (size % parts and name in _MAY_BE_WHOLE):
-        return None
-    if size % parts:
-        raise ConfigError(
-            f"dimension {dimension} of {path} {list(shape)} has size {size}, which "
-            f"{'*'.join(mesh_names)}={parts} does not divide: choose a mesh axis that divides it, "
-            f"or give {remedy}"
-        )
-    return axis
+    names: tuple[str, ...] = (),
+) -> list[MeshAxes]:
+    """The `wanted` mesh axes, or None where they do not divide a dimension into several parts."""
+    entries: list[MeshAxes] = []
+    for dimension, axis in enumerate(wanted):
+        mesh_names, size = mesh_axes((axis,)), shape[dimension]
+        unknown = [name for name in mesh_names if name not in sizes]
+        if unknown:
+            raise ConfigError(
+                f"a rule for {path} names the mesh axis {unknown[0]!r}: give one of "
+                f"{', '.join(sizes)}"
+            )
+        parts = math.prod(sizes[name] for name in mesh_names)
+        may_be_whole = bool(names) and names[dimension] in _MAY_BE_WHOLE
+        if size % parts and not may_be_whole:
+            remedy = f"RULES | {{{names[dimension]!r}: None}}" if names else "another spec"
+            raise ConfigError(
+                f"dimension {dimension} of {path} {list(shape)} has size {size}, which "
+                f"{'*'.join(mesh_names)}={parts} does not divide: choose a mesh axis that divides "
+                f"it, or give {remedy}"
+            )
+        entries.append(None if parts == 1 or size % parts else axis)
+    return entries

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ from jaxformer.pretrained.model_specs import (
     spec_of,
 )
 from jaxformer.pretrained.weight_map import to_hf
-from jaxformer.text.tokenizers import Tokenizer, with_template
+from jaxformer.text.tokenizers import Tokenizer, mask_joins_spaces
 
 _JSON: dict[str, Any] = {"indent": 2, "sort_keys": True}
 _ROLES = ("pad", "bos", "eos")
+_WORDS = 64  # how many words of a vocabulary show how its tokenizer treats spaces
 _CLASSIFIERS = ("encoder_classifier", "decoder_classifier", "token_classifier")
 
 
@@ -216,11 +218,32 @@ def _write(
 
 
 def _with_template(tokenizer: Tokenizer, spec: ModelSpec) -> Tokenizer:
-    """`tokenizer` that adds the special tokens which the model reads around each text."""
+    """`tokenizer` that, in other programs, adds the special tokens that the model reads.
+
+    They stand around each text, and a mask takes the spaces around it as `fill_mask` does. `encode`
+    here gives the same ids as before.
+    """
     decoder = spec.kind in ("decoder", "bare_decoder", "decoder_classifier")
     if decoder or tokenizer.library_tokenizer.post_processor is not None:
         return tokenizer
-    return with_template(tokenizer, bos=spec.kind != "encoder_decoder", eos=True)
+    library, special = optional_dependencies.load("tokenizers"), tokenizer.special
+    content = json.loads(tokenizer.library_tokenizer.to_str())
+    if special.mask is not None:
+        texts = (tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size))
+        words = list(islice((text for text in texts if text.isalpha()), _WORDS))
+        before, after = mask_joins_spaces(words, tokenizer)
+        for token in content["added_tokens"]:
+            if token["id"] == special.mask:
+                token |= {"lstrip": before, "rstrip": after}
+    changed = library.Tokenizer.from_str(json.dumps(content))
+    bos = None if spec.kind == "encoder_decoder" else special.bos
+    first, last = ([] if i is None else [tokenizer.token(i)] for i in (bos, special.eos))
+    changed.post_processor = library.processors.TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", *last, "$B:1", *(f"{name}:1" for name in last)],
+        special_tokens=[(name, tokenizer.id_of(name)) for name in dict.fromkeys((*first, *last))],
+    )
+    return Tokenizer(changed)
 
 
 def _tokenizer_config(tokenizer: Tokenizer, spec: ModelSpec) -> dict[str, Any]:

@@ -24,22 +24,14 @@ class Transform(NamedTuple):
     """Our shape -> the shape of the tensor."""
     to_hf: Callable[[np.ndarray], np.ndarray]
     """Our parameter -> the tensor."""
-    to_jax: Callable[[np.ndarray, Shape], np.ndarray]
+    to_jax: Callable[[np.ndarray, Shape], np.ndarray] = lambda array, shape: array.reshape(shape)
     """The tensor and our shape -> our parameter."""
 
 
-SAME = Transform(
-    shape=lambda jax: jax,
-    to_hf=lambda array: array,
-    to_jax=lambda array, shape: array.reshape(shape),
-)
+SAME = Transform(shape=lambda jax: jax, to_hf=lambda array: array)
 """No change."""
 
-FLAT = Transform(
-    shape=lambda jax: (math.prod(jax),),
-    to_hf=lambda array: array.reshape(-1),
-    to_jax=lambda array, shape: array.reshape(shape),
-)
+FLAT = Transform(shape=lambda jax: (math.prod(jax),), to_hf=lambda array: array.reshape(-1))
 """All axes in one, such as a bias [N, H] stored as [N H]."""
 
 
@@ -48,7 +40,6 @@ def conv1d(inputs: int = 1) -> Transform:
     return Transform(
         shape=lambda jax: (math.prod(jax[:inputs]), math.prod(jax[inputs:])),
         to_hf=lambda array: array.reshape(math.prod(array.shape[:inputs]), -1),
-        to_jax=lambda array, shape: array.reshape(shape),
     )
 
 

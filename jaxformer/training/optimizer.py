@@ -24,7 +24,6 @@ from jaxformer.training.parameters import (
     axes_of,
     freeze,
     map_with_path,
-    matrix_mask,
 )
 
 ScheduleName = Literal["inverse_square_root", "cosine", "constant", "linear", "wsd"]
@@ -169,7 +168,11 @@ def make_optimizer(
         parts.append(optax.clip_by_global_norm(config.grad_clip_norm))
     parts.append(_RULES[config.name](config, axes))
     if config.weight_decay > 0:
-        mask = partial(matrix_mask, axes=axes)
+
+        def is_matrix(path: str, leaf: jax.Array) -> bool:  # or a table: it has inputs
+            return bool(axes_of(path, leaf, axes).inputs)
+
+        mask = partial(map_with_path, is_matrix)
         parts.append(optax.add_decayed_weights(config.weight_decay, mask))
     if schedule is None:
         parts.append(_scale_by_peak(config.learning_rate, _relative_schedule(config)))

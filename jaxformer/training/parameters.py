@@ -62,11 +62,6 @@ def axes_of(path: str, leaf: Any, axes: ModelAxes | None) -> Axes:
     return Axes((INPUT,), (OUTPUT,)) if leaf.ndim == 2 else Axes((), (OUTPUT,) * leaf.ndim)
 
 
-def matrix_mask(params: Params, axes: ModelAxes | None = None) -> Params:
-    """True at each parameter with inputs (matrices, tables), False at biases, scales, vectors."""
-    return map_with_path(lambda path, leaf: bool(axes_of(path, leaf, axes).inputs), params)
-
-
 def freeze_gradient(loss: Loss, pattern: str) -> Loss:
     """`loss` without the gradient by the parameters that `freeze` leaves unchanged."""
 

@@ -40,7 +40,7 @@ def tpu_devices():
 def h100s():
     """h100s(4) -> that many H100s of one host, to compile for."""
     if find_spec("jax_cuda13_plugin") is None:
-        pytest.skip("the CUDA plugin is not installed: pip install 'jaxformer[cuda]'")
+        pytest.skip("the CUDA plugin is not installed: pip install 'jaxformer[cuda13]'")
 
     def devices_of(count: int) -> list[jax.Device]:
         return list(devices(parse_target("h100"), count))

@@ -235,7 +235,7 @@ def check_end(survivor: dict[str, Any]) -> None:
     [
         (("localhost:1234", None, None), "num_processes=None, process_id=None: give all three"),
         (("localhost", 2, 0), "coordinator='localhost' is not an address: give HOST:PORT"),
-        (("localhost:1234", 0, 0), "num_processes=0, but it must be at least 1"),
+        (("localhost:1234", 0, 0), "process_id=0 is not one of num_processes=0: give a number"),
         (
             ("localhost:1234", 2, 2),
             "process_id=2 is not one of num_processes=2: give a number",

@@ -619,6 +619,8 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, questions):
     ):
         with pytest.raises(ConfigError, match=message):
             replace(OPTIONS, **changes)
+    with pytest.raises(ConfigError, match="task='spans' needs files: give --train FILE and"):
+        finetune.main(replace(OPTIONS, task="spans"))
     path = write_lines(tmp_path / "both.tsv", "a\tx", "b\ty", "b\tz")
     for count in (1, 4):
         with pytest.raises(ConfigError, match=f"num_train={count}, but there are 3 texts"):

@@ -592,14 +592,6 @@ def test_a_prompt_that_cannot_be_continued_is_refused(run, text, tmp_path):
     )
 
 
-@pytest.mark.parametrize("command", [generate, evaluate])
-def test_a_folder_without_a_trained_run_is_refused(command, run, tmp_path):
-    refused(call(command, {"--run": tmp_path / "none"}), 2, "none is not a folder: give --run")
-    refused(call(command, {"--run": tmp_path}), 2, "is not the folder of a run")
-    shutil.copy(run.folder / "config.json", tmp_path)
-    refused(call(command, {"--run": tmp_path}), 66, "holds no complete checkpoint: train first")
-
-
 def test_a_text_without_a_mask_is_refused(masked):
     done = call(generate, {"--run": masked.folder, "--text": "sun"})
     refused(done, 65, "mask")

@@ -326,7 +326,7 @@ def test_an_unknown_experiment_is_refused_in_one_sentence():
     ("compiler", "target", "module", "extra"),
     [
         ("tpu", "v5e", "libtpu", "'jaxformer[compilers]' with Python 3.12 or later"),
-        ("cuda", "h100", "jax_cuda", "'jaxformer[cuda]'; no GPU is needed"),
+        ("cuda", "h100", "jax_cuda", "'jaxformer[cuda13]'; no GPU is needed"),
     ],
 )
 def test_a_compiler_that_is_not_installed_is_named(monkeypatch, compiler, target, module, extra):

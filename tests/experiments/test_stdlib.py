@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.language_modelling import stdlib
-from experiments.language_modelling.tasks import chat, examples, spans
-from experiments.language_modelling.tasks.examples import cut_snippets, snippet_pairs, snippets
+from experiments.language_modelling.tasks import examples
+from experiments.language_modelling.tasks.examples import cut_snippets, snippets
 from jaxformer.errors import DataError
 
 PARTS = ("train", "validation", "test")
@@ -164,23 +164,3 @@ def test_a_library_with_too_little_text_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(stdlib, "root", lambda: tmp_path)
     with pytest.raises(DataError, match=r"asyncio: 1 snippets of 8 lines for train, but 50 are"):
         snippets("train")
-
-
-def test_pairs_are_halves_of_snippets_of_which_every_second_is_another_ones(labelled):
-    texts, pairs = labelled["test"].texts, snippet_pairs("test")
-    assert pairs.labels[:4] == ["follows", "other", "follows", "other"]
-    whole = [f"{first}\n{second}" for _, first, second in zip(*pairs, strict=True)]
-    assert whole[::2] == texts[::2]
-    seconds = [text.removeprefix(first) for text, first in zip(texts, pairs.texts, strict=True)]
-    assert [f"\n{x}" for x in pairs.seconds[1:-1:2]] == seconds[3::2]
-
-
-def test_questions_ask_what_is_assigned_to_a_name_and_conversations_what_a_function_does():
-    questions = spans.made_questions("test")
-    assert len(questions) > 100
-    for each in questions:
-        ((answer,), (start,)) = each.answers, each.starts
-        assert each.context[start:].startswith(answer)
-        assert each.context[:start].endswith(f"{each.question} = ")
-    messages = chat.made_conversations("test")[0]
-    assert messages[0]["content"].startswith("def ") and messages[1]["role"] == "assistant"

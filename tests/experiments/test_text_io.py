@@ -95,6 +95,7 @@ def test_a_finished_run_names_its_words_its_files_and_commands_with_real_argumen
     words = [first + second + "ing" for first in "abcdefg" for second in "klmnopq"]
     write_known_words(folder / "data", words)
     scores = {"sentences": 1_234, "exact": 0.5, "bleu": 12.345, "chrf": 6.7}
+    scores |= {"bleu_signature": "tok:13a", "chrf_signature": "nc:6"}
     told = describe_run(folder, "test", Text(["a dog", "x"], ["y", "z"]), scores, ["y", "x"])
     assert "test: 1,234 sentences, 50.0% ± 50.0% exactly right" in " ".join(told.split())
     assert "That text has 49 words" in " ".join(told.split()) and "samples/test.tsv" in told

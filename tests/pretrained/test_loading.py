@@ -441,6 +441,15 @@ def test_the_tokenizer_and_the_ids_of_its_special_tokens_go_along(filled, tmp_pa
     assert said["eos_token"] == "<eos>" and "mask_token" not in said
 
 
+def test_other_programs_read_the_special_tokens_and_encode_does_not(filled, tmp_path, words):
+    ids = words.encode("a b")
+    for name, expected in (("distilbert", [1, *ids, 2]), ("t5", [*ids, 2]), ("gpt2", ids)):
+        save_pretrained(tmp_path / name, *filled(name), words)
+        tokenizer = load_pretrained(tmp_path / name).tokenizer
+        assert tokenizer.library_tokenizer.encode("a b").ids == expected
+        assert tokenizer.encode("a b") == ids
+
+
 def test_a_tokenizer_of_a_larger_vocabulary_is_refused(folder):
     path = folder("gpt2")
     large = tokenizers.train_words(["a b c d e f g h i j k l m n o p q r s t u v w x y z"], 30)

@@ -93,7 +93,7 @@ def test_without_warm_up_the_first_update_is_made_at_the_full_rate(name):
 def test_one_compiled_update_serves_all_learning_rates(name):
     base = OptimizerConfig(name, warmup_steps=3, total_steps=11)
     update = jax.jit(make_optimizer(base).update)
-    params = {"kernel": jnp.linspace(-1.0, 1.0, 35).reshape(7, 5)}
+    params = {"kernel": jnp.linspace(-1.0, 0.9, 36).reshape(9, 4)}
     for peak in (0.3, 0.02, 1e-4):
         config = replace(base, learning_rate=peak)
         schedule, sign = make_schedule(config), jnp.sign(params["kernel"])

@@ -1,7 +1,7 @@
 """Devices that a step is compiled for and that this machine need not have.
 
 Compiling needs the compiler, not the device: `libtpu` for a TPU (extra `compilers`), JAX's CUDA
-plugin for an NVIDIA GPU (extra `cuda`). Nothing can be run on these devices.
+plugin for an NVIDIA GPU (extra `cuda13`). Nothing can be run on these devices.
 """
 
 import contextlib
@@ -201,7 +201,7 @@ def _gpu_devices(target: Target, count: int) -> Sequence[Device]:
     if not any(find_spec(name) for name in plugins):
         raise MissingExtra(
             "--compiler cuda needs JAX's CUDA plugin, which is not installed: pip install "
-            "'jaxformer[cuda]'; no GPU is needed. --compiler cpu needs no other compiler"
+            "'jaxformer[cuda13]'; no GPU is needed. --compiler cpu needs no other compiler"
         )
     return topologies.get_topology_desc(
         platform="cuda",

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from experiments.harness.cli import import_by_name, is_import_name, name_of
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger, Loggers
+from experiments.harness.training import first_contact
 from experiments.harness.training.training_config import (
     GatherAt,
     LoraOptions,
@@ -126,7 +127,7 @@ def build_attention(training: TrainingConfig) -> AttentionFn:
     """The attention function that `training` names."""
     name = training.attention_fn
     if name == "auto":
-        return AutoAttention(on_select=_print_selection)
+        return AutoAttention(on_select=_print_selection, accept=first_contact.accept)
     return ATTENTION_FNS[name] if name in ATTENTION_FNS else import_by_name(name, "attention_fn")
 
 

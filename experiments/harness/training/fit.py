@@ -14,6 +14,7 @@ import jax
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.preemption import asked_to_stop
+from experiments.harness.training import first_contact
 from experiments.harness.training.build import describe_size
 from experiments.harness.training.early_stopping import EarlyStopping, due
 from experiments.harness.training.progress import Progress, sample_lines
@@ -106,6 +107,7 @@ def fit(
             stopping = evaluated()
             if checkpoints is not None:
                 checkpoints.annotate(number, noted(), stopping.metric)
+        known = 0  # comparisons of attention functions that env.json has
         loader = stack.enter_context(prefetched(batches, number, total, training.prefetch))
         while number < total and not stopping.should_stop(training.patience):
             batch = loader.get()
@@ -113,6 +115,9 @@ def fit(
             number += 1
             size = cost(batch) if cost is not None else Cost(0, 0)
             progress.add(number, metrics, *size, loader.waited)
+            if log is not None and len(first_contact.VERDICTS) > known:
+                known = len(first_contact.VERDICTS)
+                log.add_environment(first_contact="; ".join(map(str, first_contact.VERDICTS)))
             regular = number == total or due(number, training.save_every)
             if checkpoints is not None and regular:
                 save()  # before the evaluation, which a device may have no room for

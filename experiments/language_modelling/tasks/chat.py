@@ -3,7 +3,6 @@
 They become text by chat templates in Jinja, as the folders of `transformers` have them.
 """
 
-import ast
 import datetime
 import functools
 import json
@@ -17,7 +16,6 @@ import numpy as np
 
 from experiments.harness.runs.sources import json_lines
 from experiments.harness.training.finetuning import Examples, LabelledBatch, check_count, padded
-from experiments.language_modelling import stdlib
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.tasks.task import Scored, Task
 from jaxformer import optional_dependencies
@@ -28,8 +26,6 @@ from jaxformer.text.data import StreamBatch
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids
 from jaxformer.training.losses import causal_loss
-
-_LONGEST_ANSWER = 200
 
 Message = Mapping[str, Any]
 """{"role": "system", "user" or "assistant", "content": text}."""
@@ -198,26 +194,9 @@ def _compiled(source: str) -> Any:
 
 def read(options: Any) -> tuple[list[list[Message]], list[list[Message]]]:
     """The conversations to learn from and to test with, as `options` say."""
-    if options.train:
-        train, test = (read_conversations(Path(x)) for x in (options.train, options.test))
-    else:
-        train, test = made_conversations("train"), made_conversations("test")
+    train, test = (read_conversations(Path(x)) for x in (options.train, options.test))
     check_count(options, len(train), "conversations")
     return train, test
-
-
-def made_conversations(part: stdlib.Part) -> list[list[Message]]:
-    """Signatures of the standard library, answered by the first line of their docstrings."""
-    conversations: list[list[Message]] = []
-    for path in stdlib.files(part):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
-                asked = f"def {node.name}({ast.unparse(node.args)}):"
-                answer = text.split("\n")[0][:_LONGEST_ANSWER]
-                if answer:
-                    messages = {"user": asked, "assistant": answer}.items()
-                    conversations.append([{"role": x, "content": y} for x, y in messages])
-    return conversations
 
 
 def make(

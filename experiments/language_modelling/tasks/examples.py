@@ -1,7 +1,7 @@
 """Examples that need no files of the user: from Python's standard library and from WikiText-2.
 
 - Which of ten packages is a snippet from? Imports, comments and lines with the package's name are
-  removed, because they would give the answer away. Does one half of a snippet follow the other?
+  removed, because they would give the answer away.
 - Which article of WikiText-2 is a passage from? Words of its title are removed.
 - Are two neighbouring words of a sentence of WikiText-2 swapped (Conneau et al. 2018)?
 
@@ -87,22 +87,6 @@ def cut_snippets(source: str, package: str) -> Iterator[str]:
         if counted == LINES:
             yield textwrap.dedent("\n".join(lines))
             lines, counted = [], 0
-
-
-def snippet_pairs(part: Part) -> Labelled:
-    """Halves of snippets: does the second follow the first?
-
-    Every other first half is followed by its own second half, the others by that of the next but
-    one.
-    """
-    halves = []
-    for text in snippets(part).texts:
-        lines = text.split("\n")
-        middle = len(lines) // 2
-        halves.append(("\n".join(lines[:middle]), "\n".join(lines[middle:])))
-    labels = ["other" if i % 2 else "follows" for i in range(len(halves))]
-    seconds = [halves[(i + 2 * (i % 2)) % len(halves)][1] for i in range(len(halves))]
-    return Labelled(labels, [first for first, _ in halves], seconds)
 
 
 def passages(part: Part) -> Labelled:

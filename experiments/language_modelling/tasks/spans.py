@@ -13,7 +13,6 @@ import numpy as np
 
 from experiments.harness.training.finetuning import Examples, LabelledBatch, check_count
 from experiments.language_modelling.load_run import LoadedRun
-from experiments.language_modelling.tasks.examples import Part, snippets
 from experiments.language_modelling.tasks.task import Scored, Task, apply, row_tokenizer, rows_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import SpanPredictor
@@ -21,7 +20,6 @@ from jaxformer.nn.models import EncoderOnly
 from jaxformer.training.losses import span_loss
 
 _NO_ANSWER = 0  # the index of the first token stands for it
-_ASSIGNMENT = re.compile(r"^\s*(\w+) = (\S.*)$", re.MULTILINE)
 
 
 class Question(NamedTuple):
@@ -48,10 +46,7 @@ class Windows(NamedTuple):
 
 def read(options: Any) -> tuple[list[Question], list[Question]]:
     """The questions to learn from and to test with, as `options` say."""
-    if options.train:
-        train, test = read_questions(options.train), read_questions(options.test)
-    else:
-        train, test = made_questions("train"), made_questions("test")
+    train, test = read_questions(options.train), read_questions(options.test)
     check_count(options, len(train), "questions")
     return train, test
 
@@ -85,18 +80,6 @@ def read_questions(path: str) -> list[Question]:
                     f"{path}: question {each.key!r}: the answer {answer!r} is not at {start} of "
                     "its context"
                 )
-    return questions
-
-
-def made_questions(part: Part) -> list[Question]:
-    """Questions about snippets of the standard library: what is assigned to a name?"""
-    questions = []
-    for number, text in enumerate(snippets(part).texts):
-        matches = list(_ASSIGNMENT.finditer(text))
-        names = [match[1] for match in matches]
-        if matches and names.count(names[0]) == 1:
-            start, answer = matches[0].start(2), matches[0][2]
-            questions.append(Question(f"{part}-{number}", names[0], text, [answer], [start]))
     return questions
 
 

@@ -1,5 +1,6 @@
 """A fine-tuning task, and the rows of ids that its model reads."""
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -11,6 +12,7 @@ from flax import linen as nn
 from experiments.harness.training.finetuning import Examples, LabelledBatch
 from experiments.language_modelling.load_run import LoadedRun
 from jaxformer import optional_dependencies
+from jaxformer.errors import DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.training.losses import Loss
 
@@ -70,11 +72,12 @@ def row_tokenizer(loaded: LoadedRun, length: int) -> "tokenizers.Tokenizer":
     if is_causal or None not in tokenizer.encode("a", "a").sequence_ids:
         begins = not is_causal or loaded.config.data.isolate_documents
         end = [] if special.eos is None or is_causal else [special.eos]
-        ids = {
-            "begin": [special.bos] if begins and special.bos is not None else [],
-            "between": tokenizer.encode("\n", add_special_tokens=False).ids if is_causal else end,
-            "end": end,
-        }
+        between = end
+        if is_causal:
+            with contextlib.suppress(DataError):  # a vocabulary of characters may lack it
+                between = loaded.tokenizer.encode("\n")
+        begin = [special.bos] if begins and special.bos is not None else []
+        ids = {"begin": begin, "between": between, "end": end}
         first, middle, last = ([name] if ids[name] else [] for name in ids)
         tokenizer.post_processor = optional_dependencies.load(
             "tokenizers.processors"
@@ -82,9 +85,8 @@ def row_tokenizer(loaded: LoadedRun, length: int) -> "tokenizers.Tokenizer":
             single=[*first, "$A", *last],
             pair=[*first, "$A", *middle, "$B:1", *(f"{name}:1" for name in last)],
             special_tokens=[
-                {"id": name, "ids": some, "tokens": list(map(tokenizer.id_to_token, some))}
-                for name, some in ids.items()
-                if some
+                {"id": x, "ids": ids[x], "tokens": list(map(tokenizer.id_to_token, ids[x]))}
+                for x in (*first, *middle, *last)
             ],
         )
     tokenizer.enable_truncation(length)

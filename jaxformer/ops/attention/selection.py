@@ -1,6 +1,6 @@
 """The selection of an attention function for a call, with its reasons."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,8 +84,12 @@ class Selection:
         return "\n".join(lines)
 
 
-def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
+def select(
+    spec: AttentionSpec, device: DeviceInfo | None = None, refused: Collection[str] = ()
+) -> Selection:
     """The fastest attention function that supports `spec` on `device` (None: the current one).
+
+    Functions named in `refused` are passed over.
 
     `DEVICE_FUNCTIONS` come first, then `reference` and `blockwise`, which support every call.
     `blockwise` is selected from 2^28 weights B N T S on, because of its memory; on a CPU from 2^26
@@ -112,7 +116,9 @@ def select(spec: AttentionSpec, device: DeviceInfo | None = None) -> Selection:
     """
     device = DeviceInfo.current() if device is None else device
     reasons = {
-        name: "; it ".join(function.unsupported_reasons(spec, device))
+        name: "failed on this device"
+        if name in refused
+        else "; it ".join(function.unsupported_reasons(spec, device))
         for name, function in DEVICE_FUNCTIONS.items()
     }
     most = _MANY_ON_CPU if device.platform == "cpu" else _MANY_WEIGHTS
@@ -133,7 +139,8 @@ class AutoAttention:
     """An attention function that computes each call with the one that `select` selects.
 
     It selects while it is traced, for the devices of the current mesh. `selections` holds what it
-    selected so far. `on_select` is called when it selects a function for the first time.
+    selected so far. `on_select` is called when it selects a function for the first time. A function
+    for one kind of device is used only where `accept(selection)` is true: see `first_contact`.
 
         model = DecoderOnly(config, AutoAttention(on_select=print))
 
@@ -145,9 +152,14 @@ class AutoAttention:
     ['reference']
     """
 
-    def __init__(self, on_select: Callable[[Selection], Any] | None = None):
+    def __init__(
+        self,
+        on_select: Callable[[Selection], Any] | None = None,
+        accept: Callable[[Selection], bool] | None = None,
+    ):
         self.selections: list[Selection] = []
         self._on_select = on_select
+        self._accept = accept
 
     def __call__(
         self,
@@ -162,7 +174,7 @@ class AutoAttention:
         softcap: float | None = None,
     ) -> Float[Array, "B T N Hv"]:
         """Attention by the selected function."""
-        selection = select(AttentionSpec.create(q, k, v, mask, bias, dropout, softcap))
+        selection = self._select(AttentionSpec.create(q, k, v, mask, bias, dropout, softcap))
         if selection not in self.selections:
             is_new = all(selection.name != earlier.name for earlier in self.selections)
             self.selections.append(selection)
@@ -171,3 +183,13 @@ class AutoAttention:
         options: dict[str, Any] = {} if softcap is None else {"softcap": softcap}
         attention_fn = ATTENTION_FNS[selection.name]
         return attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
+
+    def _select(self, spec: AttentionSpec) -> Selection:
+        refused: list[str] = []
+        while True:
+            selection = select(spec, refused=refused)
+            if selection.name not in DEVICE_FUNCTIONS or self._accept is None:
+                return selection
+            if self._accept(selection):
+                return selection
+            refused.append(selection.name)

@@ -32,11 +32,7 @@ _SOURCE, _TARGET = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder"
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 _PARTS = {"attention": "self_attn", "cross_attention": "encoder_attn"}
 
-_ONE_ROW = Transform(
-    shape=lambda jax: (1, *jax),
-    to_hf=lambda array: array[None],
-    to_jax=lambda array, shape: array.reshape(shape),
-)
+_ONE_ROW = Transform(shape=lambda jax: (1, *jax), to_hf=lambda array: array[None])
 
 
 def weight_map(spec: ModelSpec, config_json: Mapping[str, Any]) -> list[Entry]:

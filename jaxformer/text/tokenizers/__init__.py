@@ -12,7 +12,6 @@ from jaxformer.text.tokenizers.load_tokenizer import (
     load_pair,
     load_standard,
 )
-from jaxformer.text.tokenizers.rewriting import mask_joins_spaces, with_template
 from jaxformer.text.tokenizers.tokenizer import (
     BOS,
     EOS,
@@ -22,6 +21,7 @@ from jaxformer.text.tokenizers.tokenizer import (
     UNK,
     SpecialTokens,
     Tokenizer,
+    mask_joins_spaces,
     require_standard_ids,
 )
 from jaxformer.text.tokenizers.train_tokenizer import train_bpe, train_characters, train_words
@@ -44,5 +44,4 @@ __all__ = [
     "train_bpe",
     "train_characters",
     "train_words",
-    "with_template",
 ]

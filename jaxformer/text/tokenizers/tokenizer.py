@@ -97,8 +97,14 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.special: SpecialTokens = find_special_tokens(tokenizer)
         self.vocab_size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
-        self._special_from_text = _special_ids_from_text(tokenizer, self.special.unk)
-        self._vocabulary_only = _vocabulary_only_pieces(tokenizer)
+        self._special_from_text: set[int] = set()
+        self._vocabulary_only: dict[str, int] = {}
+        if isinstance(tokenizer.model, optional_dependencies.load("tokenizers").models.Unigram):
+            # "</s>" is a piece like any other of T5's, so that name would end a text.
+            self._special_from_text = {*all_special_ids(tokenizer).values()} - {self.special.unk}
+            # `read_sentencepiece` puts a space in front of pieces that its model does not have.
+            vocabulary = tokenizer.get_vocab().items()
+            self._vocabulary_only = {x[1:]: i for x, i in vocabulary if x.startswith(" ")}
 
     @property
     def library_tokenizer(self) -> "tokenizers.Tokenizer":
@@ -236,6 +242,21 @@ def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
+def mask_joins_spaces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[bool, bool]:
+    """Whether the space before a mask, and the one after it, is no token of its own.
+
+    `words` show how the tokenizer treats spaces.
+    """
+    single, spaced, pairs = (
+        tokenizer.encode_batch([form.format(word) for word in words])
+        for form in ("{0}", " {0}", "{0} {0}")
+    )
+    # Both where tokens have no spaces; the one before where a token begins with its space.
+    apart = all(pair == ids * 2 for pair, ids in zip(pairs, single, strict=True))
+    joined = any(len(a) >= len(b) for a, b in zip(single, spaced, strict=True))
+    return apart or joined, apart
+
+
 def is_text(line: Any) -> bool:
     """Whether `line` is a string without lone surrogates."""
     return isinstance(line, str) and not re.search("[\ud800-\udfff]", line)
@@ -246,27 +267,3 @@ def why_not_text(line: Any) -> str:
     if not isinstance(line, str):
         return f"a text must be str, got {type(line).__name__}"
     return f"a lone surrogate is no character; read the text as UTF-8: {shorten(line)!r}"
-
-
-def _vocabulary_only_pieces(tokenizer: "tokenizers.Tokenizer") -> dict[str, int]:
-    """The pieces that are in the vocabulary but not in the SentencePiece model, with their ids.
-
-    `read_sentencepiece` puts a space in front of them.
-    """
-    if not isinstance(tokenizer.model, optional_dependencies.load("tokenizers").models.Unigram):
-        return {}
-    return {x[1:]: i for x, i in tokenizer.get_vocab().items() if x.startswith(" ")}
-
-
-def _special_ids_from_text(tokenizer: "tokenizers.Tokenizer", unknown: int | None) -> set[int]:
-    """The special ids that a text gives if it contains their names.
-
-    "</s>" is a piece like any other in a Unigram vocabulary, so T5's would end the text there.
-    """
-    from_text = set()
-    for name, index in all_special_ids(tokenizer).items():
-        # Encoding raises where the vocabulary has neither the characters nor an unknown token.
-        with contextlib.suppress(Exception):
-            ids = tokenizer.encode(name, add_special_tokens=False).ids
-            from_text.update({index}.intersection(ids) - {unknown})
-    return from_text

@@ -1,0 +1,136 @@
+"""First contact: an attention function against `reference`, on the device that is to run it."""
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.ops.attention.reference import reference
+from jaxformer.ops.attention.spec import AttentionSpec
+from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.masks import AttentionMask
+
+_LONGEST = 512  # queries and keys of the small call: two blocks of every kernel
+_TIMES_REFERENCE = 8.0
+"""The error that is allowed, in errors of `reference` in the same type."""
+_LEAST_ERROR = 1e-5
+
+
+class Verdict(NamedTuple):
+    """The result of a comparison; `str()` of it is one line."""
+
+    name: str
+    """The attention function."""
+    call: AttentionSpec
+    """The small call."""
+    failure: str
+    """Why the function is not to be used; empty where it agrees with `reference`."""
+    seconds: float
+
+    def __str__(self) -> str:
+        said = self.failure or "agrees with reference"
+        return f"{self.name} on a small call: {said} ({self.seconds:.1f} s)"
+
+
+def compare(name: str, attention_fn: Any, spec: AttentionSpec, limit: float = 120.0) -> Verdict:
+    """`attention_fn` and its three gradients, on a small call of the kinds of `spec`.
+
+    The call is computed on the first device of this process, also while another program is traced.
+    The truth is `reference` in float32; the error may be 8 times that of `reference` in the type of
+    `spec`. What raises, or takes more than `limit` seconds to compile and run, fails.
+    """
+    call, failures, start = small_call(spec), ["took"], time.monotonic()
+
+    def run() -> None:  # a thread of its own has no mesh, and no program that is being traced
+        try:
+            failures.append(_difference(attention_fn, call))
+        except Exception as error:
+            failures.append(f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+    thread = threading.Thread(target=run, name="first contact", daemon=True)
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive():
+        failures.append(f"took more than {limit:g} s")
+    return Verdict(name, call, failures[-1], time.monotonic() - start)
+
+
+def small_call(spec: AttentionSpec) -> AttentionSpec:
+    """A call of the kinds of `spec` with 2 examples and few heads, queries and keys."""
+    kv_heads = min(spec.kv_heads, 2)
+    queries = min(spec.queries, _LONGEST)
+    return replace(
+        spec,
+        batch=2,
+        heads=kv_heads * (spec.heads // spec.kv_heads),
+        kv_heads=kv_heads,
+        queries=queries,
+        keys=queries if spec.keys == spec.queries else min(spec.keys, _LONGEST),
+        window=None if spec.window is None else min(spec.window, max(queries // 3, 1)),
+    )
+
+
+def _difference(attention_fn: Any, call: AttentionSpec) -> str:
+    """The largest difference of values and gradients, where it is too large; else empty."""
+    rng = np.random.default_rng(0)
+    shapes = (
+        (2, call.queries, call.heads, call.key_size),
+        (2, call.keys, call.kv_heads, call.key_size),
+        (2, call.keys, call.kv_heads, call.value_size),
+        (2, call.queries, call.heads, call.value_size),
+    )
+    dtype = jnp.dtype(call.dtype)
+    *inputs, weights = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+    mask, options = _mask(call, rng), _options(call, rng)
+
+    def outputs(function: Any, *arrays: Any) -> list[np.ndarray]:
+        def loss(q: Any, k: Any, v: Any) -> Any:
+            heads = function(q, k, v, mask, **options)
+            return jnp.sum(heads.astype(jnp.float32) * weights.astype(jnp.float32)), heads
+
+        (_, heads), gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*arrays)
+        return [np.asarray(x, np.float64) for x in (heads, *gradients)]
+
+    with jax.default_device(jax.local_devices()[0]):
+        found = outputs(attention_fn, *inputs)
+        plain = outputs(reference, *inputs)
+        with jax.default_matmul_precision("highest"):
+            exact = outputs(reference, *(x.astype(np.float32) for x in inputs))
+    for name, got, near, true in zip(
+        ("values", "dq", "dk", "dv"), found, plain, exact, strict=True
+    ):
+        size = max(np.abs(true).max(), 1e-30)
+        error, usual = (np.abs(x - true).max() / size for x in (got, near))
+        if not error <= _TIMES_REFERENCE * usual + _LEAST_ERROR:
+            return f"{name} differ by {error:.1e} of the largest, those of reference by {usual:.1e}"
+    return ""
+
+
+def _mask(call: AttentionSpec, rng: np.random.Generator) -> AttentionMask:
+    """A mask of the kinds of `call`; a third of the keys of example 1 is padding."""
+    keys, facts = np.arange(call.keys)[None], {}
+    if call.padding_mask:
+        facts["padding_mask"] = keys < [[call.keys], [max(2 * call.keys // 3, 1)]]
+    if call.segments:
+        segments = 1 + (keys >= [[call.keys // 3], [call.keys // 2]]).astype(np.int32)
+        facts |= {"query_segments": segments[:, -call.queries :], "key_segments": segments}
+    if call.explicit:
+        facts["explicit"] = rng.random((2, call.queries, call.keys)) < 0.9
+    offset = call.keys - call.queries if call.offset is None else call.offset
+    return AttentionMask(causal=call.causal, window=call.window, offset=offset, **facts)
+
+
+def _options(call: AttentionSpec, rng: np.random.Generator) -> dict[str, Any]:
+    """The other arguments of a call of these kinds."""
+    options: dict[str, Any] = {"scale": call.key_size**-0.5}
+    if call.bias:
+        shape = 1, call.heads, call.queries, call.keys
+        options["bias"] = rng.standard_normal(shape).astype(np.float32)
+    if call.dropout:
+        random = DropoutRng.create(jax.random.key(0), jnp.arange(2))
+        options["dropout"] = Dropout(random, "first_contact", call.dropout)
+    return options | ({} if call.softcap is None else {"softcap": call.softcap})
