@@ -158,15 +158,19 @@ def make_optimizer(
     >>> [round(update, 4) for update in updates["scale"].tolist()]  # Adam's first update
     [-0.1, 0.1]
     """
-    if axes is None and config.name == "muon":
-        raise ConfigError(
-            "name='muon' depends on the blocks of the model: give "
-            "axes=jf.parameter_axes(model, *inputs)"
-        )
-    parts = []
+    rule = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    if config.name == "lion":
+        rule = optax.scale_by_lion(config.b1, config.b2)
+    elif config.name == "muon":
+        if axes is None:
+            raise ConfigError(
+                "name='muon' depends on the blocks of the model: give "
+                "axes=jf.parameter_axes(model, *inputs)"
+            )
+        rule = _muon(config.momentum, axes, rule)
+    parts = [rule]
     if config.grad_clip_norm > 0:
-        parts.append(optax.clip_by_global_norm(config.grad_clip_norm))
-    parts.append(_RULES[config.name](config, axes))
+        parts.insert(0, optax.clip_by_global_norm(config.grad_clip_norm))
     if config.weight_decay > 0:
 
         def is_matrix(path: str, leaf: jax.Array) -> bool:  # or a table: it has inputs
@@ -203,17 +207,13 @@ def _scale_by_peak(peak: float, relative: optax.Schedule) -> optax.GradientTrans
     return optax.GradientTransformation(init, update)
 
 
-def _adam(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTransformation:
-    return optax.scale_by_adam(config.b1, config.b2, config.eps)
+def _muon(
+    momentum: float, axes: ModelAxes, others: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Muon for hidden matrices, the rule `others` for all other parameters."""
 
-
-def _lion(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTransformation:
-    return optax.scale_by_lion(config.b1, config.b2)
-
-
-def _muon(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTransformation:
     def label(path: str, leaf: jax.Array) -> str:
-        return "muon" if axes_of(path, leaf, axes).is_hidden else "adam"
+        return "muon" if axes_of(path, leaf, axes).is_hidden else "others"
 
     def dimensions(path: str, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers:
         parameter = axes_of(path, leaf, axes)
@@ -227,14 +227,11 @@ def _muon(config: OptimizerConfig, axes: ModelAxes | None) -> optax.GradientTran
         return 0.2 * math.sqrt(max(sizes)) * leaf
 
     muon = optax.contrib.scale_by_muon(
-        beta=config.momentum, weight_dimension_numbers=partial(map_with_path, dimensions)
+        beta=momentum, weight_dimension_numbers=partial(map_with_path, dimensions)
     )
     scaled = optax.stateless(lambda updates, params=None: map_with_path(scale, updates))
     rules: dict[Hashable, optax.GradientTransformation] = {
         "muon": optax.chain(muon, scaled),
-        "adam": _adam(config, axes),
+        "others": others,
     }
     return optax.partition(rules, partial(map_with_path, label))
-
-
-_RULES = {"adam": _adam, "muon": _muon, "lion": _lion}
