@@ -1,5 +1,9 @@
-"""The step of a language model that `experiments.plan` compiles: its batch and its FLOPs."""
+"""The programs of a language model that `experiments.plan` compiles, and the FLOPs of a step."""
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import numpy as np
 
 from experiments.harness.planning import PlannedTraining
@@ -7,6 +11,9 @@ from experiments.language_modelling.init_from_pretrained import with_pretrained_
 from experiments.language_modelling.objectives import build_model, objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.language_modelling.train import make_init_and_step
+from jaxformer.decoding import Prompts
+from jaxformer.distributed import Strategy
+from jaxformer.pipelines.completion import Round, continue_ids
 from jaxformer.text.data import MaskedBatch, StreamBatch
 
 
@@ -44,6 +51,33 @@ def tokens_of(config: LanguageConfig) -> int:
     return config.data.batch_size * config.data.seq_len
 
 
+def others(
+    config: LanguageConfig, model: Any, devices: Strategy, params: Any
+) -> dict[str, Callable[[], Any]]:
+    """The loss of the validation text, and the continuation of the prompts."""
+    loss = objective(config).measure(model, loss_chunk=config.training.loss_chunk)
+    gathered = {"gather_at": config.training.gather_at, "gather_dtype": config.model.dtype}
+    evaluate = devices.evaluate(loss, **gathered)
+    rows = -(-config.data.batch_size // config.training.grad_accumulation)
+    batch = jax.tree.map(lambda leaf: leaf[:rows], batch_of(config))
+    programs = {"validation": lambda: evaluate.lower(params, devices.abstract_divided(batch))}
+    if config.objective == "masked":
+        return programs
+    count, length = max(len(config.prompts), 1), config.sampling.max_new_tokens
+    tokens, zeros = np.zeros((count, 17), np.int32), np.zeros(count, np.int32)
+    prompts = Prompts(tokens[:, -1], zeros, zeros, step_offset=np.int32(0))
+    inputs = Round(tokens, zeros, prompts, jax.random.key(0), None)
+
+    def continue_prompts() -> Any:
+        with devices.active():
+            divided = devices.abstract_divided(inputs, ("data",))
+            settings = {"config": config.sampling, "eos": (), "length": length}
+            known = config.model.vocab_size
+            return continue_ids.lower(model, params, divided, **settings, known=known)
+
+    return programs | {f"sampling of {count}": continue_prompts}
+
+
 TRAINING = PlannedTraining(
     presets=PRESETS,
     prepare=with_pretrained_sizes,
@@ -52,4 +86,5 @@ TRAINING = PlannedTraining(
     assemble=make_init_and_step,
     flops=flops_of,
     tokens=tokens_of,
+    others=others,
 )

@@ -1,5 +1,7 @@
-"""The step of a translation run that `experiments.plan` compiles: its largest batch, its FLOPs."""
+"""The programs of a translation run that `experiments.plan` compiles, and the FLOPs of a step."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,11 @@ from experiments.translation.load_run import build_model
 from experiments.translation.prepare import with_parent
 from experiments.translation.presets import PRESETS, TranslationConfig
 from experiments.translation.teacher import with_logits
+from jaxformer.distributed import Strategy
+from jaxformer.pipelines import max_target_length, translate_ids
 from jaxformer.text.data import Bucket, PairBatch
+from jaxformer.text.tokenizers import PAD
+from jaxformer.training.losses import seq2seq_loss
 
 
 def longest(config: TranslationConfig) -> Bucket:
@@ -45,6 +51,36 @@ def tokens_of(config: TranslationConfig) -> int:
     return bucket.batch_size * bucket.target_length
 
 
+def others(
+    config: TranslationConfig, model: Any, devices: Strategy, params: Any
+) -> dict[str, Callable[[], Any]]:
+    """The loss of the validation text, and beam search of its longest sentences."""
+    loss = seq2seq_loss(model, pad=PAD, loss_chunk=config.training.loss_chunk)
+    gathered = {"gather_at": config.training.gather_at, "gather_dtype": config.model.dtype}
+    source, target, rows = longest(config)
+    rows = -(-rows // config.training.grad_accumulation)
+    pairs = PairBatch(
+        np.zeros((rows, source), np.int32),
+        np.zeros((rows, target + 1), np.int32),
+        np.arange(rows, dtype=np.int32),
+    )
+    sentences = config.translation.batch_size
+    arrays = np.zeros((sentences, source), np.int32), np.ones(sentences, np.int32)
+    length = max_target_length(config.model, source, config.search, config.translation)
+    search = replace(config.search, max_new_tokens=length)
+
+    def beam_search() -> Any:
+        with devices.active():
+            divided = devices.abstract_divided(arrays, ("data",))
+            return translate_ids.lower(model, params, *divided, search=search)
+
+    evaluate = devices.evaluate(loss, **gathered)
+    return {
+        "validation": lambda: evaluate.lower(params, devices.abstract_divided(pairs)),
+        f"beam search of {sentences}": beam_search,
+    }
+
+
 TRAINING = PlannedTraining(
     presets=PRESETS,
     prepare=with_parent,
@@ -53,4 +89,5 @@ TRAINING = PlannedTraining(
     assemble=train.make_init_and_step,
     flops=flops_of,
     tokens=tokens_of,
+    others=others,
 )

@@ -193,15 +193,30 @@ class Strategy:
         """
         if self.mesh.size == 1:
             return batch
+
+        return self._divided(batch, axes, global_array)
+
+    def abstract_divided(self, batch: Batch, axes: tuple[str, ...] = BATCH_AXES) -> Batch:
+        """The result of `divide` as `jax.ShapeDtypeStruct`."""
+
+        def describe(leaf: np.ndarray, sharding: Sharding) -> jax.ShapeDtypeStruct:
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
+
+        return self._divided(batch, axes, describe)
+
+    def _divided(
+        self, batch: Batch, axes: tuple[str, ...], place: Callable[[np.ndarray, Sharding], Any]
+    ) -> Batch:
         parts = math.prod(self.mesh.shape[axis] for axis in axes)
 
-        def global_rows(leaf: Any) -> jax.Array:
+        def placed(leaf: Any) -> Any:
             if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
                 return leaf
             leaf = pad_rows(np.asarray(leaf), parts)
-            return global_array(leaf, self._sharding(row_spec(leaf, axes)))
+            return place(leaf, self._sharding(row_spec(leaf, axes)))
 
-        return jax.tree.map(global_rows, batch)
+        return jax.tree.map(placed, batch)
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
         """Within it programs are compiled for these devices."""

@@ -192,7 +192,7 @@ def _prompt_ids(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[in
     return encoded
 
 
-class _Round(NamedTuple):
+class Round(NamedTuple):
     """The inputs of a compiled program that continues B texts."""
 
     tokens: Int[Array | np.ndarray, "B P"]  # padded at their beginnings
@@ -203,10 +203,10 @@ class _Round(NamedTuple):
 
 
 @partial(jax.jit, static_argnames=("model", "config", "eos", "length", "known"))
-def _continue(
+def continue_ids(
     model: DecoderOnly,
     params: Any,
-    inputs: _Round,
+    inputs: Round,
     *,
     config: SamplingConfig,
     eos: tuple[int, ...],
@@ -260,9 +260,8 @@ class _Run(NamedTuple):
             inputs = partial(self.inputs, batch, size, length, callback)
             settings = {"config": self.config, "eos": batch[0].eos, "length": length}
             # Compiled here, under the caller's settings of JAX, which its threads do not share.
-            run = compile_for(
-                self.params, _continue, self.model, inputs(), **settings, known=self.known
-            )
+            settings |= {"known": self.known}
+            run = compile_for(self.params, continue_ids, self.model, inputs(), **settings)
             yield partial(_write, run, inputs, batch)
 
     def batches(self, texts: list[PartialText]) -> Iterator[tuple[list[PartialText], int, int]]:
@@ -284,7 +283,7 @@ class _Run(NamedTuple):
         size: int,
         length: int,
         callback: np.int32 | None,
-    ) -> _Round:
+    ) -> Round:
         """The inputs of the next round of the texts of `batch`."""
         contexts, config = [text.context(size) for text in batch], self.config
         longest = self.model.config.max_len - length
@@ -306,7 +305,7 @@ class _Run(NamedTuple):
             prompts = prompts._replace(history=history, history_lengths=lengths)
         left_padding = self.column([prefix + 1 - len(context) for context in contexts])
         rng = jax.random.key(self.options.seed)
-        return _Round(tokens, left_padding, prompts, rng, callback)
+        return Round(tokens, left_padding, prompts, rng, callback)
 
     def column(self, values: list[int]) -> np.ndarray:
         """[B] int32, with zeros for rows without a text."""
@@ -314,7 +313,7 @@ class _Run(NamedTuple):
 
 
 def _write(
-    program: Callable[[_Round], Hypotheses], inputs: Callable[[], _Round], batch: list[PartialText]
+    program: Callable[[Round], Hypotheses], inputs: Callable[[], Round], batch: list[PartialText]
 ) -> _Pieces:
     """Writes the texts of `batch` to their ends, in rounds of one program."""
     while not all(text.done for text in batch):
@@ -331,7 +330,7 @@ def _parts(texts: list[PartialText], size: int) -> Iterator[list[PartialText]]:
 
 
 def _run(
-    program: Callable[[_Round], Hypotheses], inputs: _Round, batch: list[PartialText]
+    program: Callable[[Round], Hypotheses], inputs: Round, batch: list[PartialText]
 ) -> Generator[tuple[PartialText, str], None, Hypotheses]:
     """Yields what one round of `program` adds to the texts of `batch`; returns its result."""
 

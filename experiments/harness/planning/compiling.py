@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ class PlannedTraining(NamedTuple):
     a pretrained folder says of the model. `batch(config)` is a batch of zeros with the largest
     shape; `build_model(config)` the model; `assemble(config, model, batch, devices)` gives what
     makes the initial state, and the step. A step has `flops(config)` and `tokens(config)`.
+    `others(config, model, devices, params)` lowers the other programs of a run, by their names.
     """
 
     presets: dict[str, Any]
@@ -44,6 +45,7 @@ class PlannedTraining(NamedTuple):
     ]
     flops: Callable[[Any], int]
     tokens: Callable[[Any], int]
+    others: Callable[[Any, Any, Strategy, Any], dict[str, Callable[[], jax.stages.Lowered]]]
 
 
 class StepMemory(NamedTuple):
@@ -68,9 +70,19 @@ class StepMemory(NamedTuple):
         return self.arguments + self.results + self.temporary
 
 
+class OtherProgram(NamedTuple):
+    """Another program of a run than its step."""
+
+    name: str
+    memory: int
+    """The bytes that a device needs while the program runs, those of the whole state with them."""
+    attention: list[tuple[str, Selection]]
+    """As that of `CompiledStep`."""
+
+
 @dataclass(frozen=True)
 class CompiledStep:
-    """A training step compiled for shapes."""
+    """A training step compiled for shapes, and the other programs of its run."""
 
     state: TrainState
     """The shapes of the state."""
@@ -79,6 +91,12 @@ class CompiledStep:
     """The compiler's time."""
     attention: list[tuple[str, Selection]]
     """The name of the attention function, and what would be selected, of each call."""
+    compile_others: Callable[[], Iterator[OtherProgram]]
+
+    @cached_property
+    def others(self) -> tuple[OtherProgram, ...]:
+        """The other programs of the run, compiled."""
+        return tuple(self.compile_others())
 
     @cached_property
     def program(self) -> Program:
@@ -135,10 +153,25 @@ def compile_step(config: Any, training: PlannedTraining, devices: Any = None) ->
     state = strategy.abstract(make_state)
     attention.calls.clear()  # of two rows, which is all that initialization needs
     parts = config.training.parts_on(strategy)
+    options = _CPU_OPTIONS if devices is None else None
     lowered = step.lower(state, strategy.abstract_batch(batch, parts))
     start = time.perf_counter()
-    compiled = lowered.compile(compiler_options=_CPU_OPTIONS if devices is None else None)
-    return CompiledStep(state, compiled, time.perf_counter() - start, attention.calls)
+    compiled = lowered.compile(compiler_options=options)
+    seconds, calls = time.perf_counter() - start, list(attention.calls)
+
+    def compile_others() -> Iterator[OtherProgram]:
+        params = getattr(state, config.training.result_tree)
+        held = _bytes_per_device((state.params, state.opt_state, state.ema))
+        for name, lower in training.others(config, model, strategy, params).items():
+            attention.calls.clear()
+            counted: Any = lower().compile(compiler_options=options).memory_analysis()
+            memory = held - _bytes_per_device(params) + counted.argument_size_in_bytes
+            memory += counted.temp_size_in_bytes + counted.output_size_in_bytes
+            yield OtherProgram(name, memory, list(attention.calls))
+        # At the end the state is gone: the mean, the best, and the parameters that are being read.
+        yield OtherProgram("averaging", 3 * _bytes_per_device(state.params), [])
+
+    return CompiledStep(state, compiled, seconds, calls, compile_others)
 
 
 def _bytes(tree: Any) -> int:

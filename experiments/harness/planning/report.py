@@ -65,9 +65,24 @@ def describe(
         ]
     else:
         lines += _time_lines(step, accelerator, flops, tokens, peak)
+    lines += _other_lines(step, accelerator, estimate)
     if step.program.unknown_loops:
         lines.append(f"loops of unknown length, counted once: {len(step.program.unknown_loops)}")
     return "\n".join(lines)
+
+
+def _other_lines(step: CompiledStep, accelerator: str, estimate: bool) -> list[str]:
+    """The memory of the other programs of the run, and what computes their attention."""
+    free, lines = (
+        ACCELERATORS[accelerator].usable_memory,
+        ["other programs      (memory per device)"],
+    )
+    for program in step.others:
+        fits = "" if program.memory <= free else ": MAY NOT FIT" if estimate else ": DOES NOT FIT"
+        names = sorted({name for name, _ in program.attention})
+        by = f", attention by {' and '.join(names)}" if names and not estimate else ""
+        lines.append(f"  {gigabytes(program.memory):>9}  {program.name}{by}{fits}")
+    return lines
 
 
 def describe_shortage(error: Exception, accelerator: str) -> str:
