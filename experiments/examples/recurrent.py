@@ -15,7 +15,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.nn.layers import Embedding, LMHead
-from jaxformer.nn.models import Model, make_embedding, make_lm_head
+from jaxformer.nn.models import Model, make_embedding
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray
 
@@ -102,7 +102,10 @@ class Recurrent(Model):
         if not config.ties_inputs:
             size = config.source_vocab_size or config.vocab_size
             self.source_embedding: Embedding = make_embedding(config, size)
-        self.output: LMHead = make_lm_head(config)
+        options = config.output
+        self.output: LMHead = LMHead(
+            config.vocab_size, options.bias, options.softcap, config.dense_init
+        )
         half = config.d_ff // 2
         self.directions = [
             nn.Bidirectional(nn.RNN(nn.OptimizedLSTMCell(half)), nn.RNN(nn.OptimizedLSTMCell(half)))

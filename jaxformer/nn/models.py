@@ -29,11 +29,6 @@ def make_embedding(
     return Embedding(vocab_size, config.d_model, scale, zero_id, config.table_init, config.dtype)
 
 
-def make_lm_head(config: TransformerConfig) -> LMHead:
-    """The output layer of the model of `config`."""
-    return LMHead(config.vocab_size, config.output.bias, config.output.softcap, config.dense_init)
-
-
 class Model(nn.Module):
     """The base of all models: the recipe, and what is passed to each `Stack`."""
 
@@ -73,8 +68,11 @@ class DecodingModel(Model):
         config = self.config
         zero_id = config.embeddings.zero_id
         self.embedding: Embedding = make_embedding(config, config.vocab_size, zero_id)
+        output = config.output
+        self.output: LMHead = LMHead(
+            config.vocab_size, output.bias, output.softcap, config.dense_init
+        )
         self.decoder: Stack = self.stack(config.num_decoder_layers, self._cross)
-        self.output: LMHead = make_lm_head(config)
 
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""

@@ -125,10 +125,10 @@ class Stack(nn.Module):
                 f"the {self.name} has num_{self.name}_layers={self.num_layers}, but this model "
                 "needs at least 1: give more, or build a model without it"
             )
+        self.set_blocks(partial(make_block, config, self.cross, self.attention_fn, self.block))
         sizes = config.key_size, config.max_len
         self.positions: Positions = Positions(config.positions, *sizes, config.table_init)
         self.dropout: Dropout = Dropout(config.dropout_rate, "input")
-        self.set_blocks(partial(make_block, config, self.cross, self.attention_fn, self.block))
         if config.embeddings.norm:
             self.embedding_norm: Norm = make_norm(config)
         if config.norm.placement != "post":

@@ -25,8 +25,8 @@ _MODELS = (DecoderOnly, EncoderDecoder, EncoderOnly, *_HEADS)
 
 
 def unwrapped(model: Any) -> Any:
-    """The model itself, or that of an `Int8`, `Ensemble` or `Patched`."""
-    return getattr(model, "model", model)
+    """The model itself, or that inside `Int8`, `Ensemble` or `Patched`, also one in another."""
+    return unwrapped(model.model) if hasattr(model, "model") else model
 
 
 def check_model(model: Any, *kinds: type) -> None:

@@ -112,7 +112,8 @@ def _difference(attention_fn: Any, call: AttentionSpec) -> str:
 
 def _mask(call: AttentionSpec, rng: np.random.Generator) -> AttentionMask:
     """A mask of the kinds of `call`; a third of the keys of example 1 is padding."""
-    keys, facts = np.arange(call.keys)[None], {}
+    keys = np.arange(call.keys)[None]
+    facts: dict[str, Any] = {}
     if call.padding_mask:
         facts["padding_mask"] = keys < [[call.keys], [max(2 * call.keys // 3, 1)]]
     if call.segments:
