@@ -56,8 +56,8 @@ def others(
 ) -> dict[str, Callable[[], Any]]:
     """The loss of the validation text, and the continuation of the prompts."""
     loss = objective(config).measure(model, loss_chunk=config.training.loss_chunk)
-    gathered = {"gather_at": config.training.gather_at, "gather_dtype": config.model.dtype}
-    evaluate = devices.evaluate(loss, **gathered)
+    gather_at, dtype = config.training.gather_at, config.model.dtype
+    evaluate = devices.evaluate(loss, gather_at=gather_at, gather_dtype=dtype)
     rows = -(-config.data.batch_size // config.training.grad_accumulation)
     batch = jax.tree.map(lambda leaf: leaf[:rows], batch_of(config))
     programs = {"validation": lambda: evaluate.lower(params, devices.abstract_divided(batch))}

@@ -56,7 +56,7 @@ def others(
 ) -> dict[str, Callable[[], Any]]:
     """The loss of the validation text, and beam search of its longest sentences."""
     loss = seq2seq_loss(model, pad=PAD, loss_chunk=config.training.loss_chunk)
-    gathered = {"gather_at": config.training.gather_at, "gather_dtype": config.model.dtype}
+    gather_at, dtype = config.training.gather_at, config.model.dtype
     source, target, rows = longest(config)
     rows = -(-rows // config.training.grad_accumulation)
     pairs = PairBatch(
@@ -74,7 +74,7 @@ def others(
             divided = devices.abstract_divided(arrays, ("data",))
             return translate_ids.lower(model, params, *divided, search=search)
 
-    evaluate = devices.evaluate(loss, **gathered)
+    evaluate = devices.evaluate(loss, gather_at=gather_at, gather_dtype=dtype)
     return {
         "validation": lambda: evaluate.lower(params, devices.abstract_divided(pairs)),
         f"beam search of {sentences}": beam_search,

@@ -55,6 +55,14 @@ def test_of_two_slices_only_the_gradient_of_a_chip_goes_from_one_to_the_other(tp
     assert quarter < float(sent) * 1e3 < 1.5 * quarter  # vectors are not divided
 
 
+def test_the_other_programs_of_a_run_compile_for_four_chips(tpu_devices, capsys):
+    text = report(capsys, "v5e:2x2", 12, "--strategy replicated --sampling.max_new_tokens 7")
+    (others,) = re.findall(r"other programs.*\n((?:  .*\n)+)", text)
+    assert re.search(r"[kM]B  validation, attention by tpu_flash\n", others)
+    assert re.search(r"[kM]B  sampling of \d, attention by reference\n", others)
+    assert re.search(r"[kM]B  averaging\n", others) and "FIT" not in others
+
+
 def test_what_does_not_fit_is_said(tpu_devices, capsys):
     words = "--training.attention_fn reference --training.grad_accumulation 1"
     text = report(capsys, "v5e", 60_000, words)

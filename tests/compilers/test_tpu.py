@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jaxformer import AttentionMask, DecoderOnly, SearchConfig, beam_search, make_step_fn
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
-from jaxformer.ops.attention import get
+from jaxformer.ops.attention import ATTENTION_FNS
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 from tests.hlo import collectives
 
@@ -57,7 +57,7 @@ def test_attention_compiles_for_each_chip(
     mask = AttentionMask(causal=True, offset=keys - queries)
 
     def loss(q, k, v):
-        return jnp.sum(get(name)(q, k, v, mask, scale=0.125).astype(jnp.float32))
+        return jnp.sum(ATTENTION_FNS[name](q, k, v, mask, scale=0.125).astype(jnp.float32))
 
     with jax.set_mesh(mesh):
         program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k).compile()

@@ -222,7 +222,7 @@ ALONE = {"coordinator": "localhost:1234", "num_processes": 2, "process_id": 0}
         ),
         (
             {"process_id": 0, "strategy": "replicated"},
-            "process_id without coordinator, num_processes: give all of",
+            "process_id=0: give all three, or none of them on a cluster",
         ),
         (
             ALONE | {"coordinator": "localhost", "strategy": "sharded"},
