@@ -67,6 +67,7 @@ def dying_later():
     return Case(lambda: next(calls) and os._exit(9), {})
 
 
+@pytest.mark.long
 def test_each_is_made_in_a_process_of_its_own_and_what_cannot_be_made_is_told():
     makes = {"jaxformer": partial(working, 3), "peer": partial(working, 5)}
     makes |= {"refusing": refusing, "dying": dying, "broken": broken}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.harness.planning import StepMemory, counting, describe
+from experiments.harness.planning.compiling import OtherProgram
 from experiments.harness.planning.hlo import Program, Shape, group_size
 from experiments.harness.planning.step_time import step_time, visited_pairs
 from jaxformer.ops.attention import AttentionSpec, select
@@ -182,7 +183,14 @@ def test_a_report_says_what_the_program_holds(tpu):
     selection = select(SPEC, DeviceInfo("tpu", "TPU v5 lite"))
     memory = StepMemory(7, 28, 56, 84, 2**30, 0, 2**33)
     step: Any = SimpleNamespace(
-        program=tpu, memory=memory, seconds=61.0, attention=[("blockwise", selection)]
+        program=tpu,
+        memory=memory,
+        seconds=61.0,
+        attention=[("blockwise", selection)],
+        others=[
+            OtherProgram("validation", 2_500_000_000, [("tpu_flash", selection)]),
+            OtherProgram("averaging", 31_000_000_000, []),
+        ],
     )
     text = describe(step, "v5e", flops=197e11, tokens=1_000, devices=2, dtype="bfloat16")
     lines = text.splitlines()
@@ -190,6 +198,8 @@ def test_a_report_says_what_the_program_holds(tpu):
     for line in (
         "compiled in         61 s; compiled is not run",
         "memory per device   9.66 GB of 16.91 GB that JAX may use on v5e: fits",
+        "    2.50 GB  validation, attention by tpu_flash",
+        "   31.00 GB  averaging: DOES NOT FIT",
         "work per step       1.970e+13 FLOPs by the equations",
         "    512.00 kB      1 x f32[1000,128]",
         "attention           blockwise, for",

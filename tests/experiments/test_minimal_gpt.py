@@ -4,9 +4,12 @@ import ast
 import math
 from pathlib import Path
 
+import pytest
+
 from experiments.examples import minimal_gpt
 
 
+@pytest.mark.long
 def test_a_text_is_learned_and_continued_with_its_own_characters(tmp_path, capsys):
     path = tmp_path / "text.txt"
     path.write_text("sun moon star rain. " * 101, encoding="utf-8")

@@ -79,6 +79,7 @@ def parsed(place, *more, presets=PRESETS):
     return cli.parse(presets, words, experiment="language_modelling")
 
 
+@pytest.mark.long
 def test_batches_of_ones_own_are_trained_on_and_part_of_the_checkpoint(place):
     import my_data  # pyright: ignore[reportMissingImports]  # the fixture has written it
 

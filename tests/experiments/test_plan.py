@@ -86,7 +86,7 @@ MEMORY = StepMemory(
     results=500,
     temporary=40_000,
 )
-STEP: Any = SimpleNamespace(memory=MEMORY, program=Program(PROGRAM), seconds=1.5)
+STEP: Any = SimpleNamespace(memory=MEMORY, program=Program(PROGRAM), seconds=1.5, others=())
 
 
 def config_of(experiment, words=""):

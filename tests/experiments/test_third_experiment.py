@@ -183,6 +183,7 @@ def test_a_copied_experiment_trains_and_resumes_exactly(reverse, config):
     assert contents(resumed.folder) == contents(whole.folder) and resumed.scores == whole.scores
 
 
+@pytest.mark.long
 def test_a_copied_experiment_is_swept_and_compared_by_its_module(reverse, config, capsys):
     words = ["reverse.train", "--runs", config.runs, "--name", "seeds", "--seeds", "2"]
     words += ["--training.log_every", "0", "--training.evaluate_every", "0"]

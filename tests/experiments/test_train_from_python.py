@@ -26,6 +26,7 @@ def with_seed(config: LanguageConfig, seed: int, name: str) -> LanguageConfig:
     return replace(config, name=name, training=replace(config.training, seed=seed))
 
 
+@pytest.mark.long
 def test_several_runs_in_one_process_return_their_folders_and_scores(config):
     first, second, third = (
         train(with_seed(config, seed, name))

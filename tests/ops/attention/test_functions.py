@@ -145,6 +145,7 @@ def test_a_bool_array_as_mask_is_refused(attention_fn, rng):
         attention_fn(x.q, x.k, x.v, EXPLICIT, scale=0.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", attention.DEVICE_FUNCTIONS)
 def test_a_model_built_with_flash_attention_decodes_with_a_cache(
     name, rng, random_params, assert_equal
