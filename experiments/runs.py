@@ -232,7 +232,11 @@ def _describe(folder: Path) -> list[str]:
     steps = Checkpoints(folder / "checkpoints").steps()
     total = config.get("optimizer", {}).get("total_steps", "?")
     reached = f"{steps[-1] if steps else 0:,} of {total:,}" if isinstance(total, int) else "-"
-    parent = config.get("continue_from") or config.get("init_from") or "-"
+    note = read_json(folder / "parent.json")  # of `initialization`
+    if "run" in note:
+        parent = f"{note['run']}@{','.join(map(str, note.get('steps', [])))}"
+    else:  # "-", or a folder of transformers
+        parent = config.get("continue_from") or config.get("init_from") or "-"
     return [str(folder), reached, _score_of(folder), _started(folder), parent]
 
 
