@@ -1,8 +1,8 @@
 """Memory and time of a training: `python -m experiments.plan EXPERIMENT --preset NAME`.
 
 EXPERIMENT is translation or language_modelling. Compiles the step, validation and decoding without
-text, weights or devices. The options are those of its train, and --target h100x8 or v5e:4x4. --compiler cpu estimates; tpu
-and cuda are the targets' own compilers.
+text, weights or devices. The options are those of its train, and --target h100x8 or v5e:4x4.
+--compiler cpu estimates; tpu and cuda are the targets' own compilers.
 """
 
 import contextlib
