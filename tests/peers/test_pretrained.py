@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from safetensors import torch as safetensors_torch
 
 from jaxformer.config import (
     EmbeddingOptions,
@@ -33,6 +32,7 @@ from jaxformer.pretrained.model_specs import spec_of
 from jaxformer.pretrained.weight_map import to_hf
 from jaxformer.text import tokenizers
 
+safetensors_torch = pytest.importorskip("safetensors.torch", reason="needs the extra peers")
 pytestmark = pytest.mark.peer
 
 TINY = "tokenizers/checkpoints/hf-tiny"
