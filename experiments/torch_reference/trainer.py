@@ -36,7 +36,7 @@ class Trainer:
             eps=config.eps,
             fused=True,
         )
-        rate = make_schedule(config)
+        rate: Any = make_schedule(config)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda done: float(rate(done)) / config.learning_rate
         )
