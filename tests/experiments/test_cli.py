@@ -1,5 +1,6 @@
 """Options, files and parts become a configuration; what goes wrong has a code and a sentence."""
 
+import gc
 import json
 import os
 import signal
@@ -360,6 +361,23 @@ def test_sigterm_unwinds_the_stack_and_its_handler_is_put_back(capsys):
     assert unwound == [True]
     assert signal.signal(signal.SIGTERM, before) is signal.SIG_DFL
     assert capsys.readouterr().err == "stopped by SIGTERM\n"
+
+
+def test_sigterm_in_the_collector_of_garbage_which_ignores_exceptions_still_ends_the_command():
+    calls = []
+
+    def _xla_gc_callback(*args):  # the name of JAX's own
+        if not calls:
+            calls.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    def main():
+        gc.callbacks.append(_xla_gc_callback)
+        gc.collect()
+        gc.callbacks.remove(_xla_gc_callback)
+        time.sleep(5.0)
+
+    begun = time.monotonic()
+    assert cli.run(main) == 143 and time.monotonic() - begun < 4.0
 
 
 def test_a_warning_is_one_sentence(capsys):

@@ -85,7 +85,7 @@ FAULTS = (
     ),
     Fault("F9 another model, optimizer or state on resume", mutations.states, mutations.states),
     Fault(
-        "F9 another setting, edited text or tokenizer, or an older configuration on resume",
+        "F9 another setting, edited text or tokenizer on resume",
         None,
         mutations.settings,
     ),

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TextIO
 
 from jaxformer.errors import (
@@ -23,6 +24,8 @@ from jaxformer.errors import (
 )
 
 _TERMINATED = 128 + signal.SIGTERM
+_IGNORED = "_xla_gc_callback"
+"""JAX's function in Python's collector of garbage, which ignores exceptions."""
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ConfigError, 2),
     (MissingExtra, 2),
@@ -143,5 +146,8 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _stop(number: int, frame: object) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
+    if frame is not None and frame.f_code.co_name == _IGNORED:
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+        return
     raise SystemExit(_TERMINATED)
