@@ -1,4 +1,4 @@
-"""What all tests share: strict settings, random data, and one meaning of "equal"."""
+"""Shared by all tests: strict settings, random data, and one meaning of "equal"."""
 
 import io
 import os

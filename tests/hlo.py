@@ -55,7 +55,7 @@ def elements(sent: list[Sent]) -> Counter[tuple[str, str, bool]]:
 
 
 def count_arrays(compiled: jax.stages.Compiled, dtype: str, shape: tuple[int, ...]) -> int:
-    """How many instructions make an array of this type and shape in memory: none inside a fusion,
+    """The number of instructions make an array of this type and shape in memory: none inside a fusion,
     and none that only passes it on."""
     views = {"parameter", "constant", "get-tuple-element", "bitcast", "tuple", "while"}
     wanted = dtype, ",".join(map(str, shape))

@@ -1,4 +1,4 @@
-"""What the READMEs say is so: their code runs, their commands parse, what they name exists."""
+"""The READMEs are true: their code runs, their commands parse, what they name exists."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""Which heads of a translation model's cross-attention align words.
+"""The heads of a translation model's cross-attention that align words.
 
 Each head is changed in three ways, one head at a time, and the loss of the reference translations
 is compared. Where its weights are set to zero, the head says nothing; where they are uniform, it

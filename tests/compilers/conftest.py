@@ -52,7 +52,7 @@ KERNELS = {"mosaic": "tpu_custom_call", "triton": "__gpu$xla.gpu.triton", "cudnn
 
 
 def counts(compiled: jax.stages.Compiled) -> Counter[str]:
-    """How often a step runs a kernel of Mosaic, Triton or cuDNN."""
+    """The number of times that a step runs a kernel of Mosaic, Triton or cuDNN."""
     executed = Program(compiled.as_text() or "").executed
     return Counter(
         {

@@ -1,4 +1,4 @@
-"""What the chips of a mesh send each other in a sharded step with gradient accumulation.
+"""The data that chips of a mesh send each other in a sharded step with gradient accumulation.
 
 Run with `pytest -m compiler` on Python 3.12 with the extra `compilers`.
 """

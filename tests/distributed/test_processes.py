@@ -259,7 +259,7 @@ def test_a_start_that_nobody_answers_ends_in_time():
 
 
 def begun(arguments: tuple[Any, ...], **options: int) -> subprocess.CompletedProcess:
-    """What became of a process that only starts."""
+    """The outcome of a process that only starts."""
     code = "from jaxformer.distributed import initialize; initialize(*{!r}, **{!r})"
     return subprocess.run(
         [sys.executable, "-c", code.format(arguments, options)],

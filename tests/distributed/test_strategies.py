@@ -139,7 +139,7 @@ def layout(name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def train(case: str, name: str, steps: int) -> dict[str, Any]:
-    """What a layout makes of a case: start, first gradient, losses, what each device holds."""
+    """The results of a case in a layout: start, first gradient, losses, what each device holds."""
     model, loss, batch = CASES[case]
     devices, options = layout(name)
     devices = devices.for_model(model)
@@ -281,7 +281,7 @@ def tied_loss(params: Any, batch: PairBatch, rng: Any) -> Any:
 
 
 def step_collectives() -> dict[str, Any]:
-    """What devices send each other in a step with accumulation, and within a block."""
+    """The data that devices send each other in a step with accumulation, and within a block."""
     few, found, optimizer = jax.devices()[:4], {}, optax.sgd(1.0)
 
     def make_state():
@@ -379,7 +379,7 @@ def staged() -> dict[str, Any]:
 
 
 def decoded() -> dict[str, Any]:
-    """What a model that is too large for a device decodes: beam search, and sampling."""
+    """The decoding of a model that is too large for a device: beam search, and sampling."""
     model, ids, sizes, out = WRITER.clone(block=Block), jnp.arange(3), {"max_length": 6}, {}
     start = jax.jit(model.init)(jax.random.key(1), pairs(0).source[:2])["params"]
     mesh = sharded(make_mesh("fsdp=4,tensor=2")).for_model(model)

@@ -1,4 +1,4 @@
-"""What is measured on a GPU: its sizes, and the same programs in small."""
+"""The measurements on a GPU: their sizes, and the same programs in small."""
 
 import math
 from dataclasses import replace

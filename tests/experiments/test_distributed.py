@@ -28,7 +28,7 @@ LONG = "--optimizer.total_steps 211 --training.evaluate_every 0 --training.save_
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a process."""
+    """The outcome of a process."""
 
     code: int
     out: str
@@ -99,7 +99,7 @@ def lines(folder: Path) -> list[dict]:
 
 
 def files(folder: Path) -> list[str]:
-    """What a run left besides its checkpoints and TensorBoard's files."""
+    """The files of a run besides its checkpoints and TensorBoard's files."""
     aside = ("checkpoints", "tensorboard")
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return sorted(str(path) for path in paths if path.parts[0] not in aside)

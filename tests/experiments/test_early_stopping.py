@@ -1,4 +1,4 @@
-"""Which score stops a training early, and in which direction."""
+"""The score that stops a training early, and its direction."""
 
 from dataclasses import replace
 

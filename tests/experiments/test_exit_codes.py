@@ -54,7 +54,7 @@ def started(command):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """What each command ended with: (exit code, stderr)."""
+    """The end of each command: (exit code, stderr)."""
     folder = tmp_path_factory.mktemp("codes")
     text = folder / "text.txt"
     text.write_text("sun moon star rain snow wind hill lake tree bird fish sand\n" * 47)

@@ -62,7 +62,7 @@ WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 
 
 def called(main, *words):
-    """What a command printed; it must end well."""
+    """The output of a command; it must end well."""
     done = cli.run(main)
     assert done == 0, words
 

@@ -1,4 +1,4 @@
-"""What is logged and shown of each step, and when."""
+"""The numbers of each step that are logged and shown."""
 
 import io
 

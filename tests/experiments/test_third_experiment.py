@@ -162,7 +162,7 @@ class Killer:
 
 
 def contents(folder):
-    """What a run has computed: its metrics without speeds, and its last parameters."""
+    """The results of a run: its metrics without speeds, and its last parameters."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     speeds = ("tokens_per_second", "data_wait", "mfu")
     params = Checkpoints(folder / "checkpoints").restore_params(9)

@@ -152,7 +152,7 @@ def _place() -> str | None:
 
 
 def _processor_seconds() -> float:
-    """Of this process and all its children that have ended."""
+    """The processor time of this process and all its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 

@@ -15,7 +15,7 @@ _PATIENCE = 900  # seconds after which a child that hangs is ended
 
 
 class Count(NamedTuple):
-    """How many tries, how many ended as promised, how many used something wrong unnoticed."""
+    """The number of tries, how many ended as promised, how many used something wrong unnoticed."""
 
     tries: int
     survived: int
@@ -53,7 +53,7 @@ class Child:
         self._lines = os.fdopen(reading)
 
     def told(self) -> Iterator[Any]:
-        """What it tells, until it ends; a line that a kill tore is left out."""
+        """The lines that it writes until it ends; a line that a kill tore is left out."""
         for line in self._lines:
             if line.endswith("\n"):
                 yield json.loads(line)
@@ -70,7 +70,7 @@ class Child:
 
 
 def in_child(work: Callable[[], Any]) -> Any:
-    """What `work()` gives in a process of its own, which may use devices."""
+    """The result of `work()` in a process of its own, which may use devices."""
     child = Child(lambda tell: tell(work()))
     told = list(child.told())
     code = child.wait()

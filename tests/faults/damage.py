@@ -104,7 +104,7 @@ def _rewrite_all(folder: Path) -> Count:
 
 
 def _restored(folder: Path) -> str:
-    """What a start makes of the folder."""
+    """The outcome of a start in the folder."""
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")

@@ -85,7 +85,7 @@ def _asked(use: Callable, config: TranslationConfig, run: Path) -> tuple[int, st
 
 
 def _resumed(config: TranslationConfig, run: Path) -> dict[str, Any]:
-    """What a training starts from."""
+    """The settings and text that a training starts from."""
     opened = run_folder.open_run(
         config.runs, "translation", config.name, config, may_differ=config.free_fields()
     )
@@ -101,7 +101,7 @@ def _resumed(config: TranslationConfig, run: Path) -> dict[str, Any]:
 
 
 def _used(config: TranslationConfig, run: Path) -> dict[str, Any]:
-    """What a translation starts from."""
+    """The weights and tokenizers that a translation starts from."""
     stored = run_folder.load_config(run, TranslationConfig)
     params = checkpoint_selection.load(run, config.training)
     source, target = prepare.load_tokenizers(run)
@@ -113,7 +113,7 @@ def _used(config: TranslationConfig, run: Path) -> dict[str, Any]:
 
 
 def judge(name: str, code: int, said: str, found: list, expected: list) -> str:
-    """What became of a use of the run whose file `name` was damaged."""
+    """The outcome of a use of the run whose file `name` was damaged."""
     if code != 0:
         one = said.splitlines()[-1:] and said.splitlines()[-1].startswith("error: ")
         named = "/translation/tiny" in said

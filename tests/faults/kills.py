@@ -112,12 +112,12 @@ def _examine(checkpoints: Checkpoints) -> dict:
 
 
 def _first(told: Any, *, early: bool) -> dict | None:
-    """What the child found; None at once where it is to be killed while it starts."""
+    """The report of the child; None at once where it is to be killed while it starts."""
     return None if early else next(told, {"found": -1, "wrong": [], "aside": ["no start"]})
 
 
 def judge(began: dict, committed: int) -> str:
-    """What became of a kill, by what the next start found and what was committed before."""
+    """The outcome of a kill, by what the next start found and what was committed before."""
     if began["wrong"]:
         return f"silent: steps {began['wrong']} are not what was saved"
     if began["found"] < committed:

@@ -54,7 +54,7 @@ def killed(folder: Path, tries: int) -> Count:
 
 
 def judge(code: int, seconds: float, said: str) -> str:
-    """What became of the process that survived the other."""
+    """The outcome of the process that survived the other."""
     if code == 0:
         return f"silent: ended with 0 after {seconds:.1f} s: {said}"
     if seconds > HEARTBEAT + GRACE:

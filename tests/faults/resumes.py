@@ -59,7 +59,7 @@ def at_points(folder: Path) -> Count:
 
 
 def resumed(args: dict, place: Path, around: Around, expected: dict, step: int) -> str:
-    """What became of a training that is stopped within `around` after `step`, and resumed."""
+    """The outcome of a training that is stopped within `around` after `step`, and resumed."""
     code = trainings.ended(args, place, around)
     if code != 143:
         return f"ended with {code}: {trainings.said(place)}"

@@ -139,7 +139,7 @@ class _Failing:
 
 
 def _fill(args: dict, place: Path, expected: dict, saves: int) -> str:
-    """What became of a training whose disk is full for so many saves."""
+    """The outcome of a training whose disk is full for so many saves."""
     programs = str(place.parent.parent.parent / "programs")
     code = trainings.ended(args, place, partial(_full, place.parent, saves), programs=programs)
     said = trainings.said(place)

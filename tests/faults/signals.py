@@ -80,7 +80,7 @@ def _length(args: dict, folder: Path, phase: Phase) -> float:
 
 
 def _stop(args: dict, place: Path, phase: Phase, call: int, after: float, expected: dict) -> str:
-    """What became of a training stopped `after` seconds within the call number `call`."""
+    """The outcome of a training stopped `after` seconds within the call number `call`."""
     child = trainings.begin(args, place, partial(_told, phase, call), programs=phase.programs)
     for line in child.told():
         if line == "entered":

@@ -52,7 +52,7 @@ def watched(folder: Path, steps: int) -> Count:
 
 
 def judge(samples: list[dict], compiled: dict[str, int], steps: int) -> list[str]:
-    """What became of each promise.
+    """The outcome of each promise.
 
     `samples`: step, memory, files and threads, in order; `compiled`: how often each program was.
     """

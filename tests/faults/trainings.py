@@ -93,7 +93,7 @@ def ended(
 
 
 def completed(args: dict[str, Any], place: Path) -> dict[str, Any]:
-    """What an undisturbed training leaves."""
+    """The files and values that an undisturbed training leaves."""
     if ended(args, place) != 0:
         raise RuntimeError(said(place))
     return left(place)
@@ -105,7 +105,7 @@ def goes_on(args: dict[str, Any], place: Path, expected: dict[str, Any], step: i
 
 
 def judge(code: int, place: Path, expected: dict[str, Any], step: int) -> str:
-    """What became of a training in `place` that was to go on after `step`."""
+    """The outcome of a training in `place` that was to go on after `step`."""
     if code != 0:
         return f"resuming ended with {code}: {said(place)}"
     if starts(place)[-1] != step:
@@ -118,7 +118,7 @@ def judge(code: int, place: Path, expected: dict[str, Any], step: int) -> str:
 
 
 def said(place: Path) -> str:
-    """What all trainings in `place` have printed."""
+    """The output of all trainings in `place`."""
     return (place / "said.txt").read_text()
 
 

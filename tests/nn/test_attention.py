@@ -19,7 +19,7 @@ EVERYTHING = AttentionMask()
 
 
 def attend(module, x, y, mask=EVERYTHING):
-    """What `x` gathers from `y`."""
+    """The attention of `x` to `y`."""
     return module(x, module.keys_values(y), mask)
 
 

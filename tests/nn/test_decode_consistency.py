@@ -140,7 +140,7 @@ class Texts:
         self.parents = np.array([[2, 0, 0], [1, 1, 2]])
 
     def whole(self) -> np.ndarray:
-        """What each of the final B*W beams reads from its first token to its last."""
+        """The tokens that each of the final B*W beams reads from its first token to its last."""
         middle = np.take_along_axis(self.middle, self.parents[..., None], axis=1)
         start = np.repeat(self.start, W, axis=1)
         return np.concatenate([start, middle, self.rest], axis=2).reshape(B * W, T)

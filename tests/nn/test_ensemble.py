@@ -115,7 +115,7 @@ def test_language_models_and_models_in_8_bits_decode_together(tokenizer):
 
 
 def products(system, params):
-    """How many matrix products a decoding step has."""
+    """The number of matrix products a decoding step has."""
     source, tokens = np.full((3, 5), 7), np.full((3, 2, 1), 5)
 
     def step(params):

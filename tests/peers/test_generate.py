@@ -305,7 +305,7 @@ def test_bart_reads_and_writes_texts_as_theirs(torch, transformers, tmp_path):
 
 @partial(jax.jit, static_argnums=(0, 3), compiler_options=QUICK)
 def search(model, params, prompts, settings):
-    """What beam search writes after `prompts`."""
+    """The results of beam search after `prompts`."""
     cache = model.apply({"params": params}, B, max_length=4 + LONGEST, method="init_cache")
     start = prompts[:, None, :-1]
     _, cache = model.apply({"params": params}, start, cache, method="decode_step")

@@ -275,7 +275,7 @@ def test_each_vector_and_weight_is_theirs(pair, assert_equal):
 
 
 def seen(pair, name):
-    """What our modules recorded under `name`, in the order of their paths."""
+    """The values that our modules recorded under `name`, in the order of their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(pair.state)
     return [leaf for path, leaf in leaves if f"'{name}'" in jax.tree_util.keystr(path)]
 

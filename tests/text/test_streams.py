@@ -42,7 +42,7 @@ def counted_labels(batches) -> list[int]:
 
 
 def digest(batch) -> str:
-    """What tells whether two batches are the same to the bit."""
+    """The bytes of a batch, equal for equal batches."""
     parts = [repr((part.dtype.str, part.shape)).encode() + part.tobytes() for part in batch]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 

@@ -104,7 +104,7 @@ def test_tab_pairs_are_the_first_two_columns(tmp_path):
 
 
 def reference_pairs(source: bytes, target: bytes, longest: int) -> list[tuple[str, str]] | None:
-    """What must be kept, read in the plainest way; None where the files must be refused."""
+    """The content to be kept, read in the plainest way; None where the files must be refused."""
     sides = []
     for content in (source, target):
         rows = content.removeprefix(BOM).split(b"\n")

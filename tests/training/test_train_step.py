@@ -79,7 +79,7 @@ def ragged_batch(rows=16, seed=0):
 
 
 def updated(step, batch, params, optimizer, seed=3):
-    """What one jitted step changed in the parameters, and its metrics."""
+    """The changes of the parameters in one jitted step, and its metrics."""
     state, metrics = jax.jit(step)(init_train_state(params, optimizer, jax.random.key(seed)), batch)
     return jax.tree.map(jnp.subtract, state.params, params), metrics
 

@@ -242,7 +242,7 @@ def _custom_schedule(config: OptimizerConfig) -> optax.Schedule | None:
 
 
 class Loaded(Protocol):
-    """What a loss is measured with: the experiment's `LoadedRun`."""
+    """The parts of a run that measure a loss: the experiment's `LoadedRun`."""
 
     @property
     def config(self) -> Any: ...

@@ -83,7 +83,7 @@ def _relative_clause(clause: Clause, antecedent: Nominal, *, is_object: bool) ->
 
 
 def _middle_field(clause: Clause) -> str:
-    """What stands between the finite verb and the closing part, in its neutral order."""
+    """The words between the finite verb and the closing part, in their neutral order."""
     direct, negation = clause.direct, "nicht" if clause.negated else ""
     if clause.negated and isinstance(direct, NounPhrase) and direct.determiner in ("", "a"):
         direct, negation = direct._replace(determiner="no"), ""

@@ -1,4 +1,4 @@
-"""What `blockwise` does besides computing the formula: blocks, memory, transformations."""
+"""The properties of `blockwise` besides computing the formula: blocks, memory, transformations."""
 
 from functools import partial
 
@@ -49,7 +49,7 @@ def assert_same(given, expected, assert_equal):
 
 
 def scan_lengths(f, *inputs):
-    """How many steps the loops of `f` take, as its trace says."""
+    """The number of steps the loops of `f` take, as its trace says."""
 
     def visit(jaxpr):
         for equation in jaxpr.eqns:

@@ -1,4 +1,4 @@
-"""Which attention function a call gets, what is not supported, and what cuDNN gets."""
+"""The attention function of a call, the unsupported calls, and the arguments of cuDNN."""
 
 from dataclasses import replace
 from pathlib import Path
