@@ -55,8 +55,10 @@ def elements(sent: list[Sent]) -> Counter[tuple[str, str, bool]]:
 
 
 def count_arrays(compiled: jax.stages.Compiled, dtype: str, shape: tuple[int, ...]) -> int:
-    """The number of instructions make an array of this type and shape in memory: none inside a fusion,
-    and none that only passes it on."""
+    """The number of instructions that make an array of this type and shape in memory.
+
+    Those inside a fusion, and those that only pass it on, do not count.
+    """
     views = {"parameter", "constant", "get-tuple-element", "bitcast", "tuple", "while"}
     wanted = dtype, ",".join(map(str, shape))
     return sum(

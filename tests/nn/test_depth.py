@@ -1,4 +1,4 @@
-"""A compiled gradient does its work once: it grows evenly with depth, and copies no intermediate."""
+"""A compiled gradient grows evenly with depth, and copies no intermediate."""
 
 import re
 
