@@ -1,6 +1,7 @@
 """Exit codes of commands, and one sentence for what went wrong."""
 
 import contextlib
+import gc
 import os
 import re
 import select
@@ -24,8 +25,6 @@ from jaxformer.errors import (
 )
 
 _TERMINATED = 128 + signal.SIGTERM
-_IGNORED = "_xla_gc_callback"
-"""JAX's function in Python's collector of garbage, which ignores exceptions."""
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ConfigError, 2),
     (MissingExtra, 2),
@@ -147,7 +146,17 @@ def _terminable() -> Iterator[None]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    if frame is not None and frame.f_code.co_name == _IGNORED:
+    if _is_collecting(frame):  # Python ignores exceptions there
         threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
         return
     raise SystemExit(_TERMINATED)
+
+
+def _is_collecting(frame: FrameType | None) -> bool:
+    """Whether `frame` is within a callback of the collector of garbage, such as JAX's."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
