@@ -30,11 +30,7 @@ def longest(config: TranslationConfig) -> Bucket:
 def batch_of(config: TranslationConfig) -> Any:
     """Returns zeros in the shape of `longest`, with the logits of a teacher if there is one."""
     source, target, rows = longest(config)
-    batch = PairBatch(
-        np.zeros((rows, source), np.int32),
-        np.zeros((rows, target + 1), np.int32),
-        np.arange(rows, dtype=np.int32),
-    )
+    batch = _pairs(source, target, rows)
     if not config.training.teacher:
         return batch
     return with_logits(batch, np.zeros((rows, target, config.model.vocab_size), np.float32))
@@ -59,11 +55,7 @@ def others(
     gather_at, dtype = config.training.gather_at, config.model.dtype
     source, target, rows = longest(config)
     rows = -(-rows // config.training.grad_accumulation)
-    pairs = PairBatch(
-        np.zeros((rows, source), np.int32),
-        np.zeros((rows, target + 1), np.int32),
-        np.arange(rows, dtype=np.int32),
-    )
+    pairs = _pairs(source, target, rows)
     sentences = config.translation.batch_size
     arrays = np.zeros((sentences, source), np.int32), np.ones(sentences, np.int32)
     length = max_target_length(config.model, source, config.search, config.translation)
@@ -79,6 +71,15 @@ def others(
         "validation": lambda: evaluate.lower(params, devices.abstract_divided(pairs)),
         f"beam search of {sentences}": beam_search,
     }
+
+
+def _pairs(source: int, target: int, rows: int) -> PairBatch:
+    """Zeros in the shape of `rows` pairs."""
+    return PairBatch(
+        np.zeros((rows, source), np.int32),
+        np.zeros((rows, target + 1), np.int32),
+        np.arange(rows, dtype=np.int32),
+    )
 
 
 TRAINING = PlannedTraining(

@@ -161,30 +161,26 @@ class Strategy:
         `functools.partial(batches.batch, step)`. Empty rows fill the batch up, so that the devices
         share it evenly, each in `parts` (see `fill_rows`).
         """
-        shares = []
+        sizes = []
 
         def select(batch_size: int) -> Int[np.ndarray, " R"]:
-            share = -(-batch_size // (self.num_shards * parts)) * parts
-            shares.append(share)
-            rows = [np.arange(share) + shard * share for shard in self.local_shards]
-            return (selected := np.concatenate(rows))[selected < batch_size]
+            rows = self.local_rows(self._filled_size(batch_size, parts))
+            sizes.append(len(rows))
+            return rows[rows < batch_size]
 
         batch = make(select)
-        if shares:
-            batch = fill_rows(batch, shares[0] * len(self.local_shards))
+        if sizes:
+            batch = fill_rows(batch, sizes[0])
         return self.shard_batch(batch)
 
     def abstract_batch(self, batch: Batch, parts: int = 1) -> Batch:
         """The result of `make_batch` for a `batch` of all rows, as `jax.ShapeDtypeStruct`."""
+        return self.abstract_divided(fill_rows(batch, self._filled_size(count_rows(batch), parts)))
+
+    def _filled_size(self, batch_size: int, parts: int) -> int:
+        """The rows of a batch whose rows all devices share evenly, each in `parts`."""
         multiple = self.num_shards * parts
-        batch = fill_rows(batch, -(-count_rows(batch) // multiple) * multiple)
-
-        def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-            sharding = self._sharding(row_spec(leaf))
-            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
-
-        return jax.tree.map(abstract, jax.tree.map(np.asarray, batch))
+        return -(-batch_size // multiple) * multiple
 
     def divide(self, batch: Batch, axes: tuple[str, ...] = BATCH_AXES) -> Batch:
         """The batch on the devices, its rows divided along mesh `axes`; each process has all rows.
@@ -193,7 +189,6 @@ class Strategy:
         """
         if self.mesh.size == 1:
             return batch
-
         return self._divided(batch, axes, global_array)
 
     def abstract_divided(self, batch: Batch, axes: tuple[str, ...] = BATCH_AXES) -> Batch:

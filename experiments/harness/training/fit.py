@@ -91,22 +91,22 @@ def fit(
             progress.settle()
             assert checkpoints is not None
             regular = {"regular": due(number, training.save_every)}
-            checkpoints.save(number, state, regular | noted() | origin, metric)
+            noted = {"early_stopping": stopping._asdict()}
+            checkpoints.save(number, state, regular | noted | origin, metric)
 
-        def noted() -> dict[str, Any]:
-            return {"early_stopping": stopping._asdict()}
-
-        def evaluated() -> EarlyStopping:
+        def evaluated(*, is_saved: bool) -> EarlyStopping:
             assert evaluate is not None
             with progress.pause("evaluating"):
                 scores = evaluate(state)
-            return log_evaluation(run, progress, number, scores, stopping)
+            after = log_evaluation(run, progress, number, scores, stopping)
+            if checkpoints is not None and is_saved:
+                noted = {"early_stopping": after._asdict()}
+                checkpoints.annotate(number, noted, after.metric)
+            return after
 
         step = progress.announce(step)
         if number and evaluates():  # the process ended between saving and evaluating
-            stopping = evaluated()
-            if checkpoints is not None:
-                checkpoints.annotate(number, noted(), stopping.metric)
+            stopping = evaluated(is_saved=True)
         known = 0  # comparisons of attention functions that env.json has
         loader = stack.enter_context(prefetched(batches, number, total, training.prefetch))
         while number < total and not stopping.should_stop(training.patience):
@@ -122,9 +122,7 @@ def fit(
             if checkpoints is not None and regular:
                 save()  # before the evaluation, which a device may have no room for
             if evaluates():
-                stopping = evaluated()
-                if checkpoints is not None and regular:
-                    checkpoints.annotate(number, noted(), stopping.metric)
+                stopping = evaluated(is_saved=regular)
             last = stopping.should_stop(training.patience)
             stop = preempted()
             if checkpoints is not None and (last or stop) and not regular:
