@@ -34,6 +34,7 @@ from jaxformer.pipelines.batching import (
     pad_right,
     padded_length,
     split_batch,
+    unstacked,
 )
 from jaxformer.pipelines.streaming import PartialText, report_tokens, run_streaming
 from jaxformer.runtime import concurrency, concurrently
@@ -215,6 +216,7 @@ def continue_ids(
 ) -> Hypotheses:
     """Continues each prompt by at most `length` of the first `known` tokens."""
     batch, size = inputs.tokens.shape
+    model, params = unstacked(model, params)
     begin = partial(model.apply, {"params": params}, method="init_cache")
     cache = begin(batch, max_length=size - 1 + length, left_padding=inputs.left_padding)
     if size > 1:
