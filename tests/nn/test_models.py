@@ -346,26 +346,6 @@ def test_dropout_acts_where_the_paper_says(sentences, assert_equal):
 # The three families.
 
 
-def test_an_encoder_gives_vectors_and_a_pooled_one(random_params, assert_equal):
-    config = replace(
-        BERT_BASE, vocab_size=V, d_model=12, d_ff=13, num_heads=3, num_encoder_layers=1, max_len=11
-    )
-    model = EncoderOnly(config)
-    tokens = np.arange(B * T).reshape(B, T) % V
-    types = np.int32(np.arange(T) > 3) + np.zeros_like(tokens)
-    params = random_params(model, tokens)
-
-    @jax.jit
-    def encode(params, types):
-        return model.apply({"params": params}, tokens, None, types)
-
-    hidden, pooled = map(np.asarray, encode(params, types))
-    assert (hidden.shape, pooled.shape) == ((B, T, 12), (B, 12))
-    pooler = params["pooler"]
-    assert_equal(pooled, np.tanh(hidden[:, 0] @ pooler["kernel"] + pooler["bias"]))
-    assert np.abs(hidden - encode(params, 0 * types)[0]).max() > 0.1
-
-
 def test_a_bfloat16_model_keeps_float32_parameters_and_stays_near(random_params, assert_equal):
     config = replace(
         TINY,

@@ -82,11 +82,6 @@ def test_a_bad_file_is_refused_by_name_and_line(tmp_path, name, content, message
         data.read_lines(tmp_path / name)
 
 
-def test_a_folder_is_refused_by_name(tmp_path):
-    with pytest.raises(DataError, match=f"{tmp_path.name}: cannot read the file: Is a directory"):
-        data.read_lines(tmp_path)
-
-
 def test_files_of_unequal_length_are_refused_with_both_counts(tmp_path):
     (tmp_path / "a.en").write_bytes(b"1\n2\n3\n")
     (tmp_path / "a.de").write_bytes(b"1\n2\n")
