@@ -611,11 +611,6 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, questions):
         ({"optimizer": OptimizerConfig(total_steps=0)}, "total_steps=0, but it must be at least 1"),
         ({"lora_rank": 2}, "lora_rank=2 trains adapters of pretrained weights"),
         ({"task": "chat", "freeze_backbone": True}, "freeze_backbone trains the head alone"),
-        ({"task": "pairs", "examples": "articles"}, "task='pairs' and train='': leave one out"),
-        (
-            {"train": "a.tsv", "test": "b.tsv", "examples": "word_order"},
-            "'word_order' are .* train='a.tsv'",
-        ),
     ):
         with pytest.raises(ConfigError, match=message):
             replace(OPTIONS, **changes)
