@@ -16,7 +16,6 @@ import pytest
 
 from experiments import runs
 from experiments.harness import cli
-from experiments.harness.results.attention_views import read_weights
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_files import read_table
@@ -24,7 +23,6 @@ from experiments.translation import (
     evaluate,
     export,
     load_run,
-    page,
     prepare,
     train,
     translate,
@@ -32,7 +30,6 @@ from experiments.translation import (
 from experiments.translation.presets import PRESETS
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.nn.int8 import Int8
-from jaxformer.text.tokenizers import BOS, EOS
 from tests.experiments.events import events
 
 ROOT = Path(__file__).parents[2]
@@ -124,7 +121,7 @@ def call(command, args):
 def run(text, tmp_path_factory):
     """The finished run: its folder, its config, its training's arguments and output."""
     root = tmp_path_factory.mktemp("runs")
-    args = settings(text, root, "--training.log_attention True")
+    args = settings(text, root)
     done = call(train, args)
     assert done.code == 0, done.err
     folder = root / "translation" / "tiny"
@@ -194,23 +191,13 @@ def test_a_test_line_that_is_too_long_is_reported_and_scored_as_an_empty_transla
     assert read_table(run.folder / "samples" / "test.tsv")["model"][3] == ""
 
 
-def test_tensorboard_shows_samples_and_their_attention(run):
+def test_tensorboard_shows_samples(run):
     shown = [(e.step, v) for e in events(run.folder) for v in e.summary.value]
     texts = {step: v.tensor.string_val[0].decode() for step, v in shown if "text" in v.tag}
-    assert texts.keys() == {5, 10, 15} == {step for step, v in shown if v.tag == "attention"}
+    assert texts.keys() == {5, 10, 15}
     table = read_table(run.folder / "samples" / "validation-15.tsv")
     pairs = re.findall(r"source +(.*)\n +model +(.*)\n", texts[15])
     assert len(pairs) == 3 and set(pairs) <= set(zip(table["source"], table["model"], strict=True))
-
-
-def test_the_attention_of_a_given_translation_needs_no_padding_to_be_the_same(system):
-    view = page.cross_attention(system, "dog sees bird", "Vogel sieht")
-    source = [*system.source_tokenizer.encode("dog sees bird"), EOS]
-    target = [BOS, *system.target_tokenizer.encode("Vogel sieht")]
-    plain = read_weights(system.model, system.params, np.array([source]), np.array([target]))
-    np.testing.assert_allclose(view.weights, plain["decoder/cross_attention"], atol=1e-5)
-    assert view.weights.shape[2:] == (len(view.query_tokens), len(view.key_tokens))
-    assert view.query_tokens[-1] == view.key_tokens[-1] == "<eos>"
 
 
 @pytest.fixture(scope="module")
