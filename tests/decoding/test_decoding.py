@@ -299,22 +299,6 @@ def test_a_search_waits_for_a_text_that_is_better_only_far_ahead_or_only_next():
     assert found.tokens[..., :3].tolist() == [[[end, 0, 0], [a, chain[0], end]]] * 2
 
 
-def test_every_text_ends_within_its_own_limit():
-    tables = history_tables(41, 9, 5)
-    tables[..., 3] -= 3.0
-    first, limits = np.array([0, 1, 2, 3, 4]), np.array([1, 2, 9, 5, 50])
-    found = search_history(tables, first, limits, beam_size=4, max_new_tokens=9, eos=(3,))
-    assert np.isfinite(found.scores[1:]).all()
-    for b, limit in enumerate([1, 2, 9, 5, 9]):
-        for tokens, score in zip(found.tokens[b], found.scores[b], strict=True):
-            if np.isfinite(score):
-                assert np.sum(tokens == 3) == 1 and np.argmax(tokens == 3) < limit
-                assert not np.any(tokens[np.argmax(tokens == 3) + 1 :])
-    assert found.tokens[0, 0].tolist() == [3] + [0] * 8
-    close(found.log_probs[0, 0, 0], next_log_probs(tables, (0,))[3])
-    assert np.isneginf(found.scores[0, 1:]).all()
-
-
 def test_a_limit_below_one_leaves_no_text():
     tables = history_tables(41, 5, 5)
     config = dict(beam_size=2, max_new_tokens=5, eos=(3,))
@@ -479,24 +463,6 @@ def test_pairs_of_tokens_are_drawn_with_the_models_probabilities():
     rows = softened(PROBABILITIES, 1.7)
     # Of 24 degrees of freedom: more than 59 is seen once in 10,000 seeds.
     assert chi_square(counts, rows[4][:, None] * rows) < 59
-
-
-def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch():
-    tables, config = history_tables(47, 11, 7), SamplingConfig(max_new_tokens=11)
-    run = partial(sample_history, tables, config=config, sampler=HOT)
-    prompts = Prompts(np.arange(31) % 7, 5 + np.arange(31) % 7, 100 + np.arange(31))
-    whole = run(prompts, jax.random.key(1))
-    again = run(prompts, jax.random.key(1))
-    other = run(prompts, jax.random.key(2))
-    assert np.array_equal(whole.tokens, again.tokens)
-    assert not np.array_equal(whole.tokens, other.tokens)
-    chosen = np.random.default_rng(0).permutation(31)[:13]
-    part = run(Prompts(*(leaf[chosen] for leaf in prompts[:3])), jax.random.key(1))
-    assert np.array_equal(part.tokens, whole.tokens[chosen])
-    close(part.log_probs, whole.log_probs[chosen])
-    same = Prompts(np.full((31,), 2), np.full((31,), 11), prompts.example_ids)
-    found = run(same, jax.random.key(1))
-    assert len({tuple(row) for row in found.tokens[:, 0].tolist()}) > 20
 
 
 def test_an_ended_or_empty_text_is_followed_by_zeros():

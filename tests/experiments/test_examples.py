@@ -48,7 +48,7 @@ def test_our_encoder_learns_inside_a_model_of_ones_own(train):
 
 @pytest.fixture(scope="module")
 def logits(random_params):
-    """Of each model with parts of its own: tokens, and its logits at once and one by one."""
+    """Tokens and, of each model with parts of its own, its logits at once and one by one."""
     tokens = custom_modules.repeating(0, rows=2, length=6).tokens
     found = {}
     for name, model in MODELS.items():

@@ -47,9 +47,9 @@ from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.text.tokenizers import BOS, EOS, MASKED_SPECIAL_TOKENS, train_bpe, train_characters
 from jaxformer.training.optimizer import OptimizerConfig
 from jaxformer.training.parameters import flatten
+from tests.experiments.tiny_runs import WORDS
 
 T = 23
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 TEXTS = [f"the {a} is {b} and {c}." for a in WORDS for b in WORDS for c in WORDS[:2] if a != b]
 SIZES = {"vocab_size": 300, "d_model": 12, "d_ff": 17, "num_heads": 3, "max_len": T}
 LLAMA = {

@@ -16,11 +16,11 @@ from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.train import train
 from jaxformer.errors import ConfigError
 from tests.experiments import own_parts
+from tests.experiments.tiny_runs import WORDS
 
 pytestmark = pytest.mark.long
 
 HERE = "tests.experiments.own_parts"
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 OPTIONS = """--model.vocab_size 283 --model.d_model 16 --model.d_ff 22 --model.num_heads 2
     --model.num_decoder_layers 1 --model.max_len 23 --data.seq_len 19 --data.batch_size 3
     --optimizer.warmup_steps 1 --optimizer.total_steps 5 --training.save_every 5

@@ -65,7 +65,7 @@ def run(model, params, *inputs, method=None):
 
 
 def log_prob(decoder, ids, token):
-    """Of `token` after `ids`, by the whole forward pass padded at the end to one shape."""
+    """The log-probability of `token` after `ids`, by the whole, padded forward pass."""
     padded = np.zeros((1, 23), np.int32)
     padded[0, : len(ids)] = ids
     logits = np.asarray(run(*decoder, padded), np.float64)[0, len(ids) - 1]

@@ -203,9 +203,6 @@ def test_a_smaller_stride_gives_every_label_some_context():
         assert ((column + 1 >= 13 - 4) | (first < 13) | ~batch.loss_mask.any(axis=1)).all()
 
 
-# Documents never see each other
-
-
 # Memory
 
 

@@ -168,14 +168,6 @@ def test_tokens_come_back_from_disk_as_written(tmp_path, vocab_size, width):
     assert [path.name for path in tmp_path.iterdir()] == ["a.tokens"]
 
 
-def test_tokens_are_mapped_and_not_loaded(tmp_path):
-    opened = data.write_tokens(tmp_path / "a.tokens", [[5, 6], [7]], vocab_size=11)
-    owner = opened.ids
-    while not isinstance(owner, np.memmap):
-        owner = owner.base
-    assert not opened.ids.flags.writeable
-
-
 def test_the_fingerprint_of_tokens_sees_ids_and_borders():
     prints = [
         Tokens.from_lists(x).fingerprint for x in ([[5, 6], [7]], [[5], [6, 7]], [[5, 6], [8]])
