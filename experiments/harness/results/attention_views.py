@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from experiments.harness.results import plots
+from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError
 from jaxformer.nn.inspection import read_taps, tap_names, with_attention_weights
 from jaxformer.text.tokenizers import Tokenizer
@@ -36,10 +37,13 @@ def read_weights(
     """The attention weights of the first row of a batch, by stack and kind.
 
     The names are "encoder/attention", "decoder/attention" and "decoder/cross_attention". Raises
-    `ConfigError` for a model whose blocks have no attention weights.
+    `ConfigError` for a model whose blocks have no attention weights. They are computed on the
+    devices that have `params`: of several processes, all have to call this.
     """
-    _, values = _reader(model)(params, *inputs)
-    return {name: weights[:, 0] for name, weights in stacked(values).items()}
+    devices, read = strategy_of(params), _reader(model)
+    with devices.active():
+        _, values = read(params, *inputs)
+    return {name: weights[:, 0] for name, weights in stacked(devices.gather(values)).items()}
 
 
 @lru_cache(maxsize=2)
@@ -73,6 +77,17 @@ def stacked(
 def label(tokenizer: Tokenizer, index: int) -> str:
     """The text of a token, or its name where it has none."""
     return tokenizer.decode([index]).strip() or tokenizer.token(index)
+
+
+def pictures(view: Callable[[], AttentionView]) -> dict[str, Callable[[], "Figure"]]:
+    """The picture "attention" of the last layer of view(), to be drawn by one process.
+
+    None where view() raises `ConfigError`.
+    """
+    try:
+        return {"attention": partial(last_layer, view())}
+    except ConfigError:
+        return {}
 
 
 def last_layer(view: AttentionView) -> "Figure":
