@@ -149,10 +149,6 @@ class Weights(NamedTuple):
         """Their parameters, on `devices`."""
         return mean(Checkpoints(self.folder / "checkpoints"), self.tree, self.steps, devices)
 
-    def read_whole(self) -> Any:
-        """Their parameters, in numpy."""
-        return Checkpoints(self.folder / "checkpoints").average_params(self.steps, tree=self.tree)
-
 
 def load(folder: Path, training: Averaging, options: RunOptions = FINAL) -> Any:
     """The weights that `select` gives, on the first device."""
