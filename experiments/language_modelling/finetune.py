@@ -19,6 +19,7 @@ import jax
 from jax.tree_util import Partial
 
 from experiments.harness import cli
+from experiments.harness.runs import distributed
 from experiments.harness.runs.run_files import write_lines
 from experiments.harness.training import build, finetuning
 from experiments.harness.training.finetuning import Trainer, make_trainer, result_folder
@@ -142,6 +143,7 @@ class Learner(NamedTuple):
     trainer: Trainer
 
 
+@distributed.joins
 def main(options: FinetuneOptions) -> None:
     """Prints the scores, their means and deviations, and writes them to finetune.json."""
     folder = result_folder(options, "language_modelling")
@@ -165,6 +167,10 @@ def main(options: FinetuneOptions) -> None:
     first = next(iter(scored.metrics))
     result = summarise({start: [x[first] for x in each] for start, each in metrics.items()})
     print(describe(options, result, task.title))
+    if options.save:
+        save_pretrained(options.save, task.model, params, loaded.tokenizer, labels=task.labels)
+    if not distributed.is_first():
+        return
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "finetune.json"
     results = json.loads(path.read_text()) if path.exists() else {}
@@ -172,10 +178,8 @@ def main(options: FinetuneOptions) -> None:
     path.write_text(json.dumps(results, indent=2) + "\n")
     if options.output:
         write_lines(Path(options.output), scored.lines)
-    if options.save:
-        save_pretrained(options.save, task.model, params, loaded.tokenizer, labels=task.labels)
-        for name, text in task.files.items():
-            (Path(options.save) / name).write_text(text, encoding="utf-8")
+    for name, text in task.files.items() if options.save else ():
+        (Path(options.save) / name).write_text(text, encoding="utf-8")
 
 
 def without_heads(loaded: LoadedRun) -> LoadedRun:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import cli
+from experiments.harness.runs import distributed
 from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.runs.run_files import write_lines
 from experiments.harness.training import finetuning
@@ -95,6 +96,7 @@ PRESETS = {
 }
 
 
+@distributed.joins
 def main(options: FinetuneOptions) -> None:
     """Prints the scores before and after, and writes them to finetune.json."""
     folder = result_folder(options, "translation")
@@ -108,13 +110,14 @@ def main(options: FinetuneOptions) -> None:
     translator = translator._replace(params=fine_tune(options, translator, train))
     scores["after"], hypotheses = score(options, translator, test)
     print(f"after {options.optimizer.total_steps} steps: {describe(scores['after'])}")
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {"options": asdict(options), **scores}
-    (folder / "finetune.json").write_text(json.dumps(record, indent=2) + "\n")
-    if options.output:
-        write_lines(Path(options.output), hypotheses)
     if options.save:
         save(options, translator)
+    if distributed.is_first():
+        folder.mkdir(parents=True, exist_ok=True)
+        record = {"options": asdict(options), **scores}
+        (folder / "finetune.json").write_text(json.dumps(record, indent=2) + "\n")
+        if options.output:
+            write_lines(Path(options.output), hypotheses)
 
 
 def read_texts(options: FinetuneOptions) -> tuple[Text, Text]:
