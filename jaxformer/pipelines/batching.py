@@ -169,9 +169,17 @@ def compile_for(
     """
     devices = strategy_of(params)
     divide = partial(devices.divide, axes=("data",))
+    # Shapes, because arrays remember the mesh of the program that made them: one program for all.
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_sharding(x)), params
+    )
     with devices.active():
-        compiled = jitted.lower(model, params, *divide(arrays), **static).compile()
+        compiled = jitted.lower(model, shapes, *divide(arrays), **static).compile()
     return lambda *arrays: devices.gather(compiled(params, *divide(arrays)))
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
+    return leaf.sharding if isinstance(leaf, jax.Array) else None
 
 
 def make_step_fn(model: nn.Module, params: Any) -> Step:
