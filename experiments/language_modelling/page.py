@@ -1,8 +1,7 @@
 """The texts and attention of a run: its page (`experiments.runs page`) and its pictures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,9 +61,9 @@ def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str,
     return {"prompts and what follows": continued_prompts(loaded._replace(config=config))}
 
 
-def draw_attention(loaded: LoadedRun, texts: Sequence[str]) -> dict[str, Callable[[], "Figure"]]:
-    """The picture of the attention of the last layer in the first of `texts`, if there is one."""
-    return attention_views.pictures(partial(attend, loaded, next(iter(texts), "")))
+def draw_attention(loaded: LoadedRun, texts: Sequence[str]) -> "Figure":
+    """The attention of the last layer in the first of `texts`; `ConfigError` if there is none."""
+    return attention_views.last_layer(attend(loaded, next(iter(texts), "")))
 
 
 def attend(loaded: LoadedRun, text: str) -> AttentionView:

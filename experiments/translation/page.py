@@ -1,7 +1,6 @@
 """The translations and attention of a run: its page (`experiments.runs page`) and its pictures."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,11 +63,9 @@ def attend(translator: Translator, text: str) -> tuple[str, list[AttentionView]]
     ]
 
 
-def draw_attention(
-    loaded: LoadedRun, source: str, translation: str
-) -> dict[str, Callable[[], "Figure"]]:
-    """The picture of the `cross_attention` of the last layer."""
-    return attention_views.pictures(partial(cross_attention, loaded, source, translation))
+def draw_attention(loaded: LoadedRun, source: str, translation: str) -> "Figure":
+    """The `cross_attention` of the last layer."""
+    return attention_views.last_layer(cross_attention(loaded, source, translation))
 
 
 def cross_attention(loaded: LoadedRun, source: str, translation: str) -> AttentionView:

@@ -151,11 +151,11 @@ def evaluate(
     if name and distributed.is_first():
         with run.log.surviving("samples"):
             evaluation.write_samples(run.folder, name, text, hypotheses)
-    pictures: dict[str, Callable] = {}
+    pictures = {}
     if training.log_attention:
         from experiments.translation.page import draw_attention
 
-        pictures = draw_attention(loaded, *samples[0][:2])
+        pictures["attention"] = partial(draw_attention, loaded, *samples[0][:2])
     return session.Evaluated(numbers, samples, pictures)
 
 

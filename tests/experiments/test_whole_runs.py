@@ -65,7 +65,6 @@ def begin_translation(folder: Path) -> TranslationConfig:
         training__evaluate_every=5,
         training__average_checkpoints=2,
         training__grad_accumulation=2,
-        training__log_attention=True,
     )
 
 
@@ -106,7 +105,6 @@ def begin_language(folder: Path) -> LanguageConfig:
         prompts=("sun moon", "rain"),
         sampling__max_new_tokens=5,
         data__test=(str(folder / "c.txt"),),
-        training__log_attention=True,
     )
 
 

@@ -79,17 +79,6 @@ def label(tokenizer: Tokenizer, index: int) -> str:
     return tokenizer.decode([index]).strip() or tokenizer.token(index)
 
 
-def pictures(view: Callable[[], AttentionView]) -> dict[str, Callable[[], "Figure"]]:
-    """The picture "attention" of the last layer of view(), to be drawn by one process.
-
-    None where view() raises `ConfigError`.
-    """
-    try:
-        return {"attention": partial(last_layer, view())}
-    except ConfigError:
-        return {}
-
-
 def last_layer(view: AttentionView) -> "Figure":
     """The heads of the last layer, a panel each."""
     first = len(view.weights) - 1
