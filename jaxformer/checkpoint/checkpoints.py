@@ -249,7 +249,7 @@ class Checkpoints:
             return
         try:
             by_the_first(begin)
-        except (ValueError, OSError):
+        except BaseException:
             self._release()
             raise
         self._writer = storage.make_writer(self.folder)
