@@ -29,7 +29,7 @@ class FileLock:
     """
 
     def __init__(self, folder: epath.Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         file = Path(folder, _NAME).open("a+", encoding="ascii", errors="replace")
         try:
             if importlib.util.find_spec("fcntl") is not None:
