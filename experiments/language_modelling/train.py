@@ -109,7 +109,7 @@ def train(
         with display.phase("creating the model"):
             state = devices.init(init)
             state = init_from_pretrained.with_pretrained_params(config, state, devices)
-        state = initialization.start(config, state, run.checkpoints, devices, batches.fingerprint)
+        state = initialization.start(run, model, state, devices, batches.fingerprint)
         fit(
             step,
             state,

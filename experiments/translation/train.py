@@ -118,7 +118,7 @@ def train(
         init, step = make_step(config, model, batches.batch(0, all_rows), devices)
         with display.phase("creating the model"):
             state = devices.init(init)
-        state = initialization.start(config, state, run.checkpoints, devices, batches.fingerprint)
+        state = initialization.start(run, model, state, devices, batches.fingerprint)
         if config.training.teacher:
             from experiments.translation.teacher import with_teacher
 

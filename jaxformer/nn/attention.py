@@ -132,17 +132,11 @@ class MultiHeadAttention(nn.Module):
         dropout: ops_dropout.Dropout | None,
         **options: Any,
     ) -> Float[Array, "R T N Hv"]:
-        """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V of each head (equation 1).
-
-        The rows of a sentence, its beams, become Q = W*T queries of that sentence, so that its keys
-        and values are not repeated. `mask` and `bias` are those of the Q queries.
-        """
+        """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V of each head (equation 1)."""
         scale = 1.0 / math.sqrt(self.query_scalar or q.shape[-1])
         options |= {} if self.softcap is None else {"softcap": self.softcap}
         check_mask(mask)
-        folded = q.reshape(k.shape[0], -1, *q.shape[2:])
-        options |= {"scale": scale, "bias": bias, "dropout": dropout}
-        return self.attention_fn(folded, k, v, mask, **options).reshape(*q.shape[:3], -1)
+        return self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
 
     @nn.compact
     def project(

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.harness.training.initialization import find_run
 from experiments.translation import teacher
 from experiments.translation.load_run import load_run
 from experiments.translation.train import train
@@ -51,10 +52,12 @@ def test_a_student_learns_the_teachers_probabilities(run, student):
     assert [line["loss"] for line in lines] == [line["teacher_loss"] for line in lines]
     found, before = load_run(folder), load_run(run)
     assert found.target_tokenizer.fingerprint == before.target_tokenizer.fingerprint
+    parent = find_run(str(run))
     sizes = [sum(x.size for x in params_of(x, 2)) for x in (folder, run)]
     assert sizes[0] < sizes[1], "only the student's parameters are saved"
     note = json.loads((folder / teacher.NOTE).read_text())
-    assert note["run"] == str(run) and note["sha256"] == teacher.digest(before.params)
+    assert note["run"] == str(run) and note["sha256"] == teacher.digest(parent)
+    assert note["sha256"] != teacher.digest(find_run(f"{run}@1"))
 
 
 @pytest.mark.slow

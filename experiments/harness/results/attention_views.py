@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError
 from jaxformer.nn.inspection import read_taps, tap_names, with_attention_weights
 from jaxformer.text.tokenizers import Tokenizer
@@ -32,10 +33,13 @@ def read_weights(
     """The attention weights of the first row of a batch, by stack and kind.
 
     The names are "encoder/attention", "decoder/attention" and "decoder/cross_attention". Raises
-    `ConfigError` for a model whose blocks have no attention weights.
+    `ConfigError` for a model whose blocks have no attention weights. They are computed on the
+    devices that have `params`: of several processes, all have to call this.
     """
-    _, values = _reader(model)(params, *inputs)
-    return {name: weights[:, 0] for name, weights in stacked(values).items()}
+    devices, read = strategy_of(params), _reader(model)
+    with devices.active():
+        _, values = read(params, *inputs)
+    return {name: weights[:, 0] for name, weights in stacked(devices.gather(values)).items()}
 
 
 @lru_cache(maxsize=2)
