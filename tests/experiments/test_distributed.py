@@ -193,17 +193,32 @@ def test_what_the_first_process_cannot_read_ends_all_with_its_code(text):
 
 def test_a_step_that_fails_because_another_process_is_gone_ends_with_that_sentence(capsys):
     def step(text):
-        with distributed.explain_lost_process():
+        with distributed.explain_lost_process(lambda seconds: [1, 3]):
             raise jax.errors.JaxRuntimeError(text)
 
     gone = "UNKNOWN: Gloo all-reduce failed:\nConnection reset by peer"
     assert cli.run(lambda: step(gone)) == 1
     assert capsys.readouterr().err == (
-        "error: another process has died, or its connection has: UNKNOWN: Gloo all-reduce failed: "
-        "Connection reset by peer\n"
+        "error: another process has died (process 1, 3), or its connection has: start the same "
+        "command again on all hosts, or on another number of them: it resumes from the newest "
+        "checkpoint (UNKNOWN: Gloo all-reduce failed: Connection reset by peer)\n"
     )
     assert cli.run(lambda: step("INVALID_ARGUMENT: shapes")) == 1
     assert "another process" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_process_that_died_is_named_by_the_other_which_says_how_to_go_on(text):
+    processes = begin_two(text, f"{LANGUAGE} --strategy replicated {LONG} --runs lost")
+    deadline = time.monotonic() + 120
+    while len(lines(text / "lost" / "language_modelling" / "tiny")) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    processes[1].kill()
+    first, _ = ended(*processes)
+    # it waits in a collective until JAX's runtime ends it, or the collective fails
+    assert first.code in (1, -signal.SIGABRT) and "process 1" in first.err, first
+    assert "start the same command again on all hosts, or on another number of them" in first.err
 
 
 CLUSTER = {"distributed": True, "strategy": "replicated"}

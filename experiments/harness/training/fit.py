@@ -92,7 +92,8 @@ def fit(
             assert checkpoints is not None
             regular = {"regular": due(number, training.save_every)}
             noted = {"early_stopping": stopping._asdict()}
-            checkpoints.save(number, state, regular | noted | origin, metric)
+            with progress.pace.doing("saving"):
+                checkpoints.save(number, state, regular | noted | origin, metric)
 
         def evaluated(*, is_saved: bool) -> EarlyStopping:
             assert evaluate is not None
