@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from experiments.harness import cli
 from experiments.harness.results import exporting
+from experiments.harness.runs import distributed
 from experiments.translation.load_run import load_run
 from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
@@ -53,6 +54,7 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
     return exporting.Exportable(loaded.config, "translation", published, _PRESETS)
 
 
+@distributed.joins
 def main(options: ExportOptions) -> None:
     """Writes the folder."""
     exporting.export(options, lambda: exportable(options))

@@ -156,14 +156,6 @@ SIZES |= dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2")
 
 
 @pytest.fixture(scope="module")
-def transformers(torch):
-    library = pytest.importorskip("transformers", reason="these tests need transformers")
-    library.logging.set_verbosity_error()
-    library.logging.disable_progress_bar()
-    return library
-
-
-@pytest.fixture(scope="module")
 def make(torch, transformers):
     """A model of theirs with random weights, attending as their equations say."""
 
@@ -184,7 +176,7 @@ def make(torch, transformers):
 
 
 def inputs_of(torch, model):
-    """What their model is called with, and what ours."""
+    """The arguments of their model and of ours."""
     name, ids = type(model).__name__, IDS
     if "Roberta" in name:
         ids = np.maximum(IDS, 2)  # 1 is padding, at which its vectors are others
