@@ -71,7 +71,10 @@ GIVEN = {
     "language_modelling.generate": "",
 }
 """What is added to a command of a README: its text, and of a training the steps."""
-SMALL = "--model.vocab_size 283 --model.d_model 16 --model.d_ff 22 --model.num_heads 2"
+SMALL = """
+    --model.vocab_size 283 --model.d_model 16 --model.d_ff 22 --model.num_heads 2
+    --model.num_decoder_layers 1
+"""
 
 POSITIONAL = {
     **{f"runs {word}": "runs" for word in RUNS_COMMANDS},
@@ -265,6 +268,11 @@ def run_of(place: Path, runs: str = "runs") -> Path:
     return config.parent
 
 
+def scores(place: Path, runs: str) -> dict:
+    """The final scores of the only run in `place`."""
+    return json.loads((run_of(place, runs) / "scores.json").read_text())
+
+
 def wait_for(run: str, count: int, place: Path, processes: list[subprocess.Popen]) -> Path:
     """Returns the folder of a training when it has logged `count` steps."""
     while not list((place / run).glob("*/*/metrics.jsonl")) or len(lines(run_of(place))) < count:
@@ -302,7 +310,7 @@ def save_llama(folder: Path, random_params: Any) -> None:
     tokenizer = train_bpe(["def main(): return"], 271)
     sizes = {"vocab_size": 271, "d_model": 24, "d_ff": 52, "num_heads": 4}
     config = replace(
-        jf.TransformerConfig(**sizes, num_decoder_layers=1, max_len=31),
+        jf.TransformerConfig(**sizes, num_decoder_layers=1, max_len=211),
         norm=jf.NormOptions("rms", placement="pre"),
         feed_forward=jf.FeedForwardOptions("silu", gated=True),
         embeddings=jf.EmbeddingOptions(tied="none", scale=False),
@@ -330,7 +338,7 @@ def write_programs(folder: Path) -> None:
 
 
 def test_the_commands_for_several_devices_and_machines_are_those_that_run_here():
-    assert len(SEVERAL) == 5 and CLUSTER.count("--distributed") == 1
+    assert len(SEVERAL) == 6 and CLUSTER.count("--distributed") == 1
     assert PLACED == "--coordinator HOST:PORT --num_processes N --process_id i"
 
 
@@ -370,5 +378,11 @@ def test_hosts_are_lost_and_the_same_command_goes_on_also_with_fewer_hosts(place
     assert [line["step"] for line in found] == [line["step"] for line in expected]
     for line, other in zip(found, expected, strict=True):
         assert line["loss"] == pytest.approx(other["loss"], rel=1e-6)
+    (command,) = (x for x in SEVERAL if "--distributed" in x and x != CLUSTER)
+    first, *others = ended(*start(command, place, devices=4, processes=4))
+    assert first.code == 0, first
+    assert json.loads(first.out.splitlines()[-1])["chrf"] == scores(place, "runs")["chrf"]
+    assert [(process.code, process.out) for process in others] == [(0, "")] * 3, others
+    assert scores(place, "runs") == scores(place, "whole")
     texts = [(run_of(place, runs) / "samples" / "validation.tsv") for runs in ("runs", "whole")]
     assert texts[0].read_text() == texts[1].read_text()

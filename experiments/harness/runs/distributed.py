@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -17,8 +16,6 @@ from experiments.harness import cli
 from experiments.harness.cli import config_files
 from jaxformer import distributed
 from jaxformer.errors import ConfigError
-
-Options = TypeVar("Options", bound="ProcessOptions")
 
 _LOST_PROCESS = ("Gloo", "NCCL", "Socket closed", "coordination service")  # in XLA's errors
 
@@ -57,11 +54,10 @@ class ProcessOptions:
         return bool(self.coordinator) or (self.num_processes, self.process_id) != (None, None)
 
 
-def joins(main: Callable[[Options], None]) -> Callable[[Options], None]:
+def joins(main: Callable[[Any], None]) -> Callable[[Any], None]:
     """The command `main` within `joined` of its options."""
 
-    @wraps(main)
-    def joined_main(options: Options) -> None:
+    def joined_main(options: Any) -> None:
         with joined(options):
             main(options)
 
