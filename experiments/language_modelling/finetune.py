@@ -3,8 +3,7 @@
 The run's model with the head of `--task` learns from `--num_train` examples, once from the
 pretrained weights and once from scratch, for each of `--seeds` seeds, and its score on the test
 examples is printed. Without files, classification asks which of ten packages a snippet of the
-standard library is from, or with two presets of WikiText-2: which article is a passage from
-(`articles`)? Are two words of a sentence swapped (`word_order`)?
+standard library is from.
 """
 
 import json
@@ -44,13 +43,11 @@ class FinetuneOptions(finetuning.FinetuneOptions):
     task: Literal["classification", "pairs", "spans", "chat"] = "classification"
     """The task: labels of texts or of pairs, answers in a text, answers of an assistant."""
     train: str = ""
-    """A file to learn from; empty: see examples. classification: lines label<TAB>text; pairs:
-    label<TAB>premise<TAB>hypothesis; or .jsonl with these fields; spans: the JSON of SQuAD; chat:
-    .jsonl with a list of messages in each line."""
+    """A file to learn from; empty: snippets of the standard library. classification: lines
+    label<TAB>text; pairs: label<TAB>premise<TAB>hypothesis; or .jsonl with these fields; spans: the
+    JSON of SQuAD; chat: .jsonl with a list of messages in each line."""
     test: str = ""
     """A file of the same form to test with."""
-    examples: Literal["python_stdlib", "articles", "word_order"] = "python_stdlib"
-    """The source of examples without files; all but python_stdlib have classification alone."""
     num_train: int = 200
     """Examples to learn from; each seed chooses others, as evenly over the labels as possible. 0:
     all."""
@@ -94,11 +91,6 @@ class FinetuneOptions(finetuning.FinetuneOptions):
                 f"labelled text needs both files, but train={self.train!r} and "
                 f"test={self.test!r} were given"
             )
-        if self.examples != "python_stdlib" and (self.train or self.task != "classification"):
-            raise ConfigError(
-                f"examples={self.examples!r} are for task='classification' without files, but "
-                f"task={self.task!r} and train={self.train!r}: leave one out"
-            )
         if self.freeze_backbone and (self.task == "chat" or self.lora_rank):
             raise ConfigError(
                 "freeze_backbone trains the head alone, but task='chat' has none and lora_rank "
@@ -114,19 +106,10 @@ class FinetuneOptions(finetuning.FinetuneOptions):
 
 _head = replace(FinetuneOptions().optimizer, learning_rate=1e-2, weight_decay=0.0)
 _MASKED = "runs/language_modelling/python_stdlib_masked"
-_BERT = "runs/language_modelling/bert_tiny"
 
 PRESETS = {
     "all_layers": FinetuneOptions(),
     "frozen_backbone": FinetuneOptions(freeze_backbone=True, optimizer=_head),
-    "articles": FinetuneOptions(examples="articles", run=_BERT, pooling="mean"),
-    "word_order": FinetuneOptions(
-        examples="word_order",
-        run=_BERT,
-        pooling="mean",
-        num_train=0,
-        optimizer=replace(FinetuneOptions().optimizer, total_steps=450),
-    ),
     "pairs": FinetuneOptions(task="pairs", run=_MASKED, num_train=0, seeds=1),
     "spans": FinetuneOptions(task="spans", run=_MASKED, num_train=0, seeds=1),
     "chat": FinetuneOptions(task="chat", num_train=0, seeds=1, start="pretrained"),

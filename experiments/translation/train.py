@@ -151,12 +151,7 @@ def evaluate(
     if name and distributed.is_first():
         with run.log.surviving("samples"):
             evaluation.write_samples(run.folder, name, text, hypotheses)
-    pictures = {}
-    if training.log_attention:
-        from experiments.translation.page import draw_attention
-
-        pictures["attention"] = partial(draw_attention, loaded, *samples[0][:2])
-    return session.Evaluated(numbers, samples, pictures)
+    return session.Evaluated(numbers, samples)
 
 
 def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None:

@@ -12,6 +12,7 @@ from experiments.translation.load_run import load_run
 from experiments.translation.train import train
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
+from tests.experiments.commands import metrics_of
 from tests.experiments.tiny_runs import translation_config
 
 pytestmark = pytest.mark.long
@@ -25,11 +26,6 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(base):
     return train(base).folder
-
-
-def metrics_of(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if "loss" in line]
 
 
 def params_of(folder, step):
@@ -51,7 +47,7 @@ def student(base, run):
 
 def test_a_student_learns_the_teachers_probabilities(run, student):
     _, folder = student
-    lines = metrics_of(folder)
+    lines = metrics_of(folder, "loss")
     assert [line["loss"] for line in lines] == [line["teacher_loss"] for line in lines]
     found, before = load_run(folder), load_run(run)
     assert found.target_tokenizer.fingerprint == before.target_tokenizer.fingerprint
@@ -69,7 +65,7 @@ def test_a_teacher_equal_to_the_student_has_no_gradient(base, run):
     config = with_teacher(base, run, distillation_weight=1.0)
     own = replace(config, name="own", init_from=f"{run}@2")
     own = replace(own, training=replace(own.training, teacher=f"{run}@2"))
-    lines = metrics_of(train(own).folder)
+    lines = metrics_of(train(own).folder, "loss")
     assert lines[0]["grad_norm"] < 1e-5 < lines[0]["loss"]
 
 

@@ -129,8 +129,6 @@ def _is_regular(checkpoints: Checkpoints, step: int) -> bool:
 
 def mean(checkpoints: Checkpoints, tree: str, steps: list[int], devices: Strategy) -> Any:
     """The mean over `steps` of the field `tree` of the state, on `devices`."""
-    if devices.mesh.size == 1:
-        return devices.shard_state(checkpoints.average_params(steps, tree=tree))
     return checkpoints.average_params(steps, tree=tree, shardings=devices.shardings)
 
 

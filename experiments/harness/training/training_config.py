@@ -78,8 +78,6 @@ class TrainingConfig(LoraOptions):
     """Your own metrics of each evaluation, as package.module:name."""
     loggers: tuple[str, ...] = ()
     """Your own loggers of all metrics, as package.module:name; each is called with the folder."""
-    log_attention: bool = False
-    """Draws the attention in one text at each evaluation, for TensorBoard."""
     remat: Remat = "none"
     """The part that the backward pass computes again to save memory; blocks saves the most."""
     gather_at: GatherAt = "step"
@@ -200,7 +198,7 @@ class RunConfig(ProcessOptions):
         """Dotted names of the fields that may differ when the run is resumed."""
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
         training += ["attention_fn", "remat", "loss_chunk", "gather_at", "prefetch"]
-        training += ["metrics", "loggers", "log_attention"]
+        training += ["metrics", "loggers"]
         places = set(RunConfig.__dataclass_fields__) - {"init_from", "continue_from"}
         names = ["name", *sorted(places), *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
