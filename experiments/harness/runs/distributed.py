@@ -68,13 +68,15 @@ def joins(main: Callable[[Any], None]) -> Callable[[Any], None]:
 def joined(config: ProcessOptions) -> Iterator[None]:
     """Within it this process is one of those that `config` asks for, and only the first prints.
 
-    Enter it before anything touches a device; all processes leave it together. Raises `ConfigError`
-    as `jaxformer.distributed.initialize` does, and when the processes have different settings.
+    Enter it before anything touches a device, or when the processes have joined already; all leave
+    it together. Raises `ConfigError` as `jaxformer.distributed.initialize` does, and when the
+    processes have different settings.
     """
     if not config.asks_for_several:
         yield
         return
-    distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
+    if not jax.distributed.is_initialized():  # another run may have joined before, as of a sweep
+        distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
     settings = config_files.flat(config_files.plain(config))
     settings.pop("process_id")
     kind = {"experiment": type(config).__name__, "count of settings": len(settings)}
