@@ -98,13 +98,6 @@ def lines(folder: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k not in speeds} for line in found]
 
 
-def files(folder: Path) -> list[str]:
-    """The files of a run besides its checkpoints and TensorBoard's files."""
-    aside = ("checkpoints", "tensorboard")
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(str(path) for path in paths if path.parts[0] not in aside)
-
-
 @pytest.fixture
 def text(tmp_path) -> Path:
     """A folder with a text to train on and one to validate."""
@@ -113,32 +106,6 @@ def text(tmp_path) -> Path:
         texts = (" ".join(rng.choice(["sun", "moon", "rain", "hill"], 5)) for _ in range(count))
         (tmp_path / name).write_text("\n".join(texts) + "\n")
     return tmp_path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(f"{LANGUAGE} --strategy replicated", id="language"),
-        pytest.param(f"{TRANSLATION} {MESH}", id="translation"),
-    ],
-)
-def test_two_processes_learn_and_leave_what_one_does(words, text):
-    first, second = finished(*begin_two(text, f"{words} --runs two"))
-    finished(begin(text, f"{words} --runs one", 4))
-    two, one = (text / runs / words.split()[0] / "tiny" for runs in ("two", "one"))
-    assert files(two) == files(one) and len(list((two / "tensorboard").iterdir())) == 1
-    found, expected = lines(two), lines(one)
-    assert [line["step"] for line in found] == [line["step"] for line in expected]
-    for line, other in zip(found, expected, strict=True):
-        assert line == pytest.approx(other, rel=1e-5)
-    scores = [json.loads((run / "scores.json").read_text()) for run in (two, one)]
-    numbers = [{k: v for k, v in s.items() if isinstance(v, float)} for s in scores]
-    assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)
-    surroundings = json.loads((two / "env.json").read_text())
-    assert surroundings["processes"] == 2 and len(surroundings["devices"]) == 4
-    assert surroundings["earlier"] == []
-    assert "from step 0 to 11" in first.out and "from step" not in second.out + second.err
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -21,8 +20,6 @@ from experiments.harness import cli
 from experiments.harness.cli import config_files
 from jaxformer import distributed
 from jaxformer.errors import ConfigError
-
-Options = TypeVar("Options", bound="ProcessOptions")
 
 _LOST_PROCESS = ("Gloo", "NCCL", "Socket closed", "coordination service")  # in XLA's errors
 _SIGNS, _EVERY = "jaxformer/signs/", 2.0
@@ -68,11 +65,10 @@ class ProcessOptions:
         return bool(self.coordinator) or (self.num_processes, self.process_id) != (None, None)
 
 
-def joins(main: Callable[[Options], None]) -> Callable[[Options], None]:
+def joins(main: Callable[[Any], None]) -> Callable[[Any], None]:
     """The command `main` within `joined` of its options."""
 
-    @wraps(main)
-    def joined_main(options: Options) -> None:
+    def joined_main(options: Any) -> None:
         with joined(options):
             main(options)
 
@@ -83,13 +79,15 @@ def joins(main: Callable[[Options], None]) -> Callable[[Options], None]:
 def joined(config: ProcessOptions) -> Iterator[None]:
     """Within it this process is one of those that `config` asks for, and only the first prints.
 
-    Enter it before anything touches a device; all processes leave it together. Raises `ConfigError`
-    as `jaxformer.distributed.initialize` does, and when the processes have different settings.
+    Enter it before anything touches a device, or when the processes have joined already; all leave
+    it together. Raises `ConfigError` as `jaxformer.distributed.initialize` does, and when the
+    processes have different settings.
     """
     if not config.asks_for_several:
         yield
         return
-    distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
+    if not jax.distributed.is_initialized():  # another run may have joined before, as of a sweep
+        distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
     settings = config_files.flat(config_files.plain(config))
     settings.pop("process_id")
     kind = {"experiment": type(config).__name__, "count of settings": len(settings)}

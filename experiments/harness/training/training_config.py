@@ -128,7 +128,27 @@ class OptimizerConfig(optimizer.OptimizerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(ProcessOptions):
+class DeviceChoice(ProcessOptions):
+    """The devices and the processes that compute the steps of a training."""
+
+    strategy: StrategyName = "auto"
+    """single: one device; replicated: a copy of the state on each device; sharded: parts of it on
+    a mesh of devices; auto: replicated where there is more than one device, else single."""
+    mesh: str = ""
+    """The mesh of --strategy sharded, such as data=2,fsdp=2,tensor=2; empty: all along data."""
+
+    def __post_init__(self):
+        check_choices(self)
+        super().__post_init__()
+        if self.asks_for_several and self.strategy == "single":
+            raise ConfigError(
+                "strategy='single' trains in one process, but several were asked for: give "
+                "--strategy replicated or --strategy sharded"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(DeviceChoice):
     """Where a run is kept, what it starts from, and where its steps are computed.
 
     All but `init_from` and `continue_from` may change on resuming.
@@ -155,20 +175,9 @@ class RunConfig(ProcessOptions):
     """Prints compiler options, the formula of mfu and signatures; env.json always has them."""
     profile: bool = False
     """Writes a trace of a few steps into the run's folder, for TensorBoard or Perfetto."""
-    strategy: StrategyName = "auto"
-    """single: one device; replicated: a copy of the state on each device; sharded: parts of it on
-    a mesh of devices; auto: replicated where there is more than one device, else single."""
-    mesh: str = ""
-    """The mesh of --strategy sharded, such as data=2,fsdp=2,tensor=2; empty: all along data."""
 
     def __post_init__(self):
-        check_choices(self)
         super().__post_init__()
-        if self.asks_for_several and self.strategy == "single":
-            raise ConfigError(
-                "strategy='single' trains in one process, but several were asked for: give "
-                "--strategy replicated or --strategy sharded"
-            )
         if "://" in self.runs:
             raise ConfigError(
                 f"runs={self.runs!r} is an address: give a folder, such as one where the bucket is "
