@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from experiments.harness import cli
+from experiments.harness.cli import storage
 from experiments.harness.results.groups import read_json
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
@@ -99,7 +100,7 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
 
     `inexpressible` are settings of its texts that the folder cannot hold.
     """
-    folder, config = Path(options.run.split(",")[0]), run.config
+    folder, config = storage.to_path(options.run.split(",")[0]), run.config
     _, steps, tree = checkpoint_selection.select(folder, config.training, options)
     scores, environment = (read_json(folder / f"{name}.json") for name in ("scores", "env"))
     data = config.data

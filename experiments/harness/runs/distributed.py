@@ -118,6 +118,11 @@ def agreed(number: float) -> float:
     return float(multihost_utils.broadcast_one_to_all(words).view(np.float64)[0])
 
 
+def everywhere(fact: bool) -> bool:
+    """Whether `fact` is true in all processes."""
+    return not is_several() or bool(np.all(multihost_utils.process_allgather(np.bool_(fact))))
+
+
 def _is_placed(config: Any) -> bool:
     return bool(config.coordinator) or (config.num_processes, config.process_id) != (None, None)
 

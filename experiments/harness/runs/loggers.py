@@ -2,12 +2,14 @@
 
 import io
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from experiments.harness import cli
+from experiments.harness.cli import storage
 from jaxformer import optional_dependencies
 
 if TYPE_CHECKING:
@@ -51,7 +53,10 @@ class Loggers:
 
 
 class EventFile:
-    """A TensorBoard file, written in this thread: tensorboardX hangs if its own thread dies."""
+    """A TensorBoard file, written in this thread: tensorboardX hangs if its own thread dies.
+
+    That of a `folder` in a bucket is written here, and replaced there by `flush`.
+    """
 
     def __init__(self, folder: Path, first_step: int):
         writers = optional_dependencies.load("tensorboardX.event_file_writer")
@@ -59,7 +64,10 @@ class EventFile:
         self._event = optional_dependencies.load("tensorboardX.proto.event_pb2")
         self._proto = optional_dependencies.load("tensorboardX.proto.summary_pb2")
         folder.mkdir(parents=True, exist_ok=True)
-        self._writer = writers.EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        self._folder = folder
+        self._local = tempfile.TemporaryDirectory() if storage.is_in_bucket(folder) else None
+        local = Path(self._local.name) if self._local else folder
+        self._writer = writers.EventsWriter(str(local / "events"), f".{time.time_ns()}")
         self._flushed = 0.0
         # TensorBoard then hides the events of earlier files from this step on.
         start = self._event.SessionLog(status=self._event.SessionLog.START)
@@ -89,8 +97,15 @@ class EventFile:
         value = self._proto.Summary.Value(tag=name, image=image)
         self._write(step, summary=self._proto.Summary(value=[value]))
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Writes the events that wait."""
+        self._writer.flush()
+        if self._local is not None:
+            storage.upload(Path(self._local.name), self._folder)
+
+    def close(self) -> None:
+        """Writes the events that wait, and ends the file."""
+        self.flush()
         self._writer.close()
 
     def _write(self, step: int, **content: Any) -> None:

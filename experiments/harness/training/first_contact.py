@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
@@ -45,10 +43,7 @@ def _agrees(name: str, call: AttentionSpec, kind: str) -> bool:
         if failure:
             display.say(f"{verdict}; the next attention function is taken")
         known.write(key, failure)
-    agrees = not failure
-    if distributed.is_several():
-        agrees = bool(np.all(multihost_utils.process_allgather(np.bool_(agrees))))
-    return agrees
+    return distributed.everywhere(not failure)
 
 
 class _Known:

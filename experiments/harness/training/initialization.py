@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 
-from experiments.harness.cli import config_files, display
+from experiments.harness.cli import config_files, display, storage
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
@@ -106,7 +106,7 @@ def start(
     display.say(f"{option.replace('_', ' ')} {parent.folder}, step {numbers}")
     if distributed.is_first():
         note = {"how": option, "run": str(parent.folder), "steps": steps}
-        run_folder.write_json(checkpoints.folder.parent / NOTE, note)
+        run_folder.write_json(storage.to_path(checkpoints.folder.parent) / NOTE, note)
     return state
 
 
