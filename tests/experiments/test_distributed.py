@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -53,11 +54,20 @@ def begin(
     )
 
 
-def begin_two(folder: Path, words: str, *of_each: str) -> list[subprocess.Popen]:
-    """Two processes as one, each with its own words behind those of both."""
+def begin_two(folder: Path, words: str, *of_each: str, apart: bool = False):
+    """Two processes as one, each with its own words behind those of both.
+
+    Those that are `apart` share no folder: each has its own copy of the text, and its own cache.
+    """
     words = f"{words} --coordinator 127.0.0.1:{free_port()} --num_processes 2"
-    own = of_each or ("", "")
-    return [begin(folder, f"{words} --process_id {i} {own[i]}", 2) for i in range(2)]
+    own, processes = of_each or ("", ""), []
+    for i in range(2):
+        home = folder / f"host{i}" if apart else folder
+        if apart and not home.exists():
+            shutil.copytree(folder, home, ignore=lambda *_: ["host0", "host1"])
+        place = {"XDG_CACHE_HOME": str(home / "cache")} if apart else {}
+        processes.append(begin(home, f"{words} --process_id {i} {own[i]}", 2, place))
+    return processes
 
 
 def begin_job(folder: Path, words: str, *of_each: str) -> list[subprocess.Popen]:
@@ -181,6 +191,17 @@ def test_processes_with_different_settings_all_say_which_and_leave_nothing(begin
         assert process.code == 2
         assert f"do not agree on training.seed: process {index} of 2 has" in process.err
     assert not (text / "runs").exists()
+
+
+@pytest.mark.long
+def test_hosts_without_a_shared_folder_all_say_so_and_what_to_do(text):
+    (text / "runs" / "language_modelling" / "tiny").mkdir(parents=True)  # as of an earlier start
+    found = ended(*begin_two(text, f"{LANGUAGE} --strategy replicated", apart=True))
+    assert [process.code for process in found] == [2, 2], found
+    said = "error: runs/language_modelling/tiny is not shared by all hosts: give --runs a shared"
+    for process in found:
+        assert process.err.count("error: ") == process.err.count(said) == 1, process.err
+    assert not list(text.rglob(".start-*"))
 
 
 @pytest.mark.long
