@@ -5,16 +5,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import Any, TextIO
+from os import PathLike
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
-from jaxformer.checkpoint import manifest
-from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first, lock
+from jaxformer.checkpoint import manifest, storage
+from jaxformer.checkpoint.lock import FileLock, Lease, lock
+from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
 
@@ -49,19 +51,14 @@ class Checkpoints:
     Array([0., 0., 0.], dtype=float32)
     """
 
-    def __init__(self, folder: str | Path, *, keep: int = 5, patience: int = 1):
+    def __init__(self, folder: str | PathLike[str], *, keep: int = 5, patience: int = 1):
         for name, number in (("keep", keep), ("patience", patience)):
             if number < 1:
                 raise CheckpointError(f"{name}={number}, but it must be at least 1")
-        if "://" in str(folder):
-            raise ConfigError(
-                f"checkpoints cannot be kept at {folder}: give a folder, such as one where the "
-                "bucket is mounted (gcsfuse)"
-            )
-        self.folder: Path = Path(folder).absolute()
+        self.folder: epath.Path = storage.as_path(folder)
         self._keep, self._patience, self._failed = keep, patience, 0
         self._steps = StepFolders(self.folder)
-        self._lock: TextIO | None = None
+        self._lock: FileLock | Lease | None = None
         self._writer: ocp.AsyncCheckpointer | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._committing: Future | None = None
@@ -90,7 +87,7 @@ class Checkpoints:
         self._open()
         with self._with_patience():
             self.wait()
-        if agreed(step in self.steps()):
+        if by_the_first(lambda: self._is_saved(step)):
             return
         leaves = manifest.describe(jax.tree.map(_shape, state))
         stored = ocp.args.PyTreeSave(jax.tree.map(_storable, state))
@@ -109,11 +106,12 @@ class Checkpoints:
         with self._with_patience():
             self.wait()
         path = self._steps.path(step)
-        if jax.process_index() or not manifest.is_committed(path):
+        if jax.process_index() or not self._steps.is_committed(step):
             return
         saved = manifest.read(path)
         metric = None if metric is None or metric != metric else float(metric)
         with self._with_patience(), self._writing():
+            self._check_lock()
             manifest.write(path, saved._replace(metadata=saved.metadata | metadata, metric=metric))
 
     def wait(self) -> None:
@@ -151,7 +149,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The committed steps whose files have the right lengths, ascending."""
-        return self._steps.complete()
+        return list(self._steps.complete())
 
     def newest_step(self) -> int | None:
         """The newest step whose bytes are all intact; None if no step is committed.
@@ -254,7 +252,7 @@ class Checkpoints:
         except (ValueError, OSError):
             self._release()
             raise
-        self._writer = _make_writer()
+        self._writer = storage.make_writer(self.folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
     def _recover(self) -> None:
@@ -262,7 +260,7 @@ class Checkpoints:
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()  # otherwise the next save would raise this failure again
-        self._writer = _make_writer()
+        self._writer = storage.make_writer(self.folder)
         if jax.process_index() == 0:
             self._steps.clear()
 
@@ -282,8 +280,18 @@ class Checkpoints:
         assert self._writer is not None
         self._writer.wait_until_finished()
         if jax.process_index() == 0:
+            self._check_lock()
             manifest.commit(self._steps.path(step), leaves, metadata, metric)
             self._steps.prune(self._keep)
+
+    def _is_saved(self, step: int) -> bool:
+        self._check_lock()
+        return step in self.steps()
+
+    def _check_lock(self) -> None:
+        """Raises `ConfigError` if another run has taken the folder over."""
+        if self._lock is not None:
+            self._lock.check()
 
     def _verified_step(self, step: int | None) -> int:
         """`step` if it is intact; the newest intact step if it is None."""
@@ -294,7 +302,7 @@ class Checkpoints:
                 raise CheckpointError(
                     f"there is no committed checkpoint in {self.folder}: train first"
                 )
-        elif not manifest.is_committed(self._steps.path(step)):
+        elif not self._steps.is_committed(step):
             there = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(
                 f"there is no committed checkpoint of step {step} in {self.folder}: it has {there}"
@@ -324,6 +332,8 @@ class Checkpoints:
     def _writing(self) -> Iterator[None]:
         try:
             yield
+        except ConfigError:
+            raise  # another run writes here now: leave its files alone
         except jax.errors.JaxRuntimeError:
             self._recover()
             raise  # the step that computed the state has failed, not the disk
@@ -333,12 +343,8 @@ class Checkpoints:
             raise OSError(said) from error
 
 
-def _make_writer() -> ocp.AsyncCheckpointer:
-    return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
-
-
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: epath.Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, LookupError, TypeError) as error:

@@ -8,6 +8,7 @@ can be made to fail, to wait or to be refused: see `tests.buckets.inject`.
 
 import itertools
 import json
+import logging
 import sys
 import threading
 import time
@@ -174,6 +175,7 @@ class AmazonHandler(Faulty, MotoRequestHandler):
 
 
 def main() -> None:
+    logging.disable()  # they report each object that a client looks for and does not find
     storage = ConditionalStorage(use_memory_fs=True)
     buckets.create_bucket(BUCKET, storage)
     google = ThreadingHTTPServer(("127.0.0.1", 0), partial(GoogleHandler, storage))

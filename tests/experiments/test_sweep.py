@@ -22,7 +22,7 @@ from experiments.language_modelling import train as language_modelling
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.sweep import main, presets_of, sweep
 from experiments.translation.presets import PRESETS as TRANSLATION
-from jaxformer.checkpoint.steps import lock
+from jaxformer.checkpoint.lock import lock
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.training.parameters import flatten
 from tests.experiments import own_parts
