@@ -27,7 +27,7 @@ def test_a_local_path_is_that_of_pathlib_and_keeps_its_name(tmp_path):
     "address", ["az://bucket/runs", "https://bucket/runs", "gcs://bucket/runs"]
 )
 def test_an_address_of_another_kind_is_refused_with_those_that_are_allowed(address):
-    with pytest.raises(ConfigError, match=f"{address} is .*give a folder, gs://BUCKET/PATH or s3:"):
+    with pytest.raises(ConfigError, match=f"{address} is .*give a folder, gs://bucket/path or s3:"):
         to_path(address)
 
 

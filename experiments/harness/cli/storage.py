@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import logging
 import os
 import posixpath
 import tempfile
@@ -14,10 +13,6 @@ from typing import Any
 import fsspec
 from etils.epath.gpath import PosixGPath
 
-from jaxformer import optional_dependencies
-from jaxformer.errors import ConfigError
-
-_PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
 _REMEDY = "check the name of the bucket, the network, and what your credentials allow"
 
 
@@ -27,19 +22,11 @@ def to_path(name: str | os.PathLike[str]) -> Path:
     Raises `ConfigError` for an address of another kind, `MissingExtra` without the package that
     reaches the bucket.
     """
-    scheme, colon, _ = os.fspath(name).partition("://")
-    if not colon:
+    if "://" not in os.fspath(name):
         return Path(name)
-    if scheme not in _PACKAGES:
-        raise ConfigError(
-            f"{os.fspath(name)} is an address of another kind: give a folder, gs://BUCKET/PATH or "
-            "s3://BUCKET/PATH"
-        )
-    optional_dependencies.load(_PACKAGES[scheme])
-    # Listings are not remembered: other processes write too.
-    fsspec.config.conf.setdefault(scheme, {})["use_listings_cache"] = False
-    logging.getLogger(_PACKAGES[scheme]).setLevel(logging.CRITICAL)  # errors are raised
-    path: Any = BucketPath(name).resolve()  # has what is used of a `Path`
+    from jaxformer.checkpoint.storage import as_path  # not where all is local: it needs orbax
+
+    path: Any = BucketPath(as_path(name)).resolve()  # has what is used of a `Path`
     return path
 
 
