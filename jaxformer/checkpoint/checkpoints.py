@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxformer.checkpoint import manifest, storage
-from jaxformer.checkpoint.lock import FileLock, Lease, lock
+from jaxformer.checkpoint.lock import Lock, lock
 from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
@@ -58,7 +58,7 @@ class Checkpoints:
         self.folder: epath.Path = storage.as_path(folder)
         self._keep, self._patience, self._failed = keep, patience, 0
         self._steps = StepFolders(self.folder)
-        self._lock: FileLock | Lease | None = None
+        self._lock: Lock | None = None
         self._writer: ocp.AsyncCheckpointer | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._committing: Future | None = None
@@ -249,7 +249,7 @@ class Checkpoints:
             return
         try:
             by_the_first(begin)
-        except (ValueError, OSError):
+        except BaseException:
             self._release()
             raise
         self._writer = storage.make_writer(self.folder)

@@ -57,7 +57,7 @@ def is_bucket(path: epath.Path) -> bool:
 
 
 def make_writer(folder: epath.Path) -> ocp.AsyncCheckpointer:
-    """Orbax's writer of checkpoints; in a bucket it marks their end, for nothing is renamed there."""
+    """Orbax's writer of checkpoints, which marks the end of one where nothing can be renamed."""
     way = ocp.path.atomicity.CommitFileTemporaryPath if is_bucket(folder) else None
     options = ocp.CompositeOptions(temporary_path_class=way)
     handler = ocp.CompositeCheckpointHandler(composite_options=options)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -42,7 +43,8 @@ def inject(scheme: str, **changes: object) -> dict:
     """Changes the faults of requests to `scheme`; returns all faults and counts.
 
     `fail_every=10`: one of ten requests is answered with 503. `slow_every=10, seconds=0.5`: one of
-    ten waits. `read_only=True`: every write is answered with 403. 0 and False end a fault.
+    ten waits. `read_only=True`: every write is answered with 403; `closed=True`: every request.
+    0 and False end a fault.
     """
     body = json.dumps(changes).encode()
     url = os.environ[_ADDRESS[scheme]] + "/_inject"
@@ -58,3 +60,10 @@ def injected(scheme: str, **changes: object) -> Iterator[None]:
         yield
     finally:
         inject(scheme, **dict.fromkeys(changes, 0))
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    """A port of the loopback address that is free when the block ends."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]

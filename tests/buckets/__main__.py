@@ -43,8 +43,8 @@ class Injections:
         self.fail_every = self.slow_every = 0
         """One of so many requests is answered with 503, or waits `seconds`; 0: none."""
         self.seconds = 0.0
-        self.read_only = False
-        """Whether everything that writes is answered with 403."""
+        self.read_only = self.closed = False
+        """Whether everything that writes, or everything, is answered with 403."""
         self.requests = self.failed = 0
         self._numbers = itertools.count(1)
 
@@ -56,7 +56,7 @@ class Injections:
         self.requests = number = next(self._numbers)
         if self.slow_every and number % self.slow_every == 0:
             time.sleep(self.seconds)
-        if self.read_only and method not in ("GET", "HEAD"):
+        if self.closed or self.read_only and method not in ("GET", "HEAD"):
             return 403
         if self.fail_every and number % self.fail_every == 0:
             self.failed += 1
@@ -135,6 +135,10 @@ class ConditionalStorage(Storage):
             raise ConditionNotMet
 
 
+class GoogleServer(ThreadingHTTPServer):
+    request_queue_size = 128  # a request beyond them waits for a second
+
+
 class GoogleHandler(Faulty, RequestHandler):
     """Google's storage, one request at a time, with `ifGenerationMatch`."""
 
@@ -178,7 +182,7 @@ def main() -> None:
     logging.disable()  # they report each object that a client looks for and does not find
     storage = ConditionalStorage(use_memory_fs=True)
     buckets.create_bucket(BUCKET, storage)
-    google = ThreadingHTTPServer(("127.0.0.1", 0), partial(GoogleHandler, storage))
+    google = GoogleServer(("127.0.0.1", 0), partial(GoogleHandler, storage))
     app = DomainDispatcherApplication(create_backend_app)
     amazon = make_server("127.0.0.1", 0, app, threaded=True, request_handler=AmazonHandler)
     s3_backends["123456789012"]["aws"].create_bucket(BUCKET, REGION)
