@@ -1,7 +1,7 @@
 """Times the attention functions beside PyTorch's: `python -m experiments.benchmarks.attention`.
 
-Causal attention, forward and backward, at several lengths. Prints a table for each length and
-writes RUNS/benchmarks/NAME.json.
+Causal attention, forward and backward, at several lengths, in float32 on a CPU or, with --preset
+gpu, in bfloat16 on a GPU. Prints a table for each length and writes RUNS/benchmarks/NAME.json.
 """
 
 from dataclasses import dataclass, replace
@@ -14,10 +14,12 @@ import numpy as np
 
 from experiments.benchmarks import report
 from experiments.benchmarks.report import load_torch
-from experiments.benchmarks.timing import Case, MakeCase, TimingConfig
+from experiments.benchmarks.timing import ALONE, Case, MakeCase, TimingConfig
 from experiments.harness import cli
+from experiments.harness.training.utilization import peak_of
 from jaxformer.config import check_at_least
-from jaxformer.ops.attention import ATTENTION_FNS, blockwise
+from jaxformer.distributed import single
+from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, blockwise
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.runtime import setup_process
 
@@ -60,13 +62,41 @@ class AttentionOptions(TimingConfig):
     rounds: int = 5
     repetitions: int = 1
     attention_fns: tuple[str, ...] = ("reference", "blockwise")
-    """Names such as reference, blockwise, cudnn, gpu_flash, tpu_flash, tpu_splash."""
+    """reference, blockwise, cudnn, gpu_flash, tpu_flash, tpu_splash, or your own as
+    package.module:name."""
     seq_lens: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
     """Numbers of tokens T; each has a table of its own and replaces `shape.seq_len`."""
+    tokens: int = 0
+    """Tokens of all sequences, whose number replaces `shape.batch_size`; 0: as `shape` says."""
     shape: Shape = Shape()
     """The shape of queries, keys and values."""
 
+    def shapes(self) -> list[Shape]:
+        """The shape of each table."""
+        size, tokens = self.shape.batch_size, self.tokens
+        return [
+            replace(self.shape, seq_len=length, batch_size=tokens // length if tokens else size)
+            for length in self.seq_lens
+        ]
 
+
+large_blocks = partial(blockwise, block=1_024)
+"""`blockwise` with fewer and larger matrix products."""
+
+PRESETS = {
+    "default": AttentionOptions(),
+    "gpu": AttentionOptions(
+        name="attention_gpu",
+        attention_fns=(
+            *("cudnn", "gpu_flash", "reference", "blockwise"),
+            "experiments.benchmarks.attention:large_blocks",
+        ),
+        seq_lens=tuple(2**n for n in range(10, 16)),
+        tokens=2**15,
+        shape=Shape(num_heads=16, head_dim=128, dtype="bfloat16"),
+        **ALONE,
+    ),
+}
 PEER = "PyTorch SDPA"
 
 
@@ -77,19 +107,24 @@ def main(options: AttentionOptions) -> None:
             **{name: partial(jax_attention, name, shape) for name in options.attention_fns},
             PEER: partial(torch_attention, shape),
         }
-        for shape in (replace(options.shape, seq_len=length) for length in options.seq_lens)
+        for shape in options.shapes()
     }
     report.run_tables(options, tables, (PEER,))
 
 
-def jax_attention(name: str, shape: Shape, block: int | None = None) -> Case:
-    """The attention function `name`; `block` is the block size of blockwise.
+def find_attention(name: str) -> AttentionFn:
+    """The attention function called `name`, or package.module:name."""
+    return ATTENTION_FNS.get(name) or cli.import_by_name(name, "attention_fns")
+
+
+def jax_attention(name: str, shape: Shape) -> Case:
+    """The attention function `name`.
 
     Raises `ConfigError` where the function does not support the shape or the device.
     """
     setup = setup_process()
     q, k, v = (jnp.asarray(array, shape.dtype) for array in shape.arrays())
-    attend = ATTENTION_FNS[name] if block is None else partial(blockwise, block=block)
+    attend = find_attention(name)
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         out = attend(q, k, v, AttentionMask(causal=True), scale=shape.head_dim**-0.5)
@@ -103,6 +138,7 @@ def jax_attention(name: str, shape: Shape, block: int | None = None) -> Case:
         "device": jax.devices()[0].device_kind,
         "tuned": str(setup),
         "flops": shape.flops(),
+        "peak_flops": peak_of(single(), shape.dtype).total,
     }
     return Case(lambda: compiled(q, k, v), metadata, jax.block_until_ready)
 
@@ -130,4 +166,4 @@ def torch_attention(shape: Shape) -> Case:
 
 
 if __name__ == "__main__":
-    cli.start(main, {"default": AttentionOptions()}, __doc__)
+    cli.start(main, PRESETS, __doc__)

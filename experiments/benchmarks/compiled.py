@@ -5,7 +5,6 @@ the memory. Each number becomes a line of results.jsonl beside this file, which 
 MaxText; `python -m experiments.results` makes the table of the page.
 """
 
-import datetime
 import gc
 from dataclasses import dataclass
 from importlib import metadata
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import plan
+from experiments.benchmarks.report import evidence
 from experiments.harness import cli, planning
 from experiments.harness.training.utilization import ACCELERATORS
 from experiments.language_modelling.plan import TRAINING
@@ -91,21 +91,15 @@ def measure(name: str) -> list[Result]:
         "memory, GiB": round(step.memory.total / 2**30, 2),
         "temporary, GiB": round(step.memory.temporary / 2**30, 2),
     }
-    return [
-        Result(
-            table=f"{TABLE}_large" if name in LARGE else TABLE,
-            system=f"jaxformer, {name}",
-            metric=metric,
-            score=score,
-            seeds=[],
-            command=f"python -m experiments.plan language_modelling {' '.join(arguments_of(name))}",
-            versions={each: metadata.version(each) for each in ("jax", "libtpu")},
-            device=f"{count} x {target.accelerator}, compiled, not run",
-            seconds=round(step.seconds),
-            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        )
-        for metric, score in numbers.items()
-    ]
+    return evidence(
+        f"{TABLE}_large" if name in LARGE else TABLE,
+        f"jaxformer, {name}",
+        numbers,
+        f"{count} x {target.accelerator}, compiled, not run",
+        command=f"python -m experiments.plan language_modelling {' '.join(arguments_of(name))}",
+        versions={each: metadata.version(each) for each in ("jax", "libtpu")},
+        seconds=round(step.seconds),
+    )
 
 
 if __name__ == "__main__":

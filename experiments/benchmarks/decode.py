@@ -2,10 +2,10 @@
 
 The peers are transformers and CTranslate2. All read the same Marian model with random weights. A
 bias on the logits forbids EOS and padding, so that every text has the full length and all do the
-same work. Prints a table and writes RUNS/benchmarks/NAME.json.
+same work. With --preset gpu, jaxformer in bfloat16 and CTranslate2 in float16 have a GPU. Prints a
+table and writes RUNS/benchmarks/NAME.json.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.report import load_torch, random_params
-from experiments.benchmarks.timing import Case, MakeCase, TimingConfig
+from experiments.benchmarks.report import compiled_texts, load_torch, random_params, text_case
+from experiments.benchmarks.timing import ALONE, Case, MakeCase, TimingConfig
 from experiments.harness import cli
 from jaxformer import optional_dependencies
 from jaxformer.config import (
@@ -34,7 +34,7 @@ from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import make_step_fn
 from jaxformer.pretrained import load_pretrained, save_pretrained
-from jaxformer.runtime import concurrency, concurrently, cpu_count
+from jaxformer.runtime import cpu_count
 
 _EOS = 0
 _FORBIDDEN = -1e4  # as a logit
@@ -91,8 +91,14 @@ class DecodeOptions(TimingConfig):
     name: str = "decode"
     work: DecodeWork = DecodeWork()
     """The model and the texts."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """cpu: in float32 and int8, beside transformers too; gpu: in bfloat16 and float16."""
 
 
+PRESETS = {
+    "default": DecodeOptions(),
+    "gpu": DecodeOptions(name="decode_gpu", work=DecodeWork(batch_size=128), device="gpu", **ALONE),
+}
 PEERS = ("transformers", "CTranslate2", "CTranslate2, two translators")
 
 
@@ -103,11 +109,16 @@ def main(options: DecodeOptions) -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) / "marian"
         write_model(work, folder)
-        report.run_tables(options, {title: cases(work, folder)}, PEERS)
+        report.run_tables(options, {title: cases(work, folder, options.device)}, PEERS)
 
 
-def cases(work: DecodeWork, folder: Path) -> dict[str, MakeCase]:
+def cases(work: DecodeWork, folder: Path, device: str) -> dict[str, MakeCase]:
     """The function that makes each case."""
+    if device == "gpu":
+        return {
+            "jaxformer": partial(jax_search, work, folder, "bfloat16"),
+            PEERS[1]: partial(ctranslate2_search, work, folder, "cuda", "float16"),
+        }
     two = partial(ctranslate2_search, work, folder, translators=2)
     return {
         "jaxformer": partial(jax_search, work, folder),
@@ -133,22 +144,12 @@ def write_model(work: DecodeWork, folder: Path) -> None:
     save_pretrained(folder, model, params, family="marian", token_ids=special)
 
 
-def _case(decode: Callable[[], np.ndarray], metadata: dict[str, Any]) -> Case:
-    """`decode()` gives the best translations [B, T]; the first tokens of three are reported.
-
-    They should be equal for all cases.
-    """
-    texts = decode()
-    return Case(decode, metadata | {"tokens": texts.size, "first_tokens": texts[:3, :4].tolist()})
-
-
 def jax_search(
     work: DecodeWork, folder: Path, dtype: Literal["float32", "bfloat16", "int8"] = "float32"
 ) -> Case:
-    """`beam_search` as one compiled program, with default compiler options.
+    """`beam_search` as one compiled program.
 
-    The batch is split into as many parts as `translate` uses. With "int8" only the products with
-    weights are in int8, the rest is in float32.
+    With "int8" only the products with weights are in int8, the rest is in float32.
     """
     numbers = "float32" if dtype == "int8" else dtype
     model: Any
@@ -178,13 +179,7 @@ def jax_search(
         beams = beam_search(make_step_fn(cast(Any, model), params), cache, bos, limits, config)
         return beams.tokens[:, 0]
 
-    compiled, count = jax.jit(search), concurrency(params)
-    parts = np.array_split(work.sources(), min(count, work.batch_size))
-    runs = [lambda part=part: np.asarray(compiled(params, part)) for part in parts]
-    return _case(
-        lambda: np.concatenate(list(concurrently(runs, count))),
-        {"device": jax.devices()[0].device_kind},
-    )
+    return compiled_texts(search, params, work.sources())
 
 
 def transformers_search(work: DecodeWork, folder: Path) -> Case:
@@ -206,7 +201,7 @@ def transformers_search(work: DecodeWork, folder: Path) -> Case:
             )
         return texts[:, 1:].numpy()
 
-    return _case(decode, {"threads": torch.get_num_threads()})
+    return text_case(decode, {"threads": torch.get_num_threads()})
 
 
 def ctranslate2_search(
@@ -237,7 +232,7 @@ def ctranslate2_search(
         )
         return np.array([[int(word) for word in one.hypotheses[0]] for one in results])
 
-    return _case(decode, {"threads": cpu_count(), "translators": translators})
+    return text_case(decode, {"threads": cpu_count(), "translators": translators})
 
 
 def _marian(folder: Path) -> Any:
@@ -261,4 +256,4 @@ def _convert(work: DecodeWork, folder: Path, path: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.start(main, {"default": DecodeOptions()}, __doc__)
+    cli.start(main, PRESETS, __doc__)

@@ -5,8 +5,6 @@ the PyTorch reference model. Both have the same weights. Prints a table for each
 writes RUNS/benchmarks/NAME.json.
 """
 
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -17,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import report
-from experiments.benchmarks.report import load_torch, random_params
+from experiments.benchmarks.report import compiled_texts, load_torch, random_params, text_case
 from experiments.benchmarks.timing import Case, Comparison, MakeCase, TimingConfig
 from experiments.harness import cli
 from experiments.language_modelling.presets import shakespeare_char
@@ -26,7 +24,6 @@ from jaxformer.config import TransformerConfig, check_at_least, with_fields
 from jaxformer.decoding import Prompts, SamplingConfig, sample
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines import make_step_fn
-from jaxformer.runtime import concurrency, concurrently
 
 
 @dataclass(frozen=True)
@@ -107,42 +104,34 @@ def params_of(config: TransformerConfig) -> Any:
     return random_params(DecoderOnly(config), np.zeros((1, 2), np.int32))
 
 
-def _case(write: Callable[[], np.ndarray], metadata: dict[str, Any]) -> Case:
-    """`write()` gives the tokens after the prompts [B, T]; a checksum of them is reported."""
-    text = write()
-    checksum = f"{zlib.crc32(text.astype(np.int32).tobytes()):08x}"
-    reported = {"tokens": text.size, "first_tokens": text[0, :4].tolist(), "checksum": checksum}
-    return Case(write, metadata | reported)
-
-
 def jax_sample(work: GenerateWork) -> Case:
-    """Prompt and `sample` as one compiled program, with default compiler options.
+    """Prompt and `sample` as one compiled program.
 
-    The batch is split into as many parts as `complete` uses.
+    "bytes" are those that the steps read: parameters in the type of the model, and the cache.
     """
     model = DecoderOnly(work.model)
     params = jax.tree.map(jnp.asarray, params_of(work.model))
     config = SamplingConfig(max_new_tokens=work.new_tokens, temperature=0.0)
 
-    def write(params: Any, prompts: jax.Array, ids: jax.Array, rng: jax.Array) -> jax.Array:
-        size = len(prompts)
-        cache = model.apply(
-            {"params": params}, size, max_length=work.model.max_len, method="init_cache"
-        )
+    def init_cache(params: Any, size: int) -> Any:
+        options = {"max_length": work.model.max_len, "method": "init_cache"}
+        return model.apply({"params": params}, size, **options)
+
+    def write(params: Any, prompts: jax.Array, ids: jax.Array) -> jax.Array:
+        size, rng = len(prompts), jax.random.key(0)
+        cache = init_cache(params, size)
         if work.prompt_len > 1:
             before = prompts[:, None, :-1]
             _, cache = model.apply({"params": params}, before, cache, method="decode_step")
         inputs = Prompts(prompts[:, -1], jnp.full(size, work.new_tokens), ids)
         return sample(make_step_fn(model, params), cache, inputs, rng, config).tokens[:, 0]
 
-    compiled, rng, count = jax.jit(write), jax.random.key(0), concurrency(params)
-    ids, prompts = np.arange(work.batch_size, dtype=np.int32), work.prompts()
-    parts = [(prompts[part], part) for part in np.array_split(ids, min(count, work.batch_size))]
-    runs = [lambda part=part: np.asarray(compiled(params, *part, rng)) for part in parts]
-    return _case(
-        lambda: np.concatenate(list(concurrently(runs, count))),
-        {"device": jax.devices()[0].device_kind},
-    )
+    shapes = jax.eval_shape(lambda params: init_cache(params, work.batch_size), params)
+    cache_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    weights = sum(leaf.size for leaf in jax.tree.leaves(params))
+    read = work.new_tokens * (weights * jnp.dtype(work.model.dtype).itemsize + cache_bytes)
+    ids = np.arange(work.batch_size, dtype=np.int32)
+    return compiled_texts(write, params, work.prompts(), ids, bytes=read)
 
 
 def torch_loop(work: GenerateWork, threads: int | None = None) -> Case:
@@ -165,7 +154,7 @@ def torch_loop(work: GenerateWork, threads: int | None = None) -> Case:
             text[:, number] = last[:, 0]
         return text.numpy().astype(np.int32)
 
-    return _case(write, {"threads": torch.get_num_threads()})
+    return text_case(write, {"threads": torch.get_num_threads()})
 
 
 def reference_of(config: TransformerConfig) -> Any:

@@ -1,10 +1,14 @@
-"""Measures tables of cases, prints them in Markdown, and writes them as JSON after each table."""
+"""Measures tables of cases, prints them in Markdown, and writes them as JSON after each table.
+
+Also what several benchmarks share: texts that a compiled program writes, peers' set-up, evidence.
+"""
 
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +18,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks.timing import Comparison, MakeCase, Summary, TimingConfig, compare
+from experiments.benchmarks.timing import (
+    Case,
+    Comparison,
+    MakeCase,
+    Summary,
+    TimingConfig,
+    compare,
+)
 from experiments.harness.results.tables import Table, markdown
 from experiments.harness.runs import run_folder
+from experiments.results import Result
 from jaxformer import optional_dependencies
-from jaxformer.runtime import cpu_count
+from jaxformer.runtime import concurrency, concurrently, cpu_count
 
 _PACKAGES = (
     *("jax", "jaxlib", "flax", "torch", "transformers", "ctranslate2"),
@@ -55,6 +67,8 @@ def run_tables(
     The file is RUNS/benchmarks/NAME.json, with the options and the environment before the first
     measurement. Ratios are to the fastest of `peers`.
     """
+    if not options.interleaved:  # JAX takes 0.75 of a GPU's memory by default
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     where = environment()
     comparisons: dict[str, Comparison] = {}
     path = Path(options.runs) / "benchmarks" / f"{options.name}.json"
@@ -127,6 +141,52 @@ def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def evidence(
+    table: str, system: str, numbers: Mapping[str, float], device: str, **origin: Any
+) -> list[Result]:
+    """A line of results.jsonl for each of `numbers` (metric -> score) of `system`, of today."""
+    return [
+        Result(
+            table=table,
+            system=system,
+            metric=metric,
+            score=score,
+            seeds=[],
+            device=device,
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            **origin,
+        )
+        for metric, score in numbers.items()
+    ]
+
+
+def text_case(write: Callable[[], np.ndarray], metadata: Mapping[str, Any]) -> Case:
+    """`write()` gives tokens [B, T]; the first four of three texts and a checksum are reported."""
+    text = write()
+    checksum = f"{zlib.crc32(text.astype(np.int32).tobytes()):08x}"
+    reported = {"tokens": text.size, "first_tokens": text[:3, :4].tolist(), "checksum": checksum}
+    return Case(write, {**metadata, **reported})
+
+
+def compiled_texts(
+    write: Callable[..., jax.Array], params: Any, *rows: np.ndarray, **metadata: Any
+) -> Case:
+    """`write(params, *rows)`, compiled, which gives the tokens [B, T] of texts with `rows` [B, ..].
+
+    Compiler options are the default ones. The rows are split into as many parts as a pipeline
+    computes at the same time.
+    """
+    compiled, count = jax.jit(write), concurrency(params)
+    split = [np.array_split(each, min(count, len(each))) for each in rows]
+    runs = [
+        lambda part=part: np.asarray(compiled(params, *part)) for part in zip(*split, strict=True)
+    ]
+    device = {"device": jax.devices()[0].device_kind}
+    return text_case(
+        lambda: np.concatenate(list(concurrently(runs, count))), {**device, **metadata}
+    )
 
 
 def load_torch(threads: int | None = None) -> ModuleType:

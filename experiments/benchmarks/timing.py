@@ -32,7 +32,8 @@ class TimingConfig:
     case_seconds: float = 900.0
     """Seconds after which a case that is not measured yet is given up."""
     interleaved: bool = True
-    """Measures the cases of a table in turn; otherwise one after the other, each alone."""
+    """Measures the cases of a table in turn; otherwise one after the other, each alone, as cases
+    must be that need most of a GPU's memory."""
     runs: str = "runs"
     """Folder of all runs."""
 
@@ -183,6 +184,15 @@ def _started(make: MakeCase, timing: TimingConfig) -> Iterator[tuple[dict[str, A
         process.join()
 
 
+ALONE: dict[str, Any] = {
+    "rounds": 5,
+    "repetitions": 3,
+    "case_seconds": 180.0,
+    "interleaved": False,
+}
+"""Options of cases that share one accelerator."""
+
+
 def _serve(connection: Connection, make: MakeCase, warm_up: int) -> None:
     """Runs in the case's process: measures it at each request, until the connection closes."""
     with contextlib.suppress(EOFError, BrokenPipeError):
@@ -192,7 +202,7 @@ def _serve(connection: Connection, make: MakeCase, warm_up: int) -> None:
                 case.wait(case.run())
             connection.send(case.metadata)
             while True:
-                connection.send(_seconds(case, connection.recv()))
+                connection.send(seconds_of(case, connection.recv()))
         except (EOFError, BrokenPipeError):
             raise
         except (ConfigError, MissingExtra) as error:
@@ -202,7 +212,7 @@ def _serve(connection: Connection, make: MakeCase, warm_up: int) -> None:
             connection.send(CaseFailed(f"{type(error).__name__}: {first}"[:500]))
 
 
-def _seconds(case: Case, count: int) -> float:
+def seconds_of(case: Case, count: int) -> float:
     """The mean elapsed seconds of one of `count` repetitions."""
     begin = time.perf_counter()
     for _ in range(count):

@@ -1,8 +1,8 @@
 """Times a training step beside PyTorch's: `python -m experiments.benchmarks.train --preset NAME`.
 
-The peers of a GPT are the PyTorch reference model and, with `--nanogpt FOLDER`, nanoGPT's model
-from a checkout, eager and compiled; those of the translator multi30k_tiny are the reference and
-`torch.nn.Transformer`. Prints a table and writes RUNS/benchmarks/NAME.json.
+The peers are the PyTorch reference model and, of a GPT with `--nanogpt FOLDER`, nanoGPT's model
+in a checkout, eager and compiled. The larger presets are for one accelerator, with attention
+functions in place of peers. Prints a table and writes RUNS/benchmarks/NAME.json.
 """
 
 import contextlib
@@ -22,17 +22,25 @@ import numpy as np
 
 from experiments.benchmarks import report
 from experiments.benchmarks.report import load_torch, torch_metadata
-from experiments.benchmarks.timing import Case, MakeCase, TimingConfig
+from experiments.benchmarks.timing import ALONE, Case, MakeCase, TimingConfig
 from experiments.harness import cli
+from experiments.harness.planning import step_time
+from experiments.harness.planning.hlo import Program
+from experiments.harness.planning.targets import TPUS
 from experiments.harness.runs import run_folder
 from experiments.harness.training.build import build_model, init_params
 from experiments.harness.training.flops import causal_flops, seq2seq_flops
 from experiments.harness.training.training_config import Remat, TrainingConfig
-from experiments.harness.training.utilization import peak_of
-from experiments.language_modelling.presets import shakespeare_char, shakespeare_char_cpu
+from experiments.harness.training.utilization import DEVICE_KINDS, Peak, peak_of
+from experiments.language_modelling.presets import (
+    gpt2_124m,
+    gpt3_xl,
+    shakespeare_char,
+    shakespeare_char_cpu,
+)
 from experiments.translation.presets import multi30k_tiny
-from jaxformer.config import TransformerConfig, check_at_least
-from jaxformer.distributed import single
+from jaxformer.config import TRANSFORMER_BASE, TRANSFORMER_BIG, TransformerConfig, check_at_least
+from jaxformer.distributed import Strategy, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
@@ -43,20 +51,23 @@ from jaxformer.training.losses import Loss, causal_loss, seq2seq_loss
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.train_step import TrainState, init_train_state
 
-_FIRST_WORD = UNK + 1  # the first id that is no special token
+_LABEL_SMOOTHING = multi30k_tiny.training.label_smoothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """A training step on random tokens."""
+    """A training step on random tokens, of a GPT or, where there are encoder layers, a translator.
 
-    model: TransformerConfig
+    By default it is nanoGPT's in its CPU configuration.
+    """
+
+    model: TransformerConfig = shakespeare_char_cpu.model
     """Sizes of the model."""
-    optimizer: OptimizerConfig
-    """The optimizer."""
-    batch_size: int
+    optimizer: OptimizerConfig = shakespeare_char_cpu.optimizer
+    """The optimizer; its learning rate is constant."""
+    batch_size: int = 12
     """Sequences of a batch."""
-    seq_len: int
+    seq_len: int = 64
     """Tokens of a sequence, without padding."""
     grad_accumulation: int = 1
     """Parts of a batch whose gradients are summed one after the other."""
@@ -72,9 +83,19 @@ class StepWork:
         self.training()
 
     @property
+    def translates(self) -> bool:
+        """Whether the model is an encoder-decoder."""
+        return self.model.num_encoder_layers > 0
+
+    @property
     def tokens(self) -> int:
         """The number of tokens that a step predicts."""
         return self.batch_size * self.seq_len
+
+    @property
+    def constant(self) -> OptimizerConfig:
+        """The optimizer with a constant learning rate."""
+        return replace(self.optimizer, schedule="constant", warmup_steps=0, min_lr_ratio=0)
 
     def training(self) -> TrainingConfig:
         """The settings by which the experiments build their models."""
@@ -85,147 +106,142 @@ class StepWork:
             model=self.own_model,
         )
 
+    def random_batch(self, rng: np.random.Generator) -> StreamBatch | PairBatch:
+        """A batch of random tokens; those of a translator are words, and EOS at the end."""
+        rows, first = self.batch_size, UNK + 1 if self.translates else 0  # no special token
 
-def constant(optimizer: OptimizerConfig, learning_rate: float) -> OptimizerConfig:
-    """`optimizer` with a constant learning rate."""
-    return replace(
-        optimizer, schedule="constant", learning_rate=learning_rate, warmup_steps=0, min_lr_ratio=0
-    )
+        def random_tokens(length: int) -> np.ndarray:
+            return rng.integers(first, self.model.vocab_size, (rows, length), np.int32)
 
-
-@dataclass(frozen=True, kw_only=True)
-class GPTWork(StepWork):
-    """A training step of a GPT; by default nanoGPT's in its CPU configuration."""
-
-    model: TransformerConfig = shakespeare_char_cpu.model
-    optimizer: OptimizerConfig = constant(shakespeare_char_cpu.optimizer, 1e-3)
-    batch_size: int = 12
-    seq_len: int = 64
-
-    def random_batch(self, rng: np.random.Generator) -> StreamBatch:
-        """A batch of random tokens."""
-        shape = self.batch_size, self.seq_len
-        tokens = rng.integers(0, self.model.vocab_size, (shape[0], shape[1] + 1), np.int32)
-        return StreamBatch(tokens, np.ones(shape, bool), _ids(shape[0]), None, None)
+        ids = np.arange(rows, dtype=np.int32)
+        if not self.translates:
+            loss_mask = np.ones((rows, self.seq_len), bool)
+            return StreamBatch(random_tokens(self.seq_len + 1), loss_mask, ids, None, None)
+        source, target = random_tokens(self.seq_len), random_tokens(self.seq_len + 1)
+        source[:, -1] = target[:, -1] = EOS
+        return PairBatch(source, target, ids)
 
     def build(self) -> tuple[Any, Loss, int]:
         """jaxformer's model, its loss, and the FLOPs of a step."""
-        model: Any = build_model(DecoderOnly, self.model, self.training())
-        return model, causal_loss(model), causal_flops(self.model, self.batch_size, self.seq_len)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TranslationWork(StepWork):
-    """A training step of a translator; by default that of the preset multi30k_tiny."""
-
-    model: TransformerConfig = multi30k_tiny.model
-    optimizer: OptimizerConfig = constant(
-        multi30k_tiny.optimizer, multi30k_tiny.optimizer.learning_rate / 10
-    )
-    batch_size: int = 256
-    seq_len: int = 16
-    label_smoothing: float = multi30k_tiny.training.label_smoothing
-    """Share of each label's probability that is spread over the vocabulary."""
-
-    def random_batch(self, rng: np.random.Generator) -> PairBatch:
-        """A batch of random words; each sequence ends with EOS."""
-
-        def random_words(length: int) -> np.ndarray:
-            shape = self.batch_size, length
-            words = rng.integers(_FIRST_WORD, self.model.vocab_size, shape, np.int32)
-            words[:, -1] = EOS
-            return words
-
-        source, target = random_words(self.seq_len), random_words(self.seq_len + 1)
-        return PairBatch(source, target, _ids(self.batch_size))
-
-    def build(self) -> tuple[Any, Loss, int]:
-        """jaxformer's model, its loss, and the FLOPs of a step."""
-        model: Any = build_model(EncoderDecoder, self.model, self.training())
-        loss = seq2seq_loss(model, pad=PAD, label_smoothing=self.label_smoothing)
-        return model, loss, seq2seq_flops(self.model, self.batch_size, self.seq_len, self.seq_len)
+        sizes, rows, length = self.model, self.batch_size, self.seq_len
+        model: Any
+        if self.translates:
+            model = build_model(EncoderDecoder, sizes, self.training())
+            loss = seq2seq_loss(model, pad=PAD, label_smoothing=_LABEL_SMOOTHING)
+            return model, loss, seq2seq_flops(sizes, rows, length, length)
+        model = build_model(DecoderOnly, sizes, self.training())
+        return model, causal_loss(model), causal_flops(sizes, rows, length)
 
 
 @dataclass(frozen=True)
-class GPTOptions(TimingConfig):
-    """The training of a GPT, and its timing."""
+class StepOptions(TimingConfig):
+    """A training step, and its timing."""
 
     name: str = "nanogpt_cpu"
     rounds: int = 20
     repetitions: int = 10
     warm_up: int = 10
-    work: GPTWork = GPTWork()
+    work: StepWork = StepWork()
     """The model and the batch."""
+    attention_fns: tuple[str, ...] = ()
+    """jaxformer's attention functions, a case each, without peers; none: that of `work`."""
     nanogpt: Path | None = None
     """Folder of a checkout of nanoGPT. None: nanoGPT is not measured."""
 
-    def cases(self) -> dict[str, MakeCase]:
-        """The function that makes each case."""
-        makes: dict[str, MakeCase] = {"jaxformer": partial(jax_step, self.work)}
-        if self.nanogpt is not None:
-            for name, compiled in zip(NANOGPT, (True, False), strict=True):
-                makes[name] = partial(nanogpt_step, self.work, self.nanogpt, compiled)
-        return makes | {REFERENCE: partial(torch_step, self.work)}
-
-
-@dataclass(frozen=True)
-class TranslationOptions(TimingConfig):
-    """The training of a translator, and its timing."""
-
-    name: str = "train_translation"
-    rounds: int = 10
-    repetitions: int = 3
-    warm_up: int = 3
-    work: TranslationWork = TranslationWork()
-    """The model and the batch."""
+    def __post_init__(self):
+        super().__post_init__()
+        if self.nanogpt and self.work.translates:
+            raise ConfigError(f"nanogpt={self.nanogpt} translates nothing: leave it out")
 
     def cases(self) -> dict[str, MakeCase]:
         """The function that makes each case; a model of your own has no peers."""
-        makes: dict[str, MakeCase] = {"jaxformer": partial(jax_step, self.work)}
-        if self.work.own_model:
-            return makes
-        makes[REFERENCE] = partial(torch_step, self.work)
-        return makes | {TORCH_NN: partial(torch_step, self.work, torch_nn=True)}
+        work, makes = self.work, dict[str, MakeCase]()
+        if self.attention_fns:
+            works = {name: replace(work, attention_fn=name) for name in self.attention_fns}
+            return {name: partial(jax_step, work) for name, work in works.items()}
+        makes["jaxformer"] = partial(jax_step, work)
+        if self.nanogpt is not None:
+            for name, compiled in zip(NANOGPT, (True, False), strict=True):
+                makes[name] = partial(nanogpt_step, work, self.nanogpt, compiled)
+        return makes if work.own_model else makes | {REFERENCE: partial(torch_step, work)}
 
 
 NANOGPT = "nanoGPT, torch.compile", "nanoGPT, eager"
-REFERENCE, TORCH_NN = "PyTorch reference, eager", "torch.nn.Transformer, eager"
-PRESETS: dict[str, GPTOptions | TranslationOptions] = {
-    "nanogpt_cpu": GPTOptions(),
-    "characters_10m": GPTOptions(
+REFERENCE = "PyTorch reference, eager"
+GPT2_WORK = StepWork(
+    model=gpt2_124m.model,
+    optimizer=replace(gpt2_124m.optimizer, learning_rate=1e-4),
+    batch_size=8,
+    seq_len=1_024,
+    attention_fn="auto",
+)
+"""A step of GPT-2's model that every accelerator has memory for."""
+_SLOWER: dict[str, Any] = {"rounds": 10, "repetitions": 3, "warm_up": 3}
+_ON_ACCELERATOR: dict[str, Any] = {**ALONE, "warm_up": 1, "attention_fns": ("auto",)}
+_PAIRS = replace(GPT2_WORK, batch_size=1_024, seq_len=32)
+_ALL = (
+    StepOptions(),
+    StepOptions(
         name="characters_10m",
-        work=GPTWork(model=shakespeare_char.model, batch_size=4, seq_len=256),
-        rounds=10,
-        repetitions=3,
-        warm_up=3,
+        work=StepWork(model=shakespeare_char.model, batch_size=4, seq_len=256),
+        **_SLOWER,
     ),
-    "multi30k_tiny": TranslationOptions(),
-}
+    StepOptions(
+        name="multi30k_tiny",
+        work=StepWork(
+            model=multi30k_tiny.model,
+            optimizer=replace(multi30k_tiny.optimizer, learning_rate=4e-4),
+            batch_size=256,
+            seq_len=16,
+        ),
+        **_SLOWER,
+    ),
+    StepOptions(
+        name="gpt2_124m",
+        work=replace(GPT2_WORK, batch_size=512, grad_accumulation=8),
+        **{**_ON_ACCELERATOR, "attention_fns": ("auto", "reference")},
+    ),
+    StepOptions(name="gpt3_xl", work=replace(GPT2_WORK, model=gpt3_xl.model), **_ON_ACCELERATOR),
+    *(
+        StepOptions(
+            name=name,
+            work=replace(_PAIRS, model=replace(model, dtype="bfloat16")),
+            **_ON_ACCELERATOR,
+        )
+        for name, model in (("wmt14_base", TRANSFORMER_BASE), ("wmt14_big", TRANSFORMER_BIG))
+    ),
+)
+PRESETS = {options.name: options for options in _ALL}
 
 
-def main(options: GPTOptions | TranslationOptions) -> None:
+def main(options: StepOptions) -> None:
     """Measures, prints the table and writes the file."""
     work = options.work
     title = f"a step of {work.batch_size} x {work.seq_len} tokens"
-    report.run_tables(options, {title: options.cases()}, (*NANOGPT, REFERENCE, TORCH_NN))
-    if isinstance(options, GPTOptions) and options.nanogpt is None:
+    report.run_tables(options, {title: options.cases()}, (*NANOGPT, REFERENCE))
+    if not (options.nanogpt or options.attention_fns or work.translates):
         print("not measured: nanoGPT: give the folder of a checkout of nanoGPT, --nanogpt FOLDER")
 
 
-def random_batches(work: GPTWork | TranslationWork) -> Iterator[Any]:
+def random_batches(work: StepWork) -> Iterator[Any]:
     """Yields batches of random tokens: eight batches, repeated."""
     rng = np.random.default_rng(0)
     return itertools.cycle([work.random_batch(rng) for _ in range(8)])
 
 
-def jax_step(work: GPTWork | TranslationWork) -> Case:
-    """jaxformer's training step, compiled with the options of `setup_process`."""
+def jax_step(work: StepWork, devices: Strategy | None = None) -> Case:
+    """jaxformer's training step on `devices`, all of whose processes call this; None: on one.
+
+    "planned_seconds" is the time that `plan` predicts of the program on a TPU, and the least
+    possible one on other known devices. `run()` gives the loss and the norm of the gradient.
+    """
     setup = setup_process()
-    devices, batches = single(compiler_options=setup.compiler_options), random_batches(work)
-    model, loss, flops = work.build()
+    devices = devices or single(compiler_options=setup.compiler_options)
+    batches, (model, loss, flops) = random_batches(work), work.build()
     tokens = np.zeros((2, work.seq_len), np.int32)
-    inputs = [tokens] if isinstance(work, GPTWork) else [tokens, tokens]
-    optimizer = make_optimizer(work.optimizer, axes=parameter_axes(model, *inputs))
+    inputs = [tokens, tokens] if work.translates else [tokens]
+    devices = devices.for_model(model, *inputs)
+    optimizer = make_optimizer(work.constant, axes=parameter_axes(model, *inputs))
 
     def make_state() -> TrainState:
         params = init_params(model, jax.random.key(0), *inputs)
@@ -234,15 +250,16 @@ def jax_step(work: GPTWork | TranslationWork) -> Case:
     state = devices.init(make_state)
     step = devices.step(loss, optimizer, grad_accumulation=work.grad_accumulation)
     begin = time.perf_counter()
-    compiled = step.lower(state, devices.shard_batch(next(batches))).compile()
+    compiled = step.lower(state, devices.divide(next(batches))).compile()
     seconds = time.perf_counter() - begin
     memory = compiled.memory_analysis()
 
-    def run() -> float:
+    def run() -> tuple[float, float]:
         nonlocal state
-        state, metrics = compiled(state, devices.shard_batch(next(batches)))
-        return float(metrics["loss"]) / float(metrics["tokens"])
+        state, metrics = compiled(state, devices.divide(next(batches)))
+        return float(metrics["loss"]) / float(metrics["tokens"]), float(metrics["grad_norm"])
 
+    peak = peak_of(devices, work.model.dtype)
     metadata = {
         "parameters": run_folder.count(state.params),
         "device": jax.devices()[0].device_kind,
@@ -251,28 +268,35 @@ def jax_step(work: GPTWork | TranslationWork) -> Case:
         "temporary_bytes": memory and memory.temp_size_in_bytes,
         "tokens": work.tokens,
         "flops": flops,
-        "peak_flops": peak_of(devices, work.model.dtype).total,
+        "peak_flops": peak.total,
+        "planned_seconds": planned_seconds(compiled, model, peak, flops),
     }
     return Case(run, metadata)
 
 
-def torch_step(work: GPTWork | TranslationWork, torch_nn: bool = False) -> Case:
-    """The training step of the PyTorch reference model, eager, with PyTorch's fused AdamW.
+def planned_seconds(
+    compiled: jax.stages.Compiled, model: Any, peak: Peak, flops: int
+) -> float | None:
+    """The seconds of a step by `plan`, on a GPU the least possible; None for unknown devices."""
+    name = DEVICE_KINDS.get(peak.kind)
+    if name not in TPUS:
+        return flops / peak.total if peak.total else None
+    selections = getattr(model.attention_fn, "selections", [])
+    return step_time(Program(compiled.as_text() or ""), name, [x.spec for x in selections]).total
 
-    With `torch_nn` the model is `torch.nn.Transformer` between embeddings and output.
-    """
+
+def torch_step(work: StepWork) -> Case:
+    """The training step of the PyTorch reference model, eager, with PyTorch's fused AdamW."""
     torch = load_torch()
-    from experiments.benchmarks.torch_translator import Translator
     from experiments.torch_reference.gpt import GPT
     from experiments.torch_reference.trainer import Trainer
     from experiments.torch_reference.transformer import Transformer
 
     torch.manual_seed(0)
-    if isinstance(work, GPTWork):
-        model: Any = GPT(work.model)
-    else:
-        model = (Translator if torch_nn else Transformer)(work.model, work.label_smoothing)
-    trainer, batches = Trainer(model, work.optimizer), random_batches(work)
+    model: Any = GPT(work.model)
+    if work.translates:
+        model = Transformer(work.model, _LABEL_SMOOTHING)
+    trainer, batches = Trainer(model, work.constant), random_batches(work)
 
     def run() -> float:
         metrics = trainer.step(next(batches))
@@ -281,14 +305,14 @@ def torch_step(work: GPTWork | TranslationWork, torch_nn: bool = False) -> Case:
     return Case(run, torch_metadata(model) | {"tokens": work.tokens})
 
 
-def nanogpt_step(work: GPTWork, folder: Path, compiled: bool) -> Case:
+def nanogpt_step(work: StepWork, folder: Path, compiled: bool) -> Case:
     """The step of nanoGPT's `train.py` with the model in `folder`, a checkout of nanoGPT.
 
     `compiled`: with torch.compile. Raises `ConfigError` for a folder without that model.
     """
     torch, code = load_torch(), load_nanogpt(folder)
     torch.manual_seed(0)
-    sizes, learning = work.model, work.optimizer
+    sizes, learning = work.model, work.constant
     shape = {"n_layer": sizes.num_decoder_layers, "n_head": sizes.num_heads}
     shape |= {"n_embd": sizes.d_model, "block_size": sizes.max_len, "vocab_size": sizes.vocab_size}
     with open(os.devnull, "w", encoding="utf-8") as silence, contextlib.redirect_stdout(silence):
@@ -322,10 +346,6 @@ def load_nanogpt(folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _ids(count: int) -> np.ndarray:
-    return np.arange(count, dtype=np.int32)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from os import PathLike
@@ -16,14 +16,12 @@ from etils import epath
 
 from jaxformer.checkpoint import manifest, storage
 from jaxformer.checkpoint.lock import Lock, lock
+from jaxformer.checkpoint.reading import PIECE, Shardings, read_mean, reading, stored_arrays
 from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
 
 _NAMED = 5  # an error names so many leaves and counts the rest
-
-Shardings = Callable[[Any], Any]
-"""shardings(tree of shapes) -> the tree of their `jax.sharding.Sharding`."""
 
 
 class Checkpoints:
@@ -90,7 +88,9 @@ class Checkpoints:
         if by_the_first(lambda: self._is_saved(step)):
             return
         leaves = manifest.describe(jax.tree.map(_shape, state))
-        stored = ocp.args.PyTreeSave(jax.tree.map(_storable, state))
+        storable = jax.tree.map(_storable, state)
+        pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=PIECE), storable)
+        stored = ocp.args.PyTreeSave(storable, save_args=pieces)
         metric = None if metric is None or metric != metric else float(metric)
         with self._with_patience(), self._writing():
             assert self._writer is not None and self._thread is not None
@@ -185,8 +185,19 @@ class Checkpoints:
                 f"{self._steps.path(step)} does not fit this model and optimizer: "
                 f"{'; '.join(wrong[:_NAMED])}{more}. Use the settings that it was trained with"
             )
-        state = self._read(step, target, jax.tree.map(_restore_args, target), partial=False)
+        path = self._steps.path(step) / "state"
+        request = ocp.args.PyTreeRestore(
+            target, restore_args=jax.tree.map(_restore_args, target), partial_restore=False
+        )
+        with reading(path):
+            state = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path, args=request)
         return jax.tree.map(_as_given, abstract_state, state), saved.metadata
+
+    def param_shapes(self, step: int | None = None, *, tree: str = "params") -> Any:
+        """The shapes that `average_params` returns, as `jax.ShapeDtypeStruct`."""
+        arrays = stored_arrays(self._steps.path(self._verified_step(step)) / "state", tree)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
+        return jax.eval_shape(merge_adapters, shapes)
 
     def restore_params(
         self, step: int | None = None, *, tree: str = "params", shardings: Shardings | None = None
@@ -194,20 +205,10 @@ class Checkpoints:
         """The field `tree` of the state of `step`, as nested dicts of numpy arrays.
 
         With `shardings`, such as those of a `Strategy`, the arrays are read to the devices that
-        `shardings(tree)` says.
+        `shardings(tree of shapes)` says. Either way the host holds, besides the result, a part of
+        one array.
         """
-        step = self._verified_step(step)
-        path: Any = self._steps.path(step) / "state"  # orbax declares a path type of its own
-        with _reading(path):
-            stored = ocp.PyTreeCheckpointHandler().metadata(path).tree
-        if not stored.get(tree):
-            raise CheckpointError(f"{self._steps.path(step)} holds no {tree!r}")
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), stored[tree])
-        if shardings is not None:
-            places = shardings(shapes)
-            shapes = jax.tree.map(lambda x, place: x.update(sharding=place), shapes, places)
-        read = jax.tree.map(_restore_args, shapes)
-        return self._read(step, {tree: shapes}, {tree: read}, partial=True)[tree]
+        return read_mean([self._steps.path(self._verified_step(step)) / "state"], tree, shardings)
 
     def average_params(
         self,
@@ -218,23 +219,14 @@ class Checkpoints:
     ) -> dict[str, Any]:
         """The mean of the field `tree` over `steps` in the stored dtype; see `restore_params`.
 
-        It is summed in float64, with `shardings` in float32 on the devices. Vaswani et al. 2017,
-        section 6.1, average the last 5 (base) or 20 (big) checkpoints. The mean is that of
-        adapters, which are then merged (see `merge_adapters`).
+        It is summed in float64. Vaswani et al. 2017, section 6.1, average the last 5 (base) or 20
+        (big) checkpoints. The mean is that of adapters, which are then merged (see
+        `merge_adapters`).
         """
-        steps = list(steps)
-        if not steps:
+        states = [self._steps.path(self._verified_step(step)) / "state" for step in steps]
+        if not states:
             raise CheckpointError("steps is empty, but an average needs at least one step")
-        sums_in = np.float64 if shardings is None else np.float32
-        first = self.restore_params(steps[0], tree=tree, shardings=shardings)
-        if len(steps) == 1:
-            return merge_adapters(first)
-        total = jax.tree.map(lambda leaf: leaf.astype(sums_in), first)
-        for step in steps[1:]:
-            more = self.restore_params(step, tree=tree, shardings=shardings)
-            total = jax.tree.map(lambda s, leaf: s + leaf.astype(sums_in), total, more)
-        mean = jax.tree.map(lambda s, leaf: (s / len(steps)).astype(leaf.dtype), total, first)
-        return merge_adapters(mean)
+        return merge_adapters(read_mean(states, tree, shardings))
 
     def _open(self) -> None:
         """Locks the folder, removes what a killed process left and sets damaged steps aside."""
@@ -310,12 +302,6 @@ class Checkpoints:
         self._steps.verify(step)
         return step
 
-    def _read(self, step: int, target: Any, restore_args: Any, *, partial: bool) -> Any:
-        path = self._steps.path(step) / "state"
-        request = ocp.args.PyTreeRestore(target, restore_args=restore_args, partial_restore=partial)
-        with _reading(path):
-            return ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path, args=request)
-
     @contextmanager
     def _with_patience(self) -> Iterator[None]:
         try:
@@ -341,14 +327,6 @@ class Checkpoints:
             self._recover()
             said = f"a checkpoint could not be written to {self.folder}: {error}"
             raise OSError(said) from error
-
-
-@contextmanager
-def _reading(path: epath.Path) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError, LookupError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged and cannot be read: {error}") from error
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:

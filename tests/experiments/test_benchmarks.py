@@ -53,7 +53,7 @@ def test_the_environment_names_processor_and_versions(tmp_path):
 
 def gpt_work(vocab_size=7):
     model = replace(PRESETS["shakespeare_char_cpu"].model, vocab_size=vocab_size)
-    return train.GPTWork(model=model, batch_size=3, seq_len=5)
+    return train.StepWork(model=model, batch_size=3, seq_len=5)
 
 
 def test_batches_are_random_tokens_of_the_asked_shape_and_repeat_after_eight():
@@ -71,7 +71,7 @@ def test_batches_are_random_tokens_of_the_asked_shape_and_repeat_after_eight():
         (lambda: decode.DecodeOptions(rounds=0), "rounds=0, but it must be at least 1"),
         (lambda: generate.GenerateWork(prompt_len=0), "prompt_len=0, but it must be at least 1"),
         (lambda: attention.Shape(seq_len=0), "seq_len=0, but it must be at least 1"),
-        (lambda: train.GPTWork(attention_fn="fast"), "attention_fn='fast'"),
+        (lambda: train.StepWork(attention_fn="fast"), "attention_fn='fast'"),
     ],
 )
 def test_options_that_measure_nothing_are_refused(make, said):
@@ -80,7 +80,7 @@ def test_options_that_measure_nothing_are_refused(make, said):
 
 
 def test_without_a_checkout_of_nanogpt_only_its_rows_are_absent(tmp_path):
-    absent, present = train.GPTOptions(), train.GPTOptions(nanogpt=tmp_path)
+    absent, present = train.StepOptions(), train.StepOptions(nanogpt=tmp_path)
     assert list(absent.cases()) == ["jaxformer", train.REFERENCE]
     assert set(present.cases()) == {"jaxformer", train.REFERENCE, *train.NANOGPT}
 
@@ -114,7 +114,7 @@ def test_texts_that_differ_are_an_error():
 
 def test_a_translators_batches_are_full_of_words_and_end_with_eos():
     model = replace(multi30k_tiny.model, vocab_size=7)
-    work = train.TranslationWork(model=model, batch_size=3, seq_len=5)
+    work = train.StepWork(model=model, batch_size=3, seq_len=5)
     batches = list(itertools.islice(train.random_batches(work), 16))
     assert all((b.source.shape, b.target.shape) == ((3, 5), (3, 6)) for b in batches)
     words = [word for batch in batches for side in batch[:2] for word in side[:, :-1].flat]

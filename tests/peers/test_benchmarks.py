@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
 from experiments.benchmarks import attention, decode, generate, report, train
 from experiments.language_modelling.presets import shakespeare_char_cpu
 from experiments.translation.presets import multi30k_tiny
-from jaxformer.nn.models import EncoderDecoder
 
 pytestmark = pytest.mark.peer
 
@@ -20,7 +18,7 @@ def gpt(layers, d_model, vocab_size, max_len):
     return replace(shakespeare_char_cpu.model, **sizes)
 
 
-WORK = train.GPTWork(model=gpt(1, 10, 13, 7), batch_size=3, seq_len=7)
+WORK = train.StepWork(model=gpt(1, 10, 13, 7), batch_size=3, seq_len=7)
 CHECKOUT = """
 from dataclasses import dataclass
 import torch
@@ -62,7 +60,7 @@ def test_our_step_and_the_reference_are_of_equal_models_on_equal_batches():
     theirs = train.torch_step(WORK)
     assert ours.metadata["parameters"] == theirs.metadata["parameters"]
     assert theirs.metadata["threads"] == 1 and ours.metadata["tuned"].startswith("cpu")
-    losses = [(ours.run(), theirs.run()) for _ in range(41)]
+    losses = [(ours.run()[0], theirs.run()) for _ in range(41)]
     # random tokens cost ln 13 to guess; eight batches of them are soon known in part
     np.testing.assert_allclose(losses[0], np.log(13), atol=0.05)
     assert max(losses[-1]) < np.log(13) - 0.05
@@ -91,7 +89,7 @@ def test_all_three_decoders_find_the_same_texts_of_the_whole_length(tmp_path):
     theirs = decode.transformers_search(work, tmp_path / "marian")
     assert theirs.run().tolist() == ours.tolist()
     expected = {"threads": 1, "tokens": 21, "first_tokens": ours[:, :4].tolist()}
-    assert theirs.metadata == expected
+    assert theirs.metadata.items() >= expected.items()
     pytest.importorskip("ctranslate2", reason="needs the extra peers")
     converted = decode.ctranslate2_search(work, tmp_path / "marian")
     assert converted.run().tolist() == ours.tolist()
@@ -121,7 +119,7 @@ def test_our_text_and_that_of_the_pytorch_loop_are_the_likeliest_tokens(torch, p
     assert likeliest.tolist() == written.tolist()
 
 
-TRANSLATOR = train.TranslationWork(
+TRANSLATOR = train.StepWork(
     model=replace(
         multi30k_tiny.model,
         num_encoder_layers=2,
@@ -137,41 +135,12 @@ TRANSLATOR = train.TranslationWork(
 )
 
 
-def test_the_steps_of_all_three_translators_are_of_equal_models_on_equal_batches():
-    cases = [train.jax_step(TRANSLATOR)]
-    cases += [train.torch_step(TRANSLATOR, torch_nn) for torch_nn in (False, True)]
+def test_the_steps_of_both_translators_are_of_equal_models_on_equal_batches():
+    cases = [train.jax_step(TRANSLATOR), train.torch_step(TRANSLATOR)]
     assert len({case.metadata["parameters"] for case in cases}) == 1
-    assert cases[1].metadata["threads"] == cases[2].metadata["threads"] == 1
-    losses = np.array([[case.run() for case in cases] for _ in range(41)])
+    assert cases[1].metadata["threads"] == 1
+    ours, theirs = cases
+    losses = np.array([[ours.run()[0], theirs.run()] for _ in range(41)])
     # what comes next is random, except that the seventh of a row is its end
     assert (abs(losses[0] - losses[0].mean()) < 1.0).all()
     assert (losses[-8:].mean(0) < losses[:8].mean(0) - 0.05).all()
-
-
-def test_the_translator_of_torch_nn_is_the_reference(torch, assert_equal):
-    from experiments.benchmarks.torch_translator import Translator
-    from experiments.torch_reference import torch_modules, weights
-    from experiments.torch_reference.transformer import Transformer
-
-    config = replace(TRANSLATOR.model, dropout_rate=0.3)
-    theirs, reference = Translator(config, 0.1), Transformer(config, 0.1)
-    state = {name: x.numpy() for name, x in theirs.transformer.state_dict().items()}
-    batch = next(train.random_batches(TRANSLATOR))
-    inputs = batch.source, batch.target
-    like = jax.eval_shape(lambda: EncoderDecoder(config).init(jax.random.key(0), *inputs))
-    like = {stack: like["params"][stack] for stack in ("encoder", "decoder")}
-    params = weights.to_jax(state, torch_modules.transformer(state, norm_first=True), like)
-    params["embedding"] = {"table": theirs.embedding.weight.detach().numpy()}
-    weights.load_params(params, reference, config)
-    batch = batch._replace(
-        source=np.where(batch.example_ids[:, None] == 1, [1] * 4 + [0] * 3, batch.source)
-    )
-    losses = [model.eval().loss(batch)[0].item() for model in (theirs, reference)]
-    assert_equal(*losses)
-    dropped = [layer for layer in theirs.modules() if isinstance(layer, torch.nn.Dropout)]
-    kept = [module for module in reference.modules() if isinstance(module, torch.nn.Dropout)]
-    active = [sum(module.p == 0.3 for module in modules) for modules in (dropped, kept)]
-    # the reference's encoder and decoder drop out of their inputs by one module, as torch's does
-    assert active[0] == active[1] == 1 + 2 * 2 + 2 * 3
-    attentions = [m for m in theirs.modules() if isinstance(m, torch.nn.MultiheadAttention)]
-    assert [module.dropout for module in attentions] == [0.0] * 6

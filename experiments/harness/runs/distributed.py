@@ -3,9 +3,11 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from functools import wraps
+from typing import ClassVar, TypeVar
 
 import jax
 import numpy as np
@@ -16,32 +18,64 @@ from experiments.harness.cli import config_files
 from jaxformer import distributed
 from jaxformer.errors import ConfigError
 
+Options = TypeVar("Options", bound="ProcessOptions")
+
 _LOST_PROCESS = ("Gloo", "NCCL", "Socket closed", "coordination service")  # in XLA's errors
 
 
-def check(config: Any) -> None:
-    """Raises `ConfigError` when the options of `config` about processes contradict each other."""
-    if config.distributed and _is_placed(config):
-        raise ConfigError(
-            "distributed=True reads coordinator, num_processes and process_id from the cluster, "
-            f"but coordinator={config.coordinator!r}, num_processes={config.num_processes} and "
-            f"process_id={config.process_id} were given: give one or the other"
-        )
-    if _asks_for_several(config) and config.strategy == "single":
-        raise ConfigError(
-            "strategy='single' trains in one process, but several were asked for: give --strategy "
-            "replicated or --strategy sharded"
-        )
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """The processes that compute a command together."""
+
+    rare_options: ClassVar = ("distributed", "coordinator", "num_processes", "process_id")
+    """The options that --help shows last."""
+    distributed: bool = False
+    """Joins the processes that the cluster (SLURM, Cloud TPU, ...) has started."""
+    coordinator: str = ""
+    """HOST:PORT of process 0, where no cluster provides it; empty: none."""
+    num_processes: int | None = None
+    """Number of processes, given with --coordinator only."""
+    process_id: int | None = None
+    """Number of this process, from 0, given with --coordinator only."""
+
+    def __post_init__(self):
+        if self.distributed and self._is_placed:
+            raise ConfigError(
+                "distributed=True reads coordinator, num_processes and process_id from the "
+                f"cluster, but coordinator={self.coordinator!r}, num_processes="
+                f"{self.num_processes} and process_id={self.process_id} were given: give one or "
+                "the other"
+            )
+
+    @property
+    def asks_for_several(self) -> bool:
+        """Whether the command is computed by several processes."""
+        return self.distributed or self._is_placed
+
+    @property
+    def _is_placed(self) -> bool:
+        return bool(self.coordinator) or (self.num_processes, self.process_id) != (None, None)
+
+
+def joins(main: Callable[[Options], None]) -> Callable[[Options], None]:
+    """The command `main` within `joined` of its options."""
+
+    @wraps(main)
+    def joined_main(options: Options) -> None:
+        with joined(options):
+            main(options)
+
+    return joined_main
 
 
 @contextmanager
-def joined(config: Any) -> Iterator[None]:
+def joined(config: ProcessOptions) -> Iterator[None]:
     """Within it this process is one of those that `config` asks for, and only the first prints.
 
     Enter it before anything touches a device; all processes leave it together. Raises `ConfigError`
     as `jaxformer.distributed.initialize` does, and when the processes have different settings.
     """
-    if not _asks_for_several(config):
+    if not config.asks_for_several:
         yield
         return
     distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
@@ -121,11 +155,3 @@ def agreed(number: float) -> float:
 def everywhere(fact: bool) -> bool:
     """Whether `fact` is true in all processes."""
     return not is_several() or bool(np.all(multihost_utils.process_allgather(np.bool_(fact))))
-
-
-def _is_placed(config: Any) -> bool:
-    return bool(config.coordinator) or (config.num_processes, config.process_id) != (None, None)
-
-
-def _asks_for_several(config: Any) -> bool:
-    return config.distributed or _is_placed(config)

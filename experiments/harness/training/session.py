@@ -20,7 +20,7 @@ from experiments.harness.cli import display, storage
 from experiments.harness.runs import checkpoint_selection, datasets, distributed, run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.training import build
+from experiments.harness.training import build, first_contact
 from experiments.harness.training.early_stopping import StoppingMetric, stopping_metric
 from experiments.harness.training.progress import Sample
 from experiments.harness.training.training_config import RunConfig, StrategyName, TrainingConfig
@@ -40,14 +40,12 @@ _FILES = {
 
 
 class Evaluated(NamedTuple):
-    """An evaluation: scores to log, texts to show beside them, pictures to draw for TensorBoard."""
+    """An evaluation: scores to log, and texts to show beside them."""
 
     scores: Mapping[str, float]
     """Numbers by their names, such as validation_loss."""
     samples: Sequence[Sample] = ()
     """Sources, what the model makes of them, and references."""
-    pictures: Mapping[str, Callable[[], Any]] = {}
-    """Functions that draw a matplotlib figure, by its title."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +119,8 @@ def open_training(
         log.loggers = build.build_loggers(config.training, log.folder, loggers)
         peak = peak_of(devices, config.model.dtype)
         record_environment(log, config, setup=setup, utilization=peak)
+        if setup.platform != "cpu":  # where the tests have compared them
+            first_contact.check_products(config.model.dtype)
         keep = config.training.average_checkpoints + 1  # one may have been saved on preemption
         with Checkpoints(log.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
             yield ExperimentRun(

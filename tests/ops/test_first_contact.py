@@ -1,15 +1,16 @@
 """An attention function is compared with `reference` before it is used on a device."""
 
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxformer.ops.attention import AttentionSpec, blockwise, reference
-from jaxformer.ops.attention.first_contact import compare, small_call
 from jaxformer.ops.attention.selection import select
 from jaxformer.ops.attention.spec import DeviceInfo
+from jaxformer.ops.first_contact import PRODUCTS, compare, compare_products, small_call
 
 CALL = AttentionSpec(
     batch=64, queries=37, keys=37, heads=12, kv_heads=6, key_size=8, value_size=8, dtype="float32"
@@ -73,6 +74,52 @@ def test_a_wrong_function_fails_with_its_reason(function, said):
         "broken", function, spec(causal=True), limit=0.5 if function is slow else 60.0
     )
     assert verdict.failure.startswith(said) and said in str(verdict)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_of_each_type_round_as_it_does_and_take_less_than_two_seconds(dtype):
+    compare_products(dtype)  # XLA starts
+    verdict = compare_products(dtype)
+    assert verdict.failure == "" and verdict.seconds < 2.0
+    assert str(verdict).startswith(f"products in {dtype} on a small call: agrees with reference")
+
+
+def summed_in_bfloat16(x, matrix):
+    def add(total, part):
+        return total + jnp.matmul(*part), None
+
+    start = jnp.zeros((x.shape[0], matrix.shape[1]), jnp.bfloat16)
+    parts = x.reshape(len(x), -1, 4).swapaxes(0, 1), matrix.reshape(-1, 4, matrix.shape[1])
+    return jax.lax.scan(add, start, parts)[0]
+
+
+def of_less_precision(x, matrix):
+    return jnp.matmul(x.astype(jnp.bfloat16), matrix.astype(jnp.bfloat16)).astype(x.dtype)
+
+
+@jax.custom_vjp
+def with_a_wrong_gradient(x, matrix):
+    return x @ matrix
+
+
+with_a_wrong_gradient.defvjp(
+    lambda x, matrix: (x @ matrix, (x, matrix)),
+    lambda saved, d_out: (d_out @ saved[1].T, 0.99 * saved[0].T @ d_out),
+)
+
+
+@pytest.mark.parametrize(
+    ("product", "dtype", "said"),
+    [
+        (summed_in_bfloat16, "bfloat16", "mine: values differ by"),
+        (of_less_precision, "float32", "mine: values differ by"),
+        (with_a_wrong_gradient, "float32", "mine: dmatrix differ by 1.0e-02 of the largest"),
+        (partial(jnp.matmul, precision="none"), "float32", "raised ValueError"),
+    ],
+)
+def test_a_product_of_less_precision_or_with_a_wrong_gradient_is_named(product, dtype, said):
+    products = {"logits_matmul": PRODUCTS["logits_matmul"], "mine": product}
+    assert compare_products(dtype, products).failure.startswith(said)
 
 
 def test_it_is_compared_while_another_program_is_traced():

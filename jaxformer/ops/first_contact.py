@@ -1,8 +1,10 @@
-"""First contact: an attention function against `reference`, on the device that is to run it."""
+"""First contact: attention functions and dense products, compared with the truth on a device."""
 
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -11,29 +13,44 @@ import numpy as np
 
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.spec import AttentionSpec
+from jaxformer.ops.dense import dense_dot_general, logits_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
+PRODUCTS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        "dense_dot_general": lambda x, matrix: dense_dot_general(
+            x, matrix, (((1,), (0,)), ((), ()))
+        ),
+        "logits_matmul": logits_matmul,
+    }
+)
+"""The products of a model with its weights: x [B, D] times a matrix [D, F]."""
+
 _LONGEST = 512  # queries and keys of the small call: two blocks of every kernel
+_SIZES = 384, 512, 640  # B, D, F of the small product: sums long enough to tell their type
 _TIMES_REFERENCE = 8.0
 """The error that is allowed, in errors of `reference` in the same type."""
 _LEAST_ERROR = 1e-5
+_ROUNDED_INPUTS = {"gpu": 2.0**-11, "tpu": 2.0**-8}
+"""The rounding of float32 inputs by a platform's products at JAX's default precision."""
 
 
 class Verdict(NamedTuple):
     """The result of a comparison; `str()` of it is one line."""
 
     name: str
-    """The attention function."""
-    call: AttentionSpec
-    """The small call."""
+    """The attention function, or "products"."""
+    call: AttentionSpec | str
+    """The small call; of products their type."""
     failure: str
-    """Why the function is not to be used; empty where it agrees with `reference`."""
+    """Why the function is not to be used; empty where it agrees with the truth."""
     seconds: float
 
     def __str__(self) -> str:
         said = self.failure or "agrees with reference"
-        return f"{self.name} on a small call: {said} ({self.seconds:.1f} s)"
+        kind = f" in {self.call}" if isinstance(self.call, str) else ""
+        return f"{self.name}{kind} on a small call: {said} ({self.seconds:.1f} s)"
 
 
 def compare(name: str, attention_fn: Any, spec: AttentionSpec, limit: float = 120.0) -> Verdict:
@@ -43,12 +60,39 @@ def compare(name: str, attention_fn: Any, spec: AttentionSpec, limit: float = 12
     The truth is `reference` in float32; the error may be 8 times that of `reference` in the type of
     `spec`. What raises, or takes more than `limit` seconds to compile and run, fails.
     """
-    call, start = small_call(spec), time.monotonic()
+    call = small_call(spec)
+    return _verdict(name, call, lambda: _difference(attention_fn, call), limit)
+
+
+def compare_products(
+    dtype: str,
+    products: Mapping[str, Callable[[Any, Any], Any]] = PRODUCTS,
+    limit: float = 120.0,
+) -> Verdict:
+    """The `products` of matrices in `dtype` and their gradients, as `compare` does.
+
+    The truth is numpy's float64. A result may differ by the rounding of its own type, and that of
+    float32 inputs at JAX's default precision; sums in less than float32 do not pass.
+    """
+
+    def difference() -> str:
+        said = {name: _product_difference(product, dtype) for name, product in products.items()}
+        return "; ".join(f"{name}: {failure}" for name, failure in said.items() if failure)
+
+    return _verdict("products", dtype, difference, limit)
+
+
+def _verdict(
+    name: str, call: AttentionSpec | str, difference: Callable[[], str], limit: float
+) -> Verdict:
+    """`difference()` on the first device of this process, within `limit` seconds."""
+    start = time.monotonic()
     failures: list[str] = []  # one, when the thread has ended
 
     def run() -> None:  # a thread of its own has no mesh, and no program that is being traced
         try:
-            failures.append(_difference(attention_fn, call))
+            with jax.default_device(jax.local_devices()[0]):
+                failures.append(difference())
         except Exception as error:
             failures.append(f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
@@ -57,6 +101,32 @@ def compare(name: str, attention_fn: Any, spec: AttentionSpec, limit: float = 12
     thread.join(limit)
     failure = failures[0] if failures else f"took more than {limit:g} s"
     return Verdict(name, call, failure, time.monotonic() - start)
+
+
+def _product_difference(product: Callable[[Any, Any], Any], dtype: str) -> str:
+    """The first difference of the product and its gradients that is too large; else empty."""
+    rng, (rows, size, width) = np.random.default_rng(0), _SIZES
+    shapes = (rows, size), (size, width), (rows, width)
+    x, matrix, weights = (rng.standard_normal(s).astype(jnp.dtype(dtype)) for s in shapes)
+
+    def loss(x: Any, matrix: Any) -> Any:
+        out = product(x, matrix)
+        return jnp.sum(out.astype(jnp.float32) * weights.astype(jnp.float32)), out
+
+    (_, out), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(x, matrix)
+    exact_x, exact_matrix, exact_weights = (a.astype(np.float64) for a in (x, matrix, weights))
+    exact = exact_x @ exact_matrix, exact_weights @ exact_matrix.T, exact_x.T @ exact_weights
+    inputs = _ROUNDED_INPUTS.get(jax.default_backend(), 0.0) if dtype == "float32" else 0.0
+    for name, result, true in zip(
+        ("values", "dx", "dmatrix"), (out, *gradients), exact, strict=True
+    ):
+        rounding = max(float(jnp.finfo(result.dtype).eps) / 2, inputs)
+        error = np.abs(np.asarray(result, np.float64) - true).max() / np.abs(true).max()
+        if not error <= 2 * rounding + _LEAST_ERROR:
+            return (
+                f"{name} differ by {error:.1e} of the largest, their type rounds by {rounding:.1e}"
+            )
+    return ""
 
 
 def small_call(spec: AttentionSpec) -> AttentionSpec:
@@ -95,16 +165,14 @@ def _difference(attention_fn: Any, call: AttentionSpec) -> str:
         (_, heads), gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*arrays)
         return [np.asarray(x, np.float64) for x in (heads, *gradients)]
 
-    with jax.default_device(jax.local_devices()[0]):
-        found = outputs(attention_fn, *inputs)
-        plain = outputs(reference, *inputs)
-        with jax.default_matmul_precision("highest"):
-            exact = outputs(reference, *(x.astype(np.float32) for x in inputs))
-    for name, got, near, true in zip(
-        ("values", "dq", "dk", "dv"), found, plain, exact, strict=True
-    ):
+    results = outputs(attention_fn, *inputs)
+    plain = outputs(reference, *inputs)
+    with jax.default_matmul_precision("highest"):
+        exact = outputs(reference, *(x.astype(np.float32) for x in inputs))
+    names = "values", "dq", "dk", "dv"
+    for name, result, near, true in zip(names, results, plain, exact, strict=True):
         size = max(np.abs(true).max(), 1e-30)
-        error, usual = (np.abs(x - true).max() / size for x in (got, near))
+        error, usual = (np.abs(x - true).max() / size for x in (result, near))
         if not error <= _TIMES_REFERENCE * usual + _LEAST_ERROR:
             return f"{name} differ by {error:.1e} of the largest, those of reference by {usual:.1e}"
     return ""

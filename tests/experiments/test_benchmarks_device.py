@@ -1,0 +1,157 @@
+"""The check of a device: what agrees is timed, what does not is named and ends with code 1."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.benchmarks import attention, collectives, decode, device, train
+from experiments.benchmarks.attention import Shape
+from experiments.harness import cli
+from experiments.results import Result, read
+from jaxformer.errors import ConfigError
+from jaxformer.ops.attention import reference
+
+pytestmark = pytest.mark.usefixtures("optimized")
+
+ROOT = Path(__file__).parents[2]
+HERE = "tests.experiments.test_benchmarks_device"
+
+
+def scaled(*args, **options):
+    return 1.01 * reference(*args, **options)
+
+
+def raising(*args, **options):
+    raise NotImplementedError("no room for this shape")
+
+
+def checked(tmp_path, **fields):
+    """The exit code of a small check."""
+    options = replace(device.PRESETS["small"], results=tmp_path / "results.jsonl", **fields)
+    return cli.run(lambda: device.main(options))
+
+
+def test_a_kernel_that_is_wrong_and_one_that_raises_have_failed_and_the_others_are_measured(
+    tmp_path, capsys
+):
+    names = f"{HERE}:scaled", f"{HERE}:raising", "blockwise", "tpu_flash"
+    assert checked(tmp_path, only=("attention", "products"), attention_fns=names) == 1
+    out, err = capsys.readouterr()
+    table = out[out.index("check ") :].splitlines()
+    assert max(map(len, table)) <= 80 and "error: 2 of 5 checks failed" in err
+    outcomes = {line[:20].strip(): line[20:].split() for line in table[1:6]}
+    assert [words[0] for words in outcomes.values()] == ["FAILED", "FAILED", *["ok"] * 3]
+    assert list(outcomes) == [
+        "scaled", "raising", "attention blockwise", "products bfloat16", "products float32"
+    ]  # fmt: skip
+    said = " ".join(" ".join(table[6:]).split())
+    assert f"FAILED attention {HERE}:scaled: causal: values differ by 1.0e-02 of the" in said
+    assert f"{HERE}:raising: causal: raised NotImplementedError: no room for this shape" in said
+    assert said.endswith("for other devices: tpu_flash")
+    lines = read(tmp_path / "results.jsonl", Result)
+    assert {line.system.rpartition(", ")[2] for line in lines} == set(list(outcomes)[2:])
+    assert {line.metric for line in lines} == {"kinds", "ms", "TFLOP/s"}
+    assert all(line.table == "device" and line.score > 0 for line in lines)
+
+
+@pytest.mark.long
+def test_a_step_that_learns_as_with_reference_attention_and_a_decoding_step_are_timed(
+    tmp_path, capsys
+):
+    assert checked(tmp_path, only=("training", "decoding")) == 0
+    out = capsys.readouterr().out
+    assert "training step  ok" in out and "FAILED" not in out
+    metrics = {
+        (x.system.rpartition(", ")[2], x.metric) for x in read(tmp_path / "results.jsonl", Result)
+    }
+    assert metrics == {
+        (f"{kind} step", unit) for kind in ("training", "decoding") for unit in ("ms", "tokens/s")
+    }
+
+
+@pytest.mark.long
+def test_a_step_with_wrong_attention_has_other_losses():
+    options = device.PRESETS["small"]
+    model = replace(options.work.model, dtype="float32")
+    work = replace(options.work, attention_fn=f"{HERE}:scaled", model=model)
+    wrong = replace(options, work=work)
+    with pytest.raises(device.CaseFailed, match="losses and gradient norms are .*, with reference"):
+        device.training(wrong, device.single())
+
+
+@pytest.mark.long
+def test_collectives_and_a_step_on_eight_devices_agree_with_one(tmp_path):
+    words = [
+        "-m",
+        "experiments.benchmarks.device",
+        "--preset",
+        "small",
+        "--only",
+        "collectives",
+        "training",
+        "--strategy",
+        "sharded",
+    ]
+    words += ["--mesh", "data=2,fsdp=2,tensor=2", "--results", str(tmp_path / "results.jsonl")]
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
+    lines = [line.split() for line in done.stdout.splitlines() if "=2  " in line or "step " in line]
+    outcomes = {(words[0], words[1]): words[2] for words in lines if words[2] in ("ok", "FAILED")}
+    axes, names = ("data", "fsdp", "tensor"), collectives.COLLECTIVES
+    expected = {(name, f"{axis}=2"): "ok" for axis in axes for name in names}
+    assert done.returncode == 0 and outcomes == expected | {("training", "step"): "ok"}, done
+
+
+def test_attention_counts_seven_products_of_what_is_seen():
+    assert Shape(2, 4, num_heads=3, head_dim=5).flops() == 2 * 3 * 10 * 7 * 2 * 5
+
+
+def test_presets_for_a_gpu_have_as_many_tokens_at_each_length():
+    shapes = attention.PRESETS["gpu"].shapes()
+    assert {shape.batch_size * shape.seq_len for shape in shapes} == {2**15}
+    assert {shape.seq_len for shape in shapes} == {2**n for n in range(10, 16)}
+    assert all(
+        callable(attention.find_attention(x)) for x in attention.PRESETS["gpu"].attention_fns
+    )
+    with pytest.raises(ConfigError, match="needs an NVIDIA GPU"):
+        attention.jax_attention("cudnn", Shape(2, 4, num_heads=2, head_dim=8))
+
+
+def test_an_unknown_check_is_refused():
+    with pytest.raises(ConfigError, match="only has 'speed': give some of attention, products"):
+        device.DeviceOptions(only=("speed",))
+    with pytest.raises(ConfigError, match="kinds has 'wide': give some of causal, window"):
+        device.DeviceOptions(kinds=("wide",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2_124m", "gpt3_xl", "wmt14_base", "wmt14_big"])
+def test_every_preset_for_an_accelerator_runs_small(name):
+    options = train.PRESETS[name]
+    small = {"vocab_size": 41, "d_model": 16, "d_ff": 24, "num_heads": 2}
+    small |= {
+        "num_encoder_layers": min(options.work.model.num_encoder_layers, 1),
+        "num_decoder_layers": 1,
+    }
+    rows = 2 * options.work.grad_accumulation
+    work = replace(
+        options.work, model=replace(options.work.model, **small), batch_size=rows, seq_len=16
+    )
+    for make in replace(options, work=work).cases().values():
+        case = make()
+        assert min(case.run()) > 0 and case.metadata["flops"] > 0
+
+
+@pytest.mark.peer
+def test_the_searches_of_the_gpu_run_small(torch, tmp_path):
+    pytest.importorskip("ctranslate2", reason="needs the extra peers")
+    model = replace(decode.MARIAN_BASE, vocab_size=41, d_model=16, d_ff=24, num_heads=2)
+    model = replace(model, num_encoder_layers=1, num_decoder_layers=1)
+    work = decode.DecodeWork(model, batch_size=3, source_len=5, target_len=5)
+    decode.write_model(work, tmp_path / "marian")
+    ours, theirs = decode.cases(work, tmp_path / "marian", "gpu").values()
+    assert ours().metadata["tokens"] == 15 and theirs.args[2:] == ("cuda", "float16")
