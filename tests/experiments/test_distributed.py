@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import cli
+from experiments.harness.cli.storage import to_path
 from experiments.harness.runs import distributed
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.errors import ConfigError
@@ -202,6 +203,35 @@ def test_hosts_without_a_shared_folder_all_say_so_and_what_to_do(text):
     for process in found:
         assert process.err.count("error: ") == process.err.count(said) == 1, process.err
     assert not list(text.rglob(".start-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "words"), [("s3", LANGUAGE), ("gs", TRANSLATION)])
+def test_hosts_without_a_shared_folder_train_in_a_bucket_and_are_stopped_and_resumed(
+    scheme, words, text, object_storage
+):
+    bucket_url = f"{scheme}://bucket/{text.name}"
+    words += "--optimizer.total_steps 53 --training.save_every 17 --training.evaluate_every 23"
+
+    def two(runs: str) -> list[subprocess.Popen]:
+        words_of_both = f"{words} --strategy replicated --runs {runs}"
+        return begin_two(text, words_of_both, apart="://" in runs)
+
+    finished(*two("whole"))
+    folder = to_path(bucket_url) / "runs" / words.split()[0] / "tiny"
+    processes = two(f"{bucket_url}/runs")
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("checkpoints/*/MANIFEST.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    found = ended(*processes)
+    assert [process.code for process in found] == [143, 143], found
+    finished(*two(f"{bucket_url}/runs"))
+    whole = text / "whole" / words.split()[0] / "tiny"
+    assert lines(folder) == lines(whole)
+    for name in ("scores.json", "weights.json"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    assert not list(text.glob("host*/runs")) and list(text.glob("host1/cache/jaxformer/buckets/*"))
 
 
 @pytest.mark.long
