@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import cli
+from experiments.harness.cli.storage import to_path
 from experiments.harness.runs import distributed
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.errors import ConfigError
@@ -53,11 +55,20 @@ def begin(
     )
 
 
-def begin_two(folder: Path, words: str, *of_each: str) -> list[subprocess.Popen]:
-    """Two processes as one, each with its own words behind those of both."""
+def begin_two(folder: Path, words: str, *of_each: str, apart: bool = False):
+    """Two processes as one, each with its own words behind those of both.
+
+    Those that are `apart` share no folder: each has its own copy of the text, and its own cache.
+    """
     words = f"{words} --coordinator 127.0.0.1:{free_port()} --num_processes 2"
-    own = of_each or ("", "")
-    return [begin(folder, f"{words} --process_id {i} {own[i]}", 2) for i in range(2)]
+    own, processes = of_each or ("", ""), []
+    for i in range(2):
+        home = folder / f"host{i}" if apart else folder
+        if apart and not home.exists():
+            shutil.copytree(folder, home, ignore=lambda *_: ["host0", "host1"])
+        place = {"XDG_CACHE_HOME": str(home / "cache")} if apart else {}
+        processes.append(begin(home, f"{words} --process_id {i} {own[i]}", 2, place))
+    return processes
 
 
 def begin_job(folder: Path, words: str, *of_each: str) -> list[subprocess.Popen]:
@@ -148,6 +159,46 @@ def test_processes_with_different_settings_all_say_which_and_leave_nothing(begin
         assert process.code == 2
         assert f"do not agree on training.seed: process {index} of 2 has" in process.err
     assert not (text / "runs").exists()
+
+
+@pytest.mark.long
+def test_hosts_without_a_shared_folder_all_say_so_and_what_to_do(text):
+    (text / "runs" / "language_modelling" / "tiny").mkdir(parents=True)  # as of an earlier start
+    found = ended(*begin_two(text, f"{LANGUAGE} --strategy replicated", apart=True))
+    assert [process.code for process in found] == [2, 2], found
+    said = "error: runs/language_modelling/tiny is not shared by all hosts: give --runs a shared"
+    for process in found:
+        assert process.err.count("error: ") == process.err.count(said) == 1, process.err
+    assert not list(text.rglob(".start-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "words"), [("s3", LANGUAGE), ("gs", TRANSLATION)])
+def test_hosts_without_a_shared_folder_train_in_a_bucket_and_are_stopped_and_resumed(
+    scheme, words, text, object_storage
+):
+    bucket_url = f"{scheme}://bucket/{text.name}"
+    words += "--optimizer.total_steps 53 --training.save_every 17 --training.evaluate_every 23"
+
+    def two(runs: str) -> list[subprocess.Popen]:
+        words_of_both = f"{words} --strategy replicated --runs {runs}"
+        return begin_two(text, words_of_both, apart="://" in runs)
+
+    finished(*two("whole"))
+    folder = to_path(bucket_url) / "runs" / words.split()[0] / "tiny"
+    processes = two(f"{bucket_url}/runs")
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("checkpoints/*/MANIFEST.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    found = ended(*processes)
+    assert [process.code for process in found] == [143, 143], found
+    finished(*two(f"{bucket_url}/runs"))
+    whole = text / "whole" / words.split()[0] / "tiny"
+    assert lines(folder) == lines(whole)
+    for name in ("scores.json", "weights.json"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    assert not list(text.glob("host*/runs")) and list(text.glob("host1/cache/jaxformer/buckets/*"))
 
 
 @pytest.mark.long

@@ -63,7 +63,7 @@ def result_folder(options: FinetuneOptions, experiment: str) -> Path:
     """
     if options.save and Path(options.save).exists():
         raise ConfigError(f"save={options.save!r} exists already: give the name of a new folder")
-    run = Path(options.run)
+    run = options.folder
     if not options.name and not is_pretrained(run):
         return run
     return run_folder.folder_of(options.runs, experiment, options.name or run.resolve().name)
