@@ -27,7 +27,6 @@ from experiments.harness import cli
 from experiments.harness.planning import step_time
 from experiments.harness.planning.hlo import Program
 from experiments.harness.planning.targets import TPUS
-from experiments.harness.runs import run_folder
 from experiments.harness.training.build import build_model, init_params
 from experiments.harness.training.flops import causal_flops, seq2seq_flops
 from experiments.harness.training.training_config import Remat, TrainingConfig
@@ -261,7 +260,7 @@ def jax_step(work: StepWork, devices: Strategy | None = None) -> Case:
 
     peak = peak_of(devices, work.model.dtype)
     metadata = {
-        "parameters": run_folder.count(state.params),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "device": jax.devices()[0].device_kind,
         "tuned": str(setup),
         "compile_seconds": round(seconds, 2),

@@ -10,7 +10,8 @@ from typing import Literal
 
 import pytest
 
-from experiments.harness.runs.run_folder import Run, as_json, load_config, open_run
+from experiments.harness.cli import config_files
+from experiments.harness.runs.run_folder import Run, load_config, open_run
 from jaxformer import optional_dependencies
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
@@ -59,7 +60,7 @@ def test_a_config_read_back_is_the_config_written(tmp_path):
     assert run.folder == tmp_path / "translation" / "tiny"
     assert load_config(run.folder, Train) == CONFIG
     text = (run.folder / "config.json").read_text()
-    assert list(json.loads(text)) == sorted(as_json(CONFIG))
+    assert list(json.loads(text)) == sorted(config_files.plain(CONFIG))
     assert json.loads(text)["schedule"] == {"final": 0.25, "type": "cosine", "warmup": 100}
 
 
@@ -157,7 +158,7 @@ def test_a_config_that_json_cannot_hold_is_refused(tmp_path):
 
 
 def stored(tmp_path, **fields):
-    config = {**as_json(CONFIG), **fields}
+    config = {**config_files.plain(CONFIG), **fields}
     tmp_path.joinpath("config.json").write_text(
         json.dumps({name: value for name, value in config.items() if value != "left out"})
     )
@@ -190,7 +191,7 @@ def test_a_stored_config_that_does_not_fit_is_refused_with_the_field(tmp_path, f
 def test_a_field_that_only_the_stored_config_has_is_named(tmp_path):
     begin_run(tmp_path)
     path = tmp_path / "translation" / "tiny" / "config.json"
-    path.write_text(json.dumps(as_json(CONFIG) | {"stepz": 3}))
+    path.write_text(json.dumps(config_files.plain(CONFIG) | {"stepz": 3}))
     with pytest.raises(ConfigError, match="stepz is 3 there but absent here"):
         open_run(tmp_path, "translation", "tiny", CONFIG)
 

@@ -93,7 +93,7 @@ def _resumed(config: TranslationConfig, run: Path) -> dict[str, Any]:
     opened.resume(STEPS[-1])
     first = prepared.batches.batch(0)
     return {
-        "config.json": run_folder.as_json(run_folder.load_config(run, TranslationConfig)),
+        "config.json": cli.config_files.plain(run_folder.load_config(run, TranslationConfig)),
         "batches": (prepared.batches.fingerprint, [leaf.tobytes() for leaf in first]),
         "ids": prepared.target_tokenizer.encode("dog Hund sees"),
         "metrics.jsonl": opened.metrics(),
@@ -106,7 +106,7 @@ def _used(config: TranslationConfig, run: Path) -> dict[str, Any]:
     params = checkpoint_selection.load(run, config.training)
     source, target = prepare.load_tokenizers(run)
     return {
-        "config.json": run_folder.as_json(stored),
+        "config.json": cli.config_files.plain(stored),
         "weights": states.as_bytes(params),
         "ids": [tokenizer.encode("dog Hund sees") for tokenizer in (source, target)],
     }

@@ -132,6 +132,19 @@ def modified(path: Path) -> float:
     return path.modified() if isinstance(path, BucketPath) else path.stat().st_mtime
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Writes `text` to `path` so that a crash leaves either the old file or the new one."""
+    if is_in_bucket(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
 @contextmanager
 def written_here(folder: Path) -> Iterator[Path]:
     """Yields a local folder whose files are in `folder` when the block ends: `folder`, if local."""

@@ -12,7 +12,6 @@ from experiments.harness import cli
 from experiments.harness.results.groups import read_json
 from experiments.harness.runs import checkpoint_selection, distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.harness.runs.run_folder import as_json
 from jaxformer import optional_dependencies
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig
 from jaxformer.errors import ConfigError
@@ -113,7 +112,8 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
         *("model", "objective", "optimizer", "training"),
         *("search", "translation", "sampling", "completion"),
     )
-    settings = {name: value for name, value in as_json(config).items() if name in groups}
+    written = cli.config_files.plain(config)
+    settings = {name: value for name, value in written.items() if name in groups}
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return _template().render(
         task=run.task,

@@ -220,8 +220,3 @@ def agreed(number: float) -> float:
         return number
     words = np.frombuffer(np.float64(number).tobytes(), np.uint32)
     return float(multihost_utils.broadcast_one_to_all(words).view(np.float64)[0])
-
-
-def everywhere(fact: bool) -> bool:
-    """Whether `fact` is true in all processes."""
-    return not is_several() or bool(np.all(multihost_utils.process_allgather(np.bool_(fact))))

@@ -17,7 +17,7 @@ REMEDY = "put the run's own file back, or use another --name"
 def write_record(path: Path, content: dict[str, Any]) -> None:
     """Writes `content`, which is JSON, and its CRC-32, which `read_record` checks."""
     text = json.dumps(content | {"crc32": _sum(content)}, indent=2)
-    path.write_text(text + "\n", encoding="utf-8")
+    storage.replace_text(path, text + "\n")
 
 
 def read_record(path: Path, fields: dict[str, type], remedy: str = REMEDY) -> dict[str, Any] | None:

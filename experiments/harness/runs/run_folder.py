@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import shlex
@@ -22,6 +21,7 @@ from experiments.harness.cli import config_files, storage
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import EventFile, Loggers
 from jaxformer import optional_dependencies
+from jaxformer.distributed import assert_processes_agree
 from jaxformer.errors import ConfigError
 from jaxformer.runtime import cpu_count
 
@@ -55,7 +55,7 @@ def open_run(
 
 
 def _record(folder: Path, config: Any, may_differ: Iterable[str]) -> None:
-    settings = as_json(config)
+    settings = config_files.plain(config)
     begun = any((folder / "checkpoints").glob("[0-9]*"))
     if begun and (folder / "config.json").exists():
         refuse_differences(
@@ -74,14 +74,16 @@ def _check_shared(folder: Path) -> None:
     if distributed.is_first():
         token.write_bytes(b"")
     distributed.wait("token")
-    is_shared = distributed.everywhere(token.exists())
-    if distributed.is_first():
-        token.unlink()
-    if not is_shared:
+    try:
+        assert_processes_agree({"a shared folder": token.exists()})
+    except ConfigError as error:
         raise ConfigError(
             f"{folder} is not shared by all hosts: give --runs a shared folder, or one in a bucket "
             "(gs://BUCKET/PATH, s3://BUCKET/PATH)"
-        )
+        ) from error
+    finally:
+        if distributed.is_first():
+            token.unlink()
 
 
 def folder_of(root: str | Path, experiment: str, name: str) -> Path:
@@ -105,16 +107,6 @@ def load_config(folder: str | Path, kind: type[T]) -> T:
         return config_files.build(kind, config_files.read_object(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def as_json(config: Any) -> dict:
-    """The dataclass `config` as JSON holds it: nested dicts, lists, numbers, strings, None."""
-    return config_files.plain(config)
-
-
-def count(params: Any) -> int:
-    """The number of parameters in the tree `params`."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def refuse_differences(
@@ -141,7 +133,7 @@ def refuse_differences(
 
 def write_json(path: Path, value: dict) -> None:
     """Writes `value` to `path` so that a crash leaves either the old file or the new one."""
-    _replace(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+    storage.replace_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 class Run:
@@ -223,7 +215,7 @@ class Run:
             kept = [x for x in lines if x["step"] <= (last if without in x else step)]
             text = "".join(json.dumps(line) + "\n" for line in kept)
             if self._path.exists():
-                _replace(self._path, text)
+                storage.replace_text(self._path, text)
             self._content = text.encode()
         self._close_events()
         self._first_step = step + 1
@@ -352,16 +344,3 @@ def _parse(line: bytes) -> dict | None:
     except (ValueError, RecursionError):
         return None
     return numbers if isinstance(numbers, dict) and type(numbers.get("step")) is int else None
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes `text` to `path` so that a crash leaves either the old file or the new one."""
-    if storage.is_in_bucket(path):
-        path.write_text(text, encoding="utf-8")
-        return
-    new = path.with_name(f".{path.name}.new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)

@@ -68,7 +68,8 @@ class TextCache:
         content = _read_record(path, {})
         if content is None:
             content = make()
-            _write_record(path, content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            run_files.write_record(path, content)
         return content
 
     def fill(self, folder: Path, made_from: Any, make: Callable[[Path], None]) -> None:
@@ -150,19 +151,11 @@ def _key(made_from: Any) -> str:
 
 
 def _read_record(path: Path, fields: dict[str, type]) -> dict[str, Any] | None:
-    """The content that `_write_record` wrote; None where the file is absent or damaged."""
+    """The content that `write_record` wrote; None where the file is absent or damaged."""
     try:
         return run_files.read_record(path, fields)
     except DataError:
         return None
-
-
-def _write_record(path: Path, content: dict[str, Any]) -> None:
-    """Writes `content` so that another process sees all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
-    run_files.write_record(unfinished, content)
-    unfinished.replace(path)
 
 
 def _link_or_copy(path: Path, target: Path) -> None:
