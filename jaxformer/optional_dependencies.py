@@ -18,6 +18,8 @@ _EXTRAS = {
     "pyarrow": "data",
     "datasets": "data",
     "rouge_score": "finetuning",
+    "gcsfs": "gcs",
+    "s3fs": "s3",
 }
 
 

@@ -2,6 +2,7 @@
 
 import io
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import tests.shapes  # before the package is imported
 from jaxformer.training.parameters import flatten
+from tests import buckets
 
 # The longest first: of the files that are left at the end none makes one process wait for long.
 _FIRST = ("translation", "language_modelling", "strategies", "processes", "models", "plan")
@@ -177,6 +179,23 @@ def train_pieces() -> Callable[..., bytes]:
         return written.getvalue()
 
     return train
+
+
+@pytest.fixture(scope="session")
+def object_storage() -> Iterator[dict[str, str]]:
+    """Emulators of `gs://bucket` and `s3://bucket`; the variables that lead clients there."""
+    if not os.environ.get("CI"):  # where a skip would go unnoticed, what is missing is an error
+        for name in ("gcsfs", "s3fs", "gcp_storage_emulator", "moto"):
+            pytest.importorskip(name, reason="needs the extra buckets")
+    with buckets.serving() as environment:
+        yield environment
+
+
+@pytest.fixture(params=buckets.SCHEMES)
+def bucket_url(object_storage: dict[str, str], request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty folder in a bucket, once of each kind; afterwards all injected faults end."""
+    yield f"{request.param}://bucket/{uuid.uuid4().hex}"
+    buckets.inject(request.param, fail_every=0, slow_every=0, read_only=0, closed=0)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def _is_array(hint: Any) -> bool:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether the arrays in `value` have the shapes in `hint`."""
+    """True if the arrays in `value` have the shapes in `hint`."""
     if _is_array(hint):
         try:
             return not hasattr(value, "shape") or isinstance(value, hint.dtype[Any, hint.dim_str])

@@ -27,7 +27,7 @@ LAYERS = {
     "pretrained": 7,
     "pipelines": 8,
 }
-REQUIRED = {"jax", "flax", "optax", "orbax", "numpy", "jaxtyping"}
+REQUIRED = {"jax", "flax", "optax", "orbax", "etils", "numpy", "jaxtyping"}  # etils is of orbax
 REQUIRED_BY_TEXT = {"numpy", "jaxtyping"}
 NEVER_IMPORTED = {"experiments", "tests", "torch", "transformers"}
 

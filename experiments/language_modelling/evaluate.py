@@ -201,6 +201,7 @@ class EvaluateOptions(RunOptions):
         check_at_least(self, 0, "stride")
 
 
+@distributed.joins
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
     loaded = load_run(Path(options.run), options)

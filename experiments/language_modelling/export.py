@@ -9,6 +9,7 @@ from pathlib import Path
 
 from experiments.harness import cli
 from experiments.harness.results import exporting
+from experiments.harness.runs import distributed
 from experiments.language_modelling.load_run import load_run
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
@@ -45,6 +46,7 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
     )
 
 
+@distributed.joins
 def main(options: ExportOptions) -> None:
     """Writes the folder."""
     exporting.export(options, lambda: exportable(options))

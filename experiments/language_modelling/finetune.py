@@ -3,8 +3,7 @@
 The run's model with the head of `--task` learns from `--num_train` examples, once from the
 pretrained weights and once from scratch, for each of `--seeds` seeds, and its score on the test
 examples is printed. Without files, classification asks which of ten packages a snippet of the
-standard library is from, or with two presets of WikiText-2: which article is a passage from
-(`articles`)? Are two words of a sentence swapped (`word_order`)?
+standard library is from.
 """
 
 import json
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
+from jax.tree_util import Partial
 
 from experiments.harness import cli
+from experiments.harness.runs import distributed
 from experiments.harness.runs.run_files import write_lines
 from experiments.harness.training import build, finetuning
 from experiments.harness.training.finetuning import Trainer, make_trainer, result_folder
@@ -27,7 +27,6 @@ from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.tasks import TASKS, Task, predict
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
-from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pretrained import save_pretrained
@@ -44,13 +43,11 @@ class FinetuneOptions(finetuning.FinetuneOptions):
     task: Literal["classification", "pairs", "spans", "chat"] = "classification"
     """The task: labels of texts or of pairs, answers in a text, answers of an assistant."""
     train: str = ""
-    """A file to learn from; empty: see examples. classification: lines label<TAB>text; pairs:
-    label<TAB>premise<TAB>hypothesis; or .jsonl with these fields; spans: the JSON of SQuAD; chat:
-    .jsonl with a list of messages in each line."""
+    """A file to learn from; empty: snippets of the standard library. classification: lines
+    label<TAB>text; pairs: label<TAB>premise<TAB>hypothesis; or .jsonl with these fields; spans: the
+    JSON of SQuAD; chat: .jsonl with a list of messages in each line."""
     test: str = ""
     """A file of the same form to test with."""
-    examples: Literal["python_stdlib", "articles", "word_order"] = "python_stdlib"
-    """The source of examples without files; all but python_stdlib have classification alone."""
     num_train: int = 200
     """Examples to learn from; each seed chooses others, as evenly over the labels as possible. 0:
     all."""
@@ -94,11 +91,6 @@ class FinetuneOptions(finetuning.FinetuneOptions):
                 f"labelled text needs both files, but train={self.train!r} and "
                 f"test={self.test!r} were given"
             )
-        if self.examples != "python_stdlib" and (self.train or self.task != "classification"):
-            raise ConfigError(
-                f"examples={self.examples!r} are for task='classification' without files, but "
-                f"task={self.task!r} and train={self.train!r}: leave one out"
-            )
         if self.freeze_backbone and (self.task == "chat" or self.lora_rank):
             raise ConfigError(
                 "freeze_backbone trains the head alone, but task='chat' has none and lora_rank "
@@ -114,19 +106,10 @@ class FinetuneOptions(finetuning.FinetuneOptions):
 
 _head = replace(FinetuneOptions().optimizer, learning_rate=1e-2, weight_decay=0.0)
 _MASKED = "runs/language_modelling/python_stdlib_masked"
-_BERT = "runs/language_modelling/bert_tiny"
 
 PRESETS = {
     "all_layers": FinetuneOptions(),
     "frozen_backbone": FinetuneOptions(freeze_backbone=True, optimizer=_head),
-    "articles": FinetuneOptions(examples="articles", run=_BERT, pooling="mean"),
-    "word_order": FinetuneOptions(
-        examples="word_order",
-        run=_BERT,
-        pooling="mean",
-        num_train=0,
-        optimizer=replace(FinetuneOptions().optimizer, total_steps=450),
-    ),
     "pairs": FinetuneOptions(task="pairs", run=_MASKED, num_train=0, seeds=1),
     "spans": FinetuneOptions(task="spans", run=_MASKED, num_train=0, seeds=1),
     "chat": FinetuneOptions(task="chat", num_train=0, seeds=1, start="pretrained"),
@@ -143,6 +126,7 @@ class Learner(NamedTuple):
     trainer: Trainer
 
 
+@distributed.joins
 def main(options: FinetuneOptions) -> None:
     """Prints the scores, their means and deviations, and writes them to finetune.json."""
     folder = result_folder(options, "language_modelling")
@@ -166,6 +150,10 @@ def main(options: FinetuneOptions) -> None:
     first = next(iter(scored.metrics))
     result = summarise({start: [x[first] for x in each] for start, each in metrics.items()})
     print(describe(options, result, task.title))
+    if options.save:
+        save_pretrained(options.save, task.model, params, loaded.tokenizer, labels=task.labels)
+    if not distributed.is_first():
+        return
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "finetune.json"
     results = json.loads(path.read_text()) if path.exists() else {}
@@ -173,10 +161,8 @@ def main(options: FinetuneOptions) -> None:
     path.write_text(json.dumps(results, indent=2) + "\n")
     if options.output:
         write_lines(Path(options.output), scored.lines)
-    if options.save:
-        save_pretrained(options.save, task.model, params, loaded.tokenizer, labels=task.labels)
-        for name, text in task.files.items():
-            (Path(options.save) / name).write_text(text, encoding="utf-8")
+    for name, text in task.files.items() if options.save else ():
+        (Path(options.save) / name).write_text(text, encoding="utf-8")
 
 
 def without_heads(loaded: LoadedRun) -> LoadedRun:
@@ -197,12 +183,8 @@ def make_learner(options: FinetuneOptions, loaded: LoadedRun, train: Any, test: 
     if options.lora_rank and hasattr(task.model, "backbone"):
         frozen = f"{backbone}(?!.*{lora.ADAPTER})"
     init = jax.jit(partial(build.init_params, task.model))
-    return Learner(
-        task,
-        loaded.params,
-        init,
-        make_trainer(options, task.loss, parameter_axes(task.model), frozen),
-    )
+    trainer = make_trainer(options, task.loss, task.model, frozen)
+    return Learner(task, loaded.params, init, trainer)
 
 
 def fine_tune(learner: Learner, seed: int, *, pretrained: bool) -> Any:
@@ -219,15 +201,15 @@ def fine_tune(learner: Learner, seed: int, *, pretrained: bool) -> Any:
 def first_params(learner: Learner, rng: jax.Array, *, pretrained: bool) -> Any:
     """The parameters before the first step; of pretrained ones only the head's are new."""
     train, has_head = learner.task.train, hasattr(learner.task.model, "backbone")
-    copied = partial(jax.tree.map, jnp.array)  # a step donates its state's buffers
     if pretrained and not has_head:
-        return copied(learner.pretrained)
+        return learner.pretrained
     inputs = (train.padding_mask[:2],) if has_head else ()
-    params = learner.init(rng, train.tokens[:2], *inputs)
+    init = Partial(learner.init, rng, train.tokens[:2], *inputs)
+    params = learner.trainer.devices.init(init)
     if not pretrained:
         return params
     known = {x: learner.pretrained.get(x, leaf) for x, leaf in params["backbone"].items()}
-    return {**params, "backbone": copied(known)}
+    return {**params, "backbone": known}
 
 
 def summarise(scores: dict[str, list[float]]) -> dict[str, dict]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from experiments.harness import cli
-from experiments.harness.runs import run_folder, text_io
+from experiments.harness.runs import distributed, run_folder, text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.text_io import RULE, read_text, read_texts
@@ -83,6 +83,7 @@ def parse(args: list[str] | None = None) -> GenerateOptions:
     return cli.parse({"default": default}, args, description=__doc__)
 
 
+@distributed.joins
 def main(options: GenerateOptions) -> None:
     """Prints the texts and what the model makes of them."""
     loaded = load_members(

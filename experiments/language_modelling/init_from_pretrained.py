@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 from experiments.harness.runs import run_folder
 from experiments.harness.training import build, initialization
@@ -123,9 +124,10 @@ def with_pretrained_params(
     if not config.init_from or of_run:
         return state
 
-    def fresh() -> Any:  # a copy, because a step donates its state's buffers
-        return devices.shard_state(jax.tree.map(partial(jnp.array, dtype=jnp.float32), params))
+    def arranged(params: Any) -> Any:  # copies, because a step donates its state's buffers
+        params = jax.tree.map(partial(jnp.array, dtype=jnp.float32), params)
+        return stack_blocks(params) if config.model.scan_layers else params
 
     params: Any = load_pretrained(config.init_from, strategy=devices).params
-    params = stack_blocks(params) if config.model.scan_layers else params
-    return build.with_params(state, config.training, fresh)
+    make = Partial(arranged, params)
+    return build.with_params(state, config.training, lambda: devices.init(make))

@@ -1,13 +1,11 @@
-"""The texts and attention of a run: its page (`experiments.runs page`) and its pictures."""
+"""The texts and attention of a run, for its page (`experiments.runs page`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.harness.results import attention_views
 from experiments.harness.results.attention_views import AttentionView, label, read_weights
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
@@ -20,9 +18,6 @@ from jaxformer.pipelines.batching import add_special_tokens
 from jaxformer.pipelines.fill_mask import encode_masked
 from jaxformer.pretrained import is_pretrained, load_eos
 from jaxformer.text.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _NEW_TOKENS = 50
 """Tokens that continue a text, where the run has no samples."""
@@ -59,11 +54,6 @@ def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str,
         return {}
     config = replace(loaded.config, prompts=tuple(texts), sampling=sampling, completion=completion)
     return {"prompts and what follows": continued_prompts(loaded._replace(config=config))}
-
-
-def draw_attention(loaded: LoadedRun, texts: Sequence[str]) -> "Figure":
-    """The attention of the last layer in the first of `texts`; `ConfigError` if there is none."""
-    return attention_views.last_layer(attend(loaded, next(iter(texts), "")))
 
 
 def attend(loaded: LoadedRun, text: str) -> AttentionView:

@@ -109,7 +109,7 @@ def train(
         with display.phase("creating the model"):
             state = devices.init(init)
             state = init_from_pretrained.with_pretrained_params(config, state, devices)
-        state = initialization.start(config, state, run.checkpoints, devices, batches.fingerprint)
+        state = initialization.start(run, model, state, devices, batches.fingerprint)
         fit(
             step,
             state,
@@ -145,12 +145,7 @@ def evaluate(
     values["validation_bits_per_byte"] = likelihood.bits_per_byte
     scores = {name: values[name] for name in known_scores(config)}
     scores |= evaluation.custom_metrics(loaded, data.validation, likelihood)
-    pictures = {}
-    if config.training.log_attention:
-        from experiments.language_modelling.page import draw_attention
-
-        pictures["attention"] = partial(draw_attention, loaded, config.prompts)
-    return session.Evaluated(scores, pictures=pictures)
+    return session.Evaluated(scores)
 
 
 def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None:

@@ -36,7 +36,10 @@ def to_torch(params: Any, weight_map: WeightMap) -> dict[str, np.ndarray]:
             f"the parameters do not fit the weight map: {'; '.join(wrong)}: give the parameters of "
             "the module that the map was made for"
         )
-    return maps.to_hf(weight_map, leaves)
+    return {
+        name: np.ascontiguousarray(tensor)
+        for name, tensor in maps.to_hf(weight_map, leaves.__getitem__)
+    }
 
 
 def to_jax(state: State, weight_map: WeightMap, like: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
+from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
 from experiments.harness.runs.run_files import read_table, write_lines, write_table
@@ -267,6 +268,7 @@ class EvaluateOptions(DecodingOptions, RunOptions):
         RunOptions.__post_init__(self)
 
 
+@distributed.joins
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
     loaded = load_members(
@@ -278,7 +280,7 @@ def main(options: EvaluateOptions) -> None:
         return
     search = options.search(loaded.config.search)
     result = evaluate(loaded, text, search, lowercased=options.lowercased)
-    if options.output:
+    if options.output and distributed.is_first():
         write_lines(Path(options.output), result.hypotheses)
     print(describe_scores(options.source or "test", result.scores, result.hypotheses, text.target))
     record: dict[str, Any] = {"run": options.run, "text_sha256": fingerprint(text)}

@@ -15,13 +15,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from experiments.harness import cli
 from experiments.harness.results import exporting
+from experiments.harness.runs import distributed
 from experiments.translation.load_run import load_run
 from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.nn.stack import unstack_blocks
 from jaxformer.text.tokenizers import Tokenizer
 
 _PRESETS = ("grammar_marian", "wmt14_base_marian")
@@ -54,6 +54,7 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
     return exporting.Exportable(loaded.config, "translation", published, _PRESETS)
 
 
+@distributed.joins
 def main(options: ExportOptions) -> None:
     """Writes the folder."""
     exporting.export(options, lambda: exportable(options))
@@ -100,12 +101,11 @@ def marian_layout(
     order = np.array([*first, *words, special.pad])
     new_ids = {old: new for new, old in enumerate(order.tolist())}
     new_ids[zero_id] = new_ids[special.pad]
-    flat = flatten_dict(unstack_blocks(params), sep="/")
-    leaves = {path: np.asarray(leaf) for path, leaf in flat.items()}
+    leaves: dict[str, Any] = flatten_dict(dict(params), sep="/")
     for path, last in (("embedding/table", 0.0), ("output/bias", _NEVER)):
-        leaves[path] = leaves[path][order]
+        leaves[path] = np.asarray(leaves[path])[order]
         leaves[path][-1] = last
-    changes = {"vocab_size": len(order), "embeddings.zero_id": None, "scan_layers": False}
+    changes = {"vocab_size": len(order), "embeddings.zero_id": None}
     return MarianLayout(
         model.clone(config=with_fields(config, changes)),
         unflatten_dict(leaves, sep="/"),

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness import cli
+from experiments.harness.runs import distributed
 from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.runs.run_files import write_lines
 from experiments.harness.training import finetuning
@@ -33,7 +34,6 @@ from experiments.translation.load_run import Translator, load_run, load_translat
 from experiments.translation.presets import Files
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
-from jaxformer.nn.axes import parameter_axes
 from jaxformer.pipelines.translation import first_ids, source_ids
 from jaxformer.pretrained import is_pretrained, save_pretrained
 from jaxformer.pretrained.saving import check_savable
@@ -96,6 +96,7 @@ PRESETS = {
 }
 
 
+@distributed.joins
 def main(options: FinetuneOptions) -> None:
     """Prints the scores before and after, and writes them to finetune.json."""
     folder = result_folder(options, "translation")
@@ -109,13 +110,14 @@ def main(options: FinetuneOptions) -> None:
     translator = translator._replace(params=fine_tune(options, translator, train))
     scores["after"], hypotheses = score(options, translator, test)
     print(f"after {options.optimizer.total_steps} steps: {describe(scores['after'])}")
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {"options": asdict(options), **scores}
-    (folder / "finetune.json").write_text(json.dumps(record, indent=2) + "\n")
-    if options.output:
-        write_lines(Path(options.output), hypotheses)
     if options.save:
         save(options, translator)
+    if distributed.is_first():
+        folder.mkdir(parents=True, exist_ok=True)
+        record = {"options": asdict(options), **scores}
+        (folder / "finetune.json").write_text(json.dumps(record, indent=2) + "\n")
+        if options.output:
+            write_lines(Path(options.output), hypotheses)
 
 
 def read_texts(options: FinetuneOptions) -> tuple[Text, Text]:
@@ -167,11 +169,9 @@ def encode(options: FinetuneOptions, translator: Translator, text: Text) -> Exam
 
 def fine_tune(options: FinetuneOptions, translator: Translator, text: Text) -> Any:
     """The parameters after the last step, adapters merged; `Diverged` where they are not finite."""
-    axes = parameter_axes(translator.model)
-    trainer = make_trainer(options, _pair_loss(options, translator), axes)
-    params = jax.tree.map(jnp.array, translator.params)  # copies: a step donates its buffers
-    rng = jax.random.key(options.seed)
-    return trainer.train(params, encode(options, translator, text), options.seed, rng)
+    trainer = make_trainer(options, _pair_loss(options, translator), translator.model)
+    examples, rng = encode(options, translator, text), jax.random.key(options.seed)
+    return trainer.train(translator.params, examples, options.seed, rng)
 
 
 def score(
@@ -208,12 +208,12 @@ def save(options: FinetuneOptions, translator: Translator) -> None:
 
 
 def _pair_loss(options: FinetuneOptions, translator: Translator) -> Loss:
-    loss = seq2seq_loss(
-        translator.model, pad=translator.options.pad, label_smoothing=options.label_smoothing
-    )
+    pad = translator.options.pad
+    loss = seq2seq_loss(translator.model, pad=pad, label_smoothing=options.label_smoothing)
 
     def of_batch(params: Any, batch: LabelledBatch, rng: jax.Array | None) -> Any:
-        return loss(params, PairBatch(batch.tokens, batch.labels, batch.example_ids), rng)
+        target = jnp.where(batch.loss_mask[:, None], batch.labels, pad)
+        return loss(params, PairBatch(batch.tokens, target, batch.example_ids), rng)
 
     return of_batch
 

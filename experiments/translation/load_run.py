@@ -12,6 +12,7 @@ from experiments.harness.training import build
 from experiments.translation.prepare import load_tokenizers, sized
 from experiments.translation.presets import TranslationConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
+from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import Translation, translate
@@ -38,8 +39,10 @@ def build_model(config: TranslationConfig) -> EncoderDecoder:
     return build.build_model(EncoderDecoder, config.model, config.training)
 
 
-def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
-    """The run in `folder`, with the weights that `options` name.
+def load_run(
+    folder: Path, options: RunOptions = FINAL, devices: Strategy | None = None
+) -> LoadedRun:
+    """The run in `folder`, with the weights that `options` name, on `devices` or theirs.
 
     Raises `ConfigError` for a folder that is no run, `CheckpointError` for one without a
     complete checkpoint.
@@ -49,7 +52,7 @@ def load_run(folder: Path, options: RunOptions = FINAL) -> LoadedRun:
     weights = checkpoint_selection.select(folder, config.training, options)
     source, target = load_tokenizers(folder)
     model = build_model(replace(config, model=sized(config.model, source, target)))
-    params = weights.read(options.strategy.for_model(model))
+    params = weights.read((devices or options.strategy).for_model(model))
     return LoadedRun(config, model, params, source, target)
 
 

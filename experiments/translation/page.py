@@ -1,29 +1,21 @@
-"""The translations and attention of a run: its page (`experiments.runs page`) and its pictures."""
+"""The translations and attention of a run, for its page (`experiments.runs page`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.harness.results import attention_views
 from experiments.harness.results.attention_views import AttentionView, label, read_weights
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.evaluate import read_samples, without_too_long
-from experiments.translation.load_run import LoadedRun, Translator, load_translator
+from experiments.translation.load_run import Translator, load_translator
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import encode_sources
 from jaxformer.pretrained import is_pretrained
-from jaxformer.text.tokenizers import BOS, EOS, PAD
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _SENTENCES = 5
 """Samples that are shown with their attention."""
-_LENGTH = 32
-"""Tokens of a sentence whose attention is drawn while training."""
 
 
 def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Contents:
@@ -61,28 +53,3 @@ def attend(translator: Translator, text: str) -> tuple[str, list[AttentionView]]
         AttentionView("encoder self-attention", read, read, weights["encoder/attention"]),
         AttentionView("decoder self-attention", given, given, weights["decoder/attention"]),
     ]
-
-
-def draw_attention(loaded: LoadedRun, source: str, translation: str) -> "Figure":
-    """The `cross_attention` of the last layer."""
-    return attention_views.last_layer(cross_attention(loaded, source, translation))
-
-
-def cross_attention(loaded: LoadedRun, source: str, translation: str) -> AttentionView:
-    """The attention of the tokens of `translation` to those of `source`, at most 32 of each.
-
-    Arrays have one shape for all texts, so that a training compiles one program.
-    """
-    source_ids = [*loaded.source_tokenizer.encode(source), EOS][:_LENGTH]
-    target_ids = [BOS, *loaded.target_tokenizer.encode(translation), EOS]
-    output_ids = target_ids[1 : _LENGTH + 1]
-    inputs = np.full((2, 1, _LENGTH), PAD)
-    inputs[0, 0, : len(source_ids)] = source_ids
-    inputs[1, 0, : len(output_ids)] = target_ids[: len(output_ids)]
-    weights = read_weights(loaded.model, loaded.params, *inputs, inputs[0] != PAD)
-    return AttentionView(
-        "cross-attention",
-        [label(loaded.target_tokenizer, i) for i in output_ids],
-        [label(loaded.source_tokenizer, i) for i in source_ids],
-        weights["decoder/cross_attention"][:, :, : len(output_ids), : len(source_ids)],
-    )

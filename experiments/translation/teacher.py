@@ -1,28 +1,29 @@
 """Word-level distillation: a teacher's logits beside each batch (Kim & Rush 2016, section 3.1)."""
 
 import hashlib
+import json
 from collections import namedtuple
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed, run_files
+from experiments.harness.runs import checkpoint_selection, distributed, run_files, run_folder
 from experiments.harness.training import initialization
 from experiments.harness.training.fit import Step
+from experiments.harness.training.initialization import Parent
 from experiments.translation.load_run import LoadedRun, load_run
 from experiments.translation.prepare import Prepared
 from experiments.translation.presets import TranslationConfig
+from jaxformer.checkpoint import manifest
 from jaxformer.distributed import CompiledStep, Strategy
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.masks import AnyArray
 from jaxformer.text.tokenizers import PAD
-from jaxformer.training.parameters import flatten
 
 NOTE = "teacher.json"
 """The file of a run that records the run and the weights that it learns from."""
@@ -41,14 +42,12 @@ def with_teacher(
     if parent is None:
         initialization.refuse_parent("teacher", config.training.teacher)
     with display.phase(f"reading the teacher {parent.folder}"):
-        teacher = load_run(parent.folder, parent.options)
+        teacher = load_run(parent.folder, parent.options, devices)
     _check_tokenizers(parent.folder, teacher, prepared)
     with distributed.together():
-        _record(folder, config.training.teacher, digest(teacher.params))
-    devices = devices.for_model(teacher.model)
-    params = devices.shard_state(jax.tree.map(jnp.asarray, teacher.params))
+        _record(folder, config.training.teacher, digest(parent))
     logits = CompiledStep(partial(_logits, teacher.model), jax.jit, devices.mesh)
-    return lambda state, batch: step(state, with_logits(batch, logits(params, batch)))
+    return lambda state, batch: step(state, with_logits(batch, logits(teacher.params, batch)))
 
 
 def with_logits(batch: Any, teacher_logits: Float[AnyArray, "B T V"]) -> Any:
@@ -63,13 +62,13 @@ def _with_logits_class(kind: Any) -> Any:
     return namedtuple(f"{kind.__name__}WithLogits", (*kind._fields, "teacher_logits"))
 
 
-def digest(params: Any) -> str:
-    """SHA-256 (hex) of all parameters, by name."""
-    sha256 = hashlib.sha256()
-    for path, leaf in sorted(flatten(params).items()):
-        sha256.update(path.encode())
-        sha256.update(leaf.tobytes())
-    return sha256.hexdigest()
+def digest(teacher: Parent) -> str:
+    """SHA-256 (hex) of the sums in the manifests of the checkpoints that the teacher is made of."""
+    training = run_folder.load_config(teacher.folder, TranslationConfig).training
+    _, steps, tree = checkpoint_selection.select(teacher.folder, training, teacher.options)
+    folders = (teacher.folder / "checkpoints" / str(step) for step in steps)
+    sums = [tree, *(sorted(manifest.read(folder).files.items()) for folder in folders)]
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 
 
 def _logits(model: EncoderDecoder, params: Any, batch: Any) -> Float[Array, "B T V"]:

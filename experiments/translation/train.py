@@ -118,7 +118,7 @@ def train(
         init, step = make_step(config, model, batches.batch(0, all_rows), devices)
         with display.phase("creating the model"):
             state = devices.init(init)
-        state = initialization.start(config, state, run.checkpoints, devices, batches.fingerprint)
+        state = initialization.start(run, model, state, devices, batches.fingerprint)
         if config.training.teacher:
             from experiments.translation.teacher import with_teacher
 
@@ -151,12 +151,7 @@ def evaluate(
     if name and distributed.is_first():
         with run.log.surviving("samples"):
             evaluation.write_samples(run.folder, name, text, hypotheses)
-    pictures = {}
-    if training.log_attention:
-        from experiments.translation.page import draw_attention
-
-        pictures["attention"] = partial(draw_attention, loaded, *samples[0][:2])
-    return session.Evaluated(numbers, samples, pictures)
+    return session.Evaluated(numbers, samples)
 
 
 def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None:

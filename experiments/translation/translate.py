@@ -5,13 +5,14 @@ model's max_len gives an empty line, a message on stderr, and exit code 65. At a
 UTF-8 the command ends with code 65 after writing those before it. On a terminal it is a prompt.
 """
 
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import cli
-from experiments.harness.runs import text_io
+from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
 from experiments.harness.runs.run_files import one_line
@@ -51,6 +52,7 @@ class TranslateOptions(DecodingOptions, RunOptions):
         check_at_least(self, 1, "n_best", "lines_at_once")
 
 
+@distributed.joins
 def main(options: TranslateOptions) -> None:
     """Reads, translates and writes; then raises `DataError` for lines that could not be used."""
     _check(options)
@@ -68,7 +70,8 @@ def main(options: TranslateOptions) -> None:
     with ExitStack() as stack:
         source, target = open_binary(options.input, stack), sys.stdout.buffer
         if options.output != "-":
-            target = stack.enter_context(open(options.output, "wb"))
+            path = options.output if distributed.is_first() else os.devnull
+            target = stack.enter_context(open(path, "wb"))
         for first, lines in read_chunks(source, options.lines_at_once, name, problems):
             lines, numbers = without_too_long(
                 translator, lines, translator.search, translator.options
@@ -102,6 +105,10 @@ def _converse(translator: Translator, options: TranslateOptions) -> None:
 
 
 def _check(options: TranslateOptions) -> None:
+    if options.input == "-" and options.asks_for_several:
+        raise ConfigError(
+            "several processes translate one text, but each has a standard input: give --input FILE"
+        )
     paths = Path(options.input), Path(options.output)
     if options.input != "-" and all(map(Path.exists, paths)) and paths[0].samefile(paths[1]):
         raise ConfigError(f"{options.output} is the input: write the translations elsewhere")

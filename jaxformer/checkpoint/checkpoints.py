@@ -2,26 +2,26 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import Any, TextIO
+from os import PathLike
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
-from jaxformer.checkpoint import manifest
-from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first, lock
+from jaxformer.checkpoint import manifest, storage
+from jaxformer.checkpoint.lock import FileLock, Lease, lock
+from jaxformer.checkpoint.reading import PIECE, Shardings, read_mean, reading, stored_arrays
+from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
 
 _NAMED = 5  # an error names so many leaves and counts the rest
-
-Shardings = Callable[[Any], Any]
-"""shardings(tree of shapes) -> the tree of their `jax.sharding.Sharding`."""
 
 
 class Checkpoints:
@@ -49,19 +49,14 @@ class Checkpoints:
     Array([0., 0., 0.], dtype=float32)
     """
 
-    def __init__(self, folder: str | Path, *, keep: int = 5, patience: int = 1):
+    def __init__(self, folder: str | PathLike[str], *, keep: int = 5, patience: int = 1):
         for name, number in (("keep", keep), ("patience", patience)):
             if number < 1:
                 raise CheckpointError(f"{name}={number}, but it must be at least 1")
-        if "://" in str(folder):
-            raise ConfigError(
-                f"checkpoints cannot be kept at {folder}: give a folder, such as one where the "
-                "bucket is mounted (gcsfuse)"
-            )
-        self.folder: Path = Path(folder).absolute()
+        self.folder: epath.Path = storage.as_path(folder)
         self._keep, self._patience, self._failed = keep, patience, 0
         self._steps = StepFolders(self.folder)
-        self._lock: TextIO | None = None
+        self._lock: FileLock | Lease | None = None
         self._writer: ocp.AsyncCheckpointer | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._committing: Future | None = None
@@ -90,10 +85,12 @@ class Checkpoints:
         self._open()
         with self._with_patience():
             self.wait()
-        if agreed(step in self.steps()):
+        if by_the_first(lambda: self._is_saved(step)):
             return
         leaves = manifest.describe(jax.tree.map(_shape, state))
-        stored = ocp.args.PyTreeSave(jax.tree.map(_storable, state))
+        storable = jax.tree.map(_storable, state)
+        pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=PIECE), storable)
+        stored = ocp.args.PyTreeSave(storable, save_args=pieces)
         metric = None if metric is None or metric != metric else float(metric)
         with self._with_patience(), self._writing():
             assert self._writer is not None and self._thread is not None
@@ -109,11 +106,12 @@ class Checkpoints:
         with self._with_patience():
             self.wait()
         path = self._steps.path(step)
-        if jax.process_index() or not manifest.is_committed(path):
+        if jax.process_index() or not self._steps.is_committed(step):
             return
         saved = manifest.read(path)
         metric = None if metric is None or metric != metric else float(metric)
         with self._with_patience(), self._writing():
+            self._check_lock()
             manifest.write(path, saved._replace(metadata=saved.metadata | metadata, metric=metric))
 
     def wait(self) -> None:
@@ -151,7 +149,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The committed steps whose files have the right lengths, ascending."""
-        return self._steps.complete()
+        return list(self._steps.complete())
 
     def newest_step(self) -> int | None:
         """The newest step whose bytes are all intact; None if no step is committed.
@@ -187,8 +185,19 @@ class Checkpoints:
                 f"{self._steps.path(step)} does not fit this model and optimizer: "
                 f"{'; '.join(wrong[:_NAMED])}{more}. Use the settings that it was trained with"
             )
-        state = self._read(step, target, jax.tree.map(_restore_args, target), partial=False)
+        path = self._steps.path(step) / "state"
+        request = ocp.args.PyTreeRestore(
+            target, restore_args=jax.tree.map(_restore_args, target), partial_restore=False
+        )
+        with reading(path):
+            state = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path, args=request)
         return jax.tree.map(_as_given, abstract_state, state), saved.metadata
+
+    def param_shapes(self, step: int | None = None, *, tree: str = "params") -> Any:
+        """The shapes that `average_params` returns, as `jax.ShapeDtypeStruct`."""
+        arrays = stored_arrays(self._steps.path(self._verified_step(step)) / "state", tree)
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
+        return jax.eval_shape(merge_adapters, shapes)
 
     def restore_params(
         self, step: int | None = None, *, tree: str = "params", shardings: Shardings | None = None
@@ -196,20 +205,10 @@ class Checkpoints:
         """The field `tree` of the state of `step`, as nested dicts of numpy arrays.
 
         With `shardings`, such as those of a `Strategy`, the arrays are read to the devices that
-        `shardings(tree)` says.
+        `shardings(tree of shapes)` says. Either way the host holds, besides the result, a part of
+        one array.
         """
-        step = self._verified_step(step)
-        path: Any = self._steps.path(step) / "state"  # orbax declares a path type of its own
-        with _reading(path):
-            stored = ocp.PyTreeCheckpointHandler().metadata(path).tree
-        if not stored.get(tree):
-            raise CheckpointError(f"{self._steps.path(step)} holds no {tree!r}")
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), stored[tree])
-        if shardings is not None:
-            places = shardings(shapes)
-            shapes = jax.tree.map(lambda x, place: x.update(sharding=place), shapes, places)
-        read = jax.tree.map(_restore_args, shapes)
-        return self._read(step, {tree: shapes}, {tree: read}, partial=True)[tree]
+        return read_mean([self._steps.path(self._verified_step(step)) / "state"], tree, shardings)
 
     def average_params(
         self,
@@ -220,23 +219,14 @@ class Checkpoints:
     ) -> dict[str, Any]:
         """The mean of the field `tree` over `steps` in the stored dtype; see `restore_params`.
 
-        It is summed in float64, with `shardings` in float32 on the devices. Vaswani et al. 2017,
-        section 6.1, average the last 5 (base) or 20 (big) checkpoints. The mean is that of
-        adapters, which are then merged (see `merge_adapters`).
+        It is summed in float64. Vaswani et al. 2017, section 6.1, average the last 5 (base) or 20
+        (big) checkpoints. The mean is that of adapters, which are then merged (see
+        `merge_adapters`).
         """
-        steps = list(steps)
-        if not steps:
+        states = [self._steps.path(self._verified_step(step)) / "state" for step in steps]
+        if not states:
             raise CheckpointError("steps is empty, but an average needs at least one step")
-        sums_in = np.float64 if shardings is None else np.float32
-        first = self.restore_params(steps[0], tree=tree, shardings=shardings)
-        if len(steps) == 1:
-            return merge_adapters(first)
-        total = jax.tree.map(lambda leaf: leaf.astype(sums_in), first)
-        for step in steps[1:]:
-            more = self.restore_params(step, tree=tree, shardings=shardings)
-            total = jax.tree.map(lambda s, leaf: s + leaf.astype(sums_in), total, more)
-        mean = jax.tree.map(lambda s, leaf: (s / len(steps)).astype(leaf.dtype), total, first)
-        return merge_adapters(mean)
+        return merge_adapters(read_mean(states, tree, shardings))
 
     def _open(self) -> None:
         """Locks the folder, removes what a killed process left and sets damaged steps aside."""
@@ -251,10 +241,10 @@ class Checkpoints:
             return
         try:
             by_the_first(begin)
-        except (ValueError, OSError):
+        except BaseException:
             self._release()
             raise
-        self._writer = _make_writer()
+        self._writer = storage.make_writer(self.folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
     def _recover(self) -> None:
@@ -262,7 +252,7 @@ class Checkpoints:
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()  # otherwise the next save would raise this failure again
-        self._writer = _make_writer()
+        self._writer = storage.make_writer(self.folder)
         if jax.process_index() == 0:
             self._steps.clear()
 
@@ -282,8 +272,18 @@ class Checkpoints:
         assert self._writer is not None
         self._writer.wait_until_finished()
         if jax.process_index() == 0:
+            self._check_lock()
             manifest.commit(self._steps.path(step), leaves, metadata, metric)
             self._steps.prune(self._keep)
+
+    def _is_saved(self, step: int) -> bool:
+        self._check_lock()
+        return step in self.steps()
+
+    def _check_lock(self) -> None:
+        """Raises `ConfigError` if another run has taken the folder over."""
+        if self._lock is not None:
+            self._lock.check()
 
     def _verified_step(self, step: int | None) -> int:
         """`step` if it is intact; the newest intact step if it is None."""
@@ -294,19 +294,13 @@ class Checkpoints:
                 raise CheckpointError(
                     f"there is no committed checkpoint in {self.folder}: train first"
                 )
-        elif not manifest.is_committed(self._steps.path(step)):
+        elif not self._steps.is_committed(step):
             there = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(
                 f"there is no committed checkpoint of step {step} in {self.folder}: it has {there}"
             )
         self._steps.verify(step)
         return step
-
-    def _read(self, step: int, target: Any, restore_args: Any, *, partial: bool) -> Any:
-        path = self._steps.path(step) / "state"
-        request = ocp.args.PyTreeRestore(target, restore_args=restore_args, partial_restore=partial)
-        with _reading(path):
-            return ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path, args=request)
 
     @contextmanager
     def _with_patience(self) -> Iterator[None]:
@@ -324,6 +318,8 @@ class Checkpoints:
     def _writing(self) -> Iterator[None]:
         try:
             yield
+        except ConfigError:
+            raise  # another run writes here now: leave its files alone
         except jax.errors.JaxRuntimeError:
             self._recover()
             raise  # the step that computed the state has failed, not the disk
@@ -331,18 +327,6 @@ class Checkpoints:
             self._recover()
             said = f"a checkpoint could not be written to {self.folder}: {error}"
             raise OSError(said) from error
-
-
-def _make_writer() -> ocp.AsyncCheckpointer:
-    return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError, LookupError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged and cannot be read: {error}") from error
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -1,19 +1,25 @@
 """The manifest that commits a checkpoint: its files and arrays, written after all of them."""
 
+import errno
 import json
 import os
 import zlib
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from etils import epath
 
+from jaxformer.checkpoint import storage
 from jaxformer.errors import CheckpointError
 from jaxformer.training.parameters import flatten
 
 NAME = "MANIFEST.json"
 _FORMAT = 1
-_CHUNK = 1 << 20
+_AT_ONCE = 16  # files that are read at a time
 _FIELDS: dict[str, type | tuple[type, ...]] = {
     "leaves": dict,
     "metadata": dict,
@@ -57,41 +63,30 @@ def differences(stored: dict[str, str], expected: dict[str, str]) -> list[str]:
 
 
 def commit(
-    folder: Path, leaves: dict[str, str], metadata: dict[str, Any], metric: float | None
+    folder: epath.Path, leaves: dict[str, str], metadata: dict[str, Any], metric: float | None
 ) -> None:
     """Writes the manifest of the checkpoint in `folder`; all other files must be complete."""
-    names = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
-    files = {path.relative_to(folder).as_posix(): list(_length_and_sum(path)) for path in names}
+    names = [name for name in storage.lengths(folder) if name != NAME]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        sums = pool.map(storage.length_and_sum, [folder / name for name in names])
+        files = {name: list(entry) for name, entry in zip(names, sums, strict=True)}
     write(folder, Manifest(leaves, metadata, metric, files))
 
 
-def write(folder: Path, manifest: Manifest) -> None:
+def write(folder: epath.Path, manifest: Manifest) -> None:
     """Writes `manifest`, with its own CRC-32 first, in place of the one in `folder` if any.
 
     A crash leaves the old manifest or the new one, complete.
     """
     rest = json.dumps({"format": _FORMAT, **manifest._asdict()}).encode()[1:]
-    new = folder / f".{NAME}.new"
-    with new.open("wb") as file:
-        file.write(_start(rest) + rest)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(folder / NAME)
-    _sync(folder)
+    storage.write(folder / NAME, _start(rest) + rest)
 
 
-def is_committed(folder: Path) -> bool:
-    """Whether `folder` has a manifest, damaged or not."""
-    return (folder / NAME).exists()
-
-
-def read(folder: Path) -> Manifest:
+def read(folder: epath.Path) -> Manifest:
     """The manifest of `folder`; `CheckpointError` if it is missing or cannot be used."""
     path = folder / NAME
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    with _reading(path):
+        text = storage.read(path)
     rest = text[len(_start(b"")) :]
     if text != _start(rest) + rest:
         raise CheckpointError(f"{path} is damaged: its bytes are not those that were written")
@@ -109,43 +104,52 @@ def read(folder: Path) -> Manifest:
     return Manifest(**{name: content[name] for name in _FIELDS})
 
 
-def check_lengths(folder: Path, manifest: Manifest) -> None:
-    """Raises `CheckpointError`, with the file, if one is missing or has another length."""
+def check_lengths(folder: epath.Path, manifest: Manifest, lengths: dict[str, int]) -> None:
+    """Raises `CheckpointError`, with the file, if one is missing or has another length.
+
+    `lengths` are those of the files in `folder`, as `storage.lengths` returns them.
+    """
     for name, (length, _) in manifest.files.items():
         path = folder / name
-        try:
-            there = path.stat().st_size
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-        if there != length:
+        with _reading(path):
+            if name not in lengths:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        if lengths[name] != length:
             raise CheckpointError(
-                f"{path} is damaged: it has {there} bytes, and {length} were saved"
+                f"{path} is damaged: it has {lengths[name]} bytes, and {length} were saved"
             )
 
 
-def check(folder: Path, manifest: Manifest) -> None:
+def check(folder: epath.Path, manifest: Manifest) -> None:
     """Raises `CheckpointError`, with the file, if one is not what was committed."""
-    check_lengths(folder, manifest)
-    for name, (length, crc) in manifest.files.items():
+    check_lengths(folder, manifest, storage.lengths(folder))
+
+    def check_sum(name: str) -> None:
         path = folder / name
-        try:
-            same = _length_and_sum(path) == (length, crc)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        with _reading(path):
+            same = list(storage.length_and_sum(path)) == manifest.files[name]
         if not same:
             raise CheckpointError(f"{path} is damaged: its CRC-32 is not that of what was saved")
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for _ in pool.map(check_sum, manifest.files):
+            pass
+
+
+@contextmanager
+def _reading(path: epath.Path) -> Iterator[None]:
+    """A file that a disk does not give back is damaged; a bucket that cannot be reached is not."""
+    try:
+        yield
+    except OSError as error:
+        if storage.is_bucket(path) and not isinstance(error, FileNotFoundError):
+            raise
+        said = error.strerror or os.strerror(errno.ENOENT)
+        raise CheckpointError(f"{path} cannot be read: {said}") from error
 
 
 def _start(rest: bytes) -> bytes:
     return b'{"crc32": "%08x", ' % zlib.crc32(rest)
-
-
-def _length_and_sum(path: Path) -> tuple[int, int]:
-    length = crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            length, crc = length + len(chunk), zlib.crc32(chunk, crc)
-    return length, crc
 
 
 def _well_formed(content: dict[str, Any]) -> bool:
@@ -158,14 +162,3 @@ def _well_formed(content: dict[str, Any]) -> bool:
         if not isinstance(entry, list) or [type(number) for number in entry] != [int, int]:
             return False
     return all(isinstance(shape, str) for shape in content["leaves"].values())
-
-
-def _sync(folder: Path) -> None:
-    """Flushes the names in `folder` to disk, on systems that can do that for a folder."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

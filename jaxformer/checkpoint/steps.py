@@ -1,27 +1,27 @@
-"""The steps of a run on disk: which are committed and intact, which is removed, who may write.
+"""The steps of a run: which are committed and intact, and which is removed.
 
 Of several processes the first one decides, and the others learn what it has decided.
 """
 
-import importlib.util
 import itertools
-import os
-import shutil
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from typing import TextIO
+from contextlib import suppress
 
 import jax
 import numpy as np
+from etils import epath
 from jax.experimental import multihost_utils
 
-from jaxformer.checkpoint import manifest
-from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.checkpoint import manifest, storage
+from jaxformer.errors import CheckpointError
 
-_UNFINISHED = "*.orbax-checkpoint-tmp*"
+_UNFINISHED = ".orbax-checkpoint-tmp"
+_WRITTEN = "commit_success.txt"  # orbax's last file of a step in a bucket
 _SET_ASIDE = "corrupt-"
-_LOCK = ".lock"
+
+Folders = dict[str, dict[str, int]]
+"""The lengths of the files of each folder, by their names."""
 
 
 class StepFolders:
@@ -30,17 +30,24 @@ class StepFolders:
     The bytes of a step are read and compared with its manifest once.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder: Path = folder
+    def __init__(self, folder: epath.Path) -> None:
+        self.folder: epath.Path = folder
         self._verified: set[int] = set()
 
-    def path(self, step: int) -> Path:
+    def path(self, step: int) -> epath.Path:
         """The folder of `step`."""
         return self.folder / str(step)
 
-    def complete(self) -> list[int]:
-        """The committed steps whose files have the right lengths, ascending."""
-        return [step for step in self._numbered() if self._manifest(step) is not None]
+    def complete(self) -> dict[int, manifest.Manifest]:
+        """The manifests of the committed steps whose files have the right lengths, ascending."""
+        manifests = {}
+        for step, files in _numbered(storage.folders(self.folder)).items():
+            with suppress(CheckpointError):
+                if manifest.NAME in files:
+                    saved = manifest.read(self.path(step))
+                    manifest.check_lengths(self.path(step), saved, files)
+                    manifests[step] = saved
+        return manifests
 
     def newest(self, *, set_aside: bool) -> int | None:
         """The newest step whose bytes are all intact; None if no step is committed.
@@ -49,7 +56,7 @@ class StepFolders:
         `CheckpointError`, with a reason for each, if there are committed steps but none is intact.
         """
         damaged, intact = {}, None
-        for step in reversed(self._committed()):
+        for step in reversed(_committed(storage.folders(self.folder))):
             try:
                 self.verify(step)
                 intact = step
@@ -66,15 +73,15 @@ class StepFolders:
             warnings.warn(f"{reason}; {done}, and step {intact} is used", stacklevel=3)
         return intact
 
-    def best(self) -> int | None:
+    def best(self, complete: dict[int, manifest.Manifest] | None = None) -> int | None:
         """The committed step with the lowest metric, the newest of equals; None if none has one."""
-        manifests = {step: self._manifest(step) for step in self._numbered()}
-        scored = [
-            (saved.metric, -step)
-            for step, saved in manifests.items()
-            if saved is not None and saved.metric is not None
-        ]
+        manifests = self.complete() if complete is None else complete
+        scored = [(m.metric, -step) for step, m in manifests.items() if m.metric is not None]
         return -min(scored)[1] if scored else None
+
+    def is_committed(self, step: int) -> bool:
+        """Whether `step` has a manifest, damaged or not."""
+        return manifest.NAME in storage.lengths(self.path(step))
 
     def verify(self, step: int) -> None:
         """Raises `CheckpointError` unless every byte of `step` is what was committed."""
@@ -89,95 +96,86 @@ class StepFolders:
         Raises `CheckpointError` if no step is intact, but more was saved here than one
         interrupted save leaves.
         """
-        uncommitted = set(self._numbered()) - set(self._committed())
+        folders = storage.folders(self.folder)
+        unfinished = self._unfinished(folders)
+        uncommitted = (
+            _numbered(folders).keys()
+            - set(_committed(folders))
+            - {int(name) for name in unfinished if name.isdecimal()}
+        )
         if newest is not None:
             for step in sorted(step for step in uncommitted if step > newest):
                 said = f"{self.path(step)} was never committed, so it does not count"
                 warnings.warn(f"{said}, and step {newest} is used", stacklevel=6)
-        elif len(uncommitted) > 1 or any(self.folder.glob(f"{_SET_ASIDE}*")):
+        elif len(uncommitted) > 1 or any(name.startswith(_SET_ASIDE) for name in folders):
             # One interrupted save cannot have left this: to train from zero would be a silent loss.
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is committed, though a run has trained there: "
                 "restore one from a copy, or use another folder to start anew"
             )
-        elif uncommitted or any(self.folder.glob(_UNFINISHED)):
+        elif uncommitted or unfinished:
             said = f"the first checkpoint in {self.folder} was never committed"
             warnings.warn(f"{said}: there is nothing to resume, start anew", stacklevel=6)
 
     def prune(self, keep: int) -> None:
-        """Removes, each by one rename, all steps but the newest `keep` and the best."""
-        trash = self.folder / "trash"
-        steps = self.complete()
-        for step in set(steps[:-keep]) - {self.best()}:
-            trash.mkdir(exist_ok=True)
-            self.path(step).rename(trash / str(step))
-            self._verified.discard(step)
-        shutil.rmtree(trash, ignore_errors=True)
+        """Removes all steps but the newest `keep` and the best, the manifest first.
+
+        What is left of a step without its manifest does not count, and `clear` removes it.
+        """
+        complete = self.complete()
+        for step in set(list(complete)[:-keep]) - {self.best(complete)}:
+            self._remove(step)
 
     def clear(self) -> None:
         """Removes what an interrupted save or removal left."""
-        shutil.rmtree(self.folder / "trash", ignore_errors=True)
-        for path in self.folder.glob(_UNFINISHED):
-            shutil.rmtree(path, ignore_errors=True)
+        folders = storage.folders(self.folder)
+        committed = _committed(folders)
+        older = {str(step) for step in _numbered(folders) if step < max(committed, default=0)}
+        for name in (older - set(map(str, committed))) | set(self._unfinished(folders)):
+            storage.remove_tree(self.folder / name)
+
+    def _remove(self, step: int) -> None:
+        storage.remove(self.path(step) / manifest.NAME)
+        storage.remove_tree(self.path(step))
+        self._verified.discard(step)
 
     def _set_aside(self, step: int) -> str:
+        """Renames the folder of `step`, in a bucket by copies that end with the manifest."""
         more = (f"{_SET_ASIDE}{step}-{number}" for number in itertools.count(2))
-        names = itertools.chain([f"{_SET_ASIDE}{step}"], more)
-        name = next(name for name in names if not (self.folder / name).exists())
-        self.path(step).rename(self.folder / name)
+        folders = storage.folders(self.folder)
+        in_bucket = storage.is_bucket(self.folder)
+        name = next(
+            name
+            for name in itertools.chain([f"{_SET_ASIDE}{step}"], more)
+            if name not in folders or (in_bucket and manifest.NAME not in folders[name])
+        )
+        if in_bucket:
+            for file in sorted(folders[str(step)], key=manifest.NAME.__eq__):
+                storage.copy(self.path(step) / file, self.folder / name / file)
+            self._remove(step)
+        else:
+            self.path(step).rename(self.folder / name)
         self._verified.discard(step)
         return name
 
-    def _numbered(self) -> list[int]:
-        if not self.folder.is_dir():
-            return []
-        names = (entry.name for entry in self.folder.iterdir() if entry.is_dir())
-        return sorted(int(name) for name in names if name.isdecimal())
-
-    def _committed(self) -> list[int]:
-        """The steps with a manifest, damaged or not, ascending."""
-        return [step for step in self._numbered() if manifest.is_committed(self.path(step))]
-
-    def _manifest(self, step: int) -> manifest.Manifest | None:
-        """The manifest of a committed step whose files have the right lengths."""
-        folder = self.path(step)
-        try:
-            saved = manifest.read(folder)
-            manifest.check_lengths(folder, saved)
-        except CheckpointError:
-            return None
-        return saved
+    def _unfinished(self, folders: Folders) -> list[str]:
+        """The folders that orbax has not completed."""
+        in_bucket = storage.is_bucket(self.folder)
+        return [
+            name
+            for name, files in folders.items()
+            if _UNFINISHED in name
+            or (in_bucket and name.isdecimal() and not {_WRITTEN, manifest.NAME} & files.keys())
+        ]
 
 
-def lock(folder: Path) -> TextIO:
-    """Locks `folder` and returns the lock file; closing it, or the end of the process, unlocks.
+def _numbered(folders: Folders) -> dict[int, dict[str, int]]:
+    return dict(sorted((int(name), files) for name, files in folders.items() if name.isdecimal()))
 
-    Creates the folder if it is missing. Raises `ConfigError` while another process, or another
-    lock of this process, holds it. Where the system or the file system has no locks, nothing is
-    locked.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _LOCK
-    file = path.open("a+", encoding="ascii", errors="replace")
-    try:
-        if importlib.util.find_spec("fcntl") is not None:
-            import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        owner = file.read(20).strip() or "unknown"
-        file.close()
-        raise ConfigError(
-            f"{folder} is being written by another run (process {owner}): wait until it ends, or "
-            "use another folder"
-        ) from error
-    except OSError:
-        pass  # the file system has no locks: train without one
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
+def _committed(folders: Folders) -> list[int]:
+    """The steps with a manifest, damaged or not, ascending."""
+    return [step for step, files in _numbered(folders).items() if manifest.NAME in files]
 
 
 def agreed(value: int) -> int:

@@ -195,12 +195,18 @@ class CompletionOptions(_Settings):
     refuse: raise an error. slide: continue in rounds of max_len // 2 tokens; each round sees the
     last tokens before it that fit.
     """
+    prefill_chunk: int | None = None
+    """The number of tokens of a prompt that the model reads at a time, to save memory; None: all.
+
+    The result is the same to rounding.
+    """
     seed: int = 0
     """Seed of the random numbers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 0, "seed")
+        check_at_least(self, 1, "prefill_chunk")
         _check_ids(self, "eos")
         if self.seed >= 2**32:
             raise ConfigError(f"seed={self.seed}, but it must be below 2^32")

@@ -46,11 +46,19 @@ class Gathering(NamedTuple):
     dtype: Any = None
     stages: Stages = ()
 
-    def for_loss(self, params: Params) -> Params:
-        """The loss's argument: whole parameters, or boxes from which Flax's modules take them."""
-        if self.at == "use":
-            return self._boxes(params, GatheredAtUse)
-        return _as_stored(self._gather(params), params)
+    def of_parts(self, loss: Loss) -> Loss:
+        """`loss` as a function of the parts: it gets whole parameters, or boxes that gather them.
+
+        Raises `ConfigError` with "use" for a loss that takes a part for the whole parameter.
+        """
+
+        def loss_of_parts(params: Params, *batch_and_rng: Any) -> Any:
+            if self.at == "step":
+                return loss(_as_stored(self._gather(params), params), *batch_and_rng)
+            self._check_reads(loss, params, *batch_and_rng)
+            return loss(self._boxes(params, GatheredAtUse), *batch_and_rng)
+
+        return loss_of_parts
 
     def gradient_sums(
         self, loss: Loss, params: Params, batch: Batch, rng: jax.Array, parts: int
@@ -66,10 +74,7 @@ class Gathering(NamedTuple):
                 # Between barriers XLA moves no gather and no reduce-scatter out of the loop over
                 # parts: what it gathers, and whole sums of gradients, would be kept in the loop.
                 here, part = jax.lax.optimization_barrier((params, part))
-                self._check_reads(loss, here, part, rng)
-                sums = loss_and_gradient(
-                    lambda params, *rest: loss(self.for_loss(params), *rest), here, part, rng
-                )
+                sums = loss_and_gradient(self.of_parts(loss), here, part, rng)
                 return jax.lax.optimization_barrier(sums)
 
             grads, *sums = accumulate(sums_of, params, batch, parts)
@@ -162,6 +167,12 @@ class _Unread(GatheredAtUse):
         """Zeros of the shape and type of the whole parameter."""
         whole = jax.eval_shape(super().unbox)
         return jnp.zeros(whole.shape, whole.dtype)
+
+
+def check_gather_at(gather_at: str) -> None:
+    """Raises `ConfigError` for a time to gather that is unknown."""
+    if gather_at not in ("step", "use"):
+        raise ConfigError(f"gather_at={gather_at!r} is unknown: give 'step' or 'use'")
 
 
 def batch_spec(spec: PartitionSpec) -> PartitionSpec:

@@ -8,11 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import PartitionSpec, Sharding
 
-from jaxformer.distributed.gathering import BATCH_AXES
 from jaxformer.errors import ConfigError
-from jaxformer.training.parameters import flatten
 
 
 def initialize(
@@ -90,54 +87,6 @@ def assert_processes_agree(values: Mapping[str, Any]) -> None:
             f"the processes do not agree on {', '.join(names)}: process {jax.process_index()} of "
             f"{jax.process_count()} has {here}. Start all with the same settings and data"
         )
-
-
-def row_spec(leaf: Any, axes: tuple[str, ...] = BATCH_AXES) -> PartitionSpec:
-    """The spec of a leaf of a batch: mesh `axes` divide its rows; a scalar is not divided."""
-    return PartitionSpec(axes) if jnp.ndim(leaf) else PartitionSpec()
-
-
-def check_rows(batch: Any, num_shards: int, grad_accumulation: int = 1, share: float = 1.0) -> None:
-    """Raises `ConfigError` for rows that shards times parts of the batch do not divide.
-
-    A leaf has 1 / `share` of the rows of the global batch.
-    """
-    need = num_shards * grad_accumulation
-    for path, leaf in flatten(batch).items():
-        rows = int(leaf.shape[0] * share) if jnp.ndim(leaf) else 0
-        if rows % need:
-            raise ConfigError(
-                f"{path} has {rows} rows, but {num_shards} shards x grad_accumulation="
-                f"{grad_accumulation} need a multiple of {need}: change one of the three"
-            )
-
-
-def pad_rows(leaf: np.ndarray, parts: int) -> np.ndarray:
-    """`leaf` with rows of zeros at its end, so that `parts` divide their number."""
-    if leaf.ndim == 0:
-        return leaf
-    return np.pad(leaf, [(0, -len(leaf) % parts), *[(0, 0)] * (leaf.ndim - 1)])
-
-
-def global_array(
-    leaf: Any, sharding: Sharding, local_shards: tuple[int, ...] = (0,), num_shards: int = 1
-) -> jax.Array:
-    """The array of all processes, of which this one has built the rows `leaf`; by default all.
-
-    `local_shards` are the numbers of its shards among `num_shards`.
-    """
-    leaf = np.asarray(leaf)
-    leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-    if leaf.ndim == 0 or num_shards == 1:
-        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
-    size = len(leaf) // len(local_shards)
-    shape = (size * num_shards, *leaf.shape[1:])
-
-    def part(index: Any) -> np.ndarray:
-        first = local_shards.index(index[0].indices(shape[0])[0] // size) * size
-        return leaf[first : first + size]
-
-    return jax.make_array_from_callback(shape, sharding, part)
 
 
 def to_numpy(leaf: Any) -> np.ndarray:

@@ -1,8 +1,6 @@
 """Strategies: one device, copies of the state, or a state divided over a mesh."""
 
-import contextlib
 import copy
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -10,28 +8,25 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import Partial
-from jaxtyping import Int
 
+from jaxformer.distributed.batches import DividedRows, check_rows, row_spec
 from jaxformer.distributed.gathering import (
     BATCH_AXES,
     GatherAt,
     Gathering,
     batch_spec,
+    check_gather_at,
     torus_stages,
 )
-from jaxformer.distributed.mesh import AXES, CompiledStep, Device, standardize
-from jaxformer.distributed.processes import check_rows, global_array, pad_rows, row_spec, to_numpy
+from jaxformer.distributed.mesh import AXES, CompiledStep, Device
+from jaxformer.distributed.processes import to_numpy
 from jaxformer.distributed.sharding_rules import RULES, MeshAxes, inherited_specs, partition_specs
-from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
-from jaxformer.text.data import RowSelection, fill_rows
-from jaxformer.text.data.batches import count_rows
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import ModelAxes, Params, flatten, map_with_path
 from jaxformer.training.train_step import (
@@ -44,7 +39,7 @@ from jaxformer.training.train_step import (
 )
 
 
-class Strategy:
+class Strategy(DividedRows):
     """A mesh of devices, and how a state is divided over it.
 
     `single`, `replicated` and `sharded` create one. A state has the same global shapes under each.
@@ -78,17 +73,11 @@ class Strategy:
         axes: ModelAxes | None = None,
         compiler_options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.mesh: Mesh = standardize(mesh)
+        super().__init__(mesh)
         self.rules: Mapping[str, MeshAxes] | None = rules
         self.paths: Mapping[str, PartitionSpec] = paths
         self.axes: ModelAxes | None = axes
         self.compiler_options: Mapping[str, str] = compiler_options
-        self.num_shards: int = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        groups = self.mesh.devices.reshape(self.num_shards, -1)
-        here = jax.process_index()
-        self.local_shards: tuple[int, ...] = tuple(
-            i for i, group in enumerate(groups) if any(d.process_index == here for d in group)
-        )
 
     def for_model(self, model: nn.Module, *inputs: Any) -> "Strategy":
         """This strategy for the parameters of `model`, whose axes it then knows.
@@ -126,96 +115,6 @@ class Strategy:
         Every process gives the whole tree. Decoding with the result runs on all of the devices.
         """
         return jax.device_put(tree, self.shardings(tree))
-
-    def local_rows(self, batch_size: int) -> Int[np.ndarray, " R"]:
-        """The ascending indices of the rows of a global batch that this process has to build.
-
-        One process builds all rows. Several processes build different rows, except where a mesh
-        divides the work on one row among them. Raises `ConfigError` when `num_shards` does not
-        divide `batch_size`.
-        """
-        if batch_size % self.num_shards:
-            raise ConfigError(
-                f"a batch has {batch_size} rows, but {self.num_shards} shards need a multiple of "
-                f"{self.num_shards}: change one of the two"
-            )
-        size = batch_size // self.num_shards
-        return np.concatenate([np.arange(size) + shard * size for shard in self.local_shards])
-
-    def shard_batch(self, batch: Batch) -> Batch:
-        """The global batch on the devices, from the rows that this process has built.
-
-        `batch` holds scalars and numpy arrays [R, ...], the rows `local_rows(B)` of the global
-        arrays [B, ...]. Raises `ConfigError` when `num_shards` does not divide B.
-        """
-        check_rows(batch, self.num_shards, share=self.num_shards / len(self.local_shards))
-        local = self.local_shards, self.num_shards
-        return jax.tree.map(
-            lambda leaf: global_array(leaf, self._sharding(row_spec(leaf)), *local), batch
-        )
-
-    def make_batch(self, make: Callable[[RowSelection], Batch], parts: int = 1) -> Batch:
-        """The global batch on the devices; every process calls `make` for its own rows.
-
-        `make(rows)` returns the rows of a batch of B that rows(B) selects, such as
-        `functools.partial(batches.batch, step)`. Empty rows fill the batch up, so that the devices
-        share it evenly, each in `parts` (see `fill_rows`).
-        """
-        sizes = []
-
-        def select(batch_size: int) -> Int[np.ndarray, " R"]:
-            rows = self.local_rows(self._filled_size(batch_size, parts))
-            sizes.append(len(rows))
-            return rows[rows < batch_size]
-
-        batch = make(select)
-        if sizes:
-            batch = fill_rows(batch, sizes[0])
-        return self.shard_batch(batch)
-
-    def abstract_batch(self, batch: Batch, parts: int = 1) -> Batch:
-        """The result of `make_batch` for a `batch` of all rows, as `jax.ShapeDtypeStruct`."""
-        return self.abstract_divided(fill_rows(batch, self._filled_size(count_rows(batch), parts)))
-
-    def _filled_size(self, batch_size: int, parts: int) -> int:
-        """The rows of a batch whose rows all devices share evenly, each in `parts`."""
-        multiple = self.num_shards * parts
-        return -(-batch_size // multiple) * multiple
-
-    def divide(self, batch: Batch, axes: tuple[str, ...] = BATCH_AXES) -> Batch:
-        """The batch on the devices, its rows divided along mesh `axes`; each process has all rows.
-
-        `batch` holds arrays [B, ...] and scalars. Rows of zeros make B a multiple of the parts.
-        """
-        if self.mesh.size == 1:
-            return batch
-        return self._divided(batch, axes, global_array)
-
-    def abstract_divided(self, batch: Batch, axes: tuple[str, ...] = BATCH_AXES) -> Batch:
-        """The result of `divide` as `jax.ShapeDtypeStruct`."""
-
-        def describe(leaf: np.ndarray, sharding: Sharding) -> jax.ShapeDtypeStruct:
-            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
-
-        return self._divided(batch, axes, describe)
-
-    def _divided(
-        self, batch: Batch, axes: tuple[str, ...], place: Callable[[np.ndarray, Sharding], Any]
-    ) -> Batch:
-        parts = math.prod(self.mesh.shape[axis] for axis in axes)
-
-        def placed(leaf: Any) -> Any:
-            if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
-                return leaf
-            leaf = pad_rows(np.asarray(leaf), parts)
-            return place(leaf, self._sharding(row_spec(leaf, axes)))
-
-        return jax.tree.map(placed, batch)
-
-    def active(self) -> contextlib.AbstractContextManager[Any]:
-        """Within it programs are compiled for these devices."""
-        return jax.set_mesh(self.mesh) if self.mesh.size > 1 else contextlib.nullcontext()
 
     def gather(self, tree: Any) -> Any:
         """The whole `tree` as numpy arrays on every process; a PRNG key as its key data."""
@@ -258,8 +157,7 @@ class Strategy:
         Raises `ConfigError` for another `gather_at`, for a loss that reads a parameter otherwise
         with "use", and when `num_shards` x `grad_accumulation` does not divide the rows of a batch.
         """
-        if gather_at not in ("step", "use"):
-            raise ConfigError(f"gather_at={gather_at!r} is unknown: give 'step' or 'use'")
+        check_gather_at(gather_at)
         update = make_update(optimizer, ema_decay)
 
         def sums_of(specs: Any, params: Params, batch: Batch, rng: jax.Array) -> GradientSums:
@@ -284,13 +182,13 @@ class Strategy:
     ) -> CompiledStep:
         """The compiled `make_eval_step`: (params, sharded batch) -> metrics, which are sums.
 
-        `gather_at` and `gather_dtype` are those of `step`.
+        `gather_at` and `gather_dtype` are those of `step`, and the same losses are refused.
         """
-        eval_step = make_eval_step(loss)
+        check_gather_at(gather_at)
 
         def sums_of(specs: Any, params: Params, batch: Batch) -> Metrics:
             gathering = Gathering(specs, self._axes, gather_at, gather_dtype)
-            return gathering.sum(eval_step(gathering.for_loss(params), batch))
+            return gathering.sum(make_eval_step(gathering.of_parts(loss))(params, batch))
 
         def evaluate(params: Params, batch: Batch) -> Metrics:
             specs = self._tree_of_specs(params)
@@ -335,11 +233,6 @@ class Strategy:
     def _tree_of_specs(self, params: Params) -> Any:
         specs = self._specs(params)
         return map_with_path(lambda path, _: specs[path], params)
-
-    def _sharding(self, spec: PartitionSpec) -> Sharding:
-        if self.mesh.size == 1:
-            return SingleDeviceSharding(self.mesh.devices.item())
-        return NamedSharding(self.mesh, spec)
 
     def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         compiler_options = dict(self.compiler_options) or None

@@ -90,7 +90,8 @@ class Cache(struct.PyTreeNode):
     `layers`: the keys and values of each decoder layer, with room for L tokens of each beam. With
     `config.scan_layers` it has one element, whose arrays have a leading layer axis; so has
     `encoder_kv`.
-    `length`: the number of tokens in the cache, the same for all beams.
+    `length`: the number of tokens in the cache, the same for all beams; a Python int, as in an
+    empty cache, stays known while tracing, so that a flash attention function reads a prompt.
     `encoder_kv`: each layer's keys and values of the encoded source, held once per sentence (empty
     without an encoder). `padding_mask` [B, S]: True at the source's real tokens.
     `left_padding` [B]: how many of the tokens are padding before the sentence; None: none.
@@ -105,7 +106,7 @@ class Cache(struct.PyTreeNode):
     """
 
     layers: tuple[LayerCache, ...]
-    length: jax.Array
+    length: jax.Array | int
     encoder_kv: tuple[LayerCache, ...] = ()
     padding_mask: AnyArray | None = None
     left_padding: AnyArray | None = None
@@ -226,7 +227,7 @@ def init_cache(
     if num_beams > 1:
         shape = batch_size, num_beams, max_length
         ancestors = jnp.broadcast_to(_beam_numbers(num_beams), shape)
-    return Cache(layers, jnp.zeros((), jnp.int32), beam_ancestors=ancestors)
+    return Cache(layers, 0, beam_ancestors=ancestors)
 
 
 @dataclass(frozen=True)
@@ -234,8 +235,9 @@ class FoldBeams:
     """`attention_fn` of the queries of R = B*W rows on the keys and values of B sentences.
 
     The W rows of a sentence (its beams) become Q = W*T further queries of that sentence, so that
-    its keys and values are not repeated. Mask and bias are those of the Q queries. Where R is B,
-    nothing changes.
+    its keys and values are not repeated. Mask and bias are those of the Q queries. Keys after the
+    last query of a causal mask, such as the empty part of a cache, are left out where its offset is
+    known while tracing.
     """
 
     attention_fn: Callable[..., Float[Array, "B Q N Hv"]]
@@ -247,11 +249,17 @@ class FoldBeams:
         v: Float[Array, "B S K Hv"],
         mask: AttentionMask,
         /,
+        bias: Float[Array, "1 N Q S"] | None = None,
         **options: Any,
     ) -> Float[Array, "R T N Hv"]:
         """The result for each row; `options` are passed on."""
         folded = q.reshape(k.shape[0], -1, *q.shape[2:])
-        return self.attention_fn(folded, k, v, mask, **options).reshape(*q.shape[:3], -1)
+        if mask.causal and isinstance(mask.offset, int):
+            end = min(mask.offset + folded.shape[1], k.shape[1])
+            k, v, mask = k[:, :end], v[:, :end], mask.slice(0, folded.shape[1], 0, end)
+            bias = None if bias is None else bias[..., :end]
+        heads = self.attention_fn(folded, k, v, mask, bias=bias, **options)
+        return heads.reshape(*q.shape[:3], -1)
 
 
 def _beam_numbers(beams: int) -> Int[Array, "1 W 1"]:

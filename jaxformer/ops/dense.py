@@ -17,6 +17,8 @@ Axes = tuple[Sequence[int], Sequence[int]]
 # product on one thread and a batch of parts on several: with 2 cores, JAX 0.10 does so from 2 parts
 # on and JAX 0.12 from 4.
 _PARTS = 4
+TPU_ROWS = 8
+"""With fewer rows a TPU's compiler multiplies on the vector unit, many times slower."""
 
 
 @struct.dataclass
@@ -61,13 +63,36 @@ def dense_dot_general(
     # Both become matrices: with more axes, XLA on a CPU copies the gradient to transpose it.
     size = math.prod(kernel.shape[:count])
     vectors, matrix = x.reshape(-1, size), kernel.reshape(size, -1)
-    multiply = partial(jnp.matmul, precision=precision)
     if vectors.shape[0] == 1 and size % _PARTS == 0:
         in_parts = partial(_multiply_in_parts, precision=precision)
-        out = jax.lax.platform_dependent(vectors, matrix, cpu=in_parts, default=multiply)
+        multiply = partial(jnp.matmul, precision=precision)
+        padded = partial(padded_matmul, precision=precision)
+        out = jax.lax.platform_dependent(
+            vectors, matrix, cpu=in_parts, tpu=padded, default=multiply
+        )
     else:
-        out = multiply(vectors, matrix)
+        out = matmul(vectors, matrix, precision=precision)
     return out.reshape(*x.shape[: x.ndim - count], *kernel.shape[count:])
+
+
+def matmul(
+    x: Num[Array, "*B R I"], matrix: Num[Array, "*B I O"], **options: Any
+) -> Num[Array, "*B R O"]:
+    """`jnp.matmul(x, matrix, **options)`; on a TPU `padded_matmul` where there are few rows."""
+    multiply = partial(jnp.matmul, **options)
+    if x.shape[-2] >= TPU_ROWS:
+        return multiply(x, matrix)
+    padded = partial(padded_matmul, **options)
+    return jax.lax.platform_dependent(x, matrix, tpu=padded, default=multiply)
+
+
+def padded_matmul(
+    x: Num[Array, "*B R I"], matrix: Num[Array, "*B I O"], **options: Any
+) -> Num[Array, "*B R O"]:
+    """`jnp.matmul` with rows of zeros up to `TPU_ROWS`, as the matrix unit of a TPU takes them."""
+    rows = x.shape[-2]
+    more = [(0, 0)] * (x.ndim - 2) + [(0, max(TPU_ROWS - rows, 0)), (0, 0)]
+    return jnp.matmul(jnp.pad(x, more), matrix, **options)[..., :rows, :]
 
 
 def logits_matmul(
@@ -98,7 +123,11 @@ def _low_matmul(x: Array, matrix: Array) -> Array:
 def _low_matmul_forward(x: Array, matrix: Array) -> tuple[Array, tuple[Array, Array, Array]]:
     # Without the barrier XLA converts the matrix again in each product that reads it.
     low = jax.lax.optimization_barrier(matrix.astype(x.dtype))
-    out = jnp.matmul(x, low, preferred_element_type=jnp.float32)
+    if math.prod(x.shape[:-1]) < TPU_ROWS:
+        rows = x.reshape(-1, x.shape[-1])
+        out = matmul(rows, low, preferred_element_type=jnp.float32).reshape(*x.shape[:-1], -1)
+    else:
+        out = jnp.matmul(x, low, preferred_element_type=jnp.float32)
     return out, (x, low, jnp.zeros((), matrix.dtype))
 
 

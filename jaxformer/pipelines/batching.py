@@ -1,7 +1,7 @@
 """Shared by the pipelines: batches of few shapes, checks of texts, a model as step function."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,9 @@ from jaxformer.decoding import Step
 from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.nn.int8 import Int8
+from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder, EncoderOnly
+from jaxformer.nn.stack import unstack_blocks
 from jaxformer.text.tokenizers import PAD, Tokenizer
 
 BATCH_SIZE = 64
@@ -169,9 +171,31 @@ def compile_for(
     """
     devices = strategy_of(params)
     divide = partial(devices.divide, axes=("data",))
+    # Shapes, because arrays remember the mesh of the program that made them: one program for all.
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_sharding(x)), params
+    )
     with devices.active():
-        compiled = jitted.lower(model, params, *divide(arrays), **static).compile()
+        compiled = jitted.lower(model, shapes, *divide(arrays), **static).compile()
     return lambda *arrays: devices.gather(compiled(params, *divide(arrays)))
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
+    return leaf.sharding if isinstance(leaf, jax.Array) else None
+
+
+def unstacked(model: Any, params: Any) -> tuple[Any, Any]:
+    """The same model without `scan_layers`, and its parameters.
+
+    A step of decoding then reads weights and cache of a layer where they are. A scan copies them
+    out of its stacked arrays, for each token.
+    """
+    if isinstance(model, Int8):
+        body, params = unstacked(model.model, params)
+        return Int8(body), params
+    if not isinstance(model, DecodingModel) or not model.config.scan_layers:
+        return model, params
+    return model.clone(config=replace(model.config, scan_layers=False)), unstack_blocks(params)
 
 
 def make_step_fn(model: nn.Module, params: Any) -> Step:

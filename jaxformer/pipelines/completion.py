@@ -34,6 +34,7 @@ from jaxformer.pipelines.batching import (
     pad_right,
     padded_length,
     split_batch,
+    unstacked,
 )
 from jaxformer.pipelines.streaming import PartialText, report_tokens, run_streaming
 from jaxformer.runtime import concurrency, concurrently
@@ -202,7 +203,7 @@ class Round(NamedTuple):
     callback: Int[Array, ""] | np.integer | None  # its number, if the program reports its tokens
 
 
-@partial(jax.jit, static_argnames=("model", "config", "eos", "length", "known"))
+@partial(jax.jit, static_argnames=("model", "config", "eos", "length", "known", "chunk"))
 def continue_ids(
     model: DecoderOnly,
     params: Any,
@@ -212,15 +213,20 @@ def continue_ids(
     eos: tuple[int, ...],
     length: int,
     known: int,
+    chunk: int | None = None,
 ) -> Hypotheses:
-    """Continues each prompt by at most `length` of the first `known` tokens."""
+    """Continues each prompt by at most `length` of the first `known` tokens.
+
+    The prompts are read `chunk` tokens at a time (None: all at once).
+    """
     batch, size = inputs.tokens.shape
+    model, params = unstacked(model, params)
     begin = partial(model.apply, {"params": params}, method="init_cache")
     cache = begin(batch, max_length=size - 1 + length, left_padding=inputs.left_padding)
-    if size > 1:
-        prefix = inputs.tokens[:, None, :-1]
+    for start in range(0, size - 1, chunk or size):
+        part = inputs.tokens[:, None, :-1][..., start : start + (chunk or size)]
         # Nothing uses these logits, so the compiler leaves them out.
-        _, cache = model.apply({"params": params}, prefix, cache, method="decode_step")
+        _, cache = model.apply({"params": params}, part, cache, method="decode_step")
     unknown, callback = range(known, model.config.vocab_size), inputs.callback
     processors = [suppress_tokens([*unknown, *config.suppress_tokens])] if unknown else []
     if config.min_new_tokens and eos:  # counted over all rounds
@@ -260,7 +266,7 @@ class _Run(NamedTuple):
             inputs = partial(self.inputs, batch, size, length, callback)
             settings = {"config": self.config, "eos": batch[0].eos, "length": length}
             # Compiled here, under the caller's settings of JAX, which its threads do not share.
-            settings |= {"known": self.known}
+            settings |= {"known": self.known, "chunk": self.options.prefill_chunk}
             run = compile_for(self.params, continue_ids, self.model, inputs(), **settings)
             yield partial(_write, run, inputs, batch)
 

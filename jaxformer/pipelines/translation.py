@@ -24,6 +24,7 @@ from jaxformer.pipelines.batching import (
     make_step_fn,
     pad_right,
     split_batch,
+    unstacked,
 )
 from jaxformer.runtime import concurrency, concurrently
 from jaxformer.text.tokenizers import Tokenizer
@@ -60,6 +61,7 @@ def translate_ids(
     which must be given. A pure function: it can be jitted, vmapped (over an ensemble's `params`)
     and exported.
     """
+    model, params = unstacked(model, params)
     cache = model.apply(
         {"params": params},
         source,

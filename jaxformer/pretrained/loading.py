@@ -217,8 +217,7 @@ def load(
     block, attention function and position scheme that it was trained with. A run's config.json may
     name Python modules, which are imported: load only runs that you trust. `attention_fn` and
     `dtype` replace those of the run; None means `reference` and "float32" for other folders.
-    `strategy` puts the parameters on its devices, tensor by tensor as `load_pretrained` does; those
-    of a run are read whole first.
+    `strategy` puts the parameters on its devices, tensor by tensor as `load_pretrained` does.
 
     Raises `ConfigError` for a folder of neither kind, `CheckpointError` for a run without a
     complete checkpoint or with weights that do not fit, and what `load_pretrained` raises.
@@ -247,10 +246,7 @@ def load(
             f"{source} is neither a run nor a folder of transformers: its config.json has "
             "no 'model' and no 'model_type'"
         )
-    loaded = _load_run(source, config, attention_fn, dtype)
-    if strategy is None:
-        return loaded
-    return loaded._replace(params=strategy.for_model(loaded.model).shard_state(loaded.params))
+    return _load_run(source, config, attention_fn, dtype, strategy)
 
 
 def _load_run(
@@ -258,11 +254,14 @@ def _load_run(
     config: dict[str, Any],
     attention_fn: AttentionFn | None,
     dtype: Literal["float32", "bfloat16"] | None,
+    strategy: Strategy | None,
 ) -> Loaded:
     training = config.get("training", {})
-    params = _run_params(folder, training)
+    checkpoints = Checkpoints(folder / "checkpoints")
+    steps, tree = _chosen(folder, checkpoints, training)
+    shapes = checkpoints.param_shapes(steps[-1], tree=tree)
     try:
-        sizes = _with_vocabularies(_from_json(TransformerConfig, config["model"]), params)
+        sizes = _with_vocabularies(_from_json(TransformerConfig, config["model"]), shapes)
     except (TypeError, ConfigError) as error:
         raise ConfigError(f"{folder / 'config.json'}: model: {error}") from error
     sizes = replace(sizes, dtype=dtype or sizes.dtype)
@@ -276,9 +275,11 @@ def _load_run(
         kind = DecoderOnly if sizes.num_decoder_layers else MaskedLanguageModel
     model = kind(sizes, attend, block)
     try:
-        check_params(model, params)
+        check_params(model, shapes)
     except ConfigError as error:
         raise CheckpointError(f"{folder / 'checkpoints'}: {error}") from error
+    shardings = strategy.for_model(model).shardings if strategy else None
+    params = checkpoints.average_params(steps, tree=tree, shardings=shardings)
     paths = (folder / _TARGET, folder / _TOKENIZER)
     path = next((path for path in paths if path.exists()), None)
     if path is None:
@@ -314,9 +315,10 @@ def _from_json(kind: Any, value: Any) -> Any:
     return part(**{name: _from_json(types.get(name), values[name]) for name in names})
 
 
-def _run_params(folder: Path, training: Mapping[str, Any]) -> dict[str, Any]:
-    """The mean of the checkpoints chosen at the end of the run, or the newest checkpoint."""
-    checkpoints = Checkpoints(folder / "checkpoints")
+def _chosen(
+    folder: Path, checkpoints: Checkpoints, training: Mapping[str, Any]
+) -> tuple[list[int], str]:
+    """The steps chosen at the end of the run, or the newest one, and the field of the weights."""
     newest = checkpoints.newest_step()
     if newest is None:
         raise CheckpointError(f"{folder} has no complete checkpoint: train first")
@@ -325,17 +327,16 @@ def _run_params(folder: Path, training: Mapping[str, Any]) -> dict[str, Any]:
     steps = record.get("steps")
     if not steps or not set(steps) <= set(checkpoints.steps()):
         steps = [newest]
-    tree = record.get("tree") or ("ema" if training.get("ema_decay") else "params")
-    return checkpoints.average_params(steps, tree=tree)
+    return steps, record.get("tree") or ("ema" if training.get("ema_decay") else "params")
 
 
-def _with_vocabularies(sizes: TransformerConfig, params: Mapping[str, Any]) -> TransformerConfig:
-    """`sizes` with the vocabularies of `params`; tokenizers may have fewer ids than asked for."""
-    body = params if "embedding" in params else params.get("encoder", {})
+def _with_vocabularies(sizes: TransformerConfig, shapes: Mapping[str, Any]) -> TransformerConfig:
+    """`sizes` with the vocabularies of `shapes`; tokenizers may have fewer ids than asked for."""
+    body = shapes if "embedding" in shapes else shapes.get("encoder", {})
     if "embedding" in body:
-        sizes = replace(sizes, vocab_size=len(body["embedding"]["table"]))
-    if "source_embedding" in params:
-        sizes = replace(sizes, source_vocab_size=len(params["source_embedding"]["table"]))
+        sizes = replace(sizes, vocab_size=body["embedding"]["table"].shape[0])
+    if "source_embedding" in shapes:
+        sizes = replace(sizes, source_vocab_size=shapes["source_embedding"]["table"].shape[0])
     return sizes
 
 

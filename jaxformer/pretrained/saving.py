@@ -1,13 +1,16 @@
 """Models of this package as folders that `transformers` loads."""
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
@@ -15,6 +18,7 @@ from flax.traverse_util import flatten_dict
 from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
 from jaxformer.decoding import SamplingConfig, SearchConfig, TranslationOptions
+from jaxformer.distributed.processes import to_numpy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
@@ -31,12 +35,13 @@ from jaxformer.pretrained.model_specs import (
     param_shapes,
     spec_of,
 )
-from jaxformer.pretrained.weight_map import to_hf
+from jaxformer.pretrained.weight_map import Shape, to_hf
 from jaxformer.text.tokenizers import Tokenizer, mask_joins_spaces
 
 _JSON: dict[str, Any] = {"indent": 2, "sort_keys": True}
 _ROLES = ("pad", "bos", "eos")
 _WORDS = 64  # how many words of a vocabulary show how its tokenizer treats spaces
+_PIECE = 2**20  # bytes of a tensor that are written at once
 _CLASSIFIERS = ("encoder_classifier", "decoder_classifier", "token_classifier")
 
 
@@ -57,7 +62,8 @@ def save_pretrained(
     `family` is a `model_type` such as "gpt2"; None means the first one that supports the model.
     The ids of special tokens in config.json are those of the tokenizer; `token_ids`, such as
     {"decoder_start_token_id": 0}, replaces them. `generation` is written to
-    generation_config.json, and `card` to README.md. The folder is written completely or not at all.
+    generation_config.json, and `card` to README.md. The folder is written completely or not at all,
+    with one tensor at a time on the host. Every process calls it, and the first writes.
     A model without biases is written to a family with biases, which are zero. `labels` are the
     names of a classifier's classes.
 
@@ -79,12 +85,17 @@ def save_pretrained(
     spec = spec_of(model)
     _refuse_own_parts(model)
     check_params(model, params)
-    flat = flatten_dict(unstack_blocks(params), sep="/")
-    leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flat.items()}
     chosen, spec, hf = _choose(family, spec)
     shapes = param_shapes(make_model(spec, reference))
-    biases = {path: np.zeros(shape, np.float32) for path, shape in shapes.items()}
-    tensors = to_hf(chosen.weight_map(spec, hf), biases | leaves)
+    leaves: dict[str, Any] = flatten_dict(
+        unstack_blocks(jax.tree.map(_Leaf, dict(params))), sep="/"
+    )
+    weight_map = chosen.weight_map(spec, hf)
+    sizes = {entry.hf[0]: entry.hf_shape(shapes) for entry in weight_map if entry.hf}
+
+    def read(path: str) -> np.ndarray:
+        return leaves[path].read() if path in leaves else np.zeros(shapes[path], np.float32)
+
     hf = {**_with_ids(hf, tokenizer, generation), **(token_ids or {})}
     read_config(chosen, hf)  # refuses ids that the family does not support
     if spec.kind in _CLASSIFIERS:
@@ -96,7 +107,43 @@ def save_pretrained(
     if tokenizer is not None:
         files["tokenizer_config.json"] = _tokenizer_config(tokenizer, spec)
         tokenizer = _with_template(tokenizer, spec)
-    _write_folder(path, files, tensors, tokenizer)
+    tensors = to_hf(weight_map, read)
+    if jax.process_index():
+        deque(tensors, 0)  # what lies on several processes is gathered by all of them
+    else:
+        _write_folder(path, files, sizes, tensors, tokenizer)
+
+
+class _Leaf:
+    """A parameter, or one layer of it, that comes to the host when it is read."""
+
+    def __init__(self, stored: Any, index: tuple[int, ...] = ()) -> None:
+        self._stored, self._index = stored, index
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __getitem__(self, layer: int) -> "_Leaf":
+        return _Leaf(self._stored, (layer,))
+
+    def read(self) -> np.ndarray:
+        leaf = self._stored[self._index] if self._index else self._stored
+        if not isinstance(leaf, jax.Array):
+            return np.asarray(leaf, np.float32)
+        if not leaf.is_fully_addressable:
+            return np.asarray(to_numpy(leaf), np.float32)
+        whole = np.empty(leaf.shape, np.float32)
+        for shard in leaf.addressable_shards:
+            part = whole[shard.index]
+            for rows in _pieces(part):  # JAX's array keeps a copy of what numpy reads of it
+                part[rows] = shard.data[rows]
+        return whole
+
+
+def _pieces(array: np.ndarray) -> Iterator[slice]:
+    """Slices of the first axis that are about `_PIECE` bytes each."""
+    rows = max(_PIECE * len(array) // max(array.nbytes, 1), 1)
+    return (slice(first, first + rows) for first in range(0, len(array), rows))
 
 
 def check_savable(model: nn.Module) -> None:
@@ -108,14 +155,15 @@ def check_savable(model: nn.Module) -> None:
 def _write_folder(
     path: Path,
     files: Mapping[str, Any],
-    tensors: dict[str, np.ndarray],
+    sizes: Mapping[str, Shape],
+    tensors: Iterable[tuple[str, np.ndarray]],
     tokenizer: Tokenizer | None,
 ) -> None:
     """Writes the folder `path` completely or not at all."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     unfinished.mkdir(parents=True)
     try:
-        _write(unfinished, files, tensors, tokenizer)
+        _write(unfinished, files, sizes, tensors, tokenizer)
         os.replace(unfinished, path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -200,21 +248,43 @@ def _labels(names: Sequence[str]) -> dict[str, Any]:
 def _write(
     folder: Path,
     files: Mapping[str, Any],
-    tensors: dict[str, np.ndarray],
+    sizes: Mapping[str, Shape],
+    tensors: Iterable[tuple[str, np.ndarray]],
     tokenizer: Tokenizer | None,
 ) -> None:
     """Writes the files that are not empty, each on disk when this returns."""
-    library = optional_dependencies.load("safetensors.numpy")
     for name, content in files.items():
         if content:
             text = content if isinstance(content, str) else json.dumps(content, **_JSON) + "\n"
             (folder / name).write_text(text, encoding="utf-8")
-    library.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_tensors(folder / "model.safetensors", sizes, tensors)
     if tokenizer is not None:
         tokenizer.save(folder / "tokenizer.json")
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
+
+
+def _write_tensors(
+    path: Path, sizes: Mapping[str, Shape], tensors: Iterable[tuple[str, np.ndarray]]
+) -> None:
+    """Writes `tensors` in float32 one by one; they come in the order of their names.
+
+    The file is that of the library `safetensors`, which takes all tensors at once, to the byte.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in sorted(sizes):
+        start, end = end, end + 4 * math.prod(sizes[name])
+        header[name] = {"dtype": "F32", "shape": sizes[name], "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in tensors:
+            for rows in _pieces(tensor):  # a transposed one is copied in pieces
+                file.write(np.ascontiguousarray(tensor[rows]).data)
+            del tensor  # before the next one is read
 
 
 def _with_template(tokenizer: Tokenizer, spec: ModelSpec) -> Tokenizer:

@@ -215,23 +215,28 @@ def _entry_params(
         yield path, entry.transform.to_jax(part, shapes[path]).astype(tensor.dtype, copy=False)
 
 
-def to_hf(weight_map: WeightMap, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors by name, from the parameters by path.
+def to_hf(
+    weight_map: WeightMap, read: Callable[[str], np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Each tensor by its name, in the order of names, from the parameters that `read(path)` gives.
 
-    Raises `ConfigError` for a parameter without a tensor that is not zero.
+    A parameter is read when its tensor is asked for. Raises `ConfigError` for a parameter without
+    a tensor that is not zero.
     """
-    tensors = {}
     for entry in weight_map:
-        if entry.hf:
-            parts = [entry.transform.to_hf(params[path]) for path in entry.jax]
-            joined = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
-            tensors[entry.hf[0]] = np.ascontiguousarray(entry.joined.to_hf(joined))
-        elif any(np.any(params[path]) for path in entry.jax):
+        if not entry.hf and any(np.any(read(path)) for path in entry.jax):
             raise ConfigError(
                 f"{', '.join(entry.jax)} has no tensor in this family, so it must be zero, but it "
                 "was trained; export the model to another family"
             )
-    return tensors
+    for entry in sorted((entry for entry in weight_map if entry.hf), key=lambda entry: entry.hf):
+        yield entry.hf[0], _entry_tensor(entry, read)
+
+
+def _entry_tensor(entry: Entry, read: Callable[[str], np.ndarray]) -> np.ndarray:
+    parts = [entry.transform.to_hf(read(path)) for path in entry.jax]
+    joined = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+    return entry.joined.to_hf(joined)
 
 
 def _refuse(wrong: list[str]) -> None:

@@ -23,7 +23,7 @@ import pytest
 from jax.experimental import multihost_utils
 
 from jaxformer.checkpoint import Checkpoints, manifest
-from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.errors import CheckpointError, ConfigError, MissingExtra
 
 
 @flax.struct.dataclass
@@ -80,8 +80,14 @@ def test_a_restored_state_has_the_bytes_types_and_metadata_of_the_saved_one(chec
     assert jax.random.bits(restored.rng) == jax.random.bits(state.rng)
 
 
-def test_an_address_is_not_taken_for_a_folder_here():
-    with pytest.raises(ConfigError, match="cannot be kept at gs://bucket/run: give a folder"):
+def test_an_address_of_another_kind_is_refused_with_those_that_are_known():
+    with pytest.raises(ConfigError, match="ftp://host/run .*: give a folder, gs://bucket/path or"):
+        Checkpoints("ftp://host/run")
+
+
+def test_a_bucket_without_its_package_is_refused_with_the_extra_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(MissingExtra, match=r"gcsfs is needed .*: pip install 'jaxformer\[gcs\]'"):
         Checkpoints("gs://bucket/run")
 
 

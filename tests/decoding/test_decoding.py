@@ -192,30 +192,6 @@ def test_a_narrow_beam_finds_what_the_textbook_finds(width):
             close(found.scores[b], [score for score, _ in expected] + [-np.inf] * missing)
 
 
-def test_a_beam_of_two_finds_the_best_path_of_a_trellis_where_greedy_fails():
-    #         0.6        0.35
-    # start ------> a ---------> end    0.21: greedy's, because 0.6 > 0.4
-    #    \    0.4        0.9
-    #     +------> b ---------> end    0.36: the best
-    end, start, a, b = range(4)
-    table = np.zeros((4, 4))
-    table[start] = 0.0, 0.0, 0.6, 0.4
-    table[a] = 0.35, 0.0, 0.33, 0.32
-    table[b] = 0.9, 0.0, 0.05, 0.05
-    table[end] = 1.0, 0.0, 0.0, 0.0
-    step = partial(markov_step, jnp.log(table))
-    first, limits = jnp.full((2,), start), jnp.array([3, 5])
-    prompts = Prompts(first, limits, jnp.arange(2))
-    likeliest = SamplingConfig(max_new_tokens=5, temperature=0)
-    taken = sample(step, NoMemory(), prompts, jax.random.key(0), likeliest, eos=(end,))
-    assert taken.tokens[:, 0].tolist() == [[a, end, 0, 0, 0]] * 2
-    close(np.exp(taken.scores), [[0.21]] * 2)
-    config = SearchConfig(beam_size=2, length_penalty=0.0, max_new_tokens=5, eos=(end,))
-    found = beam_search(step, NoMemory(), first, limits, config)
-    assert found.tokens[:, 0].tolist() == [[b, end, 0, 0, 0]] * 2
-    close(np.exp(found.scores[:, 0]), [0.36] * 2)
-
-
 @pytest.mark.parametrize(
     "kind, early_stopping, extra",
     [("gnmt", "never", 0), ("power", "beam_full", 1), ("power", "heuristic", 2)],
@@ -321,39 +297,6 @@ def test_a_search_waits_for_a_text_that_is_better_only_far_ahead_or_only_next():
     table[chain[0], end] = table[end, end] = 1.0
     found = search(partial(markov_step, jnp.log(table)), config=replace(mean, length_penalty=-0.5))
     assert found.tokens[..., :3].tolist() == [[[end, 0, 0], [a, chain[0], end]]] * 2
-
-
-@pytest.mark.parametrize("width", [1, 2, 5])
-def test_a_vocabulary_of_two_has_one_text_of_each_length(width):
-    tables = history_tables(37, 4, 2)
-    found = search_history(
-        tables, np.array([0, 1]), np.array([4, 3]), beam_size=width, max_new_tokens=4, eos=(1,)
-    )
-    texts = {(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)}
-    if width == 5:
-        assert {tuple(row) for row in found.tokens[0, :4].tolist()} == texts
-        assert {tuple(row) for row in found.tokens[1, :3].tolist()} == texts - {(0, 0, 0, 1)}
-        assert np.isneginf(found.scores[0, 4:]).all() and np.isneginf(found.scores[1, 3:]).all()
-        assert not found.tokens[0, 4:].any() and not found.tokens[1, 3:].any()
-        assert not found.log_probs[0, 4:].any() and not found.log_probs[1, 3:].any()
-    for leaf in jax.tree.leaves(found):
-        assert not np.isnan(leaf).any()
-
-
-def test_every_text_ends_within_its_own_limit():
-    tables = history_tables(41, 9, 5)
-    tables[..., 3] -= 3.0
-    first, limits = np.array([0, 1, 2, 3, 4]), np.array([1, 2, 9, 5, 50])
-    found = search_history(tables, first, limits, beam_size=4, max_new_tokens=9, eos=(3,))
-    assert np.isfinite(found.scores[1:]).all()
-    for b, limit in enumerate([1, 2, 9, 5, 9]):
-        for tokens, score in zip(found.tokens[b], found.scores[b], strict=True):
-            if np.isfinite(score):
-                assert np.sum(tokens == 3) == 1 and np.argmax(tokens == 3) < limit
-                assert not np.any(tokens[np.argmax(tokens == 3) + 1 :])
-    assert found.tokens[0, 0].tolist() == [3] + [0] * 8
-    close(found.log_probs[0, 0, 0], next_log_probs(tables, (0,))[3])
-    assert np.isneginf(found.scores[0, 1:]).all()
 
 
 def test_a_limit_below_one_leaves_no_text():
@@ -480,18 +423,6 @@ def test_two_models_under_vmap_find_what_each_finds_alone(model, params, sources
     assert not np.array_equal(together.tokens[0], together.tokens[1])
 
 
-def test_greedy_takes_the_likeliest_token_until_the_end_or_the_limit():
-    tables = history_tables(43, 9, 7)
-    first, limits = np.arange(29) % 7, np.arange(29) % 10
-    prompts, config = Prompts(first, limits, np.arange(29)), SamplingConfig(max_new_tokens=9)
-    found = sample_history(tables, prompts, jax.random.key(5), config)
-    for b in range(29):
-        tokens = []
-        while len(tokens) < limits[b] and 3 not in tokens:
-            tokens.append(int(np.argmax(next_log_probs(tables, (first[b], *tokens)))))
-        assert found.tokens[b, 0].tolist() == tokens + [0] * (9 - len(tokens))
-
-
 PROBABILITIES = np.array(
     [
         [0.10, 0.20, 0.30, 0.25, 0.15],
@@ -532,33 +463,6 @@ def test_pairs_of_tokens_are_drawn_with_the_models_probabilities():
     rows = softened(PROBABILITIES, 1.7)
     # Of 24 degrees of freedom: more than 59 is seen once in 10,000 seeds.
     assert chi_square(counts, rows[4][:, None] * rows) < 59
-
-
-def test_log_probs_are_the_models_own_whatever_the_sampler():
-    texts = draw_pairs()
-    tokens = texts.tokens[:, 0]
-    before = np.concatenate([np.full((4_000, 1), 4), tokens[:, :1]], axis=1)
-    expected = np.log(PROBABILITIES[before, tokens])
-    close(texts.log_probs[:, 0], expected)
-    close(texts.scores[:, 0], expected.sum(axis=1))
-
-
-def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch():
-    tables, config = history_tables(47, 11, 7), SamplingConfig(max_new_tokens=11)
-    run = partial(sample_history, tables, config=config, sampler=HOT)
-    prompts = Prompts(np.arange(31) % 7, 5 + np.arange(31) % 7, 100 + np.arange(31))
-    whole = run(prompts, jax.random.key(1))
-    again = run(prompts, jax.random.key(1))
-    other = run(prompts, jax.random.key(2))
-    assert np.array_equal(whole.tokens, again.tokens)
-    assert not np.array_equal(whole.tokens, other.tokens)
-    chosen = np.random.default_rng(0).permutation(31)[:13]
-    part = run(Prompts(*(leaf[chosen] for leaf in prompts[:3])), jax.random.key(1))
-    assert np.array_equal(part.tokens, whole.tokens[chosen])
-    close(part.log_probs, whole.log_probs[chosen])
-    same = Prompts(np.full((31,), 2), np.full((31,), 11), prompts.example_ids)
-    found = run(same, jax.random.key(1))
-    assert len({tuple(row) for row in found.tokens[:, 0].tolist()}) > 20
 
 
 def test_an_ended_or_empty_text_is_followed_by_zeros():

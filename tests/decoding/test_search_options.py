@@ -1,4 +1,4 @@
-"""What a search can be told: extra candidates, maximum lengths, early stopping, processors."""
+"""Options of a search: extra candidates, maximum lengths, early stopping, processors."""
 
 from functools import partial
 
@@ -232,7 +232,7 @@ def test_any_of_several_ends_ends_a_sampled_text():
 
 
 def test_greedy_search_penalizes_repetition_in_its_logits():
-    """What stands there is twice as far below zero; START, which was given, too."""
+    """A logit of a token that was written, or given as START, is twice as far below zero."""
     values = {"beam_size": 1, "limits": (2, 2), "at_max_length": "cut"}
     tokens, probabilities, _ = search(LOOP, repetition_penalty=2.0, **values)
     assert tokens == [[[A, B, 0, 0, 0]]] * 2

@@ -76,6 +76,25 @@ def evaluated(put: Any) -> dict[str, Any]:
     }
 
 
+def refused(devices: Strategy, params: Any) -> str:
+    """The refusal of a loss that reads the parts of parameters beside those of the model."""
+    model_loss = jf.causal_loss(WRITER)
+
+    def penalized(params: Any, batch: Any, rng: Any) -> Any:
+        nats, tokens = model_loss(params, batch, rng)
+        return nats + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params)), tokens
+
+    batch = devices.divide(jf.StreamBatch.create(np.ones((5, 7), int), vocab_size=11))
+    devices = devices.for_model(WRITER)
+    evaluated = devices.evaluate(penalized, gather_at="step")(devices.shard_state(params), batch)
+    assert float(evaluated["tokens"]) == 30
+    try:
+        devices.evaluate(penalized, gather_at="use")(devices.shard_state(params), batch)
+    except jf.errors.ConfigError as error:
+        return str(error)
+    return ""
+
+
 def trained(devices: Strategy, parts: int) -> list[float]:
     """The loss of a step on 5 rows with dropout, and the sum of the updated parameters."""
     model = WRITER.clone(config=replace(WRITER.config, dropout_rate=0.2))
@@ -121,6 +140,7 @@ def compute(folder: Path) -> dict[str, Any]:
         found = evaluated(lambda m, _, d=devices: d.for_model(m).shard_state(params[m]))
         found["averaged"], results[f"bytes {text}"] = averaged(devices, folder)
         found["trained"] = trained(devices, 2)
+        results[f"refused {text}"] = refused(devices, params[WRITER])
         results[text] = found
     results["bytes"] = sum(leaf.nbytes for leaf in jax.tree.leaves(params[WRITER]))
     return results
@@ -148,6 +168,14 @@ def test_scores_texts_and_a_step_on_any_number_of_rows_are_those_of_one_device(m
             same = pytest.approx(other, rel=1e-5, abs=1e-6) if isinstance(other, float) else other
             assert number == same, name
     assert len(set(map(str, results["one"]["completions"]))) == 3
+
+
+@pytest.mark.parametrize("mesh", MESHES[1:])
+def test_an_evaluation_refuses_a_loss_that_takes_a_part_for_the_whole(mesh, results):
+    said = results[f"refused {mesh}"]
+    assert 'gather_at="use", but the loss reads decoder/blocks_0/' in said
+    assert "without gathering" in said and "final" not in said  # norms are whole everywhere
+    assert results[f"refused {MESHES[0]}"] == ""
 
 
 @pytest.mark.parametrize(("mesh", "parts"), [*zip(MESHES, (1, 8, 4), strict=True)])

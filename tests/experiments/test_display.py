@@ -1,4 +1,4 @@
-"""What a person sees while a command works: phases, lines, the panel, answers to Ctrl-C."""
+"""The screen while a command works: phases, lines, the panel, answers to Ctrl-C."""
 
 import io
 import os

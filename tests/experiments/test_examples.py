@@ -19,18 +19,11 @@ from jaxformer.distributed import partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.ops.masks import AttentionMask
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 MODELS = custom_modules.models()
-
-
-def test_whether_a_series_rises_first_is_its_label():
-    batch = inside_flax.random_batch(3, rows=7)
-    for values, label in zip(batch.series[..., 0], batch.label, strict=True):
-        assert (values.argmax() < values.argmin()) == label
 
 
 @pytest.mark.slow
@@ -55,7 +48,7 @@ def test_our_encoder_learns_inside_a_model_of_ones_own(train):
 
 @pytest.fixture(scope="module")
 def logits(random_params):
-    """Of each model with parts of its own: tokens, and its logits at once and one by one."""
+    """Tokens and, of each model with parts of its own, its logits at once and one by one."""
     tokens = custom_modules.repeating(0, rows=2, length=6).tokens
     found = {}
     for name, model in MODELS.items():
@@ -88,48 +81,11 @@ def test_each_part_of_ones_own_changes_the_function(logits):
         assert np.abs(logits[name][0] - plain).max() > 1e-2
 
 
-def test_cosine_attention_does_not_care_how_long_queries_are(rng, assert_equal):
-    q, k, v = rng.normal(size=(3, 2, 5, 3, 4)).astype(np.float32)
-
-    @jax.jit
-    def run():
-        cosine, sharper = custom_modules.cosine_attention(4.0), custom_modules.cosine_attention(8.0)
-        mask = AttentionMask(causal=True)
-        found = cosine(q, k, v, mask, scale=0.5), cosine(7 * q, k / 3, v, mask, scale=0.1)
-        return *found, sharper(q, k, v, mask, scale=0.5)
-
-    found, longer, sharper = run()
-    assert_equal(longer, found)
-    assert np.abs(sharper - found).max() > 1e-2
-
-
-def test_distances_that_have_learned_nothing_are_no_positions(random_params, assert_equal):
-    tokens = custom_modules.repeating(0, rows=2, length=5).tokens
-    model, plain = MODELS["custom positions"], MODELS["standard"]
-    params = random_params(model, tokens)
-    table = {"decoder": params["decoder"] | {"positions": {"table": np.zeros((2, 9), np.float32)}}}
-
-    @jax.jit
-    def run():
-        flat, learned = (model.apply({"params": p}, tokens) for p in (params | table, params))
-        return flat, learned, plain.apply({"params": params}, tokens)
-
-    flat, learned, expected = run()
-    assert_equal(flat, expected)
-    assert np.abs(learned - flat).max() > 1e-2
-
-
 def test_a_parallel_block_refuses_to_read_a_source():
     config = replace(custom_modules.SIZES, num_encoder_layers=1)
     model = EncoderDecoder(config, block=custom_modules.parallel_block)
     with pytest.raises(ConfigError, match="a parallel block has no cross-attention"):
         jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 2), int), jnp.ones((1, 2), int))
-
-
-def test_a_repeating_row_is_known_from_its_third_token_on():
-    batch = custom_modules.repeating(1)
-    assert np.array_equal(batch.tokens[:, 3:], batch.tokens[:, :-3])
-    assert not batch.loss_mask[:, :2].any() and batch.loss_mask[:, 2:].all()
 
 
 def test_rules_of_ones_own_come_first_and_the_packages_follow():

@@ -27,10 +27,10 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single
 from jaxformer.errors import CheckpointError
 from jaxformer.training.train_step import init_train_state, make_train_step
+from tests.experiments.commands import metrics_of
 
 TOTAL = 17
 OPTIMIZER = optax.adam(0.1)
-SPEEDS = ("tokens_per_second", "data_wait")
 
 
 def loss(params, batch, rng):
@@ -83,11 +83,6 @@ def fitted(folder, batches=batches, evaluate=evaluate, origin="a", **training):
             origin={"data": origin},
         )
     return state
-
-
-def metrics_of(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in line.items() if k not in SPEEDS} for line in lines]
 
 
 def saved(folder):

@@ -20,6 +20,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.pretrained import load
 from jaxformer.training.parameters import flatten
+from tests.experiments.commands import bytes_of, metrics_of
 from tests.experiments.tiny_runs import changed, language_config, translation_config
 
 pytestmark = pytest.mark.long
@@ -42,15 +43,10 @@ def parent(base):
     return train(base).folder
 
 
-def params_of(folder, step):
-    leaves = jax.tree.leaves(Checkpoints(folder / "checkpoints").restore_params(step))
-    return b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
-
-
-def metrics_of(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+def steps_of(folder):
+    """The numbers of each training step, by the step."""
     names = ("step", "loss", "grad_norm", "learning_rate")
-    return {line["step"]: [line[name] for name in names] for line in lines if "loss" in line}
+    return {line["step"]: [line[name] for name in names] for line in metrics_of(folder, "loss")}
 
 
 def test_a_continued_run_is_to_the_bit_the_run_that_went_on(base, parent, capsys):
@@ -58,9 +54,9 @@ def test_a_continued_run_is_to_the_bit_the_run_that_went_on(base, parent, capsys
     child = train(changed(base, name="child", continue_from=str(parent), **longer)).folder
     assert "from step 4 to 7" in capsys.readouterr().out
     whole = train(changed(base, name="whole", **longer)).folder
-    assert params_of(child, 7) == params_of(whole, 7)
-    expected = metrics_of(whole)
-    assert metrics_of(child) == {step: expected[step] for step in (5, 6, 7)}
+    assert bytes_of(child, 7) == bytes_of(whole, 7)
+    expected = steps_of(whole)
+    assert steps_of(child) == {step: expected[step] for step in (5, 6, 7)}
     runs.main(["list", str(base.runs)])
     rows = capsys.readouterr().out.splitlines()
     children = [row.startswith(f"{child} ") for row in rows]
@@ -111,7 +107,7 @@ def test_the_schedule_and_the_rate_are_those_of_the_new_run(base, parent):
     changes = {f"optimizer__{name}": value for name, value in changes.items()}
     name = f"{parent}@2"
     child = train(changed(base, name="cosine", continue_from=name, **changes)).folder
-    rates = {step: line[3] for step, line in metrics_of(child).items()}
+    rates = {step: line[3] for step, line in steps_of(child).items()}
     assert sorted(rates) == [3, 4, 5, 6] and 0.05 < rates[4] < rates[3] < 0.5
     assert json.loads((child / NOTE).read_text()) == {
         "how": "continue_from",
@@ -162,7 +158,7 @@ def tuned(base, parent):
 
 def test_a_run_starts_from_the_weights_the_sizes_and_the_tokenizer_of_another(parent, tuned):
     _, folder = tuned
-    assert params_of(folder, 1) == params_of(parent, 2) != params_of(parent, 4)
+    assert bytes_of(folder, 1) == bytes_of(parent, 2) != bytes_of(parent, 4)
     loaded = load_run.load_run(folder)
     assert (loaded.config.model.d_model, loaded.config.model.dropout_rate) == (16, 0.3)
     files = [run / "tokenizer" / "tokenizer.json" for run in (folder, parent)]
@@ -182,7 +178,7 @@ def test_a_child_is_resumed_without_its_parent_and_has_children(base, parent, tm
     assert resumed.init_from and parent_of(resumed) is None
     assert Checkpoints(train(resumed).folder / "checkpoints").newest_step() == 5
     grandchild = changed(child, name="grandchild", init_from=str(folder), model__vocab_size=999)
-    assert params_of(train(grandchild).folder, 4) != params_of(folder, 4)
+    assert bytes_of(train(grandchild).folder, 4) != bytes_of(folder, 4)
 
 
 def test_parameters_of_other_shapes_are_refused_by_name(base, parent, tmp_path):
@@ -219,10 +215,10 @@ def test_a_translation_starts_from_another_with_its_tokenizers_and_goes_on(tmp_p
     changes = {"name": "second", "init_from": str(first), **other}
     rate = {"optimizer__learning_rate": 0.0, "model__d_ff": 26}
     second = train_translation(changed(config, **changes, **rate)).folder
-    assert params_of(second, 2) == params_of(first, 2)
+    assert bytes_of(second, 2) == bytes_of(first, 2)
     found, before = (translation_run.load_run(folder) for folder in (second, first))
     assert found.target_tokenizer.fingerprint == before.target_tokenizer.fingerprint
     with pytest.raises(ConfigError, match="init_from='gpt2' is not the folder of a trained run"):
         train_translation(changed(config, name="third", init_from="gpt2"))
     longer = changed(config, name="longer", continue_from=str(first), optimizer__total_steps=3)
-    assert list(metrics_of(train_translation(longer).folder)) == [3]
+    assert list(steps_of(train_translation(longer).folder)) == [3]

@@ -1,7 +1,5 @@
 """The language-modelling experiment, end to end on tiny models that are trained here."""
 
-import contextlib
-import io
 import json
 import math
 import os
@@ -14,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.harness import cli
 from experiments.harness.training import utilization
 from experiments.harness.training.flops import causal_flops
 from experiments.language_modelling import (
@@ -34,9 +31,9 @@ from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
 from jaxformer.text.data import open_tokens, write_tokens
 from jaxformer.training.optimizer import make_schedule
+from tests.experiments.commands import bytes_of, call, metrics_of, options, refused
+from tests.experiments.tiny_runs import WORDS
 
-SPEEDS = ("tokens_per_second", "mfu", "data_wait")
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 CAUSAL = """
     --name tiny --model.vocab_size 280 --model.d_model 16 --model.d_ff 22 --model.num_heads 2
     --model.num_decoder_layers 1 --model.max_len 23 --data.batch_size 4 --data.seq_len 19
@@ -53,12 +50,6 @@ MASKED = """
     --training.evaluate_every 3 --training.save_every 3 --training.remat blocks
     --data.next_sentence True --model.pooler tanh --model.embeddings.num_types 2
 """
-
-
-def options(words):
-    """The words of a command line as {option: value}."""
-    words = words.split()
-    return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def document(rng, lines):
@@ -81,44 +72,6 @@ def settings(text, runs, base=CAUSAL, more=""):
     found["--data.train"] = [text / "a.txt", text / "b.txt"]
     found |= {f"--data.{part}": text / f"{part}.txt" for part in ("validation", "test")}
     return found | options(more)
-
-
-def words_of(args):
-    """{option: value or list of values} as the words of a command line."""
-    words = []
-    for name, value in args.items():
-        if str(value) in ("True", "False"):
-            group, dot, field = name.removeprefix("--").rpartition(".")
-            words.append(name if str(value) == "True" else f"--{group}{dot}no_{field}")
-        else:
-            words += [name, *map(str, value if isinstance(value, list) else [value])]
-    return words
-
-
-def parsed(command, args):
-    kinds = {
-        evaluate: evaluate.EvaluateOptions,
-        export: export.ExportOptions,
-    }
-    if command is generate:
-        return generate.parse(words_of(args))
-    presets = {"default": kinds[command]()} if command in kinds else PRESETS
-    return cli.parse(presets, words_of(args))
-
-
-def call(command, args, given=b""):
-    """The exit code of a command, what it printed and what it complained of."""
-    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), "utf-8"))
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli.run(lambda: command.main(parsed(command, args)))
-    return SimpleNamespace(code=code, out=out.buffer.getvalue().decode(), err=err.getvalue())
-
-
-def refused(done, code, said):
-    assert done.code == code, done.err
-    assert said in done.err and done.err.startswith("error: ") and done.err.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
@@ -145,16 +98,6 @@ def masked(text, tmp_path_factory):
     done = call(train, args)
     assert done.code == 0, done.err
     return SimpleNamespace(folder=root / "language_modelling" / "masked", args=args, out=done.out)
-
-
-def bytes_of(folder, step):
-    leaves = jax.tree.leaves(Checkpoints(folder / "checkpoints").restore_params(step))
-    return b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
-
-
-def metrics_of(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in line.items() if k not in SPEEDS} for line in lines]
 
 
 def last_json(done):
@@ -494,7 +437,7 @@ def without_phases(out: str) -> str:
     ],
 )
 def test_a_preset_has_the_parameters_of_its_original(name, count):
-    """Of BERT: the encoder with its pooler, and the heads of both pretraining tasks."""
+    """That of BERT has the encoder with its pooler, and the heads of both pretraining tasks."""
     config = PRESETS[name]
     model = objective(config).model(config.model)
     shapes = jax.eval_shape(model.init, jax.random.key(0), np.ones((2, 5), np.int32))

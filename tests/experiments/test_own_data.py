@@ -14,8 +14,8 @@ from experiments.language_modelling.train import train
 from experiments.translation import prepare as translation_prepare
 from experiments.translation.presets import PRESETS as TRANSLATION
 from jaxformer.checkpoint import Checkpoints
+from tests.experiments.tiny_runs import WORDS
 
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 MODULE = """
 from jaxformer.text.data import StreamBatch
 from jaxformer.text.tokenizers import SPECIAL_TOKENS, train_characters

@@ -16,11 +16,11 @@ from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.train import train
 from jaxformer.errors import ConfigError
 from tests.experiments import own_parts
+from tests.experiments.tiny_runs import WORDS
 
 pytestmark = pytest.mark.long
 
 HERE = "tests.experiments.own_parts"
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 OPTIONS = """--model.vocab_size 283 --model.d_model 16 --model.d_ff 22 --model.num_heads 2
     --model.num_decoder_layers 1 --model.max_len 23 --data.seq_len 19 --data.batch_size 3
     --optimizer.warmup_steps 1 --optimizer.total_steps 5 --training.save_every 5
@@ -159,54 +159,3 @@ def test_an_optimizer_of_ones_own_leaves_frozen_parameters_alone():
     rule = build.build_optimizer(config)
     updates, _ = rule.update(params, rule.init(params), params)
     assert np.all(updates["frozen"]["kernel"] == 0) and np.all(updates["trained"]["kernel"] != 0)
-
-
-def test_one_file_outside_of_the_project_holds_all_that_is_ones_own(words, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(FILE)
-    monkeypatch.syspath_prepend(tmp_path)
-    options = {"training.loss": "my_loss", "model.positions": "MyPositions"}
-    options |= {"training.metrics": "my_metric", "training.loggers": "MyLogger"}
-    options |= {"optimizer.schedule": "my_schedule", "optimizer.name": "my_optimizer"}
-    more = [word for key, name in options.items() for word in (f"--{key}", f"mine:{name}")]
-    config = cli.parse(PRESETS, [*words, *more, "--name", "mine", "--optimizer.total_steps", "2"])
-    folder = train(replace(config, training=replace(config.training, evaluate_every=1))).folder
-    assert (folder / "mine.txt").read_text().splitlines() == ["1", "2"]
-    lines = logged(folder)
-    assert [line["learning_rate"] for line in lines if "loss" in line] == [0.25, 0.125]
-    validation = [line for line in lines if "validation_loss" in line][0]
-    assert validation["validation_twice"] == 2 * validation["validation_loss"]
-    assert validation["validation_custom_loss"] == pytest.approx(3 * validation["validation_loss"])
-
-
-FILE = """
-import optax
-from jaxformer import PositionScheme, causal_loss
-
-class MyPositions(PositionScheme):
-    pass
-
-def my_loss(model, **options):
-    loss = causal_loss(model, **options)
-    def tripled(params, batch, rng):
-        nats, tokens = loss(params, batch, rng)
-        return 3 * nats, tokens
-    return tripled
-
-def my_schedule(config):
-    return optax.exponential_decay(0.25, 1, 0.5)
-
-def my_optimizer(config, schedule):
-    return optax.sgd(schedule)
-
-def my_metric(evaluation):
-    return {"twice": 2 * evaluation.scores["loss"]}
-
-class MyLogger:
-    def __init__(self, folder):
-        self.path = folder / "mine.txt"
-
-    def log(self, step, metrics):
-        if "loss" in metrics:
-            with self.path.open("a") as file:
-                print(step, file=file)
-"""

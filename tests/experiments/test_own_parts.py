@@ -16,12 +16,11 @@ import pytest
 from experiments import plan
 from experiments.harness import cli
 from experiments.harness.runs.run_files import read_table
-from experiments.language_modelling import evaluate, finetune, generate
+from experiments.language_modelling import evaluate
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
-from experiments.language_modelling.tasks import classification
 from experiments.translation import evaluate as score_text
 from experiments.translation import load_run as translation_run
 from experiments.translation import train as translation_train
@@ -30,13 +29,14 @@ from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
-from jaxformer.nn.heads import Classifier
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.losses import causal_loss, seq2seq_loss
 from tests.experiments import own_parts
+from tests.experiments.commands import metrics_of
+from tests.experiments.tiny_runs import WORDS
 
 pytestmark = pytest.mark.long
 
@@ -58,7 +58,6 @@ TRANSLATION = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 31
     --training.average_checkpoints 1 --training.metrics {HERE}:words
 """
 PARTS = own_parts.cosine_attention, own_parts.OwnBlock
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 
 
 def called(main, *words):
@@ -154,8 +153,7 @@ def test_a_loaded_model_has_the_logits_of_the_trained_one(language, translation,
 
 def test_a_language_model_is_validated_selected_and_scored_as_it_was_trained(language, capsys):
     checkpoints = Checkpoints(language.folder / "checkpoints")
-    lines = map(json.loads, (language.folder / "metrics.jsonl").read_text().splitlines())
-    (validation,) = [line for line in lines if "validation_loss" in line]
+    (validation,) = metrics_of(language.folder, "validation_loss")
     nats, tokens = likelihood(language, checkpoints.restore_params(5), "validation")
     assert validation["step"] == 5 and validation["validation_loss"] == nats / tokens
     chosen = json.loads((language.folder / "weights.json").read_text())
@@ -166,40 +164,6 @@ def test_a_language_model_is_validated_selected_and_scored_as_it_was_trained(lan
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     expected = likelihood(language, language.loaded.params, "train")
     assert [found["nats"], found["tokens"]] == expected
-
-
-def test_a_language_model_samples_as_it_was_trained(language, capsys):
-    loaded = language.loaded
-    sampling = replace(loaded.config.sampling, temperature=2.0)  # a small difference is seen
-    (expected,) = pipelines.complete(
-        language.model, loaded.params, ["sun "], loaded.tokenizer, sampling
-    )
-    words = ["--run", str(language.folder), "--text", "sun ", "--temperature", "2.0"]
-    called(lambda: generate.main(generate.parse(words)))
-    assert capsys.readouterr().out == f"sun {expected.text}\n"
-
-
-def test_a_classifier_stands_on_the_model_that_was_trained(language, text):
-    options = finetune.FinetuneOptions(
-        run=str(language.folder),
-        train=str(text / "train.tsv"),
-        test=str(text / "validation.tsv"),
-        num_train=13,
-        seeds=1,
-        batch_size=5,
-        seq_len=17,
-        optimizer=finetune.OptimizerConfig(schedule="constant", total_steps=3, warmup_steps=1),
-    )
-    called(lambda: finetune.main(options))
-    assert "classification, all" in json.loads((language.folder / "finetune.json").read_text())
-    learner = finetune.make_learner(options, language.loaded, *classification.read(options))
-    task = learner.task
-    (batch,) = task.test.iterate_once(rows=7)
-    inputs = batch.tokens, batch.padding_mask
-    params = learner.init(jax.random.key(0), *inputs) | {"backbone": language.loaded.params}
-    model = Classifier(language.model, len(task.labels))
-    expected = jax.jit(model.apply)({"params": params}, *inputs)
-    np.testing.assert_array_equal(task.outputs(params, batch), expected)
 
 
 def test_a_plan_counts_the_parameters_of_the_block_given(language, translation, capsys):
@@ -238,25 +202,11 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
 
 
 def test_a_metric_of_ones_own_is_computed_of_the_translations(translation):
-    lines = [json.loads(x) for x in (translation.folder / "metrics.jsonl").read_text().splitlines()]
-    (logged,) = [line["validation_words"] for line in lines if "validation_words" in line]
+    (logged,) = metrics_of(translation.folder, "validation_words")
     scored = json.loads((translation.folder / "scores.json").read_text())["words"]
-    for name, found in (("validation-5", logged), ("validation", scored)):
+    for name, found in (("validation-5", logged["validation_words"]), ("validation", scored)):
         made = read_table(translation.folder / "samples" / f"{name}.tsv")["model"]
         assert found == sum(len(text.split()) for text in made) / len(made)
-
-
-def test_forced_scores_are_those_of_the_model_that_was_trained(translation, text, capsys):
-    source, target = (str(text / f"validation.{side}") for side in ("en", "de"))
-    options = score_text.EvaluateOptions(str(translation.folder), source, target, forced=True)
-    called(lambda: score_text.main(options))
-    sides = (open(path).read().splitlines() for path in (source, target))
-    loaded = translation.loaded
-    expected = pipelines.score_pairs(
-        translation.model, loaded.params, list(zip(*sides, strict=True)), *loaded[3:]
-    )
-    for line, numbers in zip(capsys.readouterr().out.splitlines(), expected, strict=True):
-        assert line.split("\t")[1] == " ".join(f"{x:.4f}" for x in numbers)
 
 
 def test_a_loss_and_a_schedule_of_ones_own_are_learned_by(language, tmp_path):
@@ -276,8 +226,7 @@ def test_a_loss_and_a_schedule_of_ones_own_are_learned_by(language, tmp_path):
     value, slope = jax.value_and_grad(
         lambda p: own_parts.doubled_loss(language.model)(p, batch, rng)[0] / batch.loss_mask.sum()
     )(params)
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    logged = {name: number for line in lines for name, number in line.items()}
+    logged = {name: number for line in metrics_of(folder) for name, number in line.items()}
     assert logged["loss"] == pytest.approx(float(value), rel=1e-5)
     labels = batch.tokens[:, 1:][batch.loss_mask]
     assert logged["ids"] == pytest.approx(labels.mean(), rel=1e-5)
@@ -305,8 +254,7 @@ def test_a_translation_is_validated_by_the_loss_of_ones_own_too(translation, tex
     config = cli.parse(TRANSLATION_PRESETS, words)
     called(lambda: translation_train.main(config), words)
     folder = tmp_path / "translation" / "own"
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    (logged,) = [line for line in lines if "validation_loss" in line]
+    (logged,) = metrics_of(folder, "validation_loss")
     loaded = translation_run.load_run(folder)
     sides = ((text / f"validation.{side}").read_text().splitlines() for side in ("en", "de"))
     source, target = map(loaded.source_tokenizer.encode_batch, sides)

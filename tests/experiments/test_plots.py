@@ -9,7 +9,6 @@ import pytest
 import jaxformer as jf
 from experiments import runs
 from experiments.harness.results import attention_views, plots
-from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.groups import group_runs
 from experiments.translation.load_run import Translator
 from experiments.translation.page import attend
@@ -57,15 +56,6 @@ def test_blocks_are_stacked_in_the_order_of_their_numbers():
     values = {f"encoder/blocks_{i}/attention/weights": np.full((1, 2, 3, 3), i) for i in (10, 2, 0)}
     weights = attention_views.stacked(values)["encoder/attention"]
     assert weights[:, 0, 0, 0, 0].tolist() == [0, 2, 10]
-
-
-def test_the_last_layer_has_a_panel_for_each_head_that_shows_its_weights(rng):
-    weights = rng.dirichlet(np.ones(5), (2, 3, 4))
-    figure = attention_views.last_layer(AttentionView("cross", "abcd", "vwxyz", weights))
-    titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ["layer 1, head 0", "layer 1, head 1", "layer 1, head 2"]
-    np.testing.assert_array_equal(figure.axes[1].images[0].get_array(), weights[1, 1])
-    assert [text.get_text() for text in figure.axes[2].get_xticklabels()] == list("vwxyz")
 
 
 def write_run(folder, metrics, **settings):

@@ -19,39 +19,23 @@ from experiments.harness.cli import config_files
 from experiments.harness.results import sweeping
 from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.language_modelling import train as language_modelling
-from experiments.language_modelling.presets import PRESETS, LanguageConfig
+from experiments.language_modelling.presets import PRESETS
 from experiments.sweep import main, presets_of, sweep
 from experiments.translation.presets import PRESETS as TRANSLATION
-from jaxformer.checkpoint.steps import lock
+from jaxformer.checkpoint.lock import lock
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.training.parameters import flatten
 from tests.experiments import own_parts
+from tests.experiments.commands import metrics_of
+from tests.experiments.tiny_runs import language_config
 
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 RATES = (1e-2, 3e-3, 1e-3)
 TRAINING = PRESETS["python_stdlib"].training
-TIMES = {"tokens_per_second", "data_wait", "mfu"}
-
-
-def tiny(folder) -> LanguageConfig:
-    lines = (f"{a} {b} {c}\n" for a in WORDS for b in WORDS for c in WORDS[:3])
-    (folder / "a.txt").write_text("".join(lines))
-    preset = PRESETS["python_stdlib"]
-    sizes = {"vocab_size": 283, "d_model": 16, "d_ff": 22, "num_heads": 2, "max_len": 23}
-    return replace(
-        preset,
-        runs=str(folder / "runs"),
-        model=replace(preset.model, num_decoder_layers=1, **sizes),
-        data=replace(preset.data, train=(str(folder / "a.txt"),), seq_len=19, batch_size=3),
-        optimizer=replace(preset.optimizer, name="adam", warmup_steps=1, total_steps=4),
-        training=replace(preset.training, log_every=1, save_every=2, evaluate_every=2),
-        prompts=(),
-    )
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    return tiny(tmp_path_factory.mktemp("sweep"))
+    return language_config(tmp_path_factory.mktemp("sweep"), training__log_every=1)
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +46,10 @@ def rates(config):
 
 def contents(result):
     """The parameters and metrics of a run, without what depends on the time."""
-    lines = map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines())
-    metrics = [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
     params = checkpoint_selection.load(result.folder, TRAINING)
-    return metrics, {path: np.asarray(leaf).tobytes() for path, leaf in flatten(params).items()}
+    return metrics_of(result.folder), {
+        path: np.asarray(leaf).tobytes() for path, leaf in flatten(params).items()
+    }
 
 
 def variants():
@@ -276,7 +260,7 @@ def command(config, folder, *options):
 @pytest.mark.slow
 def test_a_killed_sweep_runs_each_cell_once(tmp_path):
     """Two processes train four cells; kill -9 at several moments, then one call that ends."""
-    config = tiny(tmp_path)
+    config = language_config(tmp_path, training__log_every=1)
     config = replace(config, optimizer=replace(config.optimizer, total_steps=200))
     words, folder = command(config, tmp_path, "--jobs", "2"), tmp_path / "runs" / "sweeps" / "s"
     for seconds in (25, 12, 9):

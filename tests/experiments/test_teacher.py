@@ -7,11 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.harness.training.initialization import find_run
 from experiments.translation import teacher
 from experiments.translation.load_run import load_run
 from experiments.translation.train import train
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
+from tests.experiments.commands import metrics_of
 from tests.experiments.tiny_runs import translation_config
 
 pytestmark = pytest.mark.long
@@ -25,11 +27,6 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(base):
     return train(base).folder
-
-
-def metrics_of(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if "loss" in line]
 
 
 def params_of(folder, step):
@@ -51,14 +48,16 @@ def student(base, run):
 
 def test_a_student_learns_the_teachers_probabilities(run, student):
     _, folder = student
-    lines = metrics_of(folder)
+    lines = metrics_of(folder, "loss")
     assert [line["loss"] for line in lines] == [line["teacher_loss"] for line in lines]
     found, before = load_run(folder), load_run(run)
     assert found.target_tokenizer.fingerprint == before.target_tokenizer.fingerprint
+    parent = find_run(str(run))
     sizes = [sum(x.size for x in params_of(x, 2)) for x in (folder, run)]
     assert sizes[0] < sizes[1], "only the student's parameters are saved"
     note = json.loads((folder / teacher.NOTE).read_text())
-    assert note["run"] == str(run) and note["sha256"] == teacher.digest(before.params)
+    assert note["run"] == str(run) and note["sha256"] == teacher.digest(parent)
+    assert note["sha256"] != teacher.digest(find_run(f"{run}@1"))
 
 
 @pytest.mark.slow
@@ -67,7 +66,7 @@ def test_a_teacher_equal_to_the_student_has_no_gradient(base, run):
     config = with_teacher(base, run, distillation_weight=1.0)
     own = replace(config, name="own", init_from=f"{run}@2")
     own = replace(own, training=replace(own.training, teacher=f"{run}@2"))
-    lines = metrics_of(train(own).folder)
+    lines = metrics_of(train(own).folder, "loss")
     assert lines[0]["grad_norm"] < 1e-5 < lines[0]["loss"]
 
 
@@ -101,6 +100,6 @@ def test_a_student_on_several_devices_is_the_one_on_one(student, strategy, tmp_p
         pytest.skip("needs JAX_NUM_CPU_DEVICES=2")
     config, folder = student
     found = train(replace(config, runs=str(tmp_path / "runs"), strategy=strategy)).folder
-    for ours, other in zip(metrics_of(found), metrics_of(folder), strict=True):
+    for ours, other in zip(metrics_of(found, "loss"), metrics_of(folder, "loss"), strict=True):
         for name in ("loss", "teacher_loss", "grad_norm"):
             np.testing.assert_allclose(ours[name], other[name], rtol=1e-4)

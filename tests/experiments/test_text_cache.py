@@ -15,8 +15,8 @@ from experiments.language_modelling.presets import PRESETS as LANGUAGE
 from experiments.translation import prepare as translation
 from experiments.translation.presets import PRESETS as TRANSLATION
 from jaxformer.text.data import open_tokens, write_tokens
+from tests.experiments.tiny_runs import WORDS
 
-WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 LINES = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS[:3]]
 opened: list[str] = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)

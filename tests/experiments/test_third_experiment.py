@@ -5,15 +5,12 @@ The task is to reverse a sequence. `EDITS` are all that the copy changes, as a p
 
 import importlib
 import inspect
-import json
 import os
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 
 from experiments import registry, sweep
@@ -22,6 +19,7 @@ from experiments.harness.runs.checkpoint_selection import read_result
 from experiments.language_modelling import train as original
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
+from tests.experiments.commands import bytes_of, metrics_of
 
 DATA = '''
 import hashlib
@@ -163,11 +161,7 @@ class Killer:
 
 def contents(folder):
     """The results of a run: its metrics without speeds, and its last parameters."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    speeds = ("tokens_per_second", "data_wait", "mfu")
-    params = Checkpoints(folder / "checkpoints").restore_params(9)
-    leaves = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params)]
-    return [{k: v for k, v in line.items() if k not in speeds} for line in lines], leaves
+    return metrics_of(folder), bytes_of(folder, 9)
 
 
 def test_a_copied_experiment_trains_and_resumes_exactly(reverse, config):

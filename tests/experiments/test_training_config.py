@@ -1,6 +1,5 @@
-"""What the settings of all experiments choose: devices, attention function, block."""
+"""Settings of all experiments: devices, attention function, block."""
 
-import json
 import os
 import platform
 import subprocess
@@ -26,6 +25,7 @@ from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.attention import ATTENTION_FNS, blockwise, reference
 from jaxformer.ops.masks import AttentionMask
+from tests.experiments.commands import metrics_of
 
 SIZES = TransformerConfig(vocab_size=11, d_model=6, d_ff=7, num_heads=2, num_decoder_layers=1)
 ROOT = Path(__file__).parents[2]
@@ -145,9 +145,7 @@ def trained(folder: Path, words: str, runs: str, *more: str) -> list[dict]:
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "4", "PYTHONPATH": str(ROOT)}
     environment |= {"JAX_PLATFORMS": "cpu"}
     subprocess.run([*command, "--runs", runs], cwd=folder, env=environment, check=True)
-    lines = (folder / runs / experiment / "tiny" / "metrics.jsonl").read_text().splitlines()
-    speeds = ("tokens_per_second", "data_wait")
-    return [{k: v for k, v in json.loads(x).items() if k not in speeds} for x in lines]
+    return metrics_of(folder / runs / experiment / "tiny")
 
 
 @pytest.mark.slow

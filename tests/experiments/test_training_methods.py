@@ -1,6 +1,5 @@
 """Training methods together, as options of an experiment: what is logged, kept and resumed."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +15,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.stack import STACKED
 from jaxformer.training.parameters import flatten
 from tests.experiments import own_parts
+from tests.experiments.commands import metrics_of
 from tests.experiments.tiny_runs import translation_config
 
 pytestmark = pytest.mark.long
@@ -72,19 +72,15 @@ def test_a_run_with_all_methods_resumes_to_the_bit(config, result):
     for tree in ("params", "ema", "opt_state"):
         same(state_of(parts.folder, 7, tree), state_of(result.folder, 7, tree))
     logged = [
-        [line for line in lines_of(folder) if line["step"] > 4 and "kl" in line]
+        [line for line in metrics_of(folder, "kl") if line["step"] > 4]
         for folder in (parts.folder, result.folder)
     ]
     for one, other in zip(*logged, strict=True):
         assert [one[key] for key in KEYS] == [other[key] for key in KEYS]
 
 
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_each_line_of_metrics_has_the_divergence_and_the_rate_of_the_schedule(result):
-    lines = [line for line in lines_of(result.folder) if "loss" in line]
+    lines = metrics_of(result.folder, "loss")
     assert [line["step"] for line in lines] == list(range(1, 8))
     assert all(line["kl"] > 0 for line in lines)
     assert lines[-1]["learning_rate"] == pytest.approx(2 * lines[0]["learning_rate"])
@@ -109,8 +105,8 @@ def test_the_moving_average_and_the_parameters_are_chosen_by_name(result, config
 
 def test_a_best_checkpoint_is_that_of_the_metric_named(result):
     metadata = Checkpoints(result.folder / "checkpoints").metadata()
-    (chrf,) = (x["validation_chrf"] for x in lines_of(result.folder) if "validation_chrf" in x)
-    assert metadata["early_stopping"]["metric"] == -chrf
+    (validation,) = metrics_of(result.folder, "validation_chrf")
+    assert metadata["early_stopping"]["metric"] == -validation["validation_chrf"]
 
 
 def test_a_loss_of_ones_own_that_does_not_take_a_weight_is_refused(config):

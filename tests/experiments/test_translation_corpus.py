@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 
-import numpy as np
 import pytest
 
 from experiments.harness.runs import run_folder
@@ -167,29 +166,6 @@ def test_every_preset_can_be_written_to_a_run_and_read_back(tmp_path):
         assert preset.name == name
         run = run_folder.open_run(tmp_path, "translation", name, preset)
         assert run_folder.load_config(run.folder, TranslationConfig) == preset
-
-
-@pytest.mark.parametrize(
-    "name, sizes, rate, steps, average",
-    [
-        ("wmt14_base", (512, 2_048, 8), 0.1, 100_000, 5),
-        ("wmt14_big", (1_024, 4_096, 16), 0.3, 300_000, 20),
-    ],
-)
-def test_the_wmt_presets_are_the_papers(name, sizes, rate, steps, average):
-    preset = PRESETS[name]
-    model, optimizer = preset.model, preset.optimizer
-    assert (model.d_model, model.d_ff, model.num_heads) == sizes
-    assert model.num_encoder_layers == model.num_decoder_layers == 6
-    assert (model.vocab_size, model.embeddings.tied) == (37_000, "all")
-    assert (model.norm.placement, model.dropout_rate) == ("post", rate)
-    assert (optimizer.schedule, optimizer.warmup_steps) == ("inverse_square_root", 4_000)
-    assert np.isclose(optimizer.learning_rate, sizes[0] ** -0.5 * 4_000**-0.5)
-    assert (optimizer.total_steps, optimizer.b1, optimizer.b2) == (steps, 0.9, 0.98)
-    assert (preset.training.label_smoothing, preset.training.average_checkpoints) == (0.1, average)
-    assert (preset.search.beam_size, preset.search.length_penalty) == (4, 0.6)
-    assert preset.translation.max_extra_tokens == 50
-    assert (preset.data.corpus, preset.data.batch_tokens) == ("files", 25_000)
 
 
 @pytest.mark.parametrize(

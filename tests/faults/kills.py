@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxformer.checkpoint import Checkpoints, manifest
+from etils import epath
+
+from jaxformer.checkpoint import Checkpoints, manifest, storage
 from tests.faults import children, states
 from tests.faults.children import Child, Count
 
@@ -21,10 +23,9 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def _half(folder: Path, **_: Any) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in files[::2]:
-        path.unlink()
+def _half(folder: epath.Path) -> None:
+    for name in list(storage.lengths(folder))[::2]:
+        (folder / name).unlink()
 
 
 # The process dies in the call of a function, after doing there what the third says.
@@ -32,9 +33,9 @@ POINTS = {
     "before committing": (manifest, "commit", _nothing),
     "with a manifest not yet in place": (Path, "replace", _nothing),
     "after committing": (manifest, "commit", manifest.commit),
-    "before a step is removed": (Path, "rename", _nothing),
-    "with a step in the trash": (Path, "rename", Path.rename),
-    "with half of the trash emptied": (shutil, "rmtree", _half),
+    "before a step is removed": (storage, "remove", _nothing),
+    "with a step that has lost its manifest": (storage, "remove_tree", _nothing),
+    "with half of a step removed": (storage, "remove_tree", _half),
 }
 
 

@@ -45,7 +45,7 @@ def is_right(checkpoints: Checkpoints, step: int | None = None) -> bool:
     return metadata == {"step": expected} and as_bytes(state) == as_bytes(make_state(expected))
 
 
-def make_folder(folder: Path, steps: tuple[int, ...]) -> None:
+def make_folder(folder: str | Path, steps: tuple[int, ...]) -> None:
     """A folder with committed checkpoints of `steps`."""
     with Checkpoints(folder) as checkpoints:
         for step in steps:

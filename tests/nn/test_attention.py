@@ -8,7 +8,6 @@ import pytest
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.cache import FoldBeams
 from jaxformer.nn.inspection import read_taps
 from jaxformer.ops import attention
 from jaxformer.ops.masks import AttentionMask
@@ -76,7 +75,7 @@ def test_beams_share_the_keys_of_their_sentence(case, rng, assert_equal):
     x = rng.standard_normal((B * 3, T, 11), np.float32)
     mask = AttentionMask(padding_mask=np.arange(S) < np.array([[7], [3]]))
     repeated = AttentionMask(padding_mask=np.repeat(mask.padding_mask, 3, axis=0))
-    case.module = MultiHeadAttention(**CONFIG, attention_fn=FoldBeams(attention.reference))
+    case.module = MultiHeadAttention(**CONFIG, attention_fn=attention.reference)
     shared = case.apply(x, case.y, mask)
     assert_equal(shared, case.apply(x, np.repeat(case.y, 3, axis=0), repeated), 1e-6)
 

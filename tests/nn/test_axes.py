@@ -203,14 +203,6 @@ def test_an_adapter_of_a_users_matrix_is_inputs_by_rank_by_outputs(users_model):
     assert not np.allclose(logits, model.apply({"params": params}, ids))
 
 
-def test_a_users_block_can_be_frozen_in_part(users_model):
-    _, params, axes, block = users_model
-    config = replace(RATES, name="lion", freeze="proj/kernel|gain")
-    updates = update_of(config, params, axes, jax.tree.map(jnp.ones_like, params))
-    np.testing.assert_allclose(updates[f"{block}/mix"], -1.0)
-    assert not np.any(updates[f"{block}/proj/kernel"]) and np.any(updates[f"{block}/proj/bias"])
-
-
 def test_dense_layers_of_a_users_block_are_quantized_whatever_their_names(users_model):
     model, params, _, block = users_model
     quantized = quantize(model, params)

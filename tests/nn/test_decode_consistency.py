@@ -221,7 +221,7 @@ def test_decoding_in_bfloat16_is_the_full_forward(rng, random_params, assert_equ
 
 
 def knows(function: Any, *tables: np.ndarray) -> list[np.ndarray]:
-    """Whether output (b, t) of `function(*tables)` [B, T, F] depends on each row of each table.
+    """True where output (b, t) of `function(*tables)` [B, T, F] depends on a row of a table.
 
     Every token of the batch has an id of its own, so a row of an embedding table is a token.
     """

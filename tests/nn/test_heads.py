@@ -13,6 +13,7 @@ from jaxformer.config import BERT_BASE, NormOptions, Rotary, TransformerConfig
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.ops.cross_entropy import cross_entropy
+from jaxformer.text.data import MaskedBatch, StreamBatch
 from jaxformer.training.losses import (
     causal_loss,
     classification_loss,
@@ -38,46 +39,19 @@ GPT = TransformerConfig(
 PRESENT = np.arange(T) < np.array([[7], [4], [5]])
 
 
-class Masked(NamedTuple):
-    tokens: Any
-    padding_mask: Any
-    token_type_ids: Any
-    masked_positions: Any
-    labels: Any
-    loss_mask: Any
-    example_ids: Any
-    next_sentence: Any
-
-
-class Stream(NamedTuple):
-    tokens: Any
-    loss_mask: Any
-    example_ids: Any
-    segments: Any = None
-    positions: Any = None
-
-
 class Labelled(NamedTuple):
     tokens: Any
     padding_mask: Any
     labels: Any
     loss_mask: Any
     example_ids: Any
-
-
-class Spans(NamedTuple):
-    tokens: Any
-    padding_mask: Any
-    labels: Any
-    loss_mask: Any
-    example_ids: Any
-    token_type_ids: Any
+    token_type_ids: Any = None
 
 
 @pytest.fixture(scope="module")
 def masked():
     rng = np.random.default_rng(1)
-    return Masked(
+    return MaskedBatch(
         tokens=rng.integers(1, V, (B, T)) * PRESENT,
         padding_mask=PRESENT,
         token_type_ids=np.int32(np.arange(T) > 2) * PRESENT,
@@ -225,7 +199,7 @@ def test_the_loss_of_a_span_is_the_mean_of_its_ends_over_real_tokens(
     params = random_params(model, *masked[:3])
     places = np.array([[2, 6], [0, 0], [4, 4]])
     counts = np.array([True, False, True])
-    batch = Spans(*masked[:2], places, counts, np.arange(B), masked.token_type_ids)
+    batch = Labelled(*masked[:2], places, counts, np.arange(B), masked.token_type_ids)
     hidden, _ = jax.jit(backbone.apply)({"params": params["backbone"]}, *masked[:3])
     logits = np.asarray(hidden) @ params["head"]["kernel"] + params["head"]["bias"]
     assert_equal(jax.jit(model.apply)({"params": params}, *masked[:3]), logits.swapaxes(1, 2))
@@ -285,7 +259,7 @@ def test_the_causal_loss_is_the_cross_entropy_of_each_next_token(rng, random_par
         variables = {"params": params}
         packed = model.apply(variables, tokens[:, :-1], segments[:, :-1], positions[:, :-1])
         plain = model.apply(variables, tokens[:, :-1])
-        batch = Stream(tokens, valid, np.arange(B), segments, positions)
+        batch = StreamBatch(tokens, valid, np.arange(B), segments, positions)
         return (
             packed,
             plain,

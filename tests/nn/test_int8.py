@@ -71,7 +71,7 @@ def rounded_weights(params):
 
 
 def with_rounded_rows(call, args, kwargs, context):
-    """What Flax's layers and the output layer are given, each row rounded."""
+    """The inputs of Flax's layers and of the output layer, each row rounded."""
     module, x = context.module, args[0] if args else None
     dense = context.method_name == "__call__" and isinstance(module, nn.Dense | nn.DenseGeneral)
     if dense or (context.method_name == "__call__" and isinstance(module, LMHead)):

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from jaxformer.config import (
     BERT_BASE,
@@ -19,7 +18,6 @@ from jaxformer.config import (
     EncoderOptions,
     FeedForwardOptions,
     Learned,
-    NoPositions,
     NormOptions,
     Relative,
     TransformerConfig,
@@ -177,29 +175,6 @@ def test_an_encoder_may_have_heads_and_hidden_layers_of_its_own(leaf_shapes):
     assert shapes["decoder/blocks_0/cross_attention/key/kernel"] == (12, 3, 4)
 
 
-def test_an_encoder_tells_what_comes_before_from_what_comes_after(rng, random_params):
-    """Only the buckets that hold a distance of seven tokens are felt."""
-    config = replace(TINY, positions=Relative(buckets=6, max_distance=12))
-    tokens = rng.integers(0, V, (B, T))
-    model, decoder = EncoderOnly(config), DecoderOnly(config)
-
-    def felt(model, stack):
-        params = random_params(model, tokens)
-        table = params[stack]["positions"]["relative_bias"]
-
-        def total(table):
-            changed = params | {stack: params[stack] | {"positions": {"relative_bias": table}}}
-            out = model.apply({"params": changed}, tokens)
-            return jnp.sum(jnp.cos(jax.tree.leaves(out)[0]))
-
-        return np.any(np.asarray(jax.jit(jax.grad(total))(table)) != 0, axis=-1)
-
-    # Three a side: 0, 1 to 3, farther. The token itself stands before, so bucket 3 is nobody's.
-    assert felt(model, "encoder").tolist() == [True, True, True, False, True, True]
-    # Six backwards: 0, 1, 2, 3 to 4, 5 to 7, farther.
-    assert felt(decoder, "decoder").tolist() == [True, True, True, True, True, False]
-
-
 @pytest.mark.parametrize("model", [EncoderDecoder, DecoderOnly, EncoderOnly])
 def test_a_model_without_layers_is_refused(model):
     config = replace(TINY, num_encoder_layers=0, num_decoder_layers=0)
@@ -346,26 +321,6 @@ def test_dropout_acts_where_the_paper_says(sentences, assert_equal):
 # The three families.
 
 
-def test_an_encoder_gives_vectors_and_a_pooled_one(random_params, assert_equal):
-    config = replace(
-        BERT_BASE, vocab_size=V, d_model=12, d_ff=13, num_heads=3, num_encoder_layers=1, max_len=11
-    )
-    model = EncoderOnly(config)
-    tokens = np.arange(B * T).reshape(B, T) % V
-    types = np.int32(np.arange(T) > 3) + np.zeros_like(tokens)
-    params = random_params(model, tokens)
-
-    @jax.jit
-    def encode(params, types):
-        return model.apply({"params": params}, tokens, None, types)
-
-    hidden, pooled = map(np.asarray, encode(params, types))
-    assert (hidden.shape, pooled.shape) == ((B, T, 12), (B, 12))
-    pooler = params["pooler"]
-    assert_equal(pooled, np.tanh(hidden[:, 0] @ pooler["kernel"] + pooler["bias"]))
-    assert np.abs(hidden - encode(params, 0 * types)[0]).max() > 0.1
-
-
 def test_a_bfloat16_model_keeps_float32_parameters_and_stays_near(random_params, assert_equal):
     config = replace(
         TINY,
@@ -452,9 +407,6 @@ def test_the_name_of_an_attention_function_is_refused():
         parameters(DecoderOnly(TINY, "cudnn"), 1)
 
 
-# A block of one's own.
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [EncoderDecoder, DecoderOnly])
 def test_each_remat_needs_less_memory_and_changes_nothing_else(family, random_params, assert_equal):
@@ -478,24 +430,6 @@ def test_each_remat_needs_less_memory_and_changes_nothing_else(family, random_pa
     for other in slopes[1:]:
         jax.tree.map(lambda *leaves: assert_equal(*leaves, 1e-6), other, slopes[0])
     assert temporary == sorted(set(temporary), reverse=True)
-
-
-def test_a_block_of_ones_own_takes_the_place_of_ours(random_params, assert_equal):
-    class Nothing(nn.Module):
-        def __call__(self, x, mask, *, layer_cache=None, **others):
-            return x, layer_cache
-
-    config = replace(
-        TINY,
-        norm=NormOptions(placement="post"),
-        embeddings=EmbeddingOptions(scale=False),
-        positions=NoPositions(),
-    )
-    tokens = np.arange(B * T).reshape(B, T) % V
-    model = DecoderOnly(config, block=lambda **_: Nothing())
-    params = random_params(model, tokens)
-    table = params["embedding"]["table"]
-    assert_equal(model.apply({"params": params}, tokens), table[tokens] @ table.T)
 
 
 def test_gpt2_starts_with_small_residual_projections():

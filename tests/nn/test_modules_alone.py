@@ -47,7 +47,7 @@ def params(random_params):
 
 
 def in_model(params, x, method):
-    """What `method` of the bound decoder-only model gives for `x`."""
+    """The result of `method`, a function of the bound decoder-only model and `x`."""
     return method(jf.DecoderOnly(RECIPE).bind({"params": params}), x)
 
 

@@ -16,9 +16,12 @@ from jaxformer.ops.dense import (
     dense_dot_general,
     int8_matmul,
     logits_matmul,
+    matmul,
+    padded_matmul,
     quantize_matrix,
     take_rows,
 )
+from jaxformer.ops.masks import AttentionMask
 
 ONE = (((2,), (0,)), ((), ()))
 TWO = (((2, 3), (0, 1)), ((), ()))
@@ -49,6 +52,31 @@ def test_it_agrees_with_the_plain_twin(rng, assert_equal, x, kernel, axes, dtype
         outcome(dense_dot_general), outcome(jax.lax.dot_general), strict=True
     ):
         assert_equal(given, expected, 1e-5 if dtype == "float32" else 0.02)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 8, 11])
+def test_rows_of_zeros_for_the_matrix_unit_change_no_product(rng, assert_equal, rows):
+    x, matrix = rng.standard_normal((2, rows, 5)), rng.standard_normal((2, 5, 3))
+    assert_equal(padded_matmul(x, matrix), x @ matrix, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "multiply",
+    [
+        lambda x, matrix: dense_dot_general(x, matrix, (((1,), (0,)), ((), ()))),
+        lambda x, matrix: matmul(x, matrix),
+        lambda x, matrix: logits_matmul(x.astype(jnp.bfloat16), matrix),
+        lambda x, matrix: reference(*[x[None, :, None]] * 3, AttentionMask(), scale=1.0),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_few_rows_are_multiplied_as_eight_on_a_tpu_alone(multiply, rows):
+    traced = jax.jit(multiply).trace(jnp.ones((rows, 12)), jnp.ones((12, 5)))
+    on_tpu, on_gpu = (
+        traced.lower(lowering_platforms=(name,)).as_text() for name in ("tpu", "cuda")
+    )
+    assert re.search(r"dot_general.*-> tensor<(1x1x)?8x", on_tpu)
+    assert not re.search(r"dot_general.*-> tensor<(1x1x)?8x", on_gpu)
 
 
 def test_on_a_cpu_a_single_vector_is_multiplied_in_four_parts_without_a_copy():

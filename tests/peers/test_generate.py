@@ -125,11 +125,6 @@ ASKED = {
 }
 
 
-@pytest.fixture(scope="module")
-def transformers(torch):
-    return pytest.importorskip("transformers", reason="the peer tests need transformers")
-
-
 def randomize(torch: Any, model: Any, seed: int, end: int) -> Any:
     """`model` with random numbers, large enough for texts that differ and end."""
     generator = torch.Generator().manual_seed(seed)
@@ -172,7 +167,7 @@ def folders(torch, transformers, tmp_path_factory):
 def test_a_translation_has_their_tokens_and_their_score(
     asked, torch, transformers, folders, assert_equal
 ):
-    """Of ragged sources, by four models; some texts end, and some are as long as they may be."""
+    """Four models translate ragged sources; some texts end, others are as long as they may be."""
     kind, changes = ASKED[asked]
     places = [folders[kind, seed] for seed in range(4)]
     assert same_translations(torch, transformers, places, changes, assert_equal) > 4

@@ -156,14 +156,6 @@ SIZES |= dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2")
 
 
 @pytest.fixture(scope="module")
-def transformers(torch):
-    library = pytest.importorskip("transformers", reason="these tests need transformers")
-    library.logging.set_verbosity_error()
-    library.logging.disable_progress_bar()
-    return library
-
-
-@pytest.fixture(scope="module")
 def make(torch, transformers):
     """A model of theirs with random weights, attending as their equations say."""
 
@@ -184,7 +176,7 @@ def make(torch, transformers):
 
 
 def inputs_of(torch, model):
-    """What their model is called with, and what ours."""
+    """The arguments of their model and of ours."""
     name, ids = type(model).__name__, IDS
     if "Roberta" in name:
         ids = np.maximum(IDS, 2)  # 1 is padding, at which its vectors are others
@@ -285,8 +277,8 @@ def test_the_gradient_is_theirs(pair, assert_equal):
     family = FAMILIES[config["model_type"]]
     rows = [row for row in family.weight_map(spec_of(pair.ours.model), config) if row.hf]
     leaves = {path: np.asarray(leaf) for path, leaf in flatten_dict(pair.grads, sep="/").items()}
-    zeros = to_hf(rows, {path: np.zeros_like(leaf) for path, leaf in leaves.items()})
-    given = {name: x - zeros[name] for name, x in to_hf(rows, leaves).items()}
+    zeros = dict(to_hf(rows, lambda path: np.zeros_like(leaves[path])))
+    given = {name: x - zeros[name] for name, x in to_hf(rows, leaves.__getitem__)}
     wanted = {name: x.grad for name, x in pair.theirs.named_parameters() if x.grad is not None}
     written = {name: row.hf[0] for row in rows for name in row.hf}
     for canonical, name in canonical_names(family, wanted).items():

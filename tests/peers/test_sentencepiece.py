@@ -35,11 +35,6 @@ def texts(pairs, odd_texts):
 
 
 @pytest.fixture(scope="module")
-def transformers(torch):
-    return pytest.importorskip("transformers", reason="the peer tests need transformers")
-
-
-@pytest.fixture(scope="module")
 def processor():
     library = pytest.importorskip("sentencepiece", reason="the peer tests need sentencepiece")
     return lambda path: library.SentencePieceProcessor(model_file=str(path))

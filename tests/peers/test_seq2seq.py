@@ -102,11 +102,6 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def transformers(torch):
-    return pytest.importorskip("transformers", reason="the peer tests need transformers")
-
-
-@pytest.fixture(scope="module")
 def source():
     return np.random.default_rng(0).integers(2, V - 1, (B, S))
 
@@ -196,7 +191,7 @@ def test_logits_are_theirs(said, heard, assert_equal):
 
 
 def scaled(pair: Pair) -> bool:
-    """Whether the decoder's last vectors are theirs times d_model^-0.5."""
+    """True if the decoder's last vectors are theirs times d_model^-0.5."""
     return getattr(pair.theirs.config, "scale_decoder_outputs", False)
 
 
@@ -231,7 +226,7 @@ def test_attention_weights_are_theirs(said, heard, valid, assert_equal):
 
 
 def test_gradients_are_theirs(pair, torch, source, target, valid, assert_equal):
-    """Of a loss of every logit; where ours is theirs times c, the derivative is theirs over c."""
+    """The loss depends on every logit; where ours is theirs times c, the slope is theirs over c."""
     config = pair.model.config
     weights = np.random.default_rng(2).standard_normal((B, T, config.vocab_size), np.float32)
 

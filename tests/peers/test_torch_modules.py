@@ -6,7 +6,6 @@ import pytest
 
 from experiments.torch_reference import torch_modules
 from experiments.torch_reference.torch_modules import (
-    decoder_layer,
     encoder_layer,
     multihead_attention,
     transformer,
@@ -178,33 +177,6 @@ def test_encoder_layer_is_our_block(torch, assert_equal, placement, bias, name):
     assert_back_and_forth(params, entries, state)
     found, _ = block.apply({"params": params}, x, mask)
     assert_equal(found, expected.detach())
-
-
-@pytest.mark.parametrize("placement", ["pre", "post"])
-def test_decoder_layer_is_our_block_with_cross_attention(torch, assert_equal, placement):
-    module = torch.nn.TransformerDecoderLayer(
-        WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True, norm_first=placement == "pre"
-    )
-    state = state_of(randomized(torch, module))
-    entries, memory, x = decoder_layer(state), vectors(0), vectors(1, 6)
-    future, _ = theirs_of(torch, AttentionMask(causal=True), 6)
-    expected = module(
-        torch.tensor(x),
-        torch.tensor(memory),
-        tgt_mask=future,
-        memory_key_padding_mask=torch.tensor(~VALID),
-    )
-
-    def run(block, x):
-        kv = block.cross_attention.keys_values(memory)
-        settings = {"encoder_kv": kv, "encoder_mask": AttentionMask(padding_mask=VALID)}
-        return block(x, AttentionMask(causal=True), **settings)[0]
-
-    norm = NormOptions(placement=placement, eps=1e-5)
-    block = Block(HEADS, HIDDEN, cross=True, norm_options=norm)
-    params = to_jax(state, entries, params_like(block, x, method=run))
-    assert_back_and_forth(params, entries, state)
-    assert_equal(block.apply({"params": params}, x, method=run), expected.detach())
 
 
 @pytest.mark.parametrize("norm_first", [True, False])

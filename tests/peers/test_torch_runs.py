@@ -17,6 +17,7 @@ from experiments.translation.load_run import load_run
 from experiments.translation.presets import PRESETS
 from jaxformer.errors import ConfigError, MissingExtra
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from tests.experiments.commands import metrics_of
 from tests.experiments.tiny_runs import translation_config
 
 pytestmark = pytest.mark.peer
@@ -56,8 +57,7 @@ def pairs(tmp_path_factory):
 
 
 def losses(folder):
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
+    return [line["loss"] for line in metrics_of(folder, "loss")]
 
 
 def test_a_language_model_of_pytorch_is_measured_and_compared_as_one_of_jaxformer(characters):

@@ -19,10 +19,13 @@ from jaxformer.config import (
     NormOptions,
     TransformerConfig,
 )
-from jaxformer.decoding import CompletionOptions, SamplingConfig
+from jaxformer.decoding import CompletionOptions, Prompts, SamplingConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
+from jaxformer.nn.stack import unstack_blocks
+from jaxformer.ops.attention import reference
 from jaxformer.pipelines import complete, stream
+from jaxformer.pipelines.completion import Round, continue_ids
 from jaxformer.pipelines.streaming import PartialText
 from jaxformer.runtime import concurrency
 from jaxformer.text.tokenizers import EOS, train_bpe, train_characters, train_words
@@ -102,7 +105,7 @@ def test_the_log_probabilities_are_those_of_the_whole_forward_pass(
 
 
 def repeats(ids, token, size):
-    """Whether `token` after `ids` makes a run of `size` ids that is there already."""
+    """True if `token` after `ids` makes a run of `size` ids that is there already."""
     runs = [ids[i : i + size] for i in range(len(ids) - size + 1)]
     return size > 0 and [*ids[len(ids) - size + 1 :], token] in runs
 
@@ -125,20 +128,6 @@ def by_hand(system, tokenizer, prompt, sampling, keep=None):
         if made[-1] == tokenizer.special.eos:
             break
     return made
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        dataclasses.replace(GREEDY, top_k=5, top_p=0.3, min_p=0.2),
-        dataclasses.replace(FREE, min_p=1.0, top_p=1e-6),
-    ],
-)
-def test_temperature_0_and_the_narrowest_truncations_are_greedy(system, tokenizer, sampling):
-    found = complete(*system, PROMPTS, tokenizer, sampling)
-    for prompt, completion in zip(PROMPTS, found, strict=True):
-        assert completion.ids == by_hand(system, tokenizer, prompt, GREEDY)
-        assert completion.ended == (completion.ids[-1] == tokenizer.special.eos)
 
 
 def same(found, expected, assert_equal):
@@ -241,7 +230,7 @@ def test_streamed_pieces_joined_are_the_text_and_never_half_a_character(bytes_to
 
 
 def scripted_text(tokenizer, prompt, text, stop=(), after=()):
-    """What a `PartialText` makes of the ids of `text`: its pieces and itself."""
+    """The pieces that a `PartialText` makes of the ids of `text`, and itself."""
     ids = tokenizer.encode(prompt + text)[len(tokenizer.encode(prompt)) :] + list(after)
     made = PartialText(
         0,
@@ -386,6 +375,50 @@ def test_a_sliding_window_is_a_new_prefill_of_the_last_tokens(system, tokenizer,
     assert join(stream(*system, prompts, tokenizer, SLIDE, SLIDES), 8) == [x.text for x in found]
 
 
+def test_prompts_read_in_chunks_give_the_same_texts(system, tokenizer):
+    whole, parts = SEED, dataclasses.replace(SEED, prefill_chunk=5)
+    texts, others = (
+        complete(*system, PROMPTS, tokenizer, FREE, options) for options in (whole, parts)
+    )
+    assert [text.ids for text in others] == [text.ids for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "calls"), [(None, [(16, 16, 0)]), (11, [(11, 11, 0), (5, 16, 11)])]
+)
+def test_a_prompt_is_read_by_calls_that_a_flash_attention_can_compute(
+    system, tokenizer, chunk, calls
+):
+    """Their offset is known while tracing, and they have no keys after their last query."""
+    noted = []
+
+    def attend(q, k, v, mask, **options):
+        noted.append((q.shape[1], k.shape[1], mask.offset))
+        return reference(q, k, v, mask, **options)
+
+    model, params = system[0].clone(attention_fn=attend), system[1]
+    options = CompletionOptions(prefill_chunk=chunk)
+    complete(model, params, PROMPTS, tokenizer, GREEDY, options)
+    assert noted[: len(calls)] == calls
+
+
+def test_decoding_reads_the_layers_of_a_scanned_model_one_by_one(random_params, tokenizer):
+    config = dataclasses.replace(CONFIG, num_decoder_layers=3)
+    model = DecoderOnly(dataclasses.replace(config, scan_layers=True))
+    params = random_params(model, jnp.ones((2, 3), jnp.int32))
+    plain = DecoderOnly(config), unstack_blocks(params)
+    texts = [complete(*each, PROMPTS, tokenizer, GREEDY) for each in ((model, params), plain)]
+    assert [text.ids for text in texts[0]] == [text.ids for text in texts[1]]
+    tokens, zeros = np.zeros((2, 4), np.int32), np.zeros(2, np.int32)
+    inputs = Round(tokens, zeros, Prompts(tokens[:, -1], zeros, zeros), jax.random.key(0), None)
+    settings = {"config": GREEDY, "eos": (), "length": 5, "known": CONFIG.vocab_size}
+    loops = [
+        continue_ids.lower(*each, inputs, **settings).as_text().count("stablehlo.while")
+        for each in ((model, params), plain)
+    ]
+    assert loops[0] == loops[1]
+
+
 def test_a_text_that_fits_does_not_slide_and_its_neighbours_do_not_matter(
     system, tokenizer, assert_equal
 ):
@@ -525,6 +558,7 @@ def test_more_prompts_than_a_program_takes_keep_their_places(tokenizer):
     [
         ("eos", 2, "eos=2 is a int, but it must be a tuple of integers or None"),
         ("stop", ("a", ""), r"stop=\('a', ''\), but each must have at least one character"),
+        ("prefill_chunk", 0, "prefill_chunk=0, but it must be at least 1"),
         ("seed", -1, "seed=-1, but it must be at least 0"),
         ("seed", 2**32, "seed=4294967296, but it must be below"),
     ],
@@ -552,12 +586,6 @@ def test_what_is_no_prompt_is_refused_by_its_place(system, tokenizer, prompts, m
     for use in (complete, stream):
         with pytest.raises(DataError, match=message):
             use(*system, prompts, tokenizer, GREEDY)
-
-
-def test_a_text_of_which_all_tokens_are_suppressed_is_refused(system, tokenizer):
-    none = dataclasses.replace(GREEDY, suppress_tokens=tuple(range(tokenizer.vocab_size)))
-    with pytest.raises(ValueError, match="all 19 tokens are suppressed: leave at least one"):
-        complete(*system, ["a"], tokenizer, none)
 
 
 def test_an_end_outside_the_vocabulary_is_refused(system, tokenizer):

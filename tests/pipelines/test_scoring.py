@@ -2,12 +2,10 @@
 
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from jaxformer.config import EmbeddingOptions, NormOptions, TransformerConfig
@@ -23,7 +21,6 @@ from jaxformer.text.tokenizers import (
     train_characters,
     train_words,
 )
-from jaxformer.training.losses import masked_loss
 
 SENTENCES = [
     "the bank lends money",
@@ -68,7 +65,7 @@ def run(model, params, *inputs, method=None):
 
 
 def log_prob(decoder, ids, token):
-    """Of `token` after `ids`, by the whole forward pass padded at the end to one shape."""
+    """The log-probability of `token` after `ids`, by the whole, padded forward pass."""
     padded = np.zeros((1, 23), np.int32)
     padded[0, : len(ids)] = ids
     logits = np.asarray(run(*decoder, padded), np.float64)[0, len(ids) - 1]
@@ -140,48 +137,6 @@ def test_candidates_are_the_models_probabilities_at_each_mask(masked, words, ass
             assert abs(sum(candidate.probability for candidate in candidates) - 1.0) < 1e-6
     assert len(fill_mask(*masked, texts, words)[0][0]) == 5
     assert {c.text for c in found[1][0]} >= {"boat", "money", ""}
-
-
-SOUNDS = {"dog": "wuff", "cat": "miow", "cow": "moo", "hen": "cluck", "duck": "quack"}
-
-
-def test_a_model_trained_for_a_few_steps_fills_in_the_right_words():
-    rows = [f"the {animal} and its {sound}" for animal, sound in SOUNDS.items()]
-    tokenizer = train_words(rows, 100, special_tokens=MASKED_SPECIAL_TOKENS)
-    special = tokenizer.special
-    model = MaskedLanguageModel(CONFIG)
-    params = jax.jit(model.init)(jax.random.key(0), jnp.ones((2, 3), jnp.int32))["params"]
-    whole = np.array([[special.bos, *tokenizer.encode(row), special.eos] for row in rows])
-    adam = optax.adam(0.01)
-
-    @jax.jit
-    def update(params, state, tokens, at, labels):
-        ones = jnp.ones(labels.shape, bool)
-        batch = SimpleNamespace(
-            tokens=tokens,
-            padding_mask=tokens >= 0,
-            token_type_ids=None,
-            masked_positions=at,
-            labels=labels,
-            loss_mask=ones,
-            example_ids=jnp.arange(5),
-        )
-        slope, _ = jax.grad(masked_loss(model), has_aux=True)(params, batch, None)
-        change, state = adam.update(slope, state)
-        return optax.apply_updates(params, change), state
-
-    state = adam.init(params)
-    for step in range(120):
-        # The animal and "and", or the sound and "the", in turn.
-        at = np.tile([[2, 3], [5, 1]][step % 2], (5, 1))
-        tokens = whole.copy()
-        np.put_along_axis(tokens, at, special.mask, axis=1)
-        params, state = update(params, state, tokens, at, np.take_along_axis(whole, at, axis=1))
-    texts = ["<mask> hen and its <mask>", "the <mask> <mask> its moo", "the duck and its <mask>"]
-    found = fill_mask(model, params, texts, tokenizer, count=3)
-    best = [[mask[0].text for mask in masks] for masks in found]
-    assert best == [["the", "cluck"], ["cow", "and"], ["quack"]]
-    assert found[2][0][0].probability > 0.5 > found[2][0][1].probability
 
 
 def bpe(prefix):

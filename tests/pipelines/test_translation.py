@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions, TransformerConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
+from jaxformer.distributed import single
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines import (
@@ -126,6 +128,16 @@ def test_each_bucket_of_lengths_has_one_compiled_program(system, rng, compiled):
     run(system, lines[::-1], *settings)
     run(system, lines[3:], *settings)
     assert compiled == [2]
+
+
+def test_parameters_of_a_program_with_a_mesh_and_read_ones_share_one_program(system, compiled):
+    model, params, *tokenizers = system
+    settings = SearchConfig(beam_size=2), dataclasses.replace(OPTIONS, max_extra_tokens=5)
+    from_a_step = single().init(lambda: jax.tree.map(jnp.asarray, params))
+    run((model, jax.tree.map(jax.device_put, params), *tokenizers), ["a bad cab"], *settings)
+    before = compiled[0]
+    run((model, from_a_step, *tokenizers), ["a bad cab"], *settings)
+    assert compiled == [before]
 
 
 def test_hypotheses_are_distinct_end_once_and_stand_in_the_order_of_their_scores(system, rng):

@@ -106,7 +106,7 @@ def test_a_damaged_header_is_refused(folder, kind):
 
 
 class Harm:
-    """What a pickle may hold: a call that is made when it is read."""
+    """An object whose pickle holds a call that is made when it is read."""
 
     def __reduce__(self):
         return os.system, ("touch harmed",)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxformer.config import Alibi, Learned, Llama3, Rotary
 from jaxformer.errors import ConfigError, DataError, MissingExtra
@@ -416,13 +416,20 @@ def test_a_folder_that_holds_something_is_left_alone(filled, tmp_path):
 
 
 def test_a_folder_appears_whole_or_not_at_all(filled, tmp_path, monkeypatch):
-    def fail(*args, **options):
+    def fail(descriptor):
         raise OSError("no space left")
 
-    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="no space left"):
         save_pretrained(tmp_path / "new", *filled("gpt2"))
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_weights_are_those_that_safetensors_writes_to_the_byte(saved, tmp_path, name):
+    path = saved(name) / "model.safetensors"
+    save_file(load_file(path), tmp_path / "theirs", metadata={"format": "pt"})
+    assert path.read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Scores of translations and of probabilities."""
 
-import gzip
 import math
 
 import pytest
@@ -133,11 +132,3 @@ def test_the_count_does_not_depend_on_where_blocks_end(text, cuts):
     blocks = [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
     expected = TextSize(len(text.replace("\n", " x ").split()), len(text.encode()))
     assert metrics.count_text(blocks) == expected
-
-
-@pytest.mark.parametrize("part, words", [("test", 245_569), ("valid", 217_646)])
-def test_wikitext_2_has_as_many_words_as_the_papers_divide_by(part, words, real_data):
-    path = real_data / "wikitext-2" / f"{part}.txt.gz"
-    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        blocks = iter(lambda: file.read(99_991), "")
-        assert metrics.count_text(blocks).words == words

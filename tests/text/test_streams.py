@@ -7,14 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.nn.models import DecoderOnly
 from jaxformer.text import data
 from jaxformer.text.data import Stream, StreamBatch, Tokens
 from jaxformer.text.data.streams import permute
@@ -205,33 +201,6 @@ def test_a_smaller_stride_gives_every_label_some_context():
         column = np.argmax(batch.loss_mask, axis=1)
         first = batch.tokens[np.arange(3), column + 1]
         assert ((column + 1 >= 13 - 4) | (first < 13) | ~batch.loss_mask.any(axis=1)).all()
-
-
-# Documents never see each other
-
-
-def test_packed_documents_have_the_logits_of_each_alone():
-    config = TransformerConfig(
-        vocab_size=97, d_model=12, num_heads=3, d_ff=23, num_decoder_layers=1, max_len=13
-    )
-    model = DecoderOnly(config)
-    ids = np.random.Philox(key=1).random_raw(sum(LENGTHS)) % 97
-    tokens = Tokens(ids.astype(np.uint32), np.cumsum([0, *LENGTHS]))
-    (batch, *_) = data.iterate_once(tokens, batch_size=5, seq_len=13, isolate_documents=True)
-    inputs = [jnp.asarray(x[:, :-1]) for x in (batch.tokens, batch.segments, batch.positions)]
-    params = jax.jit(model.init)(jax.random.key(0), inputs[0])["params"]
-    apply = jax.jit(lambda *x: model.apply({"params": params}, *x))
-    packed, seen = np.asarray(apply(*inputs)), 0
-    for r, segments in enumerate(np.asarray(inputs[1])):
-        for number in range(1, segments.max() + 1):
-            at = np.flatnonzero(segments == number)
-            alone = np.zeros((1, 13), np.int32)
-            alone[0, : len(at)] = batch.tokens[r, at]
-            np.testing.assert_allclose(
-                packed[r, at], apply(alone)[0, : len(at)], rtol=1e-5, atol=1e-5
-            )
-            seen += 1
-    assert seen > 5
 
 
 # Memory

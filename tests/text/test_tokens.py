@@ -82,11 +82,6 @@ def test_a_bad_file_is_refused_by_name_and_line(tmp_path, name, content, message
         data.read_lines(tmp_path / name)
 
 
-def test_a_folder_is_refused_by_name(tmp_path):
-    with pytest.raises(DataError, match=f"{tmp_path.name}: cannot read the file: Is a directory"):
-        data.read_lines(tmp_path)
-
-
 def test_files_of_unequal_length_are_refused_with_both_counts(tmp_path):
     (tmp_path / "a.en").write_bytes(b"1\n2\n3\n")
     (tmp_path / "a.de").write_bytes(b"1\n2\n")
@@ -171,14 +166,6 @@ def test_tokens_come_back_from_disk_as_written(tmp_path, vocab_size, width):
         assert tokens.fingerprint == opened.fingerprint
     assert opened.ids.dtype.itemsize == width
     assert [path.name for path in tmp_path.iterdir()] == ["a.tokens"]
-
-
-def test_tokens_are_mapped_and_not_loaded(tmp_path):
-    opened = data.write_tokens(tmp_path / "a.tokens", [[5, 6], [7]], vocab_size=11)
-    owner = opened.ids
-    while not isinstance(owner, np.memmap):
-        owner = owner.base
-    assert not opened.ids.flags.writeable
 
 
 def test_the_fingerprint_of_tokens_sees_ids_and_borders():

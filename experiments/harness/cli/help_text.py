@@ -75,8 +75,11 @@ def of(config: Any, kinds: Mapping[str, Any], topics: Sequence[str]) -> str:
     """The help of the options `kinds` of `config`: of the groups `topics`, of "all", or in short.
 
     In short it shows the options that the class of `config` names in `common_options`, and those
-    of its subclass; without such names all. Raises `ConfigError` for an unknown group.
+    of its subclass; without such names all. Those in its `rare_options` are the last of their
+    group. Raises `ConfigError` for an unknown group.
     """
+    rare = getattr(config, "rare_options", ())
+    kinds = {name: kinds[name] for name in sorted(kinds, key=rare.__contains__)}
     common = list(getattr(config, "common_options", ()))
     if not topics and common:
         declaring = next(k for k in type(config).__mro__ if "common_options" in vars(k))

@@ -4,19 +4,16 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from experiments.harness.results import plots
+from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError
 from jaxformer.nn.inspection import read_taps, tap_names, with_attention_weights
 from jaxformer.text.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _TAP = re.compile(r"(\w+)/blocks_(\d+)/(\w+)/weights$")
 
@@ -36,10 +33,13 @@ def read_weights(
     """The attention weights of the first row of a batch, by stack and kind.
 
     The names are "encoder/attention", "decoder/attention" and "decoder/cross_attention". Raises
-    `ConfigError` for a model whose blocks have no attention weights.
+    `ConfigError` for a model whose blocks have no attention weights. They are computed on the
+    devices that have `params`: of several processes, all have to call this.
     """
-    _, values = _reader(model)(params, *inputs)
-    return {name: weights[:, 0] for name, weights in stacked(values).items()}
+    devices, read = strategy_of(params), _reader(model)
+    with devices.active():
+        _, values = read(params, *inputs)
+    return {name: weights[:, 0] for name, weights in stacked(devices.gather(values)).items()}
 
 
 @lru_cache(maxsize=2)
@@ -73,9 +73,3 @@ def stacked(
 def label(tokenizer: Tokenizer, index: int) -> str:
     """The text of a token, or its name where it has none."""
     return tokenizer.decode([index]).strip() or tokenizer.token(index)
-
-
-def last_layer(view: AttentionView) -> "Figure":
-    """The heads of the last layer, a panel each."""
-    first = len(view.weights) - 1
-    return plots.attention_grid(view.weights[-1:], view.query_tokens, view.key_tokens, first)

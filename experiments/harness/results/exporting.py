@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.results.groups import read_json
-from experiments.harness.runs import checkpoint_selection
+from experiments.harness.runs import checkpoint_selection, distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_folder import as_json
 from jaxformer import optional_dependencies
@@ -90,8 +90,9 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
         cli.say(
             f"transformers has no {', '.join(inexpressible)}: its texts may differ from those here."
         )
-    for path in sorted(out.iterdir()):
-        print(f"{path}: {path.stat().st_size:,} bytes")
+    if distributed.is_first():
+        for path in sorted(out.iterdir()):
+            print(f"{path}: {path.stat().st_size:,} bytes")
 
 
 def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[str]) -> str:
@@ -99,7 +100,7 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
 
     `inexpressible` are settings of its texts that the folder cannot hold.
     """
-    folder, config = Path(options.run.split(",")[0]), run.config
+    folder, config = Path(options.run), run.config
     _, steps, tree = checkpoint_selection.select(folder, config.training, options)
     scores, environment = (read_json(folder / f"{name}.json") for name in ("scores", "env"))
     data = config.data

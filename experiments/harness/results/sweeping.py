@@ -15,7 +15,7 @@ from experiments.harness.cli import config_files, display
 from experiments.harness.results.groups import settings_of, shared_settings
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
-from jaxformer.checkpoint.steps import lock
+from jaxformer.checkpoint.lock import lock
 from jaxformer.errors import ConfigError
 
 Overrides = dict[str, Any]

@@ -6,10 +6,11 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from experiments.harness.runs import run_files
+from experiments.harness.runs import distributed, run_files
+from experiments.harness.runs.distributed import ProcessOptions
 from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.config import check_choices
-from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, single
+from jaxformer.distributed import Strategy, make_mesh, parse_mesh, replicated, sharded, single
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 
@@ -29,7 +30,7 @@ class Averaging(Protocol):
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class RunOptions(ProcessOptions):
     """The weights that a command uses."""
 
     run: str = ""
@@ -43,9 +44,10 @@ class RunOptions:
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
     mesh: str = ""
     """The division of the weights of a model that is too large for one device, such as tensor=4 or
-    fsdp=4,tensor=2. Empty: the first device has them."""
+    fsdp=4,tensor=2. Empty: the first device has them, or each device of several processes."""
 
     def __post_init__(self):
+        super().__post_init__()
         check_choices(self)
         parse_mesh(self.mesh)
         if self.step is not None and self.checkpoint in ("best", "average"):
@@ -61,7 +63,9 @@ class RunOptions:
     @property
     def strategy(self) -> Strategy:
         """Where the weights are."""
-        return sharded(make_mesh(self.mesh)) if self.mesh else single()
+        if self.mesh:
+            return sharded(make_mesh(self.mesh))
+        return replicated() if distributed.is_several() else single()
 
     def check_pretrained(self) -> None:
         """Raises `ConfigError` where one of several weights is asked for, but there is only one."""
@@ -125,8 +129,6 @@ def _is_regular(checkpoints: Checkpoints, step: int) -> bool:
 
 def mean(checkpoints: Checkpoints, tree: str, steps: list[int], devices: Strategy) -> Any:
     """The mean over `steps` of the field `tree` of the state, on `devices`."""
-    if devices.mesh.size == 1:
-        return devices.shard_state(checkpoints.average_params(steps, tree=tree))
     return checkpoints.average_params(steps, tree=tree, shardings=devices.shardings)
 
 
@@ -148,10 +150,6 @@ class Weights(NamedTuple):
     def read(self, devices: Strategy) -> Any:
         """Their parameters, on `devices`."""
         return mean(Checkpoints(self.folder / "checkpoints"), self.tree, self.steps, devices)
-
-    def read_whole(self) -> Any:
-        """Their parameters, in numpy."""
-        return Checkpoints(self.folder / "checkpoints").average_params(self.steps, tree=self.tree)
 
 
 def load(folder: Path, training: Averaging, options: RunOptions = FINAL) -> Any:

@@ -1,19 +1,14 @@
 """Receivers of what a training logs: a user's own loggers, and TensorBoard's file of events."""
 
-import io
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from experiments.harness import cli
 from jaxformer import optional_dependencies
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_DOTS_PER_INCH = 80
 _FLUSH_SECONDS = 10.0  # each flush waits for the disk
 
 
@@ -57,7 +52,6 @@ class EventFile:
         writers = optional_dependencies.load("tensorboardX.event_file_writer")
         self._summary = optional_dependencies.load("tensorboardX.summary")
         self._event = optional_dependencies.load("tensorboardX.proto.event_pb2")
-        self._proto = optional_dependencies.load("tensorboardX.proto.summary_pb2")
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = writers.EventsWriter(str(folder / "events"), f".{time.time_ns()}")
         self._flushed = 0.0
@@ -77,17 +71,6 @@ class EventFile:
     def add_text(self, step: int, name: str, text: str) -> None:
         """Adds a text, in which TensorBoard shows Markdown."""
         self._write(step, summary=self._summary.text(name, text))
-
-    def add_figure(self, step: int, name: str, figure: "Figure") -> None:
-        """Adds a picture of `figure`."""
-        file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=_DOTS_PER_INCH)
-        width, height = (int(inches * _DOTS_PER_INCH) for inches in figure.get_size_inches())
-        image = self._proto.Summary.Image(
-            width=width, height=height, colorspace=4, encoded_image_string=file.getvalue()
-        )
-        value = self._proto.Summary.Value(tag=name, image=image)
-        self._write(step, summary=self._proto.Summary(value=[value]))
 
     def close(self) -> None:
         """Writes the events that wait."""

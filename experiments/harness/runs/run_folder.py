@@ -10,9 +10,9 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -23,9 +23,6 @@ from experiments.harness.runs.loggers import EventFile, Loggers
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 from jaxformer.runtime import cpu_count
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 
@@ -163,16 +160,6 @@ class Run:
             if self._events is not None:  # Markdown shows indented lines as they are
                 text = "".join(f"    {line}\n" for line in lines)
                 self._events.add_text(int(step), name, text)
-
-    def log_figure(self, step: int, name: str, draw: Callable[[], "Figure"]) -> None:
-        """Shows the figure that `draw` makes of `step` in TensorBoard.
-
-        There is none without matplotlib, or where `draw` raises `ConfigError`.
-        """
-        with self.surviving("tensorboard"):
-            if events := self._opened_events():
-                with contextlib.suppress(optional_dependencies.MissingExtra, ConfigError):
-                    events.add_figure(int(step), name, draw())
 
     def add_environment(self, **facts: str) -> None:
         """Adds `facts` to what env.json says of this start."""

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import BinaryIO
 
+from experiments.harness.runs import distributed
 from jaxformer.errors import ConfigError, DataError
 
 RULE = "-" * 20
@@ -101,7 +102,7 @@ def _unreadable(path: str, error: OSError) -> DataError:
 
 def is_interactive() -> bool:
     """Whether a person types the input and reads the output."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    return not distributed.is_several() and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def bold(prompt: str) -> str:

@@ -138,7 +138,7 @@ def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
     return model.init(rng, *inputs)["params"]
 
 
-def with_adapters(params: Any, rng: jax.Array, options: LoraOptions, axes: ModelAxes) -> Any:
+def with_adapters(params: Any, rng: jax.Array, options: LoraOptions, axes: ModelAxes | None) -> Any:
     """`params` with the adapters that `options` ask for, if any."""
     if not options.lora_rank:
         return params

@@ -6,23 +6,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import optax
+from flax import linen as nn
+from jax.tree_util import Partial
 
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
 from experiments.harness.training.build import train_adapters, with_adapters
-from experiments.harness.training.fit import fit
+from experiments.harness.training.fit import Step, fit
 from experiments.harness.training.session import TrainingRun
 from experiments.harness.training.training_config import LoraOptions, OptimizerConfig
 from jaxformer.config import check_at_least
+from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
 from jaxformer.training import lora
 from jaxformer.training.losses import Loss
-from jaxformer.training.parameters import ModelAxes, freeze, freeze_gradient
-from jaxformer.training.train_step import init_train_state, make_train_step
+from jaxformer.training.parameters import freeze, freeze_gradient
+from jaxformer.training.train_step import TrainState, init_train_state
 
 
 @dataclass(frozen=True)
@@ -154,45 +157,52 @@ class Trainer(NamedTuple):
     """The compiled step of a fine-tuning, which serves all its seeds."""
 
     options: FinetuneOptions
-    optimizer: optax.GradientTransformation
-    step: Callable[..., Any]
-    axes: ModelAxes
-    """Those of the model's parameters."""
+    devices: Strategy
+    """Where the parameters are and a step is computed."""
+    first_state: Callable[..., TrainState]
+    """first_state(params, rng of adapters, rng of dropout): the state before the first step."""
+    step: Step
 
     def train(self, params: Any, examples: Examples, seed: int, rng: jax.Array) -> Any:
         """The parameters after the last step on `examples`, adapters merged.
 
         `seed` decides the examples and the order of the batches; the first half of `rng` the
-        adapters, the second the dropout. Donates `params`. Raises `Diverged` as `fit` does.
+        adapters, the second the dropout. Raises `Diverged` as `fit` does.
         """
-        options, (init_rng, rng) = self.options, jax.random.split(rng)
+        options, devices = self.options, self.devices
         chosen = examples.select(options.num_train, seed)
-        params = with_adapters(params, init_rng, options, self.axes)
-        state = init_train_state(params, self.optimizer, rng)
+        state = devices.init(Partial(self.first_state, params, *jax.random.split(rng)))
 
         def batches(number: int) -> LabelledBatch:
-            return examples.batch(chosen, options.batch_size, seed, number)
+            return devices.divide(examples.batch(chosen, options.batch_size, seed, number))
 
         run = TrainingRun(total_steps=options.optimizer.total_steps)
-        return lora.merge_adapters(fit(self.step, state, batches, None, run).params)
+        params = fit(self.step, state, batches, None, run).params
+        return devices.init(Partial(lora.merge_adapters, params)) if options.lora_rank else params
 
 
 def make_trainer(
-    options: FinetuneOptions, loss: Loss, axes: ModelAxes, frozen: str = ""
+    options: FinetuneOptions, loss: Loss, model: nn.Module, frozen: str = ""
 ) -> Trainer:
-    """The step that minimises `loss` of parameters with `axes`; what `frozen` matches stays.
+    """The step that minimises `loss` of the parameters of `model`; what `frozen` matches stays.
 
     With `options.lora_rank` only adapters are trained, and what `frozen` does not match.
     """
-    optimizer = build.build_optimizer(options.optimizer, axes=axes)
+    devices = options.strategy.for_model(model)
+    optimizer = build.build_optimizer(options.optimizer, axes=devices.axes)
     if options.lora_rank:
         loss, optimizer = train_adapters(loss, optimizer, frozen or lora.FROZEN)
     elif frozen:
         loss, optimizer = freeze_gradient(loss, frozen), freeze(optimizer, frozen)
     elif options.optimizer.freeze:
         loss = freeze_gradient(loss, options.optimizer.freeze)
-    step = jax.jit(make_train_step(loss, optimizer), donate_argnums=0)
-    return Trainer(options, optimizer, step, axes)
+
+    def first_state(params: Any, adapter_rng: jax.Array, rng: jax.Array) -> TrainState:
+        params = jax.tree.map(jnp.copy, params)  # a step donates its state's buffers
+        params = with_adapters(params, adapter_rng, options, devices.axes)
+        return init_train_state(params, optimizer, rng)
+
+    return Trainer(options, devices, first_state, devices.step(loss, optimizer))
 
 
 def _order(seed: int, number: int, size: int) -> np.ndarray:

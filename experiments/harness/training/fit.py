@@ -144,7 +144,7 @@ def log_evaluation(
     stopping: EarlyStopping,
 ) -> EarlyStopping:
     """Logs and shows the evaluation after `step`; returns `stopping` after it."""
-    scores, samples, pictures = evaluated
+    scores, samples = evaluated
     shown = [describe_score(name, value) for name, value in scores.items()]
     best = ""
     if run.watched is not None:
@@ -153,8 +153,6 @@ def log_evaluation(
         best = run.watched.describe_best(stopping)
     if run.log is not None:
         run.log.log(step, **scores)
-        for name, draw in pictures.items():
-            run.log.log_figure(step, name, draw)
         if samples:
             run.log.log_text(step, "samples", sample_lines(samples))
     progress.show_scores(f"step {step}  {'  '.join(shown)}  ({best})", best, samples)

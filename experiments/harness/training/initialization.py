@@ -6,11 +6,13 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 from experiments.harness.cli import config_files, display
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
+from experiments.harness.training.session import ExperimentRun
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
@@ -86,47 +88,54 @@ def refuse_parent(option: str, name: str) -> NoReturn:
 
 
 def start(
-    config: Any, state: TrainState, checkpoints: Checkpoints, devices: Strategy, fingerprint: str
+    run: ExperimentRun, model: Any, state: TrainState, devices: Strategy, fingerprint: str
 ) -> TrainState:
-    """`state`, the first one of a run, with what it takes over from the run it starts from.
+    """`state`, the first one of `run`, with what it takes over from the run it starts from.
 
-    A run with a checkpoint of its own goes on from that instead. Raises `ConfigError` for
-    parameters of other shapes, and as `_continued` does.
+    A run with a checkpoint of its own goes on from that instead. `devices` are those of the
+    parameters of `model`. Raises `ConfigError` for parameters of other shapes, and as `_continued`
+    does.
     """
+    config = run.config
     parent = parent_of(config)
-    if parent is None or checkpoints.steps():
+    if parent is None or run.checkpoints.steps():
         return state
     with display.phase(f"reading {parent.folder}"):
         if config.continue_from:
             state, steps = _continued(config, state, parent, fingerprint)
         else:
-            state, steps = _initialized(config, state, parent, devices)
+            state, steps = _initialized(config, model, state, parent, devices)
     option = "continue_from" if config.continue_from else "init_from"
     numbers = ", ".join(map(str, steps))
     display.say(f"{option.replace('_', ' ')} {parent.folder}, step {numbers}")
     if distributed.is_first():
         note = {"how": option, "run": str(parent.folder), "steps": steps}
-        run_folder.write_json(checkpoints.folder.parent / NOTE, note)
+        run_folder.write_json(run.folder / NOTE, note)
     return state
 
 
 def _initialized(
-    config: Any, state: TrainState, parent: Parent, devices: Strategy
+    config: Any, model: Any, state: TrainState, parent: Parent, devices: Strategy
 ) -> tuple[TrainState, list[int]]:
     """`state` with the parent's weights, and the steps whose mean they are."""
-    found: Any = run_folder.load_config(parent.folder, type(config))
-    weights = checkpoint_selection.select(parent.folder, found.training, parent.options)
-    if found.model.scan_layers == config.model.scan_layers:
+    theirs: Any = run_folder.load_config(parent.folder, type(config))
+    weights = checkpoint_selection.select(parent.folder, theirs.training, parent.options)
+    is_stacked, needs_stacked = theirs.model.scan_layers, config.model.scan_layers
+    if is_stacked == needs_stacked:
         params = weights.read(devices)
     else:  # stacked parameters are divided in another way
-        params = weights.read_whole()
-        params = stack_blocks(params) if config.model.scan_layers else unstack_blocks(params)
-    check_shapes(parent.folder, params, without_adapters(state.params))
+        stored = model.clone(config=replace(model.config, scan_layers=is_stacked))
+        params = weights.read(devices.for_model(stored))
 
-    def fresh() -> Any:  # a copy, because a step donates its state's buffers
-        return devices.shard_state(jax.tree.map(jnp.array, params))
+    def arranged(params: Any) -> Any:  # copies, because a step donates its state's buffers
+        params = jax.tree.map(jnp.array, params)
+        if is_stacked == needs_stacked:
+            return params
+        return stack_blocks(params) if needs_stacked else unstack_blocks(params)
 
-    return build.with_params(state, config.training, fresh), weights.steps
+    make = Partial(arranged, params)
+    check_shapes(parent.folder, jax.eval_shape(make), without_adapters(state.params))
+    return build.with_params(state, config.training, lambda: devices.init(make)), weights.steps
 
 
 def check_shapes(folder: Path, params: Any, needed: Any) -> None:

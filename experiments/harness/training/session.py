@@ -39,14 +39,12 @@ _FILES = {
 
 
 class Evaluated(NamedTuple):
-    """An evaluation: scores to log, texts to show beside them, pictures to draw for TensorBoard."""
+    """An evaluation: scores to log, and texts to show beside them."""
 
     scores: Mapping[str, float]
     """Numbers by their names, such as validation_loss."""
     samples: Sequence[Sample] = ()
     """Sources, what the model makes of them, and references."""
-    pictures: Mapping[str, Callable[[], Any]] = {}
-    """Functions that draw a matplotlib figure, by its title."""
 
 
 @dataclass(frozen=True, kw_only=True)

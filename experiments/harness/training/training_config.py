@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from experiments.harness.cli import is_import_name
-from experiments.harness.runs import distributed
+from experiments.harness.runs.distributed import ProcessOptions
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer.config import check_at_least, check_choices, check_fraction, check_pattern
 from jaxformer.distributed import Strategy
@@ -78,8 +78,6 @@ class TrainingConfig(LoraOptions):
     """Your own metrics of each evaluation, as package.module:name."""
     loggers: tuple[str, ...] = ()
     """Your own loggers of all metrics, as package.module:name; each is called with the folder."""
-    log_attention: bool = False
-    """Draws the attention in one text at each evaluation, for TensorBoard."""
     remat: Remat = "none"
     """The part that the backward pass computes again to save memory; blocks saves the most."""
     gather_at: GatherAt = "step"
@@ -130,7 +128,7 @@ class OptimizerConfig(optimizer.OptimizerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(ProcessOptions):
     """Where a run is kept, what it starts from, and where its steps are computed.
 
     All but `init_from` and `continue_from` may change on resuming.
@@ -162,18 +160,15 @@ class RunConfig:
     a mesh of devices; auto: replicated where there is more than one device, else single."""
     mesh: str = ""
     """The mesh of --strategy sharded, such as data=2,fsdp=2,tensor=2; empty: all along data."""
-    distributed: bool = False
-    """Joins the processes that the cluster (SLURM, Cloud TPU, ...) has started."""
-    coordinator: str = ""
-    """HOST:PORT of process 0, where no cluster provides it; empty: none."""
-    num_processes: int | None = None
-    """Number of processes, given with --coordinator only."""
-    process_id: int | None = None
-    """Number of this process, from 0, given with --coordinator only."""
 
     def __post_init__(self):
         check_choices(self)
-        distributed.check(self)
+        super().__post_init__()
+        if self.asks_for_several and self.strategy == "single":
+            raise ConfigError(
+                "strategy='single' trains in one process, but several were asked for: give "
+                "--strategy replicated or --strategy sharded"
+            )
         if "://" in self.runs:
             raise ConfigError(
                 f"runs={self.runs!r} is an address: give a folder, such as one where the bucket is "
@@ -203,7 +198,7 @@ class RunConfig:
         """Dotted names of the fields that may differ when the run is resumed."""
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
         training += ["attention_fn", "remat", "loss_chunk", "gather_at", "prefetch"]
-        training += ["metrics", "loggers", "log_attention"]
+        training += ["metrics", "loggers"]
         places = set(RunConfig.__dataclass_fields__) - {"init_from", "continue_from"}
         names = ["name", *sorted(places), *self.may_change]
         names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.harness.runs.sources import is_record_file, read_fields
 from experiments.harness.training.finetuning import Examples, LabelledBatch
 from experiments.language_modelling.load_run import LoadedRun
-from experiments.language_modelling.tasks.examples import LABELLED, Labelled
+from experiments.language_modelling.tasks.examples import Labelled, snippets
 from experiments.language_modelling.tasks.task import Scored, Task, apply, row_tokenizer, rows_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier
@@ -31,7 +31,7 @@ def read(options: Any) -> tuple[Labelled, Labelled]:
     if options.train:
         train, test = (read_labelled(x, pairs=is_pairs) for x in (options.train, options.test))
     else:
-        train, test = LABELLED[options.examples]("train"), LABELLED[options.examples]("test")
+        train, test = snippets("train"), snippets("test")
     kinds = sorted(set(train.labels))
     for number, label in enumerate(test.labels, start=1):
         if label not in kinds:

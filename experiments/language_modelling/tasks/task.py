@@ -12,6 +12,7 @@ from flax import linen as nn
 from experiments.harness.training.finetuning import Examples, LabelledBatch
 from experiments.language_modelling.load_run import LoadedRun
 from jaxformer import optional_dependencies
+from jaxformer.distributed import strategy_of
 from jaxformer.errors import DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.training.losses import Loss
@@ -47,9 +48,18 @@ class Task(NamedTuple):
 
 
 def predict(task: Task, params: Any, rows: int) -> np.ndarray:
-    """The outputs of all test rows [N, ...] in order, computed `rows` at a time."""
-    batches = task.test.iterate_once(rows)
-    return np.concatenate([np.asarray(task.outputs(params, x))[x.loss_mask] for x in batches])
+    """The outputs of all test rows [N, ...] in order, computed `rows` at a time.
+
+    The devices that have `params` share them.
+    """
+    devices = strategy_of(params)
+
+    def outputs(batch: LabelledBatch) -> np.ndarray:
+        with devices.active():
+            computed = devices.gather(task.outputs(params, devices.divide(batch)))
+        return computed[:rows][batch.loss_mask]
+
+    return np.concatenate([outputs(batch) for batch in task.test.iterate_once(rows)])
 
 
 def apply(model: Any, params: Any, batch: LabelledBatch) -> Any:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Float32
 
+from jaxformer.ops.dense import matmul
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 
@@ -37,7 +38,7 @@ def reference(
     """
     (batch, queries, heads, size), (keys, groups) = q.shape, k.shape[1:3]
     q, k = jnp.swapaxes(q, 1, 2).reshape(batch, groups, -1, size), k.transpose(0, 2, 3, 1)
-    logits = jnp.einsum("BKQH,BKHS->BKQS", q, k, preferred_element_type=jnp.float32)
+    logits = matmul(q, k, preferred_element_type=jnp.float32)  # [B, K, Q, S]
     logits = logits.reshape(batch, heads, queries, keys) * scale
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
@@ -54,5 +55,5 @@ def reference(
     if dropout is not None:
         weights = dropout(weights)
     weights = weights.astype(v.dtype).reshape(batch, groups, -1, keys)
-    out = jnp.einsum("BKQS,BKSH->BKQH", weights, jnp.swapaxes(v, 1, 2))
+    out = matmul(weights, jnp.swapaxes(v, 1, 2))  # [B, K, Q, Hv]
     return jnp.swapaxes(out.reshape(batch, heads, queries, -1), 1, 2)

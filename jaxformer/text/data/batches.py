@@ -155,10 +155,7 @@ def fill_rows(batch: _B, count: int) -> _B:
     """
     rows = count_rows(batch)
     if isinstance(batch, PairBatch | StreamBatch | MaskedBatch):
-        filled: Any = (
-            None if leaf is None else np.pad(leaf, [(0, count - rows), *[(0, 0)] * (leaf.ndim - 1)])
-            for leaf in batch
-        )
+        filled: Any = (None if leaf is None else pad_rows(leaf, count) for leaf in batch)
         return type(batch)(*filled)
     if rows != count:
         raise ConfigError(
@@ -166,6 +163,11 @@ def fill_rows(batch: _B, count: int) -> _B:
             f"{count}: give it as many; only batches of jaxformer.text.data can have empty rows"
         )
     return batch
+
+
+def pad_rows(leaf: np.ndarray, count: int) -> np.ndarray:
+    """`leaf` with rows of zeros at its end, so that it has `count`."""
+    return np.pad(leaf, [(0, count - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)])
 
 
 def count_rows(batch: Any) -> int:

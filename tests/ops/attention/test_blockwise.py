@@ -123,7 +123,7 @@ def test_row_by_row_and_rematerialised_it_is_reference(inputs, assert_equal):
 
 
 def test_weights_are_summed_up_in_float32(rng):
-    """Of 600 equal weights each bfloat16 sum beyond 256 would stand still."""
+    """A bfloat16 sum of 600 equal weights would stand still at 256."""
     q, k = jnp.zeros((1, 1, 1, 8), jnp.bfloat16), jnp.zeros((1, 600, 1, 8), jnp.bfloat16)
     v = jnp.ones((1, 600, 1, 8), jnp.bfloat16)
 

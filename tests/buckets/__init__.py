@@ -1,0 +1,69 @@
+"""Buckets on the loopback address, for tests and for processes that they start."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SCHEMES = ("gs", "s3")
+_ADDRESS = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
+
+
+@contextmanager
+def serving() -> Iterator[dict[str, str]]:
+    """Serves `gs://bucket` and `s3://bucket`, empty at first, to this process and its children.
+
+    Yields the environment variables that it sets, and that lead clients there.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", "tests.buckets"]
+    root = Path(__file__).parents[2]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    server = subprocess.Popen(command, cwd=root, **pipes)
+    assert server.stdin is not None and server.stdout is not None
+    before = dict(os.environ)
+    try:
+        environment = json.loads(server.stdout.readline())
+        os.environ.update(environment)
+        yield environment
+    finally:
+        for name in environment:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+        server.stdin.close()
+        server.wait(10)
+        server.stdout.close()
+
+
+def inject(scheme: str, **changes: object) -> dict:
+    """Changes the faults of requests to `scheme`; returns all faults and counts.
+
+    `fail_every=10`: one of ten requests is answered with 503. `slow_every=10, seconds=0.5`: one of
+    ten waits. `read_only=True`: every write is answered with 403; `closed=True`: every request.
+    0 and False end a fault.
+    """
+    body = json.dumps(changes).encode()
+    url = os.environ[_ADDRESS[scheme]] + "/_inject"
+    with urllib.request.urlopen(urllib.request.Request(url, body, method="PUT")) as answer:
+        return json.load(answer)
+
+
+@contextmanager
+def injected(scheme: str, **changes: object) -> Iterator[None]:
+    """Within it, requests to `scheme` have these faults; see `inject`."""
+    inject(scheme, **changes)
+    try:
+        yield
+    finally:
+        inject(scheme, **dict.fromkeys(changes, 0))
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    """A port of the loopback address that is free when the block ends."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]

@@ -1,0 +1,74 @@
+"""Commands run in this process, and the files that they leave in the folder of a run."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.harness import cli
+from jaxformer.checkpoint import Checkpoints
+
+SPEEDS = ("tokens_per_second", "mfu", "data_wait")
+
+
+def options(words: str) -> dict[str, str]:
+    """The words of a command line as {option: value}."""
+    given = words.split()
+    return dict(zip(given[::2], given[1::2], strict=True))
+
+
+def words_of(args: dict[str, Any]) -> list[str]:
+    """{option: value or list of values} as the words of a command line."""
+    words = []
+    for name, value in args.items():
+        if str(value) in ("True", "False"):
+            group, dot, field = name.removeprefix("--").rpartition(".")
+            words.append(name if str(value) == "True" else f"--{group}{dot}no_{field}")
+        else:
+            words += [name, *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+def parsed(command: Any, args: dict[str, Any]) -> Any:
+    """The options of the module `command`, from its presets or from its class of options."""
+    if hasattr(command, "parse"):
+        return command.parse(words_of(args))
+    if hasattr(command, "PRESETS"):
+        return cli.parse(command.PRESETS, words_of(args))
+    # A module defines its own options after what it imports.
+    *_, options = (kind for name, kind in vars(command).items() if name.endswith("Options"))
+    return cli.parse({"default": options()}, words_of(args))
+
+
+def call(command: Any, args: dict[str, Any], given: bytes = b"") -> Any:
+    """The exit code of a command, and what it wrote; `given` is its standard input."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), "utf-8"))
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = cli.run(lambda: command.main(parsed(command, args)))
+    return SimpleNamespace(code=code, out=out.buffer.getvalue().decode(), err=err.getvalue())
+
+
+def refused(done: Any, code: int, said: str) -> None:
+    """Asserts that a command ended with `code` and one line of error, which holds `said`."""
+    assert done.code == code, done.err
+    assert said in done.err and done.err.startswith("error: ") and done.err.count("\n") == 1
+
+
+def bytes_of(folder: Path, step: int) -> bytes:
+    """The parameters that a run saved after `step`."""
+    leaves = jax.tree.leaves(Checkpoints(folder / "checkpoints").restore_params(step))
+    return b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
+
+
+def metrics_of(folder: Path, name: str = "step") -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that hold `name`, without speeds."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k not in SPEEDS} for line in lines if name in line]

@@ -1,0 +1,304 @@
+"""Whole runs on simulated pods, from the first step to the export, are those of one device.
+
+A run is trained, validated, its checkpoints are averaged or chosen, it is scored, evaluated by its
+command, translates or continues texts, is fine-tuned and exported: on one device, on 16 of one
+process, and on 4 of each of four processes, which see no other device.
+"""
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from safetensors.numpy import load_file
+
+from experiments.harness.runs import distributed
+from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.training import build
+from experiments.language_modelling import evaluate as language_evaluate
+from experiments.language_modelling import export as language_export
+from experiments.language_modelling import finetune as language_finetune
+from experiments.language_modelling import generate
+from experiments.language_modelling import train as language_train
+from experiments.language_modelling.presets import LanguageConfig
+from experiments.translation import evaluate, export, finetune, load_run, train, translate
+from experiments.translation.presets import PRESETS, Files, TranslationConfig
+from jaxformer.text.tokenizers import PAD
+from jaxformer.training.losses import seq2seq_loss
+from tests.experiments.test_distributed import free_port
+from tests.experiments.tiny_runs import WORDS, changed, language_config, translation_config
+
+ROOT = Path(__file__).parents[2]
+LAYOUTS = {
+    "single": "",
+    "replicated": "",
+    "fsdp=8,tensor=2": "fsdp=8,tensor=2",
+    "data=4,tensor=4": "data=4,tensor=4",
+}
+SIZES = {"model__d_model": 24, "model__d_ff": 52, "model__num_heads": 4}
+_OF_MARIAN = ("norm", "output", "embeddings", "positions")
+LINES = ["sun moon star", "rain", "snow wind rain sun moon", "star star", "hill"]
+
+
+def begin_translation(folder: Path) -> TranslationConfig:
+    """A run in `folder`, and its texts."""
+    marian = PRESETS["grammar_marian"]
+    kept = {name: getattr(marian.model, name) for name in _OF_MARIAN}
+    (folder / "lines.txt").write_text("\n".join(LINES) + "\n")
+    return changed(
+        translation_config(folder, **SIZES, name="tiny"),
+        **{f"model__{name}": part for name, part in kept.items()},
+        search=replace(marian.search, beam_size=3, max_new_tokens=5),
+        optimizer__total_steps=10,
+        optimizer__learning_rate=1e-2,
+        training__save_every=5,
+        training__evaluate_every=5,
+        training__average_checkpoints=2,
+        training__grad_accumulation=2,
+    )
+
+
+def finish_translation(config: TranslationConfig, folder: Path, layout: str) -> dict[str, Any]:
+    """All that the run writes and prints on the devices of a layout."""
+    config = placed(config, folder, layout)
+    run = train.train(config).folder
+    at = partial(options_of, run=run, layout=layout)
+    source, output = folder / "lines.txt", folder / f"{layout}.txt"
+    results = written(run) | {"samples": (run / "samples" / "test.tsv").read_text()}
+    results["evaluated"] = last_json(printed(evaluate.main, at(evaluate.EvaluateOptions)))
+    asked = at(translate.TranslateOptions, input=str(source), output=str(output), n_best=2)
+    translate.main(asked)
+    results["translated"] = output.read_text()
+    loaded = load_run.load_run(run, at(RunOptions))
+    text = train.prepare(loaded.config, run).validation
+    sums = build.loss_sums(seq2seq_loss, loaded, evaluate._batches(loaded, text), pad=PAD)
+    results["counted"] = sums["tokens"]
+    exported = folder / f"{layout}-marian"
+    printed(export.main, at(export.ExportOptions, out=str(exported)))
+    results["exported"] = tensors(exported)
+    if layout in ("single", "fsdp=8,tensor=2"):
+        student = changed(config, name="student", training__teacher=str(run))
+        results["student"] = written(train.train(student).folder)
+        files = Files(str(folder / "train.source"), str(folder / "train.target"))
+        options = at(finetune.FinetuneOptions, train=files, test=files, metric="bleu", num_test=7)
+        results["finetuned"] = tuned(finetune.main, options, folder / f"{layout}-answers")
+    return results
+
+
+def begin_language(folder: Path) -> LanguageConfig:
+    """A run in `folder`, and its texts."""
+    (folder / "c.txt").write_text("\n".join(LINES * 7) + "\n")
+    labels = (f"{one[:1]}\t{one} {other}\n" for one, other in pairwise(WORDS))
+    (folder / "labels.tsv").write_text("".join(labels))
+    return changed(
+        language_config(folder, **SIZES, name="tiny"),
+        prompts=("sun moon", "rain"),
+        sampling__max_new_tokens=5,
+        data__test=(str(folder / "c.txt"),),
+    )
+
+
+def finish_language(config: LanguageConfig, folder: Path, layout: str) -> dict[str, Any]:
+    """All that the run writes and prints on the devices of a layout."""
+    run = language_train.train(placed(config, folder, layout)).folder
+    at = partial(options_of, run=run, layout=layout)
+    results = written(run) | {"samples": (run / "samples" / "prompts.txt").read_text()}
+    losses = (run / "samples" / "test-losses.tsv").read_text().splitlines()[1:]
+    results["losses"] = [[*map(float, line.split("\t"))] for line in losses]
+    results["evaluated"] = last_json(
+        printed(language_evaluate.main, at(language_evaluate.EvaluateOptions, stride=7))
+    )
+    asked = at(generate.GenerateOptions, text=tuple(LINES), max_new_tokens=3, temperature=0.0)
+    results["generated"] = printed(generate.main, asked)
+    exported = folder / f"{layout}-exported"
+    printed(language_export.main, at(language_export.ExportOptions, out=str(exported)))
+    results["exported"] = tensors(exported)
+    files = {"train": str(folder / "labels.tsv"), "test": str(folder / "labels.tsv")}
+    some = {"num_train": 0, "seeds": 1, "start": "pretrained", "seq_len": 17, "lora_rank": 2}
+    options = at(language_finetune.FinetuneOptions, **files, **some)
+    results["finetuned"] = tuned(language_finetune.main, options, folder / f"{layout}-answers")
+    return results
+
+
+def placed(config: Any, folder: Path, layout: str) -> Any:
+    """The run `config` in `folder`, on the devices of a layout."""
+    mesh = LAYOUTS[layout]
+    strategy = "sharded" if mesh else layout
+    return replace(config, runs=str(folder / layout), strategy=strategy, mesh=mesh)
+
+
+def options_of(kind: Any, run: Path, layout: str, **settings: Any) -> Any:
+    """The options `kind` of a command on `run`, on the devices of a layout.
+
+    Several processes take a copy of the weights on each device unless a mesh is given.
+    """
+    mesh = LAYOUTS[layout]
+    if layout == "replicated" and jax.process_count() == 1:
+        mesh = f"data={jax.device_count()}"
+    return kind(run=str(run), mesh=mesh, **settings)
+
+
+def tuned(main: Any, options: Any, answers: Path) -> dict[str, Any]:
+    """The scores of a fine-tuning, and its answers."""
+    steps = replace(options.optimizer, warmup_steps=1, total_steps=3)
+    printed(main, replace(options, batch_size=5, optimizer=steps, output=str(answers)))
+    record = json.loads((Path(options.run) / "finetune.json").read_text())
+    scores = record.get("after") or [setting["metrics"] for setting in record.values()]
+    return {"scores": scores, "answers": answers.read_text()}
+
+
+def written(run: Path) -> dict[str, Any]:
+    """The metrics of a run but its speed, its scores, the steps of its weights, and its files."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    varying = ("tokens_per_second", "data_wait", "padding")  # empty rows are padding too
+    names = ("scores.json", "weights.json")
+    numbers = {name: json.loads((run / name).read_text()) for name in names}
+    aside = ("checkpoints", "tensorboard")
+    paths = (path.relative_to(run) for path in run.rglob("*") if path.is_file())
+    return {
+        **{name: {k: v for k, v in x.items() if k != "crc32"} for name, x in numbers.items()},
+        "metrics": [{k: v for k, v in line.items() if k not in varying} for line in lines],
+        "files": sorted(str(path) for path in paths if path.parts[0] not in aside),
+        "events": len(list((run / "tensorboard").iterdir())),
+    }
+
+
+def printed(main: Any, options: Any) -> str:
+    """The output of a command; "" in all processes but the first."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(options)
+    return out.getvalue()
+
+
+def last_json(text: str) -> dict[str, Any]:
+    return {k: v for k, v in json.loads(text.splitlines()[-1]).items() if k != "run"}
+
+
+def tensors(folder: Path) -> dict[str, float]:
+    """The sum of the squares of each tensor.
+
+    Biases of keys are left out: their gradient is 0 but for rounding, which Adam makes large.
+    """
+    leaves = load_file(folder / "model.safetensors").items()
+    return {k: float((x.astype("float64") ** 2).sum()) for k, x in leaves if "k_proj.bias" not in k}
+
+
+WORK = {
+    "one device": "language:single translation:single",
+    "16 devices": """
+        translation:replicated translation:fsdp=8,tensor=2 translation:data=4,tensor=4
+        language:fsdp=8,tensor=2 language:data=4,tensor=4
+    """,
+    "4 x 4 devices": """
+        translation:replicated translation:fsdp=8,tensor=2 translation:data=4,tensor=4
+        language:fsdp=8,tensor=2
+    """,
+}
+"""The runs of each pod."""
+CASES = [(pod, case) for pod, work in WORK.items() for case in work.split() if "single" not in case]
+
+
+def begin(folder: Path, pod: str) -> list[subprocess.Popen]:
+    """The processes of a pod, which write the results of their work to `folder`."""
+    count, devices = {"one device": (1, 1), "16 devices": (1, 16), "4 x 4 devices": (4, 4)}[pod]
+    for kind in ("translation", "language"):
+        (folder / kind).mkdir(parents=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": str(devices)}
+    environment |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    words = [sys.executable, __file__, str(folder), WORK[pod]]
+    port = free_port() if count > 1 else 0
+    return [
+        subprocess.Popen(
+            [*words, str(index), str(port)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / f"{index}.log").open("w"),
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[str, dict[str, Any]]:
+    """The results of each pod by the names of its runs."""
+    folders = {pod: tmp_path_factory.mktemp("pod") for pod in WORK}
+    processes = {pod: begin(folder, pod) for pod, folder in folders.items()}
+    try:
+        for pod, folder in folders.items():
+            codes = [process.wait(600) for process in processes[pod]]
+            logs = [(folder / f"{i}.log").read_text()[-2000:] for i in range(len(codes))]
+            assert codes == [0] * len(codes), logs
+    finally:
+        for process in sum(processes.values(), []):
+            process.kill()
+    return {
+        pod: {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+        for pod, folder in folders.items()
+    }
+
+
+def differences(found: Any, expected: Any, name: str) -> Iterator[str]:
+    """The names of numbers that differ by more than 1e-6, relatively, and of what is not equal."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in found.keys() | expected.keys():
+            yield from differences(found.get(key), expected.get(key), f"{name}/{key}")
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for index, pair in enumerate(zip(found, expected, strict=True)):
+            yield from differences(*pair, f"{name}/{index}")
+    elif isinstance(found, float):
+        # The norm of a gradient is that of a state some steps after the first.
+        if found != pytest.approx(expected, rel=1e-5 if name.endswith("grad_norm") else 1e-6):
+            yield f"{name} is {found} for {expected}"
+    elif found != expected:
+        yield f"{name} is {found} for {expected}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pod", "case"), CASES)
+def test_a_whole_run_on_many_devices_writes_and_prints_what_one_device_does(pod, case, results):
+    expected = results["one device"][f"{case.split(':')[0]}:single"]
+    found = results[pod][case]
+    assert len(found) >= 8 and found.keys() <= expected.keys()
+    assert not [*differences(found, {name: expected[name] for name in found}, "")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pod", "case"), CASES)
+def test_each_item_is_scored_once_on_many_devices(pod, case, results):
+    found = results[pod][case]
+    if case.startswith("translation"):
+        assert found["counted"] == 3 * (3 + 1)  # three lines of three words, each with its end
+        rows = [row.split("\t") for row in found["samples"].splitlines()[1:]]
+        assert [source for source, *_ in rows] == ["sun sun sun", "sun sun moon"]
+        numbers = [line.split("\t")[0] for line in found["translated"].splitlines()]
+        assert numbers == [str(number) for number in range(1, 6) for _ in range(2)]
+    else:
+        tokens = found["scores.json"]["tokens"]
+        assert tokens == sum(count for _, count in found["losses"]) == found["evaluated"]["tokens"]
+
+
+if __name__ == "__main__":
+    target, work, number, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    several = {"coordinator": f"127.0.0.1:{port}", "num_processes": 4, "process_id": number}
+    with distributed.joined(RunOptions(**several if int(port) else {})):
+        runs = {"translation": begin_translation, "language": begin_language}
+        runs = {kind: begin(target / kind) for kind, begin in runs.items()}
+        distributed.wait("texts")  # every process has written the same ones
+        finish = {"translation": finish_translation, "language": finish_language}
+        for case in work.split():
+            kind, layout = case.split(":")
+            found = finish[kind](runs[kind], target / kind, layout)
+            if distributed.is_first():
+                (target / f"{case}.json").write_text(json.dumps(found))

@@ -1,0 +1,84 @@
+"""The memory that a process needs to load, average and export a model of four times its budget.
+
+A child process with eight simulated devices measures itself: the peak of its resident memory, less
+what it had before and the arrays that lie on the devices afterwards, because on a CPU the devices'
+memory is the host's. glibc is told to give freed memory back at once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+_CHILD = """
+import gc, json, re, sys
+from dataclasses import replace
+from pathlib import Path
+import jax, numpy as np
+import jaxformer as jf
+from jaxformer.distributed import make_mesh, sharded
+
+sizes = {"vocab_size": 101, "d_model": 768, "d_ff": 6144, "num_heads": 8, "max_len": 32}
+folder, devices = Path(sys.argv[1]), sharded(make_mesh("fsdp=8"))
+
+
+def resident(field):
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{field}:\\s+(\\d+) kB", status)[1]) * 1024
+
+
+def above(work):
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+    before = resident("VmRSS")
+    result = work()
+    return resident("VmHWM") - before - sum(leaf.nbytes for leaf in jax.tree.leaves(result))
+
+
+def measure(name, layers):
+    config = replace(jf.GPT2, **sizes, num_decoder_layers=layers)
+    model, rng = jf.DecoderOnly(config), np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.ones((1, 2), int))["params"]
+    run, strategy = jf.Checkpoints(folder / name / "run"), devices.for_model(model)
+    for step in (1, 2):
+        params = jax.tree.map(lambda leaf: rng.random(leaf.shape, np.float32), shapes)
+        run.save(step, {"params": params})
+    run.close()
+    numbers = {"model": sum(leaf.nbytes for leaf in jax.tree.leaves(params))}
+    del params
+    mean = {}
+    def average():
+        mean.update(run.average_params([1, 2], shardings=strategy.shardings))
+        return mean
+    numbers["averaging"] = above(average)
+    numbers["exporting"] = above(lambda: jf.save_pretrained(folder / name / "out", model, mean))
+    mean.clear()
+    numbers["loading"] = above(
+        lambda: jf.load_pretrained(folder / name / "out", strategy=strategy).params
+    )
+    return numbers
+
+
+measure("shallow", 1)  # imports and compiles what is needed
+print(json.dumps(measure("deep", 5)))
+"""
+LARGEST = 4 * 768 * 6144
+BUDGET = 3 * LARGEST
+
+
+@pytest.mark.long
+def test_no_more_than_the_largest_tensor_is_on_the_host_besides_the_model(tmp_path):
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "8",
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_TRIM_THRESHOLD_": "65536",
+    }
+    command = [sys.executable, "-c", _CHILD, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads(done.stdout.splitlines()[-1])
+    assert numbers.pop("model") >= 4 * BUDGET
+    assert {name: size for name, size in numbers.items() if size > 1.2 * LARGEST} == {}
