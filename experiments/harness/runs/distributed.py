@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -18,8 +17,6 @@ from experiments.harness.cli import config_files
 from experiments.harness.runs import lost_process
 from jaxformer import distributed
 from jaxformer.errors import ConfigError
-
-Options = TypeVar("Options", bound="ProcessOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +53,10 @@ class ProcessOptions:
         return bool(self.coordinator) or (self.num_processes, self.process_id) != (None, None)
 
 
-def joins(main: Callable[[Options], None]) -> Callable[[Options], None]:
+def joins(main: Callable[[Any], None]) -> Callable[[Any], None]:
     """The command `main` within `joined` of its options."""
 
-    @wraps(main)
-    def joined_main(options: Options) -> None:
+    def joined_main(options: Any) -> None:
         with joined(options):
             main(options)
 
@@ -71,13 +67,15 @@ def joins(main: Callable[[Options], None]) -> Callable[[Options], None]:
 def joined(config: ProcessOptions) -> Iterator[None]:
     """Within it this process is one of those that `config` asks for, and only the first prints.
 
-    Enter it before anything touches a device; all processes leave it together. Raises `ConfigError`
-    as `jaxformer.distributed.initialize` does, and when the processes have different settings.
+    Enter it before anything touches a device, or when the processes have joined already; all leave
+    it together. Raises `ConfigError` as `jaxformer.distributed.initialize` does, and when the
+    processes have different settings.
     """
     if not config.asks_for_several:
         yield
         return
-    distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
+    if not jax.distributed.is_initialized():  # another run may have joined before, as of a sweep
+        distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
     settings = config_files.flat(config_files.plain(config))
     settings.pop("process_id")
     kind = {"experiment": type(config).__name__, "count of settings": len(settings)}
@@ -135,3 +133,8 @@ def agreed(number: float) -> float:
         return number
     words = np.frombuffer(np.float64(number).tobytes(), np.uint32)
     return float(multihost_utils.broadcast_one_to_all(words).view(np.float64)[0])
+
+
+def everywhere(fact: bool) -> bool:
+    """Whether `fact` is true in all processes."""
+    return not is_several() or bool(np.all(multihost_utils.process_allgather(np.bool_(fact))))
