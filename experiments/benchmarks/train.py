@@ -292,9 +292,11 @@ def torch_step(work: StepWork) -> Case:
     from experiments.torch_reference.transformer import Transformer
 
     torch.manual_seed(0)
-    model: Any = GPT(work.model)
+    model: Any
     if work.translates:
         model = Transformer(work.model, _LABEL_SMOOTHING)
+    else:
+        model = GPT(work.model)
     trainer, batches = Trainer(model, work.constant), random_batches(work)
 
     def run() -> float:

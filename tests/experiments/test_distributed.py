@@ -19,7 +19,7 @@ import pytest
 
 from experiments.harness import cli
 from experiments.harness.cli.storage import to_path
-from experiments.harness.runs import distributed
+from experiments.harness.runs import distributed, lost_process
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.errors import ConfigError
 from tests.experiments.test_training_config import LANGUAGE, ROOT, TRANSLATION
@@ -211,7 +211,7 @@ def test_what_the_first_process_cannot_read_ends_all_with_its_code(text):
 
 def test_a_step_that_fails_because_another_process_is_gone_ends_with_that_sentence(capsys):
     def step(text):
-        with distributed.explain_lost_process(lambda seconds: [1, 3]):
+        with lost_process.explained(lambda seconds: [1, 3]):
             raise jax.errors.JaxRuntimeError(text)
 
     gone = "UNKNOWN: Gloo all-reduce failed:\nConnection reset by peer"

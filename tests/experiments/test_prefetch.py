@@ -2,11 +2,16 @@
 
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
-from experiments.harness.training.fit import prefetched
+from experiments.harness.training.fit import Prefetched
 from jaxformer.errors import DataError
+
+
+def prefetched(*arguments):
+    return closing(Prefetched(*arguments))
 
 
 def threads():

@@ -3,9 +3,9 @@
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +113,7 @@ def fit(
         if number and evaluates():  # the process ended between saving and evaluating
             stopping = evaluated(is_saved=True)
         known = 0  # comparisons of attention functions that env.json has
-        loader = stack.enter_context(prefetched(batches, number, total, training.prefetch))
+        loader = stack.enter_context(closing(Prefetched(batches, number, total, training.prefetch)))
         while number < total and not stopping.should_stop(training.patience):
             batch = loader.get()
             state, metrics = step(state, batch)
@@ -228,18 +228,6 @@ class Prefetched:
     def _fill(self) -> None:
         for number in itertools.islice(self._numbers, self._depth - len(self._waiting)):
             self._waiting.append(self._pool.submit(self._make, number))
-
-
-@contextmanager
-def prefetched(
-    make: Callable[[int], Any], start: int, stop: int, depth: int
-) -> Iterator[Prefetched]:
-    """Within it, a `Prefetched`; its thread has ended when this is left."""
-    batches = Prefetched(make, start, stop, depth)
-    try:
-        yield batches
-    finally:
-        batches.close()
 
 
 def profiled(step: Step, folder: Path, *, first: int = 20, steps: int = 5) -> Step:
