@@ -19,6 +19,7 @@ from experiments.translation.load_run import load_run
 from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
 from jaxformer.decoding import SearchConfig, TranslationOptions
+from jaxformer.distributed.processes import to_numpy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.tokenizers import Tokenizer
@@ -102,7 +103,7 @@ def marian_layout(
     new_ids[zero_id] = new_ids[special.pad]
     leaves: dict[str, Any] = flatten_dict(dict(params), sep="/")
     for path, last in (("embedding/table", 0.0), ("output/bias", _NEVER)):
-        leaves[path] = np.asarray(leaves[path])[order]
+        leaves[path] = to_numpy(leaves[path])[order]
         leaves[path][-1] = last
     changes = {"vocab_size": len(order), "embeddings.zero_id": None}
     return MarianLayout(
