@@ -152,13 +152,6 @@ def test_hypotheses_are_distinct_end_once_and_stand_in_the_order_of_their_scores
             assert hypothesis.text == system[3].decode(hypothesis.ids)
 
 
-def test_a_score_is_the_sum_of_the_log_probabilities_under_the_penalty(system, rng, assert_equal):
-    for found in run(system, random_lines(rng, 13)):
-        for h in found:
-            penalty = ((5 + len(h.ids)) / 6) ** SEARCH.length_penalty
-            assert_equal(h.score, sum(h.log_probs) / penalty)
-
-
 def test_the_search_reports_the_log_probabilities_that_scoring_gives(system, rng, assert_equal):
     lines = random_lines(rng, 13)
     pairs, expected = [], []

@@ -101,7 +101,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("mask, keys, known", KNOWN.values(), ids=KNOWN)
-def test_thateach_query_has_a_key_is_known_where_it_is_true(mask, keys, known):
+def test_that_each_query_has_a_key_is_known_where_it_is_true(mask, keys, known):
     x = np.zeros((2, T, 1, 4), np.float32), np.zeros((2, keys, 1, 4), np.float32)
     spec = AttentionSpec.create(x[0], x[1], x[1], mask, None, None)
     dense = mask.materialize(T, keys)
