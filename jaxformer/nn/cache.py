@@ -254,9 +254,9 @@ class FoldBeams:
     ) -> Float[Array, "R T N Hv"]:
         """The result for each row; `options` are passed on."""
         folded = q.reshape(k.shape[0], -1, *q.shape[2:])
-        if mask.causal and isinstance(mask.offset, int):
-            end = min(mask.offset + folded.shape[1], k.shape[1])
-            k, v, mask = k[:, :end], v[:, :end], mask.slice(0, folded.shape[1], 0, end)
+        queries, offset = folded.shape[1], mask.offset
+        if mask.causal and isinstance(offset, int) and (end := offset + queries) < k.shape[1]:
+            k, v, mask = k[:, :end], v[:, :end], mask.slice(0, queries, 0, end)
             bias = None if bias is None else bias[..., :end]
         heads = self.attention_fn(folded, k, v, mask, bias=bias, **options)
         return heads.reshape(*q.shape[:3], -1)
