@@ -64,6 +64,20 @@ def test_the_other_programs_of_a_run_compile_for_four_chips(tpu_devices, capsys)
     assert re.search(r"[kM]B  averaging\n", others) and "FIT" not in others
 
 
+def test_the_programs_of_a_run_of_bert_base_fit_with_flash_attention(tpu_devices, capsys):
+    words = """
+        --experiment language_modelling --preset bert_base --compiler tpu --target v5e:2x2
+        --strategy replicated --model.num_encoder_layers 1 --model.vocab_size 3001
+    """
+    presets = plan.presets_of("language_modelling")
+    assert cli.run(lambda: plan.main(cli.parse(presets, words.split()))) == 0
+    text = capsys.readouterr().out
+    assert "that JAX may use on v5e: fits" in text and "FIT" not in text
+    assert set(re.findall(r"^attention +(\w+), for", text, re.MULTILINE)) == {"tpu_flash"}
+    assert re.search(r"[GM]B  validation, attention by tpu_flash\n", text)
+    assert re.search(r"[GM]B  averaging\n", text)
+
+
 def test_each_program_that_does_not_fit_is_said_with_what_to_change(tpu_devices, capsys):
     words = "--training.attention_fn reference --training.grad_accumulation 1"
     text = report(capsys, "v5e", 60_000, words)
