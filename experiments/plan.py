@@ -21,7 +21,7 @@ from experiments.harness import cli, planning
 from experiments.harness.planning import Compiler, PlannedTraining
 from jaxformer.config import check_choices
 from jaxformer.distributed import parse_mesh
-from jaxformer.errors import ConfigError, is_out_of_memory
+from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def presets_of(experiment: str) -> dict[str, Any]:
 
 
 def main(config: Any) -> None:
-    """Prints memory and time of a step of `config` on its target, and advice if it does not fit.
+    """Prints memory and time of a run of `config` on its target, and what to change for its memory.
 
     `config` has the fields of `PlanOptions` besides those of the experiment. Raises `ConfigError`
     for a mesh that does not fit the devices, the batch or the parameters, and `MissingExtra`
@@ -79,13 +79,7 @@ def main(config: Any) -> None:
     if estimate:
         planning.start_devices(count)
     devices = None if estimate else planning.devices(target, count)
-    try:
-        step = planning.compile_step(config, training, devices)
-    except jax.errors.JaxRuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        print(planning.describe_shortage(error, target.accelerator))
-        return
+    step = planning.compile_step(config, training, devices)
     report = planning.describe(
         step,
         target.accelerator,
@@ -96,7 +90,7 @@ def main(config: Any) -> None:
         estimate=estimate,
     )
     print(report)
-    for sentence in planning.advice(config, step.memory, target.accelerator):
+    for sentence in planning.advice(config, step, target.accelerator):
         print(f"change: {sentence}")
     if estimate:
         print(planning.ASSUMPTIONS)

@@ -1,8 +1,9 @@
-"""Training steps compiled for TPUs of the kind v5e: `python -m experiments.benchmarks.compiled`.
+"""Runs compiled for devices that are not here: `python -m experiments.benchmarks.compiled`.
 
-Nothing is run, and no TPU is needed: libtpu (extra `compilers`) says the cycles of its kernels and
-the memory. Each number becomes a line of results.jsonl beside this file, which also holds those of
-MaxText; `python -m experiments.results` makes the table of the page.
+Nothing is run. libtpu (extra `compilers`) says the cycles of its kernels and the memory of each
+program, XLA's CUDA plugin (extra `cuda13`) the memory on GPUs. Each number becomes a line of
+results.jsonl beside this file, which also holds those of MaxText; `python -m experiments.results`
+makes the tables of the page.
 """
 
 import gc
@@ -14,10 +15,11 @@ from typing import Any
 from experiments import plan
 from experiments.benchmarks.report import evidence
 from experiments.harness import cli, planning
+from experiments.harness.planning.targets import TPUS
 from experiments.harness.training.utilization import ACCELERATORS
-from experiments.language_modelling.plan import TRAINING
 from experiments.results import FILE, Result, append
 from jaxformer.errors import ConfigError
+from jaxformer.ops.attention import DEVICE_FUNCTIONS
 
 _RECOMPUTED = "--training.grad_accumulation 1 --training.remat blocks"
 _ONE_CHIP = f"--target v5e --data.batch_size 12 {_RECOMPUTED}"
@@ -34,10 +36,39 @@ PROGRAMS = {
 }
 """Options of `plan`, by the name of the program; 12 rows of 1,024 tokens a chip and part."""
 
-LARGE = {"gpt3_xl": "--target v5e:4x4", "llama3_8b": "--target v5e:16x16"}
-"""Options of `plan`, by the preset, for those that need many chips."""
+_SCANNED = "--model.scan_layers"
+_COPIES = f"--strategy replicated {_SCANNED}"
+_MESHES = "v5e:2x4 v5e:4x4 2xv5e:4x4 v6e:4x4 h100x8"
+_RUNS = (
+    ("language_modelling", "gpt2_124m", "v5e", _SCANNED),
+    ("language_modelling", "gpt2_124m", f"v5e:2x2 v5e:16x16 {_MESHES}", _COPIES),
+    ("language_modelling", "gpt3_xl", "v5e:4x4 v6e:4x4", "--mesh fsdp=16"),
+    ("language_modelling", "gpt3_xl", "2xv5e:4x4", "--mesh data=2,fsdp=16"),
+    ("language_modelling", "gpt3_xl", "v5e:16x16", "--mesh data=16,fsdp=16"),
+    ("language_modelling", "gpt3_xl", "h100x8", "--mesh fsdp=8"),
+    ("language_modelling", "llama3_8b", "v5e:16x16", "--mesh fsdp=256"),
+    ("language_modelling", "bert_base", "v5e", _SCANNED),
+    ("language_modelling", "bert_base", f"v5e:2x2 {_MESHES}", _COPIES),
+    ("translation", "multi30k_base", "v5e", _SCANNED),
+    ("translation", "multi30k_base", "v5e:2x2 v5e:2x4 h100x8", _COPIES),
+    ("translation", "wmt14_big", "v5e", ""),
+    ("translation", "wmt14_big", "v5e:2x2", "--strategy replicated"),
+    ("translation", "wmt14_big", _MESHES, _COPIES),
+)
+RUNS = {
+    f"{preset}, {target}": f"{experiment} --preset {preset} --target {target} {options}"
+    for experiment, preset, targets, options in _RUNS
+    for target in targets.split()
+}
+"""Arguments of `plan` by the name of a run, all of whose programs are compiled.
+
+With `--model.scan_layers` a block is compiled once for all layers.
+"""
 
 TABLE = "compiled"
+_COLUMNS = {"sampling": "decoding", "beam": "decoding"} | {
+    name: name for name in ("step", "validation", "averaging")
+}
 
 
 @dataclass(frozen=True)
@@ -45,18 +76,18 @@ class CompiledOptions:
     """The programs to compile."""
 
     only: tuple[str, ...] = ()
-    """Names of programs, as the table has them; none: all."""
+    """Names of programs or runs, as the tables have them; none: all."""
     results: Path = Path(__file__).with_name(FILE)
     """File to which a line for each number is added, in place of an earlier one."""
 
     def __post_init__(self):
-        for name in set(self.only) - {*PROGRAMS, *LARGE}:
-            raise ConfigError(f"only has {name!r}: give one of {', '.join((*PROGRAMS, *LARGE))}")
+        for name in set(self.only) - {*PROGRAMS, *RUNS}:
+            raise ConfigError(f"only has {name!r}: give one of {', '.join((*PROGRAMS, *RUNS))}")
 
 
 def main(options: CompiledOptions) -> None:
     """Compiles the programs one after the other, prints the numbers and adds them to the file."""
-    for name in options.only or (*PROGRAMS, *LARGE):
+    for name in options.only or (*PROGRAMS, *RUNS):
         measured = measure(name)
         append(options.results, measured)
         numbers = ", ".join(f"{each.metric} {each.score:,}" for each in measured)
@@ -64,42 +95,65 @@ def main(options: CompiledOptions) -> None:
         gc.collect()  # a program takes gigabytes
 
 
-def config_of(name: str) -> Any:
-    """The configuration of the program `name`: options of `plan` as the table has them."""
-    return cli.parse(plan.presets_of("language_modelling"), arguments_of(name))
-
-
 def arguments_of(name: str) -> list[str]:
-    """The arguments of `plan language_modelling` that compile the program `name`."""
-    preset, options = (name, LARGE[name]) if name in LARGE else ("gpt2_124m", PROGRAMS[name])
-    return ["--preset", preset, "--compiler", "tpu", *options.split()]
+    """The arguments of `plan` that compile the program or the run `name`."""
+    arguments = RUNS.get(name) or f"language_modelling --preset gpt2_124m {PROGRAMS.get(name)}"
+    compiler = "cuda" if "--target h100" in arguments else "tpu"
+    return [*arguments.split(), "--compiler", compiler]
+
+
+def config_of(name: str) -> Any:
+    """The configuration of the program or the run `name`."""
+    experiment, *words = arguments_of(name)
+    return cli.parse(plan.presets_of(experiment), ["--experiment", experiment, *words])
 
 
 def measure(name: str) -> list[Result]:
-    """The MFU, the cycles of a part and the memory of the step of that name."""
+    """The memory of the program or run of that name, and on TPUs the time and speed of its step."""
     config = config_of(name)
-    target = planning.parse_target(config.target)
-    count = target.count or 1
-    step = planning.compile_step(config, TRAINING, planning.devices(target, count))
+    training, target = plan.training_of(config.experiment), planning.parse_target(config.target)
+    count = target.devices_of(1, config.strategy)
+    step = planning.compile_step(config, training, planning.devices(target, count))
+    numbers = _of_run(step, target) if name in RUNS else _of_step(step, config)
+    if target.accelerator in TPUS:
+        specs = [selection.spec for _, selection in step.attention]
+        time = planning.step_time(step.program, target.accelerator, specs)
+        peak = count * getattr(ACCELERATORS[target.accelerator], config.model.dtype)
+        numbers["step, s"] = round(time.total, 3)
+        numbers["MFU, %"] = round(100 * training.flops(config) / time.total / peak, 1)
+    compiler = "libtpu" if target.accelerator in TPUS else "jax-cuda13-plugin"
+    return evidence(
+        f"{TABLE}_runs" if name in RUNS else TABLE,
+        f"{'' if name in RUNS else 'jaxformer, '}{name}",
+        numbers,
+        f"{count} x {target.accelerator}, compiled, not run",
+        command=f"python -m experiments.plan {' '.join(arguments_of(name))}",
+        versions={each: metadata.version(each) for each in ("jax", compiler)},
+        seconds=round(step.seconds),
+    )
+
+
+def _of_step(step: planning.CompiledStep, config: Any) -> dict[str, float]:
+    """The cycles of a part, and the memory."""
     specs = [selection.spec for _, selection in step.attention]
-    time = planning.step_time(step.program, target.accelerator, specs)
-    peak = count * ACCELERATORS[target.accelerator].bfloat16
-    cycles = time.cycles / config.training.grad_accumulation
-    numbers = {
-        "MFU, %": round(100 * TRAINING.flops(config) / time.total / peak, 1),
-        "M cycles": round(cycles / 1e6, 1),
+    cycles = planning.step_time(step.program, "v5e", specs).cycles
+    return {
+        "M cycles": round(cycles / config.training.grad_accumulation / 1e6, 1),
         "memory, GiB": round(step.memory.total / 2**30, 2),
         "temporary, GiB": round(step.memory.temporary / 2**30, 2),
     }
-    return evidence(
-        f"{TABLE}_large" if name in LARGE else TABLE,
-        f"jaxformer, {name}",
-        numbers,
-        f"{count} x {target.accelerator}, compiled, not run",
-        command=f"python -m experiments.plan language_modelling {' '.join(arguments_of(name))}",
-        versions={each: metadata.version(each) for each in ("jax", "libtpu")},
-        seconds=round(step.seconds),
-    )
+
+
+def _of_run(step: planning.CompiledStep, target: planning.Target) -> dict[str, float]:
+    """The memory of each program of a run, and the share of flash attention in its calls."""
+    programs = [("step", step.memory.total), *((each.name, each.memory) for each in step.others)]
+    calls = [*step.attention, *(call for each in step.others[:1] for call in each.attention)]
+    flash = sum(name in DEVICE_FUNCTIONS for name, _ in calls)
+    return {
+        **{f"{_COLUMNS[name.split()[0]]}, GiB": round(n / 2**30, 2) for name, n in programs},
+        "of, GiB": round(ACCELERATORS[target.accelerator].usable_memory / 2**30, 2),
+        "flash, %": round(100 * flash / len(calls), 1),
+    }
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ def report(capsys, target, rows, words=""):
     code = cli.run(lambda: plan.main(cli.parse(presets, arguments)))
     said = capsys.readouterr()
     assert code == 0, said.err
-    assert max(map(len, said.out.splitlines()[1:])) <= 80
+    lines = [line for line in said.out.splitlines()[1:] if not line.startswith("change: ")]
+    assert max(map(len, lines)) <= 80
     return said.out
 
 
@@ -63,7 +64,25 @@ def test_the_other_programs_of_a_run_compile_for_four_chips(tpu_devices, capsys)
     assert re.search(r"[kM]B  averaging\n", others) and "FIT" not in others
 
 
-def test_what_does_not_fit_is_said(tpu_devices, capsys):
+def test_the_programs_of_a_run_of_bert_base_fit_with_flash_attention(tpu_devices, capsys):
+    words = """
+        --experiment language_modelling --preset bert_base --compiler tpu --target v5e:2x2
+        --strategy replicated --model.num_encoder_layers 1 --model.vocab_size 3001
+    """
+    presets = plan.presets_of("language_modelling")
+    assert cli.run(lambda: plan.main(cli.parse(presets, words.split()))) == 0
+    text = capsys.readouterr().out
+    assert "that JAX may use on v5e: fits" in text and "FIT" not in text
+    assert set(re.findall(r"^attention +(\w+), for", text, re.MULTILINE)) == {"tpu_flash"}
+    assert re.search(r"[GM]B  validation, attention by tpu_flash\n", text)
+    assert re.search(r"[GM]B  averaging\n", text)
+
+
+def test_each_program_that_does_not_fit_is_said_with_what_to_change(tpu_devices, capsys):
     words = "--training.attention_fn reference --training.grad_accumulation 1"
     text = report(capsys, "v5e", 60_000, words)
     assert re.search(r"memory per device   [\d.]+\w of 15.75G on v5e: DOES NOT FIT", text)
+    assert re.search(r"change: temporary memory of the step is \S+ [GT]B: try --train", text)
+    assert re.search(r"[GT]B  validation, attention by reference: DOES NOT FIT", text)
+    assert re.search(r"change: validation needs \S+ [GT]B: try --training.grad_accum", text)
+    assert re.search(r"[kM]B  averaging\n", text)

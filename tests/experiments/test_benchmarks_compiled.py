@@ -1,9 +1,12 @@
 """The programs that are compiled for a TPU beside MaxText's."""
 
+import math
+
 import pytest
 
 from experiments import results
 from experiments.benchmarks import compiled
+from experiments.harness.planning import parse_target
 from jaxformer.distributed import parse_mesh
 from jaxformer.errors import ConfigError
 
@@ -14,6 +17,15 @@ def test_every_chip_has_the_rows_that_maxtext_had(name):
     parts = config.training.grad_accumulation * parse_mesh(config.mesh).get("fsdp", 1)
     assert config.data.batch_size == 12 * parts
     assert config.training.attention_fn == "auto"
+
+
+def test_every_run_is_a_preset_with_flash_attention_on_devices_that_its_mesh_fills():
+    for name in compiled.RUNS:
+        config = compiled.config_of(name)
+        devices = parse_target(config.target).count or 1
+        assert config.training.attention_fn == "auto", name
+        assert math.prod(parse_mesh(config.mesh).values()) in (1, devices), name
+        assert config.strategy == ("sharded" if config.mesh else config.strategy), name
 
 
 def test_a_program_that_there_is_not_is_named():

@@ -186,6 +186,7 @@ def test_a_report_says_what_the_program_holds(tpu):
         program=tpu,
         memory=memory,
         seconds=61.0,
+        shortage="",
         attention=[("blockwise", selection)],
         others=[
             OtherProgram("validation", 2_500_000_000, [("tpu_flash", selection)]),

@@ -20,6 +20,7 @@ import pytest
 from experiments import plan
 from experiments.harness import cli, planning
 from experiments.harness.planning import StepMemory, Target, parse_target, targets
+from experiments.harness.planning.compiling import OtherProgram
 from experiments.harness.planning.counting import largest_arrays
 from experiments.harness.planning.hlo import Program
 from experiments.harness.training.flops import causal_flops, masked_flops
@@ -84,7 +85,15 @@ MEMORY = StepMemory(
     results=500,
     temporary=40_000,
 )
-STEP: Any = SimpleNamespace(memory=MEMORY, program=Program(PROGRAM), seconds=1.5, others=())
+STEP: Any = SimpleNamespace(
+    memory=MEMORY, program=Program(PROGRAM), seconds=1.5, others=(), shortage="", num_shards=1
+)
+
+
+def step_with(others=(), num_shards=1, **memory):
+    """`STEP` with other sizes in bytes."""
+    given = {"others": others, "num_shards": num_shards, "memory": MEMORY._replace(**memory)}
+    return SimpleNamespace(**vars(STEP) | given)
 
 
 def config_of(experiment, words=""):
@@ -227,14 +236,14 @@ def test_the_largest_buffers_are_those_of_loops_too_but_not_of_what_is_fused():
 
 def test_what_fits_needs_no_change():
     for size in (40_000, 15e9):  # of 18 GB
-        memory = MEMORY._replace(temporary=int(size))
-        assert planning.advice(language_config(), memory, "l4") == []
+        step = step_with(temporary=int(size))
+        assert planning.advice(language_config(), step, "l4") == []
 
 
 def test_a_state_that_does_not_fit_is_to_be_kept_in_parts():
     # 60 GB in 8 parts are the first below half of 18 GB
-    memory = MEMORY._replace(arguments=int(60e9))
-    (sentence,) = planning.advice(language_config(), memory, "l4")
+    step = step_with(arguments=int(60e9))
+    (sentence,) = planning.advice(language_config(), step, "l4")
     assert "an fsdp axis 8 times as long" in sentence
 
 
@@ -246,15 +255,17 @@ def test_the_report_says_whether_it_fits():
     assert "at least 0.5 s, the FLOPs at the peak" in text
     assert "160 B      2 x f32[4,10]" in text
     assert "10 tokens per second at an assumed MFU of 40%" in text  # 0.4 * 12 / 0.5
-    large: Any = SimpleNamespace(**vars(STEP) | {"memory": MEMORY._replace(temporary=int(50e9))})
+    large: Any = step_with(temporary=int(50e9))
     assert "l4: MAY NOT FIT" in planning.describe(large, "l4", **sizes, estimate=True)
 
 
 def test_a_step_that_does_not_fit_is_advised_on_in_options_of_train():
-    large = MEMORY._replace(temporary=int(50e9))
+    large = step_with(temporary=int(50e9))
     config = language_config("--training.remat all_but_attention --training.loss_chunk 512")
     sentences = planning.advice(config, large, "l4")
-    assert all(sentence.startswith("temporary memory is 50.00 GB: ") for sentence in sentences)
+    assert all(
+        sentence.startswith("temporary memory of the step is 50.00 GB: ") for sentence in sentences
+    )
     options = [sentence.split("try ")[1] for sentence in sentences]
     assert options == [
         f"--training.grad_accumulation {2 * config.training.grad_accumulation}",
@@ -263,6 +274,27 @@ def test_a_step_that_does_not_fit_is_advised_on_in_options_of_train():
     ]
     for option in options:
         language_config(option)  # is one of train's
+
+
+def test_each_program_that_does_not_fit_is_named_with_changes_that_are_options():
+    others = [
+        OtherProgram("validation", int(19e9), []),
+        OtherProgram("sampling of 3", int(17e9), []),
+        OtherProgram("averaging", int(70e9), []),
+    ]
+    step = step_with(others, num_shards=4)
+    config = language_config("--training.grad_accumulation 6 --sampling.max_new_tokens 34")
+    assert planning.advice(config, step, "l4") == [
+        "validation needs 19.00 GB: try --training.grad_accumulation 16 or --training.loss_chunk "
+        "1024 or --strategy sharded and an fsdp axis 2 times as long",
+        "averaging needs 70.00 GB: try --strategy sharded and an fsdp axis 2 times as long",
+    ]
+    beams = step_with([OtherProgram("beam search of 64", int(20e9), [])])
+    (sentence,) = planning.advice(translation_config(), beams, "l4")
+    assert sentence.startswith("beam search of 64 needs 20.00 GB: try --translation.batch_size 32")
+    for option in ("--training.grad_accumulation 16", "--training.loss_chunk 1024"):
+        language_config(option)  # is one of train's
+    translation_config("--translation.batch_size 32")
 
 
 def test_a_model_with_a_soft_cap_on_its_attention_is_planned():

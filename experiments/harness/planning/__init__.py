@@ -1,7 +1,12 @@
 """Planning: memory and time of a training step, compiled for devices that need not be here."""
 
-from experiments.harness.planning.compiling import PlannedTraining, StepMemory, compile_step
-from experiments.harness.planning.report import ASSUMPTIONS, advice, describe, describe_shortage
+from experiments.harness.planning.compiling import (
+    CompiledStep,
+    PlannedTraining,
+    StepMemory,
+    compile_step,
+)
+from experiments.harness.planning.report import ASSUMPTIONS, advice, describe
 from experiments.harness.planning.step_time import step_time
 from experiments.harness.planning.targets import (
     Compiler,
@@ -14,6 +19,7 @@ from experiments.harness.planning.targets import (
 
 __all__ = [
     "ASSUMPTIONS",
+    "CompiledStep",
     "Compiler",
     "PlannedTraining",
     "StepMemory",
@@ -22,7 +28,6 @@ __all__ = [
     "check_compiler",
     "compile_step",
     "describe",
-    "describe_shortage",
     "devices",
     "parse_target",
     "start_devices",

@@ -1,6 +1,7 @@
 """Compiles a training step for shapes alone: its program, its memory and its attention calls."""
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from experiments.harness.planning.hlo import Program
 from experiments.harness.training.session import choose_devices
 from jaxformer import distributed
 from jaxformer.distributed import Strategy
+from jaxformer.errors import is_out_of_memory
 from jaxformer.ops.attention import AttentionFn, AttentionSpec, AutoAttention, Selection, select
 from jaxformer.training.train_step import TrainState
 
@@ -86,7 +88,12 @@ class CompiledStep:
 
     state: TrainState
     """The shapes of the state."""
-    compiled: jax.stages.Compiled
+    compiled: jax.stages.Compiled | None
+    """None where the compiler refuses the step, for want of memory."""
+    shortage: str
+    """The compiler's words then, else ""."""
+    num_shards: int
+    """Into how many parts the devices divide the rows of a batch."""
     seconds: float
     """The compiler's time."""
     attention: list[tuple[str, Selection]]
@@ -101,21 +108,27 @@ class CompiledStep:
     @cached_property
     def program(self) -> Program:
         """The compiled program, read from its text."""
-        return Program(self.compiled.as_text() or "")
+        return Program(self.compiled.as_text() or "" if self.compiled else "")
 
     @cached_property
     def memory(self) -> StepMemory:
         """The memory that the step needs, by the compiler's count."""
-        state, counted = self.state, self.compiled.memory_analysis()
-        assert counted is not None  # XLA has it on every device
+        state = self.state
+        held = _bytes_per_device((state.params, state.opt_state, state.ema))
+        arguments, results, temporary = held, 0, max(_needed(self.shortage) - held, 0)
+        if self.compiled:
+            counted: Any = self.compiled.memory_analysis()
+            arguments = counted.argument_size_in_bytes
+            results = counted.output_size_in_bytes - counted.alias_size_in_bytes
+            temporary = counted.temp_size_in_bytes
         return StepMemory(
             parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
             parameter_bytes=_bytes(state.params),
             optimizer_bytes=_bytes((state.opt_state, state.ema)),
-            held=_bytes_per_device((state.params, state.opt_state, state.ema)),
-            arguments=counted.argument_size_in_bytes,
-            results=counted.output_size_in_bytes - counted.alias_size_in_bytes,
-            temporary=counted.temp_size_in_bytes,
+            held=held,
+            arguments=arguments,
+            results=results,
+            temporary=temporary,
         )
 
 
@@ -141,7 +154,8 @@ class AttentionCalls:
 def compile_step(config: Any, training: PlannedTraining, devices: Any = None) -> CompiledStep:
     """Compiles the training step of `config` for `devices`, or for those of this process's CPU.
 
-    Raises `ConfigError` where the devices do not divide the rows or the parameters.
+    A program that the compiler refuses for want of memory is none that fits, and no error. Raises
+    `ConfigError` where the devices do not divide the rows or the parameters.
     """
     strategy = choose_devices(config.strategy, config.mesh, devices=devices)
     batch, model = training.batch(config), training.build_model(config)
@@ -156,7 +170,7 @@ def compile_step(config: Any, training: PlannedTraining, devices: Any = None) ->
     options = _CPU_OPTIONS if devices is None else None
     lowered = step.lower(state, strategy.abstract_batch(batch, parts))
     start = time.perf_counter()
-    compiled = lowered.compile(compiler_options=options)
+    compiled, shortage = _compile(lowered, options)
     seconds, calls = time.perf_counter() - start, list(attention.calls)
 
     def compile_others() -> Iterator[OtherProgram]:
@@ -164,14 +178,36 @@ def compile_step(config: Any, training: PlannedTraining, devices: Any = None) ->
         held = _bytes_per_device((state.params, state.opt_state, state.ema))
         for name, lower in training.others(config, model, strategy, params).items():
             attention.calls.clear()
-            counted: Any = lower().compile(compiler_options=options).memory_analysis()
-            memory = held - _bytes_per_device(params) + counted.argument_size_in_bytes
-            memory += counted.temp_size_in_bytes + counted.output_size_in_bytes
+            program, shortage = _compile(lower(), options)
+            memory = _needed(shortage)
+            if program:
+                counted: Any = program.memory_analysis()
+                memory = held - _bytes_per_device(params) + counted.argument_size_in_bytes
+                memory += counted.temp_size_in_bytes + counted.output_size_in_bytes
             yield OtherProgram(name, memory, list(attention.calls))
-        # At the end the state is gone: the mean, the best, and the parameters that are being read.
-        yield OtherProgram("averaging", 3 * _bytes_per_device(state.params), [])
+        # At the end the state is gone: the best parameters, and the mean that is being read.
+        yield OtherProgram("averaging", 2 * _bytes_per_device(state.params), [])
 
-    return CompiledStep(state, compiled, seconds, calls, compile_others)
+    shards = strategy.num_shards
+    return CompiledStep(state, compiled, shortage, shards, seconds, calls, compile_others)
+
+
+def _compile(lowered: Any, options: Any) -> tuple[jax.stages.Compiled | None, str]:
+    """The compiled program and "", or None and what the compiler says of the lack of memory."""
+    try:
+        return lowered.compile(compiler_options=options), ""
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return None, str(error)
+
+
+def _needed(shortage: str) -> int:
+    """The bytes that a refused program needs, by its compiler; 2^63 where it does not say them."""
+    said = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available", shortage)
+    if said is None:
+        return 2**63
+    return int(float(said[1]) * 1024 ** " KMGT".index(said[2] or " "))
 
 
 def _bytes(tree: Any) -> int:

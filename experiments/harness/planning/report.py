@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.harness.planning.compiling import CompiledStep, StepMemory
+from experiments.harness.planning.compiling import CompiledStep
 from experiments.harness.planning.counting import (
     Collective,
     between_slices,
@@ -51,6 +51,9 @@ def describe(
     """
     peak = devices * getattr(ACCELERATORS[accelerator], dtype)
     lines = [f"compiled in         {step.seconds:.0f} s; compiled is not run"]
+    if step.shortage:
+        lines.append(describe_shortage(step.shortage, accelerator))
+        return "\n".join(lines + _other_lines(step, accelerator, estimate))
     lines += _memory_lines(step, accelerator, "MAY NOT FIT" if estimate else "DOES NOT FIT")
     lines.append(f"work per step       {flops:.3e} FLOPs by the equations")
     if not estimate:
@@ -85,9 +88,8 @@ def _other_lines(step: CompiledStep, accelerator: str, estimate: bool) -> list[s
     return lines
 
 
-def describe_shortage(error: Exception, accelerator: str) -> str:
-    """the compiler's reason that a step does not fit, and the largest arrays it names."""
-    text = str(error)
+def describe_shortage(text: str, accelerator: str) -> str:
+    """the compiler's reason `text` that a step does not fit, and the largest arrays it names."""
     needed = re.search(r"\(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)", text)
     first = text.partition("\n")[0]
     lines = [
@@ -100,28 +102,42 @@ def describe_shortage(error: Exception, accelerator: str) -> str:
     return "\n".join(lines)
 
 
-def advice(config: Any, memory: StepMemory, accelerator: str) -> list[str]:
-    """The changes to `config` that make a step smaller; empty if it fits."""
-    free = ACCELERATORS[accelerator].usable_memory
-    if memory.total <= free:
-        return []
+def advice(config: Any, step: CompiledStep, accelerator: str) -> list[str]:
+    """The changes to `config` that make each program fit that does not; empty if all do."""
+    free, memory, training = ACCELERATORS[accelerator].usable_memory, step.memory, config.training
+    shards = step.num_shards
+    parts = f"--training.grad_accumulation {2 * shards * -(-training.grad_accumulation // shards)}"
+    chunk = [] if training.loss_chunk else [f"--training.loss_chunk {_LOSS_CHUNK}"]
+    longer = "--strategy sharded and an fsdp axis {} times as long"
     sentences = []
     kept = memory.arguments + memory.results
-    if kept > free / 2:
-        parts = 2 ** math.ceil(math.log2(kept / (free / 2)))
+    if memory.total > free and kept > free / 2:
+        times = 2 ** math.ceil(math.log2(kept / (free / 2)))
         sentences.append(
             f"parameters and optimizer take {gigabytes(kept)} per device: shard them, with "
-            f"--strategy sharded and an fsdp axis {parts} times as long"
+            f"{longer.format(times)}"
         )
-    if memory.temporary > free / 2:
-        training, remats = config.training, list(REMAT)
-        options = [f"--training.grad_accumulation {2 * training.grad_accumulation}"]
-        options += [] if training.loss_chunk else [f"--training.loss_chunk {_LOSS_CHUNK}"]
+    if memory.total > free and memory.temporary > free / 2:
+        remats = list(REMAT)
         keeping_less = remats[remats.index(training.remat) + 1 :]
-        options += [f"--training.remat {name}" for name in keeping_less]
+        options = [parts, *chunk, *(f"--training.remat {name}" for name in keeping_less)]
         options += [] if config.model.dtype == "bfloat16" else ["--model.dtype bfloat16"]
         temporary = gigabytes(memory.temporary)
-        sentences += [f"temporary memory is {temporary}: try {option}" for option in options]
+        sentences += [
+            f"temporary memory of the step is {temporary}: try {option}" for option in options
+        ]
+    for program in step.others:
+        if program.memory > free:
+            tried = {
+                "validation": lambda: [parts, *chunk],
+                "sampling": lambda: [
+                    f"--sampling.max_new_tokens {config.sampling.max_new_tokens // 2}"
+                ],
+                "beam": lambda: [f"--translation.batch_size {config.translation.batch_size // 2}"],
+                "averaging": lambda: [],
+            }[program.name.split()[0]]()
+            either = " or ".join([*tried, longer.format(2)])
+            sentences.append(f"{program.name} needs {gigabytes(program.memory)}: try {either}")
     return sentences
 
 

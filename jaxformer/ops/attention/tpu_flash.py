@@ -390,7 +390,8 @@ def _attend_forward(plan: Plan, q: Array, k: Array, v: Array, segments: Any, wor
 
 
 def _attend_backward(plan: Plan, saved: Any, d_out: Array) -> Any:
-    return *_backward(plan, *saved, d_out), None, None
+    q, k, v, segments, words, out, log_sum = saved
+    return *_backward(plan, q, k, v, segments, words, out, log_sum, d_out), None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
