@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files
+from experiments.harness.cli import config_files, storage
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.groups import (
     expand,
@@ -275,7 +275,7 @@ def _seconds(folder: Path, environment: dict[str, Any]) -> float | None:
     if None in earlier or "time" not in environment:
         return None
     started = datetime.fromisoformat(environment["time"]).timestamp()
-    return float(round(sum(earlier) + (folder / "scores.json").stat().st_mtime - started))
+    return float(round(sum(earlier) + storage.modified(folder / "scores.json") - started))
 
 
 def _curve(lines: list[dict[str, float]]) -> dict[str, list[list[float]]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
+from experiments.harness.cli import storage
 from experiments.harness.results import pages, plots, tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import (
@@ -111,7 +112,9 @@ class PageOptions:
 def list_runs(options: ListOptions) -> None:
     """Prints a line for each run: newest step, scores, start and parent."""
     folders = dict.fromkeys(
-        _sweep_of(run, Path(root)) or run for root in options.runs for run in find_runs([root])
+        _sweep_of(run, storage.to_path(root)) or run
+        for root in options.runs
+        for run in find_runs([root])
     )
     rows = [_describe_sweep(x) if (x / SWEEP).is_file() else _describe(x) for x in folders]
     if not rows:
@@ -138,7 +141,7 @@ def diff(options: DiffOptions) -> None:
     """Prints a line for each setting in which two runs differ."""
     if len(options.runs) != 2:
         raise ConfigError(f"{len(options.runs)} runs were given: give the folders of two, RUN RUN")
-    a, b = (settings_of(Path(path)) for path in options.runs)
+    a, b = (settings_of(storage.to_path(path)) for path in options.runs)
     lines = [
         f"{name}: {a.get(name, 'absent')} -> {b.get(name, 'absent')}"
         for name in sorted(a.keys() | b.keys())
@@ -167,11 +170,11 @@ def page(options: PageOptions) -> None:
             f"{len(options.runs)} runs were given: give the folder of one; `compare` and `plot` "
             "show several"
         )
-    folder = Path(options.runs[0])
+    folder = storage.to_path(options.runs[0])
     chosen = RunOptions(str(folder), checkpoint=options.checkpoint, step=options.step)
     contents = _page_contents(folder)
     text = pages.run_page(folder, contents and contents(folder, chosen, options.text))
-    _write(Path(options.output or folder / "report.html"), text)
+    _write(storage.to_path(options.output or folder / "report.html"), text)
 
 
 class Command(NamedTuple):
@@ -198,7 +201,7 @@ def main(args: Sequence[str]) -> None:
         return
     if word in COMMANDS:
         args = args[1:]
-    elif word.startswith("-") or Path(word).exists():
+    elif word.startswith("-") or storage.to_path(word).exists():
         word = "list"
     else:
         raise ConfigError(f"{word!r} is neither a folder nor one of {', '.join(COMMANDS)}")
@@ -209,7 +212,7 @@ def main(args: Sequence[str]) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    print(f"see {path} ({path.stat().st_size:,} bytes)")
+    print(f"see {path} ({len(text.encode()):,} bytes)")
 
 
 def _page_contents(folder: Path) -> Callable[..., pages.Contents] | None:

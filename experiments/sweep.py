@@ -16,6 +16,7 @@ from typing import Any
 
 from experiments import registry
 from experiments.harness import cli
+from experiments.harness.cli import storage
 from experiments.harness.results import comparing, sweeping, tables
 from experiments.harness.results.sweeping import Sweep
 from experiments.harness.runs.checkpoint_selection import TrainResult
@@ -119,11 +120,10 @@ def _open(
 
 def _run_jobs(opened: Sweep, jobs: int) -> list[int]:
     """Trains the cells in `jobs` processes, each the next that no other has; their exit codes."""
-    logs = opened.folder / "logs"
-    logs.mkdir(exist_ok=True)
+    folder = opened.folder / "logs"
     command = [sys.executable, "-m", "experiments.sweep", *sys.argv[1:], "--jobs", "1"]
     with ExitStack() as stack:
-        workers = []
+        logs, workers = stack.enter_context(storage.written_here(folder)), []
         for job in range(min(jobs, len(opened.cells))):
             log = stack.enter_context((logs / f"job{job}.txt").open("ab"))
             # In a session of its own, a worker gets no SIGINT of the terminal, but one SIGTERM.
@@ -131,7 +131,7 @@ def _run_jobs(opened: Sweep, jobs: int) -> list[int]:
             workers.append(worker)
             stack.callback(worker.wait)  # it saves and ends, if it still runs
             stack.callback(worker.terminate)
-        print(f"{len(workers)} processes train; {logs} has what they say", flush=True)
+        print(f"{len(workers)} processes train; {folder} has what they say", flush=True)
         return [worker.wait() for worker in workers]
 
 

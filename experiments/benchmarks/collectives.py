@@ -51,7 +51,7 @@ def collective(name: str, axis: str, mesh: Mesh, size: float) -> Case:
     numbers = np.arange(math.prod(shape), dtype=np.float32).reshape(shape) % 251  # exact sums
     result = program(jax.make_array_from_callback(shape, sharding, lambda part: numbers[part]))
     mapped = reduce(lambda f, name: jax.vmap(f, axis_name=name), mesh.axis_names[::-1], compute)
-    expected = np.asarray(mapped(numbers.reshape(*mesh.devices.shape, count, _WIDTH)))
+    expected = np.asarray(mapped(jnp.array(numbers.reshape(*mesh.devices.shape, count, _WIDTH))))
     expected = expected.reshape(mesh.size, *expected.shape[mesh.devices.ndim :])
     for shard in result.addressable_shards:
         if not np.array_equal(shard.data, expected[shard.index]):

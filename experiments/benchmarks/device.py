@@ -33,10 +33,10 @@ from experiments.harness.results.statistics import rounded
 from experiments.harness.results.tables import Table, plain
 from experiments.harness.runs import distributed
 from experiments.harness.training.session import choose_devices
-from experiments.harness.training.training_config import StrategyName
+from experiments.harness.training.training_config import DeviceChoice
 from experiments.harness.training.utilization import ACCELERATORS, DEVICE_KINDS, peak_of
 from experiments.results import FILE, append
-from jaxformer.config import check_at_least, check_choices, with_fields
+from jaxformer.config import check_at_least, with_fields
 from jaxformer.distributed import Strategy, single
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS, DEVICE_FUNCTIONS, AttentionSpec, DeviceInfo
@@ -65,7 +65,7 @@ _PACKAGES = ("jax", "jaxlib", "jaxformer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
+class DeviceOptions(DeviceChoice):
     """The checks, and the sizes of what is timed."""
 
     only: tuple[str, ...] = CHECKS
@@ -88,23 +88,10 @@ class DeviceOptions:
     """Repetitions of each measurement, after one that is not counted."""
     results: Path = Path(__file__).with_name(FILE)
     """File to which a line for each number is added, in place of an earlier one."""
-    strategy: StrategyName = "auto"
-    """single, replicated, sharded or auto, as that of train."""
-    mesh: str = ""
-    """The mesh of --strategy sharded, such as data=2,fsdp=2,tensor=2."""
-    distributed: bool = False
-    """Joins the processes that the cluster (SLURM, Cloud TPU, ...) has started."""
-    coordinator: str = ""
-    """HOST:PORT of process 0, where no cluster provides it; empty: none."""
-    num_processes: int | None = None
-    """Number of processes, given with --coordinator only."""
-    process_id: int | None = None
-    """Number of this process, from 0, given with --coordinator only."""
 
     def __post_init__(self):
-        check_choices(self)
+        super().__post_init__()
         check_at_least(self, 1, "repetitions", "product_size")
-        distributed.check(self)
         for field, known in (("only", CHECKS), ("kinds", KINDS)):
             for name in set(getattr(self, field)) - set(known):
                 raise ConfigError(f"{field} has {name!r}: give some of {', '.join(known)}")

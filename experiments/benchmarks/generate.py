@@ -114,8 +114,8 @@ def jax_sample(work: GenerateWork) -> Case:
     config = SamplingConfig(max_new_tokens=work.new_tokens, temperature=0.0)
 
     def init_cache(params: Any, size: int) -> Any:
-        options = {"max_length": work.model.max_len, "method": "init_cache"}
-        return model.apply({"params": params}, size, **options)
+        length = work.model.max_len
+        return model.apply({"params": params}, size, max_length=length, method="init_cache")
 
     def write(params: Any, prompts: jax.Array, ids: jax.Array) -> jax.Array:
         size, rng = len(prompts), jax.random.key(0)

@@ -204,7 +204,7 @@ class EvaluateOptions(RunOptions):
 @distributed.joins
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
-    loaded = load_run(Path(options.run), options)
+    loaded = load_run(options.folder, options)
     config = loaded.config
     if config.objective == "masked" and options.stride:
         raise ConfigError("a masked model sees both sides of a token: leave out --stride")
@@ -214,14 +214,14 @@ def main(options: EvaluateOptions) -> None:
         if part := part_of(options.files, config.data):
             text = encode_part(config, part, loaded.tokenizer, Path(folder) / "text.tokens")
         else:
-            text = open_encoded(Path(options.run), options.part, loaded.tokenizer)
+            text = open_encoded(options.folder, options.part, loaded.tokenizer)
         losses = batch_losses(loaded, text, stride=stride)
         likelihood = total(losses, text)
         own = own_metrics(loaded, text, likelihood)
     print(describe_scores(name, config, likelihood, losses))
     metadata = {"run": options.run, "text": name, "stride": stride}
     if not options.files:
-        metadata["text_sha256"] = text_digest(Path(options.run), name)
+        metadata["text_sha256"] = text_digest(options.folder, name)
     print(json.dumps(metadata | scores_of(config, likelihood) | own))
 
 

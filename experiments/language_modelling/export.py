@@ -5,7 +5,6 @@ DistilBERT or BERT.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from experiments.harness import cli
 from experiments.harness.results import exporting
@@ -32,7 +31,7 @@ class ExportOptions(exporting.ExportOptions):
 
 def exportable(options: ExportOptions) -> exporting.Exportable:
     """The run that `options` name, with its sampling."""
-    folder = Path(options.run)
+    folder = options.folder
     if is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers already: give the folder of a run")
     loaded = load_run(folder, options)

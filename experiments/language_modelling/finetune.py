@@ -133,7 +133,7 @@ def main(options: FinetuneOptions) -> None:
     if options.task != "classification" and not options.train:
         raise ConfigError(f"task={options.task!r} needs files: give --train FILE and --test FILE")
     rows = TASKS[options.task].read(options)
-    loaded = without_heads(load_run(Path(options.run), options, without_head=True))
+    loaded = without_heads(load_run(options.folder, options, without_head=True))
     learner = make_learner(options, loaded, *rows)
     task = learner.task
     if options.save:
@@ -160,7 +160,7 @@ def main(options: FinetuneOptions) -> None:
     results[setting(options)] = {"options": asdict(options), **result, "metrics": metrics}
     path.write_text(json.dumps(results, indent=2) + "\n")
     if options.output:
-        write_lines(Path(options.output), scored.lines)
+        write_lines(options.output, scored.lines)
     for name, text in task.files.items() if options.save else ():
         (Path(options.save) / name).write_text(text, encoding="utf-8")
 

@@ -128,7 +128,7 @@ def sized(config: LanguageConfig, tokenizer: Tokenizer) -> TransformerConfig:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of the run in `folder`."""
-    return tokenizers.load(folder / _TOKENIZER)
+    return tokenizers.load(run_files.local_copy(folder / _TOKENIZER))
 
 
 def tokenizer_digest(folder: Path) -> str:
@@ -179,8 +179,7 @@ def _write_tokenizer(config: LanguageConfig, folder: Path, part: Part, cache: Te
         made_from = ["tokenizer", _how(config, part)[0], corpus.identity(part, cache)]
         cache.fill(folder, made_from, make)
     else:
-        folder.mkdir(parents=True, exist_ok=True)
-        make(folder)
+        NOTHING_KEPT.fill(folder, None, make)
 
 
 def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: TextCache) -> None:

@@ -281,7 +281,7 @@ def main(options: EvaluateOptions) -> None:
     search = options.search(loaded.config.search)
     result = evaluate(loaded, text, search, lowercased=options.lowercased)
     if options.output and distributed.is_first():
-        write_lines(Path(options.output), result.hypotheses)
+        write_lines(options.output, result.hypotheses)
     print(describe_scores(options.source or "test", result.scores, result.hypotheses, text.target))
     record: dict[str, Any] = {"run": options.run, "text_sha256": fingerprint(text)}
     record |= {"search": asdict(search), "translation": asdict(loaded.config.translation)}

@@ -7,7 +7,6 @@ one of a preset such as grammar_marian.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +38,7 @@ class ExportOptions(exporting.ExportOptions):
 
 def exportable(options: ExportOptions) -> exporting.Exportable:
     """The run that `options` name, in Marian's layout."""
-    loaded = load_run(Path(options.run), options)
+    loaded = load_run(options.folder, options)
 
     def published() -> exporting.Published:
         if loaded.source_tokenizer is not loaded.target_tokenizer:

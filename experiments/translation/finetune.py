@@ -7,7 +7,6 @@ after.
 
 import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -101,7 +100,7 @@ def main(options: FinetuneOptions) -> None:
     """Prints the scores before and after, and writes them to finetune.json."""
     folder = result_folder(options, "translation")
     decoding = DecodingOptions(beam_size=options.beam_size)
-    translator = load_translator(Path(options.run), options, decoding)
+    translator = load_translator(options.folder, options, decoding)
     if options.save:
         check_savable(translator.model)
     train, test = read_texts(options)
@@ -117,7 +116,7 @@ def main(options: FinetuneOptions) -> None:
         record = {"options": asdict(options), **scores}
         (folder / "finetune.json").write_text(json.dumps(record, indent=2) + "\n")
         if options.output:
-            write_lines(Path(options.output), hypotheses)
+            write_lines(options.output, hypotheses)
 
 
 def read_texts(options: FinetuneOptions) -> tuple[Text, Text]:
@@ -131,7 +130,7 @@ def read_texts(options: FinetuneOptions) -> tuple[Text, Text]:
     elif is_pretrained(options.run):
         raise ConfigError(f"{options.run} has no text: give --train.source and --test.source")
     else:
-        config = load_run(Path(options.run), options).config
+        config = load_run(options.folder, options).config
         corpus = open_corpus(config.data, text_cache(config))
         parts = corpus.train(), corpus.test if corpus.test.source else corpus.validation
     train, test = (

@@ -105,9 +105,13 @@ def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
             f"{folder / 'tokenizer'} does not hold the tokenizers that the run's text was encoded "
             "with: put the run's own there, or use another --name"
         )
-    target = tokenizers.load_standard(folder / "tokenizer" / "target.json")
+    target = _load(folder / "tokenizer" / "target.json")
     source = folder / "tokenizer" / "source.json"
-    return (tokenizers.load_standard(source) if source.exists() else target), target
+    return (_load(source) if source.exists() else target), target
+
+
+def _load(path: Path) -> Tokenizer:
+    return tokenizers.load_standard(run_files.local_copy(path))
 
 
 def sized(model: TransformerConfig, source: Tokenizer, target: Tokenizer) -> TransformerConfig:
@@ -184,7 +188,7 @@ def _write_tokenizers(config: TranslationConfig, read: Callable[[], Text], folde
     run = tokenizer_run(config)
     if run is not None:
         for path in run.glob("tokenizer/*.json"):
-            shutil.copyfile(path, folder / path.name)
+            shutil.copyfile(run_files.local_copy(path), folder / path.name)
         return
     text, model, train = read(), config.model, partial(_train, config.data)
     with display.phase("training the tokenizer"):

@@ -205,6 +205,7 @@ multi30k_base = replace(
         dropout_rate=0.3,
     ),
     optimizer=OptimizerConfig(learning_rate=7e-4, warmup_steps=2_000, total_steps=8_000),
+    training=replace(multi30k_tiny.training, attention_fn="auto"),
 )
 
 tatoeba = replace(

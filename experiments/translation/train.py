@@ -58,7 +58,7 @@ def make_init_and_step(
         model, pad=PAD, label_smoothing=training.label_smoothing, loss_chunk=training.loss_chunk
     )
     axes = devices.axes or parameter_axes(model)
-    loss, optimizer = build.build_trained(config, loss, axes)  # all parameters, some, or adapters
+    loss, optimizer = build.build_trained(config.optimizer, training, loss, axes)
 
     def init(rng: jax.Array, dropout_rng: jax.Array, *inputs: jax.Array) -> TrainState:
         params = build.init_params(model, rng, *inputs)

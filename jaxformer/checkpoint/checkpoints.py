@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxformer.checkpoint import manifest, storage
-from jaxformer.checkpoint.lock import FileLock, Lease, lock
+from jaxformer.checkpoint.lock import Lock, lock
 from jaxformer.checkpoint.reading import PIECE, Shardings, read_mean, reading, stored_arrays
 from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first
 from jaxformer.errors import CheckpointError, ConfigError
@@ -56,7 +56,7 @@ class Checkpoints:
         self.folder: epath.Path = storage.as_path(folder)
         self._keep, self._patience, self._failed = keep, patience, 0
         self._steps = StepFolders(self.folder)
-        self._lock: FileLock | Lease | None = None
+        self._lock: Lock | None = None
         self._writer: ocp.AsyncCheckpointer | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._committing: Future | None = None

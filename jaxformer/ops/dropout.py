@@ -100,11 +100,23 @@ def keep_columns(
     first: Array | int,
     rate: float,
 ) -> Bool[Array, "*R size"]:
-    """The `size` columns from `first` on of a mask, given the two words of each of its rows.
+    """The `size` columns from `first` on of a mask, given the two words of each of its rows."""
+    column = jnp.arange(size, dtype=jnp.uint32) + jnp.asarray(first, jnp.uint32)
+    column = column.reshape((1,) * key.ndim + (size,))
+    return keep_elements(key[..., None], second[..., None], column, rate)
+
+
+def keep_elements(
+    key: UInt32[Array, "..."],
+    second: UInt32[Array, "..."],
+    column: UInt32[Array, "..."],
+    rate: float,
+) -> Bool[Array, "..."]:
+    """The elements of a mask in these columns, given the two words of their rows; all broadcast.
 
     Pallas kernels compute their block of a mask with it.
     """
-    hashed = _mix(_mix(_numbered(key, size, first)) ^ second[..., None])
+    hashed = _mix(_mix(key + column * _ODD) ^ second)
     return hashed < np.uint32(min((1.0 - rate) * 2.0**32, 2.0**32 - 1))
 
 

@@ -32,6 +32,7 @@ _SIZES = 384, 512, 640  # B, D, F of the small product: sums long enough to tell
 _TIMES_REFERENCE = 8.0
 """The error that is allowed, in errors of `reference` in the same type."""
 _LEAST_ERROR = 1e-5
+_LIMIT = 120.0  # seconds
 _ROUNDED_INPUTS = {"gpu": 2.0**-11, "tpu": 2.0**-8}
 """The rounding of float32 inputs by a platform's products at JAX's default precision."""
 
@@ -53,7 +54,7 @@ class Verdict(NamedTuple):
         return f"{self.name}{kind} on a small call: {said} ({self.seconds:.1f} s)"
 
 
-def compare(name: str, attention_fn: Any, spec: AttentionSpec, limit: float = 120.0) -> Verdict:
+def compare(name: str, attention_fn: Any, spec: AttentionSpec, limit: float = _LIMIT) -> Verdict:
     """`attention_fn` and its three gradients, on a small call of the kinds of `spec`.
 
     The call is computed on the first device of this process, also while another program is traced.
@@ -65,9 +66,7 @@ def compare(name: str, attention_fn: Any, spec: AttentionSpec, limit: float = 12
 
 
 def compare_products(
-    dtype: str,
-    products: Mapping[str, Callable[[Any, Any], Any]] = PRODUCTS,
-    limit: float = 120.0,
+    dtype: str, products: Mapping[str, Callable[[Any, Any], Any]] = PRODUCTS
 ) -> Verdict:
     """The `products` of matrices in `dtype` and their gradients, as `compare` does.
 
@@ -79,7 +78,7 @@ def compare_products(
         said = {name: _product_difference(product, dtype) for name, product in products.items()}
         return "; ".join(f"{name}: {failure}" for name, failure in said.items() if failure)
 
-    return _verdict("products", dtype, difference, limit)
+    return _verdict("products", dtype, difference, _LIMIT)
 
 
 def _verdict(
@@ -103,25 +102,37 @@ def _verdict(
     return Verdict(name, call, failure, time.monotonic() - start)
 
 
+def _outputs(function: Callable[..., Any], weights: Any, *inputs: Any) -> list[Any]:
+    """`function(*inputs)`, and the gradients of its sum with `weights`."""
+
+    def loss(*inputs: Any) -> Any:
+        out = function(*inputs)
+        return jnp.sum(out.astype(jnp.float32) * weights.astype(jnp.float32)), out
+
+    differentiate = jax.value_and_grad(loss, tuple(range(len(inputs))), has_aux=True)
+    (_, out), gradients = jax.jit(differentiate)(*inputs)
+    return [out, *gradients]
+
+
+def _error(result: Any, true: Any) -> float:
+    """The largest difference, in parts of the largest true value."""
+    true = np.asarray(true, np.float64)
+    return float(
+        np.abs(np.asarray(result, np.float64) - true).max() / max(np.abs(true).max(), 1e-30)
+    )
+
+
 def _product_difference(product: Callable[[Any, Any], Any], dtype: str) -> str:
     """The first difference of the product and its gradients that is too large; else empty."""
     rng, (rows, size, width) = np.random.default_rng(0), _SIZES
     shapes = (rows, size), (size, width), (rows, width)
-    x, matrix, weights = (rng.standard_normal(s).astype(jnp.dtype(dtype)) for s in shapes)
-
-    def loss(x: Any, matrix: Any) -> Any:
-        out = product(x, matrix)
-        return jnp.sum(out.astype(jnp.float32) * weights.astype(jnp.float32)), out
-
-    (_, out), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(x, matrix)
-    exact_x, exact_matrix, exact_weights = (a.astype(np.float64) for a in (x, matrix, weights))
-    exact = exact_x @ exact_matrix, exact_weights @ exact_matrix.T, exact_x.T @ exact_weights
+    arrays = [rng.standard_normal(shape).astype(jnp.dtype(dtype)) for shape in shapes]
+    x, matrix, weights = (array.astype(np.float64) for array in arrays)
+    exact = x @ matrix, weights @ matrix.T, x.T @ weights
     inputs = _ROUNDED_INPUTS.get(jax.default_backend(), 0.0) if dtype == "float32" else 0.0
-    for name, result, true in zip(
-        ("values", "dx", "dmatrix"), (out, *gradients), exact, strict=True
-    ):
-        rounding = max(float(jnp.finfo(result.dtype).eps) / 2, inputs)
-        error = np.abs(np.asarray(result, np.float64) - true).max() / np.abs(true).max()
+    results = _outputs(product, arrays[2], *arrays[:2])
+    for name, result, true in zip(("values", "dx", "dmatrix"), results, exact, strict=True):
+        rounding, error = max(float(jnp.finfo(result.dtype).eps) / 2, inputs), _error(result, true)
         if not error <= 2 * rounding + _LEAST_ERROR:
             return (
                 f"{name} differ by {error:.1e} of the largest, their type rounds by {rounding:.1e}"
@@ -157,22 +168,15 @@ def _difference(attention_fn: Any, call: AttentionSpec) -> str:
     *inputs, weights = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
     mask, options = _mask(call, rng), _options(call, rng)
 
-    def outputs(function: Any, *arrays: Any) -> list[np.ndarray]:
-        def loss(q: Any, k: Any, v: Any) -> Any:
-            heads = function(q, k, v, mask, **options)
-            return jnp.sum(heads.astype(jnp.float32) * weights.astype(jnp.float32)), heads
+    def outputs(function: Any, *arrays: Any) -> list[Any]:
+        return _outputs(lambda q, k, v: function(q, k, v, mask, **options), weights, *arrays)
 
-        (_, heads), gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*arrays)
-        return [np.asarray(x, np.float64) for x in (heads, *gradients)]
-
-    results = outputs(attention_fn, *inputs)
-    plain = outputs(reference, *inputs)
+    results, plain = outputs(attention_fn, *inputs), outputs(reference, *inputs)
     with jax.default_matmul_precision("highest"):
         exact = outputs(reference, *(x.astype(np.float32) for x in inputs))
     names = "values", "dq", "dk", "dv"
     for name, result, near, true in zip(names, results, plain, exact, strict=True):
-        size = max(np.abs(true).max(), 1e-30)
-        error, usual = (np.abs(x - true).max() / size for x in (result, near))
+        error, usual = _error(result, true), _error(near, true)
         if not error <= _TIMES_REFERENCE * usual + _LEAST_ERROR:
             return f"{name} differ by {error:.1e} of the largest, those of reference by {usual:.1e}"
     return ""

@@ -19,7 +19,6 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from jaxformer import make_step_fn
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import (
     AttentionOptions,
@@ -29,7 +28,6 @@ from jaxformer.config import (
     Rotary,
     TransformerConfig,
 )
-from jaxformer.decoding import Prompts, SamplingConfig, beam_search, sample
 from jaxformer.distributed import (
     make_mesh,
     parse_mesh,
@@ -378,22 +376,6 @@ def staged() -> dict[str, Any]:
     return out
 
 
-def decoded() -> dict[str, Any]:
-    """The decoding of a model that is too large for a device: beam search, and sampling."""
-    model, ids, sizes, out = WRITER.clone(block=Block), jnp.arange(3), {"max_length": 6}, {}
-    start = jax.jit(model.init)(jax.random.key(1), pairs(0).source[:2])["params"]
-    mesh = sharded(make_mesh("fsdp=4,tensor=2")).for_model(model)
-    for name, devices in {"one": single(), "mesh": mesh}.items():
-        params = devices.shard_state(jax.tree.map(lambda leaf: 3 * leaf, start))
-        step, lengths = make_step_fn(model, params), jnp.array([6, 2, 5])
-        cache = model.apply({"params": params}, 3, **sizes, num_beams=4, method="init_cache")
-        out[f"beams/{name}"] = beam_search(step, cache, ids + 3, lengths).tokens
-        cache = model.apply({"params": params}, 3, **sizes, method="init_cache")
-        prompts, config = Prompts(ids + 3, lengths, ids), SamplingConfig(max_new_tokens=6)
-        out[f"samples/{name}"] = sample(step, cache, prompts, jax.random.key(2), config).tokens
-    return out
-
-
 class OneBlock(nn.Module):
     """A block between learned scales, so that gradients leave it as in the middle of a model."""
 
@@ -441,14 +423,7 @@ def compute(path: str, cases: str, steps: str) -> None:
             out |= train(case, name, int(steps))
     if int(steps) < 60:
         with Checkpoints(Path(path).parent / "checkpoints") as checkpoints:
-            out |= (
-                toy_runs()
-                | moves(checkpoints)
-                | step_collectives()
-                | scanned()
-                | staged()
-                | decoded()
-            )
+            out |= toy_runs() | moves(checkpoints) | step_collectives() | scanned() | staged()
     np.savez(path, **out)
 
 
@@ -603,12 +578,6 @@ def test_a_gradient_is_summed_along_one_axis_of_a_torus_after_the_other(computed
     np.testing.assert_allclose(computed[f"torus/{name}"], computed["torus/expected"], atol=1e-5)
     found = json.loads(str(computed[f"torus/{name}/collectives"]))
     assert found == [["reduce-scatter", size] for size in sizes]
-
-
-@pytest.mark.parametrize("name", ["beams", "samples"])
-def test_a_model_divided_over_devices_decodes_what_it_does_on_one(computed, name):
-    found, expected = computed[f"{name}/mesh"], computed[f"{name}/one"]
-    assert len(np.unique(expected)) > 3 and np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("places", [[()] * 4, [(0, 1), (0, 2), (0, 0)], [(0, 0), (1, 1), (0, 1)]])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.harness.cli import curve, display
+from experiments.harness.cli import display
 from experiments.harness.training import progress as training_view
-from experiments.harness.training.progress import Sample, Thinned, View
+from experiments.harness.training.progress import Sample, View
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,11 +58,8 @@ def test_a_terminal_shows_the_phase_while_it_lasts_and_lines_above_it():
 
 
 def view(**changes):
-    losses = Thinned()
-    for loss in (5.0, 3.0, 2.0, 1.5):
-        losses.add(loss)
     sample = Sample("The dog sleeps.", "Der Hund schlief.", "Der Hund schläft.")
-    given = View(500, 1_000, "loss 1.5000  tokens/s 7", 65.0, losses, "BLEU 9", [sample])
+    given = View(500, 1_000, "loss 1.5000  tokens/s 7", 65.0, "BLEU 9", [sample])
     return given._replace(**changes)
 
 
@@ -72,7 +69,7 @@ def shown(given, width, height=40, **options):
     return console.file.getvalue()
 
 
-def test_a_wide_terminal_shows_bar_curve_scores_and_samples():
+def test_a_wide_terminal_shows_bar_scores_and_samples():
     lines = shown(view(), 120).splitlines()
     assert all(len(line) == 120 for line in lines)
     text = "\n".join(lines)
@@ -80,7 +77,6 @@ def test_a_wide_terminal_shows_bar_curve_scores_and_samples():
         assert said in text
     for said in ("  model   Der Hund schlief.", "  right   Der Hund schläft."):
         assert said in text
-    assert any(0x2800 < ord(character) < 0x2900 for character in text)
 
 
 @pytest.mark.parametrize("width, height", [(80, 40), (99, 40), (120, 23)])
@@ -99,21 +95,6 @@ def test_no_color_is_respected(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     plain = shown(view(), 120, force_terminal=True, color_system="standard")
     assert "\x1b[36m" in colored and "\x1b[36m" not in plain
-
-
-def test_thinned_numbers_are_means_of_equally_many():
-    thinned = Thinned(most=4)
-    for number in [*range(9), float("nan")]:
-        thinned.add(number)
-    assert thinned.values == [1.5, 5.5]  # of 0 to 3 and 4 to 7; 8 waits
-
-
-def test_a_curve_falls_from_the_upper_left_to_the_lower_right():
-    lines = curve([3.0, 2.0, 1.0, float("nan")], width=11, height=3)
-    assert [line[0] for line in lines] == ["3", " ", "1"]
-    filled = [[i for i, character in enumerate(line[2:]) if character != "⠀"] for line in lines]
-    assert min(filled[0]) == 0 and max(filled[2]) == 8
-    assert max(filled[0]) < min(filled[2])
 
 
 BLOCKED = """

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import cli
+from experiments.harness.cli.storage import to_path
 from experiments.harness.runs import distributed
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.errors import ConfigError
@@ -53,11 +55,20 @@ def begin(
     )
 
 
-def begin_two(folder: Path, words: str, *of_each: str) -> list[subprocess.Popen]:
-    """Two processes as one, each with its own words behind those of both."""
+def begin_two(folder: Path, words: str, *of_each: str, apart: bool = False):
+    """Two processes as one, each with its own words behind those of both.
+
+    Those that are `apart` share no folder: each has its own copy of the text, and its own cache.
+    """
     words = f"{words} --coordinator 127.0.0.1:{free_port()} --num_processes 2"
-    own = of_each or ("", "")
-    return [begin(folder, f"{words} --process_id {i} {own[i]}", 2) for i in range(2)]
+    own, processes = of_each or ("", ""), []
+    for i in range(2):
+        home = folder / f"host{i}" if apart else folder
+        if apart and not home.exists():
+            shutil.copytree(folder, home, ignore=lambda *_: ["host0", "host1"])
+        place = {"XDG_CACHE_HOME": str(home / "cache")} if apart else {}
+        processes.append(begin(home, f"{words} --process_id {i} {own[i]}", 2, place))
+    return processes
 
 
 def begin_job(folder: Path, words: str, *of_each: str) -> list[subprocess.Popen]:
@@ -98,13 +109,6 @@ def lines(folder: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if k not in speeds} for line in found]
 
 
-def files(folder: Path) -> list[str]:
-    """The files of a run besides its checkpoints and TensorBoard's files."""
-    aside = ("checkpoints", "tensorboard")
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(str(path) for path in paths if path.parts[0] not in aside)
-
-
 @pytest.fixture
 def text(tmp_path) -> Path:
     """A folder with a text to train on and one to validate."""
@@ -113,32 +117,6 @@ def text(tmp_path) -> Path:
         texts = (" ".join(rng.choice(["sun", "moon", "rain", "hill"], 5)) for _ in range(count))
         (tmp_path / name).write_text("\n".join(texts) + "\n")
     return tmp_path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(f"{LANGUAGE} --strategy replicated", id="language"),
-        pytest.param(f"{TRANSLATION} {MESH}", id="translation"),
-    ],
-)
-def test_two_processes_learn_and_leave_what_one_does(words, text):
-    first, second = finished(*begin_two(text, f"{words} --runs two"))
-    finished(begin(text, f"{words} --runs one", 4))
-    two, one = (text / runs / words.split()[0] / "tiny" for runs in ("two", "one"))
-    assert files(two) == files(one) and len(list((two / "tensorboard").iterdir())) == 1
-    found, expected = lines(two), lines(one)
-    assert [line["step"] for line in found] == [line["step"] for line in expected]
-    for line, other in zip(found, expected, strict=True):
-        assert line == pytest.approx(other, rel=1e-5)
-    scores = [json.loads((run / "scores.json").read_text()) for run in (two, one)]
-    numbers = [{k: v for k, v in s.items() if isinstance(v, float)} for s in scores]
-    assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)
-    surroundings = json.loads((two / "env.json").read_text())
-    assert surroundings["processes"] == 2 and len(surroundings["devices"]) == 4
-    assert surroundings["earlier"] == []
-    assert "from step 0 to 11" in first.out and "from step" not in second.out + second.err
 
 
 @pytest.mark.slow
@@ -184,6 +162,46 @@ def test_processes_with_different_settings_all_say_which_and_leave_nothing(begin
 
 
 @pytest.mark.long
+def test_hosts_without_a_shared_folder_all_say_so_and_what_to_do(text):
+    (text / "runs" / "language_modelling" / "tiny").mkdir(parents=True)  # as of an earlier start
+    found = ended(*begin_two(text, f"{LANGUAGE} --strategy replicated", apart=True))
+    assert [process.code for process in found] == [2, 2], found
+    said = "error: runs/language_modelling/tiny is not shared by all hosts: give --runs a shared"
+    for process in found:
+        assert process.err.count("error: ") == process.err.count(said) == 1, process.err
+    assert not list(text.rglob(".start-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "words"), [("s3", LANGUAGE), ("gs", TRANSLATION)])
+def test_hosts_without_a_shared_folder_train_in_a_bucket_and_are_stopped_and_resumed(
+    scheme, words, text, object_storage
+):
+    bucket_url = f"{scheme}://bucket/{text.name}"
+    words += "--optimizer.total_steps 53 --training.save_every 17 --training.evaluate_every 23"
+
+    def two(runs: str) -> list[subprocess.Popen]:
+        words_of_both = f"{words} --strategy replicated --runs {runs}"
+        return begin_two(text, words_of_both, apart="://" in runs)
+
+    finished(*two("whole"))
+    folder = to_path(bucket_url) / "runs" / words.split()[0] / "tiny"
+    processes = two(f"{bucket_url}/runs")
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("checkpoints/*/MANIFEST.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    found = ended(*processes)
+    assert [process.code for process in found] == [143, 143], found
+    finished(*two(f"{bucket_url}/runs"))
+    whole = text / "whole" / words.split()[0] / "tiny"
+    assert lines(folder) == lines(whole)
+    for name in ("scores.json", "weights.json"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    assert not list(text.glob("host*/runs")) and list(text.glob("host1/cache/jaxformer/buckets/*"))
+
+
+@pytest.mark.long
 def test_what_the_first_process_cannot_read_ends_all_with_its_code(text):
     (text / "a.txt").write_bytes(b"sun\xff")
     first, second = ended(*begin_two(text, f"{LANGUAGE} --strategy replicated"))
@@ -193,17 +211,32 @@ def test_what_the_first_process_cannot_read_ends_all_with_its_code(text):
 
 def test_a_step_that_fails_because_another_process_is_gone_ends_with_that_sentence(capsys):
     def step(text):
-        with distributed.explain_lost_process():
+        with distributed.explain_lost_process(lambda seconds: [1, 3]):
             raise jax.errors.JaxRuntimeError(text)
 
     gone = "UNKNOWN: Gloo all-reduce failed:\nConnection reset by peer"
     assert cli.run(lambda: step(gone)) == 1
     assert capsys.readouterr().err == (
-        "error: another process has died, or its connection has: UNKNOWN: Gloo all-reduce failed: "
-        "Connection reset by peer\n"
+        "error: another process has died (process 1, 3), or its connection has: start the same "
+        "command again on all hosts, or on another number of them: it resumes from the newest "
+        "checkpoint (UNKNOWN: Gloo all-reduce failed: Connection reset by peer)\n"
     )
     assert cli.run(lambda: step("INVALID_ARGUMENT: shapes")) == 1
     assert "another process" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_process_that_died_is_named_by_the_other_which_says_how_to_go_on(text):
+    processes = begin_two(text, f"{LANGUAGE} --strategy replicated {LONG} --runs lost")
+    deadline = time.monotonic() + 120
+    while len(lines(text / "lost" / "language_modelling" / "tiny")) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    processes[1].kill()
+    first, _ = ended(*processes)
+    # it waits in a collective until JAX's runtime ends it, or the collective fails
+    assert first.code in (1, -signal.SIGABRT) and "process 1" in first.err, first
+    assert "start the same command again on all hosts, or on another number of them" in first.err
 
 
 CLUSTER = {"distributed": True, "strategy": "replicated"}

@@ -1,15 +1,24 @@
 """The numbers of each step that are logged and shown."""
 
 import io
+import re
+import time
+from functools import partial
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.harness.runs.run_folder import Run
+from experiments.harness.training.pace import lagging
 from experiments.harness.training.progress import Progress
+from experiments.harness.training.utilization import memory_in_use
 from jaxformer import optional_dependencies
 from jaxformer.errors import Diverged
+from tests.experiments.test_distributed import begin_two, finished
+from tests.experiments.test_training_config import LANGUAGE
 
 
 class Terminal(io.StringIO):
@@ -223,6 +232,99 @@ def test_without_a_peak_there_is_no_share_of_it(run, clock):
         set(),
         {"tokens_per_second"},
     ]
+
+
+def test_memory_in_use_is_logged_and_shown_where_the_devices_count_it(run, clock):
+    counts = [{"bytes_in_use": 3_000_000_000, "peak_bytes_in_use": 5_000_000_000}]
+    counts.append({"bytes_in_use": 2_000_000_000, "peak_bytes_in_use": 7_000_000_000})
+    devices = [SimpleNamespace(memory_stats=lambda c=c: c) for c in counts]
+    stream, memory = io.StringIO(), partial(memory_in_use, devices)
+    shown = Progress(3, run, log_every=2, memory=memory, every=0.0, stream=stream, clock=clock)
+    train(shown, clock, [1, 2, 3])
+    assert [(x["memory"], x["memory_peak"]) for x in run.metrics()] == [(3e9, 7e9)] * 2
+    assert "memory" not in stream.getvalue().splitlines()[0]
+    assert "memory 3.00 GB" in stream.getvalue().splitlines()[1]
+    assert memory_in_use() == {} and memory_in_use([SimpleNamespace(memory_stats=dict)]) == {}
+
+
+def test_a_slow_step_is_named_with_its_cause_and_not_again_for_five_minutes(run, clock):
+    stream = io.StringIO()
+    with Progress(97, run, log_every=50, pause_every=23, stream=stream, clock=clock) as progress:
+        for step in range(1, 40):
+            progress.add(step, metrics(), data_wait=9.0 if step == 31 else 0.0)
+            clock.seconds += 2.0 if step != 31 else 11.0
+            if step in (13, 17):  # the second one is too soon
+                with progress.pace.doing("saving"):
+                    clock.seconds += 8.5
+            if step == 23:
+                with progress.pause("evaluating"):
+                    clock.seconds += 280.0
+    said = [line for line in stream.getvalue().splitlines() if line.startswith("slow")]
+    assert said == [
+        "slow: step 13 took 10.5 s, the median of the last 11 is 2 s: saving took 8.5 s",
+        "slow: step 31 took 11.0 s, the median of the last 29 is 2 s: waiting for its batch took "
+        "9.0 s",
+    ]
+
+
+def test_what_jax_compiles_within_a_step_is_its_cause(run, clock):
+    stream = io.StringIO()
+    with Progress(97, run, log_every=50, stream=stream, clock=clock) as progress:
+        for step in range(1, 20):
+            progress.add(step, metrics())
+            if step == 15:
+                jax.monitoring.record_event_duration_secs(
+                    "/jax/core/compile/backend_compile_duration", 7.0
+                )
+                clock.seconds += 6.0
+            clock.seconds += 2.0
+    assert "the last 13 is 2 s: compiling took 7.0 s" in stream.getvalue()
+    before = len(stream.getvalue())
+    jax.jit(lambda x: x + 3)(jnp.ones(5))
+    assert len(stream.getvalue()) == before
+
+
+@pytest.mark.parametrize(
+    ("waits", "said"),
+    [
+        ([[0.5, 0.0], [0.02, 0.4], [0.45, 0.1]], "host 1 of 3 lags: .* for its devices, 0.4 s for"),
+        ([[0.0, 0.0], [0.3, 0.0]], "host 0 of 2 lags: .* not for its batches; the others waited 0"),
+        ([[0.5, 0.0], [0.02, 0.4], [0.05, 0.1]], None),  # two are as late
+        ([[0.5, 0.0], [0.45, 0.4], [0.55, 0.1]], None),
+    ],
+)
+def test_the_host_that_waited_least_for_its_devices_lags(waits, said):
+    sentence = lagging(np.array(waits), 0.7)
+    assert re.match(said, sentence) if said else sentence == ""
+
+
+class Late:
+    """Batches that a host makes late."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __getattr__(self, name):
+        return getattr(self._batches, name)
+
+    def batch(self, step, rows):
+        time.sleep(0.3 if jax.process_index() == 1 else 0.0)
+        return self._batches.batch(step, rows)
+
+
+def late_batches(config, prepared):
+    return Late(prepared.batches)
+
+
+@pytest.mark.slow
+def test_a_host_with_late_batches_is_named_by_the_first_of_two(tmp_path):
+    for name, count in (("a.txt", 83), ("b.txt", 7)):
+        (tmp_path / name).write_text("sun moon rain hill sun\n" * count)
+    words = f"{LANGUAGE} --strategy replicated --data.batches {__name__}:late_batches"
+    words += " --training.log_every 5 --training.prefetch 0"
+    first, second = finished(*begin_two(tmp_path, words))
+    assert re.search(r"host 1 of 2 lags: .* 0\.3\d* s for its batch; the others", first.out)
+    assert first.out.count("lags") == 1 and "lags" not in second.out
 
 
 def test_the_first_step_of_each_shape_is_no_part_of_speed_and_estimate(run, clock):

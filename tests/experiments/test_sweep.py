@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,7 +198,7 @@ def test_a_cell_that_another_process_trains_is_left_to_it(config, capsys):
     cells = sweeping.name_cells(config, [{}], seeds=2)
     opened = sweeping.open_sweep(replace(config, name="shared"), "language_modelling", cells)
     trained = []
-    with lock(opened.folder_of("seed=0")):
+    with closing(lock(opened.folder_of("seed=0"))):
         sweeping.run_cells(opened, lambda cell: trained.append(cell.name))
     assert trained == ["seed=1"] and "another process trains it" in capsys.readouterr().out
 

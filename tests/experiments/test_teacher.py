@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import jax
-import numpy as np
 import pytest
 
 from experiments.harness.training.initialization import find_run
@@ -91,15 +90,3 @@ def test_a_resumed_student_is_refused_another_teacher(base, run, student):
         with_teacher(base, run, distillation_weight=1.5)
     with pytest.raises(ConfigError, match="is learned by the experiment's own loss, but loss="):
         with_teacher(base, run, loss="a.b:c")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["replicated", "sharded"])
-def test_a_student_on_several_devices_is_the_one_on_one(student, strategy, tmp_path):
-    if jax.device_count() < 2:
-        pytest.skip("needs JAX_NUM_CPU_DEVICES=2")
-    config, folder = student
-    found = train(replace(config, runs=str(tmp_path / "runs"), strategy=strategy)).folder
-    for ours, other in zip(metrics_of(found, "loss"), metrics_of(folder, "loss"), strict=True):
-        for name in ("loss", "teacher_loss", "grad_norm"):
-            np.testing.assert_allclose(ours[name], other[name], rtol=1e-4)

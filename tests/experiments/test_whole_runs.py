@@ -46,6 +46,8 @@ LAYOUTS = {
     "data=4,tensor=4": "data=4,tensor=4",
 }
 SIZES = {"model__d_model": 24, "model__d_ff": 52, "model__num_heads": 4}
+PROCESSES: dict[str, Any] = {}
+"""The options that join the processes of a pod; none for one process."""
 _OF_MARIAN = ("norm", "output", "embeddings", "positions")
 LINES = ["sun moon star", "rain", "snow wind rain sun moon", "star star", "hill"]
 
@@ -134,7 +136,8 @@ def placed(config: Any, folder: Path, layout: str) -> Any:
     """The run `config` in `folder`, on the devices of a layout."""
     mesh = LAYOUTS[layout]
     strategy = "sharded" if mesh else layout
-    return replace(config, runs=str(folder / layout), strategy=strategy, mesh=mesh)
+    changes = {"runs": str(folder / layout), "strategy": strategy, "mesh": mesh}
+    return replace(config, **changes, **PROCESSES)
 
 
 def options_of(kind: Any, run: Path, layout: str, **settings: Any) -> Any:
@@ -145,7 +148,7 @@ def options_of(kind: Any, run: Path, layout: str, **settings: Any) -> Any:
     mesh = LAYOUTS[layout]
     if layout == "replicated" and jax.process_count() == 1:
         mesh = f"data={jax.device_count()}"
-    return kind(run=str(run), mesh=mesh, **settings)
+    return kind(run=str(run), mesh=mesh, **settings, **PROCESSES)
 
 
 def tuned(main: Any, options: Any, answers: Path) -> dict[str, Any]:
@@ -181,7 +184,8 @@ def printed(main: Any, options: Any) -> str:
 
 
 def last_json(text: str) -> dict[str, Any]:
-    return {k: v for k, v in json.loads(text.splitlines()[-1]).items() if k != "run"}
+    found = json.loads(text.splitlines()[-1]) if text else {}
+    return {name: value for name, value in found.items() if name != "run"}
 
 
 def tensors(folder: Path) -> dict[str, float]:
@@ -291,8 +295,9 @@ if __name__ == "__main__":
     target, work, number, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_default_matmul_precision", "highest")
-    several = {"coordinator": f"127.0.0.1:{port}", "num_processes": 4, "process_id": number}
-    with distributed.joined(RunOptions(**several if int(port) else {})):
+    if int(port):
+        PROCESSES |= {"coordinator": f"127.0.0.1:{port}", "num_processes": 4, "process_id": number}
+    with distributed.joined(RunOptions(**PROCESSES)):
         runs = {"translation": begin_translation, "language": begin_language}
         runs = {kind: begin(target / kind) for kind, begin in runs.items()}
         distributed.wait("texts")  # every process has written the same ones

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.faults import (
+    bucket_trainings,
     damage,
     files,
     folders,
@@ -99,6 +100,11 @@ FAULTS = (
         "F11 a soak of 5,000 steps, 100 saves and 50 evaluations",
         None,
         lambda folder: soak.watched(folder, 5_000),
+    ),
+    Fault(
+        "F13 kill -9 at a random moment of a training in a bucket, resumed",
+        None,
+        lambda folder: bucket_trainings.killed(folder, 20),
     ),
     Fault("F12 the clock goes back while training", None, shortages.clock),
     Fault(

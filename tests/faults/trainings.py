@@ -48,10 +48,7 @@ def settings(folder: Path) -> dict[str, Any]:
             path = folder / f"{part}.{side}"
             path.write_text("".join(" ".join(line) + "\n" for line in words))
             args[f"--data.{part}.{side}"] = path
-    return args | {
-        "--runs": folder / "runs",
-        "--compilation_cache_dir": "",
-    }
+    return args | {"--compilation_cache_dir": ""}
 
 
 def load_libraries() -> None:
@@ -71,9 +68,9 @@ def begin(
 ) -> Child:
     """A process that trains in the folder `place` within `around`, and then ends as the command.
 
-    It tells "begun" at its start. Compiled programs are kept in the folder `programs` two above
-    `place`, for all injections; with an empty name they are compiled anew. What it says lies in
-    `place`/said.txt.
+    "--runs" in `args` may lead elsewhere. It tells "begun" at its start. Compiled programs are kept
+    in the folder `programs` two above `place`, for all injections; with an empty name they are
+    compiled anew. What it says lies in `place`/said.txt.
     """
     return Child(partial(_train, args, place, around, programs))
 
@@ -104,13 +101,15 @@ def goes_on(args: dict[str, Any], place: Path, expected: dict[str, Any], step: i
     return judge(ended(args, place), place, expected, step)
 
 
-def judge(code: int, place: Path, expected: dict[str, Any], step: int) -> str:
-    """The outcome of a training in `place` that was to go on after `step`."""
+def judge(
+    code: int, place: Path, expected: dict[str, Any], step: int, runs: Path | None = None
+) -> str:
+    """The outcome of a training in `place` that was to go on after `step`, with its `runs`."""
     if code != 0:
         return f"resuming ended with {code}: {said(place)}"
     if starts(place)[-1] != step:
         return f"silent: went on from step {starts(place)[-1]} instead of {step}"
-    found = left(place)
+    found = left(runs or place)
     wrong = [
         name for name in expected.keys() | found.keys() if found.get(name) != expected.get(name)
     ]
@@ -146,7 +145,7 @@ def _train(args: dict, place: Path, around: Around, programs: str, tell: Tell) -
         cache = place.parent.parent / programs
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    words = [str(word) for pair in (args | {"--runs": place}).items() for word in pair]
+    words = [str(word) for pair in ({"--runs": place} | args).items() for word in pair]
 
     def main() -> None:
         tell("begun")

@@ -79,8 +79,9 @@ def test_a_wrong_function_fails_with_its_reason(function, said):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_of_each_type_round_as_it_does_and_take_less_than_two_seconds(dtype):
     compare_products(dtype)  # XLA starts
+    before = time.process_time()  # of all threads, whatever else the machine does
     verdict = compare_products(dtype)
-    assert verdict.failure == "" and verdict.seconds < 2.0
+    assert verdict.failure == "" and time.process_time() - before < 2.0
     assert str(verdict).startswith(f"products in {dtype} on a small call: agrees with reference")
 
 

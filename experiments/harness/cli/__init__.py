@@ -2,10 +2,11 @@
 
 `start` runs a command: `parse` makes a configuration of presets, files and options, `run` an exit
 code of an error. `config_files` turns configurations into JSON and back, `import_by_name` finds a
-user's functions, `display` shows what a command does, `curve` draws in a terminal.
+user's functions, `display` shows what a command does, `storage` has the paths of folders here and
+in buckets.
 """
 
-from experiments.harness.cli import config_files, display
+from experiments.harness.cli import config_files, display, storage
 from experiments.harness.cli.command_line import parse, start
 from experiments.harness.cli.config_files import (
     import_by_name,
@@ -13,12 +14,10 @@ from experiments.harness.cli.config_files import (
     name_of,
     with_options,
 )
-from experiments.harness.cli.display import curve
 from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
 
 __all__ = [
     "config_files",
-    "curve",
     "display",
     "exit_code",
     "import_by_name",
@@ -29,5 +28,6 @@ __all__ = [
     "say",
     "sentence",
     "start",
+    "storage",
     "with_options",
 ]

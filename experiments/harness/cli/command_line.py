@@ -5,11 +5,11 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from experiments.harness.cli import config_files
 from experiments.harness.cli.exit_codes import run, sentence
+from experiments.harness.cli.storage import is_in_bucket, to_path
 from jaxformer.errors import ConfigError
 
 T = TypeVar("T")
@@ -131,14 +131,14 @@ def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: 
     if parent and not ("config" in files or chosen):
         run = str(config_files.split_step(parent)[0])
     path = run or files.get("config")
-    fields = config_files.read_object(Path(path)) if path else {}
+    fields = config_files.read_object(to_path(path)) if path else {}
     named = fields.pop("preset", None)
     name = chosen or named or next(iter(presets))
     if name not in presets:
         raise ConfigError(f"there is no preset {name!r}: choose one of {', '.join(presets)}")
     preset: Any = presets[name]
     if path:
-        preset = config_files.with_fields(preset, fields, Path(path))
+        preset = config_files.with_fields(preset, fields, to_path(path))
     if run:
         preset = dataclasses.replace(preset, **_location(run, experiment))
     if not parent:
@@ -149,13 +149,13 @@ def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: 
 
 def _location(path: str, experiment: str) -> dict[str, str]:
     """The options `name` and `runs` of the run in the folder `path`."""
-    folder = Path(os.path.abspath(path))
+    folder = to_path(path if "://" in path else os.path.abspath(path))
     if folder.parent.name != experiment:
         raise ConfigError(
             f"{path} is not a run of {experiment}: it is not in a folder {experiment}/"
         )
     root = folder.parent.parent
-    runs = str(root) if os.path.isabs(path) else os.path.relpath(root)
+    runs = str(root) if os.path.isabs(path) or is_in_bucket(root) else os.path.relpath(root)
     return {"name": folder.name, "runs": runs}
 
 

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from experiments.harness.cli.storage import to_path
 from jaxformer.errors import ConfigError
 
 T = TypeVar("T")
@@ -38,7 +39,8 @@ def type_hints(kind: Any) -> dict[str, Any]:
 def split_step(name: str) -> tuple[Path, str]:
     """The folder and what follows the "@" in RUN@STEP; a folder with an "@" is taken whole."""
     path, at, step = name.rpartition("@")
-    return (Path(path), step) if at and not Path(name).is_dir() else (Path(name), "")
+    whole = to_path(name)
+    return (to_path(path), step) if at and not whole.is_dir() else (whole, "")
 
 
 def part_kinds(kind: Any) -> dict[str, type]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from experiments.harness.cli import storage
 from experiments.harness.results import statistics
 from experiments.harness.results.groups import (
     Group,
@@ -89,7 +90,7 @@ def baseline_first(groups: list[Group], baseline: str) -> list[Group]:
     """`groups` with the one of the run `baseline` first; `ConfigError` where it is in none."""
     if not baseline:
         return groups
-    path = Path(baseline).resolve()
+    path = storage.to_path(baseline).resolve()
     is_baseline = [path in [folder.resolve() for folder in group.folders] for group in groups]
     if not any(is_baseline):
         raise ConfigError(f"baseline={baseline!r} is none of the runs that are compared")

@@ -100,7 +100,7 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
 
     `inexpressible` are settings of its texts that the folder cannot hold.
     """
-    folder, config = Path(options.run), run.config
+    folder, config = options.folder, run.config
     _, steps, tree = checkpoint_selection.select(folder, config.training, options)
     scores, environment = (read_json(folder / f"{name}.json") for name in ("scores", "env"))
     data = config.data

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.cli import config_files
+from experiments.harness.cli import config_files, storage
 from experiments.harness.results.statistics import Score, exp_ratio, ratio, translation_items
 from experiments.harness.runs.checkpoint_selection import read_result
 from experiments.harness.runs.run_files import read_table
@@ -50,7 +50,8 @@ class Group(NamedTuple):
 def find_runs(folders: Iterable[str | Path]) -> Iterator[Path]:
     """The folders in or below `folders` that hold a run; numbers in names are in their order."""
     for folder in folders:
-        yield from sorted((path.parent for path in Path(folder).rglob("env.json")), key=_in_order)
+        paths = storage.to_path(folder).rglob("env.json")
+        yield from sorted((path.parent for path in paths), key=_in_order)
 
 
 def _in_order(folder: Path) -> str:
@@ -64,7 +65,7 @@ def expand(paths: Iterable[str | Path], *, finished: bool = False) -> list[Path]
     for a path without a run, and for no path at all.
     """
     runs: dict[Path, None] = {}
-    for path in map(Path, paths):
+    for path in map(storage.to_path, paths):
         below = [path] if (path / "config.json").is_file() else list(find_runs([path]))
         if finished and below != [path]:
             below = [run for run in below if (run / "scores.json").is_file()]

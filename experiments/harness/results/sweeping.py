@@ -6,6 +6,7 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,7 +149,7 @@ def run_cells(sweep: Sweep, train: Train) -> None:
         except ConfigError:
             display.say("another process trains it")
             continue
-        with held:
+        with closing(held):
             run_cell(sweep, cell, train)
 
 

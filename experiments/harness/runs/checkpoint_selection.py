@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+from experiments.harness.cli import storage
 from experiments.harness.runs import distributed, run_files
 from experiments.harness.runs.distributed import ProcessOptions
 from jaxformer.checkpoint import Checkpoints, manifest
@@ -59,6 +60,11 @@ class RunOptions(ProcessOptions):
     def chooses(self) -> bool:
         """Whether other weights are asked for than those that a command takes by itself."""
         return self.checkpoint != "final" or self.step is not None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run, here or in a bucket."""
+        return storage.to_path(self.run)
 
     @property
     def strategy(self) -> Strategy:
@@ -214,7 +220,7 @@ def read_result(folder: Path) -> TrainResult:
     """The result of the finished training in `folder`; `ConfigError` where there is none."""
     try:
         scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise ConfigError(f"{folder} has no scores.json: finish its training first") from error
     chosen = run_files.read_record(folder / _NOTE, {"steps": list}) or {"steps": []}
     chosen.pop("tree", None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from experiments.harness.cli import storage
 from experiments.harness.runs import checkpoint_selection
 from jaxformer.config import check_at_least, dotted_fields
 from jaxformer.decoding import SearchConfig
@@ -45,7 +46,8 @@ class DecodingOptions:
 
 def run_folders(run: str) -> list[Path]:
     """The folders that `run` names, separated by commas."""
-    return [Path(run)] if Path(run).is_dir() else [Path(name) for name in run.split(",")]
+    whole = storage.to_path(run)
+    return [whole] if whole.is_dir() else [storage.to_path(name) for name in run.split(",")]
 
 
 def load_members(

@@ -1,16 +1,19 @@
 """A run of several processes: they start, fail and end together, and the first one writes."""
 
 import contextlib
+import itertools
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from jax._src.distributed import global_state  # the only way to the coordinator's store
 from jax.experimental import multihost_utils
 
 from experiments.harness import cli
@@ -18,9 +21,14 @@ from experiments.harness.cli import config_files
 from jaxformer import distributed
 from jaxformer.errors import ConfigError
 
-Options = TypeVar("Options", bound="ProcessOptions")
-
 _LOST_PROCESS = ("Gloo", "NCCL", "Socket closed", "coordination service")  # in XLA's errors
+_SIGNS, _EVERY = "jaxformer/signs/", 2.0
+"""The folder of the coordinator's store where each process counts on, every so many seconds."""
+_SILENCE = 15.0  # seconds without a sign of life; JAX's runtime ends all after a minute
+_RESUME = (
+    "start the same command again on all hosts, or on another number of them: it resumes from the "
+    "newest checkpoint"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +65,10 @@ class ProcessOptions:
         return bool(self.coordinator) or (self.num_processes, self.process_id) != (None, None)
 
 
-def joins(main: Callable[[Options], None]) -> Callable[[Options], None]:
+def joins(main: Callable[[Any], None]) -> Callable[[Any], None]:
     """The command `main` within `joined` of its options."""
 
-    @wraps(main)
-    def joined_main(options: Options) -> None:
+    def joined_main(options: Any) -> None:
         with joined(options):
             main(options)
 
@@ -72,13 +79,15 @@ def joins(main: Callable[[Options], None]) -> Callable[[Options], None]:
 def joined(config: ProcessOptions) -> Iterator[None]:
     """Within it this process is one of those that `config` asks for, and only the first prints.
 
-    Enter it before anything touches a device; all processes leave it together. Raises `ConfigError`
-    as `jaxformer.distributed.initialize` does, and when the processes have different settings.
+    Enter it before anything touches a device, or when the processes have joined already; all leave
+    it together. Raises `ConfigError` as `jaxformer.distributed.initialize` does, and when the
+    processes have different settings.
     """
     if not config.asks_for_several:
         yield
         return
-    distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
+    if not jax.distributed.is_initialized():  # another run may have joined before, as of a sweep
+        distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
     settings = config_files.flat(config_files.plain(config))
     settings.pop("process_id")
     kind = {"experiment": type(config).__name__, "count of settings": len(settings)}
@@ -88,24 +97,85 @@ def joined(config: ProcessOptions) -> Iterator[None]:
         if not is_first():
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(silence))
-        with explain_lost_process():
+        signs = stack.enter_context(_signs_of_life())
+        with explain_lost_process(signs.silent):
             yield
         wait("end")  # a process that ends early would stop the runtime of the others
 
 
 @contextmanager
-def explain_lost_process() -> Iterator[None]:
-    """Within it, a step that fails because another process is gone exits with a message.
+def explain_lost_process(silent: Callable[[float], list[int]]) -> Iterator[None]:
+    """Within it, a step that fails because another process is gone exits with code 1 and a message.
 
-    If JAX's runtime notices first, it ends this process with code 134.
+    `silent(seconds)` gives the processes without a sign of life for so long. If JAX's runtime
+    notices first, it ends this process with code 134, and names the process.
     """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if not any(word in str(error) for word in _LOST_PROCESS):
             raise
-        said = " ".join(str(error).split())
-        raise SystemExit(f"another process has died, or its connection has: {said}") from error
+        time.sleep(2 * _EVERY)
+        gone = ", ".join(map(str, silent(1.5 * _EVERY)))
+        raise SystemExit(
+            f"another process has died{gone and f' (process {gone})'}, or its connection has: "
+            f"{_RESUME} ({' '.join(str(error).split())})"
+        ) from error
+
+
+class _Signs(threading.Thread):
+    """Each process counts on in the coordinator's store, and warns once of one that no longer does.
+
+    With it a process says why it ends, also where JAX's runtime ends it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="signs of life", daemon=True)
+        self.ended = threading.Event()
+        self._seen: dict[str, tuple[str, float]] = {}  # key -> its count, and since when
+
+    def run(self) -> None:
+        """Counts until `ended`, or until the coordinator is gone."""
+        store: Any = global_state.client
+        key, warned = f"{_SIGNS}{jax.process_index()}", False
+        for number in itertools.count():
+            try:
+                store.key_value_set(key, str(number), allow_overwrite=True)
+                signs = dict(store.key_value_dir_get(_SIGNS))
+            except jax.errors.JaxRuntimeError:
+                return
+            now = time.monotonic()
+            changed = {k: (v, now) for k, v in signs.items() if self._seen.get(k, ("",))[0] != v}
+            self._seen |= changed
+            silent = self.silent(_SILENCE)
+            if silent and not warned:
+                warned = True
+                print(
+                    f"process {', '.join(map(str, silent))} of this run has given no sign of life "
+                    f"for {_SILENCE:g} s: if it has died, this process ends within a minute; then "
+                    f"{_RESUME}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            if self.ended.wait(_EVERY):
+                return
+
+    def silent(self, seconds: float) -> list[int]:
+        """The processes that have given no sign of life for so many seconds."""
+        since = time.monotonic() - seconds
+        keys = [key for key, (_, seen) in self._seen.items() if seen < since]
+        return sorted(int(key.removeprefix(_SIGNS)) for key in keys)
+
+
+@contextmanager
+def _signs_of_life() -> Iterator[_Signs]:
+    """Within it this process gives signs of life."""
+    signs = _Signs()
+    signs.start()
+    try:
+        yield signs
+    finally:
+        signs.ended.set()
 
 
 def is_several() -> bool:
@@ -150,3 +220,8 @@ def agreed(number: float) -> float:
         return number
     words = np.frombuffer(np.float64(number).tobytes(), np.uint32)
     return float(multihost_utils.broadcast_one_to_all(words).view(np.float64)[0])
+
+
+def everywhere(fact: bool) -> bool:
+    """Whether `fact` is true in all processes."""
+    return not is_several() or bool(np.all(multihost_utils.process_allgather(np.bool_(fact))))

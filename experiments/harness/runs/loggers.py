@@ -1,12 +1,14 @@
 """Receivers of what a training logs: a user's own loggers, and TensorBoard's file of events."""
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from experiments.harness import cli
+from experiments.harness.cli import storage
 from jaxformer import optional_dependencies
 
 _FLUSH_SECONDS = 10.0  # each flush waits for the disk
@@ -46,14 +48,20 @@ class Loggers:
 
 
 class EventFile:
-    """A TensorBoard file, written in this thread: tensorboardX hangs if its own thread dies."""
+    """A TensorBoard file, written in this thread: tensorboardX hangs if its own thread dies.
+
+    That of a `folder` in a bucket is written here, and replaced there by `flush`.
+    """
 
     def __init__(self, folder: Path, first_step: int):
         writers = optional_dependencies.load("tensorboardX.event_file_writer")
         self._summary = optional_dependencies.load("tensorboardX.summary")
         self._event = optional_dependencies.load("tensorboardX.proto.event_pb2")
         folder.mkdir(parents=True, exist_ok=True)
-        self._writer = writers.EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        self._folder = folder
+        self._local = tempfile.TemporaryDirectory() if storage.is_in_bucket(folder) else None
+        local = Path(self._local.name) if self._local else folder
+        self._writer = writers.EventsWriter(str(local / "events"), f".{time.time_ns()}")
         self._flushed = 0.0
         # TensorBoard then hides the events of earlier files from this step on.
         start = self._event.SessionLog(status=self._event.SessionLog.START)
@@ -72,8 +80,15 @@ class EventFile:
         """Adds a text, in which TensorBoard shows Markdown."""
         self._write(step, summary=self._summary.text(name, text))
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Writes the events that wait."""
+        self._writer.flush()
+        if self._local is not None:
+            storage.upload(Path(self._local.name), self._folder)
+
+    def close(self) -> None:
+        """Writes the events that wait, and ends the file."""
+        self.flush()
         self._writer.close()
 
     def _write(self, step: int, **content: Any) -> None:

@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.cli import storage
+from experiments.harness.runs import datasets
 from jaxformer.errors import DataError
 
 REMEDY = "put the run's own file back, or use another --name"
@@ -39,14 +42,28 @@ def read_record(path: Path, fields: dict[str, type], remedy: str = REMEDY) -> di
 def digest(path: Path) -> str:
     """SHA-256 (hex) of the file `path`; `DataError` where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with local_copy(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def write_lines(path: Path, lines: list[str]) -> None:
+def local_copy(path: Path) -> Path:
+    """The file `path`; a copy of it, which the user's cache keeps, if it is in a bucket."""
+    if not isinstance(path, storage.BucketPath):
+        return path
+    copy = datasets.cache_folder() / "buckets" / path.version() / path.name
+    if not copy.exists():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        part = copy.with_name(f".{copy.name}.{os.getpid()}.part")
+        path.download(part)
+        part.replace(copy)
+    return copy
+
+
+def write_lines(path: str | Path, lines: list[str]) -> None:
     """Writes each of `lines` as one line of the file `path`, making its folder if need be."""
+    path = storage.to_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes("".join(one_line(line) + "\n" for line in lines).encode())
 

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import jax
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files
+from experiments.harness.cli import config_files, storage
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import EventFile, Loggers
 from jaxformer import optional_dependencies
@@ -26,6 +27,7 @@ from jaxformer.runtime import cpu_count
 
 T = TypeVar("T")
 
+_FLUSH_SECONDS = 60.0  # between two writes of metrics to a bucket
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -42,12 +44,13 @@ def open_run(
     Writes `config` to config.json, and versions and devices to env.json. If the folder already has
     a config.json and a checkpoint, a field with another value raises `ConfigError`, except those
     under the dotted names in `may_differ`; where one of the two values is a function of the user's
-    own, these too. Of several processes the first one writes.
+    own, these too. Of several processes the first one writes; `ConfigError` where not all see that.
     """
     folder = folder_of(root, experiment, name)
     with distributed.together():
         if distributed.is_first():
             _record(folder, config, may_differ)
+    _check_shared(folder)
     return Run(folder, writes=distributed.is_first())
 
 
@@ -63,12 +66,30 @@ def _record(folder: Path, config: Any, may_differ: Iterable[str]) -> None:
     write_json(folder / "config.json", settings)
 
 
+def _check_shared(folder: Path) -> None:
+    """Raises `ConfigError` in all processes unless each sees a file that the first one writes."""
+    if not distributed.is_several():
+        return
+    token = folder / f".start-{distributed.agreed(time.time())}"  # a folder may be an old copy
+    if distributed.is_first():
+        token.write_bytes(b"")
+    distributed.wait("token")
+    is_shared = distributed.everywhere(token.exists())
+    if distributed.is_first():
+        token.unlink()
+    if not is_shared:
+        raise ConfigError(
+            f"{folder} is not shared by all hosts: give --runs a shared folder, or one in a bucket "
+            "(gs://BUCKET/PATH, s3://BUCKET/PATH)"
+        )
+
+
 def folder_of(root: str | Path, experiment: str, name: str) -> Path:
     """The folder of a run; `ConfigError` for a name that no folder can have."""
     for word in (experiment, name):
         if not re.fullmatch(r"\w[\w.=,+-]*", word):
             raise ConfigError(f"{word!r} cannot name a folder: use letters, digits and _ - . = , +")
-    return Path(root) / experiment / name
+    return storage.to_path(root) / experiment / name
 
 
 def load_config(folder: str | Path, kind: type[T]) -> T:
@@ -77,7 +98,7 @@ def load_config(folder: str | Path, kind: type[T]) -> T:
     A field that is absent has its default. `ConfigError` names fields that are unknown, of
     another type, or absent though they have no default.
     """
-    path = Path(folder) / "config.json"
+    path = storage.to_path(folder) / "config.json"
     if not path.is_file():
         raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
     try:
@@ -132,17 +153,23 @@ class Run:
     """
 
     def __init__(self, folder: str | Path, *, writes: bool = True):
-        self.folder = Path(folder)
+        self.folder = storage.to_path(folder)
         self._writes = writes
         self._path = self.folder / "metrics.jsonl"
         self.loggers = Loggers()
+        self._in_bucket = storage.is_in_bucket(self.folder)
+        self._content = b""  # of metrics.jsonl in a bucket, which cannot be appended to
+        self._flushed = time.monotonic()
         self._events: EventFile | None = None
         self._first_step = 0
         self._torn = False
         self._warned: set[str] = set()
 
     def log(self, step: int, **values: float) -> None:
-        """Appends `values` of `step` to metrics.jsonl, on disk when this returns."""
+        """Appends `values` of `step` to metrics.jsonl, on disk when this returns.
+
+        In a bucket the file is replaced by `flush`, here at most once a minute.
+        """
         if not self._writes:
             return
         numbers = {name: float(value) for name, value in values.items()}
@@ -153,6 +180,19 @@ class Run:
             if events := self._opened_events():
                 events.add_numbers(int(step), numbers)
         self.loggers.log(int(step), numbers)
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes to a bucket what was logged: call it before a checkpoint that stands on it."""
+        self._flushed = time.monotonic()
+        if not (self._in_bucket and self._writes and self._content):
+            return
+        with self.surviving("metrics.jsonl"):
+            self._path.write_bytes(self._content)
+        with self.surviving("tensorboard"):
+            if self._events is not None:
+                self._events.flush()
 
     def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
         """Shows `lines` of `step` in TensorBoard, beside numbers that were logged before."""
@@ -181,8 +221,10 @@ class Run:
             last = step if without is None else step - 1
             lines = self.metrics()
             kept = [x for x in lines if x["step"] <= (last if without in x else step)]
+            text = "".join(json.dumps(line) + "\n" for line in kept)
             if self._path.exists():
-                _replace(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+                _replace(self._path, text)
+            self._content = text.encode()
         self._close_events()
         self._first_step = step + 1
 
@@ -195,6 +237,7 @@ class Run:
 
     def close(self) -> None:
         """Closes the TensorBoard file and the loggers."""
+        self.flush()
         self._close_events()
         self.loggers.close()
 
@@ -219,6 +262,9 @@ class Run:
     def _append(self, line: bytes) -> None:
         if self._torn:
             line = b"\n" + line
+        if self._in_bucket:
+            self._content += line
+            return
         self._torn = True
         # Unbuffered: what a full disk refused must not be written with the next line.
         with self._path.open("ab", buffering=0) as file:
@@ -261,7 +307,7 @@ def _seconds(before: dict, path: Path) -> dict[str, float]:
     """The length of the start `before`, where its time and a line of metrics are there."""
     try:
         started = datetime.datetime.fromisoformat(before["time"]).timestamp()
-        ended = path.with_name("metrics.jsonl").stat().st_mtime
+        ended = storage.modified(path.with_name("metrics.jsonl"))
     except (LookupError, TypeError, ValueError, OverflowError, FileNotFoundError):
         return {}  # a damaged time costs this number, and not the run
     return {"seconds": max(0.0, round(ended - started))}
@@ -310,6 +356,9 @@ def _parse(line: bytes) -> dict | None:
 
 def _replace(path: Path, text: str) -> None:
     """Writes `text` to `path` so that a crash leaves either the old file or the new one."""
+    if storage.is_in_bucket(path):
+        path.write_text(text, encoding="utf-8")
+        return
     new = path.with_name(f".{path.name}.new")
     with new.open("w", encoding="utf-8") as file:
         file.write(text)

@@ -2,6 +2,8 @@
 
 RUNS/texts/records/KEY.json   facts about a text, or about a file while its size and time stay
 RUNS/texts/KEY/               the files made from KEY, and their checksums in manifest.json
+
+Where RUNS is in a bucket, records are kept in the user's cache: they tell of files of this machine.
 """
 
 import contextlib
@@ -16,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.cli import display
-from experiments.harness.runs import run_files
+from experiments.harness.cli import display, storage
+from experiments.harness.runs import datasets, run_files
 from jaxformer import __version__
 from jaxformer.errors import DataError
 from jaxformer.text.data import Tokens, open_tokens
@@ -34,12 +36,16 @@ class TextCache:
 
     def __init__(self, folder: Path | None = None):
         self.folder = folder
+        if folder is not None and storage.is_in_bucket(folder):
+            folder = datasets.cache_folder() / "texts"
+        self._records = folder / "records" if folder is not None else None
 
     def digest(self, path: Path) -> str:
         """The SHA-256 (hex) of a file's bytes, or the fingerprint of a file of ids.
 
         It is read again only when its size, time of modification or inode has changed.
         """
+        path = run_files.local_copy(path)
         if self.folder is None or not path.is_file():
             return _digest(path)
         status = _status(path)
@@ -56,9 +62,9 @@ class TextCache:
 
     def record(self, made_from: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The JSON that `make` returns; it is called once for all that equals `made_from`."""
-        if self.folder is None:
+        if self._records is None:
             return make()
-        path = self.folder / "records" / f"{_key(made_from)}.json"
+        path = self._records / f"{_key(made_from)}.json"
         content = _read_record(path, {})
         if content is None:
             content = make()
@@ -71,10 +77,11 @@ class TextCache:
         It is called once for all that equals `made_from`; later its files are linked (ids) or
         copied (any other file). Damaged files are made anew.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         if self.folder is None:
-            make(folder)
+            with storage.written_here(folder) as local:
+                make(local)
             return
+        folder.mkdir(parents=True, exist_ok=True)
         entry = self.folder / _key(made_from)
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(entry.with_suffix(".lock")):
@@ -86,9 +93,11 @@ class TextCache:
 
     def whole_tokens(self, path: Path) -> Tokens:
         """The sequences in `path`, compared with their fingerprint; `DataError` if they differ."""
-        tokens = open_tokens(path)
-        if self.digest(path) != tokens.fingerprint:
-            raise DataError(f"{path} is damaged: {run_files.REMEDY}")
+        local = run_files.local_copy(path)
+        tokens = open_tokens(local)
+        if self.digest(local) != tokens.fingerprint:
+            remedy = run_files.REMEDY if local == path else f"remove it: it is a copy of {path}"
+            raise DataError(f"{local} is damaged: {remedy}")
         return tokens
 
     def _is_intact(self, entry: Path) -> bool:
@@ -96,21 +105,25 @@ class TextCache:
         if not entry.exists():
             return False
         manifest = _read_record(entry / "manifest.json", {"files": dict}) or {"files": {"": ""}}
-        with contextlib.suppress(DataError):
+        with contextlib.suppress(DataError, FileNotFoundError):
             if all(self.digest(entry / x) == digest for x, digest in manifest["files"].items()):
                 return True
         display.say(f"{entry} is damaged: it is made again")
         return False
 
     def _make(self, entry: Path, make: Callable[[Path], None]) -> None:
-        unfinished = entry.with_suffix(".unfinished")
-        for path in (entry, unfinished):
-            shutil.rmtree(path, ignore_errors=True)
-        unfinished.mkdir()
-        make(unfinished)
-        files = {path.name: self.digest(path) for path in unfinished.iterdir()}
-        run_files.write_record(unfinished / "manifest.json", {"files": files})
-        unfinished.rename(entry)
+        in_bucket = storage.is_in_bucket(entry)
+        unfinished = entry if in_bucket else entry.with_suffix(".unfinished")
+        (entry / "manifest.json").unlink(missing_ok=True)
+        if not in_bucket:
+            for path in (entry, unfinished):
+                shutil.rmtree(path, ignore_errors=True)
+        with storage.written_here(unfinished) as local:
+            make(local)
+            files = {path.name: self.digest(path) for path in local.iterdir()}
+        run_files.write_record(unfinished / "manifest.json", {"files": files})  # the last file
+        if not in_bucket:
+            unfinished.rename(entry)
 
 
 NOTHING_KEPT = TextCache()
@@ -154,6 +167,9 @@ def _write_record(path: Path, content: dict[str, Any]) -> None:
 
 def _link_or_copy(path: Path, target: Path) -> None:
     """Makes `target` a link to `path`, or a copy of it."""
+    if isinstance(target, storage.BucketPath):
+        target.replace_by(path)
+        return
     unfinished = target.with_name(f"{target.name}.unfinished")
     unfinished.unlink(missing_ok=True)
     try:
@@ -168,7 +184,10 @@ def _link_or_copy(path: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock on `path`, for which other processes wait."""
+    """Holds a lock on `path`, for which other processes wait; in a bucket two may make the same."""
+    if storage.is_in_bucket(path):
+        yield
+        return
     with open(path, "a", encoding="utf-8") as file:
         if importlib.util.find_spec("fcntl") is not None:
             import fcntl

@@ -194,25 +194,18 @@ def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callab
 
 
 def build_trained(
-    config: Any, loss: Loss, axes: ModelAxes
+    rates: OptimizerConfig, adapters: LoraOptions, loss: Loss, axes: ModelAxes | None
 ) -> tuple[Loss, optax.GradientTransformation]:
-    """The loss and the optimizer of the parameters that the run `config` trains.
+    """The loss and the optimizer of the parameters that `rates.freeze` does not match.
 
-    With LoRA those of the adapters; with `optimizer.freeze` all that it does not match.
+    With `adapters`, and without `rates.freeze`, they are those of the adapters alone.
     """
-    rates, training = config.optimizer, config.training
-    if training.lora_rank:
-        loss, rates = lora.adapter_loss(loss), replace(rates, freeze=lora.FROZEN)
+    if adapters.lora_rank:
+        rates = replace(rates, freeze=rates.freeze or lora.FROZEN)
+        loss = lora.adapter_loss(loss, rates.freeze)
     elif rates.freeze:
         loss = freeze_gradient(loss, rates.freeze)
     return loss, build_optimizer(rates, axes=axes)
-
-
-def train_adapters(
-    loss: Loss, rule: optax.GradientTransformation, frozen: str = lora.FROZEN
-) -> tuple[Loss, optax.GradientTransformation]:
-    """Loss and optimizer of parameters with adapters; those that `frozen` matches stay."""
-    return lora.adapter_loss(loss, frozen), freeze(rule, frozen)
 
 
 def build_optimizer(

@@ -1,7 +1,7 @@
 """Fine-tuning: its options, rows of ids and their batches, and the loop on them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from jax.tree_util import Partial
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
-from experiments.harness.training.build import train_adapters, with_adapters
+from experiments.harness.training.build import with_adapters
 from experiments.harness.training.fit import Step, fit
 from experiments.harness.training.session import TrainingRun
 from experiments.harness.training.training_config import LoraOptions, OptimizerConfig
@@ -24,7 +24,6 @@ from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
 from jaxformer.training import lora
 from jaxformer.training.losses import Loss
-from jaxformer.training.parameters import freeze, freeze_gradient
 from jaxformer.training.train_step import TrainState, init_train_state
 
 
@@ -64,7 +63,7 @@ def result_folder(options: FinetuneOptions, experiment: str) -> Path:
     """
     if options.save and Path(options.save).exists():
         raise ConfigError(f"save={options.save!r} exists already: give the name of a new folder")
-    run = Path(options.run)
+    run = options.folder
     if not options.name and not is_pretrained(run):
         return run
     return run_folder.folder_of(options.runs, experiment, options.name or run.resolve().name)
@@ -189,13 +188,10 @@ def make_trainer(
     With `options.lora_rank` only adapters are trained, and what `frozen` does not match.
     """
     devices = options.strategy.for_model(model)
-    optimizer = build.build_optimizer(options.optimizer, axes=devices.axes)
-    if options.lora_rank:
-        loss, optimizer = train_adapters(loss, optimizer, frozen or lora.FROZEN)
-    elif frozen:
-        loss, optimizer = freeze_gradient(loss, frozen), freeze(optimizer, frozen)
-    elif options.optimizer.freeze:
-        loss = freeze_gradient(loss, options.optimizer.freeze)
+    frozen = frozen or (lora.FROZEN if options.lora_rank else "")
+    freeze = "|".join(filter(None, (frozen, options.optimizer.freeze)))
+    rates = replace(options.optimizer, freeze=freeze)
+    loss, optimizer = build.build_trained(rates, options, loss, devices.axes)
 
     def first_state(params: Any, adapter_rng: jax.Array, rng: jax.Array) -> TrainState:
         params = jax.tree.map(jnp.copy, params)  # a step donates its state's buffers

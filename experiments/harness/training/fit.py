@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.harness.cli import display
+from experiments.harness.cli import display, storage
 from experiments.harness.runs import distributed
 from experiments.harness.runs.preemption import asked_to_stop
 from experiments.harness.training import first_contact
@@ -92,7 +92,10 @@ def fit(
             assert checkpoints is not None
             regular = {"regular": due(number, training.save_every)}
             noted = {"early_stopping": stopping._asdict()}
-            checkpoints.save(number, state, regular | noted | origin, metric)
+            with progress.pace.doing("saving"):
+                if log is not None:
+                    log.flush()
+                checkpoints.save(number, state, regular | noted | origin, metric)
 
         def evaluated(*, is_saved: bool) -> EarlyStopping:
             assert evaluate is not None
@@ -100,6 +103,8 @@ def fit(
                 scores = evaluate(state)
             after = log_evaluation(run, progress, number, scores, stopping)
             if checkpoints is not None and is_saved:
+                if log is not None:
+                    log.flush()
                 noted = {"early_stopping": after._asdict()}
                 checkpoints.annotate(number, noted, after.metric)
             return after
@@ -242,16 +247,17 @@ def profiled(step: Step, folder: Path, *, first: int = 20, steps: int = 5) -> St
 
     TensorBoard's profile plugin and Perfetto read it. The first calls compile and are not traced.
     """
-    calls = itertools.count()
+    calls, stack = itertools.count(), ExitStack()
 
     def traced(*args: Any) -> Any:
         call = next(calls)
         if call == first:
-            jax.profiler.start_trace(folder)
+            jax.profiler.start_trace(stack.enter_context(storage.written_here(folder)))
         result = step(*args)
         if call == first + steps - 1:
             jax.block_until_ready(result)
             jax.profiler.stop_trace()
+            stack.close()
         return result
 
     return traced

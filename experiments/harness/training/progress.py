@@ -3,7 +3,6 @@
 import datetime
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,15 +13,15 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.cli import curve, display
+from experiments.harness.cli import display
 from experiments.harness.runs.run_folder import Run
+from experiments.harness.training.pace import Pace
+from experiments.harness.training.utilization import memory_in_use
 from jaxformer import optional_dependencies
 from jaxformer.training.train_step import NOT_SUMS, raise_if_diverged
 
 WIDE, HIGH = 100, 24
 """Columns and rows of a terminal that has room for the panel."""
-_RECENT = 100
-"""Steps over whose mean time the remaining time is estimated."""
 
 
 class _Step(NamedTuple):
@@ -45,6 +44,7 @@ class _Sums:
     tokens: float = 0.0
     flops: float = 0.0
     data_wait: float = 0.0
+    device_wait: float = 0.0
 
     def speeds(self, peak: float | None) -> dict[str, float]:
         """Tokens per second, mean wait for a batch, and the share of `peak` FLOP/s; {} at first."""
@@ -65,7 +65,8 @@ class Progress:
     nothing is logged. `learning_rates` are those of all updates. `peak` is the FLOP/s that the
     devices can do together; with it `mfu` is logged, the share of it that the steps' FLOPs made
     since the last logged step. `data_wait` is the mean time in seconds that a step waited for its
-    batch.
+    batch. `memory()` gives further numbers to log (see `memory_in_use`). A slow step and, at each
+    logged step, a host for which the others wait are said (see `Pace`).
 
     The speed is that of the steps alone: the first step of each shape of batch, which compiles,
     and what is done within `pause` are left out. The estimate of the time left counts the pauses
@@ -81,13 +82,14 @@ class Progress:
         pause_every: int = 0,
         learning_rates: Float[np.ndarray, " updates"] | None = None,
         peak: float | None = None,
+        memory: Callable[[], Mapping[str, float]] = memory_in_use,
         every: float = 30.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._total, self._log = total, log
         self._log_every, self._pause_every = log_every, pause_every
-        self._learning_rates, self._peak = learning_rates, peak
+        self._learning_rates, self._peak, self._memory = learning_rates, peak, memory
         self._every, self._stream, self._clock = every, stream, clock
         self._stack = ExitStack()
         self._pending: _Step | None = None
@@ -95,12 +97,13 @@ class Progress:
         self._compiles = True  # whether the step to be added was compiled first
         self._since: float | None = None  # when the last step, compilation or pause ended
         self._sums = _Sums()
-        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._used: Mapping[str, float] = {}
+        self.pace: Pace = Pace(clock)
         self._pause: float | None = None
+        self._together = True  # whether all processes go on
         self._printed = -float("inf")
         self._unprinted = ""
-        self._losses = Thinned()
-        self._view = View(0, total, "", None, self._losses)
+        self._view = View(0, total, "", None)
 
     def announce(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """`step`, a function of (state, batch), which says when it compiles.
@@ -111,7 +114,10 @@ class Progress:
         def announced(state: Any, batch: Any) -> Any:
             shape = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
             if shape in self._shapes:
-                return step(state, batch)
+                before = self._clock()
+                result = step(state, batch)  # may wait for other hosts
+                self._sums.device_wait += self._clock() - before
+                return result
             self.settle()
             self._shapes.add(shape)
             self._compiles = True
@@ -129,6 +135,7 @@ class Progress:
         before = self._clock()
         with display.phase(name):
             yield
+        self.pace.forget()
         self._since = self._clock()
         self._pause = self._since - before
 
@@ -159,8 +166,8 @@ class Progress:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        step = pending.number
-        raise_if_diverged(step, pending.metrics)
+        step, before = pending.number, self._clock()
+        raise_if_diverged(step, pending.metrics)  # waits for the devices
         numbers = {name: float(value) for name, value in pending.metrics.items()}
         tokens = numbers.pop("tokens")
         numbers.pop("consecutive_skips")
@@ -173,15 +180,20 @@ class Progress:
             numbers["learning_rate"] = float(self._learning_rates[max(step - 1 - skipped, 0)])
         if pending.positions:
             numbers["padding"] = 1.0 - tokens / pending.positions
+        self._sums.device_wait += self._clock() - before
         self._count(pending, tokens)
         speeds = self._sums.speeds(self._peak)
         due = self._log_every > 0 and step % self._log_every == 0 or step == self._total
+        self._used = self._memory() if due else self._used
         self._show(step, numbers, speeds, due)
         if due:
             finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
             if self._log is not None:
-                self._log.log(step, **finite, **speeds)
-            self._sums = _Sums()
+                self._log.log(step, **finite, **speeds, **self._used)
+            sums, self._sums = self._sums, _Sums()
+            if sums.steps and self._together:
+                waits = sums.device_wait / sums.steps, sums.data_wait / sums.steps
+                self.pace.compare_hosts(*waits, sums.seconds / sums.steps)
 
     def show_scores(self, line: str, best: str, samples: Sequence["Sample"] = ()) -> None:
         """Prints the scores of an evaluation, and shows the best one and `samples`."""
@@ -195,11 +207,12 @@ class Progress:
         """Counts the step that has just ended, unless it was compiled."""
         now = self._clock()
         if pending.compiled:
+            self.pace.forget()
             self._since = now if self._since is None else self._since
             return
         assert self._since is not None  # the first step is one that compiles
         seconds, self._since = now - self._since, now
-        self._recent.append(seconds)
+        self.pace.add(pending.number, seconds, pending.data_wait)
         sums = self._sums
         sums.steps += 1
         sums.seconds += seconds
@@ -209,9 +222,9 @@ class Progress:
 
     def _left(self, step: int) -> float | None:
         """The seconds to the end, as far as they can be known after `step`."""
-        if not self._recent:
+        if not self.pace.recent:
             return None
-        left = (self._total - step) * sum(self._recent) / len(self._recent)
+        left = (self._total - step) * sum(self.pace.recent) / len(self.pace.recent)
         if self._pause is not None:
             every = self._pause_every
             left += self._pause * (self._total // every - step // every + 2)
@@ -225,8 +238,9 @@ class Progress:
         words.append(f"tokens/s {'-' if speed is None else format(speed, ',.0f')}")
         words += [f"{speeds['mfu']:.1%} mfu"] if "mfu" in speeds else []
         words += [f"padding {numbers['padding']:.1%}"] if "padding" in numbers else []
+        if "memory" in self._used:
+            words.append(f"memory {self._used['memory'] / 1e9:.2f} GB")
         self._view = self._view._replace(step=step, numbers="  ".join(words), left=self._left(step))
-        self._losses.add(numbers["loss"])
         self._refresh()
         now = self._clock()
         self._unprinted = self._view.line
@@ -243,9 +257,12 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         self._screen = self._stack.enter_context(display.opened(self._stream))
+        jax.monitoring.register_event_duration_secs_listener(self.pace.hear)
+        self._stack.callback(jax.monitoring.unregister_event_duration_listener, self.pace.hear)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._together = False
         try:
             if kind is None or issubclass(kind, KeyboardInterrupt | SystemExit):
                 self.settle()
@@ -264,27 +281,6 @@ class Sample(NamedTuple):
     reference: str
 
 
-class Thinned:
-    """At most `most` numbers in place of many: each of `values` is the mean of equally many."""
-
-    def __init__(self, most: int = 1_024):
-        self.values: list[float] = []
-        self._most, self._each = most, 1
-        self._waiting: list[float] = []
-
-    def add(self, number: float) -> None:
-        """Takes one more number; what is not finite is left out."""
-        self._waiting += [number] if math.isfinite(number) else []
-        if len(self._waiting) < self._each:
-            return
-        self.values.append(sum(self._waiting) / self._each)
-        self._waiting = []
-        if len(self.values) == self._most:
-            pairs = zip(self.values[::2], self.values[1::2], strict=True)
-            self.values = [(a + b) / 2 for a, b in pairs]
-            self._each *= 2
-
-
 class View(NamedTuple):
     """The last finished step of a training, and what led there."""
 
@@ -292,7 +288,6 @@ class View(NamedTuple):
     total: int
     numbers: str
     left: float | None
-    losses: "Thinned"
     best: str = ""
     samples: Sequence[Sample] = ()
 
@@ -325,7 +320,6 @@ def render(view: View, width: int, height: int) -> Any:
         return text(view.line[: width - 1])
     inner = width - 4
     rows = [_bar(view, inner), text("  ".join(filter(None, (view.numbers, view.best))))]
-    rows += [text(line, style="cyan") for line in curve(view.losses.values, inner, 5)]
     for line in sample_lines(view.samples):
         rows.append(text(line[:inner], style="green" if line.startswith("  model") else ""))
     group = optional_dependencies.load("rich.console").Group(*rows)

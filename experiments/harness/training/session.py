@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.harness.cli import display
-from experiments.harness.runs import checkpoint_selection, distributed, run_folder
+from experiments.harness.cli import display, storage
+from experiments.harness.runs import checkpoint_selection, datasets, distributed, run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training import build, first_contact
@@ -144,10 +145,18 @@ def started(config: RunConfig) -> Iterator[tuple[Strategy, ProcessSetup]]:
     The setup comes first. The screen starts a thread, and glibc gives a thread that starts before
     the setup a heap of its own, which returns its large memory to the system after each step.
     """
-    cache = config.compilation_cache_dir
-    setup = setup_process((Path(config.runs) / cache).absolute() if cache else None)
+    setup = setup_process(_programs(config))
     with display.opened():
         yield choose_devices(config.strategy, config.mesh, setup.compiler_options), setup
+
+
+def _programs(config: RunConfig) -> Path | None:
+    """The folder of compiled programs, which is on this machine."""
+    if not config.compilation_cache_dir:
+        return None
+    folder = storage.to_path(os.path.join(config.runs, config.compilation_cache_dir))
+    in_bucket = storage.is_in_bucket(folder)
+    return datasets.cache_folder() / "programs" if in_bucket else folder.absolute()
 
 
 def choose_devices(

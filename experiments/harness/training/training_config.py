@@ -1,10 +1,10 @@
 """The options that all experiments share: where a run is made, how it trains, its optimizer."""
 
+import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from experiments.harness.cli import is_import_name
+from experiments.harness.cli import is_import_name, storage
 from experiments.harness.runs.distributed import ProcessOptions
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer.config import check_at_least, check_choices, check_fraction, check_pattern
@@ -128,33 +128,9 @@ class OptimizerConfig(optimizer.OptimizerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(ProcessOptions):
-    """Where a run is kept, what it starts from, and where its steps are computed.
+class DeviceChoice(ProcessOptions):
+    """The devices and the processes that compute the steps of a training."""
 
-    All but `init_from` and `continue_from` may change on resuming.
-    """
-
-    may_change: ClassVar[tuple[str, ...]] = ()
-    """Dotted names of further fields that do not alter the steps already done."""
-
-    runs: str = "runs"
-    """The folder that holds the folders of all experiments."""
-    init_from: str = ""
-    """Run whose weights this one starts from, with its sizes and tokenizers: RUN, RUN@STEP or
-    RUN@best. A language model also from a folder or hub name of transformers. Empty: none."""
-    continue_from: str = ""
-    """Run that this one continues under a name of its own, as RUN or RUN@STEP: weights, optimizer
-    state and step are taken over, the schedule is that of these options. Empty: none."""
-    compilation_cache_dir: str = "programs"
-    """Folder in `runs` that keeps compiled programs for the next start; empty: none is kept."""
-    text_cache_dir: str = "texts"
-    """Folder in `runs` that keeps tokenizers and ids for other runs; empty: none are kept."""
-    sweep: str = ""
-    """The sweep that the run is a cell of; `experiments.sweep` writes it."""
-    verbose: bool = False
-    """Prints compiler options, the formula of mfu and signatures; env.json always has them."""
-    profile: bool = False
-    """Writes a trace of a few steps into the run's folder, for TensorBoard or Perfetto."""
     strategy: StrategyName = "auto"
     """single: one device; replicated: a copy of the state on each device; sharded: parts of it on
     a mesh of devices; auto: replicated where there is more than one device, else single."""
@@ -169,11 +145,42 @@ class RunConfig(ProcessOptions):
                 "strategy='single' trains in one process, but several were asked for: give "
                 "--strategy replicated or --strategy sharded"
             )
-        if "://" in self.runs:
-            raise ConfigError(
-                f"runs={self.runs!r} is an address: give a folder, such as one where the bucket is "
-                "mounted (gcsfuse)"
-            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(DeviceChoice):
+    """Where a run is kept, what it starts from, and where its steps are computed.
+
+    All but `init_from` and `continue_from` may change on resuming.
+    """
+
+    may_change: ClassVar[tuple[str, ...]] = ()
+    """Dotted names of further fields that do not alter the steps already done."""
+
+    runs: str = "runs"
+    """The folder that holds the folders of all experiments; also gs://BUCKET/PATH or
+    s3://BUCKET/PATH."""
+    init_from: str = ""
+    """Run whose weights this one starts from, with its sizes and tokenizers: RUN, RUN@STEP or
+    RUN@best. A language model also from a folder or hub name of transformers. Empty: none."""
+    continue_from: str = ""
+    """Run that this one continues under a name of its own, as RUN or RUN@STEP: weights, optimizer
+    state and step are taken over, the schedule is that of these options. Empty: none."""
+    compilation_cache_dir: str = "programs"
+    """Folder in `runs` that keeps compiled programs for the next start, for `runs` in a bucket in
+    the user's cache; empty: none is kept."""
+    text_cache_dir: str = "texts"
+    """Folder in `runs` that keeps tokenizers and ids for other runs; empty: none are kept."""
+    sweep: str = ""
+    """The sweep that the run is a cell of; `experiments.sweep` writes it."""
+    verbose: bool = False
+    """Prints compiler options, the formula of mfu and signatures; env.json always has them."""
+    profile: bool = False
+    """Writes a trace of a few steps into the run's folder, for TensorBoard or Perfetto."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        storage.to_path(self.runs)  # refuses other addresses
         if self.init_from and self.continue_from:
             raise ConfigError(
                 f"init_from={self.init_from!r} and continue_from={self.continue_from!r} both say "
@@ -210,7 +217,7 @@ class RunConfig(ProcessOptions):
 def text_cache(config: RunConfig) -> TextCache:
     """Where the runs of `config.runs` keep what they make of text."""
     name = config.text_cache_dir
-    return TextCache(Path(config.runs) / name if name else None)
+    return TextCache(storage.to_path(os.path.join(config.runs, name)) if name else None)
 
 
 def check_name(config: Any, field: str, known: tuple[str, ...]) -> None:

@@ -1,12 +1,14 @@
 """Model FLOPs utilization (MFU): the peak FLOP/s of a run's devices, by their names."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from jaxformer.distributed import Strategy
+from jaxformer.distributed.mesh import Device
 
 
 class Accelerator(NamedTuple):
@@ -101,6 +103,20 @@ def peak_of(devices: Strategy, dtype: str) -> Peak:
     name = DEVICE_KINDS.get(next(iter(kinds))) if len(kinds) == 1 else None
     each = None if name is None else getattr(ACCELERATORS[name], dtype)
     return Peak(" and ".join(sorted(kinds)), devices.mesh.devices.size, dtype, each)
+
+
+def memory_in_use(devices: Sequence[Device] | None = None) -> dict[str, float]:
+    """Bytes in use, and the most so far, on the fullest of this process's devices.
+
+    {} where the backend does not count, as on a CPU. None: all devices of this process.
+    """
+    counts = [device.memory_stats() or {} for device in devices or jax.local_devices()]
+    names = {"memory": "bytes_in_use", "memory_peak": "peak_bytes_in_use"}
+    return {
+        name: float(max(count[key] for count in counts))
+        for name, key in names.items()
+        if all(key in count for count in counts)
+    }
 
 
 def rows_and_length(leaf: jax.Array | np.ndarray) -> tuple[int, int]:

@@ -236,7 +236,7 @@ def make(
 
 def find_template(options: Any, tokenizer: Tokenizer) -> ChatTemplate:
     """The template in the file --chat_template, or that of the run's folder."""
-    template = load_template(Path(options.run), tokenizer)
+    template = load_template(options.folder, tokenizer)
     if not options.chat_template:
         return template
     try:

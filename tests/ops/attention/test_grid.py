@@ -178,13 +178,13 @@ TPU_GRID = [
 ]
 
 
-def side_by_side(mask, dtype, heads, width, sizes=(256, 384)):
+def side_by_side(mask, dtype, heads, width, sizes=(256, 384), rate=0.0):
     """A case of heads that fill groups of lanes."""
-    return Case(sizes, (heads, heads), (width, width), mask, dtype, 0, 0.0, 128)
+    return Case(sizes, (heads, heads), (width, width), mask, dtype, 0, rate, 128)
 
 
 SIDE_BY_SIDE_GRID = [
-    side_by_side("packed", "float32", 4, 64),
+    side_by_side("packed", "float32", 4, 64, rate=0.3),
     *(
         pytest.param(case, marks=pytest.mark.slow)
         for case in (
@@ -192,7 +192,10 @@ SIDE_BY_SIDE_GRID = [
             side_by_side("offset", "bfloat16", 12, 32),
             side_by_side("causal", "float32", 2, 64, (384, 384)),
             side_by_side("holes", "float32", 3, 128),
-            side_by_side("segments", "bfloat16", 8, 16),
+            side_by_side("segments", "bfloat16", 8, 16, rate=0.1),
+            side_by_side("causal", "float32", 2, 64, (521, 521), 0.1),
+            side_by_side("all", "float32", 2, 64, (521, 643)),
+            side_by_side("packed", "bfloat16", 4, 32, (641, 521), 0.1),
         )
     ),
 ]

@@ -111,6 +111,7 @@ UNSUPPORTED = {
         (replace(PAIRED, heads=5, kv_heads=5), TPU, "but a device has 5 heads of 64"),
         (replace(PAIRED, key_size=48, value_size=48), TPU, "but a device has 12 heads of 48"),
         (replace(PAIRED, queries=8192, keys=8192), TPU, "at most 4096 queries, but T=8192"),
+        (replace(PAIRED, keys=200), TPU, "needs lengths from 512 on, or multiples of 128, not 200"),
     ],
 }
 
