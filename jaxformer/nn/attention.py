@@ -144,8 +144,8 @@ class MultiHeadAttention(nn.Module):
         check_mask(mask)
         folded = q.reshape(k.shape[0], -1, *q.shape[2:])
         count, keys = folded.shape[1], k.shape[1]
-        known = mask.causal and isinstance(mask.offset, int)
-        seen = mask.offset + count if known else keys
+        offset = mask.offset if mask.causal else None
+        seen = offset + count if isinstance(offset, int) else keys
         if 0 < seen < keys:
             k, v, mask = k[:, :seen], v[:, :seen], mask.slice(0, count, 0, seen)
             bias = None if bias is None else bias[..., :seen]
