@@ -51,13 +51,13 @@ class Case(NamedTuple):
     beams: int = 1
 
 
-_FOUR = {"target": "v5e:2x2", "mesh": "tensor=4"}
+_FOUR = "v5e:2x2", "tensor=4"
 PROGRAMS = {
     "gpt2_124m, 1 text of 1,023 tokens": Case("gpt2_124m", 1, 1_023),
     "gpt2_124m, 32 texts of 1,023": Case("gpt2_124m", 32, 1_023),
-    "llama3_8b, tensor=4, 1 text of 2,047": Case("llama3_8b", 1, 2_047, **_FOUR),
-    "llama3_8b, tensor=4, 16 texts of 2,047": Case("llama3_8b", 16, 2_047, **_FOUR),
-    "llama3_8b, int8, tensor=4, 1 text of 2,047": Case("llama3_8b", 1, 2_047, **_FOUR, int8=True),
+    "llama3_8b, tensor=4, 1 text of 2,047": Case("llama3_8b", 1, 2_047, *_FOUR),
+    "llama3_8b, tensor=4, 16 texts of 2,047": Case("llama3_8b", 16, 2_047, *_FOUR),
+    "llama3_8b, int8, tensor=4, 1 text of 2,047": Case("llama3_8b", 1, 2_047, *_FOUR, int8=True),
     "wmt14_base, 64 sentences of 64, 4 beams": Case("wmt14_base", 64, 64, beams=4),
 }
 
@@ -131,6 +131,14 @@ def compile_case(case: Case, devices: Strategy) -> tuple[jax.stages.Compiled, fl
     shapes = jax.eval_shape(init, *[ids] * (2 if is_translation else 1))["params"]
     shardings = devices.for_model(model).shardings(shapes)
     params = jax.tree.map(lambda x, place: x.update(sharding=place), shapes, shardings)
+    inputs: Any
+    zeros = np.zeros(case.texts, np.int32)
+    if is_translation:
+        inputs = np.zeros((case.texts, case.length), np.int32), zeros
+    else:
+        prompts = Prompts(zeros, zeros, zeros, step_offset=np.int32(0))
+        inputs = Round(zeros[:, None], zeros, prompts, jax.random.key(0), None)
+    inputs = devices.abstract_divided(inputs, ("data",))
     with devices.active():
         if case.int8:
             jitted = jax.jit(partial(quantize, model))
@@ -140,22 +148,17 @@ def compile_case(case: Case, devices: Strategy) -> tuple[jax.stages.Compiled, fl
             model = Int8(model)
         if is_translation:
             search = replace(config.search, beam_size=case.beams, max_new_tokens=case.length)
-            inputs = np.zeros((case.texts, case.length), np.int32), np.zeros(case.texts, np.int32)
-            divided = devices.abstract_divided(inputs, ("data",))
-            lowered = translate_ids.lower(model, params, *divided, search=search, bos=1, pad=0)
+            lowered = translate_ids.lower(model, params, *inputs, search=search, bos=1, pad=0)
         else:
-            tokens, zeros = np.zeros((case.texts, 1), np.int32), np.zeros(case.texts, np.int32)
-            prompts = Prompts(tokens[:, 0], zeros, zeros, step_offset=np.int32(0))
-            inputs = Round(tokens, zeros, prompts, jax.random.key(0), None)
-            settings = {"eos": (), "length": case.length, "known": recipe.vocab_size}
             sampling = replace(config.sampling, max_new_tokens=case.length)
-            divided = devices.abstract_divided(inputs, ("data",))
-            lowered = continue_ids.lower(model, params, divided, config=sampling, **settings)
+            settings = {"eos": (), "length": case.length, "known": recipe.vocab_size}
+            lowered = continue_ids.lower(model, params, inputs, config=sampling, **settings)
+        compiled = lowered.compile()
     heads = recipe.kv_heads / devices.mesh.shape["tensor"]
     keys = case.texts * case.length * (case.beams + is_translation)  # those of the source, once
     size = recipe.key_size + recipe.value_size
     cache = keys * heads * size * recipe.num_decoder_layers * jnp.dtype(recipe.dtype).itemsize
-    return lowered.compile(), _weights(params, recipe) + cache
+    return compiled, _weights(params, recipe) + cache
 
 
 def a_pass(program: Program) -> Program:

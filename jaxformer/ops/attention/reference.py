@@ -37,6 +37,7 @@ def reference(
     Array([3., 3.], dtype=float32)
     """
     (batch, queries, heads, size), (keys, groups) = q.shape, k.shape[1:3]
+    allowed = mask.materialize(queries, keys)
     q, k = jnp.swapaxes(q, 1, 2).reshape(batch, groups, -1, size), k.transpose(0, 2, 3, 1)
     logits = matmul(q, k, preferred_element_type=jnp.float32)  # [B, K, Q, S]
     logits = logits.reshape(batch, heads, queries, keys) * scale
@@ -44,7 +45,6 @@ def reference(
         logits = softcap * jnp.tanh(logits / softcap)
     if bias is not None:
         logits = logits + bias
-    allowed = mask.materialize(queries, keys)
     if allowed is None:
         weights = jax.nn.softmax(logits, axis=-1)
     else:
