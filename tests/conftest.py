@@ -195,7 +195,7 @@ def object_storage() -> Iterator[dict[str, str]]:
 def bucket_url(object_storage: dict[str, str], request: pytest.FixtureRequest) -> Iterator[str]:
     """An empty folder in a bucket, once of each kind; afterwards all injected faults end."""
     yield f"{request.param}://bucket/{uuid.uuid4().hex}"
-    buckets.inject(request.param, fail_every=0, slow_every=0, read_only=0, closed=0)
+    buckets.inject(request.param, fail_every=0, slow_every=0, read_only=0, closed="")
 
 
 @pytest.fixture

@@ -27,7 +27,8 @@ LAYERS = {
     "pretrained": 7,
     "pipelines": 8,
 }
-REQUIRED = {"jax", "flax", "optax", "orbax", "etils", "numpy", "jaxtyping"}  # etils is of orbax
+# etils and tensorstore are parts of orbax.
+REQUIRED = {"jax", "flax", "optax", "orbax", "etils", "tensorstore", "numpy", "jaxtyping"}
 REQUIRED_BY_TEXT = {"numpy", "jaxtyping"}
 NEVER_IMPORTED = {"experiments", "tests", "torch", "transformers"}
 

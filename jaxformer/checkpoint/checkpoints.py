@@ -27,14 +27,16 @@ _NAMED = 5  # an error names so many leaves and counts the rest
 class Checkpoints:
     """The checkpoints of one run: `folder/STEP/` holds a state and a manifest that commits it.
 
+    The folder may be in a bucket: gs://bucket/path (extra `gcs`) or s3://bucket/path (extra `s3`).
     Only a committed step counts, and it is read only if every file has the length and the CRC-32
     of its manifest. The newest `keep` steps are kept, and the step with the lowest metric. Nothing
     is unpickled: arrays are stored by tensorstore, metadata as JSON.
 
     Reading never changes the folder, so a run that is still training can be read. Only one run at a
     time can write: entering a `with` block, or the first `save`, locks the folder until the end of
-    the block, `close`, or the end of the process. Locking renames a damaged step to `corrupt-STEP`,
-    with a warning. A process that ends without `close` may lose its last save.
+    the block, `close`, or the end of the process; in a bucket, a process that was killed on another
+    host keeps it for a minute. Locking renames a damaged step to `corrupt-STEP`, with a warning. A
+    process that ends without `close` may lose its last save.
 
     A save that fails is only a warning until `patience` saves in a row have failed, for a disk that
     is full for a while.
@@ -75,8 +77,8 @@ class Checkpoints:
         the best. A step that is already committed is not changed.
 
         Raises `OSError` if this write or the previous one failed and `patience` is used up,
-        `ConfigError` while another run writes to the folder, and `CheckpointError` if there are
-        steps and none of them is intact.
+        `ConfigError` while another run writes to the folder or after it has taken it over, and
+        `CheckpointError` if there are steps and none of them is intact.
         """
         try:
             plain = json.loads(json.dumps(metadata or {}))
@@ -272,8 +274,8 @@ class Checkpoints:
         assert self._writer is not None
         self._writer.wait_until_finished()
         if jax.process_index() == 0:
-            self._check_lock()
-            manifest.commit(self._steps.path(step), leaves, metadata, metric)
+            folder = self._steps.path(step)
+            manifest.commit(folder, leaves, metadata, metric, self._check_lock)
             self._steps.prune(self._keep)
 
     def _is_saved(self, step: int) -> bool:

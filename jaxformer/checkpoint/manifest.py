@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import PurePosixPath
@@ -63,13 +63,21 @@ def differences(stored: dict[str, str], expected: dict[str, str]) -> list[str]:
 
 
 def commit(
-    folder: epath.Path, leaves: dict[str, str], metadata: dict[str, Any], metric: float | None
+    folder: epath.Path,
+    leaves: dict[str, str],
+    metadata: dict[str, Any],
+    metric: float | None,
+    check: Callable[[], None],
 ) -> None:
-    """Writes the manifest of the checkpoint in `folder`; all other files must be complete."""
+    """Writes the manifest of the checkpoint in `folder`; all other files must be complete.
+
+    Their bytes are read before. `check` is called at last, and may raise.
+    """
     names = [name for name in storage.lengths(folder) if name != NAME]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         sums = pool.map(storage.length_and_sum, [folder / name for name in names])
         files = {name: list(entry) for name, entry in zip(names, sums, strict=True)}
+    check()
     write(folder, Manifest(leaves, metadata, metric, files))
 
 

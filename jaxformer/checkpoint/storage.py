@@ -164,25 +164,24 @@ def _open(path: epath.Path) -> tuple[Any, str]:
 
 @contextmanager
 def _requests(path: epath.Path, *, writing: bool = False) -> Iterator[None]:
-    """Errors of requests to a bucket say what to do; those of a local disk are unchanged."""
+    """Errors of requests to a bucket say what to do; those of a local disk are unchanged.
+
+    So are those that say whether an object is there.
+    """
     try:
         yield
-    except (FileNotFoundError, FileExistsError) as error:
-        if not (writing and is_bucket(path) and isinstance(error, FileNotFoundError)):
-            raise
-        bucket = os.fspath(path).split("/")[2]
-        raise OSError(
-            f"{path} cannot be written, for there is no bucket {bucket!r}: create it, or correct "
-            "its name"
-        ) from error
     except Exception as error:  # each package raises errors of its own
-        if not is_bucket(path):
+        missing = isinstance(error, FileNotFoundError)
+        if not is_bucket(path) or isinstance(error, FileExistsError) or missing and not writing:
             raise
         said = " ".join(str(error).split()) or type(error).__name__
-        refused = any(word in f"{type(error).__name__} {said}".lower() for word in _REFUSALS)
         use = "written" if writing else "read"
-        what = f"use credentials that allow it to be {use}" if refused else "try again later"
-        raise OSError(f"{path} cannot be {use} ({said}): {what}") from error
+        advice = "try again later"
+        if missing:
+            advice = f"create the bucket {os.fspath(path).split('/')[2]!r}, or correct its name"
+        elif any(word in f"{type(error).__name__} {said}".lower() for word in _REFUSALS):
+            advice = f"use credentials that allow it to be {use}"
+        raise OSError(f"{path} cannot be {use} ({said}): {advice}") from error
 
 
 def _sync(folder: epath.Path) -> None:

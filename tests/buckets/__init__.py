@@ -43,8 +43,8 @@ def inject(scheme: str, **changes: object) -> dict:
     """Changes the faults of requests to `scheme`; returns all faults and counts.
 
     `fail_every=10`: one of ten requests is answered with 503. `slow_every=10, seconds=0.5`: one of
-    ten waits. `read_only=True`: every write is answered with 403; `closed=True`: every request.
-    0 and False end a fault.
+    ten waits. `read_only=True`: every write is answered with 403; `closed="x"`: every request
+    that names an x. 0 and "" end a fault.
     """
     body = json.dumps(changes).encode()
     url = os.environ[_ADDRESS[scheme]] + "/_inject"
@@ -59,7 +59,7 @@ def injected(scheme: str, **changes: object) -> Iterator[None]:
     try:
         yield
     finally:
-        inject(scheme, **dict.fromkeys(changes, 0))
+        inject(scheme, **{name: type(value)() for name, value in changes.items()})
 
 
 @contextmanager

@@ -43,20 +43,22 @@ class Injections:
         self.fail_every = self.slow_every = 0
         """One of so many requests is answered with 503, or waits `seconds`; 0: none."""
         self.seconds = 0.0
-        self.read_only = self.closed = False
-        """Whether everything that writes, or everything, is answered with 403."""
+        self.read_only = False
+        """Whether everything that writes is answered with 403."""
+        self.closed = ""
+        """A part of the names of objects, requests to which are answered with 403."""
         self.requests = self.failed = 0
         self._numbers = itertools.count(1)
 
     def change(self, changes: dict[str, Any]) -> None:
         self.__dict__.update(changes)
 
-    def status(self, method: str) -> int:
+    def status(self, method: str, path: str) -> int:
         """The status to answer with at once; 0 to serve the request."""
         self.requests = number = next(self._numbers)
         if self.slow_every and number % self.slow_every == 0:
             time.sleep(self.seconds)
-        if self.closed or self.read_only and method not in ("GET", "HEAD"):
+        if self.closed and self.closed in path or self.read_only and method not in ("GET", "HEAD"):
             return 403
         if self.fail_every and number % self.fail_every == 0:
             self.failed += 1
@@ -81,7 +83,7 @@ class Faulty:
             handler.injections.change(json.loads(handler.rfile.read(self._length()) or b"{}"))
             shown = {k: v for k, v in vars(handler.injections).items() if not k.startswith("_")}
             return self._answer(200, json.dumps(shown).encode())
-        status = handler.injections.status(handler.command)
+        status = handler.injections.status(handler.command, handler.path)
         if status:
             handler.rfile.read(self._length())
             return self._answer(status, b"{}")
@@ -98,7 +100,8 @@ class Faulty:
         handler.send_response(status)
         handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
-        handler.wfile.write(body)
+        if handler.command != "HEAD":
+            handler.wfile.write(body)
         handler.close_connection = True
         return False
 

@@ -22,7 +22,7 @@ import optax
 import pytest
 from jax.experimental import multihost_utils
 
-from jaxformer.checkpoint import Checkpoints, manifest
+from jaxformer.checkpoint import Checkpoints, manifest, storage
 from jaxformer.errors import CheckpointError, ConfigError, MissingExtra
 
 
@@ -376,6 +376,21 @@ def test_a_step_that_was_never_committed_does_not_count_and_is_replaced(three):
     checkpoints.save(5, make_state(5), {"step": 5})
     checkpoints.close()
     assert names(three) == {"2", "3", "5"}
+
+
+def test_a_removal_that_was_interrupted_is_completed_by_the_next_start(tmp_path, monkeypatch):
+    def half(folder):
+        for name in list(storage.lengths(folder))[1::2]:
+            (folder / name).unlink()
+
+    with monkeypatch.context() as patch, Checkpoints(tmp_path, keep=1) as checkpoints:
+        patch.setattr(storage, "remove_tree", half)
+        for step in (2, 3):
+            checkpoints.save(step, make_state(step), {})
+        checkpoints.wait()
+    assert Checkpoints(tmp_path).steps() == [3] and names(tmp_path) == {"2", "3"}
+    opened(tmp_path).close()
+    assert names(tmp_path) == {"3"}
 
 
 @pytest.mark.parametrize("left", ["5", "5.orbax-checkpoint-tmp"])

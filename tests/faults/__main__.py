@@ -25,6 +25,7 @@ from tests.faults import (
     mutations,
     nonfinite,
     peers,
+    remote,
     resumes,
     shortages,
     signals,
@@ -111,6 +112,22 @@ FAULTS = (
         "F12 two runs in a folder, a read-only folder, a folder removed while running",
         folders.misused,
         folders.misused,
+    ),
+    Fault(
+        "F13 kill -9 at a random moment of saving to a bucket, or of removing from it",
+        None,
+        lambda _: remote.killed(10),
+    ),
+    Fault(
+        "F13 every object of the newest checkpoint in a bucket damaged in 8 ways",
+        None,
+        lambda _: remote.damaged(every=4),
+    ),
+    Fault("F13 one of 10 requests to a bucket fails or is slow", None, lambda _: remote.troubled()),
+    Fault(
+        "F13 two runs in a bucket, a run taken over, a read-only bucket, none of the name",
+        None,
+        lambda _: remote.misused(),
     ),
 )
 

@@ -5,6 +5,7 @@ import shutil
 import warnings
 import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -82,7 +83,7 @@ def _damage_all(folder: Path, every: int) -> Count:
             before = path.read_bytes()
             WAYS[way](path, children.drawn(number))
             if not path.exists() or path.read_bytes() != before:
-                said = _restored(copy)
+                said = restored(Checkpoints(copy), start=True)
                 outcomes.append(f"{name}, way {way}: {said}" if said != "survived" else said)
             shutil.rmtree(copy)
     return children.counted(outcomes)
@@ -98,17 +99,17 @@ def _rewrite_all(folder: Path) -> Count:
         content.pop("crc32")
         rest = json.dumps(content).encode()[1:]
         path.write_bytes(b'{"crc32": "%08x", ' % zlib.crc32(rest) + rest)
-        outcomes.append(_restored(copy))
+        outcomes.append(restored(Checkpoints(copy), start=True))
         shutil.rmtree(copy)
     return children.counted(outcomes)
 
 
-def _restored(folder: Path) -> str:
-    """The outcome of a start in the folder."""
+def restored(checkpoints: Checkpoints, *, start: bool) -> str:
+    """The outcome of reading the state of a folder, whose newest step is damaged, or of a start."""
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            with Checkpoints(folder) as checkpoints:
+            with checkpoints if start else nullcontext():
                 state, metadata = checkpoints.restore(states.make_state(0))
     except CheckpointError as error:
         return f"refused although step {OLDER} is intact: {error}"

@@ -24,7 +24,7 @@ def full_disk(folder: Path) -> Count:
 
 def misused(folder: Path) -> Count:
     """Three folders that must be refused with a sentence, and nothing lost."""
-    cases = (_two_runs, _read_only, _removed)
+    cases = (two_runs, _read_only, _removed)
     outcomes = [case(folder / case.__name__.strip("_")) for case in cases]
     return children.counted(outcomes)
 
@@ -36,7 +36,7 @@ def _fill(folder: Path, limit: int) -> str:
         checkpoints.wait()
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-        said = _refusal(lambda: (states.save(checkpoints, 5), checkpoints.wait()), folder)
+        said = refusal(lambda: (states.save(checkpoints, 5), checkpoints.wait()), folder)
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         if said != "survived":
             return f"limit {limit}: {said}"
@@ -47,7 +47,9 @@ def _fill(folder: Path, limit: int) -> str:
         return "survived" if states.is_right(checkpoints, 5) else "silent: step 5 is wrong"
 
 
-def _two_runs(folder: Path) -> str:
+def two_runs(folder: Path) -> str:
+    """A second run in the folder, while the first holds it."""
+
     def hold(tell: Callable[[Any], None]) -> None:
         with Checkpoints(folder):
             tell("locked")
@@ -57,7 +59,7 @@ def _two_runs(folder: Path) -> str:
     first = Child(hold)
     told = first.told()
     next(told)
-    said = children.in_child(partial(_refusal, lambda: Checkpoints(folder).__enter__(), folder))
+    said = children.in_child(partial(refusal, lambda: Checkpoints(folder).__enter__(), folder))
     os.write(writing, b".")
     first.wait()
     os.close(reading), os.close(writing)
@@ -71,7 +73,7 @@ def _read_only(folder: Path) -> str:
         folder.chmod(0o555)
         if os.geteuid() == 0:
             os.seteuid(65534)  # nothing is read-only for root
-        return _refusal(lambda: Checkpoints(folder).__enter__(), folder)
+        return refusal(lambda: Checkpoints(folder).__enter__(), folder)
 
     said = children.in_child(refused)
     folder.chmod(0o755)
@@ -92,7 +94,7 @@ def _removed(folder: Path) -> str:
     return children.in_child(removed)
 
 
-def _refusal(use: Callable[[], Any], folder: Path) -> str:
+def refusal(use: Callable[[], Any], folder: Path) -> str:
     """Whether `use` is refused by an error that brings its own exit code and names the folder."""
     try:
         use()

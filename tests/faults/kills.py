@@ -39,7 +39,7 @@ POINTS = {
 }
 
 
-def at_random(folder: Path, tries: int) -> Count:
+def at_random(folder: Path | epath.Path, tries: int) -> Count:
     """One run killed `tries` times within its first saves, or (every fifth) while it starts."""
     random = children.drawn(1)
     outcomes, committed, open_tries = [], -1, 0
@@ -76,7 +76,7 @@ def at_a_point(folder: Path, tries: int) -> Count:
     return children.counted(outcomes)
 
 
-def _train(folder: Path, point: tuple | None, tell: Callable[[Any], None]) -> None:
+def _train(folder: Path | epath.Path, point: tuple | None, tell: Callable[[Any], None]) -> None:
     """Starts as a training does and saves without end; from its fifth step on, death waits."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -108,7 +108,7 @@ def _examine(checkpoints: Checkpoints) -> dict:
     wrong = [step for step in checkpoints.steps() if not states.is_right(checkpoints, step)]
     if newest is not None and not states.is_right(checkpoints):
         wrong.append(newest)
-    aside = [path.name for path in checkpoints.folder.glob("corrupt-*")]
+    aside = [name for name in storage.folders(checkpoints.folder) if name.startswith("corrupt-")]
     return {"found": -1 if newest is None else newest, "wrong": wrong, "aside": aside}
 
 
@@ -128,10 +128,10 @@ def judge(began: dict, committed: int) -> str:
     return "survived"
 
 
-def _within_bounds(folder: Path, outcomes: list[str]) -> Count:
+def _within_bounds(folder: Path | epath.Path, outcomes: list[str]) -> Count:
     """The count, which fails where kills have left more than the checkpoints kept and one more."""
     one = children.in_child(lambda: sum(map(len, states.as_bytes(states.make_state(0)))))
-    used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    used = children.in_child(lambda: sum(storage.lengths(folder).values()))
     if used > (KEEP + 3) * 1.2 * one:
         outcomes.append(f"kills have left {used:,} bytes, {used / one:.1f} times a checkpoint")
     return children.counted(outcomes)
