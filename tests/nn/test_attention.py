@@ -80,6 +80,22 @@ def test_beams_share_the_keys_of_their_sentence(case, rng, assert_equal):
     assert_equal(shared, case.apply(x, np.repeat(case.y, 3, axis=0), repeated), 1e-6)
 
 
+@pytest.mark.parametrize(("offset", "keys"), [(0, 5), (1, 6), (2, 7), (3, 7), (-4, 1), (-5, 7)])
+def test_keys_after_the_last_query_of_a_causal_mask_are_left_out(case, assert_equal, offset, keys):
+    noted = []
+
+    def noting(q, k, v, mask, **options):
+        noted.append((k.shape[1], mask))
+        return attention.reference(q, k, v, mask, **options)
+
+    case.module = MultiHeadAttention(**CONFIG, attention_fn=noting)
+    mask = AttentionMask(causal=True, offset=offset, padding_mask=np.ones((B, S), bool))
+    given = case.module.apply({"params": case.params}, case.x, case.y, mask, method=attend)
+    plain = AttentionMask(explicit=np.tril(np.ones((B, T, S), bool), offset))
+    assert_equal(given, case.apply(case.x, case.y, plain))
+    assert noted[0][0] == keys and (noted[0][1] is mask) == (keys == S)
+
+
 def test_attention_does_what_the_function_given_does(case, assert_equal):
     def nothing(q, k, v, mask, *, scale, bias=None, dropout=None):
         return np.zeros((*q.shape[:3], v.shape[-1]), np.float32)
