@@ -80,9 +80,8 @@ def _mean_of_part(arrays: Sequence[ts.TensorStore], part: tuple[slice, ...]) -> 
     """The mean of `arrays` at the indices of `part`, computed piece by piece as they are stored."""
     first = arrays[0]
     starts, spans = [], []
-    for of_axis, size, piece in zip(
-        part, first.shape, first.chunk_layout.read_chunk.shape or (), strict=True
-    ):
+    pieces: Any = first.chunk_layout.read_chunk.shape
+    for of_axis, size, piece in zip(part, first.shape, pieces, strict=True):
         start, stop, _ = of_axis.indices(size)
         starts.append(start)
         spans.append([*pairwise([start, *range((start // piece + 1) * piece, stop, piece), stop])])

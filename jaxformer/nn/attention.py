@@ -132,25 +132,11 @@ class MultiHeadAttention(nn.Module):
         dropout: ops_dropout.Dropout | None,
         **options: Any,
     ) -> Float[Array, "R T N Hv"]:
-        """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V of each head (equation 1).
-
-        The rows of a sentence, its beams, become Q = W*T queries of that sentence, so that its keys
-        and values are not repeated. `mask` and `bias` are those of the Q queries. Keys after the
-        last query of a causal mask, such as the empty part of a cache, are left out where its
-        offset is known while tracing.
-        """
+        """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V of each head (equation 1)."""
         scale = 1.0 / math.sqrt(self.query_scalar or q.shape[-1])
         options |= {} if self.softcap is None else {"softcap": self.softcap}
         check_mask(mask)
-        folded = q.reshape(k.shape[0], -1, *q.shape[2:])
-        count, keys = folded.shape[1], k.shape[1]
-        offset = mask.offset if mask.causal else None
-        seen = offset + count if isinstance(offset, int) else keys
-        if 0 < seen < keys:
-            k, v, mask = k[:, :seen], v[:, :seen], mask.slice(0, count, 0, seen)
-            bias = None if bias is None else bias[..., :seen]
-        options |= {"scale": scale, "bias": bias, "dropout": dropout}
-        return self.attention_fn(folded, k, v, mask, **options).reshape(*q.shape[:3], -1)
+        return self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
 
     @nn.compact
     def project(

@@ -61,7 +61,8 @@ def tapping() -> AbstractContextManager[None]:
 def _tap_results(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
     module = context.module
     if isinstance(module, MultiHeadAttention) and context.method_name == "attend":
-        if module.attention_fn is reference:
+        attention_fn = module.attention_fn  # or `FoldBeams` around it
+        if getattr(attention_fn, "attention_fn", attention_fn) is reference:
             kwargs = kwargs | {"on_weights": partial(tap, module, "weights")}
     result = call(*args, **kwargs)
     names = getattr(module, "TAPS", {}).get(context.method_name)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.config import Places, PositionScheme, Rotation, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock, Remat
-from jaxformer.nn.cache import Cache, KeyValue, LayerCache
+from jaxformer.nn.cache import Cache, FoldBeams, KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, Initializer, Norm
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
@@ -50,7 +50,7 @@ def make_block(
         attention_options=config.attention,
         feed_forward_options=config.feed_forward,
         use_bias=config.use_bias,
-        attention_fn=attention_fn,
+        attention_fn=FoldBeams(attention_fn),
         kernel_init=config.dense_init,
         out_init=config.residual_init,
         dtype=config.dtype,

@@ -8,6 +8,7 @@ import pytest
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.cache import FoldBeams
 from jaxformer.nn.inspection import read_taps
 from jaxformer.ops import attention
 from jaxformer.ops.masks import AttentionMask
@@ -75,7 +76,7 @@ def test_beams_share_the_keys_of_their_sentence(case, rng, assert_equal):
     x = rng.standard_normal((B * 3, T, 11), np.float32)
     mask = AttentionMask(padding_mask=np.arange(S) < np.array([[7], [3]]))
     repeated = AttentionMask(padding_mask=np.repeat(mask.padding_mask, 3, axis=0))
-    case.module = MultiHeadAttention(**CONFIG, attention_fn=attention.reference)
+    case.module = MultiHeadAttention(**CONFIG, attention_fn=FoldBeams(attention.reference))
     shared = case.apply(x, case.y, mask)
     assert_equal(shared, case.apply(x, np.repeat(case.y, 3, axis=0), repeated), 1e-6)
 
@@ -88,7 +89,7 @@ def test_keys_after_the_last_query_of_a_causal_mask_are_left_out(case, assert_eq
         noted.append((k.shape[1], mask))
         return attention.reference(q, k, v, mask, **options)
 
-    case.module = MultiHeadAttention(**CONFIG, attention_fn=noting)
+    case.module = MultiHeadAttention(**CONFIG, attention_fn=FoldBeams(noting))
     mask = AttentionMask(causal=True, offset=offset, padding_mask=np.ones((B, S), bool))
     given = case.module.apply({"params": case.params}, case.x, case.y, mask, method=attend)
     plain = AttentionMask(explicit=np.tril(np.ones((B, T, S), bool), offset))
