@@ -26,6 +26,7 @@ def read_mean(states: Sequence[epath.Path], tree: str, shardings: Shardings | No
     Arrays are numpy's, or lie where `shardings` says, and each process reads its parts. Pieces are
     added up in float64. Raises `CheckpointError` for a state that lacks the field or is damaged.
     """
+    structure: Any
     leaves, structure = jax.tree.flatten(stored_arrays(states[0], tree))
     places: Iterable[Any] = [None] * len(leaves)
     if shardings is not None:
@@ -72,7 +73,11 @@ def _mean(arrays: Sequence[ts.TensorStore], place: jax.sharding.Sharding | None)
     shape = tuple(arrays[0].shape)
     if place is None:
         return _mean_of_part(arrays, tuple(map(slice, shape)))
-    placed = jax.make_array_from_callback(shape, place, lambda part: _mean_of_part(arrays, part))
+
+    def read(part: Any) -> np.ndarray:
+        return _mean_of_part(arrays, part)
+
+    placed = jax.make_array_from_callback(shape, place, read)
     return jax.block_until_ready(placed)  # the host's copy goes before the next array is read
 
 

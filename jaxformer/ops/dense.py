@@ -79,10 +79,9 @@ def matmul(
     x: Num[Array, "*B R I"], matrix: Num[Array, "*B I O"], **options: Any
 ) -> Num[Array, "*B R O"]:
     """`jnp.matmul(x, matrix, **options)`; on a TPU `padded_matmul` where there are few rows."""
-    multiply = partial(jnp.matmul, **options)
     if x.shape[-2] >= TPU_ROWS:
-        return multiply(x, matrix)
-    padded = partial(padded_matmul, **options)
+        return jnp.matmul(x, matrix, **options)
+    multiply, padded = partial(jnp.matmul, **options), partial(padded_matmul, **options)
     return jax.lax.platform_dependent(x, matrix, tpu=padded, default=multiply)
 
 

@@ -165,7 +165,7 @@ def fill_rows(batch: _B, count: int) -> _B:
     return batch
 
 
-def pad_rows(leaf: np.ndarray, count: int) -> np.ndarray:
+def pad_rows(leaf: Any, count: int) -> np.ndarray:
     """`leaf` with rows of zeros at its end, so that it has `count`."""
     return np.pad(leaf, [(0, count - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)])
 
