@@ -27,7 +27,8 @@ LAYERS = {
     "pretrained": 7,
     "pipelines": 8,
 }
-REQUIRED = {"jax", "flax", "optax", "orbax", "etils", "numpy", "jaxtyping"}  # etils is of orbax
+OF_ORBAX = {"etils", "tensorstore"}
+REQUIRED = {"jax", "flax", "optax", "orbax", "numpy", "jaxtyping", *OF_ORBAX}
 REQUIRED_BY_TEXT = {"numpy", "jaxtyping"}
 NEVER_IMPORTED = {"experiments", "tests", "torch", "transformers"}
 
