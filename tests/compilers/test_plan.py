@@ -68,6 +68,7 @@ def test_the_programs_of_a_run_of_bert_base_fit_with_flash_attention(tpu_devices
     words = """
         --experiment language_modelling --preset bert_base --compiler tpu --target v5e:2x2
         --strategy replicated --model.num_encoder_layers 1 --model.vocab_size 3001
+        --data.batch_size 8 --training.grad_accumulation 1
     """
     presets = plan.presets_of("language_modelling")
     assert cli.run(lambda: plan.main(cli.parse(presets, words.split()))) == 0

@@ -13,7 +13,7 @@ log(2), because a TPU has an instruction for 2^x.
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,60 +32,16 @@ from jaxformer.ops.attention.spec import (
     on_mesh,
     value_size_reasons,
 )
+from jaxformer.ops.attention.tpu_blocks import LANES, Plan
 from jaxformer.ops.attention.tpu_splash import block_size, segment_ids, tpu_splash
 from jaxformer.ops.dropout import keep_elements
 from jaxformer.ops.masks import MASKED_LOGIT
 
-LANES, SUBLANES = 128, 8
+SUBLANES = 8
 _MOST_QUERIES = 4096  # the gradient of a head's queries stays on the chip, in float32
 _PADDED_FROM = 512  # at most a fifth of a longer one is padding
 _ROWS = ((1,), (1,))  # the last axes of both operands are summed
 _COLUMNS = ((0,), (0,))  # the first axes
-
-
-class Plan(NamedTuple):
-    """Static arguments; T, S, N and H are those of one device."""
-
-    queries: int
-    keys: int
-    heads: int
-    head_dim: int
-    block_q: int
-    block_k: int
-    causal: bool
-    offset: int
-    scale: float
-    dropout: float
-    interpret: bool
-
-    @property
-    def width(self) -> int:
-        """The lanes of a block."""
-        return max(self.head_dim, LANES)
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """The numbers of groups of heads, of blocks of queries and of blocks of keys."""
-        groups = self.heads * self.head_dim // self.width
-        return groups, self.queries // self.block_q, self.keys // self.block_k
-
-    def sees(self, i: Any, j: Any) -> Any:
-        """Whether a query of block `i` may see a key of block `j`, by their positions."""
-        last = self.offset + (i + 1) * self.block_q - 1
-        return j * self.block_k <= last if self.causal else True
-
-    def last_key_block(self, i: Any) -> Any:
-        """The last block of keys that block `i` of queries sees; 0 if it sees none."""
-        last = self.grid[2] - 1
-        if not self.causal:
-            return last
-        return jnp.clip((self.offset + (i + 1) * self.block_q - 1) // self.block_k, 0, last)
-
-    def first_query_block(self, j: Any) -> Any:
-        """The first block of queries that sees block `j` of keys, or the last block."""
-        if not self.causal:
-            return 0
-        return jnp.clip((j * self.block_k - self.offset) // self.block_q, 0, self.grid[1] - 1)
 
 
 def _forward(plan: Plan, q: Any, k: Any, v: Any, segments: Any, words: Any) -> tuple[Array, Array]:
