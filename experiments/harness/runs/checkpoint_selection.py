@@ -106,7 +106,8 @@ def choose(
     parameters.
     """
     last = _last(checkpoints, training)
-    best = checkpoints.best_step()
+    # Only the first process notes a validation: another one may not see that of the last step yet.
+    best = int(distributed.agreed(checkpoints.best_step() or 0)) or None
     candidates = [last] if best is None or last == [best] else [last, [best]]
     chosen: Chosen | None = None
     for steps in candidates:
