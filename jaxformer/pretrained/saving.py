@@ -86,7 +86,8 @@ def save_pretrained(
     _refuse_own_parts(model)
     check_params(model, params)
     chosen, spec, hf = _choose(family, spec)
-    shapes = param_shapes(make_model(spec, reference))
+    unstacked = spec._replace(config=replace(spec.config, scan_layers=False))
+    shapes = param_shapes(make_model(unstacked, reference))
     leaves: dict[str, Any] = flatten_dict(
         unstack_blocks(jax.tree.map(_Leaf, dict(params))), sep="/"
     )
