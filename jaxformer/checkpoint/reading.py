@@ -85,7 +85,7 @@ def _mean_of_part(arrays: Sequence[ts.TensorStore], part: tuple[slice, ...]) -> 
     """The mean of `arrays` at the indices of `part`, computed piece by piece as they are stored."""
     first = arrays[0]
     starts, spans = [], []
-    pieces: Any = first.chunk_layout.read_chunk.shape
+    pieces: Any = first.chunk_layout.read_chunk.shape or ()  # None of a scalar
     for of_axis, size, piece in zip(part, first.shape, pieces, strict=True):
         start, stop, _ = of_axis.indices(size)
         starts.append(start)
