@@ -35,7 +35,7 @@ class Pace:
         self.recent: deque[float] = deque(maxlen=_RECENT)
         self._clock = clock
         self._causes: defaultdict[str, float] = defaultdict(float)  # seconds since the last step
-        self._said = dict.fromkeys(("step", "host"), -float("inf"))
+        self._said: dict[str, float] = {"step": -float("inf"), "host": -float("inf")}
 
     @contextmanager
     def doing(self, cause: str) -> Iterator[None]:
