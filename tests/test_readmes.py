@@ -387,9 +387,9 @@ def test_hosts_are_lost_and_the_same_command_goes_on_also_with_fewer_hosts(place
     first, *others = ended(*start(command, place, devices=4, processes=4))
     assert first.code == 0, first
     assert json.loads(first.out.splitlines()[-1])["chrf"] == scores(place, "runs")["chrf"]
-    said = [line for process in others for line in process.out.splitlines()]
     assert [process.code for process in others] == [0] * 3, others
-    assert all(line.startswith("[Gloo]") for line in said), said  # they print nothing of their own
+    for process in others:  # they print nothing of their own; Gloo's threads mix up their lines
+        assert not re.search("chrf|bleu|error", process.out), process.out
     assert scores(place, "runs") == scores(place, "whole")
     texts = [(run_of(place, runs) / "samples" / "validation.tsv") for runs in ("runs", "whole")]
     assert texts[0].read_text() == texts[1].read_text()

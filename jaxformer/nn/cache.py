@@ -125,11 +125,10 @@ class Cache(struct.PyTreeNode):
     def mask(self) -> AttentionMask:
         """The mask [B*W, T, L] of the next T tokens: causal, without the padding before."""
         if self.left_padding is None:
-            return AttentionMask(causal=True, offset=self.length)
+            return AttentionMask(causal=True, offset=self.length, from_cache=True)
         real = jnp.arange(self.max_length)[None] >= self.left_padding[:, None]
-        return AttentionMask(
-            causal=True, offset=self.length, padding_mask=real.repeat(self.num_beams, axis=0)
-        )
+        real = real.repeat(self.num_beams, axis=0)
+        return AttentionMask(causal=True, offset=self.length, padding_mask=real, from_cache=True)
 
     def mask_of_beams(self, mask: AttentionMask, count: int) -> AttentionMask:
         """`mask` [B*W, T, L] of T = `count` tokens as that [B, W*T, L*slots] of folded queries."""
@@ -143,7 +142,7 @@ class Cache(struct.PyTreeNode):
             dense = jnp.broadcast_to(dense, (batch * beams, 1, count, length))
             allowed = allowed & dense.reshape(batch, beams, count, length, 1)
         explicit = allowed.reshape(batch, beams * count, -1)
-        return AttentionMask(offset=mask.offset, explicit=explicit)
+        return AttentionMask(offset=mask.offset, explicit=explicit, from_cache=True)
 
     def bias_of_beams(self, bias: Float[Array, "1 N T L"] | None) -> Float[Array, "1 N Q S"] | None:
         """`bias` for the Q = W*T folded queries on the S = L*slots keys."""

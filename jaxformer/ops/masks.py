@@ -36,7 +36,9 @@ class AttentionMask:
     Python int stays known while tracing. `window`: with `causal`, only the last `window` keys.
     `padding_mask` [B, S]: True at real tokens. `query_segments` [B, T] and `key_segments` [B, S]:
     a query sees only keys of its own segment. `explicit` [B, T, S]: True where a query may see a
-    key, for whatever the other attributes cannot express.
+    key, for whatever the other attributes cannot express. `from_cache`: the keys are those of a
+    cache, so what an attention function for one kind of device does not support is left to
+    `reference`.
 
         causal, T=3, S=3   causal, offset=2, T=2, S=4   padding_mask=[1 1 0]   segments 1 1 2
             1 0 0                  1 1 1 0                   1 1 0                  1 1 0
@@ -60,6 +62,7 @@ class AttentionMask:
     query_segments: AnyArray | None = None
     key_segments: AnyArray | None = None
     explicit: AnyArray | None = None
+    from_cache: bool = False
 
     def __post_init__(self) -> None:
         if (self.query_segments is None) != (self.key_segments is None):
@@ -75,21 +78,22 @@ class AttentionMask:
 
     def tree_flatten_with_keys(
         self,
-    ) -> tuple[list[tuple[Any, Any]], tuple[bool, int | None, int | None]]:
+    ) -> tuple[list[tuple[Any, Any]], tuple[bool, int | None, int | None, bool]]:
         """The arrays with their names, and what is known while tracing."""
         static = self.offset if isinstance(self.offset, int) else None
         arrays = {"offset": self.offset if static is None else None}
         arrays |= {name: getattr(self, name) for name in _ARRAYS}
         children = [(jax.tree_util.GetAttrKey(name), x) for name, x in arrays.items()]
-        return children, (self.causal, self.window, static)
+        return children, (self.causal, self.window, static, self.from_cache)
 
     @classmethod
     def tree_unflatten(
-        cls, static: tuple[bool, int | None, int | None], arrays: Any
+        cls, static: tuple[bool, int | None, int | None, bool], arrays: Any
     ) -> "AttentionMask":
         """The mask that was flattened."""
-        causal, window, offset = static
-        return cls(causal, window, arrays[0] if offset is None else offset, *arrays[1:])
+        causal, window, offset, from_cache = static
+        offset = arrays[0] if offset is None else offset
+        return cls(causal, window, offset, *arrays[1:], from_cache=from_cache)
 
     def __and__(self, other: "AttentionMask") -> "AttentionMask":
         """The mask that allows what both allow.
@@ -123,6 +127,7 @@ class AttentionMask:
             offset=self.offset if self.causal else other.offset,
             padding_mask=_both(self.padding_mask, other.padding_mask),
             explicit=_both(self.explicit, other.explicit),
+            from_cache=self.from_cache or other.from_cache,
             **segments,
         )
 

@@ -148,6 +148,6 @@ def test_a_language_preset_begins_with_the_losses_recorded(name, random_params):
     assert found == pytest.approx(LANGUAGE[name], rel=1e-4)
 
 
-def test_an_address_is_no_folder_for_runs():
-    with pytest.raises(ConfigError, match="runs='gs://bucket' is an address: give a folder"):
-        replace(LANGUAGE_PRESETS["python_stdlib"], runs="gs://bucket")
+def test_an_address_of_no_bucket_is_refused_for_runs():
+    with pytest.raises(ConfigError, match="give a folder, gs://bucket/path or s3://bucket/path"):
+        replace(LANGUAGE_PRESETS["python_stdlib"], runs="ftp://host/folder")

@@ -92,7 +92,7 @@ class AttentionSpec:
     T = `queries`, S = `keys`, N = `heads`, K = `kv_heads`, H = `key_size`, Hv = `value_size`.
     `offset` is None if it is known only at run time. `padding_mask`, `segments`, `explicit` and
     `bias` say whether the call has one; `dropout` is the rate on the weights, `softcap` the bound
-    of the logits.
+    of the logits, `from_cache` whether the keys are those of a cache.
 
     >>> sizes = {"heads": 4, "kv_heads": 2, "key_size": 16, "value_size": 16}
     >>> print(AttentionSpec(batch=2, queries=8, keys=8, dtype="float32", causal=True, **sizes))
@@ -116,6 +116,7 @@ class AttentionSpec:
     bias: bool = False
     dropout: float = 0.0
     softcap: float | None = None
+    from_cache: bool = False
 
     @classmethod
     def create(
@@ -149,6 +150,7 @@ class AttentionSpec:
             bias=bias is not None,
             dropout=0.0 if dropout is None or dropout.dropout_rng is None else dropout.rate,
             softcap=softcap,
+            from_cache=mask.from_cache,
         )
 
     @property
@@ -264,7 +266,8 @@ class DeviceFunction:
         spec = AttentionSpec.create(q, k, v, mask, bias, dropout, softcap)
         device = self.device if interpret else DeviceInfo.current()
         reasons = self.unsupported_reasons(spec, device)
-        if reasons and (spec.cached or spec.queries < self.least_queries):
+        is_decoding = spec.from_cache or spec.cached
+        if reasons and (is_decoding or spec.queries < self.least_queries):
             return reference(
                 q, k, v, mask, scale=scale, bias=bias, dropout=dropout, softcap=softcap
             )
