@@ -93,7 +93,8 @@ class AttentionMask:
         """The mask that was flattened."""
         causal, window, offset, from_cache = static
         offset = arrays[0] if offset is None else offset
-        return cls(causal, window, offset, *arrays[1:], from_cache)
+        named = dict(zip(_ARRAYS, arrays[1:], strict=True))
+        return cls(causal, window, offset, **named, from_cache=from_cache)
 
     def __and__(self, other: "AttentionMask") -> "AttentionMask":
         """The mask that allows what both allow.
