@@ -51,7 +51,7 @@ def damaged(folder: Path, tries: int) -> Count:
 
 def _damaged(folder: Path, tries: int) -> Count:
     trainings.load_libraries()
-    args = trainings.settings(folder)
+    args = trainings.settings(folder) | {"--runs": folder / "runs"}
     run, config = mutations.prepared(args), mutations.parsed(args)
     states.make_folder(run / "checkpoints", STEPS)
     checkpoint_selection.note(run, [STEPS[0]], "params", validation_bleu=7.3)

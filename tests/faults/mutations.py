@@ -115,7 +115,7 @@ def _refused(folder: Path, other: TrainState) -> str:
 
 
 def _settings(folder: Path) -> Count:
-    args = trainings.settings(folder)
+    args = trainings.settings(folder) | {"--runs": folder / "runs"}
     run = prepared(args)
     fault_states.make_folder(run / "checkpoints", (5,))
     outcomes = []

@@ -30,7 +30,7 @@ def explained(silent: Callable[[float], list[int]]) -> Iterator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # on CPUs a step itself raises
         if not any(word in str(error) for word in _LOST_PROCESS):
             raise
         time.sleep(2 * _EVERY)
