@@ -364,7 +364,9 @@ def test_hosts_are_lost_and_the_same_command_goes_on_also_with_fewer_hosts(place
     assert lost.pop(2).code == -signal.SIGKILL and time.monotonic() - moment < 75
     for survivor in lost:
         assert survivor.code in (1, -signal.SIGABRT), survivor
-        assert "another process has died" in survivor.err or "another task died" in survivor.err
+        # Gloo, with which CPUs communicate, sometimes ends a process before it can say more.
+        reasons = "another process has died|another task died|gloo::EnforceNotMet"
+        assert re.search(reasons, survivor.err), survivor
     four = start(CLUSTER, place, devices=4, processes=4, added=added)
     wait_for(10, place, four)
     for process in four:
