@@ -31,8 +31,9 @@ from experiments.sweep import presets_of as sweep_presets
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.presets import PRESETS
 from jaxformer.text.tokenizers import train_bpe
-from tests.experiments.test_distributed import ended, free_port, lines
+from tests.experiments.test_distributed import ended, lines
 from tests.experiments.tiny_runs import WORDS
+from tests.two_processes import free_port
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -60,10 +59,3 @@ def injected(scheme: str, **changes: object) -> Iterator[None]:
         yield
     finally:
         inject(scheme, **{name: type(value)() for name, value in changes.items()})
-
-
-@contextmanager
-def free_port() -> Iterator[int]:
-    """A port of the loopback address that is free when the block ends."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]

@@ -1,11 +1,6 @@
 """Checkpoints in buckets keep the promises of those in a folder."""
 
-import os
-import subprocess
-import sys
-import textwrap
 import warnings
-from pathlib import Path
 
 import jax
 import pytest
@@ -14,12 +9,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxformer.checkpoint import Checkpoints, manifest, storage
 from jaxformer.errors import CheckpointError
-from tests import buckets
+from tests import buckets, two_processes
 from tests.faults import states
 
 pytestmark = pytest.mark.long
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -204,27 +197,7 @@ def test_a_bucket_that_does_not_exist_is_refused_with_its_name(object_storage, s
         states.save(checkpoints, 2)
 
 
-TWO_PROCESSES = """
-    import sys
-    import jax, jax.numpy as jnp, numpy as np
-    from jax.sharding import AxisType, NamedSharding, PartitionSpec
-    from jaxformer.checkpoint import Checkpoints
-
-    folder, address, index = sys.argv[1:]
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(address, 2, int(index))
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
-    spread = NamedSharding(mesh, PartitionSpec("data"))
-
-    def state(step):
-        fill = lambda: {"params": {"w": jnp.arange(24.0).reshape(8, 3) + step}}
-        return jax.jit(fill, out_shardings=spread)()
-
-    def check(given, step):
-        for mine, right in zip(given.addressable_shards,
-                               state(step)["params"]["w"].addressable_shards):
-            assert np.array_equal(mine.data, right.data)
-
+IN_TWO_PROCESSES = """
     with Checkpoints(folder, keep=2) as checkpoints:
         for step in (2, 3, 5):
             checkpoints.save(step, state(step), {"step": step}, -step)
@@ -238,18 +211,6 @@ TWO_PROCESSES = """
 
 
 def test_two_processes_save_restore_and_average_alike_in_a_bucket(bucket_url):
-    with buckets.free_port() as port:
-        address = f"127.0.0.1:{port}"
-    flags = "--xla_force_host_platform_device_count=2"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    code, pipes = textwrap.dedent(TWO_PROCESSES), {"text": True, "stdout": -1, "stderr": -1}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, bucket_url, address, index], env=environment, **pipes
-        )
-        for index in "01"
-    ]
-    done = [(process.communicate(timeout=120), process.returncode) for process in processes]
-    for (out, error), code in done:
+    for code, out, error in two_processes.run(IN_TWO_PROCESSES, bucket_url):
         assert (code, out.splitlines()[-1:]) == (0, ["3 5 {'step': 5, 'loss': 0.5}"]), error
     assert names(bucket_url) == {"3", "5"}

@@ -4,7 +4,6 @@ import os
 import pickle
 import re
 import resource
-import socket
 import subprocess
 import sys
 import textwrap
@@ -24,6 +23,7 @@ from jax.experimental import multihost_utils
 
 from jaxformer.checkpoint import Checkpoints, manifest, storage
 from jaxformer.errors import CheckpointError, ConfigError, MissingExtra
+from tests import two_processes
 
 
 @flax.struct.dataclass
@@ -647,31 +647,14 @@ def test_a_donated_state_is_saved_as_it_was_when_save_returned(checkpoints):
         assert all(np.all(leaf == step) for leaf in params.values())
 
 
-TWO_PROCESSES = """
-    import sys, warnings
-    import jax, jax.numpy as jnp, numpy as np
-    from jax.sharding import AxisType, NamedSharding, PartitionSpec
-    from jaxformer.checkpoint import Checkpoints
-
-    folder, address, index = sys.argv[1:]
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(address, 2, int(index))
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
-    spread = NamedSharding(mesh, PartitionSpec("data"))
-
-    def state(step):
-        fill = lambda: {"params": {"w": jnp.arange(24.0).reshape(8, 3) + step}}
-        return jax.jit(fill, out_shardings=spread)()
-
+IN_TWO_PROCESSES = """
     warnings.simplefilter("ignore")
     with Checkpoints(folder, keep=2) as checkpoints:
         found = 0
         if checkpoints.steps():
             restored, metadata = checkpoints.restore(state(0))
             found = metadata["step"]
-            for mine, right in zip(*(s["params"]["w"].addressable_shards
-                                     for s in (restored, state(found)))):
-                assert np.array_equal(mine.data, right.data)
+            check(restored["params"]["w"], found)
         for step in range(found + 1, found + 4):
             checkpoints.save(step, state(step), {"step": step})
         checkpoints.wait()
@@ -680,20 +663,9 @@ TWO_PROCESSES = """
 
 
 def run_two_processes(folder):
-    """The exit code and the last line of each of two processes with two devices."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    flags = "--xla_force_host_platform_device_count=2"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    code, pipes = textwrap.dedent(TWO_PROCESSES), {"text": True, "stdout": -1, "stderr": -1}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(folder), address, index], env=environment, **pipes
-        )
-        for index in "01"
-    ]
-    done = [(process.communicate(timeout=120), process.returncode) for process in processes]
-    return [(code, out.split("\n")[-2:][0] if code == 0 else err) for (out, err), code in done]
+    """The exit code and the last line of each, or the errors of one that failed."""
+    ended = two_processes.run(IN_TWO_PROCESSES, folder)
+    return [(code, out.split("\n")[-2:][0] if code == 0 else err) for code, out, err in ended]
 
 
 @pytest.mark.long

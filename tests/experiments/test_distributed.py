@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from experiments.harness.runs import distributed, lost_process
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.errors import ConfigError
 from tests.experiments.test_training_config import LANGUAGE, ROOT, TRANSLATION
+from tests.two_processes import free_port
 
 MESH = "--strategy sharded --mesh data=2,tensor=2"
 LONG = "--optimizer.total_steps 211 --training.evaluate_every 0 --training.save_every 0"
@@ -78,12 +78,6 @@ def begin_job(folder: Path, words: str, *of_each: str) -> list[subprocess.Popen]
     words = f"{words} --distributed"
     places = [job | {"SLURM_PROCID": f"{i}", "SLURM_LOCALID": f"{i}"} for i in range(2)]
     return [begin(folder, f"{words} {of_each[i]}", 2, places[i]) for i in range(2)]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def ended(*processes: subprocess.Popen) -> list[Ended]:

@@ -35,8 +35,8 @@ from experiments.translation import evaluate, export, finetune, load_run, train,
 from experiments.translation.presets import PRESETS, Files, TranslationConfig
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss
-from tests.experiments.test_distributed import free_port
 from tests.experiments.tiny_runs import WORDS, changed, language_config, translation_config
+from tests.two_processes import free_port
 
 ROOT = Path(__file__).parents[2]
 LAYOUTS = {
