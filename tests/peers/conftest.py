@@ -12,3 +12,9 @@ def transformers(torch: Any) -> Any:
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
     return library
+
+
+@pytest.fixture(autouse=True)
+def seeded(torch: Any) -> None:
+    """What a test does not draw itself (PyTorch's first weights) is the same in each run."""
+    torch.manual_seed(0)
