@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 
-from jaxformer.checkpoint import manifest, storage
+from jaxformer import storage
+from jaxformer.checkpoint import manifest, orbax_in_buckets
 from jaxformer.checkpoint.lock import Lock, lock
 from jaxformer.checkpoint.reading import PIECE, Shardings, read_mean, reading, stored_arrays
 from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first
@@ -55,7 +55,9 @@ class Checkpoints:
         for name, number in (("keep", keep), ("patience", patience)):
             if number < 1:
                 raise CheckpointError(f"{name}={number}, but it must be at least 1")
-        self.folder: epath.Path = storage.as_path(folder)
+        self.folder = storage.to_path(folder).absolute()
+        if storage.is_in_bucket(self.folder):
+            orbax_in_buckets.use_s3()
         self._keep, self._patience, self._failed = keep, patience, 0
         self._steps = StepFolders(self.folder)
         self._lock: Lock | None = None
@@ -97,7 +99,7 @@ class Checkpoints:
         with self._with_patience(), self._writing():
             assert self._writer is not None and self._thread is not None
             items = ocp.args.Composite(state=stored)
-            self._writer.save(self._steps.path(step), args=items, force=True)
+            self._writer.save(str(self._steps.path(step)), args=items, force=True)
             self._committing = self._thread.submit(self._finish, step, leaves, plain, metric)
 
     def annotate(self, step: int, metadata: dict[str, Any], metric: float | None = None) -> None:
@@ -192,7 +194,7 @@ class Checkpoints:
             target, restore_args=jax.tree.map(_restore_args, target), partial_restore=False
         )
         with reading(path):
-            state = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path, args=request)
+            state = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(str(path), args=request)
         return jax.tree.map(_as_given, abstract_state, state), saved.metadata
 
     def param_shapes(self, step: int | None = None, *, tree: str = "params") -> Any:
@@ -246,7 +248,7 @@ class Checkpoints:
         except BaseException:
             self._release()
             raise
-        self._writer = storage.make_writer(self.folder)
+        self._writer = orbax_in_buckets.make_writer(self.folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
     def _recover(self) -> None:
@@ -254,7 +256,7 @@ class Checkpoints:
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()  # otherwise the next save would raise this failure again
-        self._writer = storage.make_writer(self.folder)
+        self._writer = orbax_in_buckets.make_writer(self.folder)
         if jax.process_index() == 0:
             self._steps.clear()
 

@@ -21,7 +21,8 @@ import optax
 import pytest
 from jax.experimental import multihost_utils
 
-from jaxformer.checkpoint import Checkpoints, manifest, storage
+from jaxformer import storage
+from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.errors import CheckpointError, ConfigError, MissingExtra
 from tests import two_processes
 
