@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
 from typing import Any
 
@@ -147,9 +147,13 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # The error that ends the block is raised; a failure to close may be its consequence.
-        with suppress(Exception) if kind is not None else nullcontext():
+        if kind is None:
             self.close()
+            return
+        # The error that ends the block is raised; a failure to close may be its consequence. Other
+        # processes may still be in a step: nothing is agreed with them.
+        with suppress(Exception):
+            self._release()
 
     def steps(self) -> list[int]:
         """The committed steps whose files have the right lengths, ascending."""
@@ -267,7 +271,7 @@ class Checkpoints:
                     ending.callback(resource.close)
             if self._thread is not None:
                 ending.callback(self._thread.shutdown)
-        self._writer = self._lock = self._thread = None
+        self._writer = self._lock = self._thread = self._committing = None
 
     def _finish(
         self, step: int, leaves: dict[str, str], metadata: dict[str, Any], metric: float | None
