@@ -91,6 +91,17 @@ def assert_processes_agree(values: Mapping[str, Any]) -> None:
         )
 
 
+def agreed(number: float) -> float:
+    """The `number` of the first process, in every process."""
+    if jax.process_count() == 1:
+        return number
+    words = np.frombuffer(np.float64(number).tobytes(), np.uint32)
+    try:
+        return float(multihost_utils.broadcast_one_to_all(words).view(np.float64)[0])
+    except ValueError as error:  # `jax.jit` raises it when another process is gone
+        raise jax.errors.JaxRuntimeError(str(error)) from error
+
+
 def to_numpy(leaf: Any) -> np.ndarray:
     """The whole array in numpy on every process; a PRNG key as its key data."""
     if jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key):
