@@ -101,8 +101,9 @@ def _load(
 ) -> Loaded:
     source = locate(folder)
     hf = read_json(source / "config.json")
-    tensors = Tensors(source)
     try:
+        families.find(hf)  # an unsupported family is said before its files are
+        tensors = Tensors(source)
         family, spec, names = _read_spec(hf, tensors, dtype)
         model = make_model(spec, attention_fn)
         params = read_params(family.weight_map(spec, hf), model, tensors, names)
