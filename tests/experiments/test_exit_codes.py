@@ -1,4 +1,4 @@
-"""The exit codes that experiments/README.md promises, each from a command in a process of its own.
+"""The exit codes that guides/reliability.md promises, each from a command in its own process.
 
 130 and 143 are those of a training that is stopped by a signal: see test_distributed.py.
 """
