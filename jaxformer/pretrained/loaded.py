@@ -32,7 +32,7 @@ class Loaded(NamedTuple):
     >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
     >>> loaded = jf.Loaded(model, params, tokenizer, settings=(jf.SamplingConfig(top_k=5),))
     >>> loaded
-    Loaded(DecoderOnly of 4,584 parameters, a tokenizer of 264 ids)
+    Loaded(DecoderOnly of 2,644 parameters, a tokenizer of 264 ids)
     """
 
     model: Any
