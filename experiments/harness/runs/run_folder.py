@@ -106,7 +106,10 @@ def load_config(folder: str | Path, kind: type[T]) -> T:
     try:
         return config_files.build(kind, config_files.read_object(path))
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(
+            f"{path}: {error}. If another version of jaxformer wrote it, use that one (env.json "
+            "has its git_commit), or train again"
+        ) from error
 
 
 def refuse_differences(
