@@ -50,8 +50,6 @@ def initialize(
             f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}: "
             "give all three, or none of them on a cluster"
         )
-    # On CPUs two programs at once would mix up their messages to other processes.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         jax.distributed.initialize(
             coordinator,
