@@ -176,9 +176,11 @@ def _explained(error: Exception, path: BucketPath, use: str) -> OSError:
     advice = "check the network, or try again later"
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, FileNotFoundError):
+        bucket = path.parts[2]
         if use != "written":
-            return FileNotFoundError(errno.ENOENT, "No such file or bucket", str(path))
-        advice = f"create the bucket {path.parts[2]!r}, or correct its name"
+            absent = f"No such file, or no bucket {bucket!r}: correct the name"
+            return FileNotFoundError(errno.ENOENT, absent, str(path))
+        advice = f"create the bucket {bucket!r}, or correct its name"
     elif any(word in f"{type(error).__name__} {reason}".lower() for word in _REFUSALS):
         advice = f"use credentials that allow it to be {use}"
     return OSError(errno.EIO, f"cannot be {use} ({reason}): {advice}", str(path))

@@ -50,6 +50,8 @@ def initialize(
             f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}: "
             "give all three, or none of them on a cluster"
         )
+    # XLA keeps apart programs that communicate, but not those of a process with one CPU.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         jax.distributed.initialize(
             coordinator,

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, MissingExtra, shorten
 from jaxformer.pretrained.weight_map import Shape
-from jaxformer.storage import to_local_path, to_path
+from jaxformer.storage import to_path
 
 _CHUNK = 2**16
 _TYPES = {"F16": np.float16, "BF16": jnp.bfloat16, "F32": np.float32}
@@ -74,7 +74,6 @@ class Tensors:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder = to_local_path(folder)
         self.shapes: dict[str, Shape] = {}
         self._tensors: dict[str, _Stored] = {}
         if (folder / _WHOLE).exists():

@@ -29,7 +29,7 @@ from jaxformer.pretrained.hf_folder import Tensors, locate, read_json
 from jaxformer.pretrained.loaded import Loaded, Setting, run_settings
 from jaxformer.pretrained.model_specs import ModelSpec, check_params, make_model, param_shapes
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
-from jaxformer.storage import to_path
+from jaxformer.storage import to_local_path, to_path
 from jaxformer.text import tokenizers
 
 # The tokenizers of a run.
@@ -89,7 +89,7 @@ def _load(
     dtype: Literal["float32", "bfloat16"],
     read_params: Callable[[WeightMap, nn.Module, Tensors, dict[str, str]], dict[str, Any]],
 ) -> Loaded:
-    source = locate(folder)
+    source = to_local_path(locate(folder))
     hf = read_json(source / "config.json")
     try:
         families.find(hf)  # an unsupported family is said before its files are
