@@ -12,16 +12,16 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files, storage
+from experiments.harness.cli import config_files
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.groups import (
     expand,
     experiment_of,
+    seconds_of,
     seed_of,
     settings_of,
     shared_settings,
@@ -264,18 +264,9 @@ def _origin(folder: Path) -> dict[str, Any]:
         "commit": f"{commit}, changed" if commit and environment.get("git_changed") else commit,
         "versions": {name: environment[name] for name in _VERSIONS if name in environment},
         "device": f"{devices}, {environment.get('cpus', '?')} CPU cores",
-        "seconds": _seconds(folder, environment),
+        "seconds": seconds_of(environment),
         "date": environment.get("time", "")[:10] or None,
     }
-
-
-def _seconds(folder: Path, environment: dict[str, Any]) -> float | None:
-    """The time of a training and its scores; None where a start does not say how long it was."""
-    earlier = [start.get("seconds") for start in environment.get("earlier", [])]
-    if None in earlier or "time" not in environment:
-        return None
-    started = datetime.fromisoformat(environment["time"]).timestamp()
-    return float(round(sum(earlier) + storage.modified(folder / "scores.json") - started))
 
 
 def _curve(lines: list[dict[str, float]]) -> dict[str, list[list[float]]]:
