@@ -40,7 +40,8 @@ README = ROOT / "README.md"
 TRANSLATION = ROOT / "experiments" / "translation" / "README.md"
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (README, *sorted((ROOT / "experiments").rglob("README.md")))
+    for path in (README, *sorted((ROOT / "experiments").rglob("*.md")))
+    if path.name != "model_card.md"  # a template
 }
 COMMAND = r"""python -m experiments\.([a-z_]+(?:\.[a-z_]+)*)((?:"[^"\n]*"|[^"\n`<>|])*)"""
 COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMMAND, text)})
@@ -54,7 +55,7 @@ SEVERAL = [
 ]
 """The commands for several devices or machines."""
 CLUSTER = next(line for line in SEVERAL if "--distributed" in line)
-PLACED = re.search(r"`(--coordinator [^`]*)`", PAGES["experiments/README.md"])[1]
+PLACED = re.search(r"`(--coordinator [^`]*)`", PAGES["experiments/guides/clusters.md"])[1]
 STEPS = """
     --training.log_every 1 --training.save_every 5 --training.evaluate_every 0
     --optimizer.warmup_steps 1 --optimizer.total_steps
@@ -116,6 +117,12 @@ def prose(text: str) -> str:
     return re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
+def slugs(text: str) -> set[str]:
+    """The anchors of the titles of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def rows(text: str, header: str) -> dict[str, list[str]]:
     """The rows of the table whose first header is `header`: first cell -> the other cells."""
     table = re.search(rf"^\| {header} \|.*\n\|[-:| ]+\n((?:\|.*\n)+)", text, re.MULTILINE)
@@ -150,11 +157,11 @@ def test_the_layers_of_the_readme_are_the_folders_of_the_package():
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_readme_names_or_links_exists(page):
     text = prose(PAGES[page])
-    titles = re.findall(r"^#+ (.*)$", PAGES[page], re.MULTILINE)
-    slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
-    absent = [link for link in re.findall(r"\]\(#([^)]+)\)", text) if link not in slugs]
-    links = re.findall(r"\]\(([^)#:]+)\)", text)
-    absent += [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+    absent = []
+    for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^):]+))?\)", text):
+        path = (ROOT / page).parent.joinpath(link) if link else ROOT / page
+        if not path.exists() or (anchor and anchor not in slugs(path.read_text("utf-8"))):
+            absent.append(f"{link}#{anchor}")
     names = re.findall(r"`((?:jaxformer|experiments|tests)/[^`\s]*)`", text)
     absent += [name for name in names if not (ROOT / name).exists()]
     tests = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files, storage
+from experiments.harness.cli import config_files
 from experiments.harness.results import statistics, tables
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.charts import Chart, Range, chart, quantity, ranges, shown
@@ -34,7 +34,7 @@ from experiments.harness.results.groups import (
 from experiments.harness.results.plots import Curves, logged_curves
 from experiments.harness.results.tables import Table
 from experiments.harness.runs.run_folder import Run
-from jaxformer import optional_dependencies
+from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained
 

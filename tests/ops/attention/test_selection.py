@@ -227,7 +227,7 @@ def test_a_function_made_for_the_device_comes_before_the_general_ones(spec, devi
 
 def test_the_readme_shows_the_explanation_of_a_selection():
     spec = replace(SPEC, batch=8, queries=1024, keys=1024, kv_heads=12, segments=True)
-    readme = Path(__file__).parents[3] / "experiments" / "README.md"
+    readme = Path(__file__).parents[3] / "experiments" / "guides" / "devices.md"
     shown = str(select(spec, DeviceInfo("gpu", "NVIDIA H200", (9, 0))))
     assert f"```text\n{shown}\n```" in readme.read_text(encoding="utf-8")
 
