@@ -1,6 +1,15 @@
 """Commands that train, measure and show models: `python -m experiments.EXPERIMENT.COMMAND`."""
 
+import importlib.util
 import sys
 
-if sys.argv[:1] == ["-m"] and sys.stderr.isatty():  # a command is being loaded, which takes seconds
-    print("loading JAX ...", file=sys.stderr, flush=True)
+if sys.argv[:1] == ["-m"]:  # a command is being loaded, which takes seconds
+    if sys.version_info < (3, 11):  # noqa: UP036 - a checkout runs without being installed
+        sys.exit(f"error: Python is {sys.version.split()[0]}, but must be 3.11 or later")
+    if importlib.util.find_spec("jax") is None:
+        sys.exit(
+            f"error: {sys.executable} has no jax: run `pip install -e '.[experiments]'` in the "
+            "checkout, or use the python of the environment that has it (.venv/bin/python)"
+        )
+    if sys.stderr.isatty():
+        print("loading JAX ...", file=sys.stderr, flush=True)

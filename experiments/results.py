@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files, storage
+from experiments.harness.cli import config_files
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.groups import (
     expand,
@@ -29,6 +29,7 @@ from experiments.harness.results.groups import (
 from experiments.harness.results.statistics import decimals, rounded
 from experiments.harness.results.tables import Table, markdown
 from experiments.harness.runs.run_folder import Run
+from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parent

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.cli import storage
 from experiments.harness.results import pages, plots, tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import (
@@ -32,6 +31,7 @@ from experiments.harness.results.sweeping import SWEEP
 from experiments.harness.results.tables import Table
 from experiments.harness.runs.checkpoint_selection import CheckpointName, RunOptions
 from experiments.harness.runs.run_folder import Run
+from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import check_choices
 from jaxformer.errors import ConfigError, DataError

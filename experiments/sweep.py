@@ -16,12 +16,12 @@ from typing import Any
 
 from experiments import registry
 from experiments.harness import cli
-from experiments.harness.cli import storage
 from experiments.harness.results import comparing, sweeping, tables
 from experiments.harness.results.sweeping import Sweep
 from experiments.harness.runs.checkpoint_selection import TrainResult
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.training import build
+from jaxformer import storage
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError
 

@@ -16,6 +16,7 @@ LAYERS = {
     "errors": 0,
     "config": 0,
     "optional_dependencies": 0,
+    "storage": 0,
     "ops": 1,
     "nn": 2,
     "decoding": 3,

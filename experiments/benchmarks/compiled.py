@@ -1,9 +1,9 @@
-"""Runs compiled for devices that are not here: `python -m experiments.benchmarks.compiled`.
+"""Programs compiled for devices that are not here: `python -m experiments.benchmarks.compiled`.
 
-Nothing is run. libtpu (extra `compilers`) says the cycles of its kernels and the memory of each
-program, XLA's CUDA plugin (extra `cuda13`) the memory on GPUs. Each number becomes a line of
-results.jsonl beside this file, which also holds those of MaxText; `python -m experiments.results`
-makes the tables of the page.
+Training steps, all programs of runs, and decodings. Nothing is run. libtpu (extra `compilers`) says
+the cycles of its kernels and the memory of each program, XLA's CUDA plugin (extra `cuda13`) the
+memory on GPUs. Each number becomes a line of results.jsonl beside this file, which also holds those
+of MaxText; `python -m experiments.results` makes the tables of the page.
 """
 
 import gc
@@ -21,20 +21,23 @@ from experiments.results import FILE, Result, append
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import DEVICE_FUNCTIONS
 
+_STEP = "language_modelling --preset gpt2_124m"
 _RECOMPUTED = "--training.grad_accumulation 1 --training.remat blocks"
-_ONE_CHIP = f"--target v5e --data.batch_size 12 {_RECOMPUTED}"
+_ONE_CHIP = f"{_STEP} --target v5e --data.batch_size 12 {_RECOMPUTED}"
 _FOUR_CHIPS = (
-    "--target v5e:2x2 --strategy sharded --mesh fsdp=4 --training.gather_at use "
+    f"{_STEP} --target v5e:2x2 --strategy sharded --mesh fsdp=4 --training.gather_at use "
     f"--data.batch_size 48 {_RECOMPUTED}"
 )
-PROGRAMS = {
-    "nothing recomputed": "--target v5e",
-    "blocks recomputed": _ONE_CHIP,
-    "blocks recomputed, logits in chunks": f"{_ONE_CHIP} --training.loss_chunk 2048",
-    "fsdp=4, blocks recomputed": _FOUR_CHIPS,
-    "fsdp=4, blocks recomputed, logits in chunks": f"{_FOUR_CHIPS} --training.loss_chunk 2048",
+STEPS = {
+    "jaxformer, nothing recomputed": f"{_STEP} --target v5e",
+    "jaxformer, blocks recomputed": _ONE_CHIP,
+    "jaxformer, blocks recomputed, logits in chunks": f"{_ONE_CHIP} --training.loss_chunk 2048",
+    "jaxformer, fsdp=4, blocks recomputed": _FOUR_CHIPS,
+    "jaxformer, fsdp=4, blocks recomputed, logits in chunks": (
+        f"{_FOUR_CHIPS} --training.loss_chunk 2048"
+    ),
 }
-"""Options of `plan`, by the name of the program; 12 rows of 1,024 tokens a chip and part."""
+"""Arguments of `plan` by the name of a training step; 12 rows of 1,024 tokens a chip and part."""
 
 _SCANNED = "--model.scan_layers"
 _COPIES = f"--strategy replicated {_SCANNED}"
@@ -65,7 +68,36 @@ RUNS = {
 With `--model.scan_layers` a block is compiled once for all layers.
 """
 
-TABLE = "compiled"
+_GPT = "language_modelling --programs decode --target v5e --preset"
+_LLAMA = "language_modelling --programs decode --preset llama3_8b"
+_ON_FOUR = f"{_LLAMA} --target v5e:2x2 --mesh tensor=4"
+_LONG = "--sampling.max_new_tokens 2047"
+_BEAMS = "--programs decode --target v5e --decode.texts 64 --decode.prompt_length 64"
+_TO_64 = f"{_BEAMS} --search.max_new_tokens 64"
+DECODINGS = {
+    "gpt2_124m, 1 text of 1,023 tokens": f"{_GPT} gpt2_124m --sampling.max_new_tokens 1023",
+    "gpt2_124m, 32 texts of 1,023": (
+        f"{_GPT} gpt2_124m --sampling.max_new_tokens 1023 --decode.texts 32"
+    ),
+    "gpt3_xl, 16 texts of 2,047": f"{_GPT} gpt3_xl --mesh data=1 {_LONG} --decode.texts 16",
+    "llama3_8b, tensor=4, 1 text of 2,047": f"{_ON_FOUR} {_LONG}",
+    "llama3_8b, tensor=4, 16 texts of 2,047": f"{_ON_FOUR} {_LONG} --decode.texts 16",
+    "llama3_8b, int8, tensor=4, 1 text of 2,047": f"{_ON_FOUR} {_LONG} --decode.int8",
+    "llama3_8b, tensor=8, 128 texts of 2,047": (
+        f"{_LLAMA} --target v5e:2x4 --mesh tensor=8 {_LONG} --decode.texts 128"
+    ),
+    "llama3_8b, tensor=4, a prompt of 32,768": (
+        f"{_ON_FOUR} --decode.prompt_length 32768 --sampling.max_new_tokens 128 "
+        "--completion.prefill_chunk 8192 --model.max_len 32896"
+    ),
+    "multi30k_base, 64 sentences of 64, 4 beams": f"translation --preset multi30k_base {_TO_64}",
+    "wmt14_base, 64 sentences of 64, 4 beams": f"translation --preset wmt14_base {_TO_64}",
+    "wmt14_big, 64 sentences of 64, 4 beams": f"translation --preset wmt14_big {_TO_64}",
+}
+"""Arguments of `plan` by the name of a decoding."""
+
+TABLES = {"compiled": STEPS, "compiled_runs": RUNS, "compiled_decoding": DECODINGS}
+PROGRAMS = STEPS | RUNS | DECODINGS
 _COLUMNS = {"sampling": "decoding", "beam": "decoding"} | {
     name: name for name in ("step", "validation", "averaging")
 }
@@ -76,44 +108,69 @@ class CompiledOptions:
     """The programs to compile."""
 
     only: tuple[str, ...] = ()
-    """Names of programs or runs, as the tables have them; none: all."""
+    """Names of rows, as the tables have them; none: all."""
     results: Path = Path(__file__).with_name(FILE)
     """File to which a line for each number is added, in place of an earlier one."""
 
     def __post_init__(self):
-        for name in set(self.only) - {*PROGRAMS, *RUNS}:
-            raise ConfigError(f"only has {name!r}: give one of {', '.join((*PROGRAMS, *RUNS))}")
+        for name in set(self.only) - PROGRAMS.keys():
+            raise ConfigError(f"only has {name!r}: give one of {'; '.join(PROGRAMS)}")
 
 
 def main(options: CompiledOptions) -> None:
     """Compiles the programs one after the other, prints the numbers and adds them to the file."""
-    for name in options.only or (*PROGRAMS, *RUNS):
+    for name in options.only or PROGRAMS:
+        print(f"{name}: python -m experiments.plan {' '.join(arguments_of(name))}", flush=True)
         measured = measure(name)
         append(options.results, measured)
         numbers = ", ".join(f"{each.metric} {each.score:,}" for each in measured)
-        print(f"{name}: {numbers}; compiled, not run", flush=True)
+        print(f"  {numbers}; compiled, not run", flush=True)
         gc.collect()  # a program takes gigabytes
 
 
 def arguments_of(name: str) -> list[str]:
-    """The arguments of `plan` that compile the program or the run `name`."""
-    arguments = RUNS.get(name) or f"language_modelling --preset gpt2_124m {PROGRAMS.get(name)}"
-    compiler = "cuda" if "--target h100" in arguments else "tpu"
-    return [*arguments.split(), "--compiler", compiler]
+    """The arguments of `plan` that compile the program of that name."""
+    words = PROGRAMS[name].split()
+    return [*words, "--compiler", "cuda" if "h100x8" in words else "tpu"]
 
 
 def config_of(name: str) -> Any:
-    """The configuration of the program or the run `name`."""
+    """The configuration of the program of that name."""
     experiment, *words = arguments_of(name)
     return cli.parse(plan.presets_of(experiment), ["--experiment", experiment, *words])
 
 
 def measure(name: str) -> list[Result]:
-    """The memory of the program or run of that name, and on TPUs the time and speed of its step."""
+    """The numbers of the program of that name; on TPUs the time and speed of its step too."""
     config = config_of(name)
     training, target = plan.training_of(config.experiment), planning.parse_target(config.target)
     count = target.devices_of(1, config.strategy)
-    step = planning.compile_step(config, training, planning.devices(target, count))
+    devices = planning.devices(target, count)
+    if name in DECODINGS:
+        decoding = planning.compile_decoding(
+            config, training, config.decode, target.accelerator, devices
+        )
+        numbers, seconds = _of_decoding(decoding), decoding.seconds
+    else:
+        step = planning.compile_step(config, training, devices)
+        numbers, seconds = _of_training(name, step, config, count), step.seconds
+    compiler = "libtpu" if target.accelerator in TPUS else "jax-cuda13-plugin"
+    return evidence(
+        next(table for table, programs in TABLES.items() if name in programs),
+        name,
+        numbers,
+        f"{count} x {target.accelerator}, compiled, not run",
+        command=f"python -m experiments.plan {' '.join(arguments_of(name))}",
+        versions={each: metadata.version(each) for each in ("jax", compiler)},
+        seconds=round(seconds),
+    )
+
+
+def _of_training(
+    name: str, step: planning.CompiledStep, config: Any, count: int
+) -> dict[str, float]:
+    """The memory of the programs, and the cycles of a part or the share of flash attention."""
+    training, target = plan.training_of(config.experiment), planning.parse_target(config.target)
     numbers = _of_run(step, target) if name in RUNS else _of_step(step, config)
     if target.accelerator in TPUS:
         specs = [selection.spec for _, selection in step.attention]
@@ -121,16 +178,7 @@ def measure(name: str) -> list[Result]:
         peak = count * getattr(ACCELERATORS[target.accelerator], config.model.dtype)
         numbers["step, s"] = round(time.total, 3)
         numbers["MFU, %"] = round(100 * training.flops(config) / time.total / peak, 1)
-    compiler = "libtpu" if target.accelerator in TPUS else "jax-cuda13-plugin"
-    return evidence(
-        f"{TABLE}_runs" if name in RUNS else TABLE,
-        f"{'' if name in RUNS else 'jaxformer, '}{name}",
-        numbers,
-        f"{count} x {target.accelerator}, compiled, not run",
-        command=f"python -m experiments.plan {' '.join(arguments_of(name))}",
-        versions={each: metadata.version(each) for each in ("jax", compiler)},
-        seconds=round(step.seconds),
-    )
+    return numbers
 
 
 def _of_step(step: planning.CompiledStep, config: Any) -> dict[str, float]:
@@ -153,6 +201,19 @@ def _of_run(step: planning.CompiledStep, target: planning.Target) -> dict[str, f
         **{f"{_COLUMNS[name.split()[0]]}, GiB": round(n / 2**30, 2) for name, n in programs},
         "of, GiB": round(ACCELERATORS[target.accelerator].usable_memory / 2**30, 2),
         "flash, %": round(100 * flash / len(calls), 1),
+    }
+
+
+def _of_decoding(decoding: planning.CompiledDecoding) -> dict[str, float]:
+    """The time, limit and memory of a decoding step, and the time before the first."""
+    assert decoding.step and decoding.prompt  # TPUs' compiler knows cycles
+    return {
+        "by cycles, ms": round(decoding.step.total * 1e3, 2),
+        "limit, ms": round(decoding.limit * 1e3, 2),
+        "of the limit": round(max(decoding.step.total / decoding.limit, 1.0), 2),
+        "prompt, ms": round(decoding.prompt.total * 1e3, 1),
+        "memory, GiB": round(decoding.memory / 2**30, 2),
+        "temporary, GiB": round(decoding.temporary / 2**30, 2),
     }
 
 

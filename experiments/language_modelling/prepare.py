@@ -128,7 +128,7 @@ def sized(config: LanguageConfig, tokenizer: Tokenizer) -> TransformerConfig:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of the run in `folder`."""
-    return tokenizers.load(run_files.local_copy(folder / _TOKENIZER))
+    return tokenizers.load(folder / _TOKENIZER)
 
 
 def tokenizer_digest(folder: Path) -> str:

@@ -105,13 +105,9 @@ def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
             f"{folder / 'tokenizer'} does not hold the tokenizers that the run's text was encoded "
             "with: put the run's own there, or use another --name"
         )
-    target = _load(folder / "tokenizer" / "target.json")
+    target = tokenizers.load_standard(folder / "tokenizer" / "target.json")
     source = folder / "tokenizer" / "source.json"
-    return (_load(source) if source.exists() else target), target
-
-
-def _load(path: Path) -> Tokenizer:
-    return tokenizers.load_standard(run_files.local_copy(path))
+    return (tokenizers.load_standard(source) if source.exists() else target), target
 
 
 def sized(model: TransformerConfig, source: Tokenizer, target: Tokenizer) -> TransformerConfig:

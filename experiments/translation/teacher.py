@@ -19,7 +19,6 @@ from experiments.translation.load_run import LoadedRun, load_run
 from experiments.translation.prepare import Prepared
 from experiments.translation.presets import TranslationConfig
 from jaxformer.checkpoint import manifest
-from jaxformer.checkpoint.storage import as_path
 from jaxformer.distributed import CompiledStep, Strategy
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.models import EncoderDecoder
@@ -67,7 +66,7 @@ def digest(teacher: Parent) -> str:
     """SHA-256 (hex) of the sums in the manifests of the checkpoints that the teacher is made of."""
     training = run_folder.load_config(teacher.folder, TranslationConfig).training
     _, steps, tree = checkpoint_selection.select(teacher.folder, training, teacher.options)
-    folders = (as_path(teacher.folder / "checkpoints" / str(step)) for step in steps)
+    folders = (teacher.folder / "checkpoints" / str(step) for step in steps)
     sums = [tree, *(sorted(manifest.read(folder).files.items()) for folder in folders)]
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
 

@@ -20,6 +20,7 @@ from experiments.harness.runs.text_io import open_binary, read_chunks, source_na
 from experiments.translation.corpus import read_known_words, unknown_words
 from experiments.translation.evaluate import describe_too_long, without_too_long
 from experiments.translation.load_run import Translator, load_translator
+from jaxformer import storage
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pipelines import Translation
@@ -70,8 +71,9 @@ def main(options: TranslateOptions) -> None:
     with ExitStack() as stack:
         source, target = open_binary(options.input, stack), sys.stdout.buffer
         if options.output != "-":
-            path = options.output if distributed.is_first() else os.devnull
-            target = stack.enter_context(open(path, "wb"))
+            path = storage.to_path(options.output if distributed.is_first() else os.devnull)
+            folder = stack.enter_context(storage.written_here(path.parent))
+            target = stack.enter_context((folder / path.name).open("wb"))
         for first, lines in read_chunks(source, options.lines_at_once, name, problems):
             lines, numbers = without_too_long(
                 translator, lines, translator.search, translator.options

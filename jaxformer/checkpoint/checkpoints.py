@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
 from typing import Any
 
@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 
-from jaxformer.checkpoint import manifest, storage
+from jaxformer import storage
+from jaxformer.checkpoint import manifest, orbax_in_buckets
 from jaxformer.checkpoint.lock import Lock, lock
 from jaxformer.checkpoint.reading import PIECE, Shardings, read_mean, reading, stored_arrays
 from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first
@@ -55,7 +55,9 @@ class Checkpoints:
         for name, number in (("keep", keep), ("patience", patience)):
             if number < 1:
                 raise CheckpointError(f"{name}={number}, but it must be at least 1")
-        self.folder: epath.Path = storage.as_path(folder)
+        self.folder = storage.to_path(folder).absolute()
+        if storage.is_in_bucket(self.folder):
+            orbax_in_buckets.use_s3()
         self._keep, self._patience, self._failed = keep, patience, 0
         self._steps = StepFolders(self.folder)
         self._lock: Lock | None = None
@@ -97,7 +99,7 @@ class Checkpoints:
         with self._with_patience(), self._writing():
             assert self._writer is not None and self._thread is not None
             items = ocp.args.Composite(state=stored)
-            self._writer.save(self._steps.path(step), args=items, force=True)
+            self._writer.save(str(self._steps.path(step)), args=items, force=True)
             self._committing = self._thread.submit(self._finish, step, leaves, plain, metric)
 
     def annotate(self, step: int, metadata: dict[str, Any], metric: float | None = None) -> None:
@@ -145,9 +147,13 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # The error that ends the block is raised; a failure to close may be its consequence.
-        with suppress(Exception) if kind is not None else nullcontext():
+        if kind is None:
             self.close()
+            return
+        # The error that ends the block is raised; a failure to close may be its consequence. Other
+        # processes may still be in a step: nothing is agreed with them.
+        with suppress(Exception):
+            self._release()
 
     def steps(self) -> list[int]:
         """The committed steps whose files have the right lengths, ascending."""
@@ -192,7 +198,7 @@ class Checkpoints:
             target, restore_args=jax.tree.map(_restore_args, target), partial_restore=False
         )
         with reading(path):
-            state = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path, args=request)
+            state = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(str(path), args=request)
         return jax.tree.map(_as_given, abstract_state, state), saved.metadata
 
     def param_shapes(self, step: int | None = None, *, tree: str = "params") -> Any:
@@ -246,7 +252,7 @@ class Checkpoints:
         except BaseException:
             self._release()
             raise
-        self._writer = storage.make_writer(self.folder)
+        self._writer = orbax_in_buckets.make_writer(self.folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
     def _recover(self) -> None:
@@ -254,7 +260,7 @@ class Checkpoints:
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()  # otherwise the next save would raise this failure again
-        self._writer = storage.make_writer(self.folder)
+        self._writer = orbax_in_buckets.make_writer(self.folder)
         if jax.process_index() == 0:
             self._steps.clear()
 
@@ -265,7 +271,7 @@ class Checkpoints:
                     ending.callback(resource.close)
             if self._thread is not None:
                 ending.callback(self._thread.shutdown)
-        self._writer = self._lock = self._thread = None
+        self._writer = self._lock = self._thread = self._committing = None
 
     def _finish(
         self, step: int, leaves: dict[str, str], metadata: dict[str, Any], metric: float | None

@@ -11,9 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from etils import epath
-
-from jaxformer.checkpoint import storage
+from jaxformer import storage
 from jaxformer.errors import ConfigError
 
 _NAME = ".lock"
@@ -41,9 +39,9 @@ class FileLock(Lock):
     Where the system or the file system has no locks, nothing is locked.
     """
 
-    def __init__(self, folder: epath.Path) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        file = Path(folder, _NAME).open("a+", encoding="ascii", errors="replace")
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / _NAME).open("a+", encoding="ascii", errors="replace")
         try:
             if importlib.util.find_spec("fcntl") is not None:
                 import fcntl
@@ -75,7 +73,7 @@ class Lease(Lock):
     clocks of two hosts that use the folder may differ by half a minute.
     """
 
-    def __init__(self, folder: epath.Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder, self._objects = folder, folder / _NAME
         self._token = uuid.uuid4().hex
         self._since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
@@ -118,7 +116,8 @@ class Lease(Lock):
                 expiry = f"; if it was killed on another host, its lock ends in {seconds:.0f} s"
                 raise _refusal(self._folder, _owner(holder), expiry)
             # An answer may be lost: whose object it is, is read.
-            storage.create(self._objects / str(newest + 1), self._content(_LEASE))
+            path: Any = self._objects / str(newest + 1)
+            path.create(self._content(_LEASE))
         for number in older[1:]:
             storage.remove(self._objects / str(number))
         return newest
@@ -139,7 +138,7 @@ class Lease(Lock):
     def _read(self, number: int) -> dict[str, Any]:
         """The content of an object; empty if it is gone or not JSON."""
         with suppress(FileNotFoundError, ValueError):
-            return json.loads(storage.read(self._objects / str(number)))
+            return json.loads((self._objects / str(number)).read_bytes())
         return {}
 
     def _content(self, seconds: float) -> bytes:
@@ -154,12 +153,12 @@ class Lease(Lock):
         return json.dumps(content).encode()
 
 
-def lock(folder: epath.Path) -> Lock:
+def lock(folder: Path) -> Lock:
     """Locks `folder`, which is created if it is missing, until `close` or the end of the process.
 
     Raises `ConfigError` while another process, or another lock of this process, holds it.
     """
-    return Lease(folder) if storage.is_bucket(folder) else FileLock(folder)
+    return Lease(folder) if storage.is_in_bucket(folder) else FileLock(folder)
 
 
 def _is_alive(holder: dict[str, Any]) -> bool:
@@ -185,7 +184,7 @@ def _owner(holder: dict[str, Any]) -> str:
     return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
 
 
-def _refusal(folder: epath.Path, owner: str, more: str = "") -> ConfigError:
+def _refusal(folder: Path, owner: str, more: str = "") -> ConfigError:
     return ConfigError(
         f"{folder} is being written by another run ({owner}): wait until it ends, or use another "
         f"folder{more}"

@@ -7,13 +7,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from etils import epath
 
-from jaxformer.checkpoint import storage
+from jaxformer import storage
 from jaxformer.errors import CheckpointError
 from jaxformer.training.parameters import flatten
 
@@ -63,7 +62,7 @@ def differences(stored: dict[str, str], expected: dict[str, str]) -> list[str]:
 
 
 def commit(
-    folder: epath.Path,
+    folder: Path,
     leaves: dict[str, str],
     metadata: dict[str, Any],
     metric: float | None,
@@ -81,7 +80,7 @@ def commit(
     write(folder, Manifest(leaves, metadata, metric, files))
 
 
-def write(folder: epath.Path, manifest: Manifest) -> None:
+def write(folder: Path, manifest: Manifest) -> None:
     """Writes `manifest`, with its own CRC-32 first, in place of the one in `folder` if any.
 
     A crash leaves the old manifest or the new one, complete.
@@ -90,11 +89,11 @@ def write(folder: epath.Path, manifest: Manifest) -> None:
     storage.write(folder / NAME, _start(rest) + rest)
 
 
-def read(folder: epath.Path) -> Manifest:
+def read(folder: Path) -> Manifest:
     """The manifest of `folder`; `CheckpointError` if it is missing or cannot be used."""
     path = folder / NAME
     with _reading(path):
-        text = storage.read(path)
+        text = path.read_bytes()
     rest = text[len(_start(b"")) :]
     if text != _start(rest) + rest:
         raise CheckpointError(f"{path} is damaged: its bytes are not those that were written")
@@ -112,7 +111,7 @@ def read(folder: epath.Path) -> Manifest:
     return Manifest(**{name: content[name] for name in _FIELDS})
 
 
-def check_lengths(folder: epath.Path, manifest: Manifest, lengths: dict[str, int]) -> None:
+def check_lengths(folder: Path, manifest: Manifest, lengths: dict[str, int]) -> None:
     """Raises `CheckpointError`, with the file, if one is missing or has another length.
 
     `lengths` are those of the files in `folder`, as `storage.lengths` returns them.
@@ -128,7 +127,7 @@ def check_lengths(folder: epath.Path, manifest: Manifest, lengths: dict[str, int
             )
 
 
-def check(folder: epath.Path, manifest: Manifest) -> None:
+def check(folder: Path, manifest: Manifest) -> None:
     """Raises `CheckpointError`, with the file, if one is not what was committed."""
     check_lengths(folder, manifest, storage.lengths(folder))
 
@@ -145,12 +144,12 @@ def check(folder: epath.Path, manifest: Manifest) -> None:
 
 
 @contextmanager
-def _reading(path: epath.Path) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     """A file that a disk does not give back is damaged; a bucket that cannot be reached is not."""
     try:
         yield
     except OSError as error:
-        if storage.is_bucket(path) and not isinstance(error, FileNotFoundError):
+        if storage.is_in_bucket(path) and not isinstance(error, FileNotFoundError):
             raise
         said = error.strerror or os.strerror(errno.ENOENT)
         raise CheckpointError(f"{path} cannot be read: {said}") from error

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ Shardings = Callable[[Any], Any]
 """shardings(tree of shapes) -> the tree of their `jax.sharding.Sharding`."""
 
 
-def read_mean(states: Sequence[epath.Path], tree: str, shardings: Shardings | None = None) -> Any:
+def read_mean(states: Sequence[Path], tree: str, shardings: Shardings | None = None) -> Any:
     """The mean of the field `tree` over the stored `states`, in the stored dtypes.
 
     Arrays are numpy's, or lie where `shardings` says, and each process reads its parts. Pieces are
@@ -41,17 +42,17 @@ def read_mean(states: Sequence[epath.Path], tree: str, shardings: Shardings | No
     return structure.unflatten(means)
 
 
-def stored_arrays(state: epath.Path, tree: str) -> Any:
+def stored_arrays(state: Path, tree: str) -> Any:
     """What orbax knows of the arrays of the field `tree`: their names, shapes and dtypes."""
     with reading(state):
-        stored = ocp.PyTreeCheckpointHandler().metadata(state).tree
+        stored = ocp.PyTreeCheckpointHandler().metadata(epath.Path(str(state))).tree
     if not stored.get(tree):
         raise CheckpointError(f"{state.parent} holds no {tree!r}")
     return stored[tree]
 
 
 @contextmanager
-def reading(path: epath.Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Within it, what a library raises for a damaged file at `path` is a `CheckpointError`."""
     try:
         yield
@@ -59,10 +60,10 @@ def reading(path: epath.Path) -> Iterator[None]:
         raise CheckpointError(f"{path} is damaged and cannot be read: {error}") from error
 
 
-def _open(state: epath.Path, name: str, context: ts.Context) -> ts.TensorStore:
+def _open(state: Path, name: str, context: ts.Context) -> ts.TensorStore:
     """The array `name` of a state that orbax has stored; nothing of it is read yet."""
     info = ocp.type_handlers.ParamInfo(
-        name=name, parent_dir=state, is_ocdbt_checkpoint=True, ts_context=context
+        name=name, parent_dir=epath.Path(str(state)), is_ocdbt_checkpoint=True, ts_context=context
     )
     spec = ocp.type_handlers.get_json_tspec_read(info, use_ocdbt=True)
     return ts.open(ts.Spec(spec), context=context, open=True).result()

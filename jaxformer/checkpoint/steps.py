@@ -7,13 +7,15 @@ import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
-from etils import epath
 from jax.experimental import multihost_utils
 
-from jaxformer.checkpoint import manifest, storage
+from jaxformer import storage
+from jaxformer.checkpoint import manifest
 from jaxformer.errors import CheckpointError
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
@@ -30,11 +32,11 @@ class StepFolders:
     The bytes of a step are read and compared with its manifest once.
     """
 
-    def __init__(self, folder: epath.Path) -> None:
-        self.folder: epath.Path = folder
+    def __init__(self, folder: Path) -> None:
+        self.folder: Path = folder
         self._verified: set[int] = set()
 
-    def path(self, step: int) -> epath.Path:
+    def path(self, step: int) -> Path:
         """The folder of `step`."""
         return self.folder / str(step)
 
@@ -143,7 +145,7 @@ class StepFolders:
         """Renames the folder of `step`, in a bucket by copies that end with the manifest."""
         more = (f"{_SET_ASIDE}{step}-{number}" for number in itertools.count(2))
         folders = storage.folders(self.folder)
-        in_bucket = storage.is_bucket(self.folder)
+        in_bucket = storage.is_in_bucket(self.folder)
         name = next(
             name
             for name in itertools.chain([f"{_SET_ASIDE}{step}"], more)
@@ -151,7 +153,8 @@ class StepFolders:
         )
         if in_bucket:
             for file in sorted(folders[str(step)], key=manifest.NAME.__eq__):
-                storage.copy(self.path(step) / file, self.folder / name / file)
+                copy: Any = self.folder / name / file
+                copy.replace_by(self.path(step) / file)
             self._remove(step)
         else:
             self.path(step).rename(self.folder / name)
@@ -160,7 +163,7 @@ class StepFolders:
 
     def _unfinished(self, folders: Folders) -> list[str]:
         """The folders that orbax has not completed."""
-        in_bucket = storage.is_bucket(self.folder)
+        in_bucket = storage.is_in_bucket(self.folder)
         return [
             name
             for name, files in folders.items()

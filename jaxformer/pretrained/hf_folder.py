@@ -13,6 +13,7 @@ from jaxtyping import Float
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, MissingExtra, shorten
 from jaxformer.pretrained.weight_map import Shape
+from jaxformer.storage import to_local_path, to_path
 
 _CHUNK = 2**16
 _TYPES = {"F16": np.float16, "BF16": jnp.bfloat16, "F32": np.float32}
@@ -27,7 +28,7 @@ def locate(name: str | os.PathLike[str]) -> Path:
     Raises `MissingExtra` for a hub's name without `huggingface_hub`, `ConfigError` for a file and
     for a name that the hub does not have.
     """
-    path = Path(name)
+    path = to_path(name)
     if path.is_dir():
         return path
     if path.exists() or not isinstance(name, str) or not _HUB_NAME.fullmatch(name):
@@ -73,6 +74,7 @@ class Tensors:
     """
 
     def __init__(self, folder: Path) -> None:
+        folder = to_local_path(folder)
         self.shapes: dict[str, Shape] = {}
         self._tensors: dict[str, _Stored] = {}
         if (folder / _WHOLE).exists():

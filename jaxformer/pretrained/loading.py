@@ -27,6 +27,7 @@ from jaxformer.pretrained.family import Family, as_text, canonical_names, parse_
 from jaxformer.pretrained.hf_folder import Tensors, locate, read_json
 from jaxformer.pretrained.model_specs import ModelSpec, check_params, make_model, param_shapes
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
+from jaxformer.storage import to_path
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -101,8 +102,9 @@ def _load(
 ) -> Loaded:
     source = locate(folder)
     hf = read_json(source / "config.json")
-    tensors = Tensors(source)
     try:
+        families.find(hf)  # an unsupported family is said before its files are
+        tensors = Tensors(source)
         family, spec, names = _read_spec(hf, tensors, dtype)
         model = make_model(spec, attention_fn)
         params = read_params(family.weight_map(spec, hf), model, tensors, names)
@@ -136,7 +138,7 @@ def _loaded(
 def is_pretrained(folder: str | os.PathLike[str]) -> bool:
     """Whether `folder` holds a model as `transformers` writes it, and not a run."""
     try:
-        return "model_type" in read_json(Path(folder) / "config.json")
+        return "model_type" in read_json(to_path(folder) / "config.json")
     except DataError:
         return False
 

@@ -37,6 +37,7 @@ from jaxformer.pretrained.model_specs import (
     spec_of,
 )
 from jaxformer.pretrained.weight_map import Shape, to_hf
+from jaxformer.storage import to_local_path
 from jaxformer.text.tokenizers import Tokenizer, mask_joins_spaces
 
 _JSON: dict[str, Any] = {"indent": 2, "sort_keys": True}
@@ -80,7 +81,7 @@ def save_pretrained(
     >>> sorted(path.name for path in Path("model").iterdir())
     ['config.json', 'model.safetensors']
     """
-    path = Path(folder)
+    path = to_local_path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} is there already: give the name of a new folder")
     spec = spec_of(model)

@@ -2,8 +2,8 @@
 
 import fsspec
 import pytest
-from etils import epath
 
+from jaxformer.storage import to_path
 from tests import buckets
 
 pytestmark = pytest.mark.long
@@ -14,11 +14,11 @@ def test_an_object_is_created_once(bucket_url):
     system.pipe_file(path, b"first", mode="create")
     with pytest.raises(FileExistsError):
         system.pipe_file(path, b"second", mode="create")
-    assert epath.Path(bucket_url, "lock").read_bytes() == b"first"
+    assert to_path(bucket_url).joinpath("lock").read_bytes() == b"first"
 
 
 def test_failing_requests_are_repeated_and_read_only_ones_are_refused(bucket_url):
-    scheme, path = bucket_url[:2], epath.Path(bucket_url) / "a" / "b"
+    scheme, path = bucket_url[:2], to_path(bucket_url) / "a" / "b"
     with buckets.injected(scheme, fail_every=5):
         for number in range(5):
             path.write_bytes(b"x" * number)

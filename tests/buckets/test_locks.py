@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from etils import epath
 
-from jaxformer.checkpoint import Checkpoints, lock, storage
+from jaxformer import storage
+from jaxformer.checkpoint import Checkpoints, lock
 from jaxformer.errors import ConfigError
+from jaxformer.storage import BucketPath
 from tests.faults import states
 
 pytestmark = pytest.mark.long
@@ -21,14 +22,14 @@ pytestmark = pytest.mark.long
 
 def objects(url):
     """The contents of the objects of a lock, by their numbers."""
-    folder = epath.Path(url) / ".lock"
+    folder = storage.to_path(url) / ".lock"
     return {int(name): json.loads((folder / name).read_bytes()) for name in storage.lengths(folder)}
 
 
 def change(url, **changes):
     """Rewrites the newest object of a lock."""
     number, content = max(objects(url).items())
-    (epath.Path(url) / ".lock" / str(number)).write_text(json.dumps(content | changes))
+    (storage.to_path(url) / ".lock" / str(number)).write_text(json.dumps(content | changes))
 
 
 def test_a_second_run_is_refused_with_the_first_ones_host_and_process(bucket_url):
@@ -48,17 +49,16 @@ def test_a_second_run_is_refused_with_the_first_ones_host_and_process(bucket_url
 
 
 def test_of_runs_that_lock_at_once_one_does(bucket_url, monkeypatch):
-    create, held = storage.create, []
+    create, held, folder = BucketPath.create, [], storage.to_path(bucket_url)
 
     def both(path, content):
-        monkeypatch.setattr(storage, "create", create)
-        held.append(lock.lock(epath.Path(bucket_url)))  # between the other's look and its creation
+        monkeypatch.setattr(BucketPath, "create", create)
+        held.append(lock.lock(folder))  # between the other's look and its creation
         create(path, content)
 
-    storage.as_path(bucket_url)
-    monkeypatch.setattr(storage, "create", both)
+    monkeypatch.setattr(BucketPath, "create", both)
     with pytest.raises(ConfigError, match="is being written by another run"):
-        lock.lock(epath.Path(bucket_url))
+        lock.lock(folder)
     held[0].check()
     held[0].close()
 

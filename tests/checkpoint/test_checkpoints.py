@@ -21,7 +21,8 @@ import optax
 import pytest
 from jax.experimental import multihost_utils
 
-from jaxformer.checkpoint import Checkpoints, manifest, storage
+from jaxformer import storage
+from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.errors import CheckpointError, ConfigError, MissingExtra
 from tests import two_processes
 
@@ -677,3 +678,29 @@ def test_two_processes_save_and_resume_alike_from_what_the_first_one_found_intac
         flip(next((tmp_path / str(step)).glob("state/ocdbt.process_1/d/*")))
     for code, said in run_two_processes(tmp_path):
         assert code != 0 and "CheckpointError" in said
+
+
+ONE_FAILS = """
+    from jax.experimental import multihost_utils
+    from jaxformer.checkpoint.steps import agreed
+
+    def shared():  # as a step of the other, of another size than what is agreed
+        print(*multihost_utils.process_allgather(np.arange(32.0) + int(index)).sum(1))
+
+    try:
+        with Checkpoints(folder) as checkpoints:
+            checkpoints.save(2, state(2))
+            if index == "1":
+                raise RuntimeError("this process has failed alone")
+            shared()
+    except RuntimeError:
+        shared()
+        agreed(1)
+    print(*Checkpoints(folder).steps())
+"""
+
+
+@pytest.mark.long
+def test_a_process_that_fails_sends_nothing_that_another_takes_for_a_part_of_its_step(tmp_path):
+    for code, out, error in two_processes.run(ONE_FAILS, tmp_path):
+        assert (code, out.splitlines()[-2:]) == (0, ["496.0 528.0", "2"]), error

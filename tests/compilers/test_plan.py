@@ -64,6 +64,25 @@ def test_the_other_programs_of_a_run_compile_for_four_chips(tpu_devices, capsys)
     assert re.search(r"[kM]B  averaging\n", others) and "FIT" not in others
 
 
+@pytest.mark.parametrize("int8", ["", "--decode.int8"])
+def test_a_decoding_step_is_predicted_with_its_largest_costs(tpu_devices, capsys, int8):
+    words = f"--mesh tensor=2 --programs decode --decode.texts 3 --decode.prompt_length 41 {int8}"
+    text = report(capsys, "v5e:1x2", 12, f"{words} --strategy sharded --sampling.max_new_tokens 7")
+    assert text.startswith("tiny: 3 x 41 + 7 tokens on 2 x v5e, tensor=2\n")
+    assert "compiled is not run" in text and "that JAX may use on v5e: fits" in text
+    keys_and_values = 3 * 47 * 2 * 128 * 2 * 2 / 2  # bfloat16, 2 layers, half of the heads
+    (weights,) = re.findall(
+        rf"to read weights \((\S+) kB\) and cache \({keys_and_values / 1e3:.2f} kB", text
+    )
+    matrices = (512 * 128 + 2 * (4 * 128**2 + 2 * 128 * 256)) / 2
+    assert float(weights) == pytest.approx(matrices * (1 if int8 else 2) / 1e3, rel=0.1)
+    assert re.search(r"time of a step      [\d.]+ ms, [\d.]+ x the limit: a prediction", text)
+    costs = re.findall(r"^ +([\d,]+)  +([\d.]+)%  (\S+)$", text, re.MULTILINE)
+    assert len(costs) == 5 and any("blocks_*" in operation for *_, operation in costs)
+    cycles = [int(cost.replace(",", "")) for cost, *_ in costs]
+    assert cycles == sorted(cycles, reverse=True)
+
+
 def test_the_programs_of_a_run_of_bert_base_fit_with_flash_attention(tpu_devices, capsys):
     words = """
         --experiment language_modelling --preset bert_base --compiler tpu --target v5e:2x2

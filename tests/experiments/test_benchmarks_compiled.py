@@ -11,7 +11,7 @@ from jaxformer.distributed import parse_mesh
 from jaxformer.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", compiled.PROGRAMS)
+@pytest.mark.parametrize("name", compiled.STEPS)
 def test_every_chip_has_the_rows_that_maxtext_had(name):
     config = compiled.config_of(name)
     parts = config.training.grad_accumulation * parse_mesh(config.mesh).get("fsdp", 1)
@@ -30,9 +30,9 @@ def test_every_run_is_a_preset_with_flash_attention_on_devices_that_its_mesh_fil
 
 def test_a_program_that_there_is_not_is_named():
     with pytest.raises(
-        ConfigError, match="only has 'two parts': give one of nothing recomputed, blocks"
+        ConfigError, match="only has 'two parts': give one of jaxformer, nothing recomputed; jax"
     ):
-        compiled.CompiledOptions(only=("blocks recomputed", "two parts"))
+        compiled.CompiledOptions(only=("jaxformer, blocks recomputed", "two parts"))
 
 
 def test_numbers_without_seeds_have_a_row_for_each_system():

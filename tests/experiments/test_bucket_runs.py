@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,22 +12,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jaxformer as jf
 from experiments import runs
 from experiments.harness import cli
-from experiments.harness.cli.storage import to_path
+from experiments.harness.cli import config_files
 from experiments.harness.results.comparing import compare
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.run_folder import Run
 from experiments.language_modelling import evaluate as language_evaluate
-from experiments.language_modelling import generate
+from experiments.language_modelling import export, generate, load_run
 from experiments.language_modelling import train as language_modelling
+from experiments.language_modelling.presets import PRESETS
 from experiments.results import trained_run
 from experiments.sweep import sweep
 from experiments.translation import evaluate, finetune, translate
 from experiments.translation import train as translation
+from jaxformer.errors import ConfigError
+from jaxformer.storage import to_path
 from jaxformer.training.parameters import flatten
 from tests import buckets
 from tests.experiments.tiny_runs import language_config, translation_config
+from tests.faults import states
 
 pytestmark = pytest.mark.long
 
@@ -97,8 +104,11 @@ def test_a_translation_run_in_a_bucket_is_the_local_one_to_the_bit(bucket_url, t
         said(capsys, translate.main, translate.TranslateOptions, f"{words} {folder}")
         assert (tmp_path / "out").read_text().count("\n") == 2
         (tmp_path / "out").rename(tmp_path / f"out of {folder.parts[1]}")
+    to_path(f"{bucket_url}/in").write_bytes(texts.read_bytes())
+    words = f"--input {bucket_url}/in --output {bucket_url}/outs/out --run {there.folder}"
+    said(capsys, translate.main, translate.TranslateOptions, words)
     outs = [path.read_bytes() for path in tmp_path.glob("out of *")]
-    assert len(outs) == 2 and outs[0] == outs[1]
+    assert len(outs) == 2 and {*outs} == {to_path(f"{bucket_url}/outs/out").read_bytes()}
     scores = [
         said(capsys, evaluate.main, evaluate.EvaluateOptions, f"--run {x}").splitlines()[:-1]
         for x in (result.folder, there.folder)
@@ -152,6 +162,54 @@ def test_a_sweep_in_a_bucket_trains_each_cell_once_and_compares_them_there(bucke
     assert len(compare([f"{config.runs}/sweeps/rates"]).groups) == 2
 
 
+def test_a_run_is_resumed_by_its_address_profiled_shown_loaded_and_exported(
+    bucket_url, tmp_path, capsys
+):
+    config = language_config(
+        tmp_path,
+        optimizer__total_steps=31,
+        training__average_checkpoints=2,
+        training__log_every=1,
+    )
+    config = replace(config, runs=f"{bucket_url}/runs", profile=True)
+    with pytest.raises(SystemExit):
+        language_modelling.train(config, loggers=[Stopping(3)])
+    address = f"{config.runs}/language_modelling/{config.name}"
+    resumed = cli.parse(PRESETS, ["--resume", address], experiment="language_modelling")
+    assert resumed == config
+    folder = language_modelling.train(resumed).folder
+    assert str(folder) == address and Run(folder).metrics()[-1]["step"] == 31
+    assert [path for path in (folder / "profile").rglob("*.xplane.pb") if path.read_bytes()]
+    runs.main(["page", address, "--text", "sun"])
+    assert b"image/svg" in (folder / "report.html").read_bytes()
+    weights = checkpoint_selection.select(folder, config.training)
+    assert len(weights.steps) == 2
+    read, loaded = load_run.load_run(folder), jf.load(address)
+    assert loaded.tokenizer.fingerprint == read.tokenizer.fingerprint
+    assert states.as_bytes(loaded.params) == states.as_bytes(read.params)
+    said(capsys, export.main, export.ExportOptions, f"--run {address} --out {tmp_path / 'out'}")
+    out = jf.load(tmp_path / "out")
+    assert states.as_bytes(out.params) == states.as_bytes(loaded.params)
+    with pytest.raises(ConfigError, match=f"{bucket_url}/out is in a bucket: give a folder"):
+        said(capsys, export.main, export.ExportOptions, f"--run {address} --out {bucket_url}/out")
+    to_path(f"{bucket_url}/hub/config.json").write_bytes(b'{"model_type": "gpt2"}')
+    with pytest.raises(ConfigError, match=f"{bucket_url}/hub is in a bucket: give a folder"):
+        jf.load(f"{bucket_url}/hub")
+
+
+def test_two_processes_train_the_cells_of_a_sweep_in_a_bucket(bucket_url, tmp_path):
+    config = replace(language_config(tmp_path), runs=f"{bucket_url}/runs")
+    (tmp_path / "settings.json").write_text(json.dumps(config_files.plain(config)))
+    words = f"language_modelling --config {tmp_path / 'settings.json'} --name s --jobs 2 --vary"
+    command = [sys.executable, "-m", "experiments.sweep", *words.split(), "training.seed=2,3"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "2 of 2 cells are finished" in done.stdout, done
+    folder = to_path(f"{config.runs}/sweeps/s")
+    logs = [path.read_text() for path in folder.glob("logs/job[01].txt")]
+    assert len(logs) == len(list(folder.glob("language_modelling/*/scores.json"))) == 2
+    assert all("from step 0 to 4" in log for log in logs), "each has trained one of them"
+
+
 @pytest.mark.parametrize("scheme", buckets.SCHEMES)
 def test_a_bucket_that_cannot_be_used_ends_a_training_with_one_sentence(
     scheme, object_storage, tmp_path, capsys
@@ -166,11 +224,11 @@ def test_a_bucket_that_cannot_be_used_ends_a_training_with_one_sentence(
     code, err = trained(f"{scheme}://other/runs")
     assert code == 74 and err.count("error: ") == 1 and "Traceback" not in err
     assert f"error: {scheme}://other/runs/translation/grammar/" in err
-    assert "No such file or bucket" in err
+    assert "create the bucket 'other', or correct its name" in err
     with buckets.injected(scheme, read_only=True):
         code, err = trained(f"{scheme}://bucket/{tmp_path.name}")
     assert code == 74 and err.count("error: ") == 1 and "Traceback" not in err
-    assert "Forbidden" in err and "check the name of the bucket, the network, and what your" in err
+    assert "Forbidden" in err and "use credentials that allow it to be written" in err
 
 
 def test_a_run_is_read_with_credentials_that_cannot_write(bucket_url, tmp_path, capsys):

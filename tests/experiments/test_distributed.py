@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.cli.storage import to_path
 from experiments.harness.runs import distributed, lost_process
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.errors import ConfigError
+from jaxformer.storage import to_path
 from tests.experiments.test_training_config import LANGUAGE, ROOT, TRANSLATION
 from tests.two_processes import free_port
 

@@ -40,10 +40,10 @@ def broken_loss(model, **options):
     raise ZeroDivisionError("a bug")
 
 
-def started(command):
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+def started(command, platform="cpu", isolated=()):
+    environment = {**os.environ, "JAX_PLATFORMS": platform, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", *command.split()],
+        [sys.executable, *isolated, "-m", *command.split()],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.DEVNULL,
@@ -68,6 +68,8 @@ def ended(tmp_path_factory):
         "missing text": started(f"{package}.prepare {options} --name no --data.train {folder}/no"),
         "no checkpoint": started(f"{package}.generate --run {folder}/language_modelling/tiny"),
         "not writable": started(f"{package}.prepare {options} --runs {text}"),
+        "no device": started(f"{package}.train {options} --name gpu", platform="rocm"),
+        "no packages": started(f"{package}.train", isolated=["-S"]),
         "diverged": started(f"{own_loss}:endless_loss --name endless"),
         "bug": started(f"{own_loss}:broken_loss --name broken"),
     }
@@ -80,6 +82,8 @@ def ended(tmp_path_factory):
     [
         ("prepare", 0, ""),
         ("unknown option", 2, "error: there is no option --lr: use --optimizer.learning_rate"),
+        ("no device", 2, "JAX finds no device for JAX_PLATFORMS=rocm: unset it, or on a machine"),
+        ("no packages", 1, "has no jax: run `pip install -e '.[experiments]'`"),
         ("missing text", 65, "/no"),
         ("no checkpoint", 66, "checkpoint"),
         ("not writable", 74, "text.txt"),
@@ -92,6 +96,6 @@ def test_a_command_ends_with_the_code_and_the_sentence_that_are_promised(
 ):
     printed, found = ended[command]
     assert found == code and said in printed
-    assert ("Traceback" in printed) == (code == 1)
+    assert ("Traceback" in printed) == (command == "bug")
     errors = [line for line in printed.splitlines() if line.startswith("error: ")]
     assert len(errors) == (code != 0)

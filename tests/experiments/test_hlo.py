@@ -1,5 +1,6 @@
 """Programs read from their text: how often instructions run, what they compute, move and send."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,12 @@ import pytest
 
 from experiments.harness.planning import StepMemory, counting, describe
 from experiments.harness.planning.compiling import OtherProgram
+from experiments.harness.planning.decoding import (
+    CompiledDecoding,
+    describe_decoding,
+    largest_costs,
+    split_at_tokens,
+)
 from experiments.harness.planning.hlo import Program, Shape, group_size
 from experiments.harness.planning.step_time import step_time, visited_pairs
 from jaxformer.ops.attention import AttentionSpec, select
@@ -241,3 +248,79 @@ def test_a_program_of_this_machine_is_read():
     (sine,) = (run for run in program.executed if "sin" in run.instruction.op_name.split("/"))
     assert (str(sine.instruction.shapes[0]), sine.times) == ("f32[2,13]", 5)
     assert not program.unknown_loops
+
+
+DECODE = """\
+HloModule jit_continue_ids, is_scheduled=true
+
+%layer.1 (t: (f32[8])) -> (f32[8]) {
+  ROOT %l = f32[8]{0} fusion(),
+    metadata={op_name="jit(go)/Net.step/blocks_1/while/body/up"},
+    backend_config={"estimated_cycles":"1000"}
+}
+
+%step.2 (t: (f32[8])) -> (f32[8]) {
+  %a = f32[8]{0} fusion(),
+    metadata={op_name="jit(go)/while/body/Net/blocks_0/down"},
+    backend_config={"estimated_cycles":"30"}
+  %b = f32[8]{0} fusion(),
+    metadata={op_name="jit(go)/while/body/Net/blocks_1/down"},
+    backend_config={"estimated_cycles":"40"}
+  ROOT %c = f32[8]{0} fusion(),
+    metadata={op_name="jit(go)/while/body/Net/head"},
+    backend_config={"estimated_cycles":"50"}
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %read = f32[8]{0} while(%a), condition=%c.1, body=%layer.1,
+    metadata={op_name="jit(go)/Net.step/blocks_1/while"},
+    backend_config={"known_trip_count":{"n":"3"}}
+  %write = f32[8]{0} while(%a), condition=%c.2, body=%step.2,
+    metadata={op_name="jit(go)/while"},
+    backend_config={"known_trip_count":{"n":"17"}}
+  ROOT %out = f32[8]{0} fusion(),
+    metadata={op_name="jit(go)/gather"},
+    backend_config={"estimated_cycles":"7"}
+}
+"""
+
+
+def test_a_step_of_decoding_is_a_pass_of_the_loop_over_tokens_alone():
+    outside, step = split_at_tokens(Program(DECODE))
+    assert step_time(step, "v5e", ()).cycles == 30 + 40 + 50
+    assert step_time(outside, "v5e", ()).cycles == 3 * 1000 + 7
+    assert largest_costs(step) == [("Net/blocks_*/down", 70), ("Net/head", 50)]
+
+
+def test_a_report_of_decoding_fits_in_80_columns_and_names_time_limit_and_costs():
+    outside, step = split_at_tokens(Program(DECODE))
+    decoding = CompiledDecoding(
+        texts=3,
+        is_estimate=False,
+        seconds=61.0,
+        memory=17_000_000_000,
+        temporary=5_000_000_000,
+        shortage="",
+        attention=[("reference", select(SPEC, DeviceInfo("tpu", "TPU v5 lite")))],
+        weights=20e9,
+        cache=4e9,
+        limit=24e9 / 800e9,
+        prompt=step_time(outside, "v5e", ()),
+        step=step_time(step, "v5e", ())._replace(kernels=0.042),
+        costs=[("x/" * 60 + "down", 70)],
+    )
+    text = describe_decoding(decoding, "v5e")
+    assert max(map(len, text.splitlines())) <= 80
+    for line in (
+        "compiled in         61 s; compiled is not run",
+        "memory per device   17.00 GB of 16.91 GB that JAX may use on v5e: DOES NOT FIT",
+        "limit of a step     30 ms: to read weights (20.00 GB) and cache (4.00 GB)",
+        "time of a step      42 ms, 1.40 x the limit: a prediction, never measured",
+        "speed               71 tokens per second of all texts",
+        "x/x/down",
+    ):
+        assert line in text, line
+    assert re.search(r"^ +70  58.3%  \.\.", text, re.MULTILINE)
+    faster = decoding._replace(step=step_time(step, "v5e", ()))
+    assert "time of a step      30 ms, 1.00 x the limit" in describe_decoding(faster, "v5e")

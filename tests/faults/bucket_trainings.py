@@ -7,9 +7,9 @@ import time
 from functools import partial
 from pathlib import Path
 
-from experiments.harness.cli.storage import to_path
 from jaxformer import optional_dependencies
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.storage import to_path
 from tests import buckets
 from tests.faults import children, trainings
 from tests.faults.children import Count

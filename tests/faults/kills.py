@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from etils import epath
-
-from jaxformer.checkpoint import Checkpoints, manifest, storage
+from jaxformer import storage
+from jaxformer.checkpoint import Checkpoints, manifest
 from tests.faults import children, states
 from tests.faults.children import Child, Count
 
@@ -23,7 +22,7 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def _half(folder: epath.Path) -> None:
+def _half(folder: Path) -> None:
     for name in list(storage.lengths(folder))[::2]:
         (folder / name).unlink()
 
@@ -39,7 +38,7 @@ POINTS = {
 }
 
 
-def at_random(folder: Path | epath.Path, tries: int) -> Count:
+def at_random(folder: Path, tries: int) -> Count:
     """One run killed `tries` times within its first saves, or (every fifth) while it starts."""
     random = children.drawn(1)
     outcomes, committed, open_tries = [], -1, 0
@@ -76,7 +75,7 @@ def at_a_point(folder: Path, tries: int) -> Count:
     return children.counted(outcomes)
 
 
-def _train(folder: Path | epath.Path, point: tuple | None, tell: Callable[[Any], None]) -> None:
+def _train(folder: Path, point: tuple | None, tell: Callable[[Any], None]) -> None:
     """Starts as a training does and saves without end; from its fifth step on, death waits."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -128,7 +127,7 @@ def judge(began: dict, committed: int) -> str:
     return "survived"
 
 
-def _within_bounds(folder: Path | epath.Path, outcomes: list[str]) -> Count:
+def _within_bounds(folder: Path, outcomes: list[str]) -> Count:
     """The count, which fails where kills have left more than the checkpoints kept and one more."""
     one = children.in_child(lambda: sum(map(len, states.as_bytes(states.make_state(0)))))
     used = children.in_child(lambda: sum(storage.lengths(folder).values()))

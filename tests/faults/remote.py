@@ -4,10 +4,10 @@ import json
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
-from etils import epath
-
-from jaxformer.checkpoint import Checkpoints, storage
+from jaxformer import storage
+from jaxformer.checkpoint import Checkpoints
 from tests import buckets
 from tests.faults import children, damage, folders, kills, states
 from tests.faults.children import Count
@@ -26,7 +26,7 @@ def damaged(every: int) -> Count:
 def troubled() -> Count:
     """Saves and restores while one request of ten fails, or is slow."""
 
-    def both(folder: epath.Path) -> Count:
+    def both(folder: Path) -> Count:
         faults = {"failing": {"fail_every": 10}, "slow": {"slow_every": 10, "seconds": 0.1}}
         outcomes = []
         for name, fault in faults.items():
@@ -43,17 +43,17 @@ def misused() -> Count:
     return _in_each(lambda folder: children.counted([case(folder) for case in cases]))
 
 
-def _in_each(count: Callable[[epath.Path], Count]) -> Count:
+def _in_each(count: Callable[[Path], Count]) -> Count:
     """The sum of what `count` returns for an empty folder in each kind of bucket."""
     counts = []
     with buckets.serving():
         for scheme in buckets.SCHEMES:
             # Children are forked from a process that has imported all and sent no request.
-            counts.append(count(storage.as_path(f"{scheme}://bucket/checkpoints")))
+            counts.append(count(storage.to_path(f"{scheme}://bucket/checkpoints")))
     return Count(*map(sum, zip(*counts, strict=True)))
 
 
-def _damage_all(folder: epath.Path, every: int) -> Count:
+def _damage_all(folder: Path, every: int) -> Count:
     states.make_folder(folder, (damage.OLDER, damage.NEWEST))
     newest = folder / str(damage.NEWEST)
     names = list(storage.lengths(newest))
@@ -72,13 +72,13 @@ def _damage_all(folder: epath.Path, every: int) -> Count:
     return children.counted(outcomes)
 
 
-def _save_and_restore(folder: epath.Path) -> str:
+def _save_and_restore(folder: Path) -> str:
     with Checkpoints(folder) as checkpoints:
         states.save(checkpoints, 3)
     return "survived" if states.is_right(Checkpoints(folder)) else "silent: other bits"
 
 
-def _taken_over(folder: epath.Path) -> str:
+def _taken_over(folder: Path) -> str:
     def taken_over() -> str:
         with Checkpoints(folder, patience=9) as first:
             states.save(first, 3)
@@ -95,7 +95,7 @@ def _taken_over(folder: epath.Path) -> str:
     return children.in_child(taken_over)
 
 
-def _read_only(folder: epath.Path) -> str:
+def _read_only(folder: Path) -> str:
     def refused() -> str:
         with buckets.injected(os.fspath(folder)[:2], read_only=True):
             said = folders.refusal(lambda: Checkpoints(folder).__enter__(), folder)
@@ -104,8 +104,8 @@ def _read_only(folder: epath.Path) -> str:
     return children.in_child(refused)
 
 
-def _absent(folder: epath.Path) -> str:
-    absent = storage.as_path(os.fspath(folder).replace("bucket", "absent"))
+def _absent(folder: Path) -> str:
+    absent = storage.to_path(os.fspath(folder).replace("bucket", "absent"))
     return children.in_child(
         partial(folders.refusal, lambda: Checkpoints(absent).__enter__(), absent)
     )

@@ -6,7 +6,7 @@ user's functions, `display` shows what a command does, `storage` has the paths o
 in buckets.
 """
 
-from experiments.harness.cli import config_files, display, storage
+from experiments.harness.cli import config_files, display
 from experiments.harness.cli.command_line import parse, start
 from experiments.harness.cli.config_files import (
     import_by_name,
@@ -15,6 +15,7 @@ from experiments.harness.cli.config_files import (
     with_options,
 )
 from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
+from jaxformer import storage
 
 __all__ = [
     "config_files",

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, TypeVar
 
 from experiments.harness.cli import config_files
 from experiments.harness.cli.exit_codes import run, sentence
-from experiments.harness.cli.storage import is_in_bucket, to_path
 from jaxformer.errors import ConfigError
+from jaxformer.storage import is_in_bucket, to_path
 
 T = TypeVar("T")
 

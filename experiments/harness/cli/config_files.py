@@ -21,8 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from experiments.harness.cli.storage import to_path
 from jaxformer.errors import ConfigError
+from jaxformer.storage import to_path
 
 T = TypeVar("T")
 

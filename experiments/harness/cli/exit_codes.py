@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 import re
 import select
@@ -34,13 +35,20 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (OSError, 74),
     (KeyboardInterrupt, 130),
 )
+_GIB = 2**30
+_XLA_BRIDGE = "jax._src.xla_bridge"
+"""The module of JAX that starts the devices."""
+_DEVICE_CURE = (
+    "on a machine with an NVIDIA GPU install the extra cuda13 (driver 580 or later) or cuda12 "
+    "(525), on a TPU host requirements-tpu.txt"
+)
 
 
 def run(main: Callable[[], None]) -> int:
     """The exit code of the process after `main()`; what went wrong is one sentence on stderr.
 
-    A traceback stands before it for code 1, a bug or no memory left, and for an `OSError` that
-    names no file. SIGTERM ends `main` with code 143. A reader that closes our standard output
+    A traceback stands before it for code 1 (but not where memory is short), and for an `OSError`
+    that names no file. SIGTERM ends `main` with code 143. A reader that closes our standard output
     early, as `head` does, is no error.
     """
     try:
@@ -54,14 +62,17 @@ def run(main: Callable[[], None]) -> int:
         if isinstance(error, BrokenPipeError) and _is_output_closed():
             return 0
         code = exit_code(error)
-        if code == 1 or (isinstance(error, OSError) and not _names_a_file(error)):
+        unnamed = isinstance(error, OSError) and not _names_a_file(error)
+        if unnamed or (code == 1 and not is_out_of_memory(error)):
             traceback.print_exc()
         print(f"error: {sentence(error)}", file=sys.stderr)
         return code
 
 
 def exit_code(error: BaseException) -> int:
-    """0 to 143, by the class of `error`: see `_CODES`; 1 for any other."""
+    """0 to 143, by the class of `error`: see `_CODES`; 2 without a device; 1 for any other."""
+    if _lacks_device(error):
+        return 2
     return next((code for kind, code in _CODES if isinstance(error, kind)), 1)
 
 
@@ -73,6 +84,9 @@ def sentence(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if is_out_of_memory(error):
         return _advice(error)
+    if _lacks_device(error):
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        return f"JAX finds no device for JAX_PLATFORMS={asked}: unset it, or {_DEVICE_CURE}"
     return " ".join(str(error).split("\n")) or type(error).__name__
 
 
@@ -100,10 +114,30 @@ def _is_output_closed() -> bool:
     return False
 
 
+def _lacks_device(error: BaseException) -> bool:
+    """Whether `error` comes from JAX as it starts the devices."""
+    *_, (frame, _) = [(None, 0), *traceback.walk_tb(error.__traceback__)]
+    return frame is not None and frame.f_globals.get("__name__") == _XLA_BRIDGE
+
+
+class _DeviceCure(logging.Filter):
+    """Adds to JAX's warning of a GPU or TPU that it cannot use what to install."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "is not installed. Falling back" in record.getMessage():
+            record.msg, record.args = f"{record.getMessage()} To use it: {_DEVICE_CURE}.", ()
+        return True
+
+
 def _advice(error: BaseException) -> str:
     """The memory that was asked for, and settings that lower the need."""
-    asked = re.search(r"allocat\w* ([\d.,]+ ?\w+)", str(error))
-    reason = f"{asked[1]} were asked for" if asked else str(error).splitlines()[0]
+    asked = re.search(r"allocat\w* ([\d.,]+) ?(\w+)", str(error))
+    reason = str(error).splitlines()[0]
+    if asked:
+        amount, unit = asked.groups()
+        if unit == "bytes" and int(amount) >= _GIB:
+            amount, unit = f"{int(amount) / _GIB:,.1f}", "GiB"
+        reason = f"{amount} {unit} were asked for"
     return (
         f"out of memory: {reason}. Lower the batch "
         "(--data.batch_size or --data.batch_tokens), raise --training.grad_accumulation, or give "
@@ -123,9 +157,12 @@ def _exit_status(end: SystemExit) -> int:
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
     """Prints a warning as one sentence, without the line of the program it comes from."""
+    devices, cure = logging.getLogger(_XLA_BRIDGE), _DeviceCure()
+    devices.addFilter(cure)
     with warnings.catch_warnings():
         warnings.showwarning = _warn
         yield
+    devices.removeFilter(cure)
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -13,6 +13,7 @@ import jax
 from experiments.harness.planning.hlo import Program
 from experiments.harness.training.session import choose_devices
 from jaxformer import distributed
+from jaxformer.config import check_at_least
 from jaxformer.distributed import Strategy
 from jaxformer.errors import is_out_of_memory
 from jaxformer.ops.attention import AttentionFn, AttentionSpec, AutoAttention, Selection, select
@@ -21,7 +22,7 @@ from jaxformer.training.train_step import TrainState
 # For a quick estimate by the CPU's compiler. Buffers are laid out before machine code is generated,
 # so optimization of the code is off. The barriers stay: without them the compiler merges what remat
 # recomputes with what it keeps.
-_CPU_OPTIONS: dict[str, Any] = {
+CPU_OPTIONS: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
     "xla_disable_hlo_passes": "cse_barrier_expander",
@@ -35,7 +36,8 @@ class PlannedTraining(NamedTuple):
     a pretrained folder says of the model. `batch(config)` is a batch of zeros with the largest
     shape; `build_model(config)` the model; `assemble(config, model, batch, devices)` gives what
     makes the initial state, and the step. A step has `flops(config)` and `tokens(config)`.
-    `others(config, model, devices, params)` lowers the other programs of a run, by their names.
+    `others(config, model, devices, params)` lowers the other programs of a run, by their names,
+    `decoding(config, work)` describes how it decodes `work`.
     """
 
     presets: dict[str, Any]
@@ -48,6 +50,37 @@ class PlannedTraining(NamedTuple):
     flops: Callable[[Any], int]
     tokens: Callable[[Any], int]
     others: Callable[[Any, Any, Strategy, Any], dict[str, Callable[[], jax.stages.Lowered]]]
+    decoding: Callable[[Any, "Decoding"], "DecodingProgram"]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The texts that are decoded together with `--programs decode`.
+
+    The number of new tokens, the beams and the types are those of sampling, search and model.
+    """
+
+    texts: int = 1
+    """Texts that are continued, or sentences that are translated, at the same time."""
+    prompt_length: int = 1
+    """Tokens of each prompt, or of each source sentence."""
+    int8: bool = False
+    """Weights of 8 bits."""
+
+    def __post_init__(self):
+        check_at_least(self, 1, "texts", "prompt_length")
+
+
+class DecodingProgram(NamedTuple):
+    """A program that decodes `new_tokens` of each text after `prompt_length`.
+
+    The cache of a text has `cached_tokens` then. `lower(model, devices, params)` lowers it.
+    """
+
+    prompt_length: int
+    new_tokens: int
+    cached_tokens: int
+    lower: Callable[[Any, Strategy, Any], jax.stages.Lowered]
 
 
 class StepMemory(NamedTuple):
@@ -114,8 +147,8 @@ class CompiledStep:
     def memory(self) -> StepMemory:
         """The memory that the step needs, by the compiler's count."""
         state = self.state
-        held = _bytes_per_device((state.params, state.opt_state, state.ema))
-        arguments, results, temporary = held, 0, max(_needed(self.shortage) - held, 0)
+        held = bytes_per_device((state.params, state.opt_state, state.ema))
+        arguments, results, temporary = held, 0, max(needed_bytes(self.shortage) - held, 0)
         if self.compiled:
             counted: Any = self.compiled.memory_analysis()
             arguments = counted.argument_size_in_bytes
@@ -130,6 +163,17 @@ class CompiledStep:
             results=results,
             temporary=temporary,
         )
+
+
+class Abstract(NamedTuple):
+    """A run without arrays: its `attention` notes the calls of `model`; `state` is of shapes."""
+
+    model: Any
+    attention: "AttentionCalls"
+    strategy: Strategy
+    batch: Any
+    state: TrainState
+    step: distributed.CompiledStep
 
 
 class AttentionCalls:
@@ -151,12 +195,8 @@ class AttentionCalls:
         return self._attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
 
 
-def compile_step(config: Any, training: PlannedTraining, devices: Any = None) -> CompiledStep:
-    """Compiles the training step of `config` for `devices`, or for those of this process's CPU.
-
-    A program that the compiler refuses for want of memory is none that fits, and no error. Raises
-    `ConfigError` where the devices do not divide the rows or the parameters.
-    """
+def abstract_run(config: Any, training: PlannedTraining, devices: Any) -> Abstract:
+    """The run of `config` on `devices`, or on those of this process's CPU."""
     strategy = choose_devices(config.strategy, config.mesh, devices=devices)
     batch, model = training.batch(config), training.build_model(config)
     name = config.training.attention_fn
@@ -164,35 +204,44 @@ def compile_step(config: Any, training: PlannedTraining, devices: Any = None) ->
     model = model.clone(attention_fn=attention)
     strategy = strategy.for_model(model)
     make_state, step = training.assemble(config, model, batch, strategy)
-    state = strategy.abstract(make_state)
+    return Abstract(model, attention, strategy, batch, strategy.abstract(make_state), step)
+
+
+def compile_step(config: Any, training: PlannedTraining, devices: Any = None) -> CompiledStep:
+    """Compiles the training step of `config` for `devices`, or for those of this process's CPU.
+
+    A program that the compiler refuses for want of memory is none that fits, and no error. Raises
+    `ConfigError` where the devices do not divide the rows or the parameters.
+    """
+    model, attention, strategy, batch, state, step = abstract_run(config, training, devices)
     attention.calls.clear()  # of two rows, which is all that initialization needs
     parts = config.training.parts_on(strategy)
-    options = _CPU_OPTIONS if devices is None else None
+    options = CPU_OPTIONS if devices is None else None
     lowered = step.lower(state, strategy.abstract_batch(batch, parts))
     start = time.perf_counter()
-    compiled, shortage = _compile(lowered, options)
+    compiled, shortage = compile_lowered(lowered, options)
     seconds, calls = time.perf_counter() - start, list(attention.calls)
 
     def compile_others() -> Iterator[OtherProgram]:
         params = getattr(state, config.training.result_tree)
-        held = _bytes_per_device((state.params, state.opt_state, state.ema))
+        held = bytes_per_device((state.params, state.opt_state, state.ema))
         for name, lower in training.others(config, model, strategy, params).items():
             attention.calls.clear()
-            program, shortage = _compile(lower(), options)
-            memory = _needed(shortage)
+            program, shortage = compile_lowered(lower(), options)
+            memory = needed_bytes(shortage)
             if program:
                 counted: Any = program.memory_analysis()
-                memory = held - _bytes_per_device(params) + counted.argument_size_in_bytes
+                memory = held - bytes_per_device(params) + counted.argument_size_in_bytes
                 memory += counted.temp_size_in_bytes + counted.output_size_in_bytes
             yield OtherProgram(name, memory, list(attention.calls))
         # At the end the state is gone: the best parameters, and the mean that is being read.
-        yield OtherProgram("averaging", 2 * _bytes_per_device(state.params), [])
+        yield OtherProgram("averaging", 2 * bytes_per_device(state.params), [])
 
     shards = strategy.num_shards
     return CompiledStep(state, compiled, shortage, shards, seconds, calls, compile_others)
 
 
-def _compile(lowered: Any, options: Any) -> tuple[jax.stages.Compiled | None, str]:
+def compile_lowered(lowered: Any, options: Any = None) -> tuple[jax.stages.Compiled | None, str]:
     """The compiled program and "", or None and what the compiler says of the lack of memory."""
     try:
         return lowered.compile(compiler_options=options), ""
@@ -202,7 +251,7 @@ def _compile(lowered: Any, options: Any) -> tuple[jax.stages.Compiled | None, st
         return None, str(error)
 
 
-def _needed(shortage: str) -> int:
+def needed_bytes(shortage: str) -> int:
     """The bytes that a refused program needs, by its compiler; 2^63 where it does not say them."""
     said = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available", shortage)
     if said is None:
@@ -214,7 +263,7 @@ def _bytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _bytes_per_device(tree: Any) -> int:
+def bytes_per_device(tree: Any) -> int:
     """Returns the bytes of `tree` on one device; its leaves have shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize

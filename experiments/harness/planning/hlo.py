@@ -83,6 +83,11 @@ class Instruction(NamedTuple):
         return int(_first(r'estimated_cycles":"?(\d+)', self.text) or 0)
 
     @property
+    def loop_body(self) -> str:
+        """The computation that a `while` repeats."""
+        return _first(r"body=%?([\w.-]+)", self.text)
+
+    @property
     def called(self) -> list[str]:
         """The computations that it calls or fuses, those of a loop excepted."""
         groups = (group.split(",") for group in _CALLED.findall(self.text))
@@ -143,7 +148,7 @@ class Program:
         for instruction in self.computations.get(name, ()):
             yield Executed(times, loops, name, instruction)
             if instruction.opcode == "while":
-                body = _first(r"body=%?([\w.-]+)", instruction.text)
+                body = instruction.loop_body
                 trips = self._trip_count(instruction)
                 if trips is None:
                     self.unknown_loops.add(body)

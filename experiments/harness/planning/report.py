@@ -57,7 +57,7 @@ def describe(
     lines += _memory_lines(step, accelerator, "MAY NOT FIT" if estimate else "DOES NOT FIT")
     lines.append(f"work per step       {flops:.3e} FLOPs by the equations")
     if not estimate:
-        lines += _attention_lines(step.attention)
+        lines += attention_lines(step.attention)
         lines += _collective_lines(step.program)
     if estimate or accelerator not in TPUS:
         seconds = flops / peak
@@ -169,7 +169,8 @@ def _memory_lines(step: CompiledStep, accelerator: str, too_large: str) -> list[
     ]
 
 
-def _attention_lines(attention: Sequence[tuple[str, Selection]]) -> list[str]:
+def attention_lines(attention: Sequence[tuple[str, Selection]]) -> list[str]:
+    """The function that computes each call of `attention`, and why."""
     lines = []
     for name, selection in attention:
         lines.append(f"attention           {name}, for")

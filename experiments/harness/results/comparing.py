@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.cli import storage
 from experiments.harness.results import statistics
 from experiments.harness.results.groups import (
     Group,
@@ -18,6 +17,7 @@ from experiments.harness.results.groups import (
     read_scored,
 )
 from experiments.harness.results.statistics import Items
+from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
 
 _UNKNOWN = float("nan")

@@ -16,6 +16,7 @@ from jaxformer import optional_dependencies
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import inexpressible_settings, save_pretrained
+from jaxformer.storage import to_local_path
 from jaxformer.text.tokenizers import Tokenizer
 
 Task = Literal["translation", "text-generation", "fill-mask"]
@@ -70,7 +71,7 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
     """
     for name in ("safetensors", "jinja2"):  # before anything is done
         optional_dependencies.load(name)
-    out = Path(options.out)
+    out = to_local_path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give --out the name of a new folder")
     run = load()

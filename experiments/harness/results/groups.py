@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.cli import config_files, storage
+from experiments.harness.cli import config_files
 from experiments.harness.results.statistics import Score, exp_ratio, ratio, translation_items
 from experiments.harness.runs.checkpoint_selection import read_result
 from experiments.harness.runs.run_files import read_table
+from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
 
 _FREE = (

@@ -17,7 +17,6 @@ from experiments.harness.results.groups import settings_of, shared_settings
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from jaxformer.checkpoint.lock import lock
-from jaxformer.checkpoint.storage import as_path
 from jaxformer.errors import ConfigError
 
 Overrides = dict[str, Any]
@@ -146,7 +145,7 @@ def run_cells(sweep: Sweep, train: Train) -> None:
     for number, cell in enumerate(sweep.cells, start=1):
         display.say(f"\ncell {number} of {len(sweep.cells)}: {cell}")
         try:
-            held = lock(as_path(sweep.folder_of(cell)))
+            held = lock(sweep.folder_of(cell))
         except ConfigError:
             display.say("another process trains it")
             continue

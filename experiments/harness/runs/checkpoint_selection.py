@@ -6,9 +6,9 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from experiments.harness.cli import storage
 from experiments.harness.runs import distributed, run_files
 from experiments.harness.runs.distributed import ProcessOptions
+from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.config import check_choices
 from jaxformer.distributed import Strategy, make_mesh, parse_mesh, replicated, sharded, single

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from experiments.harness.cli import storage
 from experiments.harness.runs import checkpoint_selection
+from jaxformer import storage
 from jaxformer.config import check_at_least, dotted_fields
 from jaxformer.decoding import SearchConfig
 from jaxformer.errors import ConfigError

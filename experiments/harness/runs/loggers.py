@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from experiments.harness import cli
-from experiments.harness.cli import storage
-from jaxformer import optional_dependencies
+from jaxformer import optional_dependencies, storage
 
 _FLUSH_SECONDS = 10.0  # each flush waits for the disk
 

@@ -7,8 +7,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.cli import storage
 from experiments.harness.runs import datasets
+from jaxformer import storage
 from jaxformer.errors import DataError
 
 REMEDY = "put the run's own file back, or use another --name"
@@ -17,7 +17,7 @@ REMEDY = "put the run's own file back, or use another --name"
 def write_record(path: Path, content: dict[str, Any]) -> None:
     """Writes `content`, which is JSON, and its CRC-32, which `read_record` checks."""
     text = json.dumps(content | {"crc32": _sum(content)}, indent=2)
-    storage.replace_text(path, text + "\n")
+    storage.write(path, (text + "\n").encode())
 
 
 def read_record(path: Path, fields: dict[str, type], remedy: str = REMEDY) -> dict[str, Any] | None:

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import jax
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files, storage
+from experiments.harness.cli import config_files
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import EventFile, Loggers
-from jaxformer import optional_dependencies
+from jaxformer import optional_dependencies, storage
 from jaxformer.distributed import assert_processes_agree
 from jaxformer.errors import ConfigError
 from jaxformer.runtime import cpu_count
@@ -106,7 +106,10 @@ def load_config(folder: str | Path, kind: type[T]) -> T:
     try:
         return config_files.build(kind, config_files.read_object(path))
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(
+            f"{path}: {error}. If another version of jaxformer wrote it, use that one (env.json "
+            "has its git_commit), or train again"
+        ) from error
 
 
 def refuse_differences(
@@ -133,7 +136,7 @@ def refuse_differences(
 
 def write_json(path: Path, value: dict) -> None:
     """Writes `value` to `path` so that a crash leaves either the old file or the new one."""
-    storage.replace_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+    storage.write(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
 class Run:
@@ -215,7 +218,7 @@ class Run:
             kept = [x for x in lines if x["step"] <= (last if without in x else step)]
             text = "".join(json.dumps(line) + "\n" for line in kept)
             if self._path.exists():
-                storage.replace_text(self._path, text)
+                storage.write(self._path, text.encode())
             self._content = text.encode()
         self._close_events()
         self._first_step = step + 1

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.cli import display, storage
+from experiments.harness.cli import display
 from experiments.harness.runs import datasets, run_files
-from jaxformer import __version__
+from jaxformer import __version__, storage
 from jaxformer.errors import DataError
 from jaxformer.text.data import Tokens, open_tokens
 

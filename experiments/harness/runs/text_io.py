@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import BinaryIO
 
-from experiments.harness.runs import distributed
+from experiments.harness.runs import distributed, run_files
 from jaxformer.errors import ConfigError, DataError
+from jaxformer.storage import to_path
 
 RULE = "-" * 20
 """The line printed between two texts."""
@@ -57,7 +58,7 @@ def open_binary(path: str, stack: ExitStack) -> BinaryIO:
     if path == "-":
         return sys.stdin.buffer
     try:
-        return stack.enter_context(open(path, "rb"))
+        return stack.enter_context(run_files.local_copy(to_path(path)).open("rb"))
     except OSError as error:
         raise _unreadable(path, error) from error
 

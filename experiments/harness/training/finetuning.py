@@ -22,6 +22,7 @@ from jaxformer.config import check_at_least
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
+from jaxformer.storage import to_local_path
 from jaxformer.training import lora
 from jaxformer.training.losses import Loss
 from jaxformer.training.train_step import TrainState, init_train_state
@@ -61,7 +62,7 @@ def result_folder(options: FinetuneOptions, experiment: str) -> Path:
 
     Raises `ConfigError` for a name that no folder can have, and where `options.save` exists.
     """
-    if options.save and Path(options.save).exists():
+    if options.save and to_local_path(options.save).exists():
         raise ConfigError(f"save={options.save!r} exists already: give the name of a new folder")
     run = options.folder
     if not options.name and not is_pretrained(run):

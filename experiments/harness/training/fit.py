@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.harness.cli import display, storage
+from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.preemption import asked_to_stop
 from experiments.harness.training import first_contact
@@ -19,6 +19,7 @@ from experiments.harness.training.build import describe_size
 from experiments.harness.training.early_stopping import EarlyStopping, due
 from experiments.harness.training.progress import Progress, sample_lines
 from experiments.harness.training.session import Evaluated, TrainingRun
+from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import assert_processes_agree
 from jaxformer.errors import CheckpointError

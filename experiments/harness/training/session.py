@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.harness.cli import display, storage
+from experiments.harness.cli import display
 from experiments.harness.runs import checkpoint_selection, datasets, distributed, run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
@@ -25,6 +25,7 @@ from experiments.harness.training.early_stopping import StoppingMetric, stopping
 from experiments.harness.training.progress import Sample
 from experiments.harness.training.training_config import RunConfig, StrategyName, TrainingConfig
 from experiments.harness.training.utilization import peak_of
+from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
 from jaxformer.distributed.mesh import Device

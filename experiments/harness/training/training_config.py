@@ -4,9 +4,10 @@ import os
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from experiments.harness.cli import is_import_name, storage
+from experiments.harness.cli import is_import_name
 from experiments.harness.runs.distributed import ProcessOptions
 from experiments.harness.runs.text_cache import TextCache
+from jaxformer import storage
 from jaxformer.config import check_at_least, check_choices, check_fraction, check_pattern
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError

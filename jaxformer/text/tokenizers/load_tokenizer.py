@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import DataError
+from jaxformer.storage import to_path
 from jaxformer.text.tokenizers.sentencepiece import read_sentencepiece
 from jaxformer.text.tokenizers.tokenizer import (
     ROLE_NAMES,
@@ -39,7 +40,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     >>> tokenizers.load("words.json").encode("a rose")
     [4, 5]
     """
-    path = Path(path)
+    path = to_path(path)
     if not path.is_dir():
         return Tokenizer(_read_json(path))
     read = _reader(path)

@@ -1,0 +1,308 @@
+"""Files in a folder of this machine or in a bucket (gs://, s3://), by one kind of path.
+
+A request to a bucket that fails for a while is repeated by gcsfs, s3fs and tensorstore. What fails
+for good is an `OSError` with the path, the reason and what to do.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+import posixpath
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from etils.epath.gpath import PosixGPath
+
+from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError
+
+_CHUNK = 1 << 20
+_PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
+# Loggers that report what is also raised, and that they find no credentials before they look on.
+_NOISY = ("gcsfs", "google.auth._default", "google.auth.compute_engine._metadata")
+_CHANGES = {
+    "pipe_file": "written",
+    "put_file": "written",
+    "cp_file": "written",
+    "rm_file": "removed",
+    "rm": "removed",
+}
+_REFUSALS = ("forbidden", "denied", "permission", "credential", "401", "403")
+
+
+def to_path(name: str | os.PathLike[str]) -> Path:
+    """The path `name`: of a folder or file here, or of one in a bucket (gs://, s3://).
+
+    Raises `ConfigError` for an address of another kind, `MissingExtra` without the package that
+    reaches the bucket.
+    """
+    scheme, separator, _ = os.fspath(name).partition("://")
+    if not separator:
+        return Path(name)
+    if scheme not in _PACKAGES:
+        raise ConfigError(
+            f"{name} is at a kind of address that is not known: give a folder, gs://bucket/path "
+            "or s3://bucket/path"
+        )
+    optional_dependencies.load(_PACKAGES[scheme])
+    for logger in _NOISY:
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    from fsspec.config import conf  # not where all is local
+
+    # A remembered listing would hide what tensorstore and other processes write.
+    conf.setdefault({"gs": "gcs"}.get(scheme, scheme), {})["use_listings_cache"] = False
+    path: Any = BucketPath(name).resolve()  # has what is used of a `Path`
+    return path
+
+
+def to_local_path(name: str | os.PathLike[str]) -> Path:
+    """The path `name` of this machine; `ConfigError` for one in a bucket."""
+    if "://" in os.fspath(name):
+        raise ConfigError(f"{name} is in a bucket: give a folder of this machine")
+    return Path(name)
+
+
+def is_in_bucket(path: Path) -> bool:
+    """Whether `path` is in a bucket, where a file is written whole, and never appended to."""
+    return isinstance(path, BucketPath)
+
+
+class BucketPath(PosixGPath):
+    """A path in a bucket. A file is replaced whole or not at all; folders need not be made."""
+
+    def exists(self) -> bool:
+        """Whether there is a file, or a folder with files."""
+        return self._kind() != ""
+
+    def is_dir(self) -> bool:
+        """Whether files have this path as a folder."""
+        return self._kind() == "directory"
+
+    def is_file(self) -> bool:
+        """Whether there is a file."""
+        return self._kind() == "file"
+
+    def iterdir(self) -> Iterator["BucketPath"]:  # type: ignore[override]
+        """The files and folders of a folder; none where there is no such folder."""
+        return self.glob("*")
+
+    def glob(self, pattern: str) -> Iterator["BucketPath"]:  # type: ignore[override]
+        """The files and folders whose names match `pattern`, in order."""
+        paths = self._request("glob", f"{self}/{pattern}")
+        return (self._new(f"{self._uri_scheme}://{path}") for path in sorted(paths))
+
+    def lengths(self) -> dict[str, int]:
+        """Length in bytes of each file below this folder, by its name there."""
+        root = f"{self}/".partition("://")[2]
+        files = self._request("find", str(self), detail=True).items()
+        return {
+            name.removeprefix(root): info["size"]
+            for name, info in files
+            if name.startswith(root)  # another folder's name may begin with that of this one
+        }
+
+    def read_bytes(self) -> bytes:
+        """The bytes of a file."""
+        return self._request("cat_file", str(self))
+
+    def read_text(self, encoding: str | None = None) -> str:
+        """The text of a file."""
+        return self.read_bytes().decode(encoding or "utf-8")
+
+    def write_bytes(self, data: bytes) -> int:  # type: ignore[override]
+        """Replaces the whole file."""
+        self._request("pipe_file", str(self), data)
+        return len(data)
+
+    def write_text(self, data: str, encoding: str | None = None, errors: str | None = None) -> int:
+        """Replaces the whole file."""
+        return self.write_bytes(data.encode(encoding or "utf-8"))
+
+    def create(self, data: bytes) -> bool:
+        """Writes a file if there is none of its name; whether it did."""
+        try:
+            self._request("pipe_file", str(self), data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Removes a file."""
+        try:
+            self._request("rm_file", str(self))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def rmtree(self, missing_ok: bool = False) -> None:
+        """Removes all files below this folder."""
+        self._request("rm", str(self), recursive=True)
+
+    def mkdir(self, *_: Any, **__: Any) -> None:
+        """No-op: a folder is there when it has a file."""
+
+    def resolve(self, strict: bool = False) -> "BucketPath":  # type: ignore[override]
+        """The path without "..", which object storage does not know."""
+        return self._new(posixpath.normpath(posixpath.join(*self.parts)))
+
+    def replace_by(self, source: Path) -> None:
+        """Replaces the whole file by the file `source`, which is here or in the bucket."""
+        method = "cp_file" if is_in_bucket(source) else "put_file"
+        self._request(method, str(source), str(self))
+
+    def download(self, target: Path) -> None:
+        """Writes the file to the local file `target`."""
+        self._request("get_file", str(self), str(target))
+
+    def version(self) -> str:
+        """A name for the content of a file; copies within a bucket have the same."""
+        info = self._request("info", str(self))
+        known = [info["size"], *(info.get(name) for name in ("md5Hash", "crc32c", "ETag"))]
+        return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
+
+    def modified(self) -> float:
+        """The time in seconds when a file was written."""
+        return self._request("modified", str(self)).timestamp()
+
+    def _kind(self) -> str:
+        try:
+            return self._request("info", str(self))["type"]
+        except FileNotFoundError:
+            return ""
+
+    def _request(self, method: str, *args: Any, **named: Any) -> Any:
+        """The result of a method of fsspec; its error says the path, the reason and what to do."""
+        import fsspec
+
+        try:
+            return getattr(fsspec.filesystem(self._uri_scheme), method)(*args, **named)
+        except FileExistsError:
+            raise
+        except Exception as error:  # each package has classes of its own
+            raise _explained(error, self, _CHANGES.get(method, "read")) from error
+
+
+def _explained(error: Exception, path: BucketPath, use: str) -> OSError:
+    """The error of a request by which `path` was to be written, removed or read."""
+    advice = "check the network, or try again later"
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        if use != "written":
+            return FileNotFoundError(errno.ENOENT, "No such file or bucket", str(path))
+        advice = f"create the bucket {path.parts[2]!r}, or correct its name"
+    elif any(word in f"{type(error).__name__} {reason}".lower() for word in _REFUSALS):
+        advice = f"use credentials that allow it to be {use}"
+    return OSError(errno.EIO, f"cannot be {use} ({reason}): {advice}", str(path))
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a file whole, in place of an older one: a crash leaves the old or the new content."""
+    if is_in_bucket(path):
+        path.write_bytes(content)
+        return
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    with new.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    _sync(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, which may be missing, before anything that is changed later."""
+    path.unlink(missing_ok=True)
+    if not is_in_bucket(path):
+        _sync(path.parent)
+
+
+def remove_tree(folder: Path) -> None:
+    """Removes `folder` and all files in it, as far as that succeeds."""
+    if isinstance(folder, BucketPath):
+        with suppress(OSError):
+            folder.rmtree()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def modified(path: Path) -> float:
+    """The time in seconds when the file `path` was written; `FileNotFoundError` without one."""
+    return path.modified() if isinstance(path, BucketPath) else path.stat().st_mtime
+
+
+def lengths(folder: Path) -> dict[str, int]:
+    """Length in bytes of each file under `folder`, by its name there, sorted."""
+    files = {}
+    if isinstance(folder, BucketPath):
+        with suppress(FileNotFoundError):
+            files = folder.lengths()
+    else:
+        for top, _, names in os.walk(folder):
+            for path in (Path(top, name) for name in names):
+                with suppress(FileNotFoundError):  # another thread has renamed it
+                    files[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return dict(sorted(files.items()))
+
+
+def folders(folder: Path) -> dict[str, dict[str, int]]:
+    """The `lengths` of each folder in `folder`, by its name."""
+    if not is_in_bucket(folder):
+        entries = folder.iterdir() if folder.is_dir() else ()
+        return {entry.name: lengths(entry) for entry in entries if entry.is_dir()}
+    listed: dict[str, dict[str, int]] = {}
+    for name, length in lengths(folder).items():
+        top, separator, file = name.partition("/")
+        if separator:
+            listed.setdefault(top, {})[file] = length
+    return listed
+
+
+def length_and_sum(path: Path) -> tuple[int, int]:
+    """The length and the CRC-32 of a file; `FileNotFoundError` if there is none."""
+    length = crc = 0
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                length, crc = length + len(chunk), zlib.crc32(chunk, crc)
+    except Exception as error:
+        if isinstance(path, BucketPath):
+            raise _explained(error, path, "read") from error
+        raise
+    return length, crc
+
+
+@contextmanager
+def written_here(folder: Path) -> Iterator[Path]:
+    """Yields a local folder whose files are in `folder` when the block ends: `folder`, if local."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not is_in_bucket(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as local:
+        yield Path(local)
+        upload(Path(local), folder)
+
+
+def upload(local: Path, folder: Path) -> None:
+    """Copies all files in and below `local` to `folder`, which is in a bucket."""
+    for path in local.rglob("*"):
+        target: Any = folder / path.relative_to(local)
+        if path.is_file():
+            target.replace_by(path)
+
+
+def _sync(folder: Path) -> None:
+    """Flushes the names in `folder` to disk, on systems that can do that for a folder."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
