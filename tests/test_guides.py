@@ -10,7 +10,6 @@ import json
 import re
 import runpy
 import shlex
-import shutil
 import sys
 import time
 from dataclasses import replace
@@ -28,20 +27,22 @@ from tests.pretrained.models import MODELS, inputs_of
 from tests.test_readmes import PAGES, WORDS
 
 GUIDES = {Path(page).stem: text for page, text in PAGES.items() if "/guides/" in page}
-ORDER = sorted(GUIDES, key=lambda name: name not in ("train", "use"))  # others read their runs
+PEERS = ("pytorch", "transformers")
+ORDER = sorted(GUIDES.keys() - PEERS, key=lambda name: (name not in ("train", "use"), name))
+"""Others read the runs of the first two."""
 LEFT_OUT = r"--(strategy|mesh|distributed)\b|sbatch|://|^(pip|sacrebleu|ct2-)|my_package|device$"
 STEPS = "--optimizer.warmup_steps 1 --optimizer.total_steps 2"
 RUN = f"""
     --model.vocab_size 283 --model.d_model 16 --model.d_ff 28 --model.num_heads 4
     --model.max_len 61 --model.num_decoder_layers 1 {STEPS} --training.log_every 1
-    --training.save_every 1 --training.evaluate_every 1
+    --training.save_every 1 --training.evaluate_every 0
 """
 TEXTS = """
     --data.train.source train.en --data.train.target train.de --data.validation.source val.en
     --data.validation.target val.de --data.test.source test.en --data.test.target test.de
 """
 TRANSLATION = f"""
-    {RUN} --model.num_encoder_layers 1 --data.batch_tokens 190 --search.beam_size 2
+    {RUN} --model.num_encoder_layers 1 --data.batch_tokens 190 --data.buckets 1 --search.beam_size 2
     --search.max_new_tokens 7
 """
 LANGUAGE = f"{RUN} --data.seq_len 19 --data.batch_size 3 --prompts sun"
@@ -52,6 +53,7 @@ ADDED = {
     "language_modelling.finetune": f"{STEPS} --seq_len 41 --seeds 1 --num_train 20",
     "language_modelling.generate": "--max_new_tokens 5",
     "sweep translation": f"{TRANSLATION} --seeds 1",
+    "sweep language_modelling": f"{LANGUAGE} --seeds 1",
     "plan language_modelling": f"{RUN} --compiler cpu",
 }
 """What makes a command short; of an option that stands twice the last one counts."""
@@ -87,11 +89,6 @@ def run(command: str) -> None:
         Path(files[">"]).write_text(out.getvalue())
 
 
-def blocks(name: str, language: str) -> list[str]:
-    """The blocks of code in a guide."""
-    return re.findall(rf"```{language}\n(.*?)```", GUIDES[name], re.DOTALL)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, random_params):
     """A folder with the texts, runs and folders of `transformers` that the guides name."""
@@ -100,12 +97,11 @@ def place(tmp_path_factory, random_params):
     jax.config.update("jax_disable_most_optimizations", True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.syspath_prepend(folder)
         patch.setattr(results, "ROOT", folder)
         write_texts()
         write_models(random_params)
         run("python -m experiments.translation.train")
-        for seed in range(2):
-            shutil.copytree("runs/translation/grammar", f"runs/translation/seed{seed}")
         run("python -m experiments.language_modelling.train")
         yield folder
         jax.config.update("jax_disable_most_optimizations", before)
@@ -124,10 +120,9 @@ def write_texts() -> None:
     paragraphs = [{"context": "sun moon star", "qas": [{**asked, "id": str(n)}]} for n in range(9)]
     squad = json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]})
     tabs = [line.replace(" ", "\t", 1) for line in lines]
-    long = "a.txt train.en train.de my.en my.de".split()
-    short = (
-        "b.txt c.txt d.txt text.txt prompt.txt val.en val.de test.en test.de in.en mine.py other.py"
-    )
+    long = "a.txt text.txt train.en train.de my.en my.de".split()
+    short = "b.txt c.txt d.txt held-out.txt prompt.txt val.en val.de test.en test.de in.en"
+    short += " mine.py other.py"
     kinds = dict.fromkeys(long, lines) | dict.fromkeys(short.split(), lines[:7])
     kinds |= {"train.tsv": tabs, "dev.tsv": tabs[:7], "test.tsv": tabs[:7], "train.jsonl": records}
     kinds |= {"test.jsonl": records[:7], "chat.jsonl": records, "held-out.jsonl": records[:7]}
@@ -152,10 +147,44 @@ def write_models(random_params: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ORDER)
 def test_the_commands_and_the_code_of_a_guide_run(name, place):
-    for command in "".join(blocks(name, "sh")).splitlines():
-        if not re.search(LEFT_OUT, command):
-            started = time.time()
-            run(command)
-            print(f"{time.time() - started:5.1f} s  {command}", file=sys.__stderr__)
-    if name in ("use", "inside"):
-        exec(compile("".join(blocks(name, "python")), name, "exec"), {})
+    for language, block in blocks(name):
+        if language == "python" and name in ("use", "inside"):
+            exec(compile(block, name, "exec"), {})
+        for command in block.splitlines() if language == "sh" else ():
+            if not re.search(LEFT_OUT, command):
+                started = time.time()
+                run(command)
+                print(f"{time.time() - started:5.1f} s  {command}", file=sys.__stderr__)
+
+
+@pytest.mark.peer
+def test_a_model_of_torch_is_loaded_changed_compared_and_taken_back(capsys):
+    pytest.importorskip("torch", reason="the guide needs torch")
+    code = "".join(block for language, block in blocks("pytorch") if language == "python")
+    exec(compile(re.sub(r"range\([12]00\)", "range(2)", code), "pytorch", "exec"), {})
+    shown = re.findall(r"^    (.*)$", re.sub(r"```.*?```", "", GUIDES["pytorch"], flags=re.S), re.M)
+    printed = capsys.readouterr().out
+    assert [re.sub(r"\d", "0", line) for line in printed.splitlines()] == [
+        re.sub(r"\d", "0", line) for line in shown
+    ]
+    differences = re.findall(r"difference.*: (.*)", printed)
+    assert len(differences) == 2 and max(map(float, differences)) < 1e-4
+
+
+@pytest.mark.peer
+def test_a_folder_of_transformers_is_loaded_changed_compared_and_written(place, capsys):
+    pytest.importorskip("transformers", reason="the guide needs transformers")
+    for language, block in blocks("transformers"):
+        if "def variants" in block:
+            Path("my_parts.py").write_text(block)
+        elif language == "python":
+            exec(compile(block, "transformers", "exec"), {})
+            assert capsys.readouterr().out.startswith("def read(")
+        else:
+            for command in block.splitlines():
+                run(command)
+
+
+def blocks(name: str) -> list[tuple[str, str]]:
+    """The language and the text of each block of code in a guide."""
+    return re.findall(r"```(python|sh)\n(.*?)```", GUIDES[name], re.DOTALL)
