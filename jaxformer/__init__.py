@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from jaxformer.pipelines import complete, embed, make_step_fn, score, translate
     from jaxformer.pipelines.fill_mask import fill_mask
     from jaxformer.pretrained import load_pretrained, save_pretrained
+    from jaxformer.pretrained.loaded import Loaded
     from jaxformer.pretrained.loading import load
     from jaxformer.text.data import (
         MaskedBatch,
@@ -137,6 +138,7 @@ __all__ = [
     "LLAMA3_8B",
     "Learned",
     "Llama3",
+    "Loaded",
     "MaskedBatch",
     "MaskedLanguageModel",
     "MaskedStream",
@@ -227,6 +229,7 @@ _NAMES = {
     "pipelines": "complete embed make_step_fn score translate",
     "pipelines.fill_mask": "fill_mask",
     "pretrained": "load_pretrained save_pretrained",
+    "pretrained.loaded": "Loaded",
     "pretrained.loading": "load",
     "text.data": "MaskedBatch MaskedStream PairBatch Stream StreamBatch bucket_pairs",
     "text.metrics": "score_translations",

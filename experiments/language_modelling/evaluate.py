@@ -30,6 +30,7 @@ from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
+from jaxformer.pretrained import Loaded
 from jaxformer.text.metrics import Likelihood
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -135,9 +136,11 @@ def continued_prompts(loaded: LoadedRun) -> list[str]:
     config = loaded.config
     if config.objective == "masked":
         return filled_texts(loaded, config.prompts)
-    system = loaded.model, loaded.params, config.prompts, loaded.tokenizer
-    completions = pipelines.complete(*system, config.sampling, config.completion)
-    return [prompt + x.text for prompt, x in zip(config.prompts, completions, strict=True)]
+    if not config.prompts:
+        return []
+    settings = config.sampling, config.completion
+    completions = pipelines.complete(Loaded(*loaded[1:]), config.prompts, *settings)
+    return [prompt + text for prompt, text in zip(config.prompts, completions, strict=True)]
 
 
 def show_prompts(log: Run, loaded: LoadedRun) -> None:
@@ -156,7 +159,7 @@ def show_prompts(log: Run, loaded: LoadedRun) -> None:
 
 def filled_texts(loaded: LoadedRun, texts: Sequence[str], *, count: int = 5) -> list[str]:
     """Each text, and below it a line for each of its masks: the `count` best tokens in percent."""
-    filled = pipelines.fill_mask(loaded.model, loaded.params, texts, loaded.tokenizer, count=count)
+    filled = pipelines.fill_mask(Loaded(*loaded[1:]), texts, count=count, details=True)
     return [
         "\n".join([text, *(_mask_line(i, best, loaded) for i, best in enumerate(masks, start=1))])
         for text, masks in zip(texts, filled, strict=True)

@@ -38,6 +38,7 @@ from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long, score_pairs
+from jaxformer.pretrained import Loaded
 from jaxformer.text import metrics
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
 from jaxformer.text.tokenizers import PAD
@@ -308,7 +309,7 @@ def _print_forced(loaded: LoadedRun, text: Text, options: EvaluateOptions) -> No
                 f"as {len(long)} lines of {len(lines)} have: split or leave out these pairs"
             )
     pairs = list(zip(*text, strict=True))
-    for log_probs in score_pairs(*loaded[1:3], pairs, *loaded[3:]):
+    for log_probs in score_pairs(Loaded(*loaded[1:]), pairs):
         numbers = " ".join(f"{x:.4f}" for x in log_probs)
         print(f"{sum(log_probs):.4f}\t{numbers}" if log_probs else "")
 

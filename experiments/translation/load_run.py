@@ -17,6 +17,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import Translation, translate
 from jaxformer.pretrained import (
+    Loaded,
     is_pretrained,
     load_generation_config,
     load_pretrained,
@@ -68,8 +69,8 @@ class Translator(NamedTuple):
 
     def __call__(self, lines: Sequence[str]) -> list[list[Translation]]:
         """The translations of each line, best first."""
-        settings = self.source_tokenizer, self.target_tokenizer, self.search, self.options
-        return translate(self.model, self.params, lines, *settings)
+        loaded = Loaded(*self[:4], settings=self[4:])
+        return translate(loaded, lines, details=True)
 
 
 def load_translator(
@@ -90,7 +91,7 @@ def load_translator(
         search = _at_least(decoding.search(loaded.config.search), n_best)
         return Translator(*loaded[1:], search, loaded.config.translation)
     options.check_pretrained()
-    model, params, tokenizer, target = load_pretrained(folder, strategy=options.strategy)
+    model, params, tokenizer, target, _ = load_pretrained(folder, strategy=options.strategy)
     if not isinstance(model, EncoderDecoder):
         raise ConfigError(f"{folder} holds a {type(model).__name__}, which does not translate")
     if tokenizer is None or target is None:

@@ -55,7 +55,7 @@ class Ensemble:
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> both = jf.Ensemble(jf.DecoderOnly(config))
-    >>> # jf.translate(both, jf.stack_members([params_1, params_2]), ...)
+    >>> # jf.complete(jf.Loaded(both, jf.stack_members([params_1, params_2]), tokenizer), "a text")
     """
 
     model: Any

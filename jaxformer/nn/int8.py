@@ -57,7 +57,7 @@ class Int8:
     `config.dtype`. Raises `ConfigError` for a model that does not decode.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
-    >>> in_8_bits = Int8(jf.DecoderOnly(config))  # jf.complete(in_8_bits, quantized, ...)
+    >>> in_8_bits = Int8(jf.DecoderOnly(config))  # jf.Loaded(in_8_bits, quantized, tokenizer)
     """
 
     model: DecodingModel

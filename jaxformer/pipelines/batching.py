@@ -1,5 +1,6 @@
 """Shared by the pipelines: batches of few shapes, checks of texts, a model as step function."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,13 +18,23 @@ from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, T
 from jaxformer.nn.int8 import Int8
 from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder, EncoderOnly
 from jaxformer.nn.stack import unstack_blocks
+from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.tokenizers import PAD, Tokenizer
+
+Texts = Iterable[str]
 
 BATCH_SIZE = 64
 """The most texts in a batch."""
 
 _HEADS = (Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier)
 _MODELS = (DecoderOnly, EncoderDecoder, EncoderOnly, *_HEADS)
+# The pipelines that take a model.
+_PIPELINES: dict[type, str] = {
+    DecoderOnly: "complete, score or embed",
+    EncoderDecoder: "translate",
+    EncoderOnly: "embed",
+    MaskedLanguageModel: "fill_mask or embed",
+}
 
 
 def unwrapped(model: Any) -> Any:
@@ -31,23 +42,54 @@ def unwrapped(model: Any) -> Any:
     return unwrapped(model.model) if hasattr(model, "model") else model
 
 
+def check_inputs(loaded: Any, texts: Any, *kinds: type) -> tuple[list[Any], Tokenizer, Tokenizer]:
+    """`texts`, one or several, in a list; the tokenizers of source and target.
+
+    Raises `ConfigError` unless `loaded` is a `Loaded` with a model of `kinds` and tokenizers that
+    fit it, `DataError` for no texts.
+    """
+    if isinstance(loaded, str | os.PathLike):
+        raise ConfigError(f"the model is the path {str(loaded)!r}: call jf.load(path) first")
+    if not isinstance(loaded, Loaded):
+        raise ConfigError(
+            f"the model is a {type(loaded).__name__}, but must be what jf.load(folder) returns, or "
+            "jf.Loaded(model, params, tokenizer)"
+        )
+    check_model(loaded.model, *kinds)
+    config = loaded.model.config
+    source, target = loaded.tokenizer, loaded.target_tokenizer
+    source = check_tokenizer(source, config.source_vocab_size or config.vocab_size)
+    target = check_tokenizer(source if target is None else target, config.vocab_size)
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        raise DataError(
+            f"the texts are of the type {type(texts).__name__}, but must be a string or a list of "
+            "strings"
+        )
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    if not texts:
+        raise DataError("the list of texts is empty: give at least one text")
+    return texts, source, target
+
+
+def as_given(texts: Any, results: Any) -> Any:
+    """`results`, or the only one where `texts` is one string."""
+    return results[0] if isinstance(texts, str) else results
+
+
 def check_model(model: Any, *kinds: type) -> None:
     """Raises `ConfigError` for one of the package's models that is of none of `kinds`."""
     body = unwrapped(model)
     if not isinstance(body, nn.Module) or isinstance(body, _MODELS) and not isinstance(body, kinds):
+        uses = _PIPELINES.get(type(body))
         raise ConfigError(
             f"the model has the class {type(body).__name__}, but this needs "
-            f"{' or '.join(kind.__name__ for kind in kinds)}: give a model of that class"
+            f"{' or '.join(kind.__name__ for kind in kinds)}: "
+            + (f"use {uses}, or load another model" if uses else "give a model of that class")
         )
 
 
 def check_texts(texts: Iterable[str]) -> list[str]:
-    """`texts` in a list; `DataError` for one bare string, and for what is no string."""
-    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-        raise DataError(
-            f"the texts are one {type(texts).__name__}, but must be a sequence of strings: for one "
-            "text give a list with it"
-        )
+    """`texts` in a list; `DataError` for what is no string."""
     texts = list(texts)
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
@@ -55,15 +97,6 @@ def check_texts(texts: Iterable[str]) -> list[str]:
                 f"text {number} of {len(texts)} is a {type(text).__name__}, but must be a string"
             )
     return texts
-
-
-def check_inputs(
-    model: Any, tokenizer: Tokenizer | None, texts: Iterable[str], *kinds: type
-) -> list[str]:
-    """`texts` in a list; raises what `check_model`, `check_tokenizer` and `check_texts` raise."""
-    check_model(model, *kinds)
-    check_tokenizer(tokenizer, model.config.vocab_size)
-    return check_texts(texts)
 
 
 def check_id(name: str, token: int, vocab_size: int) -> None:
@@ -81,14 +114,15 @@ def check_count(name: str, value: Any, most: int | None = None) -> None:
         raise ConfigError(f"{name}={value!r}, but it must be an integer, {limits}")
 
 
-def check_tokenizer(tokenizer: Tokenizer | None, vocab_size: int) -> None:
-    """Raises `ConfigError` for a tokenizer that is None or has more ids than the model."""
+def check_tokenizer(tokenizer: Tokenizer | None, vocab_size: int) -> Tokenizer:
+    """`tokenizer`; `ConfigError` where it is None or has more ids than the model."""
     if tokenizer is None:
         raise ConfigError(
             "the tokenizer is None: give the one that the model was trained with (jf.load gives "
             "None for a folder without tokenizer files)"
         )
     tokenizer.check_fits(vocab_size)
+    return tokenizer
 
 
 def check_lengths(texts: Sequence[Sequence[int]], max_len: int) -> None:

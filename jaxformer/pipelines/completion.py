@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -23,10 +23,9 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines.batching import (
     BATCH_SIZE,
+    as_given,
     check_id,
-    check_model,
-    check_texts,
-    check_tokenizer,
+    check_inputs,
     compile_for,
     make_step_fn,
     next_power_of_two,
@@ -37,11 +36,13 @@ from jaxformer.pipelines.batching import (
     unstacked,
 )
 from jaxformer.pipelines.streaming import PartialText, report_tokens, run_streaming
+from jaxformer.pretrained.loaded import Loaded
 from jaxformer.runtime import concurrency, concurrently
 from jaxformer.text.tokenizers import Tokenizer
 
 Prompt = str | Sequence[int]
 """A text, or the ids of one, such as a chat template's with its special tokens."""
+_Setting = SamplingConfig | CompletionOptions
 _Pieces = Generator[tuple[PartialText, str], None, None]
 _Job = Callable[[], _Pieces]
 """Completes the texts of one batch and yields their pieces."""
@@ -60,23 +61,57 @@ class Completion(NamedTuple):
     """Whether EOS or a stop string ended it, rather than its length."""
 
 
+@overload
+def complete(  # type: ignore[overload-overlap]
+    loaded: Loaded,
+    prompts: str,
+    *settings: _Setting,
+    details: Literal[False] = ...,
+    **changes: Any,
+) -> str: ...
+@overload
 def complete(
-    model: DecoderOnly,
-    params: Any,
+    loaded: Loaded,
     prompts: Iterable[Prompt],
-    tokenizer: Tokenizer,
-    config: SamplingConfig = SamplingConfig(),
-    options: CompletionOptions = CompletionOptions(),
-    *,
+    *settings: _Setting,
+    details: Literal[False] = ...,
+    **changes: Any,
+) -> list[str]: ...
+@overload
+def complete(  # type: ignore[overload-overlap]
+    loaded: Loaded,
+    prompts: str,
+    *settings: _Setting,
+    details: Literal[True],
+    **changes: Any,
+) -> Completion: ...
+@overload
+def complete(
+    loaded: Loaded,
+    prompts: Iterable[Prompt],
+    *settings: _Setting,
+    details: Literal[True],
+    **changes: Any,
+) -> list[Completion]: ...
+def complete(
+    loaded: Loaded,
+    prompts: str | Iterable[Prompt],
+    *settings: _Setting,
+    details: bool = False,
     first_example_id: int = 0,
-) -> list[Completion]:
-    """The continuation of each prompt.
+    **changes: Any,
+) -> Any:
+    """The continuation of each prompt, or of the one prompt, without the prompt.
 
-    The continuation of prompt i depends on the seed of `options` and on its example id,
+    With `details` a `Completion`: its ids and their log-probabilities too. Tokens are drawn as the
+    settings of `loaded` say; a `SamplingConfig` or `CompletionOptions` in `settings` replaces its
+    own, `changes` replace single fields, as in temperature=0.7.
+
+    The continuation of prompt i depends on the seed of the settings and on its example id,
     `first_example_id + i`, not on the other prompts. On a CPU two programs run at a time. An empty
-    prompt begins at the vocabulary's BOS. Raises `DataError` for an empty prompt if there is no
-    BOS, and `ConfigError` for a prompt that does not fit `max_len` and for a tokenizer that does
-    not fit the model.
+    prompt begins at the vocabulary's BOS. Raises `DataError` for no prompt, and for an empty one if
+    there is no BOS, `ConfigError` for a prompt that does not fit `max_len`, for another model, and
+    for a tokenizer and settings that do not fit.
 
     >>> from jaxformer.text.tokenizers import train_characters
     >>> tokenizer = train_characters(["abcdef"])  # 10 ids with the special tokens
@@ -84,29 +119,29 @@ def complete(
     >>> model = jf.DecoderOnly(config)
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
     >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> sampling = jf.SamplingConfig(max_new_tokens=3)
-    >>> (added,) = jf.complete(model, params, ["ab"], tokenizer, sampling)
+    >>> loaded = jf.Loaded(model, params, tokenizer)
+    >>> len(jf.complete(loaded, ["ab", "", "c"], max_new_tokens=3))
+    3
+    >>> added = jf.complete(loaded, "ab", max_new_tokens=3, details=True)
     >>> round(float(jnp.exp(added.log_probs[0])), 3)  # each of the 10 tokens is as likely
     0.1
     """
-    texts = _start(model, prompts, tokenizer, config, options, first_example_id)
-    count = concurrency(params)
-    run = _Run(model, params, config, options, tokenizer.vocab_size, len(texts), count)
-    jobs = run.jobs(texts, streams=bool(options.stop))
-    for _ in concurrently((partial(_exhaust, job) for job in jobs), count):
+    run, texts = _start(loaded, prompts, settings, changes, first_example_id)
+    jobs = run.jobs(texts, streams=bool(run.options.stop))
+    for _ in concurrently((partial(_exhaust, job) for job in jobs), run.programs):
         pass
-    return [Completion(text.text, text.ids, text.log_probs, text.ended) for text in texts]
+    if not details:
+        return as_given(prompts, [text.text for text in texts])
+    completions = [Completion(text.text, text.ids, text.log_probs, text.ended) for text in texts]
+    return as_given(prompts, completions)
 
 
 def stream(
-    model: DecoderOnly,
-    params: Any,
-    prompts: Iterable[Prompt],
-    tokenizer: Tokenizer,
-    config: SamplingConfig = SamplingConfig(),
-    options: CompletionOptions = CompletionOptions(),
-    *,
+    loaded: Loaded,
+    prompts: str | Iterable[Prompt],
+    *settings: _Setting,
     first_example_id: int = 0,
+    **changes: Any,
 ) -> Iterator[tuple[int, str]]:
     """Pairs of a prompt's index and a new piece of its continuation, as soon as it is written.
 
@@ -114,9 +149,9 @@ def stream(
     character. The program runs ahead; closing the iterator stops it. Raises at once what
     `complete` raises.
     """
-    texts = _start(model, prompts, tokenizer, config, options, first_example_id)
-    run = _Run(model, params, config, options, tokenizer.vocab_size, len(texts), 1)
-    return _indexed_pieces(run.jobs(texts, streams=True), first_example_id)
+    run, texts = _start(loaded, prompts, settings, changes, first_example_id)
+    jobs = run._replace(programs=1).jobs(texts, streams=True)
+    return _indexed_pieces(jobs, first_example_id)
 
 
 def _exhaust(job: _Job) -> None:
@@ -132,23 +167,23 @@ def _indexed_pieces(jobs: Iterator[_Job], first_example_id: int) -> Iterator[tup
 
 
 def _start(
-    model: DecoderOnly,
-    prompts: Iterable[Prompt],
-    tokenizer: Tokenizer,
-    config: SamplingConfig,
-    options: CompletionOptions,
+    loaded: Loaded,
+    prompts: str | Iterable[Prompt],
+    settings: tuple[_Setting, ...],
+    changes: dict[str, Any],
     first_example_id: int,
-) -> list[PartialText]:
-    """The texts to write."""
-    check_model(model, DecoderOnly)
-    check_tokenizer(tokenizer, model.config.vocab_size)
+) -> tuple["_Run", list[PartialText]]:
+    """The values of the call, and the texts to write."""
+    inputs, tokenizer, _ = check_inputs(loaded, prompts, DecoderOnly)
+    config, options = loaded.choose_settings(settings, changes, SamplingConfig, CompletionOptions)
+    model = loaded.model
     special, max_len, length = tokenizer.special, model.config.max_len, config.max_new_tokens
     eos = options.eos
     if eos is None:
         eos = () if special.eos is None else (special.eos,)
     for token in eos:
         check_id("eos", token, model.config.vocab_size)
-    texts, encoded = [], _prompt_ids(prompts, tokenizer)
+    texts, encoded = [], _prompt_ids(inputs, tokenizer)
     for i, ids in enumerate(encoded):
         if not ids:
             if special.bos is None:
@@ -166,13 +201,12 @@ def _start(
             )
         number, stop = first_example_id + i, options.stop
         texts.append(PartialText(number, ids, tokenizer, max_new_tokens=length, eos=eos, stop=stop))
-    return texts
+    known, count = tokenizer.vocab_size, concurrency(loaded.params)
+    return _Run(model, loaded.params, config, options, known, len(texts), count), texts
 
 
 def _prompt_ids(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[int]]:
     """The ids of each prompt; `DataError` for what is neither a text nor ids of tokens."""
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Iterable):
-        check_texts(prompts)
     encoded = []
     for number, prompt in enumerate(prompts, start=1):
         try:

@@ -1,8 +1,7 @@
 """The vectors that a model gives to texts and their tokens."""
 
-from collections.abc import Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +13,19 @@ from jaxformer.errors import DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines.batching import (
+    Texts,
     add_special_tokens,
+    as_given,
     check_inputs,
     check_lengths,
+    check_texts,
     compile_for,
     group_by_length,
     next_power_of_two,
     pad_with_mask,
     unwrapped,
 )
-from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.pretrained.loaded import Loaded
 
 
 class TextEmbeddings(NamedTuple):
@@ -39,24 +41,33 @@ class TextEmbeddings(NamedTuple):
     """The mean of `contextual` over the tokens."""
 
 
+@overload
 def embed(
-    model: MaskedLanguageModel | EncoderOnly | DecoderOnly,
-    params: Any,
-    texts: Iterable[str],
-    tokenizer: Tokenizer,
-) -> list[TextEmbeddings]:
-    """The learned and the contextual vectors of each text's tokens.
+    loaded: Loaded, texts: str | Texts, *, details: Literal[False] = ...
+) -> Float[np.ndarray, "*texts D"]: ...
+@overload
+def embed(  # type: ignore[overload-overlap]
+    loaded: Loaded, texts: str, *, details: Literal[True]
+) -> TextEmbeddings: ...
+@overload
+def embed(loaded: Loaded, texts: Texts, *, details: Literal[True]) -> list[TextEmbeddings]: ...
+def embed(loaded: Loaded, texts: str | Texts, *, details: bool = False) -> Any:
+    """The vector [D] of the one text or the vectors [n, D] of n texts: means over their tokens.
 
-    An encoder reads each text between BOS and EOS; their vectors are left out. Raises `DataError`
-    for a text without tokens or with more than `max_len`, `ConfigError` for a tokenizer that does
-    not fit the model.
+    With `details` the learned and the contextual vectors of each text's tokens. An encoder reads
+    each text between BOS and EOS; their vectors are left out. Raises `DataError` for no text, a
+    text without tokens or with more than `max_len`, `ConfigError` for another model and for a
+    tokenizer that does not fit it.
 
     >>> from jaxformer.text.tokenizers import train_words
     >>> tokenizer = train_words(["a rose is a rose"], 10)
     >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model = jf.DecoderOnly(config)
     >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
-    >>> (text,) = jf.embed(model, params, ["a rose is a rose"], tokenizer)
+    >>> loaded = jf.Loaded(model, params, tokenizer)
+    >>> jf.embed(loaded, "a rose").shape, jf.embed(loaded, ["a rose", "a", "rose"]).shape
+    ((8,), (3, 8))
+    >>> text = jf.embed(loaded, "a rose is a rose", details=True)
     >>> text.tokens, text.contextual.shape
     ([' a', ' rose', ' is', ' a', ' rose'], (5, 8))
     >>> bool((text.learned[1] == text.learned[4]).all())  # one vector for each word
@@ -64,11 +75,13 @@ def embed(
     >>> bool((text.contextual[1] == text.contextual[4]).all())  # other words come before it
     False
     """
-    texts = check_inputs(model, tokenizer, texts, MaskedLanguageModel, EncoderOnly, DecoderOnly)
-    bare = tokenizer.encode_batch(texts)
+    lines, tokenizer, _ = check_inputs(loaded, texts, MaskedLanguageModel, EncoderOnly, DecoderOnly)
+    check_texts(lines)
+    model, params = loaded.model, loaded.params
+    bare = tokenizer.encode_batch(lines)
     for number, ids in enumerate(bare, 1):
         if not ids:
-            raise DataError(f"text {number} of {len(texts)} has no tokens: give it some text")
+            raise DataError(f"text {number} of {len(lines)} has no tokens: give it some text")
     causal = isinstance(unwrapped(model), DecoderOnly)
     whole = bare if causal else [add_special_tokens(ids, tokenizer) for ids in bare]
     first = 0 if causal or tokenizer.special.bos is None else 1
@@ -83,7 +96,10 @@ def embed(
             inner = slice(first, first + len(bare[i]))
             names, states = [tokenizer.token(x) for x in bare[i]], contextual[row, inner]
             results[i] = TextEmbeddings(names, learned[row, inner], states, states.mean(axis=0))
-    return [results[i] for i in range(len(texts))]
+    embeddings = [results[i] for i in range(len(lines))]
+    if details:
+        return as_given(texts, embeddings)
+    return as_given(texts, np.stack([text.mean for text in embeddings]))
 
 
 @partial(jax.jit, static_argnames="model")

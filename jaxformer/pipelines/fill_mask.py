@@ -1,8 +1,7 @@
 """Predictions of the tokens behind the masks of a text."""
 
-from collections.abc import Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -11,16 +10,20 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.errors import DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pipelines.batching import (
+    Texts,
     add_special_tokens,
+    as_given,
     check_count,
     check_inputs,
     check_lengths,
+    check_texts,
     compile_for,
     group_by_length,
     next_power_of_two,
     pad_right,
     pad_with_mask,
 )
+from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.tokenizers import Tokenizer, mask_joins_spaces
 
 # How many words of a text show how its tokenizer treats spaces.
@@ -38,20 +41,31 @@ class MaskPrediction(NamedTuple):
     """Its probability."""
 
 
+@overload
+def fill_mask(  # type: ignore[overload-overlap]
+    loaded: Loaded, texts: str, *, count: int = ..., details: Literal[False] = ...
+) -> str: ...
+@overload
 def fill_mask(
-    model: MaskedLanguageModel,
-    params: Any,
-    texts: Iterable[str],
-    tokenizer: Tokenizer,
-    *,
-    count: int = 5,
-) -> list[list[list[MaskPrediction]]]:
-    """The `count` most likely tokens for each mask of each text, best first.
+    loaded: Loaded, texts: Texts, *, count: int = ..., details: Literal[False] = ...
+) -> list[str]: ...
+@overload
+def fill_mask(  # type: ignore[overload-overlap]
+    loaded: Loaded, texts: str, *, count: int = ..., details: Literal[True]
+) -> list[list[MaskPrediction]]: ...
+@overload
+def fill_mask(
+    loaded: Loaded, texts: Texts, *, count: int = ..., details: Literal[True]
+) -> list[list[list[MaskPrediction]]]: ...
+def fill_mask(loaded: Loaded, texts: str | Texts, *, count: int = 5, details: bool = False) -> Any:
+    """Each text, or the one text, with the text of the most likely token in place of each mask.
+
+    With `details` the `count` most likely tokens for each mask of a text, best first.
 
     A mask is written as the vocabulary's mask token, "<mask>" or "[MASK]", and stands for one
-    token. If tokens begin with the space before them, so does a mask. Raises `DataError` for a text
-    without a mask or with more than `max_len` tokens and for a vocabulary without a mask token,
-    `ConfigError` for a tokenizer that does not fit the model.
+    token. If tokens begin with the space before them, so does a mask. Raises `DataError` for no
+    text, a text without a mask or with more than `max_len` tokens and for a vocabulary without a
+    mask token, `ConfigError` for another model and for a tokenizer that does not fit it.
 
     >>> from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, train_words
     >>> tokenizer = train_words(["a rose is a rose"], 10, special_tokens=MASKED_SPECIAL_TOKENS)
@@ -59,19 +73,22 @@ def fill_mask(
     >>> model = jf.MaskedLanguageModel(config)
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
     >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> ((best, *others),) = jf.fill_mask(model, params, ["a <mask> is"], tokenizer)[0]
+    >>> loaded = jf.Loaded(model, params, tokenizer)
+    >>> ((best, *others),) = jf.fill_mask(loaded, "a <mask> is", details=True)
     >>> round(best.probability, 4), len(others)  # each of the 8 tokens is as likely
     (0.125, 4)
     """
-    texts = check_inputs(model, tokenizer, texts, MaskedLanguageModel)
+    lines, tokenizer, _ = check_inputs(loaded, texts, MaskedLanguageModel)
+    check_texts(lines)
+    model, params = loaded.model, loaded.params
     max_len = model.config.max_len
     check_count("count", count)
     mask = _mask_id(tokenizer)
-    encoded = [encode_masked(text, i, tokenizer) for i, text in enumerate(texts)]
+    encoded = [encode_masked(text, i, tokenizer) for i, text in enumerate(lines)]
     ids = [add_special_tokens(x, tokenizer) for x in encoded]
     check_lengths(ids, max_len)
     positions = [np.flatnonzero(np.array(x) == mask) for x in ids]
-    results: list[list[list[MaskPrediction]]] = [[] for _ in texts]
+    results: list[list[list[MaskPrediction]]] = [[] for _ in lines]
     shown = {"count": count, "known": tokenizer.vocab_size}
     for chosen, size in group_by_length([len(x) for x in ids], max_len):
         batch = next_power_of_two(len(chosen))
@@ -85,7 +102,10 @@ def fill_mask(
                 _predictions(predicted[row, k], probabilities[row, k], tokenizer)
                 for k in range(len(positions[i]))
             ]
-    return results
+    if not details:
+        name = tokenizer.token(mask)
+        return as_given(texts, [_filled(*each, name) for each in zip(lines, results, strict=True)])
+    return as_given(texts, results)
 
 
 @partial(jax.jit, static_argnames=("model", "count", "known"))
@@ -124,6 +144,12 @@ def encode_masked(text: str, index: int, tokenizer: Tokenizer) -> list[int]:
             part = part.removeprefix(" ")
         ids += [mask] * (i > 0) + tokenizer.encode(part)
     return ids
+
+
+def _filled(text: str, masks: list[list[MaskPrediction]], mask: str) -> str:
+    for best, *_ in masks:
+        text = text.replace(mask, best.text.strip(), 1)
+    return text
 
 
 def _mask_id(tokenizer: Tokenizer) -> int:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -14,39 +14,53 @@ from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines.batching import (
     BATCH_SIZE,
+    Texts,
+    as_given,
     check_count,
     check_inputs,
     check_lengths,
-    check_model,
-    check_tokenizer,
+    check_texts,
     compile_for,
     group_by_length,
     next_power_of_two,
     pad_right,
 )
 from jaxformer.pipelines.translation import encode_sources, with_eos
+from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.metrics import Likelihood, count_text
-from jaxformer.text.tokenizers import BOS, PAD, Tokenizer
+from jaxformer.text.tokenizers import BOS, PAD
 
 # The logits of so many tokens of GPT-2's vocabulary take 0.4 GB.
 _BATCH_TOKENS = 2048
 
 
+@overload
+def score(  # type: ignore[overload-overlap]
+    loaded: Loaded, texts: str, *, stride: int | None = ..., details: Literal[False] = ...
+) -> float: ...
+@overload
 def score(
-    model: DecoderOnly,
-    params: Any,
-    texts: Iterable[str],
-    tokenizer: Tokenizer,
-    *,
-    stride: int | None = None,
-) -> list[Likelihood]:
-    """The likelihood of each text after the vocabulary's BOS.
+    loaded: Loaded, texts: Texts, *, stride: int | None = ..., details: Literal[False] = ...
+) -> list[float]: ...
+@overload
+def score(  # type: ignore[overload-overlap]
+    loaded: Loaded, texts: str, *, stride: int | None = ..., details: Literal[True]
+) -> Likelihood: ...
+@overload
+def score(
+    loaded: Loaded, texts: Texts, *, stride: int | None = ..., details: Literal[True]
+) -> list[Likelihood]: ...
+def score(
+    loaded: Loaded, texts: str | Texts, *, stride: int | None = None, details: bool = False
+) -> Any:
+    """The log-probability (nats) of each text, or of the one text, after the vocabulary's BOS.
 
-    Without BOS the first token of a text is given and not counted. A longer text is read in
-    windows of `max_len` tokens; each begins `stride` tokens after the one before (None: `max_len`),
-    so that a token in a later window is predicted from at least `max_len - stride` tokens. Raises
-    `ConfigError` for a `stride` outside 1 to `max_len` and for a tokenizer that does not fit the
-    model.
+    With `details` its `Likelihood`: the tokens counted, perplexity, bits per byte. Without BOS the
+    first token of a text is given and not counted. A longer text is read in windows of `max_len`
+    tokens; each begins `stride` tokens after the one before (None: `max_len`), so that a token in a
+    later window is predicted from at least `max_len - stride` tokens. Raises `DataError` for no
+    text, `ConfigError` for a `stride` outside 1 to `max_len`, for another model and for a tokenizer
+    that does not fit it.
 
     >>> from jaxformer.text.tokenizers import train_characters
     >>> tokenizer = train_characters(["abcd"])
@@ -54,17 +68,23 @@ def score(
     >>> model = jf.DecoderOnly(config)
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
     >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> (likelihood,) = jf.score(model, params, ["abc"], tokenizer)
-    >>> likelihood.tokens, round(likelihood.loss, 4)  # log 8
-    (3, 2.0794)
+    >>> loaded = jf.Loaded(model, params, tokenizer)
+    >>> round(jf.score(loaded, "abc"), 4)  # -3 log 8
+    -6.2383
+    >>> likelihood = jf.score(loaded, "abc", details=True)
+    >>> likelihood.tokens, round(likelihood.perplexity, 4)
+    (3, 8.0)
     """
-    texts, max_len = check_inputs(model, tokenizer, texts, DecoderOnly), model.config.max_len
-    stride = max_len if stride is None else stride
-    check_count("stride", stride, max_len)
+    lines, tokenizer, _ = check_inputs(loaded, texts, DecoderOnly)
+    check_texts(lines)
+    model, params = loaded.model, loaded.params
+    max_len = model.config.max_len
+    step = max_len if stride is None else stride
+    check_count("stride", step, max_len)
     bos = [] if tokenizer.special.bos is None else [tokenizer.special.bos]
-    ids = [bos + text for text in tokenizer.encode_batch(texts)]
-    windows = [(i, *window) for i, x in enumerate(ids) for window in _windows(x, max_len, stride)]
-    nats: list[list[float]] = [[] for _ in texts]
+    ids = [bos + text for text in tokenizer.encode_batch(lines)]
+    windows = [(i, *window) for i, x in enumerate(ids) for window in _windows(x, max_len, step)]
+    nats: list[list[float]] = [[] for _ in lines]
     for chosen, size in _groups([len(window) - 1 for _, window, _ in windows], max_len):
         batch = next_power_of_two(len(chosen))
         tokens = pad_right([windows[i][1] for i in chosen], batch, size + 1)
@@ -72,8 +92,9 @@ def score(
         for row, i in enumerate(chosen):
             number, window, known = windows[i]
             nats[number] += (-log_probs[row, known : len(window) - 1]).tolist()
-    sizes = [count_text([text]) for text in texts]
-    return [Likelihood(math.fsum(x), len(x), *size) for x, size in zip(nats, sizes, strict=True)]
+    sizes = [count_text([text]) for text in lines]
+    results = [Likelihood(math.fsum(x), len(x), *size) for x, size in zip(nats, sizes, strict=True)]
+    return as_given(texts, results if details else [-result.nats for result in results])
 
 
 @partial(jax.jit, static_argnames="model")
@@ -101,28 +122,24 @@ def _groups(lengths: list[int], max_len: int) -> Iterator[tuple[list[int], int]]
 
 
 def score_pairs(
-    model: EncoderDecoder,
-    params: Any,
+    loaded: Loaded,
     pairs: Iterable[tuple[str, str]],
-    source_tokenizer: Tokenizer,
-    target_tokenizer: Tokenizer,
     *,
     batch_size: int = BATCH_SIZE,
 ) -> list[list[float]]:
     """The log-probability (nats) of each target token given the source, EOS included.
 
     Their sum is the log-probability of the target; a pair with a blank side has none. Raises
-    `DataError` for a side of more than `max_len` tokens, `ConfigError` for tokenizers that do not
-    fit the model.
+    `DataError` for a side of more than `max_len` tokens, `ConfigError` for another model and for
+    tokenizers that do not fit it.
     """
-    check_model(model, EncoderDecoder)
-    check_tokenizer(target_tokenizer, model.config.vocab_size)
+    pairs, tokenizer, target_tokenizer = check_inputs(loaded, pairs, EncoderDecoder)
     check_count("batch_size", batch_size)
-    max_len, pairs = model.config.max_len, list(pairs)
+    model, params, max_len = loaded.model, loaded.params, loaded.model.config.max_len
     for number, pair in enumerate(pairs, 1):
         if isinstance(pair, str) or len(pair) != 2:
             raise DataError(f"pair {number} of {len(pairs)} must be (source, target): two strings")
-    sources = encode_sources(model, [pair[0] for pair in pairs], source_tokenizer)
+    sources = encode_sources(model, [pair[0] for pair in pairs], tokenizer)
     search, options = SearchConfig(), TranslationOptions()
     targets = with_eos([pair[1] for pair in pairs], target_tokenizer, search, options)
     check_lengths(targets, max_len)

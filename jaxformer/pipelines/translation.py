@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -14,11 +14,12 @@ from jaxformer.decoding import Hypotheses, SearchConfig, TranslationOptions, bea
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import (
+    Texts,
+    as_given,
     check_id,
+    check_inputs,
     check_lengths,
-    check_model,
     check_texts,
-    check_tokenizer,
     compile_for,
     group_by_length,
     make_step_fn,
@@ -26,9 +27,12 @@ from jaxformer.pipelines.batching import (
     split_batch,
     unstacked,
 )
+from jaxformer.pretrained.loaded import Loaded
 from jaxformer.runtime import concurrency, concurrently
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids
+
+_Setting = SearchConfig | TranslationOptions
 
 
 class Translation(NamedTuple):
@@ -74,44 +78,63 @@ def translate_ids(
     return beam_search(make_step_fn(model, params), cache, start, max_new_tokens, search)
 
 
+@overload
+def translate(  # type: ignore[overload-overlap]
+    loaded: Loaded, texts: str, *settings: _Setting, details: Literal[False] = ..., **changes: Any
+) -> str: ...
+@overload
 def translate(
-    model: EncoderDecoder,
-    params: Any,
-    lines: Iterable[str],
-    source_tokenizer: Tokenizer,
-    target_tokenizer: Tokenizer,
-    search: SearchConfig = SearchConfig(),
-    options: TranslationOptions = TranslationOptions(),
-) -> list[list[Translation]]:
-    """The `search.beam_size` best translations of each line, best first.
+    loaded: Loaded, texts: Texts, *settings: _Setting, details: Literal[False] = ..., **changes: Any
+) -> list[str]: ...
+@overload
+def translate(  # type: ignore[overload-overlap]
+    loaded: Loaded, texts: str, *settings: _Setting, details: Literal[True], **changes: Any
+) -> list[Translation]: ...
+@overload
+def translate(
+    loaded: Loaded, texts: Texts, *settings: _Setting, details: Literal[True], **changes: Any
+) -> list[list[Translation]]: ...
+def translate(
+    loaded: Loaded, texts: str | Texts, *settings: _Setting, details: bool = False, **changes: Any
+) -> Any:
+    """The best translation of each text, or of the one text.
 
-    A blank line gives one empty translation. Lines of similar length are translated together, in a
+    With `details` the `beam_size` best ones of each text, best first, as `Translation`s. The search
+    is that of `loaded`; a `SearchConfig` or `TranslationOptions` in `settings` replaces its own,
+    `changes` replace single fields, as in beam_size=8.
+
+    A blank text gives an empty translation. Texts of similar length are translated together, in a
     few shapes (16, 32, 64, ... tokens) with one compiled program each; on a CPU two run at a time.
-    A line's translations do not depend on the other lines. Raises `DataError` for a line of more
-    than `max_len` tokens, `ConfigError` for tokenizers and ids that do not fit the model.
+    A translation does not depend on the other texts. Raises `DataError` for no text and for one of
+    more than `max_len` tokens, `ConfigError` for another model, and for tokenizers, ids and
+    settings that do not fit.
 
     >>> from jaxformer.text.tokenizers import train_words
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
     >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
     >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
     >>> ids, tokenizer = jnp.ones((1, 3), int), train_words(["a rose eine Rose"], 8)
-    >>> params = jax.jit(model.init)(jax.random.key(0), ids, ids)["params"]  # not trained
-    >>> search = jf.SearchConfig(beam_size=3, length_penalty=0.0)
-    >>> best, blank = jf.translate(model, params, ["a rose", ""], tokenizer, tokenizer, search)
-    >>> len(best), len(blank), abs(best[0].score - sum(best[0].log_probs)) < 1e-4
-    (3, 1, True)
+    >>> params = jax.jit(model.init)(jax.random.key(0), ids, ids)["params"]
+    >>> loaded = jf.Loaded(model, params, tokenizer)
+    >>> type(jf.translate(loaded, "a rose")), jf.translate(loaded, ["", " "])
+    (<class 'str'>, ['', ''])
+    >>> three = jf.translate(loaded, "a rose", beam_size=3, length_penalty=0.0, details=True)
+    >>> len(three), abs(three[0].score - sum(three[0].log_probs)) < 1e-4
+    (3, True)
     """
+    lines, tokenizer, target = check_inputs(loaded, texts, EncoderDecoder)
+    search, options = loaded.choose_settings(settings, changes, SearchConfig, TranslationOptions)
 
     def compile_batch(batch: SourceBatch) -> Callable[[], Hypotheses]:
         sized = replace(search, max_new_tokens=batch.size)
         arrays = batch.source, batch.max_new_tokens
         ids = {"bos": options.bos, "pad": options.pad}
-        run = compile_for(params, translate_ids, model, *arrays, search=sized, **ids)
+        run = compile_for(loaded.params, translate_ids, loaded.model, *arrays, search=sized, **ids)
         return lambda: run(*arrays)
 
-    sentences = encode_sources(model, lines, source_tokenizer, search, options)
-    tokenizer = target_tokenizer
-    return translate_batches(model, params, sentences, tokenizer, search, options, compile_batch)
+    sentences = encode_sources(loaded.model, lines, tokenizer, search, options)
+    results = translate_batches(loaded, sentences, target, search, options, compile_batch)
+    return as_given(texts, results if details else [best[0].text for best in results])
 
 
 def encode_sources(
@@ -125,8 +148,6 @@ def encode_sources(
 
     Raises as `translate` does.
     """
-    check_model(model, EncoderDecoder)
-    check_tokenizer(tokenizer, model.config.source_vocab_size or model.config.vocab_size)
     sources = source_ids(lines, tokenizer, search, options)
     check_lengths(sources, model.config.max_len)
     return sources
@@ -145,7 +166,7 @@ def find_too_long(
 
 
 def source_ids(
-    lines: Iterable[str], tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
+    lines: Texts, tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
 ) -> list[list[int]]:
     """The ids of each line between those of `first_ids` and EOS; none for a blank one."""
     first = first_ids(tokenizer, options)
@@ -159,7 +180,7 @@ def first_ids(tokenizer: Tokenizer, options: TranslationOptions) -> list[int]:
 
 
 def with_eos(
-    lines: Iterable[str], tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
+    lines: Texts, tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
 ) -> list[list[int]]:
     """The ids of each line and EOS; none for a blank one.
 
@@ -173,7 +194,7 @@ def with_eos(
         raise DataError(
             f"eos={search.eos} and pad={options.pad}, but the tokenizer has EOS {special.eos} and "
             f"padding {special.pad}: give the model's own tokenizer, and for a folder of "
-            "transformers the settings of load_generation_config"
+            "transformers its settings (jf.load reads them)"
         )
     lines = check_texts(lines)
     ids = tokenizer.encode_batch(lines)
@@ -191,8 +212,7 @@ class SourceBatch(NamedTuple):
 
 
 def translate_batches(
-    model: EncoderDecoder,
-    params: Any,
+    loaded: Loaded,
     sentences: list[list[int]],
     tokenizer: Tokenizer,
     search: SearchConfig,
@@ -204,11 +224,11 @@ def translate_batches(
     `compile_batch(batch)` compiles a program and returns a function that runs it. An empty sentence
     has one empty translation.
     """
-    check_tokenizer(tokenizer, model.config.vocab_size)
-    check_id("bos", options.bos, model.config.vocab_size)
-    count = concurrency(params)
+    config = loaded.model.config
+    check_id("bos", options.bos, config.vocab_size)
+    count = concurrency(loaded.params)
     batch_size = split_batch(sum(map(bool, sentences)), count, options.batch_size)
-    batches = list(_batches(sentences, model.config, search, options, batch_size))
+    batches = list(_batches(sentences, config, search, options, batch_size))
     runs = map(compile_batch, batches)
     results = [[Translation("", 0.0, [], [])] for _ in sentences]
     for batch, hypotheses in zip(batches, concurrently(runs, count), strict=True):

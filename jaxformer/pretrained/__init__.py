@@ -9,9 +9,10 @@ from jaxformer.pretrained.generation_config import (
     inexpressible_settings,
     load_eos,
     load_generation_config,
+    load_sampling_config,
 )
+from jaxformer.pretrained.loaded import Loaded
 from jaxformer.pretrained.loading import (
-    Loaded,
     is_pretrained,
     load,
     load_pretrained,
@@ -28,6 +29,7 @@ __all__ = [
     "load_eos",
     "load_generation_config",
     "load_pretrained",
+    "load_sampling_config",
     "load_without_weights",
     "save_pretrained",
 ]

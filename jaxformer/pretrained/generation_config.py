@@ -21,6 +21,7 @@ _SEARCH = _LOGITS | {
     "length_penalty": ("length_penalty", 1.0),
     "renormalize_logits": ("renormalize_logits", False),
 }
+_SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}
 _EARLY_STOPPING: dict[Any, Any] = {"never": "never", False: "heuristic", True: "beam_full"}
 
 # Settings that are not supported, each with the value that changes nothing. Without do_sample,
@@ -87,6 +88,38 @@ def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
     size = parse_number("vocab_size", settings.get("vocab_size"), int)
     try:
         return _ids("eos_token_id", settings["eos_token_id"], size)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def load_sampling_config(
+    folder: str | os.PathLike[str], max_len: int
+) -> tuple[SamplingConfig, CompletionOptions]:
+    """The settings with which the decoder in `folder` completes a text.
+
+    They are those of generation_config.json, or else of config.json, and mean what they mean in
+    `generate` of transformers (version 5): without "do_sample" the most likely token is taken.
+    Without a length, a text grows by at most half of `max_len`, and by 200 tokens.
+
+    Raises `ConfigError`, naming the key, for ids outside the vocabulary and for settings that are
+    not supported.
+    """
+    path, eos = locate(folder), load_eos(folder)
+    settings = _settings(path)
+    try:
+        _check_neutral(settings | {"do_sample": False, "stop_strings": []}, num_beams=1)
+        drawn = {key: settings.get(key, default) for key, default in _SAMPLING.items()}
+        stop = settings.get("stop_strings", [])
+        sampling = SamplingConfig(
+            **(drawn if settings.get("do_sample") else {"temperature": 0.0}),
+            **{field: settings.get(key, default) for key, (field, default) in _LOGITS.items()},
+            min_new_tokens=_length(settings, "min", 0) or 0,
+            max_new_tokens=_length(settings, "max", 1) or max(1, min(200, max_len // 2)),
+            suppress_tokens=tuple(settings.get("suppress_tokens", [])),
+        )
+        return sampling, CompletionOptions(
+            eos=eos, stop=(stop,) if isinstance(stop, str) else (*stop,)
+        )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -159,10 +192,14 @@ def _settings(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in (settings | sizes).items() if value is not None}
 
 
-def _read(settings: Mapping[str, Any], size: int) -> tuple[SearchConfig, TranslationOptions]:
-    for key, neutral in _NEUTRAL.items():
+def _check_neutral(settings: Mapping[str, Any], **others: Any) -> None:
+    for key, neutral in (_NEUTRAL | others).items():
         if settings.get(key, neutral) not in (neutral, []):
             raise ConfigError(f"{key}={as_text(settings[key])} is not supported: remove it")
+
+
+def _read(settings: Mapping[str, Any], size: int) -> tuple[SearchConfig, TranslationOptions]:
+    _check_neutral(settings)
     early = settings.get("early_stopping", False)
     if not isinstance(early, bool | str) or early not in _EARLY_STOPPING:
         raise unsupported("early_stopping", early, *_EARLY_STOPPING)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -24,28 +24,17 @@ from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, reference
 from jaxformer.pretrained import families
 from jaxformer.pretrained.family import Family, as_text, canonical_names, parse_number, read_config
+from jaxformer.pretrained.generation_config import load_generation_config, load_sampling_config
 from jaxformer.pretrained.hf_folder import Tensors, locate, read_json
+from jaxformer.pretrained.loaded import Loaded, Setting, run_settings
 from jaxformer.pretrained.model_specs import ModelSpec, check_params, make_model, param_shapes
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
 from jaxformer.storage import to_path
 from jaxformer.text import tokenizers
-from jaxformer.text.tokenizers import Tokenizer
 
 # The tokenizers of a run.
 _TOKENIZER = Path("tokenizer", "tokenizer.json")
 _SOURCE, _TARGET = Path("tokenizer", "source.json"), Path("tokenizer", "target.json")
-
-
-class Loaded(NamedTuple):
-    """A trained model, ready for use."""
-
-    model: nn.Module
-    params: dict[str, Any]
-    """Float32 numpy arrays in nested dicts."""
-    tokenizer: Tokenizer | None
-    """The tokenizer of the (source) text; None where the folder has none."""
-    target_tokenizer: Tokenizer | None
-    """The tokenizer of the target text; the same object where there is one vocabulary."""
 
 
 def load_pretrained(
@@ -112,27 +101,30 @@ def _load(
         raise ConfigError(f"{source / 'config.json'}: {error}") from error
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
-    pair = tokenizers.load_pair(source) if tokenizers.has_tokenizer(source) else (None, None)
-    return _loaded(source, model, params, spec.config, *pair)
+    loaded = Loaded(model, params, settings=functools.partial(_folder_settings, source, model))
+    if tokenizers.has_tokenizer(source):
+        reader, writer = tokenizers.load_pair(source)
+        loaded = loaded._replace(tokenizer=reader, target_tokenizer=writer)
+    return _loaded(source, loaded, spec.config)
 
 
-def _loaded(
-    folder: Path,
-    model: nn.Module,
-    params: dict[str, Any],
-    sizes: TransformerConfig,
-    source: Tokenizer | None,
-    target: Tokenizer | None,
-) -> Loaded:
-    """All that was loaded; `ConfigError` for a tokenizer with more ids than the model."""
+def _folder_settings(folder: Path, model: nn.Module) -> tuple[Setting, ...]:
+    if isinstance(model, EncoderDecoder):
+        return load_generation_config(folder)
+    is_decoder = isinstance(model, DecoderOnly)
+    return load_sampling_config(folder, model.config.max_len) if is_decoder else ()
+
+
+def _loaded(folder: Path, loaded: Loaded, sizes: TransformerConfig) -> Loaded:
+    """`loaded`; `ConfigError` for a tokenizer with more ids than the model."""
     vocab_sizes = sizes.source_vocab_size or sizes.vocab_size, sizes.vocab_size
     try:
-        for tokenizer, vocab_size in zip((source, target), vocab_sizes, strict=True):
+        for tokenizer, vocab_size in zip(loaded[2:4], vocab_sizes, strict=True):
             if tokenizer is not None:
                 tokenizer.check_fits(vocab_size)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from error
-    return Loaded(model, params, source, target)
+    return loaded
 
 
 def is_pretrained(folder: str | os.PathLike[str]) -> bool:
@@ -219,7 +211,9 @@ def load(
     block, attention function and position scheme that it was trained with. A run's config.json may
     name Python modules, which are imported: load only runs that you trust. `attention_fn` and
     `dtype` replace those of the run; None means `reference` and "float32" for other folders.
-    `strategy` puts the parameters on its devices, tensor by tensor as `load_pretrained` does.
+    `strategy` puts the parameters on its devices, tensor by tensor as `load_pretrained` does. The
+    pipelines take the result, and by default use the folder's settings: generation_config.json, or
+    the search or sampling of the run.
 
     Raises `ConfigError` for a folder of neither kind, `CheckpointError` for a run without a
     complete checkpoint or with weights that do not fit, and what `load_pretrained` raises.
@@ -284,11 +278,12 @@ def _load_run(
     params = checkpoints.average_params(steps, tree=tree, shardings=shardings)
     paths = (folder / _TARGET, folder / _TOKENIZER)
     path = next((path for path in paths if path.exists()), None)
+    settings = functools.partial(run_settings, config)
     if path is None:
-        return Loaded(model, params, None, None)
+        return Loaded(model, params, settings=settings)
     target = tokenizers.load(path)
     source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else target
-    return _loaded(folder, model, params, sizes, source, target)
+    return _loaded(folder, Loaded(model, params, source, target, settings), sizes)
 
 
 def _from_json(kind: Any, value: Any) -> Any:

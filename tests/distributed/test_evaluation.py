@@ -52,12 +52,14 @@ def evaluated(put: Any) -> dict[str, Any]:
     search, sampling = jf.SearchConfig(beam_size=3), jf.SamplingConfig(max_new_tokens=5)
     prompts, pairs = ["a rose", "red", "a a a a"], list(zip(LINES, LINES[::-1], strict=True))
     stop = jf.CompletionOptions(stop=("is",))
-    best = jf.translate(TRANSLATOR, translator, LINES, *tokenizers, search)
-    written = jf.complete(WRITER, writer, prompts, TOKENIZER, sampling)
-    stopped = jf.complete(WRITER, writer, prompts, TOKENIZER, sampling, stop)
+    best = jf.translate(jf.Loaded(TRANSLATOR, translator, *tokenizers), LINES, search, details=True)
+    written = jf.complete(jf.Loaded(WRITER, writer, TOKENIZER), prompts, sampling, details=True)
+    stopped = jf.complete(
+        jf.Loaded(WRITER, writer, TOKENIZER), prompts, sampling, stop, details=True
+    )
     masked = [f"{line} <mask>" for line in LINES if line]
-    filled = jf.fill_mask(FILLER, filler, masked, TOKENIZER)
-    vectors = jf.embed(FILLER, filler, masked, TOKENIZER)
+    filled = jf.fill_mask(jf.Loaded(FILLER, filler, TOKENIZER), masked, details=True)
+    vectors = jf.embed(jf.Loaded(FILLER, filler, TOKENIZER), masked, details=True)
     batch = jf.PairBatch.create(
         np.arange(5 * 4).reshape(5, 4) % 7, np.arange(5 * 6).reshape(5, 6) % 11, vocab_size=11
     )
@@ -67,9 +69,11 @@ def evaluated(put: Any) -> dict[str, Any]:
         "translations": [[(x.ids, x.score) for x in each] for each in best],
         "completions": [x.ids for x in written],
         "stopped": [x.text for x in stopped],
-        "streamed": list(stream(WRITER, writer, prompts, TOKENIZER, sampling)),
-        "scores": [x.nats for x in jf.score(WRITER, writer, LINES, TOKENIZER)],
-        "pairs": score_pairs(TRANSLATOR, translator, pairs, *tokenizers),
+        "streamed": list(stream(jf.Loaded(WRITER, writer, TOKENIZER), prompts, sampling)),
+        "scores": [
+            x.nats for x in jf.score(jf.Loaded(WRITER, writer, TOKENIZER), LINES, details=True)
+        ],
+        "pairs": score_pairs(jf.Loaded(TRANSLATOR, translator, *tokenizers), pairs),
         "filled": [[(x.token, x.probability) for x in mask[0]] for mask in filled],
         "vectors": [x.contextual.tolist() for x in vectors],
         "sums": {k: float(x) for k, x in loss(translator, devices.divide(batch)).items()},

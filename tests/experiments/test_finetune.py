@@ -539,8 +539,8 @@ def test_a_conversation_learned_with_adapters_is_saved_as_a_plain_model(
     ((ids, _),) = tokenizer.encode_with_special([written])
     assert ids[0] == BOS and ids.count(BOS) == 2
     greedy = SamplingConfig(max_new_tokens=7, temperature=0.0)
-    (answer,) = complete(saved.model, saved.params, [ids], saved.tokenizer, greedy)
-    assert capsys.readouterr().out == f"the sun\n{answer.text}\n"
+    (answer,) = complete(saved, [ids], greedy)
+    assert capsys.readouterr().out == f"the sun\n{answer}\n"
     with pytest.raises(DataError, match="a message contains '<eos>', the name of a special token"):
         generate.main(replace(asked, text=("a <eos>",)))
 

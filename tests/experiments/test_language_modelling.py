@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+import jaxformer as jf
 from experiments.harness.training import utilization
 from experiments.harness.training.flops import causal_flops
 from experiments.language_modelling import (
@@ -27,7 +28,7 @@ from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, DataConfig
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.pretrained import load_pretrained
+from jaxformer.pretrained import Loaded, load_pretrained
 from jaxformer.text import tokenizers
 from jaxformer.text.data import open_tokens, write_tokens
 from jaxformer.training.optimizer import make_schedule
@@ -245,11 +246,21 @@ def test_a_smaller_stride_counts_the_same_tokens_with_more_before_them(run):
 # Sampling
 
 
+def test_three_lines_lead_from_a_run_to_a_completion_a_score_vectors_and_filled_masks(run, masked):
+    loaded = jf.load(run.folder)
+    assert "sun" + jf.complete(loaded, "sun") == (run.folder / "samples/prompts.txt").read_text()
+    assert jf.score(loaded, "sun and rain") < 0.0
+    assert jf.embed(loaded, ["sun", "rain", "sun"]).shape == (3, loaded.model.config.d_model)
+    filled = jf.fill_mask(jf.load(masked.folder), "sun <mask> rain.")
+    assert filled.startswith("sun ") and filled.endswith("rain.") and "<mask>" not in filled
+
+
 def test_a_sample_goes_on_from_the_prompt_as_complete_does(run):
     found = load_run.load_run(run.folder)
     sampling = replace(found.config.sampling, temperature=0.5)
     options = replace(found.config.completion, seed=3)
-    (best,) = pipelines.complete(*found[1:3], ["sun "], found.tokenizer, sampling, options)
+    loaded = Loaded(*found[1:])
+    best = pipelines.complete(loaded, "sun ", sampling, options, details=True)
     args = {"--run": run.folder, "--text": "sun ", "--temperature": 0.5, "--seed": 3}
     done = call(generate, args)
     assert done.code == 0 and done.out == f"sun {best.text}\n"

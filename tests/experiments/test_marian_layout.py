@@ -51,10 +51,11 @@ def system(tokenizer, random_params):
 
 
 def test_the_folder_gives_the_translations_of_the_model(system, tokenizer, tmp_path, assert_equal):
-    expected = jf.translate(*system, LINES, tokenizer, tokenizer, SEARCH)
+    expected = jf.translate(jf.Loaded(*system, tokenizer), LINES, SEARCH, details=True)
     layout = marian_layout(*system, tokenizer, SEARCH)
     jf.save_pretrained(tmp_path / "m", *layout[:3], generation=layout.search, card="# A card\n")
-    model, params, *tokenizers = load_pretrained(tmp_path / "m")
+    loaded = load_pretrained(tmp_path / "m")
+    params = loaded.params
     search, options = load_generation_config(tmp_path / "m")
     assert (search, options) == (layout.search, layout.options)
     last = tokenizer.vocab_size - 2
@@ -65,7 +66,7 @@ def test_the_folder_gives_the_translations_of_the_model(system, tokenizer, tmp_p
         (last,),
     )
     assert not params["embedding"]["table"][-1].any() and params["output"]["bias"][-1] < -1e3
-    found = jf.translate(model, params, LINES, *tokenizers, search, options)
+    found = jf.translate(loaded, LINES, details=True)
     assert [[x.text for x in each] for each in found] == [
         [x.text for x in each] for each in expected
     ]

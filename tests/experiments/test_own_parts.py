@@ -31,6 +31,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines.batching import pad_right
+from jaxformer.pretrained import Loaded
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.losses import causal_loss, seq2seq_loss
@@ -183,8 +184,8 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
 
     def expected(params, search):
         settings = search, loaded.config.translation
-        found = pipelines.translate(translation.model, params, lines, *loaded[3:], *settings)
-        return [best[0].text for best in found]
+        system = Loaded(translation.model, params, *loaded[3:])
+        return pipelines.translate(system, lines, *settings)
 
     checkpoints = Checkpoints(translation.folder / "checkpoints")
     samples = read_table(translation.folder / "samples" / "validation-5.tsv")

@@ -89,9 +89,8 @@ def test_a_folder_of_theirs_continues_a_prompt(folder, capsys):
     path = folder("gpt")
     options = generate.parse(["--run", str(path), "--text", "sun moon", "--max_new_tokens", "3"])
     generate.main(options)
-    model, params, tokenizer, _ = load_pretrained(path)
-    ((found),) = pipelines.complete(model, params, ["sun moon"], tokenizer, *options.settings)
-    assert capsys.readouterr().out == f"sun moon{found.text}\n"
+    added = pipelines.complete(load_pretrained(path), "sun moon", *options.settings)
+    assert capsys.readouterr().out == f"sun moon{added}\n"
 
 
 def test_a_text_ends_at_any_of_the_ends_that_the_folder_states(folder, capsys, tmp_path):
@@ -99,12 +98,12 @@ def test_a_text_ends_at_any_of_the_ends_that_the_folder_states(folder, capsys, t
     options = generate.GenerateOptions(
         run=str(tmp_path / "gpt"), text=("sun moon",), max_new_tokens=4, temperature=0.0
     )
-    model, params, tokenizer, _ = load_pretrained(tmp_path / "gpt")
-    complete = partial(pipelines.complete, model, params, ["sun moon"], tokenizer)
-    (free,) = complete(*replace(options, eos=()).settings)
+    loaded = load_pretrained(tmp_path / "gpt")
+    complete = partial(pipelines.complete, loaded, "sun moon", details=True)
+    free = complete(*replace(options, eos=()).settings)
     assert len(free.ids) == 4 and not free.ended
     last = free.ids[1]
-    (ended,) = complete(*replace(options, eos=(16, last)).settings)
+    ended = complete(*replace(options, eos=(16, last)).settings)
     assert ended.ids == free.ids[: free.ids.index(last) + 1] and ended.ended
     said = json.loads((tmp_path / "gpt" / "config.json").read_text())
     generation_config = tmp_path / "gpt" / "generation_config.json"

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+import jaxformer as jf
 from experiments import runs
 from experiments.harness import cli
 from experiments.harness.runs import checkpoint_selection
@@ -250,6 +251,13 @@ def test_one_line_comes_out_for_each_line_that_goes_in(run, tmp_path):
     assert marked.lines == [done.lines[0], ""], "a byte order mark is no text"
     in_parts = translated(run, tmp_path, "\n".join(ODD).encode(), "--lines_at_once 3")
     assert in_parts.lines == done.lines
+
+
+def test_three_lines_lead_from_a_run_to_the_translations_of_its_command(run, tmp_path):
+    loaded = jf.load(run.folder)
+    best, *others = jf.translate(loaded, ["dog sees", "tree"])
+    assert [best, *others, ""] == translated(run, tmp_path, b"dog sees\ntree\n").lines
+    assert jf.translate(loaded, "dog sees") == best
 
 
 def test_n_best_lines_hold_number_score_text_and_log_probabilities(run, tmp_path):

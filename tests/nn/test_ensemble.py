@@ -15,6 +15,7 @@ from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines import complete, score_pairs, translate
 from jaxformer.pipelines.batching import pad_right
+from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import BOS, EOS, PAD, train_characters
 
 CONFIG = TransformerConfig(
@@ -57,7 +58,7 @@ def test_an_ensemble_of_a_model_with_itself_is_the_model(tokenizer, assert_equal
     (params,) = members_of(model, 1)
     both = Ensemble(model, "geometric"), stack_members([params, params])
     found, alone = (
-        translate(*system, LINES, tokenizer, tokenizer, *SETTINGS)
+        translate(Loaded(*system, tokenizer), LINES, *SETTINGS, details=True)
         for system in (both, (model, params))
     )
     for line, other in zip(found, alone, strict=True):
@@ -79,7 +80,9 @@ def test_each_step_of_a_search_has_the_mean_probability_of_the_members(
 ):
     model, lines = EncoderDecoder(CONFIG), [line for line in LINES if line]
     system = Ensemble(model, mean), stack_members(members)
-    found = [line[1] for line in translate(*system, lines, tokenizer, tokenizer, *SETTINGS)]
+    found = [
+        line[1] for line in translate(Loaded(*system, tokenizer), lines, *SETTINGS, details=True)
+    ]
     assert len({tuple(x.ids) for x in found}) > 1
     each = forced(model, members, tokenizer, lines, [x.ids for x in found])
     log_probs = np.log(np.exp(each).mean(axis=0)) if mean == "arithmetic" else each.mean(axis=0)
@@ -92,8 +95,10 @@ def test_each_step_of_a_search_has_the_mean_probability_of_the_members(
 def test_scores_of_given_targets_are_of_the_mean_too(members, tokenizer, assert_equal):
     system = Ensemble(EncoderDecoder(CONFIG)), stack_members(members)
     pairs = [("abc", "ba"), ("jih", "cabbage")]
-    found = score_pairs(*system, pairs, tokenizer, tokenizer, batch_size=2)
-    each = [score_pairs(system[0].model, m, pairs, *[tokenizer] * 2, batch_size=2) for m in members]
+    found = score_pairs(Loaded(*system, tokenizer), pairs, batch_size=2)
+    each = [
+        score_pairs(Loaded(system[0].model, m, tokenizer), pairs, batch_size=2) for m in members
+    ]
     for i in range(2):
         assert_equal(found[i], np.log(np.mean([np.exp(scores[i]) for scores in each], axis=0)))
 
@@ -105,12 +110,14 @@ def test_language_models_and_models_in_8_bits_decode_together(tokenizer):
     settings = SamplingConfig(max_new_tokens=7), CompletionOptions(seed=5)
     same = Ensemble(model), stack_members([first, first])
     texts = ["abc", "jihgfed"]
-    found = complete(*same, texts, tokenizer, *settings)
+    found = complete(Loaded(*same, tokenizer), texts, *settings, details=True)
     assert [x.ids for x in found] == [
-        x.ids for x in complete(model, first, texts, tokenizer, *settings)
+        x.ids for x in complete(Loaded(model, first, tokenizer), texts, *settings, details=True)
     ]
     small = stack_members([quantize(model, params) for params in (first, second)])
-    mixed = complete(Ensemble(Int8(model)), small, texts, tokenizer, *settings)
+    mixed = complete(
+        Loaded(Ensemble(Int8(model)), small, tokenizer), texts, *settings, details=True
+    )
     assert [x.ids for x in mixed] != [x.ids for x in found]
 
 

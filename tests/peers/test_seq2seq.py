@@ -146,7 +146,7 @@ def pair(request, torch, transformers, tmp_path_factory):
     theirs = build(torch, transformers, request.param)
     folder = tmp_path_factory.mktemp("theirs")
     theirs.save_pretrained(folder)
-    model, params, tokenizer, _ = load_pretrained(folder, attention_fn=attention.reference)
+    model, params, tokenizer, *_ = load_pretrained(folder, attention_fn=attention.reference)
     assert isinstance(model, EncoderDecoder) and tokenizer is None
     return Pair(theirs, folder, model, params)
 
@@ -337,7 +337,7 @@ def test_the_tiny_t5_of_the_hub_says_the_same_here(
     torch, transformers, tiny, source, target, assert_equal
 ):
     folder = tiny
-    model, params, tokenizer, _ = load_pretrained(folder)
+    model, params, tokenizer, *_ = load_pretrained(folder)
     assert tokenizer.decode(tokenizer.encode("a tiny model")) == "a tiny model"
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
     with torch.no_grad():

@@ -27,6 +27,7 @@ from jaxformer.ops.attention import reference
 from jaxformer.pipelines import complete, stream
 from jaxformer.pipelines.completion import Round, continue_ids
 from jaxformer.pipelines.streaming import PartialText
+from jaxformer.pretrained import Loaded
 from jaxformer.runtime import concurrency
 from jaxformer.text.tokenizers import EOS, train_bpe, train_characters, train_words
 
@@ -92,7 +93,7 @@ def test_the_log_probabilities_are_those_of_the_whole_forward_pass(
     random_params, tokenizer, assert_equal, positions
 ):
     system = build(random_params, dataclasses.replace(CONFIG, positions=positions))
-    found = complete(*system, PROMPTS, tokenizer, FREE)
+    found = complete(Loaded(*system, tokenizer), PROMPTS, FREE, details=True)
     assert len({len(ids_of(prompt, tokenizer)) for prompt in PROMPTS}) == 5, "ragged"
     for prompt, completion in zip(PROMPTS, found, strict=True):
         ids = ids_of(prompt, tokenizer)
@@ -140,27 +141,40 @@ def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch(
     system, tokenizer, assert_equal
 ):
     def texts(prompts, first, options=SEED):
-        return complete(*system, prompts, tokenizer, FREE, options, first_example_id=first)
+        return complete(
+            Loaded(*system, tokenizer), prompts, FREE, options, first_example_id=first, details=True
+        )
 
     whole = texts(PROMPTS, 11)
     same(texts(PROMPTS, 11), whole, assert_equal)
     for i in (0, 4, 6):
         same(texts(PROMPTS[i : i + 1], 11 + i), whole[i : i + 1], assert_equal)
     same(texts(PROMPTS[2:5], 13), whole[2:5], assert_equal)
-    assert len({tuple(x.ids) for x in complete(*system, ["abcab"] * 7, tokenizer, FREE)}) > 5
+    assert (
+        len(
+            {
+                tuple(x.ids)
+                for x in complete(Loaded(*system, tokenizer), ["abcab"] * 7, FREE, details=True)
+            }
+        )
+        > 5
+    )
     assert texts(PROMPTS, 11, CompletionOptions(seed=4)) != whole
 
 
 def test_a_prompt_may_be_given_as_ids(system, tokenizer):
     ids = [tokenizer.encode(prompt) if i % 2 else prompt for i, prompt in enumerate(PROMPTS)]
-    assert complete(*system, ids, tokenizer, FREE) == complete(*system, PROMPTS, tokenizer, FREE)
+    assert complete(Loaded(*system, tokenizer), ids, FREE, details=True) == complete(
+        Loaded(*system, tokenizer), PROMPTS, FREE, details=True
+    )
     with pytest.raises(DataError, match="prompt 2 has ids from 5 to 16, but ids are 0 to 15"):
-        complete(*system, ["a", [5, 16]], tokenizer, FREE)
+        complete(Loaded(*system, tokenizer), ["a", [5, 16]], FREE, details=True)
 
 
-def test_nothing_to_complete_is_nothing(system, tokenizer):
-    assert complete(*system, [], tokenizer) == []
-    assert list(stream(*system, [], tokenizer)) == []
+def test_nothing_to_complete_is_refused(system, tokenizer):
+    for use in (complete, stream):
+        with pytest.raises(DataError, match="the list of texts is empty: give at least one text"):
+            use(Loaded(*system, tokenizer), [])
 
 
 @struct.dataclass
@@ -221,10 +235,10 @@ def test_streamed_pieces_joined_are_the_text_and_never_half_a_character(bytes_to
     prompts = ["the ", "the cä", "the"]
     rest = len(ids) - len(bytes_tokenizer.encode("the cä"))
     sampling = dataclasses.replace(GREEDY, max_new_tokens=rest)
-    pieces = list(stream(model, params, prompts, bytes_tokenizer, sampling))
+    pieces = list(stream(Loaded(model, params, bytes_tokenizer), prompts, sampling))
     assert len(pieces) > 50 and max(len(piece) for _, piece in pieces) <= len(" the")
     assert [number for number, _ in pieces[:3]] == [0, 1, 2], "the texts are made side by side"
-    found = complete(model, params, prompts, bytes_tokenizer, sampling)
+    found = complete(Loaded(model, params, bytes_tokenizer), prompts, sampling, details=True)
     assert join(pieces, 3) == [completion.text for completion in found]
     assert found[1].text == STORY[len("the cä") :]
 
@@ -291,9 +305,9 @@ def test_a_stop_string_ends_a_text_before_it_wherever_tokens_begin(
         SamplingConfig(max_new_tokens=100 - 1, temperature=0.0),
         CompletionOptions(stop=stop),
     )
-    [found] = complete(model, params, ["x"], bytes_tokenizer, *settings)
+    [found] = complete(Loaded(model, params, bytes_tokenizer), ["x"], *settings, details=True)
     assert found.text == text and found.ended
-    assert join(stream(model, params, ["x"], bytes_tokenizer, *settings), 1) == [text]
+    assert join(stream(Loaded(model, params, bytes_tokenizer), ["x"], *settings), 1) == [text]
     assert found.ids == ids[1 : 1 + len(found.ids)]
     if found.ids[-1] != bytes_tokenizer.special.eos:
         before, after = (bytes_tokenizer.decode(found.ids[:n]) for n in (-1, None))
@@ -329,7 +343,10 @@ def test_an_end_token_ends_a_text_and_stands_in_its_ids(bytes_tokenizer):
     sampling = SamplingConfig(max_new_tokens=29, temperature=0.0)
     long, cut = (
         complete(
-            model, params, ["the"], bytes_tokenizer, dataclasses.replace(sampling, max_new_tokens=n)
+            Loaded(model, params, bytes_tokenizer),
+            ["the"],
+            dataclasses.replace(sampling, max_new_tokens=n),
+            details=True,
         )[0]
         for n in (29, len(ids) - 2)
     )
@@ -348,14 +365,17 @@ def test_bytes_that_are_no_character_do_not_stop_the_text(bytes_tokenizer):
 def test_an_id_that_the_tokenizer_does_not_have_is_never_made(tokenizer):
     model, params, _ = scripted(tokenizer, "abc", after=[16, 17, 18] * 5, extra=3)
     [found] = complete(
-        model, params, ["ab"], tokenizer, dataclasses.replace(GREEDY, max_new_tokens=7)
+        Loaded(model, params, tokenizer),
+        ["ab"],
+        dataclasses.replace(GREEDY, max_new_tokens=7),
+        details=True,
     )
     assert found.ids == [tokenizer.id_of("c"), 0, 0, 0, 0, 0, 0] and found.text == "c"
 
 
 def test_a_repetition_penalty_counts_the_prompt_too(system, tokenizer):
     strict = dataclasses.replace(GREEDY, repetition_penalty=1.7)
-    found = [x.ids for x in complete(*system, PROMPTS, tokenizer, strict)]
+    found = [x.ids for x in complete(Loaded(*system, tokenizer), PROMPTS, strict, details=True)]
     assert found == [by_hand(system, tokenizer, prompt, strict) for prompt in PROMPTS]
     assert found != [by_hand(system, tokenizer, prompt, GREEDY) for prompt in PROMPTS]
 
@@ -367,18 +387,21 @@ SLIDE = dataclasses.replace(GREEDY, max_new_tokens=53, **RULES)
 
 def test_a_sliding_window_is_a_new_prefill_of_the_last_tokens(system, tokenizer, assert_equal):
     prompts = [*PROMPTS, "kjihg" * 11]
-    found = complete(*system, prompts, tokenizer, SLIDE, SLIDES)
+    found = complete(Loaded(*system, tokenizer), prompts, SLIDE, SLIDES, details=True)
     for prompt, completion in zip(prompts, found, strict=True):
         expected = by_hand(system, tokenizer, prompt, SLIDE, keep=37 - 18)
         assert completion.ids == expected and len(completion.log_probs) == len(expected)
     assert sum(len(completion.ids) == 53 for completion in found) > 2
-    assert join(stream(*system, prompts, tokenizer, SLIDE, SLIDES), 8) == [x.text for x in found]
+    assert join(stream(Loaded(*system, tokenizer), prompts, SLIDE, SLIDES), 8) == [
+        x.text for x in found
+    ]
 
 
 def test_prompts_read_in_chunks_give_the_same_texts(system, tokenizer):
     whole, parts = SEED, dataclasses.replace(SEED, prefill_chunk=5)
     texts, others = (
-        complete(*system, PROMPTS, tokenizer, FREE, options) for options in (whole, parts)
+        complete(Loaded(*system, tokenizer), PROMPTS, FREE, options, details=True)
+        for options in (whole, parts)
     )
     assert [text.ids for text in others] == [text.ids for text in texts]
 
@@ -398,7 +421,7 @@ def test_a_prompt_is_read_by_calls_that_a_flash_attention_can_compute(
 
     model, params = system[0].clone(attention_fn=attend), system[1]
     options = CompletionOptions(prefill_chunk=chunk)
-    complete(model, params, PROMPTS, tokenizer, GREEDY, options)
+    complete(Loaded(model, params, tokenizer), PROMPTS, GREEDY, options, details=True)
     assert noted[: len(calls)] == calls
 
 
@@ -407,7 +430,10 @@ def test_decoding_reads_the_layers_of_a_scanned_model_one_by_one(random_params, 
     model = DecoderOnly(dataclasses.replace(config, scan_layers=True))
     params = random_params(model, jnp.ones((2, 3), jnp.int32))
     plain = DecoderOnly(config), unstack_blocks(params)
-    texts = [complete(*each, PROMPTS, tokenizer, GREEDY) for each in ((model, params), plain)]
+    texts = [
+        complete(Loaded(*each, tokenizer), PROMPTS, GREEDY, details=True)
+        for each in ((model, params), plain)
+    ]
     assert [text.ids for text in texts[0]] == [text.ids for text in texts[1]]
     tokens, zeros = np.zeros((2, 4), np.int32), np.zeros(2, np.int32)
     inputs = Round(tokens, zeros, Prompts(tokens[:, -1], zeros, zeros), jax.random.key(0), None)
@@ -424,10 +450,18 @@ def test_a_text_that_fits_does_not_slide_and_its_neighbours_do_not_matter(
 ):
     sampling = dataclasses.replace(SLIDE, max_new_tokens=25)
     slides = ["fee" * 13, "abc " * 4, "k" * 41, "ij" * 7, "a b" * 5]
-    found = complete(*system, ["abcdefghijk", *slides, "kjihgfedcba"], tokenizer, sampling, SLIDES)
-    fit = complete(*system, ["abcdefghijk", "kjihgfedcba"], tokenizer, sampling)
+    found = complete(
+        Loaded(*system, tokenizer),
+        ["abcdefghijk", *slides, "kjihgfedcba"],
+        sampling,
+        SLIDES,
+        details=True,
+    )
+    fit = complete(
+        Loaded(*system, tokenizer), ["abcdefghijk", "kjihgfedcba"], sampling, details=True
+    )
     same(fit, [found[0], found[-1]], assert_equal)
-    turned = complete(*system, slides[::-1], tokenizer, sampling, SLIDES)
+    turned = complete(Loaded(*system, tokenizer), slides[::-1], sampling, SLIDES, details=True)
     same(turned, found[-2:0:-1], assert_equal)
 
 
@@ -437,62 +471,64 @@ def test_a_text_made_in_rounds_is_drawn_as_one_made_at_once(tokenizer):
     settings = even, dataclasses.replace(SLIDES, seed=3)
     prompts = ["abc", "ab", "a"]
     short, long = (scripted(tokenizer, LETTERS, max_len=n)[:2] for n in (37, 101))
-    rounds = complete(*short, prompts, tokenizer, *settings)
+    rounds = complete(Loaded(*short, tokenizer), prompts, *settings, details=True)
     assert [x.ids for x in rounds] == [
-        x.ids for x in complete(*long, prompts, tokenizer, *settings)
+        x.ids for x in complete(Loaded(*long, tokenizer), prompts, *settings, details=True)
     ]
     assert max(len(x.ids) for x in rounds) > 2 * 18
 
 
 def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(system, tokenizer):
-    assert len(complete(*system, ["a" * 24], tokenizer, GREEDY)[0].ids) > 0
+    assert len(complete(Loaded(*system, tokenizer), ["a" * 24], GREEDY, details=True)[0].ids) > 0
     message = (
         "prompt 2 of 2 has 25 tokens, which makes 38 with max_new_tokens=13, but max_len=37: "
         "shorten it, give a smaller max_new_tokens, or give overflow='slide'"
     )
     for use in (complete, stream):
         with pytest.raises(ConfigError, match=message):
-            use(*system, ["a", "a" * 25], tokenizer, GREEDY)
+            use(Loaded(*system, tokenizer), ["a", "a" * 25], GREEDY)
 
 
 def test_an_empty_prompt_begins_at_the_begin_token_and_without_one_is_refused(system, tokenizer):
-    begun = complete(*system, ["", "a"], tokenizer, FREE)
+    begun = complete(Loaded(*system, tokenizer), ["", "a"], FREE, details=True)
     assert len(begun[0].ids) > 0 and begun[0].ids != begun[1].ids
     bare = train_characters([LETTERS], special_tokens=())
     message = "prompt 2 of 2 is empty, and the vocabulary has no token to begin a text with"
     for use in (complete, stream):
         with pytest.raises(DataError, match=message):
-            use(*system, ["a", ""], bare, FREE)
+            use(Loaded(*system, bare), ["a", ""], FREE)
 
 
 def test_prefill_and_steps_are_one_program_for_all_prompts_of_a_size(tokenizer, compiled):
     system = scripted(tokenizer, LETTERS)[:2]
     sampling = SamplingConfig(max_new_tokens=11, top_p=0.83)
-    complete(*system, PROMPTS[:2], tokenizer, sampling)
+    complete(Loaded(*system, tokenizer), PROMPTS[:2], sampling, details=True)
     before = compiled[0]
-    complete(*system, PROMPTS[:3], tokenizer, sampling)
+    complete(Loaded(*system, tokenizer), PROMPTS[:3], sampling, details=True)
     assert compiled[0] - before == 1, "of two rows each rather than of one"
     changed = CompletionOptions(seed=7)
-    complete(*system, PROMPTS[3:6], tokenizer, sampling, changed, first_example_id=5)
+    complete(
+        Loaded(*system, tokenizer),
+        PROMPTS[3:6],
+        sampling,
+        changed,
+        first_example_id=5,
+        details=True,
+    )
     assert compiled[0] - before == 1
     rows = 4 // concurrency(system[1])  # what `complete` gives each of its programs
     for _ in range(2):
-        list(stream(*system, PROMPTS[:rows], tokenizer, sampling, changed))
+        list(stream(Loaded(*system, tokenizer), PROMPTS[:rows], sampling, changed))
         stops = CompletionOptions(stop=("zz", "aa"))
-        complete(*system, PROMPTS[:4], tokenizer, sampling, stops)
+        complete(Loaded(*system, tokenizer), PROMPTS[:4], sampling, stops, details=True)
     assert compiled[0] - before == 2, "and one that tells of its tokens"
 
 
 def endless(tokenizer):
     """A text that would take minutes."""
     model, params, _ = scripted(tokenizer, "abcabcabcabc", max_len=3_000_000)
-    return (
-        model,
-        params,
-        ["ab", "a"],
-        tokenizer,
-        SamplingConfig(max_new_tokens=2_000_000, temperature=0.0),
-    )
+    sampling = SamplingConfig(max_new_tokens=2_000_000, temperature=0.0)
+    return Loaded(model, params, tokenizer), ["ab", "a"], sampling
 
 
 def test_closing_a_stream_stops_its_program(tokenizer):
@@ -512,8 +548,8 @@ def test_closing_a_stream_stops_its_program(tokenizer):
 def test_two_streams_at_once_keep_their_texts_apart(tokenizer):
     model, params, _ = scripted(tokenizer, "abcdefghijk" * 5)
     sampling = dataclasses.replace(GREEDY, max_new_tokens=31)
-    some = stream(model, params, ["a", "ab"], tokenizer, sampling)
-    others = stream(model, params, ["abc", "abcd"], tokenizer, sampling)
+    some = stream(Loaded(model, params, tokenizer), ["a", "ab"], sampling)
+    others = stream(Loaded(model, params, tokenizer), ["abc", "abcd"], sampling)
     pairs = list(zip(some, others, strict=False))
     assert "".join(piece for (number, piece), _ in pairs if number == 0).startswith("bcdefg")
     assert "".join(piece for _, (number, piece) in pairs if number == 1).startswith("efghij")
@@ -530,13 +566,8 @@ class Sloppy(Script):
 def test_a_stream_runs_under_its_callers_settings(tokenizer):
     """JAX keeps them by thread, and the program runs in another."""
     model, params, _ = scripted(tokenizer, "abcdefghijk")
-    inputs = (
-        Sloppy(model.config),
-        params,
-        ["a"],
-        tokenizer,
-        dataclasses.replace(GREEDY, max_new_tokens=5),
-    )
+    loaded = Loaded(Sloppy(model.config), params, tokenizer)
+    inputs = loaded, ["a"], dataclasses.replace(GREEDY, max_new_tokens=5)
     with pytest.raises(ValueError, match="rank_promotion"):
         list(stream(*inputs))
     with jax.numpy_rank_promotion("allow"):
@@ -547,10 +578,10 @@ def test_more_prompts_than_a_program_takes_keep_their_places(tokenizer):
     model, params, _ = scripted(tokenizer, "abcdefghijk" * 7)
     sampling = dataclasses.replace(GREEDY, max_new_tokens=3)
     prompts = [("abcdefghijk" * 2)[: 1 + i % 13] for i in range(67)]
-    found = complete(model, params, prompts, tokenizer, sampling)
+    found = complete(Loaded(model, params, tokenizer), prompts, sampling, details=True)
     expected = [("abcdefghijk" * 2)[1 + i % 13 :][:3] for i in range(67)]
     assert [completion.text for completion in found] == expected
-    assert join(stream(model, params, prompts, tokenizer, sampling), 67) == expected
+    assert join(stream(Loaded(model, params, tokenizer), prompts, sampling), 67) == expected
 
 
 @pytest.mark.parametrize(
@@ -569,14 +600,17 @@ def test_options_that_cannot_be_are_refused(name, value, message):
 
 
 def test_prompts_that_are_made_on_the_way_are_all_taken(system, tokenizer):
-    expected = complete(*system, PROMPTS[:2], tokenizer, GREEDY)
-    assert complete(*system, (x for x in PROMPTS[:2]), tokenizer, GREEDY) == expected
+    expected = complete(Loaded(*system, tokenizer), PROMPTS[:2], GREEDY, details=True)
+    assert (
+        complete(Loaded(*system, tokenizer), (x for x in PROMPTS[:2]), GREEDY, details=True)
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
     "prompts, message",
     [
-        ("abc", "the texts are one str, but must be a sequence of strings"),
+        (b"abc", "the texts are of the type bytes, but must be a string or a list of strings"),
         ([None], "prompt 1 is a NoneType, but must be a string or a sequence of integer ids"),
         (["a", b"ab"], "prompt 2 is a bytes"),
         (["a", [5.7]], "prompt 2 is a list, but must be a string or a sequence of integer id"),
@@ -585,9 +619,11 @@ def test_prompts_that_are_made_on_the_way_are_all_taken(system, tokenizer):
 def test_what_is_no_prompt_is_refused_by_its_place(system, tokenizer, prompts, message):
     for use in (complete, stream):
         with pytest.raises(DataError, match=message):
-            use(*system, prompts, tokenizer, GREEDY)
+            use(Loaded(*system, tokenizer), prompts, GREEDY)
 
 
 def test_an_end_outside_the_vocabulary_is_refused(system, tokenizer):
     with pytest.raises(ConfigError, match="eos=19, but the model's token ids are 0 to 18"):
-        complete(*system, ["a"], tokenizer, GREEDY, CompletionOptions(eos=(2, 19)))
+        complete(
+            Loaded(*system, tokenizer), ["a"], GREEDY, CompletionOptions(eos=(2, 19)), details=True
+        )

@@ -15,6 +15,7 @@ from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines import complete, embed, fill_mask, score
 from jaxformer.pipelines.fill_mask import encode_masked
+from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import (
     MASKED_SPECIAL_TOKENS,
     train_bpe,
@@ -76,7 +77,7 @@ def test_a_likelihood_is_the_sum_of_the_log_probabilities_after_the_begin_token(
     decoder, words, assert_equal
 ):
     texts = [*SENTENCES, "", "river\nboat\n"]
-    found = score(*decoder, texts, words)
+    found = score(Loaded(*decoder, words), texts, details=True)
     for text, result in zip(texts, found, strict=True):
         ids = [words.special.bos, *words.encode(text)]
         expected = sum(log_prob(decoder, ids[:t], ids[t]) for t in range(1, len(ids)))
@@ -84,7 +85,7 @@ def test_a_likelihood_is_the_sum_of_the_log_probabilities_after_the_begin_token(
         assert result.tokens == len(ids) - 1 and result.bytes == len(text)
     assert [result.words for result in found] == [4, 6, 1, 9, 0, 4]
     assert found[4][:2] == (0.0, 0) and found[0].perplexity == math.exp(found[0].nats / 4)
-    alone = score(*decoder, texts[1:2], words)[0]
+    alone = score(Loaded(*decoder, words), texts[1:2], details=True)[0]
     assert_equal(alone.nats, found[1].nats)
 
 
@@ -93,7 +94,7 @@ def test_a_long_text_is_read_in_windows_and_each_token_counted_once(
     decoder, words, assert_equal, stride
 ):
     texts = [" ".join(SENTENCES) + " boat", " ".join(SENTENCES * 3), "money " * 22, "boat " * 23]
-    found = score(*decoder, texts, words, stride=stride)
+    found = score(Loaded(*decoder, words), texts, stride=stride, details=True)
     for text, result in zip(texts, found, strict=True):
         ids = [words.special.bos, *words.encode(text)]
         expected = 0.0
@@ -106,7 +107,7 @@ def test_a_long_text_is_read_in_windows_and_each_token_counted_once(
 
 def test_without_a_begin_token_the_first_token_is_not_counted(decoder, assert_equal):
     bare = train_characters(["abcdef"], special_tokens=())
-    found = score(*decoder, ["abc", "f", ""], bare)
+    found = score(Loaded(*decoder, bare), ["abc", "f", ""], details=True)
     ids = bare.encode("abc")
     expected = log_prob(decoder, ids[:1], ids[1]) + log_prob(decoder, ids[:2], ids[2])
     assert_equal(found[0].nats, -expected)
@@ -118,12 +119,12 @@ def test_a_stride_outside_the_window_is_refused(decoder, words):
         with pytest.raises(
             ConfigError, match=f"stride={stride}, but it must be an integer, 1 to 23"
         ):
-            score(*decoder, ["boat"], words, stride=stride)
+            score(Loaded(*decoder, words), ["boat"], stride=stride, details=True)
 
 
 def test_candidates_are_the_models_probabilities_at_each_mask(masked, words, assert_equal):
     texts = ["the <mask> lends money", "<mask>", "<mask> boat <mask> the river <mask>"] * 2
-    found = fill_mask(*masked, texts, words, count=100)
+    found = fill_mask(Loaded(*masked, words), texts, count=100, details=True)
     assert [len(text) for text in found] == [1, 1, 3] * 2
     for text, masks in zip(texts, found, strict=True):
         ids = [words.special.bos, *encode_masked(text, 0, words), words.special.eos]
@@ -135,7 +136,7 @@ def test_candidates_are_the_models_probabilities_at_each_mask(masked, words, ass
             assert [words.id_of(candidate.token) for candidate in candidates] == order.tolist()
             assert_equal([candidate.probability for candidate in candidates], shares[order])
             assert abs(sum(candidate.probability for candidate in candidates) - 1.0) < 1e-6
-    assert len(fill_mask(*masked, texts, words)[0][0]) == 5
+    assert len(fill_mask(Loaded(*masked, words), texts, details=True)[0][0]) == 5
     assert {c.text for c in found[1][0]} >= {"boat", "money", ""}
 
 
@@ -179,34 +180,36 @@ def test_a_mask_stands_where_the_token_of_a_word_would(tokenizer, text, whole):
 @pytest.mark.parametrize("count", [0, 2.5, "5"])
 def test_a_count_that_is_no_positive_integer_is_refused(masked, words, count):
     with pytest.raises(ConfigError, match=f"count={count!r}, but it must be an integer, at least"):
-        fill_mask(*masked, ["a <mask>"], words, count=count)
+        fill_mask(Loaded(*masked, words), ["a <mask>"], count=count, details=True)
 
 
 def test_what_is_no_list_of_texts_another_model_and_no_tokenizer_are_refused(
     masked, decoder, words
 ):
     for use, system, other in ((fill_mask, masked, decoder), (score, decoder, masked)):
-        for texts, message in (("a", "the texts are one str"), ([None], "text 1 of 1 is a None")):
+        bad = ((5, "are of the type int"), ([], "list of texts is empty"), ([None], "1 is a None"))
+        for texts, message in bad:
             with pytest.raises(DataError, match=message):
-                use(*system, texts, words)
-        with pytest.raises(ConfigError, match="has the class .*, but this needs"):
-            use(*other, ["a <mask>"], words)
+                use(Loaded(*system, words), texts)
+        with pytest.raises(ConfigError, match="has the class .*, but this needs .*: use "):
+            use(Loaded(*other, words), ["a <mask>"])
         with pytest.raises(ConfigError, match="the tokenizer is None"):
-            use(*system, ["a <mask>"], None)
-    assert score(*decoder, (x for x in ["a", "b"]), words) == score(*decoder, ["a", "b"], words)
+            use(Loaded(*system), ["a <mask>"])
+    assert score(Loaded(*decoder, words), (x for x in ["a", "b"]), details=True) == score(
+        Loaded(*decoder, words), ["a", "b"], details=True
+    )
 
 
 def test_a_text_whose_masks_cannot_be_filled_is_refused(masked, words):
-    fill = partial(fill_mask, *masked)
     with pytest.raises(DataError, match="text 2 has no mask: write <mask> where a token is missin"):
-        fill(["<mask>", "the boat"], words)
+        fill_mask(Loaded(*masked, words), ["<mask>", "the boat"])
     with pytest.raises(DataError, match="the vocabulary has no mask token"):
-        fill(["<mask>"], train_words(SENTENCES, 100))
+        fill_mask(Loaded(*masked, train_words(SENTENCES, 100)), ["<mask>"])
     with pytest.raises(
         DataError,
         match="texts are longer than max_len=23 tokens, the first is text 2 with 24",
     ):
-        fill(["<mask>", "<mask>" + " boat" * 21], words)
+        fill_mask(Loaded(*masked, words), ["<mask>", "<mask>" + " boat" * 21])
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(masked, decoder):
@@ -214,7 +217,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(masked, decoder):
     uses = ((fill_mask, masked), (embed, masked), (score, decoder), (complete, decoder))
     for use, system in uses:
         with pytest.raises(ConfigError, match="has 21 ids, but the model has only 19"):
-            use(*system, ["a"], large)
+            use(Loaded(*system, large), ["a"])
 
 
 @pytest.fixture(scope="module", params=[MaskedLanguageModel, EncoderOnly, DecoderOnly])
@@ -224,7 +227,7 @@ def any_model(request, random_params):
 
 
 def test_a_word_in_two_sentences_has_one_learned_and_two_contextual_vectors(any_model, words):
-    lends, leaves = embed(*any_model, SENTENCES[:2], words)
+    lends, leaves = embed(Loaded(*any_model, words), SENTENCES[:2], details=True)
     assert lends.tokens == [" the", " bank", " lends", " money"] and leaves.tokens[5] == " bank"
     assert np.array_equal(lends.learned[1], leaves.learned[5])
     assert np.abs(lends.contextual[1] - leaves.contextual[5]).max() > 0.1
@@ -234,7 +237,9 @@ def test_a_word_in_two_sentences_has_one_learned_and_two_contextual_vectors(any_
 def test_vectors_are_the_models_own_and_their_mean(any_model, words, assert_equal):
     model, params = any_model
     causal = isinstance(model, DecoderOnly)
-    for text, found in zip(SENTENCES, embed(*any_model, SENTENCES, words), strict=True):
+    for text, found in zip(
+        SENTENCES, embed(Loaded(*any_model, words), SENTENCES, details=True), strict=True
+    ):
         ids = words.encode(text)
         if causal:
             expected = run(model, params, np.array([ids]), method="hidden")[0]
@@ -253,13 +258,13 @@ def test_vectors_are_the_models_own_and_their_mean(any_model, words, assert_equa
 
 def test_a_text_that_has_no_vectors_is_refused(masked, decoder, words):
     with pytest.raises(DataError, match="text 2 of 2 has no tokens: give it some text"):
-        embed(*masked, ["boat", " "], words)
+        embed(Loaded(*masked, words), ["boat", " "], details=True)
     with pytest.raises(
         DataError,
         match="texts are longer than max_len=23 tokens, the first is text 1 with 24",
     ):
-        embed(*masked, ["boat " * 22], words)
-    assert len(embed(*decoder, ["boat " * 23], words)[0].tokens) == 23
+        embed(Loaded(*masked, words), ["boat " * 22], details=True)
+    assert len(embed(Loaded(*decoder, words), ["boat " * 23], details=True)[0].tokens) == 23
 
 
 def test_a_patched_model_scores_and_embeds_as_the_model_without_its_head(decoder, words):
@@ -269,9 +274,11 @@ def test_a_patched_model_scores_and_embeds_as_the_model_without_its_head(decoder
     without = jax.tree.map(np.copy, params)
     without["decoder"]["blocks_0"]["attention"]["out"]["kernel"][1] = 0.0
     both = (patched, params), (model, without)
-    found, expected = (score(*one, SENTENCES, words) for one in both)
+    found, expected = (score(Loaded(*one, words), SENTENCES, details=True) for one in both)
     assert [x.nats for x in found] == pytest.approx([x.nats for x in expected], rel=1e-5)
-    assert found[0].nats != pytest.approx(score(*decoder, SENTENCES, words)[0].nats, rel=1e-3)
-    vectors = (embed(*one, SENTENCES, words) for one in both)
+    assert found[0].nats != pytest.approx(
+        score(Loaded(*decoder, words), SENTENCES, details=True)[0].nats, rel=1e-3
+    )
+    vectors = (embed(Loaded(*one, words), SENTENCES, details=True) for one in both)
     for ours, theirs in zip(*vectors, strict=True):
         np.testing.assert_allclose(ours.contextual, theirs.contextual, atol=1e-4)

@@ -21,6 +21,7 @@ from jaxformer.pipelines import (
     score_pairs,
     translate,
 )
+from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import BOS, EOS, PAD, UNK, train_characters
 
 LETTERS = "abcdefghijk "
@@ -69,7 +70,7 @@ def test_sources_begin_with_a_bos_where_the_options_say_so_and_by_no_other_setti
 
 
 def run(system, lines, search=SEARCH, options=OPTIONS):
-    return translate(*system[:2], lines, *system[2:], search, options)
+    return translate(Loaded(*system), lines, search, options, details=True)
 
 
 def random_lines(rng, count, longest=15):
@@ -101,9 +102,10 @@ def test_blank_lines_give_one_empty_translation_and_every_line_keeps_its_place(
     assert_same([found[i] for i in full], alone, assert_equal)
 
 
-def test_nothing_but_blank_lines_or_no_line_at_all_needs_no_model(system):
+def test_nothing_but_blank_lines_needs_no_model_and_no_line_at_all_is_refused(system):
     assert run(system, ["", " "]) == [BLANK, BLANK]
-    assert run(system, []) == []
+    with pytest.raises(DataError, match="the list of texts is empty: give at least one text"):
+        run(system, [])
 
 
 def test_batches_of_1_7_and_64_in_any_order_give_the_same_hypotheses(system, rng, assert_equal):
@@ -161,24 +163,24 @@ def test_the_search_reports_the_log_probabilities_that_scoring_gives(system, rng
                 pairs.append((line, hypothesis.text))
                 expected.append(hypothesis.log_probs)
     assert len(pairs) > 23
-    found = score_pairs(*system[:2], pairs, *system[2:], batch_size=7)
+    found = score_pairs(Loaded(*system), pairs, batch_size=7)
     for forced, log_probs in zip(found, expected, strict=True):
         assert_equal(forced, log_probs)
 
 
 def test_the_score_of_a_pair_does_not_depend_on_the_others(system, assert_equal):
     pairs = [("abc", "hgf"), ("", "abc"), ("kkkkkk", "a" * 20), ("abc", "\t"), ("d", "ab")]
-    found = score_pairs(*system[:2], pairs, *system[2:], batch_size=7)
+    found = score_pairs(Loaded(*system), pairs, batch_size=7)
     assert [len(log_probs) for log_probs in found] == [4, 0, 21, 0, 3]
     assert max(max(log_probs) for log_probs in found if log_probs) < 0.0
     for i in (0, 4):
-        assert_equal(score_pairs(*system[:2], [pairs[i]], *system[2:], batch_size=7)[0], found[i])
+        assert_equal(score_pairs(Loaded(*system), [pairs[i]], batch_size=7)[0], found[i])
 
 
 def test_the_probabilities_of_all_short_targets_add_up_to_less_than_one(system):
     """A forced log-probability is that of the very tokens: one letter and the end, of 12."""
     pairs = [("abc", letter) for letter in LETTERS.strip()]
-    found = score_pairs(*system[:2], pairs, *system[2:], batch_size=7)
+    found = score_pairs(Loaded(*system), pairs, batch_size=7)
     assert sum(np.exp(log_probs[0]) for log_probs in found) < 1.0
     assert len({log_probs[0] for log_probs in found}) == len(pairs)
 
@@ -190,7 +192,7 @@ def test_a_line_of_max_len_ids_is_taken_and_a_longer_one_is_refused_with_its_num
     with pytest.raises(DataError, match=message):
         run(system, lines)
     with pytest.raises(DataError, match="the first is text 2 with 42"):
-        score_pairs(*system[:2], [("a", "b"), ("a", lines[3])], *system[2:])
+        score_pairs(Loaded(*system), [("a", "b"), ("a", lines[3])])
     assert find_too_long(system[0], lines, system[2]) == [2, 3]
     assert find_too_long(system[0], [" " * 99], system[2]) == [], "a blank line is never too long"
 
@@ -200,7 +202,7 @@ def test_learned_positions_end_a_translation_at_max_len(random_params, system):
     model, ids = EncoderDecoder(config), jnp.ones((2, 3), jnp.int32)
     params = random_params(model, ids, ids)
     search = SearchConfig(beam_size=1)
-    found = translate(model, params, ["abcdefghij", "k"], *system[2:], search)
+    found = translate(Loaded(model, params, *system[2:]), ["abcdefghij", "k"], search, details=True)
     assert all(1 <= len(line[0].ids) <= 11 for line in found)
     assert max_target_length(config, 11, search) == 11
     assert max_target_length(system[0].config, 11, search) == 61
@@ -212,7 +214,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(system, side):
     tokenizers[side] = train_characters([LETTERS + "lmno"])
     for use, texts in ((translate, ["abc"]), (score_pairs, [("abc", "d")])):
         with pytest.raises(ConfigError, match="has 20 ids, but the model has only 16"):
-            use(model, params, texts, *tokenizers)
+            use(Loaded(model, params, *tokenizers), texts)
 
 
 def test_special_ids_of_a_tokenizer_that_are_not_the_models_are_refused(system):
@@ -221,7 +223,7 @@ def test_special_ids_of_a_tokenizer_that_are_not_the_models_are_refused(system):
     late = train_characters([LETTERS], special_tokens=("<pad>", "<eos>", "<unk>"))
     for tokenizer, ids in ((bare, "EOS None"), (other, "EOS 2 and padding 1"), (late, "EOS 1")):
         with pytest.raises(DataError, match=rf"eos=\(2,\) and pad=0, but the tokenizer has {ids}"):
-            translate(*system[:2], ["abc"], tokenizer, tokenizer)
+            translate(Loaded(*system[:2], tokenizer), ["abc"], details=True)
 
 
 def test_ids_and_lengths_that_the_model_cannot_have_are_refused(system):
@@ -237,7 +239,6 @@ def test_ids_and_lengths_that_the_model_cannot_have_are_refused(system):
 @pytest.mark.parametrize(
     "lines, message",
     [
-        ("abc", "the texts are one str, but must be a sequence of strings: for one text give a li"),
         (["a", None], "text 2 of 2 is a NoneType, but must be a string"),
         ([b"a"], "text 1 of 1 is a bytes"),
     ],
@@ -252,7 +253,7 @@ def test_what_is_no_line_is_refused(system, lines, message):
 @pytest.mark.parametrize("pair", ["ab", ("a",), ("a", "b", "c")])
 def test_what_is_no_pair_is_refused(system, pair):
     with pytest.raises(DataError, match=r"pair 2 of 2 must be \(source, target\): two strings"):
-        score_pairs(*system[:2], [("a", "b"), pair], *system[2:])
+        score_pairs(Loaded(*system), [("a", "b"), pair])
 
 
 def test_lines_that_are_made_on_the_way_are_all_taken(system):
@@ -262,11 +263,9 @@ def test_lines_that_are_made_on_the_way_are_all_taken(system):
 def test_another_kind_of_model_is_refused(system, random_params):
     _, params, *tokenizers = system
     config = dataclasses.replace(system[0].config, num_encoder_layers=0)
-    with pytest.raises(
-        ConfigError, match="has the class DecoderOnly, but this needs EncoderDecoder"
-    ):
-        translate(DecoderOnly(config), params, ["abc"], *tokenizers)
-    with pytest.raises(
-        ConfigError, match="has the class EncoderDecoder, but this needs DecoderOnly"
-    ):
-        complete(system[0], params, ["abc"], tokenizers[0])
+    message = "the class DecoderOnly, but this needs EncoderDecoder: use complete, score or embed"
+    with pytest.raises(ConfigError, match=message):
+        translate(Loaded(DecoderOnly(config), params, *tokenizers), ["abc"], details=True)
+    message = "the class EncoderDecoder, but this needs DecoderOnly: use translate, or load"
+    with pytest.raises(ConfigError, match=message):
+        complete(Loaded(system[0], params, tokenizers[0]), ["abc"], details=True)

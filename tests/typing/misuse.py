@@ -29,3 +29,11 @@ jaxformer.seq2seq_loss(model, 0)  # error
 devices = jaxformer.single(mesh="data=2")  # error
 jaxformer.translate(["a line"], model, {}, None)  # error
 heads = jaxformer.MultiHeadAttention(num_heads=2)(source, None, source > 0)  # error
+loaded = jaxformer.load("run")
+line: str = jaxformer.translate(loaded, "a line")
+lines: list[str] = jaxformer.translate(loaded, ["a line"])
+number: float = jaxformer.score(loaded, "a line")
+one: str = jaxformer.translate(loaded, ["a line"])  # error
+several: list[str] = jaxformer.complete(loaded, "a line")  # error
+ids: list[int] = jaxformer.complete(loaded, "a line", details=True).ids
+text: str = jaxformer.fill_mask(loaded, "a <mask>", details=True)  # error

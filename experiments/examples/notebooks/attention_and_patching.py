@@ -60,7 +60,7 @@ print(f"loss per word {float(metrics['loss'] / metrics['tokens']):.3f}")
 
 def translate(model, *lines):
     """The best translation of each line."""
-    return [best[0].text for best in jf.translate(model, params, lines, tokenizer, tokenizer)]
+    return jf.translate(jf.Loaded(model, params, tokenizer), lines)
 
 
 DOG, CAT = "the man can see the dog", "the man can see the cat"

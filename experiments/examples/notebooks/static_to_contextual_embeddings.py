@@ -197,7 +197,8 @@ questions = [
     "write a poem about a man fishing on a river <mask>",
     "write a poem about a man withdrawing money from a <mask>",
 ]
-filled = jf.fill_mask(model, state.params, questions, tokenizer, count=3)
+loaded = jf.Loaded(model, state.params, tokenizer)
+filled = jf.fill_mask(loaded, questions, count=3, details=True)
 for text, (answers,) in zip(questions, filled, strict=True):
     print(text, "->", ", ".join(f"{one.text.strip()} {one.probability:.0%}" for one in answers))
 
@@ -212,7 +213,7 @@ texts = [
     "write a poem about a man fishing on a river bank",
     "write a poem about a man withdrawing money from a bank",
 ]
-river, money = jf.embed(model, state.params, texts, tokenizer)
+river, money = jf.embed(loaded, texts, details=True)
 print("learned,    river:", river.learned[-1][:5].round(2))
 print("learned,    money:", money.learned[-1][:5].round(2))
 print("contextual, river:", river.contextual[-1][:5].round(2))
@@ -258,7 +259,7 @@ colors = [COLORS[0]] * len(GROUPS["river"]) + [COLORS[1]] * len(GROUPS["money"])
 # its kind, and "bank" in single sentences of both kinds.
 
 # %%
-found = jf.embed(model, state.params, sentences[:400], tokenizer)
+found = jf.embed(loaded, sentences[:400], details=True)
 by_kind = {"river": found[::2], "money": found[1::2]}
 
 

@@ -427,8 +427,9 @@ assert np.mean(right) > 0.9
 
 # %%
 asked = ["tomorrow the small woman must paint a white horse", "the big dog can hear a young bird"]
-for beams in jf.translate(model, params, asked, tokenizer, tokenizer):
-    print(beams[0].text)
+loaded = jf.Loaded(model, params, tokenizer)
+translations = jf.translate(loaded, asked)
+print(*translations, sep="\n")
 
 # %% [markdown]
 # ## 11. What the model looks at
@@ -438,7 +439,7 @@ for beams in jf.translate(model, params, asked, tokenizer, tokenizer):
 # the translation: at "die" they look at "small", at "kleine" at "woman", at "weißes" at "horse".
 
 # %%
-example = [(asked[0], jf.translate(model, params, asked[:1], tokenizer, tokenizer)[0][0].text)]
+example = [(asked[0], translations[0])]
 one_source, one_target = encode_pairs(example, tokenizer)
 _, cross_attention = jax.jit(transformer)(params, one_source, one_target[:, :-1])
 np.testing.assert_allclose(cross_attention.sum(axis=-1), 1.0, rtol=1e-5)

@@ -1,0 +1,96 @@
+"""A trained model with its tokenizers and settings: the first argument of every pipeline."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
+from jaxformer.errors import ConfigError
+from jaxformer.text.tokenizers import Tokenizer
+
+Setting = SearchConfig | TranslationOptions | SamplingConfig | CompletionOptions
+
+# The names in a run's config.json.
+_RUN_SETTINGS: dict[str, type[Any]] = {
+    "search": SearchConfig,
+    "translation": TranslationOptions,
+    "sampling": SamplingConfig,
+    "completion": CompletionOptions,
+}
+
+
+class Loaded(NamedTuple):
+    """A model, its parameters and what turns text into its input and its output into text.
+
+    `load` returns one. Research code builds one from its own model and parameters.
+
+    >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
+    >>> config = jf.TransformerConfig(264, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model = jf.DecoderOnly(config)
+    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> loaded = jf.Loaded(model, params, tokenizer, settings=(jf.SamplingConfig(top_k=5),))
+    >>> loaded
+    Loaded(DecoderOnly of 2,644 parameters, a tokenizer of 264 ids)
+    """
+
+    model: Any
+    """The model, perhaps as `Int8`, `Ensemble` or `Patched`."""
+    params: Any
+    """Its parameters in nested dicts; numpy arrays where they are read from a folder."""
+    tokenizer: Tokenizer | None = None
+    """The tokenizer of the (source) text; None where the folder has none."""
+    target_tokenizer: Tokenizer | None = None
+    """The tokenizer of the target text; None: that of the source."""
+    settings: tuple[Setting, ...] | Callable[[], tuple[Setting, ...]] = ()
+    """The defaults of `translate` and `complete`, or a function that reads them when they are
+    needed: a folder whose settings are not supported can still be loaded."""
+
+    def __repr__(self) -> str:
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        ids = "no tokenizer"
+        if self.tokenizer is not None:
+            ids = f"a tokenizer of {self.tokenizer.vocab_size} ids"
+        return f"Loaded({type(self.model).__name__} of {count:,} parameters, {ids})"
+
+    def choose_settings(
+        self, given: tuple[Setting, ...], changes: Mapping[str, Any], *kinds: type
+    ) -> list[Any]:
+        """A value of each class of `kinds`: the one in `given`, else the default here.
+
+        `changes` replace single fields by name. Raises `ConfigError` for a value or a name of none
+        of `kinds`.
+        """
+        classes = " or ".join(kind.__name__ for kind in kinds)
+        for value in given:
+            if not isinstance(value, kinds):
+                raise ConfigError(f"{value!r} is not a setting of this call: give a {classes}")
+        kind_of = {field.name: kind for kind in kinds for field in fields(kind)}
+        unknown = sorted(changes.keys() - kind_of)
+        if unknown:
+            raise ConfigError(
+                f"{unknown[0]!r} is not a setting of this call: give {', '.join(sorted(kind_of))}"
+            )
+        defaults: tuple[Setting, ...] = ()
+        if len(given) < len(kinds):
+            defaults = self.settings() if callable(self.settings) else self.settings
+        chosen = []
+        for kind in kinds:
+            value = next((x for x in (*given, *defaults) if isinstance(x, kind)), kind())
+            changed = {name: x for name, x in changes.items() if kind_of[name] is kind}
+            chosen.append(replace(value, **changed))
+        return chosen
+
+
+def run_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
+    """The settings of decoding in a run's config.json."""
+    settings = []
+    for name, kind in _RUN_SETTINGS.items():
+        stored = config.get(name, {})
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+        try:
+            settings += [kind(**values)] if stored else []
+        except TypeError as error:
+            raise ConfigError(f"config.json: {name}: {error}") from error
+    return tuple(settings)

@@ -1,0 +1,155 @@
+"""What `load` returns, or a hand builds, is the first argument of every pipeline."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.pipelines import stream
+from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, train_characters, train_words
+
+LINE, LINES = "a bad cab", ["a bad cab", "deaf", "fed"]
+SIZES = jf.TransformerConfig(16, d_model=14, d_ff=22, num_heads=2, max_len=29)
+MODELS = {
+    "writer": (jf.DecoderOnly, {"num_decoder_layers": 1}),
+    "translator": (jf.EncoderDecoder, {"num_decoder_layers": 1, "num_encoder_layers": 1}),
+    "filler": (jf.MaskedLanguageModel, {"num_encoder_layers": 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def systems(random_params):
+    """Name -> a model with random parameters and a tokenizer of as many ids."""
+    words = train_words(["a bad cab deaf fed the bed"], 13, special_tokens=MASKED_SPECIAL_TOKENS)
+    built = {}
+    for name, (kind, layers) in MODELS.items():
+        tokenizer = words if name == "filler" else train_characters(["abcdef "])
+        sizes = dataclasses.replace(SIZES, vocab_size=tokenizer.vocab_size, **layers)
+        model, ids = kind(sizes), jnp.ones((2, 3), jnp.int32)
+        inputs = (ids, ids) if name == "translator" else (ids,)
+        built[name] = jf.Loaded(model, random_params(model, *inputs), tokenizer)
+    return built
+
+
+CALLS = [
+    ("translator", jf.translate, LINE, str),
+    ("writer", jf.complete, LINE, str),
+    ("writer", jf.score, LINE, float),
+    ("writer", jf.embed, LINE, np.ndarray),
+    ("filler", jf.fill_mask, "a <mask> cab", str),
+]
+ALL = pytest.mark.parametrize(
+    ("name", "use", "line", "kind"), CALLS, ids=[use.__name__ for _, use, _, _ in CALLS]
+)
+
+
+@ALL
+def test_one_text_gives_its_result_and_a_list_of_one_the_list_of_it(systems, name, use, line, kind):
+    loaded = systems[name]
+    options = {"max_new_tokens": 5} if use is jf.complete else {}
+    alone, within = use(loaded, line, **options), use(loaded, [line], **options)
+    assert isinstance(alone, kind) and len(within) == 1
+    np.testing.assert_array_equal(within[0], alone)
+    (whole,) = use(loaded, (line,), details=True, **options)
+    brief = {
+        jf.translate: lambda: whole[0].text,
+        jf.complete: lambda: whole.text,
+        jf.score: lambda: -whole.nats,
+        jf.embed: lambda: whole.mean,
+        jf.fill_mask: lambda: line.replace("<mask>", whole[0][0].text),
+    }
+    np.testing.assert_array_equal(brief[use](), alone)
+
+
+@ALL
+def test_a_mistake_of_a_beginner_is_answered_with_what_to_do(systems, name, use, line, kind):
+    loaded, other = systems[name], systems["filler" if name == "writer" else "writer"]
+    if use is jf.embed:
+        other = systems["translator"]
+    with pytest.raises(ConfigError, match=r"is the path 'runs/a': call jf.load\(path\) first"):
+        use("runs/a", line)
+    with pytest.raises(ConfigError, match=r"or jf.Loaded\(model, params, tokenizer\)"):
+        use(loaded.model, line)
+    with pytest.raises(ConfigError, match="but this needs .*: use .*, or load another model"):
+        use(other, line)
+    with pytest.raises(DataError, match="the list of texts is empty: give at least one text"):
+        use(loaded, [])
+    with pytest.raises(ConfigError, match="the tokenizer is None: give the one"):
+        use(jf.Loaded(*loaded[:2]), line)
+
+
+def test_settings_of_the_value_are_the_defaults_and_a_call_changes_them(systems):
+    loaded = systems["translator"]
+    three = loaded._replace(
+        settings=(TranslationOptions(max_extra_tokens=3), SearchConfig(beam_size=3))
+    )
+    whole = jf.translate(three, LINES, details=True)
+    assert [len(found) for found in whole] == [3, 3, 3]
+    by_call = TranslationOptions(max_extra_tokens=3), SearchConfig(beam_size=3)
+    assert jf.translate(loaded, LINES, *by_call, details=True) == whole
+    assert jf.translate(loaded, LINES, beam_size=3, max_extra_tokens=3, details=True) == whole
+    assert [len(x) for x in jf.translate(three, LINES, beam_size=2, details=True)] == [2, 2, 2]
+    assert len(jf.translate(three, LINE, SearchConfig(), details=True)) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "message"),
+    [
+        ((), {"beams": 2}, "'beams' is not a setting of this call: give at_max_length, batch_size"),
+        ((), {"beam_size": 0}, "beam_size=0, but it must be at least 1"),
+        ((SamplingConfig(),), {}, "is not a setting of this call: give a SearchConfig or Translat"),
+    ],
+)
+def test_a_setting_of_another_call_is_refused_with_those_of_this_one(
+    systems, settings, changes, message
+):
+    with pytest.raises(ConfigError, match=message):
+        jf.translate(systems["translator"], LINE, *settings, **changes)
+
+
+def test_a_value_shows_its_sizes_and_not_its_parameters(systems):
+    assert repr(systems["filler"]).startswith("Loaded(MaskedLanguageModel of ")
+    assert repr(systems["filler"]).endswith(" parameters, a tokenizer of 12 ids)")
+
+
+@pytest.fixture
+def folder(tmp_path, random_params):
+    """A folder of transformers with a decoder, whose generation_config.json has `settings`."""
+    sizes = {"vocab_size": 264, "d_model": 10, "d_ff": 40, "num_heads": 2, "max_len": 29}
+    model = jf.DecoderOnly(dataclasses.replace(jf.GPT2, **sizes, num_decoder_layers=1))
+    params = random_params(model, jnp.ones((2, 3), jnp.int32))
+    jf.save_pretrained(tmp_path / "gpt", model, params, jf.train_bpe(["a bad cab"], 264))
+
+    def write(settings):
+        (tmp_path / "gpt" / "generation_config.json").write_text(json.dumps(settings))
+        return tmp_path / "gpt"
+
+    return write
+
+
+def test_a_folder_completes_by_its_own_settings_and_without_any_takes_the_likeliest_token(folder):
+    drawn = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 7, "stop_strings": "zz"}
+    loaded = jf.load(folder(drawn | {"eos_token_id": [3, 5], "suppress_tokens": [11]}))
+    sampling, options = loaded.choose_settings((), {}, SamplingConfig, CompletionOptions)
+    assert sampling == SamplingConfig(
+        max_new_tokens=7, temperature=1.5, top_k=50, suppress_tokens=(11,)
+    )
+    assert options == CompletionOptions(eos=(3, 5), stop=("zz",))
+    assert len(jf.complete(loaded, "a bad", details=True).ids) <= 7
+    plain = jf.load(folder({"eos_token_id": 3}))
+    greedy = {"temperature": 0.0, "max_new_tokens": 14, "eos": (3,)}
+    assert jf.complete(plain, LINE) == jf.complete(jf.Loaded(*plain[:4]), LINE, **greedy)
+    assert "".join(x for _, x in stream(plain, LINE)) == jf.complete(plain, LINE)
+
+
+def test_settings_that_are_not_supported_are_refused_only_where_they_are_used(folder):
+    loaded = jf.load(folder({"num_beams": 4}))
+    assert jf.embed(loaded, LINES).shape == (3, 10)
+    with pytest.raises(ConfigError, match="num_beams=4 is not supported: remove it"):
+        jf.complete(loaded, LINE)
+    assert jf.complete(loaded, LINE, SamplingConfig(max_new_tokens=3), CompletionOptions())
