@@ -74,7 +74,7 @@ def run(command: str) -> None:
     if not re.search(r"--(data\.train|config|resume|continue_from)", command):
         kinds = {TRANSLATION: TEXTS, LANGUAGE: "--data.train a.txt --data.validation b.txt"}
         short += kinds.get(ADDED.get(name, "").removesuffix(" --seeds 1"), "")
-    out = io.StringIO()
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.setattr(sys, "argv", [name, *words, *short.split()])
         if "<" in files:
@@ -86,7 +86,7 @@ def run(command: str) -> None:
             code = end.code
     assert not code, command
     if ">" in files:
-        Path(files[">"]).write_text(out.getvalue())
+        Path(files[">"]).write_bytes(out.buffer.getvalue())
 
 
 @pytest.fixture(scope="module")
