@@ -50,7 +50,7 @@ def initialize(
             f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}: "
             "give all three, or none of them on a cluster"
         )
-    # XLA keeps apart programs that communicate, but not those of a process with one CPU.
+    # XLA runs programs that communicate in order, but not those of a process with one device.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         jax.distributed.initialize(
