@@ -42,6 +42,7 @@ STEPS = {
 _SCANNED = "--model.scan_layers"
 _COPIES = f"--strategy replicated {_SCANNED}"
 _MESHES = "v5e:2x4 v5e:4x4 2xv5e:4x4 v6e:4x4 h100x8"
+_LLAMA_ON_16 = "--mesh fsdp=16 --data.batch_size 32 --training.remat blocks"
 _RUNS = (
     ("language_modelling", "gpt2_124m", "v5e", _SCANNED),
     ("language_modelling", "gpt2_124m", f"v5e:2x2 v5e:16x16 {_MESHES}", _COPIES),
@@ -50,6 +51,7 @@ _RUNS = (
     ("language_modelling", "gpt3_xl", "v5e:16x16", "--mesh data=16,fsdp=16"),
     ("language_modelling", "gpt3_xl", "h100x8", "--mesh fsdp=8"),
     ("language_modelling", "llama3_8b", "v5e:16x16", "--mesh fsdp=256"),
+    ("language_modelling", "llama3_8b", "v6e:4x4", _LLAMA_ON_16),
     ("language_modelling", "bert_base", "v5e", _SCANNED),
     ("language_modelling", "bert_base", f"v5e:2x2 {_MESHES}", _COPIES),
     ("translation", "multi30k_base", "v5e", _SCANNED),
@@ -88,7 +90,7 @@ DECODINGS = {
     ),
     "llama3_8b, tensor=4, a prompt of 32,768": (
         f"{_ON_FOUR} --decode.prompt_length 32768 --sampling.max_new_tokens 128 "
-        "--completion.prefill_chunk 8192 --model.max_len 32896"
+        "--completion.prefill_chunk 16384 --model.max_len 32896"
     ),
     "multi30k_base, 64 sentences of 64, 4 beams": f"translation --preset multi30k_base {_TO_64}",
     "wmt14_base, 64 sentences of 64, 4 beams": f"translation --preset wmt14_base {_TO_64}",

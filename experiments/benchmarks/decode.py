@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,10 @@ from jaxformer.config import (
     TransformerConfig,
     check_at_least,
 )
-from jaxformer.decoding import SearchConfig, beam_search
+from jaxformer.decoding import SearchConfig
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines import make_step_fn
+from jaxformer.pipelines import translate_ids
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.runtime import cpu_count
 
@@ -147,7 +147,7 @@ def write_model(work: DecodeWork, folder: Path) -> None:
 def jax_search(
     work: DecodeWork, folder: Path, dtype: Literal["float32", "bfloat16", "int8"] = "float32"
 ) -> Case:
-    """`beam_search` as one compiled program.
+    """`translate_ids` as one compiled program.
 
     With "int8" only the products with weights are in int8, the rest is in float32.
     """
@@ -167,17 +167,9 @@ def jax_search(
     )
 
     def search(params: Any, source: jax.Array) -> jax.Array:
-        bos, limits = (jnp.full(len(source), n, jnp.int32) for n in (work.pad, work.target_len))
-        cache = model.apply(
-            {"params": params},
-            source,
-            jnp.ones(source.shape, bool),
-            max_length=work.target_len,
-            num_beams=work.beam_size,
-            method="init_cache",
-        )
-        beams = beam_search(make_step_fn(cast(Any, model), params), cache, bos, limits, config)
-        return beams.tokens[:, 0]
+        limits = jnp.full(len(source), work.target_len, jnp.int32)
+        ids = {"bos": work.pad, "pad": work.pad}
+        return translate_ids(model, params, source, limits, config, **ids).tokens[:, 0]
 
     return compiled_texts(search, params, work.sources())
 

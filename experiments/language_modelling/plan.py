@@ -16,6 +16,7 @@ from experiments.language_modelling.train import make_init_and_step
 from jaxformer.decoding import Prompts
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
+from jaxformer.pipelines.batching import padded_length
 from jaxformer.pipelines.completion import Round, continue_ids
 from jaxformer.text.data import MaskedBatch, StreamBatch
 
@@ -94,9 +95,11 @@ def decoding(config: LanguageConfig, work: Decoding) -> DecodingProgram:
             "--completion.overflow slide"
         )
 
+    before = padded_length(prompt - 1, max_len - length) if prompt > 1 else 0
+
     def lower(model: Any, devices: Strategy, params: Any) -> jax.stages.Lowered:
         zeros = np.zeros(work.texts, np.int32)
-        tokens = np.zeros((work.texts, prompt), np.int32)
+        tokens = np.zeros((work.texts, before + 1), np.int32)
         prompts = Prompts(zeros, zeros, zeros, step_offset=np.int32(0))
         inputs = Round(tokens, zeros, prompts, jax.random.key(0), None)
         with devices.active():
@@ -111,7 +114,7 @@ def decoding(config: LanguageConfig, work: Decoding) -> DecodingProgram:
                 chunk=config.completion.prefill_chunk,
             )
 
-    return DecodingProgram(prompt, length, prompt - 1 + length, lower)
+    return DecodingProgram(prompt, length, before + length, lower)
 
 
 TRAINING = PlannedTraining(

@@ -17,6 +17,7 @@ from experiments.translation.teacher import with_logits
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import max_target_length, translate_ids
+from jaxformer.pipelines.batching import padded_length
 from jaxformer.text.data import Bucket, PairBatch
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss
@@ -76,18 +77,19 @@ def decoding(config: TranslationConfig, work: Decoding) -> DecodingProgram:
             f"{config.model.max_len}: give a smaller --decode.prompt_length or a larger "
             "--model.max_len"
         )
-    length = max_target_length(config.model, work.prompt_length, config.search, config.translation)
+    size = padded_length(work.prompt_length, config.model.max_len)
+    length = max_target_length(config.model, size, config.search, config.translation)
     search = replace(config.search, max_new_tokens=length)
 
     def lower(model: Any, devices: Strategy, params: Any) -> jax.stages.Lowered:
-        source = np.zeros((work.texts, work.prompt_length), np.int32)
+        source = np.zeros((work.texts, size), np.int32)
         arrays = source, np.ones(work.texts, np.int32)
         with devices.active():
             divided = devices.abstract_divided(arrays, ("data",))
             return translate_ids.lower(model, params, *divided, search=search)
 
     # Keys and values of the source are held once for all beams.
-    cached = length * search.beam_size + work.prompt_length
+    cached = length * search.beam_size + size
     return DecodingProgram(work.prompt_length, length, cached, lower)
 
 

@@ -70,11 +70,11 @@ def test_a_decoding_step_is_predicted_with_its_largest_costs(tpu_devices, capsys
     text = report(capsys, "v5e:1x2", 12, f"{words} --strategy sharded --sampling.max_new_tokens 7")
     assert text.startswith("tiny: 3 x 41 + 7 tokens on 2 x v5e, tensor=2\n")
     assert "compiled is not run" in text and "that JAX may use on v5e: fits" in text
-    keys_and_values = 3 * 47 * 2 * 128 * 2 * 2 / 2  # bfloat16, 2 layers, half of the heads
+    keys_and_values = 3 * (64 + 7) * 2 * 128 * 2 * 2 / 2  # bfloat16, 2 layers, half of the heads
     (weights,) = re.findall(
-        rf"to read weights \((\S+) kB\) and cache \({keys_and_values / 1e3:.2f} kB", text
+        rf"to read weights \((\S+) kB\) \+ cache \({keys_and_values / 1e3:.2f} kB", text
     )
-    matrices = (512 * 128 + 2 * (4 * 128**2 + 2 * 128 * 256)) / 2
+    matrices = (512 * 128 + 2 * (4 * 128**2 + 3 * 128 * 256)) / 2
     assert float(weights) == pytest.approx(matrices * (1 if int8 else 2) / 1e3, rel=0.1)
     assert re.search(r"time of a step      [\d.]+ ms, [\d.]+ x the limit: a prediction", text)
     costs = re.findall(r"^ +([\d,]+)  +([\d.]+)%  (\S+)$", text, re.MULTILINE)

@@ -315,7 +315,7 @@ def test_a_report_of_decoding_fits_in_80_columns_and_names_time_limit_and_costs(
     for line in (
         "compiled in         61 s; compiled is not run",
         "memory per device   17.00 GB of 16.91 GB that JAX may use on v5e: DOES NOT FIT",
-        "limit of a step     30 ms: to read weights (20.00 GB) and cache (4.00 GB)",
+        "limit of a step     30 ms: to read weights (20.00 GB) + cache (4.00 GB)",
         "time of a step      42 ms, 1.40 x the limit: a prediction, never measured",
         "speed               71 tokens per second of all texts",
         "x/x/down",

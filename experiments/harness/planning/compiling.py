@@ -72,7 +72,7 @@ class Decoding:
 
 
 class DecodingProgram(NamedTuple):
-    """A program that decodes `new_tokens` of each text after `prompt_length`.
+    """A program that decodes `new_tokens` of each text after `prompt_length`, padded as it is run.
 
     The cache of a text has `cached_tokens` then. `lower(model, devices, params)` lowers it.
     """

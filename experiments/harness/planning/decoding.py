@@ -134,7 +134,7 @@ def describe_decoding(decoding: CompiledDecoding, accelerator: str) -> str:
     if not decoding.is_estimate:
         lines += attention_lines(decoding.attention)
     lines.append(
-        f"limit of a step     {_time(decoding.limit)}: to read weights ({weights}) and cache "
+        f"limit of a step     {_time(decoding.limit)}: to read weights ({weights}) + cache "
         f"({cache})"
     )
     if decoding.prompt is None or decoding.step is None:
