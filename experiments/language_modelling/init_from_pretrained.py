@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from experiments.harness.runs import run_folder
-from experiments.harness.training import build, initialization
+from experiments.harness.training import initialization
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from jaxformer.config import dotted_fields, with_fields
@@ -130,4 +130,4 @@ def with_pretrained_params(
 
     params: Any = load_pretrained(config.init_from, strategy=devices).params
     make = Partial(arranged, params)
-    return build.with_params(state, config.training, lambda: devices.init(make))
+    return initialization.with_loaded(config, state, make, devices, config.init_from)

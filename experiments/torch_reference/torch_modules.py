@@ -19,6 +19,7 @@ from flax import linen as nn
 from experiments.torch_reference.weights import State, joined
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import Block, MakeBlock
 from jaxformer.nn.stack import Stack, make_norm
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.pretrained import weight_map as maps
@@ -33,11 +34,12 @@ class Transformer(nn.Module):
     """
 
     config: TransformerConfig
+    block: MakeBlock = Block
 
     def setup(self):
-        config = self.config
-        self.encoder = Stack(config, config.num_encoder_layers)
-        self.decoder = Stack(config, config.num_decoder_layers, cross=True)
+        config, block = self.config, self.block
+        self.encoder = Stack(config, config.num_encoder_layers, block=block)
+        self.decoder = Stack(config, config.num_decoder_layers, cross=True, block=block)
         if config.norm.placement == "post":
             self.encoder_norm = make_norm(config)
             self.decoder_norm = make_norm(config)
@@ -94,18 +96,21 @@ def decoder_layer(state: State, *, prefix: str = "", scope: str = "") -> list[En
     return _layer(state, names, norms, prefix=prefix, scope=scope)
 
 
-def transformer(state: State, *, norm_first: bool) -> list[Entry]:
-    """The entries of a `torch.nn.Transformer`, as the `Transformer` of this module.
+def transformer(
+    state: State, *, norm_first: bool, prefix: str = "", scope: str = ""
+) -> list[Entry]:
+    """The entries of the `torch.nn.Transformer` under `prefix`, as the `Transformer` above.
 
     `norm_first` is the argument of torch's module; a state dict does not hold it.
     """
     entries, text = [], "\n".join(state)
     for stack, layer in (("encoder", encoder_layer), ("decoder", decoder_layer)):
-        for i in sorted({int(n) for n in re.findall(rf"^{stack}\.layers\.(\d+)\.", text, re.M)}):
-            names = {"prefix": f"{stack}.layers.{i}.", "scope": f"{stack}/blocks_{i}/"}
-            entries += layer(state, **names)
-        scope = f"{stack}/final_norm" if norm_first else f"{stack}_norm"
-        entries += maps.norm(scope, f"{stack}.norm", f"{stack}.norm.bias" in state)
+        theirs, ours = f"{prefix}{stack}", f"{scope}{stack}"
+        numbers = re.findall(rf"^{re.escape(theirs)}\.layers\.(\d+)\.", text, re.M)
+        for i in sorted({int(n) for n in numbers}):
+            entries += layer(state, prefix=f"{theirs}.layers.{i}.", scope=f"{ours}/blocks_{i}/")
+        norm = f"{ours}/final_norm" if norm_first else f"{ours}_norm"
+        entries += maps.norm(norm, f"{theirs}.norm", f"{theirs}.norm.bias" in state)
     return entries
 
 

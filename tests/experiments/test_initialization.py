@@ -65,6 +65,20 @@ def test_a_continued_run_is_to_the_bit_the_run_that_went_on(base, parent, capsys
     assert Checkpoints(again.folder / "checkpoints").newest_step() == 7
 
 
+def test_a_run_with_a_block_of_its_own_takes_the_weights_and_adds_those_that_are_new(
+    base, parent, capsys
+):
+    own = {"training__block": "tests.experiments.own_parts:OwnBlock"}
+    still = {"optimizer__learning_rate": 1e-30, "optimizer__weight_decay": 0.0}
+    child = changed(base, name="own-block", init_from=str(parent), **own, **still)
+    folder = train(changed(child, optimizer__total_steps=2)).folder
+    new = "decoder/blocks_0/gain"
+    assert f"not in {parent}, so they start anew: {new}" in capsys.readouterr().out
+    stored = {path: np.asarray(leaf) for path, leaf in flatten(load(folder).params).items()}
+    np.testing.assert_array_equal(stored.pop(new), np.full((1, 1, 1), 1.5, np.float32))
+    jax.tree.map(np.testing.assert_array_equal, stored, flatten(load(parent).params))
+
+
 def test_a_run_with_adapters_keeps_the_weights_and_is_read_merged(base, parent, capsys):
     adapters = {"training__lora_rank": 3, "training__lora_targets": "(query|down)/kernel$"}
     tuned = changed(base, name="adapters", init_from=str(parent), **adapters)

@@ -1,11 +1,13 @@
 """The start of a run: the weights of another run (init_from), or its state (continue_from)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import unflatten_dict
 from jax.tree_util import Partial
 
 from experiments.harness.cli import config_files, display
@@ -71,6 +73,8 @@ def with_parent(config: C, experiment: str) -> C:
     kept = {name: dotted_fields(run.model)[name] for name in TRAINING_ONLY}
     parts = ("model", "block")
     values = {name: getattr(source.training, name) for name in parts}
+    if run.init_from and run.training.block:  # a block that the user gives may add parameters
+        values["block"] = run.training.block
     model, training = with_fields(source.model, kept), replace(run.training, **values)
     return replace(run, model=model, training=training)
 
@@ -134,8 +138,30 @@ def _initialized(
         return stack_blocks(params) if needs_stacked else unstack_blocks(params)
 
     make = Partial(arranged, params)
-    check_shapes(parent.folder, jax.eval_shape(make), without_adapters(state.params))
-    return build.with_params(state, config.training, lambda: devices.init(make)), weights.steps
+    return with_loaded(config, state, make, devices, parent.folder), weights.steps
+
+
+def with_loaded(
+    config: Any, state: TrainState, make: Callable[[], Any], devices: Strategy, source: Any
+) -> TrainState:
+    """`state` with the parameters make() of the folder `source`; `make` is a pytree.
+
+    With a block of the user's own, parameters that `source` lacks keep their first values. Raises
+    `ConfigError` for parameters of other shapes.
+    """
+    loaded, first = jax.eval_shape(make), without_adapters(state.params)
+    stored = flatten(loaded) if config.training.block else flatten(first)
+    new = {path: leaf for path, leaf in flatten(first).items() if path not in stored}
+    if new:
+        display.say(f"not in {source}, so they start anew: {', '.join(new)}")
+    check_shapes(source, unflatten_dict(flatten(loaded) | new, sep="/"), first)
+
+    def merged(make: Callable[[], Any], new: dict[str, Any]) -> Any:
+        # copies, because a step donates its state's buffers
+        return unflatten_dict(flatten(make()) | jax.tree.map(jnp.array, new), sep="/")
+
+    make = Partial(merged, make, new)
+    return build.with_params(state, config.training, lambda: devices.init(make))
 
 
 def check_shapes(folder: Path, params: Any, needed: Any) -> None:

@@ -1,0 +1,190 @@
+"""The commands and the code of the guides run, in short versions, one after the other.
+
+Left to other tests: commands for several devices and machines (`tests/test_readmes.py`), buckets
+(`tests/experiments/test_bucket_runs.py`), other people's programs and packages.
+"""
+
+import contextlib
+import io
+import json
+import re
+import runpy
+import shlex
+import sys
+import time
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import jaxformer as jf
+from experiments import results
+from jaxformer.text.tokenizers import train_bpe
+from tests.pretrained.models import MODELS, inputs_of
+from tests.test_readmes import PAGES, WORDS
+
+GUIDES = {Path(page).stem: text for page, text in PAGES.items() if "/guides/" in page}
+PEERS = ("pytorch", "transformers")
+ORDER = sorted(GUIDES.keys() - PEERS, key=lambda name: (name not in ("train", "use"), name))
+"""Others read the runs of the first two."""
+LEFT_OUT = r"--(strategy|mesh|distributed)\b|sbatch|://|^(pip|sacrebleu|ct2-)|my_package|device$"
+STEPS = "--optimizer.warmup_steps 1 --optimizer.total_steps 2"
+RUN = f"""
+    --model.vocab_size 283 --model.d_model 16 --model.d_ff 28 --model.num_heads 4
+    --model.max_len 61 --model.num_decoder_layers 1 {STEPS} --training.log_every 1
+    --training.save_every 1 --training.evaluate_every 0
+"""
+TEXTS = """
+    --data.train.source train.en --data.train.target train.de --data.validation.source val.en
+    --data.validation.target val.de --data.test.source test.en --data.test.target test.de
+"""
+TRANSLATION = f"""
+    {RUN} --model.num_encoder_layers 1 --data.batch_tokens 190 --data.buckets 1 --search.beam_size 2
+    --search.max_new_tokens 7
+"""
+LANGUAGE = f"{RUN} --data.seq_len 19 --data.batch_size 3 --prompts sun"
+ADDED = {
+    "translation.train": TRANSLATION,
+    "translation.finetune": f"{STEPS} --num_test 3 --beam_size 2",
+    "language_modelling.train": LANGUAGE,
+    "language_modelling.finetune": f"{STEPS} --seq_len 41 --seeds 1 --num_train 20",
+    "language_modelling.generate": "--max_new_tokens 5",
+    "sweep translation": f"{TRANSLATION} --seeds 1",
+    "sweep language_modelling": f"{LANGUAGE} --seeds 1",
+    "plan language_modelling": f"{RUN} --compiler cpu",
+}
+"""What makes a command short; of an option that stands twice the last one counts."""
+
+
+def run(command: str) -> None:
+    """Runs the command as it is typed, shortened, in this process, with its text in place."""
+    words = shlex.split(command.replace("--step 1500", "--step 1"))[2:]
+    files = {sign: words.pop(words.index(sign) + 1) for sign in "<>" if sign in words}
+    module, *words = (word for word in words if word not in files)
+    name = module.removeprefix("experiments.")
+    name = f"{name} {words[0]}" if name in ("sweep", "plan") else name
+    short = ADDED.get(name, "")
+    if "--continue_from" in command:
+        short += " --optimizer.total_steps 3"
+    if "_masked" in command:
+        short = short.replace("num_decoder_layers", "num_encoder_layers")
+    if not re.search(r"--(data\.train|config|resume|continue_from)", command):
+        kinds = {TRANSLATION: TEXTS, LANGUAGE: "--data.train a.txt --data.validation b.txt"}
+        short += kinds.get(ADDED.get(name, "").removesuffix(" --seeds 1"), "")
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setattr(sys, "argv", [name, *words, *short.split()])
+        if "<" in files:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.FileIO(files["<"])))
+        code = 0
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+    assert not code, command
+    if ">" in files:
+        Path(files[">"]).write_bytes(out.buffer.getvalue())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, random_params):
+    """A folder with the texts, runs and folders of `transformers` that the guides name."""
+    folder = tmp_path_factory.mktemp("place")
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        patch.setattr(results, "ROOT", folder)
+        write_texts()
+        write_models(random_params)
+        run("python -m experiments.translation.train")
+        run("python -m experiments.language_modelling.train")
+        yield folder
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
+def write_texts() -> None:
+    lines = [" ".join(three) for three in product(WORDS[:7], WORDS[:5], WORDS[:3])]
+    fields = ("en", "de", "label", "premise", "hypothesis")
+    messages = [{"role": "user", "content": "sun"}, {"role": "assistant", "content": "moon"}]
+    records = [
+        json.dumps({**dict.fromkeys(fields, line), "label": line.split()[0], "messages": messages})
+        for line in lines
+    ]
+    answer = {"text": "moon", "answer_start": 4}
+    asked = {"id": "a", "question": "what?", "answers": [answer]}
+    paragraphs = [{"context": "sun moon star", "qas": [{**asked, "id": str(n)}]} for n in range(9)]
+    squad = json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]})
+    tabs = [line.replace(" ", "\t", 1) for line in lines]
+    long = "a.txt text.txt train.en train.de my.en my.de".split()
+    short = "b.txt c.txt d.txt held-out.txt prompt.txt val.en val.de test.en test.de in.en"
+    short += " mine.py other.py"
+    kinds = dict.fromkeys(long, lines) | dict.fromkeys(short.split(), lines[:7])
+    kinds |= {"train.tsv": tabs, "dev.tsv": tabs[:7], "test.tsv": tabs[:7], "train.jsonl": records}
+    kinds |= {"test.jsonl": records[:7], "chat.jsonl": records, "held-out.jsonl": records[:7]}
+    kinds |= {"train-v1.1.json": [squad], "dev-v1.1.json": [squad]}
+    for name, each in kinds.items():
+        Path(name).write_text("\n".join(each) + "\n")
+
+
+def write_models(random_params: Any) -> None:
+    special = {"bert": ("<pad>", "<bos>", "<eos>", "[MASK]")}
+    for name in ("gpt2", "llama", "bert, masked", "t5", "marian"):
+        config = replace(MODELS[name][1].config, vocab_size=283, max_len=61)
+        model = MODELS[name][1].clone(config=config)
+        name = name.partition(",")[0]
+        options = {"special_tokens": special[name]} if name in special else {}
+        tokenizer = train_bpe(["sun moon star rain"], 283, **options)
+        Path("folder/of").mkdir(parents=True, exist_ok=True)
+        params = random_params(model, *inputs_of(model))
+        jf.save_pretrained(f"folder/of/{name}", model, params, tokenizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ORDER)
+def test_the_commands_and_the_code_of_a_guide_run(name, place):
+    for language, block in blocks(name):
+        if language == "python" and name in ("use", "inside"):
+            exec(compile(block, name, "exec"), {})
+        for command in block.splitlines() if language == "sh" else ():
+            if not re.search(LEFT_OUT, command):
+                started = time.time()
+                run(command)
+                print(f"{time.time() - started:5.1f} s  {command}", file=sys.__stderr__)
+
+
+@pytest.mark.peer
+def test_a_model_of_torch_is_loaded_changed_compared_and_taken_back(capsys):
+    pytest.importorskip("torch", reason="the guide needs torch")
+    code = "".join(block for language, block in blocks("pytorch") if language == "python")
+    exec(compile(re.sub(r"range\([12]00\)", "range(2)", code), "pytorch", "exec"), {})
+    shown = re.findall(r"^    (.*)$", re.sub(r"```.*?```", "", GUIDES["pytorch"], flags=re.S), re.M)
+    printed = capsys.readouterr().out
+    assert [re.sub(r"\d", "0", line) for line in printed.splitlines()] == [
+        re.sub(r"\d", "0", line) for line in shown
+    ]
+    differences = re.findall(r"difference.*: (.*)", printed)
+    assert len(differences) == 2 and max(map(float, differences)) < 1e-4
+
+
+@pytest.mark.peer
+def test_a_folder_of_transformers_is_loaded_changed_compared_and_written(place, capsys):
+    pytest.importorskip("transformers", reason="the guide needs transformers")
+    for language, block in blocks("transformers"):
+        if "def variants" in block:
+            Path("my_parts.py").write_text(block)
+        elif language == "python":
+            exec(compile(block, "transformers", "exec"), {})
+            assert capsys.readouterr().out.startswith("def read(")
+        else:
+            for command in block.splitlines():
+                run(command)
+
+
+def blocks(name: str) -> list[tuple[str, str]]:
+    """The language and the text of each block of code in a guide."""
+    return re.findall(r"```(python|sh)\n(.*?)```", GUIDES[name], re.DOTALL)
