@@ -147,7 +147,9 @@ def _print_results(opened: Sweep) -> None:
             print(f"\n{tables.render(comparing.compare(finished))}")
         except (ConfigError, DataError) as error:
             print(f"not compared: {cli.sentence(error)}")
-        print(f"\nNext:\n  python -m experiments.runs compare {opened.folder} --format latex")
+        print("\nNext:")
+        for command in (f"page {opened.folder}", f"compare {opened.folder} --format latex"):
+            print(f"  python -m experiments.runs {command}")
 
 
 def _raise_failures(opened: Sweep, cells: Iterable[str]) -> None:

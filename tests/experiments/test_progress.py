@@ -3,7 +3,9 @@
 import io
 import re
 import time
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -14,7 +16,10 @@ import pytest
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training.pace import lagging
 from experiments.harness.training.progress import Progress
+from experiments.harness.training.session import describe_plan
 from experiments.harness.training.utilization import memory_in_use
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer import optional_dependencies
 from jaxformer.errors import Diverged
 from tests.experiments.test_distributed import begin_two, finished
@@ -172,6 +177,33 @@ def test_a_log_gets_whole_lines_at_the_interval_and_the_last_one(run, clock):
     assert lines[0] == "step 1/97  loss 1.0000  tokens/s -  padding 12.5%  left -"
     # 93 steps of 10 seconds to go
     assert lines[1] == "step 4/97  loss 4.0000  tokens/s 7  padding 12.5%  left 0:15:30"
+
+
+def test_the_time_left_says_that_it_lacks_the_evaluations_until_one_was_measured(run, clock):
+    stream = io.StringIO()
+    options = {"log_every": 1, "pause_every": 2, "every": 0.0, "stream": stream, "clock": clock}
+    with Progress(4, run, **options) as progress:
+        for step in (1, 2, 3):
+            progress.add(step, metrics(), positions=80)
+            clock.seconds += 10.0
+            if step == 2:
+                with progress.pause("evaluating"):
+                    clock.seconds += 7.0
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("step")]
+    assert lines[1].endswith("left 0:00:20 + evaluations")
+    assert lines[2].endswith("left 0:00:31")  # a step and three evaluations
+
+
+@pytest.mark.parametrize("presets", [TRANSLATION_PRESETS, LANGUAGE_PRESETS])
+def test_the_first_lines_of_a_training_say_what_it_does_and_how_long_it_took(presets):
+    first = next(iter(presets.values()))
+    for name, (steps, took) in first.measured.items():
+        assert presets[name].optimizer.total_steps == steps
+        said = describe_plan(presets[name], "1 x cpu", Path("runs/x"))
+        assert f"{steps:,} steps on 1 x cpu" in said and f"{name} took {took}" in said
+        assert f"saved every {presets[name].training.save_every:,}" in said
+    shorter = replace(first, optimizer=replace(first.optimizer, total_steps=997))
+    assert "took" not in describe_plan(shorter, "8 x NVIDIA H100", Path("runs/x"))
 
 
 def test_the_last_line_is_not_printed_twice(run, clock):

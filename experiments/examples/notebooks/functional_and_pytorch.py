@@ -315,3 +315,9 @@ np.testing.assert_allclose(left, right, rtol=1e-2)
 # | many devices | **the same function over a mesh** | a wrapper for each strategy |
 #
 # Bold is our preference. `python -m experiments.torch_reference.compare` compares whole trainings.
+#
+# ## Exercise
+#
+# Train four models at once with `vmap`, as above, but give each its own learning rate instead of its
+# own seed. Which part of the function has to become an argument? Then write the same with the object
+# of PyTorch, and count the lines that change.

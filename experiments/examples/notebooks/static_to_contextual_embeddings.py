@@ -338,3 +338,9 @@ assert cosine(by_money, office) > cosine(by_money, shore)
 # `jf.embed` gives both vectors of each token for a run of this project, or for the folder of a
 # model of `transformers`, such as DistilBERT's: compare "bank" in "Write a poem about a man fishing
 # on a river bank." and in "Write a poem about a man withdrawing money from a bank."
+#
+# ## Exercise
+#
+# Add a third sense to the text, such as a bank of clouds, with three sentences of its own. Where does
+# its "bank" stand in the picture? And how few sentences are enough for the contextual vectors to
+# keep it apart?

@@ -451,9 +451,13 @@ plots.attention_grid(cross_attention[0], words(one_target[0, :-1]), words(one_so
 # Attention shows where a model reads, not what it finds there.
 
 # %% [markdown]
+# ## Exercise
+#
+# Change the model: one head instead of four, no positions, one block. What does it lose first? Guess
+# before you run it, and look at the attention again.
+#
 # ## What to do next
 #
-# - Change the model: one head instead of four, no positions, one block. What does it lose first?
 # - `python -m experiments.translation.train` trains the same model on more language, with dropout,
 #   label smoothing, checkpoints and a report.
 # - `functional_and_pytorch` compares this style with PyTorch's.

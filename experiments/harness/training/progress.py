@@ -240,7 +240,10 @@ class Progress:
         words += [f"padding {numbers['padding']:.1%}"] if "padding" in numbers else []
         if "memory" in self._used:
             words.append(f"memory {self._used['memory'] / 1e9:.2f} GB")
-        self._view = self._view._replace(step=step, numbers="  ".join(words), left=self._left(step))
+        unknown = self._pause is None and 0 < self._pause_every and step < self._total
+        self._view = self._view._replace(
+            step=step, numbers="  ".join(words), left=self._left(step), without_pauses=unknown
+        )
         self._refresh()
         now = self._clock()
         self._unprinted = self._view.line
@@ -290,11 +293,19 @@ class View(NamedTuple):
     left: float | None
     best: str = ""
     samples: Sequence[Sample] = ()
+    without_pauses: bool = False
+    """Whether `left` lacks the evaluations, because there was none yet."""
+
+    @property
+    def time_left(self) -> str:
+        """The time to the end, as far as it is known."""
+        more = " + evaluations" if self.without_pauses and self.left is not None else ""
+        return f"left {duration(self.left)}{more}"
 
     @property
     def line(self) -> str:
         """The state in one line."""
-        return f"step {self.step}/{self.total}  {self.numbers}  left {duration(self.left)}"
+        return f"step {self.step}/{self.total}  {self.numbers}  {self.time_left}"
 
 
 def has_room(width: int, height: int) -> bool:
@@ -330,7 +341,7 @@ def render(view: View, width: int, height: int) -> Any:
 def _bar(view: View, width: int) -> Any:
     """The share that is done, as a bar with the time left."""
     share = view.step / view.total
-    tail = f" {share:4.0%}  left {duration(view.left)}"
+    tail = f" {share:4.0%}  {view.time_left}"
     length = width - len(tail)
     done = round(share * length)
     text = optional_dependencies.load("rich.text").Text

@@ -123,6 +123,7 @@ def open_training(
         log.loggers = build.build_loggers(config.training, log.folder, loggers)
         peak = peak_of(devices, config.model.dtype)
         record_environment(log, config, setup=setup, utilization=peak)
+        display.say(describe_plan(config, f"{peak.devices} x {peak.kind}", log.folder))
         if setup.platform != "cpu":  # where the tests have compared them
             first_contact.check_products(config.model.dtype)
         keep = config.training.average_checkpoints + 1  # one may have been saved on preemption
@@ -184,6 +185,18 @@ def choose_devices(
     if strategy == "replicated" or (strategy == "auto" and count > 1):
         return replicated(devices, compiler_options=options)
     return single(devices[0] if devices else None, compiler_options=options)
+
+
+def describe_plan(config: Any, devices: str, folder: Path) -> str:
+    """The first lines of a training: what it will do, how long that took, and how to stop it."""
+    total, training = config.optimizer.total_steps, config.training
+    each = {"evaluated": training.evaluate_every, "saved": training.save_every}
+    often = [f"{word} every {steps:,}" for word, steps in each.items() if 0 < steps < total]
+    lines = [f"{folder}: {total:,} steps on {devices}{''.join(f', {x}' for x in often)}"]
+    steps, took = config.measured.get(config.name, (0, ""))
+    if steps == total:
+        lines.append(f"the preset {config.name} took {took}; the time left is shown below")
+    return "\n".join([*lines, "Ctrl-C saves and ends; the same command goes on"])
 
 
 def record_environment(log: Run, config: RunConfig, **facts: object) -> None:
