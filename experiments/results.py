@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from experiments.harness.results.comparing import compare
 from experiments.harness.results.groups import (
     expand,
     experiment_of,
+    seconds_of,
     seed_of,
     settings_of,
     shared_settings,
@@ -29,7 +29,6 @@ from experiments.harness.results.groups import (
 from experiments.harness.results.statistics import decimals, rounded
 from experiments.harness.results.tables import Table, markdown
 from experiments.harness.runs.run_folder import Run
-from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parent
@@ -265,18 +264,9 @@ def _origin(folder: Path) -> dict[str, Any]:
         "commit": f"{commit}, changed" if commit and environment.get("git_changed") else commit,
         "versions": {name: environment[name] for name in _VERSIONS if name in environment},
         "device": f"{devices}, {environment.get('cpus', '?')} CPU cores",
-        "seconds": _seconds(folder, environment),
+        "seconds": seconds_of(environment),
         "date": environment.get("time", "")[:10] or None,
     }
-
-
-def _seconds(folder: Path, environment: dict[str, Any]) -> float | None:
-    """The time of a training and its scores; None where a start does not say how long it was."""
-    earlier = [start.get("seconds") for start in environment.get("earlier", [])]
-    if None in earlier or "time" not in environment:
-        return None
-    started = datetime.fromisoformat(environment["time"]).timestamp()
-    return float(round(sum(earlier) + storage.modified(folder / "scores.json") - started))
 
 
 def _curve(lines: list[dict[str, float]]) -> dict[str, list[list[float]]]:

@@ -4,7 +4,7 @@
   compare  scores with intervals and paired tests, as text, Markdown, LaTeX or CSV
   diff     the settings in which two runs differ
   plot     learning curves, with a band over seeds
-  page     an HTML page of one run: scores, curves, samples, attention, settings
+  page     an HTML page: scores, curves and samples of runs; of one also attention and settings
 
 A folder stands for all runs below it; WORD --help shows the options of a word.
 """
@@ -95,12 +95,16 @@ class PlotOptions:
 
 @dataclass(frozen=True)
 class PageOptions:
-    """The run and the file of a page."""
+    """The runs and the file of a page."""
 
     runs: tuple[str, ...] = ()
-    """Folder of one run, or of a model of transformers."""
+    """Folder of a run, of a model of transformers, or of a sweep; several are compared."""
     output: str = ""
-    """File of the page; empty: report.html in the run's folder."""
+    """File of the page; empty: report.html in the folder, comparison.html for several."""
+    metric: str = ""
+    """The score by which several runs are compared, as in `compare`."""
+    baseline: str = ""
+    """The run whose group the others are compared with; empty: the first."""
     text: tuple[str, ...] = ()
     """Texts whose attention is shown; empty: the run's first samples, or its prompts."""
     checkpoint: CheckpointName = "final"
@@ -164,17 +168,19 @@ def plot(options: PlotOptions) -> None:
 
 
 def page(options: PageOptions) -> None:
-    """Writes an HTML page of one run: scores, curves, samples, attention, sizes and settings."""
-    if len(options.runs) != 1:
-        raise ConfigError(
-            f"{len(options.runs)} runs were given: give the folder of one; `compare` and `plot` "
-            "show several"
-        )
-    folder = storage.to_path(options.runs[0])
-    chosen = RunOptions(str(folder), checkpoint=options.checkpoint, step=options.step)
-    contents = _page_contents(folder)
-    text = pages.run_page(folder, contents and contents(folder, chosen, options.text))
-    _write(storage.to_path(options.output or folder / "report.html"), text)
+    """Writes an HTML page: scores, curves and samples; of one run also attention and settings.
+
+    Of several runs those whose settings differ in the seed alone are one row and one curve.
+    """
+    folders = [storage.to_path(run) for run in options.runs]
+    output = folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html")
+    if len(folders) == 1 and (folders[0] / "config.json").is_file():
+        chosen = RunOptions(str(folders[0]), checkpoint=options.checkpoint, step=options.step)
+        contents = _page_contents(folders[0])
+        shown = pages.run_page(folders[0], contents and contents(folders[0], chosen, options.text))
+    else:
+        shown = pages.runs_page(options.runs, options.metric, options.baseline)
+    _write(storage.to_path(options.output or output), pages.html(shown))
 
 
 class Command(NamedTuple):

@@ -11,6 +11,7 @@ import os
 import posixpath
 import shutil
 import tempfile
+import uuid
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -84,32 +85,18 @@ class BucketPath(PosixGPath):
         """Whether files have this path as a folder."""
         return self._kind() == "directory"
 
-    def is_file(self) -> bool:
-        """Whether there is a file."""
-        return self._kind() == "file"
-
     def iterdir(self) -> Iterator["BucketPath"]:  # type: ignore[override]
         """The files and folders of a folder; none where there is no such folder."""
         return self.glob("*")
 
     def glob(self, pattern: str) -> Iterator["BucketPath"]:  # type: ignore[override]
         """The files and folders whose names match `pattern`, in order."""
-        paths = self._request("glob", f"{self}/{pattern}")
+        paths = self.request("glob", f"{self}/{pattern}")
         return (self._new(f"{self._uri_scheme}://{path}") for path in sorted(paths))
-
-    def lengths(self) -> dict[str, int]:
-        """Length in bytes of each file below this folder, by its name there."""
-        root = f"{self}/".partition("://")[2]
-        files = self._request("find", str(self), detail=True).items()
-        return {
-            name.removeprefix(root): info["size"]
-            for name, info in files
-            if name.startswith(root)  # another folder's name may begin with that of this one
-        }
 
     def read_bytes(self) -> bytes:
         """The bytes of a file."""
-        return self._request("cat_file", str(self))
+        return self.request("cat_file", str(self))
 
     def read_text(self, encoding: str | None = None) -> str:
         """The text of a file."""
@@ -117,7 +104,7 @@ class BucketPath(PosixGPath):
 
     def write_bytes(self, data: bytes) -> int:  # type: ignore[override]
         """Replaces the whole file."""
-        self._request("pipe_file", str(self), data)
+        self.request("pipe_file", str(self), data)
         return len(data)
 
     def write_text(self, data: str, encoding: str | None = None, errors: str | None = None) -> int:
@@ -127,7 +114,7 @@ class BucketPath(PosixGPath):
     def create(self, data: bytes) -> bool:
         """Writes a file if there is none of its name; whether it did."""
         try:
-            self._request("pipe_file", str(self), data, mode="create")
+            self.request("pipe_file", str(self), data, mode="create")
         except FileExistsError:
             return False
         return True
@@ -135,14 +122,10 @@ class BucketPath(PosixGPath):
     def unlink(self, missing_ok: bool = False) -> None:
         """Removes a file."""
         try:
-            self._request("rm_file", str(self))
+            self.request("rm_file", str(self))
         except FileNotFoundError:
             if not missing_ok:
                 raise
-
-    def rmtree(self, missing_ok: bool = False) -> None:
-        """Removes all files below this folder."""
-        self._request("rm", str(self), recursive=True)
 
     def mkdir(self, *_: Any, **__: Any) -> None:
         """No-op: a folder is there when it has a file."""
@@ -154,29 +137,29 @@ class BucketPath(PosixGPath):
     def replace_by(self, source: Path) -> None:
         """Replaces the whole file by the file `source`, which is here or in the bucket."""
         method = "cp_file" if is_in_bucket(source) else "put_file"
-        self._request(method, str(source), str(self))
+        self.request(method, str(source), str(self))
 
     def download(self, target: Path) -> None:
         """Writes the file to the local file `target`."""
-        self._request("get_file", str(self), str(target))
+        self.request("get_file", str(self), str(target))
 
     def version(self) -> str:
         """A name for the content of a file; copies within a bucket have the same."""
-        info = self._request("info", str(self))
+        info = self.request("info", str(self))
         known = [info["size"], *(info.get(name) for name in ("md5Hash", "crc32c", "ETag"))]
         return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
 
     def modified(self) -> float:
         """The time in seconds when a file was written."""
-        return self._request("modified", str(self)).timestamp()
+        return self.request("modified", str(self)).timestamp()
 
     def _kind(self) -> str:
         try:
-            return self._request("info", str(self))["type"]
+            return self.request("info", str(self))["type"]
         except FileNotFoundError:
             return ""
 
-    def _request(self, method: str, *args: Any, **named: Any) -> Any:
+    def request(self, method: str, *args: Any, **named: Any) -> Any:
         """The result of a method of fsspec; its error says the path, the reason and what to do."""
         import fsspec
 
@@ -201,17 +184,30 @@ def _explained(error: Exception, path: BucketPath, use: str) -> OSError:
     return OSError(errno.EIO, f"cannot be {use} ({reason}): {advice}", str(path))
 
 
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """The path of a new local file that becomes `path` when the block ends, unless it raises.
+
+    Each writer has a file of its own, so that of several at once the last one wins.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 def write(path: Path, content: bytes) -> None:
     """Writes a file whole, in place of an older one: a crash leaves the old or the new content."""
     if is_in_bucket(path):
         path.write_bytes(content)
         return
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    with new.open("wb") as file:
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    new.replace(path)
     _sync(path.parent)
 
 
@@ -226,7 +222,7 @@ def remove_tree(folder: Path) -> None:
     """Removes `folder` and all files in it, as far as that succeeds."""
     if isinstance(folder, BucketPath):
         with suppress(OSError):
-            folder.rmtree()
+            folder.request("rm", str(folder), recursive=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -240,8 +236,11 @@ def lengths(folder: Path) -> dict[str, int]:
     """Length in bytes of each file under `folder`, by its name there, sorted."""
     files = {}
     if isinstance(folder, BucketPath):
+        root = f"{folder}/".partition("://")[2]
         with suppress(FileNotFoundError):
-            files = folder.lengths()
+            for name, info in folder.request("find", str(folder), detail=True).items():
+                if name.startswith(root):  # the name of another folder may begin as that of this
+                    files[name.removeprefix(root)] = info["size"]
     else:
         for top, _, names in os.walk(folder):
             for path in (Path(top, name) for name in names):

@@ -4,6 +4,7 @@ The commands for several devices and machines are executed as typed, on simulate
 options give them a small text, few steps and, where a preset is for accelerators, small sizes.
 """
 
+import ast
 import importlib
 import json
 import math
@@ -143,6 +144,28 @@ def test_the_code_of_the_readme_prints_what_its_comments_say(capsys):
     exec(compile(code, str(README), "exec"), {})
     comments = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert comments and capsys.readouterr().out.splitlines() == comments
+
+
+@pytest.mark.slow
+def test_three_lines_of_the_readme_lead_from_a_run_to_a_result(place, monkeypatch):
+    """Of runs with the names that stand there, but small: the results have the types shown."""
+    code = re.search(r"```pycon\n(.*?)```", PAGES["README.md"], re.DOTALL)[1]
+    for kind, name in re.findall(r'"runs/(\w+)/(\w+)"', code):
+        command = f".venv/bin/python -m experiments.{kind}.train --name {name}"
+        small = SMALL.replace("--model.num_decoder_layers 1", "--model.num_decoder_layers 2")
+        added = f"{GIVEN[f'{kind}.train']} 2 {small} --training.evaluate_every 0"
+        (done,) = ended(*start(command, place, devices=1, added=added))
+        assert done.code == 0, done
+    monkeypatch.chdir(place)
+    variables: dict[str, Any] = {}
+    shown = re.findall(r"^>>> (.*)\n((?:[^>\n].*\n)?)", code, re.MULTILINE)
+    assert len(shown) == 6
+    for line, result in shown:
+        if result:
+            value, told = eval(line, variables), ast.literal_eval(result)
+            assert type(value) is type(told) and value, line
+        else:
+            exec(line, variables)
 
 
 def test_the_layers_of_the_readme_are_the_folders_of_the_package():

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from experiments.harness.results.attention_views import AttentionView, label, read_weights
+from experiments.harness.results.groups import sample_texts
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.harness.runs.text_io import RULE
 from experiments.language_modelling.evaluate import continued_prompts
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from jaxformer.errors import ConfigError
@@ -33,12 +33,7 @@ def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Co
     if not texts and is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers, without prompts: give --text")
     sentences = [Sentence(text, [attend(loaded, text)]) for text in texts if text.strip()]
-    path = folder / "samples" / "prompts.txt"
-    if path.is_file():
-        written = path.read_text(encoding="utf-8").split(f"\n{RULE}\n")
-        samples: dict[str, Sequence[str]] = {"prompts and what follows": written}
-    else:
-        samples = _answers(folder, loaded, texts)
+    samples = sample_texts(folder) or _answers(folder, loaded, texts)
     return Contents(loaded.params, sentences, samples)
 
 

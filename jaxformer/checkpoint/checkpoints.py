@@ -17,7 +17,8 @@ from jaxformer import storage
 from jaxformer.checkpoint import manifest, orbax_in_buckets
 from jaxformer.checkpoint.lock import Lock, lock
 from jaxformer.checkpoint.reading import PIECE, Shardings, read_mean, reading, stored_arrays
-from jaxformer.checkpoint.steps import StepFolders, agreed, by_the_first
+from jaxformer.checkpoint.steps import StepFolders, by_the_first
+from jaxformer.distributed.processes import agreed
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
 

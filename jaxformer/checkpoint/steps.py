@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxformer import storage
 from jaxformer.checkpoint import manifest
+from jaxformer.distributed.processes import agreed
 from jaxformer.errors import CheckpointError
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
@@ -181,16 +180,6 @@ def _committed(folders: Folders) -> list[int]:
     return [step for step, files in _numbered(folders).items() if manifest.NAME in files]
 
 
-def agreed(value: int) -> int:
-    """The first process's `value`, in every process."""
-    if jax.process_count() == 1:
-        return value
-    try:
-        return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
-    except ValueError as error:  # `jax.jit` raises it when another process is gone
-        raise jax.errors.JaxRuntimeError(str(error)) from error
-
-
 def by_the_first(decide: Callable[[], int]) -> int:
     """The number >= 0 that `decide()` returns on the first process; if it raises, all raise."""
     decision, refused = -1, None
@@ -199,7 +188,7 @@ def by_the_first(decide: Callable[[], int]) -> int:
             decision = decide()
         except (ValueError, OSError) as error:
             refused = error
-    decision = agreed(decision)
+    decision = int(agreed(decision))
     if decision == -1:
         raise refused or CheckpointError("the first process rejected the checkpoint: see its error")
     return decision

@@ -13,7 +13,7 @@ depends on the example's id, not on how a batch is split (`jaxformer.ops.dropout
 """
 
 from jaxformer.distributed.mesh import AXES, CompiledStep, make_mesh, parse_mesh
-from jaxformer.distributed.processes import assert_processes_agree, initialize
+from jaxformer.distributed.processes import agreed, assert_processes_agree, initialize
 from jaxformer.distributed.sharding_rules import RULES, partition_specs
 from jaxformer.distributed.strategies import Strategy, replicated, sharded, single, strategy_of
 
@@ -22,6 +22,7 @@ __all__ = [
     "RULES",
     "CompiledStep",
     "Strategy",
+    "agreed",
     "assert_processes_agree",
     "initialize",
     "make_mesh",

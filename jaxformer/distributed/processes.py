@@ -50,8 +50,6 @@ def initialize(
             f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}: "
             "give all three, or none of them on a cluster"
         )
-    # On CPUs two programs at once would mix up their messages to other processes.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
     try:
         jax.distributed.initialize(
             coordinator,
@@ -89,6 +87,17 @@ def assert_processes_agree(values: Mapping[str, Any]) -> None:
             f"the processes do not agree on {', '.join(names)}: process {jax.process_index()} of "
             f"{jax.process_count()} has {here}. Start all with the same settings and data"
         )
+
+
+def agreed(number: float) -> float:
+    """The `number` of the first process, in every process."""
+    if jax.process_count() == 1:
+        return number
+    words = np.frombuffer(np.float64(number).tobytes(), np.uint32)
+    try:
+        return float(multihost_utils.broadcast_one_to_all(words).view(np.float64)[0])
+    except ValueError as error:  # `jax.jit` raises it when another process is gone
+        raise jax.errors.JaxRuntimeError(str(error)) from error
 
 
 def to_numpy(leaf: Any) -> np.ndarray:

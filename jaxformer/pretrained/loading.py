@@ -208,12 +208,12 @@ def load(
     """The model in `folder`: a run of `experiments`, or what `load_pretrained` reads.
 
     Of a run, these are the weights chosen at its end or, before its end, the newest ones, with the
-    block, attention function and position scheme that it was trained with. A run's config.json may
-    name Python modules, which are imported: load only runs that you trust. `attention_fn` and
-    `dtype` replace those of the run; None means `reference` and "float32" for other folders.
-    `strategy` puts the parameters on its devices, tensor by tensor as `load_pretrained` does. The
-    pipelines take the result, and by default use the folder's settings: generation_config.json, or
-    the search or sampling of the run.
+    block, attention function and position scheme that it was trained with. It may be in a bucket
+    (gs://bucket/path, s3://bucket/path). A run's config.json may name Python modules, which are
+    imported: load only runs that you trust. `attention_fn` and `dtype` replace those of the run;
+    None means `reference` and "float32" for other folders. `strategy` puts the parameters on its
+    devices, tensor by tensor as `load_pretrained` does. The pipelines take the result, and by
+    default use the folder's settings: generation_config.json, or the search or sampling of the run.
 
     Raises `ConfigError` for a folder of neither kind, `CheckpointError` for a run without a
     complete checkpoint or with weights that do not fit, and what `load_pretrained` raises.

@@ -682,7 +682,7 @@ def test_two_processes_save_and_resume_alike_from_what_the_first_one_found_intac
 
 ONE_FAILS = """
     from jax.experimental import multihost_utils
-    from jaxformer.checkpoint.steps import agreed
+    from jaxformer.distributed.processes import agreed
 
     def shared():  # as a step of the other, of another size than what is agreed
         print(*multihost_utils.process_allgather(np.arange(32.0) + int(index)).sum(1))

@@ -118,7 +118,7 @@ def test_a_translation_run_in_a_bucket_is_the_local_one_to_the_bit(bucket_url, t
     runs.main(["list", f"{bucket_url}/runs"])
     assert f"{there.folder}  7 of 7" in capsys.readouterr().out
     runs.main(["page", str(there.folder), "--text", "sun moon"])
-    assert b"image/svg" in (there.folder / "report.html").read_bytes()
+    assert b"data-hover" in (there.folder / "report.html").read_bytes()
     assert trained_run(there.folder).curve["loss"] == trained_run(result.folder).curve["loss"]
     tune = "--optimizer.total_steps 2 --optimizer.warmup_steps 1 --num_train 3"
     tune += f" --run {there.folder}"

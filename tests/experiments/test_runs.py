@@ -75,7 +75,7 @@ def test_a_word_is_in_the_help_and_its_own_help_fits_a_screen(word, capsys, monk
         (["list", "{}"], DataError, "there is no run in .*: train first"),
         (["lits"], ConfigError, "'lits' is neither a folder nor one of list, compare"),
         (["diff", "a"], ConfigError, "1 runs were given: give the folders of two"),
-        (["page", "a", "b"], ConfigError, "2 runs were given: give the folder of one"),
+        (["page", "a", "b"], ConfigError, "a is not the folder of a run: it has no config.json"),
         (["plot"], ConfigError, "no runs were given"),
     ],
 )

@@ -568,7 +568,7 @@ def test_a_run_has_a_page_with_its_scores_and_the_attention_in_its_samples(run, 
     assert shown == samples["source"][:3] + samples["source"][4:5]  # line 4 is too long
     kinds = [view["kind"].partition(" ")[0] for view in json.loads(data)[0]["views"]]
     assert kinds == ["cross-attention", "encoder", "decoder"]
-    assert "data:image/svg+xml" in text and "<td>exact</td>" in text
+    assert "data-hover=" in text and "<dt>exact</dt>" in text
 
 
 # All of it, on the embedded default

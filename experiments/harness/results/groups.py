@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from experiments.harness.cli import config_files
 from experiments.harness.results.statistics import Score, exp_ratio, ratio, translation_items
 from experiments.harness.runs.checkpoint_selection import read_result
 from experiments.harness.runs.run_files import read_table
+from experiments.harness.runs.text_io import RULE
 from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
 
@@ -152,7 +155,11 @@ class ScoredRun(NamedTuple):
 
 def default_metric(folder: Path) -> str:
     """The metric by which runs like that in `folder` are compared."""
-    scores = read_result(folder).scores
+    return main_metric(read_result(folder).scores)
+
+
+def main_metric(scores: Mapping[str, Any]) -> str:
+    """The metric that says most of a run with `scores`."""
     return next((name for name in _DEFAULTS if name in scores), "loss")
 
 
@@ -212,8 +219,34 @@ def item_sums(
 
 def sample_table(folder: Path) -> dict[str, list[str]]:
     """The samples of the text that the run in `folder` was scored on; {} where it has none."""
-    path = folder / "scores.json"
-    return _table(folder, read_result(folder).scores["text"]) if path.is_file() else {}
+    return _table(folder, read_json(folder / "scores.json").get("text", ""))
+
+
+def sample_texts(folder: Path) -> dict[str, list[str]]:
+    """What the model of the run in `folder` wrote: translations, or what follows its prompts."""
+    path, table = folder / "samples" / "prompts.txt", sample_table(folder)
+    if path.is_file():
+        return {"prompts and what follows": path.read_text(encoding="utf-8").split(f"\n{RULE}\n")}
+    return table if "model" in table else {}
+
+
+def devices_of(environment: Mapping[str, Any]) -> str:
+    """The devices that env.json names, such as "8 x NVIDIA H100" or "cpu, 2 cores"."""
+    kinds = Counter(name.partition(":")[2] for name in environment.get("devices", ()))
+    words = [f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items()]
+    if set(kinds) == {"cpu"} and "cpus" in environment:
+        words.append(f"{environment['cpus']} cores")
+    return ", ".join(words)
+
+
+def seconds_of(environment: Mapping[str, Any]) -> float | None:
+    """The time of a training and its scores by env.json; None where a start does not say how long
+    it was."""
+    earlier = [start.get("seconds") for start in environment.get("earlier", [])]
+    if None in earlier or not {"time", "finished"} <= set(environment):
+        return None
+    started, ended = (datetime.fromisoformat(environment[x]) for x in ("time", "finished"))
+    return float(round(sum(earlier) + (ended - started).total_seconds()))
 
 
 def _table(folder: Path, text: str) -> dict[str, list[str]]:
@@ -231,7 +264,7 @@ def numbers(scores: dict[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in values.items()
-        if isinstance(value, int | float) and not name.startswith("search.")
+        if isinstance(value, int | float) and not name.startswith(("search.", "translation."))
     }
 
 

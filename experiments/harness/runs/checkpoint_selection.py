@@ -11,7 +11,15 @@ from experiments.harness.runs.distributed import ProcessOptions
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.config import check_choices
-from jaxformer.distributed import Strategy, make_mesh, parse_mesh, replicated, sharded, single
+from jaxformer.distributed import (
+    Strategy,
+    agreed,
+    make_mesh,
+    parse_mesh,
+    replicated,
+    sharded,
+    single,
+)
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 
@@ -107,7 +115,7 @@ def choose(
     """
     last = _last(checkpoints, training)
     # Only the first process notes a validation: another one may not see that of the last step yet.
-    best = int(distributed.agreed(checkpoints.best_step() or 0)) or None
+    best = int(agreed(checkpoints.best_step() or 0)) or None
     candidates = [last] if best is None or last == [best] else [last, [best]]
     chosen: Chosen | None = None
     for steps in candidates:

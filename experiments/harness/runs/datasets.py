@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxformer.errors import DataError
+from jaxformer.storage import replacing
 
 
 class Group(NamedTuple):
@@ -85,9 +86,8 @@ def _download(group: Group, file: str, path: Path) -> None:
     assert group.url is not None  # `find` refuses those without one
     url = group.url.format(name=name.removesuffix(".gz") if group.zipped else name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     print(f"downloading {url} to {path}", file=sys.stderr)
-    try:
+    with replacing(path) as part:
         digest, size = hashlib.sha256(), 0
         with contextlib.ExitStack() as stack:
             out: Any = stack.enter_context(part.open("wb"))
@@ -102,9 +102,6 @@ def _download(group: Group, file: str, path: Path) -> None:
                 f"{url} gave {size} bytes with sha256 {digest.hexdigest()}, but "
                 f"{group.files[file]} was expected: try again, or {_by_hand(path)}"
             )
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _chunks(url: str, path: Path) -> Iterator[bytes]:

@@ -125,11 +125,3 @@ def together() -> Iterator[None]:
     if failed.size:
         print(f"error: process {failed[0]} has failed: see its message", file=sys.stderr)
         raise SystemExit(int(codes[failed[0]]))
-
-
-def agreed(number: float) -> float:
-    """The `number` of the first process."""
-    if not is_several():
-        return number
-    words = np.frombuffer(np.float64(number).tobytes(), np.uint32)
-    return float(multihost_utils.broadcast_one_to_all(words).view(np.float64)[0])

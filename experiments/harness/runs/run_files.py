@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -55,9 +54,8 @@ def local_copy(path: Path) -> Path:
     copy = datasets.cache_folder() / "buckets" / path.version() / path.name
     if not copy.exists():
         copy.parent.mkdir(parents=True, exist_ok=True)
-        part = copy.with_name(f".{copy.name}.{os.getpid()}.part")
-        path.download(part)
-        part.replace(copy)
+        with storage.replacing(copy) as part:
+            path.download(part)
     return copy
 
 

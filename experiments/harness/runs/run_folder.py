@@ -21,7 +21,7 @@ from experiments.harness.cli import config_files
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import EventFile, Loggers
 from jaxformer import optional_dependencies, storage
-from jaxformer.distributed import assert_processes_agree
+from jaxformer.distributed import agreed, assert_processes_agree
 from jaxformer.errors import ConfigError
 from jaxformer.runtime import cpu_count
 
@@ -70,7 +70,7 @@ def _check_shared(folder: Path) -> None:
     """Raises `ConfigError` in all processes unless each sees a file that the first one writes."""
     if not distributed.is_several():
         return
-    token = folder / f".start-{distributed.agreed(time.time())}"  # a folder may be an old copy
+    token = folder / f".start-{agreed(time.time())}"  # a folder may be an old copy
     if distributed.is_first():
         token.write_bytes(b"")
     distributed.wait("token")

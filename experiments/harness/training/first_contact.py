@@ -1,7 +1,6 @@
 """A device that this run meets for the first time: attention and products compared, recorded."""
 
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ from jax.experimental import multihost_utils
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from jaxformer import __version__
+from jaxformer import __version__, storage
 from jaxformer.ops.attention import ATTENTION_FNS, Selection
 from jaxformer.ops.attention.spec import AttentionSpec
 from jaxformer.ops.first_contact import Verdict, compare, compare_products, small_call
@@ -86,6 +85,4 @@ class _Known:
         if self._path is None or not distributed.is_first() or key in self.read():
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(self.read() | {key: failure}, indent=1), encoding="utf-8")
-        unfinished.replace(self._path)
+        storage.write(self._path, json.dumps(self.read() | {key: failure}, indent=1).encode())

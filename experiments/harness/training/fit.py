@@ -21,7 +21,7 @@ from experiments.harness.training.progress import Progress, sample_lines
 from experiments.harness.training.session import Evaluated, TrainingRun
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.distributed import assert_processes_agree
+from jaxformer.distributed import agreed, assert_processes_agree
 from jaxformer.errors import CheckpointError
 from jaxformer.training.train_step import TrainState
 
@@ -153,7 +153,7 @@ def log_evaluation(
     shown = [describe_score(name, value) for name, value in scores.items()]
     best = ""
     if run.watched is not None:
-        metric = distributed.agreed(run.watched.of(scores))
+        metric = agreed(run.watched.of(scores))
         stopping = stopping.update(metric, step)
         best = run.watched.describe_best(stopping)
     if run.log is not None:

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Int, Int32, Int64, Integer
 
 from jaxformer.errors import ConfigError, DataError, shorten
+from jaxformer.storage import replacing
 from jaxformer.text.tokenizers import Tokenizer
-from jaxformer.text.tokenizers.tokenizer import replacing
 
 _HEADER = struct.Struct("<16sIIqqq16x")
 _MAGIC, _VERSION = b"jaxformer tokens", 3

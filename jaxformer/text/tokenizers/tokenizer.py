@@ -1,19 +1,17 @@
 """Text to ids and back, and the special tokens: their roles and their names in vocabularies."""
 
-import contextlib
 import copy
 import hashlib
 import os
 import re
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, shorten
+from jaxformer.storage import replacing
 
 if TYPE_CHECKING:
     import tokenizers
@@ -215,21 +213,6 @@ class Tokenizer:
             return [index]
         model = self._tokenizer.model
         return [piece.id for x in self.token(index) for piece in model.tokenize(x)]
-
-
-@contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """The path of a new file that becomes `path` when the block ends, unless it raises.
-
-    Each writer has a file of its own, so that of several at once the last one wins.
-    """
-    path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
-    try:
-        yield unfinished
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
