@@ -1,7 +1,7 @@
 """The commands and the code of the guides run, in short versions, one after the other.
 
-Left to other tests: commands for several devices and machines (`tests/test_readmes.py`), buckets
-(`tests/experiments/test_bucket_runs.py`), other people's programs and packages.
+Left to other tests: commands for several devices and machines (`tests/test_typed_commands.py`),
+buckets (`tests/experiments/test_bucket_runs.py`), other people's programs and packages.
 """
 
 import contextlib
@@ -22,8 +22,9 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.text.tokenizers import train_bpe
+from tests.experiments.tiny_runs import WORDS
 from tests.pretrained.models import MODELS, inputs_of
-from tests.test_readmes import PAGES, WORDS
+from tests.test_readmes import PAGES
 
 GUIDES = {Path(page).stem: text for page, text in PAGES.items() if "/guides/" in page}
 PEERS = ("pytorch", "transformers")
