@@ -1,7 +1,7 @@
 """The commands and the code of the guides run, in short versions, one after the other.
 
-Left to other tests: commands for several devices and machines (`tests/test_readmes.py`), buckets
-(`tests/experiments/test_bucket_runs.py`), other people's programs and packages.
+Left to other tests: commands for several devices and machines (`tests/test_typed_commands.py`),
+buckets (`tests/experiments/test_bucket_runs.py`), other people's programs and packages.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import re
 import runpy
 import shlex
 import sys
-import time
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -21,16 +20,19 @@ import jax
 import pytest
 
 import jaxformer as jf
-from experiments import results
 from jaxformer.text.tokenizers import train_bpe
+from tests.experiments.tiny_runs import WORDS
 from tests.pretrained.models import MODELS, inputs_of
-from tests.test_readmes import PAGES, WORDS
+from tests.test_readmes import PAGES
 
 GUIDES = {Path(page).stem: text for page, text in PAGES.items() if "/guides/" in page}
 PEERS = ("pytorch", "transformers")
 ORDER = sorted(GUIDES.keys() - PEERS, key=lambda name: (name not in ("train", "use"), name))
 """Others read the runs of the first two."""
-LEFT_OUT = r"--(strategy|mesh|distributed)\b|sbatch|://|^(pip|sacrebleu|ct2-)|my_package|device$"
+LEFT_OUT = (  # what it would change, where it is tested otherwise, or other people's programs
+    r"--(strategy|mesh|distributed)\b|sbatch|://|^(pip|kill|sacrebleu|ct2-)|my_package|device$"
+    r"|experiments\.results runs"
+)
 STEPS = "--optimizer.warmup_steps 1 --optimizer.total_steps 2"
 RUN = f"""
     --model.vocab_size 283 --model.d_model 16 --model.d_ff 28 --model.num_heads 4
@@ -45,23 +47,28 @@ TRANSLATION = f"""
     {RUN} --model.num_encoder_layers 1 --data.batch_tokens 190 --data.buckets 1 --search.beam_size 2
     --search.max_new_tokens 7
 """
-LANGUAGE = f"{RUN} --data.seq_len 19 --data.batch_size 3 --prompts sun"
+LANGUAGE = f"{RUN} --data.seq_len 19 --data.batch_size 3 --training.evaluate_every 1 --prompts sun"
 ADDED = {
     "translation.train": TRANSLATION,
-    "translation.finetune": f"{STEPS} --num_test 3 --beam_size 2",
+    "translation.finetune": f"{STEPS} --num_test 3 --beam_size 2 --source_len 19 --target_len 7",
     "language_modelling.train": LANGUAGE,
-    "language_modelling.finetune": f"{STEPS} --seq_len 41 --seeds 1 --num_train 20",
+    "language_modelling.finetune": f"{STEPS} --seq_len 41 --doc_stride 7 --seeds 1 --num_train 20",
     "language_modelling.generate": "--max_new_tokens 5",
     "sweep translation": f"{TRANSLATION} --seeds 1",
     "sweep language_modelling": f"{LANGUAGE} --seeds 1",
-    "plan language_modelling": f"{RUN} --compiler cpu",
+    "plan language_modelling": f"""
+        {LANGUAGE} --training.grad_accumulation 1 --compiler cpu --decode.texts 2
+        --sampling.max_new_tokens 5
+    """,
 }
 """What makes a command short; of an option that stands twice the last one counts."""
 
 
 def run(command: str) -> None:
     """Runs the command as it is typed, shortened, in this process, with its text in place."""
-    words = shlex.split(command.replace("--step 1500", "--step 1"))[2:]
+    words = shlex.split(
+        command.replace("--step 1500", "--step 1").replace("--stride 64", "--stride 7")
+    )[2:]
     files = {sign: words.pop(words.index(sign) + 1) for sign in "<>" if sign in words}
     module, *words = (word for word in words if word not in files)
     name = module.removeprefix("experiments.")
@@ -70,12 +77,20 @@ def run(command: str) -> None:
     if "--continue_from" in command:
         short += " --optimizer.total_steps 3"
     if "_masked" in command:
-        short = short.replace("num_decoder_layers", "num_encoder_layers")
+        short = short.replace("num_decoder", "num_encoder").replace("sun", "<mask>")
     if not re.search(r"--(data\.train|config|resume|continue_from)", command):
-        kinds = {TRANSLATION: TEXTS, LANGUAGE: "--data.train a.txt --data.validation b.txt"}
+        kinds = {
+            TRANSLATION: TEXTS,
+            LANGUAGE: " --data.train a.txt --data.validation b.txt --data.test c.txt",
+        }
         short += kinds.get(ADDED.get(name, "").removesuffix(" --seeds 1"), "")
+    errors = io.StringIO()
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+    ):
         patch.setattr(sys, "argv", [name, *words, *short.split()])
         if "<" in files:
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.FileIO(files["<"])))
@@ -84,7 +99,7 @@ def run(command: str) -> None:
             runpy.run_module(module, run_name="__main__")
         except SystemExit as end:
             code = end.code
-    assert not code, command
+    assert not code, f"{command}: {errors.getvalue()[-500:]}"
     if ">" in files:
         Path(files[">"]).write_bytes(out.buffer.getvalue())
 
@@ -98,7 +113,6 @@ def place(tmp_path_factory, random_params):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)
-        patch.setattr(results, "ROOT", folder)
         write_texts()
         write_models(random_params)
         run("python -m experiments.translation.train")
@@ -141,7 +155,7 @@ def write_models(random_params: Any) -> None:
         tokenizer = train_bpe(["sun moon star rain"], 283, **options)
         Path("folder/of").mkdir(parents=True, exist_ok=True)
         params = random_params(model, *inputs_of(model))
-        jf.save_pretrained(f"folder/of/{name}", model, params, tokenizer)
+        jf.save_pretrained(f"folder/of/{name}", model, params, tokenizer, family=name)
 
 
 @pytest.mark.slow
@@ -152,9 +166,7 @@ def test_the_commands_and_the_code_of_a_guide_run(name, place):
             exec(compile(block, name, "exec"), {})
         for command in block.splitlines() if language == "sh" else ():
             if not re.search(LEFT_OUT, command):
-                started = time.time()
                 run(command)
-                print(f"{time.time() - started:5.1f} s  {command}", file=sys.__stderr__)
 
 
 @pytest.mark.peer
