@@ -299,8 +299,8 @@ print("after layer 1:", words(clean[0].argmax(axis=-1)))
 # %% [markdown]
 # ## Exercise
 #
-# Patch the `weights` of single heads instead of vectors. Which heads carry the gender? One is enough
-# if the translation changes with it alone, and does not when all others are patched.
+# Patch the `weights` of single heads instead of vectors. Which heads carry the gender? One is
+# enough if the translation changes with it alone, and does not when all others are patched.
 #
 # ## What to do next
 #

@@ -318,6 +318,6 @@ np.testing.assert_allclose(left, right, rtol=1e-2)
 #
 # ## Exercise
 #
-# Train four models at once with `vmap`, as above, but give each its own learning rate instead of its
-# own seed. Which part of the function has to become an argument? Then write the same with the object
-# of PyTorch, and count the lines that change.
+# Train four models at once with `vmap`, as above, but give each its own learning rate instead of
+# its own seed. Which part of the function has to become an argument? Then write the same with the
+# object of PyTorch, and count the lines that change.

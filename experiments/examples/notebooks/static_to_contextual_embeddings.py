@@ -341,6 +341,6 @@ assert cosine(by_money, office) > cosine(by_money, shore)
 #
 # ## Exercise
 #
-# Add a third sense to the text, such as a bank of clouds, with three sentences of its own. Where does
-# its "bank" stand in the picture? And how few sentences are enough for the contextual vectors to
-# keep it apart?
+# Add a third sense to the text, such as a bank of clouds, with three sentences of its own. Where
+# does its "bank" stand in the picture? And how few sentences are enough for the contextual vectors
+# to keep it apart?

@@ -453,8 +453,8 @@ plots.attention_grid(cross_attention[0], words(one_target[0, :-1]), words(one_so
 # %% [markdown]
 # ## Exercise
 #
-# Change the model: one head instead of four, no positions, one block. What does it lose first? Guess
-# before you run it, and look at the attention again.
+# Change the model: one head instead of four, no positions, one block. What does it lose first?
+# Guess before you run it, and look at the attention again.
 #
 # ## What to do next
 #
