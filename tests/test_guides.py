@@ -131,7 +131,7 @@ def write_texts() -> None:
     ]
     answer = {"text": "moon", "answer_start": 4}
     asked = {"id": "a", "question": "what?", "answers": [answer]}
-    paragraphs = [{"context": "sun moon star", "qas": [{**asked, "id": str(n)}]} for n in range(9)]
+    paragraphs = [{"context": "sun moon star", "qas": [{**asked, "id": str(n)}]} for n in range(23)]
     squad = json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]})
     tabs = [line.replace(" ", "\t", 1) for line in lines]
     long = "a.txt text.txt train.en train.de my.en my.de".split()
@@ -148,7 +148,7 @@ def write_texts() -> None:
 def write_models(random_params: Any) -> None:
     special = {"bert": ("<pad>", "<bos>", "<eos>", "[MASK]")}
     for name in ("gpt2", "llama", "bert, masked", "t5", "marian"):
-        config = replace(MODELS[name][1].config, vocab_size=283, max_len=61)
+        config = replace(MODELS[name][1].config, vocab_size=283, max_len=61, d_model=60)
         model = MODELS[name][1].clone(config=config)
         name = name.partition(",")[0]
         options = {"special_tokens": special[name]} if name in special else {}
