@@ -28,8 +28,11 @@ from jaxformer.ops.top_k import top_k
 Sampler = Callable[[Float[Array, " V"], Key[Array, ""]], Int[Array, ""]]
 """sampler(logits [V], rng) -> the token, int32."""
 
-StopFn = Callable[[Int[Array, ""], Int[Array, " B"]], Bool[Array, " B"]]
-"""stop_fn(index, tokens [B]) -> stop [B]; traced with the loop and called after every token."""
+StopFn = Callable[[Int[Array, ""], Int[Array, "B L"]], tuple[Bool[Array, " B"], Int[Array, ""]]]
+"""stop_fn(length, tokens [B, L]) -> (stop [B], the length at which it is called again).
+
+It is traced with the loop. The first `length` tokens of each text are written, at first one.
+"""
 
 
 def greedy(logits: Float[Array, " V"], rng: Key[Array, ""]) -> Int[Array, ""]:
@@ -149,6 +152,7 @@ class _Texts(NamedTuple):
     last: Int[Array, " B"]
     written: Hypotheses
     whole: Int[Array, "B P+L"] | None  # prompts and what is written, if a processor sees them
+    next_call: Int[Array, ""]  # the length at which `stop_fn` is called
     cache: Any
 
 
@@ -178,7 +182,7 @@ def _sample(
         return (texts.length < config.max_new_tokens) & ~texts.stopped.all()
 
     def advance(texts):
-        index, stopped, last, written, whole, cache = texts
+        index, stopped, last, written, whole, next_call, cache = texts
         logits, cache = step(last[:, None], cache)
         check_logits(logits, last[:, None], eos)
         logits = processed = logits[:, 0].astype(jnp.float32)
@@ -194,15 +198,20 @@ def _sample(
         if eos:
             stopped |= is_among(token, eos)
         if stop_fn is not None:
-            stopped |= stop_fn(index, token)
+            stop, next_call = jax.lax.cond(
+                index + 1 == next_call,
+                lambda: stop_fn(index + 1, written.tokens[:, 0]),
+                lambda: (jnp.zeros_like(stopped), next_call),
+            )
+            stopped |= stop
         if whole is not None:
             whole = whole.at[rows, lengths].set(token)
-        return _Texts(index + 1, stopped, token, written, whole, cache)
+        return _Texts(index + 1, stopped, token, written, whole, next_call, cache)
 
     whole = jnp.pad(history, ((0, 0), (0, config.max_new_tokens))) if processors else None
     length, last = jnp.zeros((), jnp.int32), jnp.asarray(prompts.last_tokens, jnp.int32)
     stopped = jnp.asarray(prompts.max_new_tokens) < 1
-    texts = _Texts(length, stopped, last, written, whole, cache)
+    texts = _Texts(length, stopped, last, written, whole, length + 1, cache)
     return jax.lax.while_loop(unfinished, advance, texts).written
 
 

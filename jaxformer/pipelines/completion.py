@@ -273,7 +273,7 @@ def continue_ids(
         replace(config, max_new_tokens=length, min_new_tokens=0),
         eos=eos,
         logits_processors=processors,
-        stop_fn=None if callback is None else lambda _, tokens: report_tokens(callback, tokens),
+        stop_fn=None if callback is None else partial(report_tokens, callback),
     )
 
 
@@ -374,7 +374,11 @@ def _run(
 ) -> Generator[tuple[PartialText, str], None, Hypotheses]:
     """Yields what one round of `program` adds to the texts of `batch`; returns its result."""
 
+    added = 0
+
     def add_tokens(tokens):
+        nonlocal added
+        added += 1
         pieces, stop = [], np.ones(len(tokens), bool)
         for row, text in enumerate(batch):
             piece = "" if text.done else text.add(int(tokens[row]))
@@ -385,9 +389,10 @@ def _run(
     def run(number):
         return program(inputs._replace(callback=np.int32(number)))
 
-    if inputs.callback is not None:
-        return (yield from run_streaming(run, add_tokens))
-    hypotheses = program(inputs)
-    for tokens in hypotheses.tokens[:, 0].T:
+    if inputs.callback is None:
+        hypotheses = program(inputs)
+    else:
+        hypotheses = yield from run_streaming(run, add_tokens)
+    for tokens in hypotheses.tokens[:, 0, added:].T:
         yield from add_tokens(tokens)[0]
     return hypotheses

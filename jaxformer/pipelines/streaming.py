@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 from jaxtyping import Array, Bool, Int
@@ -16,19 +18,28 @@ from jaxtyping import Array, Bool, Int
 from jaxformer.text.tokenizers import Tokenizer
 
 TokenCallback = Callable[[Int[np.ndarray, " B"]], tuple[list[Any], Bool[np.ndarray, " B"]]]
-"""callback(tokens [B]) -> (items to yield, stop [B]); runs on the host after every token."""
+"""callback(tokens [B]) -> (items to yield, stop [B]); runs on the host, for each token in turn."""
+
+# A program waits for the host while it reports, so it reports several tokens at a time: as many as
+# it writes in this many seconds.
+_SECONDS = 0.05
+_MOST_TOKENS = 16
 
 # One compiled program serves all streams: each run gets the number of its own callback.
-_CALLBACKS: dict[int, Callable[[np.ndarray], np.ndarray]] = {}
+_CALLBACKS: dict[int, Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]]] = {}
 _NUMBERS = itertools.count()
 
 
 def report_tokens(
-    number: Int[Array, ""] | np.integer, tokens: Int[Array, " B"]
-) -> Bool[Array, " B"]:
-    """Calls callback `number` from inside a program; returns which texts to stop."""
+    number: Int[Array, ""] | np.integer, length: Int[Array, ""], tokens: Int[Array, "B L"]
+) -> tuple[Bool[Array, " B"], Int[Array, ""]]:
+    """The `StopFn` that calls callback `number` on the host."""
+    size = min(_MOST_TOKENS, tokens.shape[1])
+    start = jnp.maximum(length - size, 0)
+    newest = jax.lax.dynamic_slice_in_dim(tokens, start, size, axis=1)
+    answer = (jax.ShapeDtypeStruct(tokens.shape[:1], bool), jax.ShapeDtypeStruct((), np.int32))
     # Not `ordered`: each answer decides whether there is a next token, so the calls are in order.
-    return io_callback(_call, jax.ShapeDtypeStruct(tokens.shape, bool), number, tokens)
+    return io_callback(_call, answer, number, length, newest)
 
 
 def run_streaming(
@@ -36,25 +47,31 @@ def run_streaming(
 ) -> Generator[Any, None, Any]:
     """Yields the items of `callback` while `program` runs; returns what `program` returns.
 
-    `program(number)` runs in a thread and calls `report_tokens(number, ...)`. If the generator is
-    closed, or the callback or the program fails, the program stops after its next token and the
-    thread ends.
+    `program(number)` runs in a thread and calls `report_tokens(number, ...)`. It does not report
+    the last tokens: they are in its result. If the generator is closed, or the callback or the
+    program fails, the program stops at its next report and the thread ends.
     """
     items: SimpleQueue[Any] = SimpleQueue()
     closed, failed = threading.Event(), []
+    reported, last_call = 0, time.monotonic()
 
-    def on_tokens(tokens):
+    def on_tokens(length, newest):
+        nonlocal reported, last_call
+        start, stop = max(length - newest.shape[1], 0), np.ones(len(newest), bool)
+        seconds = (time.monotonic() - last_call) / (length - reported)
         # An error raised here would end the program too, but XLA would print a report of it.
         if not closed.is_set():
             try:
-                new, stop = callback(tokens)
+                for tokens in newest[:, reported - start : length - start].T:
+                    new, stop = callback(tokens)
+                    for item in new:
+                        items.put((item,))
             except BaseException as error:
                 failed.append(error)
-            else:
-                for item in new:
-                    items.put((item,))
-                return stop
-        return np.ones(tokens.shape, bool)
+                stop = np.ones(len(newest), bool)
+        reported, last_call = length, time.monotonic()
+        count = max(1, min(newest.shape[1], int(_SECONDS / max(seconds, 1e-9))))
+        return stop, np.int32(length + count)
 
     with _registered(on_tokens) as number, ThreadPoolExecutor(1) as pool:
         future = pool.submit(program, number)
@@ -70,7 +87,9 @@ def run_streaming(
 
 
 @contextmanager
-def _registered(callback: Callable[[np.ndarray], np.ndarray]) -> Iterator[int]:
+def _registered(
+    callback: Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]],
+) -> Iterator[int]:
     number = next(_NUMBERS)
     _CALLBACKS[number] = callback
     try:
@@ -79,8 +98,8 @@ def _registered(callback: Callable[[np.ndarray], np.ndarray]) -> Iterator[int]:
         del _CALLBACKS[number]
 
 
-def _call(number: Any, tokens: Any) -> np.ndarray:
-    return _CALLBACKS[int(number)](np.asarray(tokens))
+def _call(number: Any, length: Any, newest: Any) -> tuple[np.ndarray, np.ndarray]:
+    return _CALLBACKS[int(number)](int(length), np.asarray(newest))
 
 
 # Tokenizers decode bytes that are no character to this, such as the first bytes of a character.

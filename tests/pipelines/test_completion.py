@@ -24,7 +24,7 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.nn.stack import unstack_blocks
 from jaxformer.ops.attention import reference
-from jaxformer.pipelines import complete, stream
+from jaxformer.pipelines import complete, stream, streaming
 from jaxformer.pipelines.completion import Round, continue_ids
 from jaxformer.pipelines.streaming import PartialText
 from jaxformer.pretrained import Loaded
@@ -553,6 +553,30 @@ def test_two_streams_at_once_keep_their_texts_apart(tokenizer):
     pairs = list(zip(some, others, strict=False))
     assert "".join(piece for (number, piece), _ in pairs if number == 0).startswith("bcdefg")
     assert "".join(piece for _, (number, piece) in pairs if number == 1).startswith("efghij")
+
+
+class Counted(dict):
+    """A dict that counts how often something is read."""
+
+    reads = 0
+
+    def __getitem__(self, key):
+        self.reads += 1
+        return super().__getitem__(key)
+
+
+def test_a_program_reports_several_tokens_at_a_time_and_a_slow_one_each(tokenizer, monkeypatch):
+    model, params, _ = scripted(tokenizer, "abcdefghijk" * 7)
+    prompts, sampling = ["a", "abc"], dataclasses.replace(GREEDY, max_new_tokens=53)
+    reports, texts = [], []
+    for seconds in (1e6, 0.0):
+        calls = Counted()
+        monkeypatch.setattr(streaming, "_CALLBACKS", calls)
+        monkeypatch.setattr(streaming, "_SECONDS", seconds)
+        texts.append(join(stream(Loaded(model, params, tokenizer), prompts, sampling), 2))
+        reports.append(calls.reads)
+    assert reports == [4, 53], "after 1, 17, 33 and 49 tokens; the last ones are in the result"
+    assert texts[0] == texts[1] == [("abcdefghijk" * 7)[n:][:53] for n in (1, 3)]
 
 
 class Sloppy(Script):
