@@ -161,9 +161,10 @@ def write_models(random_params: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ORDER)
 def test_the_commands_and_the_code_of_a_guide_run(name, place):
+    variables: dict[str, Any] = {}
     for language, block in blocks(name):
         if language == "python" and name in ("use", "inside"):
-            exec(compile(block, name, "exec"), {})
+            exec(compile(block, name, "exec"), variables)
         for command in block.splitlines() if language == "sh" else ():
             if not re.search(LEFT_OUT, command):
                 run(command)
