@@ -72,7 +72,9 @@ def main(options: TranslateOptions) -> None:
         source, target = open_binary(options.input, stack), sys.stdout.buffer
         if options.output != "-":
             path = storage.to_path(options.output if distributed.is_first() else os.devnull)
-            folder = stack.enter_context(storage.written_here(path.parent))
+            folder = path.parent  # one that is not there is an error, not made
+            if storage.is_in_bucket(path):
+                folder = stack.enter_context(storage.written_here(folder))
             target = stack.enter_context((folder / path.name).open("wb"))
         for first, lines in read_chunks(source, options.lines_at_once, name, problems):
             lines, numbers = without_too_long(
