@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -200,7 +201,7 @@ def _sample(
         if stop_fn is not None:
             stop, next_call = jax.lax.cond(
                 index + 1 == next_call,
-                lambda: stop_fn(index + 1, written.tokens[:, 0]),
+                partial(stop_fn, index + 1, written.tokens[:, 0]),
                 lambda: (jnp.zeros_like(stopped), next_call),
             )
             stopped |= stop

@@ -71,7 +71,7 @@ def run_streaming(
                 stop = np.ones(len(newest), bool)
         reported, last_call = length, time.monotonic()
         count = max(1, min(newest.shape[1], int(_SECONDS / max(seconds, 1e-9))))
-        return stop, np.int32(length + count)
+        return stop, np.asarray(length + count, np.int32)
 
     with _registered(on_tokens) as number, ThreadPoolExecutor(1) as pool:
         future = pool.submit(program, number)
