@@ -94,26 +94,26 @@ def main(config: Any) -> None:
         decoding = planning.compile_decoding(config, training, work, target.accelerator, devices)
         print(planning.describe_decoding(decoding, target.accelerator))
     else:
-        _print_training(config, training, target, devices)
+        _print_training(config, training, target.accelerator, count, devices)
     if is_estimate:
         print(planning.ASSUMPTIONS)
 
 
 def _print_training(
-    config: Any, training: PlannedTraining, target: planning.Target, devices: Any
+    config: Any, training: PlannedTraining, accelerator: str, count: int, devices: Any
 ) -> None:
     step = planning.compile_step(config, training, devices)
     report = planning.describe(
         step,
-        target.accelerator,
+        accelerator,
         flops=training.flops(config),
         tokens=training.tokens(config),
-        devices=target.devices_of(math.prod(parse_mesh(config.mesh).values()), config.strategy),
+        devices=count,
         dtype=config.model.dtype,
         estimate=devices is None,
     )
     print(report)
-    for sentence in planning.advice(config, step, target.accelerator):
+    for sentence in planning.advice(config, step, accelerator):
         print(f"change: {sentence}")
 
 

@@ -155,7 +155,10 @@ def measure(name: str) -> list[Result]:
         numbers, seconds = _of_decoding(decoding), decoding.seconds
     else:
         step = planning.compile_step(config, training, devices)
-        numbers, seconds = _of_training(name, step, config, count), step.seconds
+        numbers = _of_run(step, target) if name in RUNS else _of_step(step, config)
+        seconds = step.seconds
+        if target.accelerator in TPUS:
+            numbers |= _speed(step, config, training.flops(config), target.accelerator, count)
     compiler = "libtpu" if target.accelerator in TPUS else "jax-cuda13-plugin"
     return evidence(
         next(table for table, programs in TABLES.items() if name in programs),
@@ -168,19 +171,14 @@ def measure(name: str) -> list[Result]:
     )
 
 
-def _of_training(
-    name: str, step: planning.CompiledStep, config: Any, count: int
+def _speed(
+    step: planning.CompiledStep, config: Any, flops: int, accelerator: str, count: int
 ) -> dict[str, float]:
-    """The memory of the programs, and the cycles of a part or the share of flash attention."""
-    training, target = plan.training_of(config.experiment), planning.parse_target(config.target)
-    numbers = _of_run(step, target) if name in RUNS else _of_step(step, config)
-    if target.accelerator in TPUS:
-        specs = [selection.spec for _, selection in step.attention]
-        time = planning.step_time(step.program, target.accelerator, specs)
-        peak = count * getattr(ACCELERATORS[target.accelerator], config.model.dtype)
-        numbers["step, s"] = round(time.total, 3)
-        numbers["MFU, %"] = round(100 * training.flops(config) / time.total / peak, 1)
-    return numbers
+    """The time of a step of `flops` on `count` TPUs, and its share of their peak."""
+    specs = [selection.spec for _, selection in step.attention]
+    seconds = planning.step_time(step.program, accelerator, specs).total
+    peak = count * getattr(ACCELERATORS[accelerator], config.model.dtype)
+    return {"step, s": round(seconds, 3), "MFU, %": round(100 * flops / seconds / peak, 1)}
 
 
 def _of_step(step: planning.CompiledStep, config: Any) -> dict[str, float]:

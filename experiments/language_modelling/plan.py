@@ -16,7 +16,7 @@ from experiments.language_modelling.train import make_init_and_step
 from jaxformer.decoding import Prompts
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
-from jaxformer.pipelines.batching import padded_length
+from jaxformer.pipelines.batching import prefix_length, sliding_round
 from jaxformer.pipelines.completion import Round, continue_ids
 from jaxformer.text.data import MaskedBatch, StreamBatch
 
@@ -86,8 +86,7 @@ def decoding(config: LanguageConfig, work: Decoding) -> DecodingProgram:
     prompt, length = work.prompt_length, config.sampling.max_new_tokens
     max_len = config.model.max_len
     if prompt + length > max_len and config.completion.overflow == "slide":
-        length = max(1, max_len // 2)
-        prompt = max(1, max_len - length)
+        prompt, length = sliding_round(max_len)
     if prompt + length > max_len:
         raise ConfigError(
             f"prompt_length={prompt} and max_new_tokens={length} are more than max_len={max_len} "
@@ -95,7 +94,7 @@ def decoding(config: LanguageConfig, work: Decoding) -> DecodingProgram:
             "--completion.overflow slide"
         )
 
-    before = padded_length(prompt - 1, max_len - length) if prompt > 1 else 0
+    before = prefix_length(prompt, length, max_len)
 
     def lower(model: Any, devices: Strategy, params: Any) -> jax.stages.Lowered:
         zeros = np.zeros(work.texts, np.int32)

@@ -157,6 +157,17 @@ def padded_length(length: int, max_len: int) -> int:
     return min(max(16, next_power_of_two(length)), max_len)
 
 
+def sliding_round(max_len: int) -> tuple[int, int]:
+    """The last tokens that the model sees of a text that slides, and the new ones of a round."""
+    half = max(1, max_len // 2)
+    return max(1, max_len - half), half
+
+
+def prefix_length(size: int, length: int, max_len: int) -> int:
+    """The padded length of prompts of `size` tokens before their last, if `length` are added."""
+    return padded_length(size - 1, max_len - length) if size > 1 else 0
+
+
 def next_power_of_two(n: int) -> int:
     """The least power of two that is at least `n`."""
     return 1 << max(n - 1, 0).bit_length()

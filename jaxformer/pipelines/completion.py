@@ -31,7 +31,8 @@ from jaxformer.pipelines.batching import (
     next_power_of_two,
     pad_left,
     pad_right,
-    padded_length,
+    prefix_length,
+    sliding_round,
     split_batch,
     unstacked,
 )
@@ -313,9 +314,8 @@ class _Run(NamedTuple):
             size = max(len(text.prompt) for text in similar)
             for batch in _parts(similar, self.batch_size):
                 yield batch, size, length
-        half = max(1, max_len // 2)
         for batch in _parts(order[fit:], self.batch_size):
-            yield batch, max(1, max_len - half), half
+            yield batch, *sliding_round(max_len)
 
     def inputs(
         self,
@@ -326,8 +326,7 @@ class _Run(NamedTuple):
     ) -> Round:
         """The inputs of the next round of the texts of `batch`."""
         contexts, config = [text.context(size) for text in batch], self.config
-        longest = self.model.config.max_len - length
-        prefix = padded_length(size - 1, longest) if size > 1 else 0
+        prefix = prefix_length(size, length, self.model.config.max_len)
         tokens = pad_left(contexts, self.batch_size, prefix + 1)
         prompts = Prompts(
             last_tokens=tokens[:, -1],

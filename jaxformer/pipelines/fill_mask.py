@@ -147,9 +147,9 @@ def encode_masked(text: str, index: int, tokenizer: Tokenizer) -> list[int]:
 
 
 def _filled(text: str, masks: list[list[MaskPrediction]], mask: str) -> str:
-    for best, *_ in masks:
-        text = text.replace(mask, best.text.strip(), 1)
-    return text
+    first, *parts = text.split(mask)
+    texts = (best.text.strip() + part for (best, *_), part in zip(masks, parts, strict=True))
+    return first + "".join(texts)
 
 
 def _mask_id(tokenizer: Tokenizer) -> int:

@@ -27,7 +27,13 @@ from jaxformer.pretrained.family import Family, as_text, canonical_names, parse_
 from jaxformer.pretrained.generation_config import load_generation_config, load_sampling_config
 from jaxformer.pretrained.hf_folder import Tensors, locate, read_json
 from jaxformer.pretrained.loaded import Loaded, Setting, run_settings
-from jaxformer.pretrained.model_specs import ModelSpec, check_params, make_model, param_shapes
+from jaxformer.pretrained.model_specs import (
+    Kind,
+    ModelSpec,
+    check_params,
+    make_model,
+    param_shapes,
+)
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
 from jaxformer.storage import to_local_path, to_path
 from jaxformer.text import tokenizers
@@ -92,9 +98,9 @@ def _load(
     source = to_local_path(locate(folder))
     hf = read_json(source / "config.json")
     try:
-        families.find(hf)  # an unsupported family is said before its files are
+        family, kind = families.find(hf)
         tensors = Tensors(source)
-        family, spec, names = _read_spec(hf, tensors, dtype)
+        spec, names = _read_spec(family, kind, hf, tensors, dtype)
         model = make_model(spec, attention_fn)
         params = read_params(family.weight_map(spec, hf), model, tensors, names)
     except ConfigError as error:
@@ -136,10 +142,13 @@ def is_pretrained(folder: str | os.PathLike[str]) -> bool:
 
 
 def _read_spec(
-    hf: dict[str, Any], tensors: Tensors, dtype: Literal["float32", "bfloat16"]
-) -> tuple[Family, ModelSpec, dict[str, str]]:
-    """The family, the spec, and the weight map's name -> the folder's of each tensor."""
-    family, kind = families.find(hf)
+    family: Family,
+    kind: Kind,
+    hf: dict[str, Any],
+    tensors: Tensors,
+    dtype: Literal["float32", "bfloat16"],
+) -> tuple[ModelSpec, dict[str, str]]:
+    """The spec, and the weight map's name -> the folder's of each tensor."""
     config = replace(read_config(family, hf), dtype=dtype)
     layers = config.num_encoder_layers + config.num_decoder_layers
     if layers > len(tensors.shapes):  # before anything of this size is built
@@ -153,7 +162,7 @@ def _read_spec(
     heads = [(x, tensors.shapes[names[x]]) for x in family.classifier_tensors if x in names]
     classes = parse_number(heads[0][0], heads[0][1][0], int) if heads and heads[0][1] else 0
     spec = ModelSpec(kind, config, classes).completed()
-    return family, family.adapt(spec, names), names
+    return family.adapt(spec, names), names
 
 
 def _read_params(

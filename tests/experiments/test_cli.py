@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -411,3 +412,15 @@ def test_a_reader_that_closes_our_output_early_is_no_error(size):
     process.stdin.close()
     assert process.stderr.read() == b""
     assert process.wait(30) == 0
+
+
+def test_what_to_install_for_a_device_is_said_once_also_after_a_command_that_failed(caplog):
+    logger = logging.getLogger("jax._src.xla_bridge")
+
+    def fail():
+        raise ConfigError("a mistake")
+
+    assert cli.run(fail) == 2
+    cli.run(lambda: logger.warning("A TPU-enabled jaxlib is not installed. Falling back to cpu."))
+    (message,) = caplog.messages
+    assert message.count("To use it: ") == 1 and not logger.filters

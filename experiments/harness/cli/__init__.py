@@ -2,8 +2,7 @@
 
 `start` runs a command: `parse` makes a configuration of presets, files and options, `run` an exit
 code of an error. `config_files` turns configurations into JSON and back, `import_by_name` finds a
-user's functions, `display` shows what a command does, `storage` has the paths of folders here and
-in buckets.
+user's functions, `display` shows what a command does.
 """
 
 from experiments.harness.cli import config_files, display
@@ -15,7 +14,6 @@ from experiments.harness.cli.config_files import (
     with_options,
 )
 from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
-from jaxformer import storage
 
 __all__ = [
     "config_files",
@@ -29,6 +27,5 @@ __all__ = [
     "say",
     "sentence",
     "start",
-    "storage",
     "with_options",
 ]

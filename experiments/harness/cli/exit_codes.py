@@ -98,8 +98,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 def _names_a_file(error: OSError) -> bool:
     """Whether `error` has the name of a file, as those that the package itself raises have."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return error.filename is not None or frame.f_globals["__name__"].startswith("jaxformer.")
+    return error.filename is not None or _raised_in(error).startswith("jaxformer.")
 
 
 def _is_output_closed() -> bool:
@@ -116,8 +115,13 @@ def _is_output_closed() -> bool:
 
 def _lacks_device(error: BaseException) -> bool:
     """Whether `error` comes from JAX as it starts the devices."""
-    *_, (frame, _) = [(None, 0), *traceback.walk_tb(error.__traceback__)]
-    return frame is not None and frame.f_globals.get("__name__") == _XLA_BRIDGE
+    return _raised_in(error) == _XLA_BRIDGE
+
+
+def _raised_in(error: BaseException) -> str:
+    """The module that raised `error`; "" for one that was not raised."""
+    names = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return names[-1] if names else ""
 
 
 class _DeviceCure(logging.Filter):
@@ -159,10 +163,12 @@ def _plain_warnings() -> Iterator[None]:
     """Prints a warning as one sentence, without the line of the program it comes from."""
     devices, cure = logging.getLogger(_XLA_BRIDGE), _DeviceCure()
     devices.addFilter(cure)
-    with warnings.catch_warnings():
-        warnings.showwarning = _warn
-        yield
-    devices.removeFilter(cure)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            yield
+    finally:
+        devices.removeFilter(cure)
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -10,9 +10,8 @@ from experiments.harness.results import statistics
 from experiments.harness.results.plots import Curve, aligned
 from jaxformer import optional_dependencies
 
-WIDTH, HEIGHT = 480, 250
 LEFT, RIGHT, TOP, BOTTOM = 56, 470, 10, 214
-"""The edges of the axes in a chart."""
+"""The edges of the axes in a chart of 480 x 250, as page.html draws them."""
 COLORS = 6
 """Colours of the page; later curves have them again, with dashes."""
 _DOTS = 20

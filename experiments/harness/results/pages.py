@@ -134,14 +134,14 @@ def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "")
     folders = expand(paths)
     grouped = baseline_first(group_runs(folders), baseline)
     try:
-        shown = _compared(compare(paths, metric, baseline))
+        page = _compared(compare(paths, metric, baseline))
     except (ConfigError, DataError) as error:
-        shown = Page("", warnings=[f"The runs are not compared: {cli.sentence(error)}"])
+        page = Page("", warnings=[f"The runs are not compared: {cli.sentence(error)}"])
     commands = dict.fromkeys(_command(read_json(folder / "env.json")) for folder in folders)
     whole = storage.to_path(paths[0]).absolute()
     charts, more_charts = _charts(logged_curves(grouped))
     samples, more_samples = _samples(_side_by_side(grouped))
-    return shown._replace(
+    return page._replace(
         title=f"{whole.parent.name}: {whole.name}" if len(paths) == 1 else f"{len(folders)} runs",
         command="\n".join(commands),
         runs=_run_table(grouped),
@@ -159,16 +159,16 @@ def _compared(comparison: Comparison) -> Page:
         for group in comparison.groups
     }
     kind = quantity(comparison.metric)
-    shown = {"Scores": tables.group_table(comparison)}
+    scores = {"Scores": tables.group_table(comparison)}
     if comparison.differences:
-        shown["Differences"] = tables.difference_table(comparison)
+        scores["Differences"] = tables.difference_table(comparison)
     return Page(
         title="",
         warnings=tables.warnings(comparison),
         score_name=" ".join(filter(None, (kind.label, kind.unit)))
         + f" on the {comparison.text} text; ±: 95 %, the widest interval that is known",
         ranges=ranges(kind, values),
-        tables=shown,
+        tables=scores,
         notes=tables.describe(comparison),
     )
 

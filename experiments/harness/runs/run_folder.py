@@ -298,6 +298,11 @@ def _write_environment(path: Path) -> None:
     write_json(path, {**_environment(), "earlier": earlier})
 
 
+def now() -> str:
+    """The time, as env.json has it."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
 def _seconds(before: dict, path: Path) -> dict[str, float]:
     """The length of the start `before`, where its time and a line of metrics are there."""
     try:
@@ -327,7 +332,7 @@ def _environment() -> dict:
         "cpus": cpu_count(),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "time": now(),
         "command": shlex.join(sys.orig_argv),
     }
 

@@ -3,7 +3,6 @@
 `open_training` is what a `train.py` enters once; the run that it yields is what `fit` needs.
 """
 
-import datetime
 import json
 import os
 import shlex
@@ -95,8 +94,7 @@ class ExperimentRun(TrainingRun):
         if distributed.is_first():
             text = json.dumps(scores, indent=2) + "\n"
             (self.folder / "scores.json").write_text(text, encoding="utf-8")
-            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            self.log.add_environment(finished=now)
+            self.log.add_environment(finished=run_folder.now())
 
 
 @contextmanager
