@@ -1,8 +1,16 @@
 """Variants of the tables of results, for `experiments.sweep --cells`."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from experiments.harness.results.sweeping import Overrides
+from experiments.harness.training.flops import causal_flops
+from experiments.language_modelling.presets import python_stdlib
+
+SCALING_SIZES = ((64, 2), (96, 3), (128, 4), (192, 6), (320, 8))
+"""D and the number of layers of the models of `scaling`: 0.4 to 11 M parameters."""
+SCALING_BUDGETS = (2e12, 6e12, 18e12)
+"""FLOPs of a training."""
 
 
 def shakespeare_changes() -> Iterator[Overrides]:
@@ -32,3 +40,24 @@ def shakespeare_changes() -> Iterator[Overrides]:
     for change in changes:
         made |= change
         yield dict(made)
+
+
+def scaling() -> Iterator[Overrides]:
+    """`python_stdlib` in five sizes, each trained with three budgets of FLOPs.
+
+    Heads have 32 features, F is 8/3 D as in the preset, and a twentieth of the steps is warm-up.
+    """
+    for width, layers in SCALING_SIZES:
+        hidden = round(width * 8 / 3 / 8) * 8
+        sizes = {"d_model": width, "d_ff": hidden, "num_heads": width // 32}
+        model = replace(python_stdlib.model, num_decoder_layers=layers, **sizes)
+        rows, length = 8, python_stdlib.data.seq_len
+        for budget in SCALING_BUDGETS:
+            steps = round(budget / causal_flops(model, rows, length))
+            yield {
+                **{f"model.{name}": size for name, size in sizes.items()},
+                "model.num_decoder_layers": layers,
+                "data.batch_size": rows,
+                "optimizer.total_steps": steps,
+                "optimizer.warmup_steps": max(steps // 20, 2),
+            }
