@@ -153,8 +153,9 @@ def jax_search(
     """
     numbers = "float32" if dtype == "int8" else dtype
     model: Any
-    model, params, *_ = load_pretrained(folder, dtype=numbers)
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, numbers), params)
+    loaded = load_pretrained(folder, dtype=numbers)
+    model = loaded.model
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, numbers), loaded.params)
     if dtype == "int8":
         model, params = Int8(model), quantize(model, params)
     config = SearchConfig(

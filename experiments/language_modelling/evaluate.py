@@ -30,7 +30,6 @@ from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import Loaded
 from jaxformer.text.metrics import Likelihood
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -139,7 +138,7 @@ def continued_prompts(loaded: LoadedRun) -> list[str]:
     if not config.prompts:
         return []
     settings = config.sampling, config.completion
-    completions = pipelines.complete(Loaded(*loaded[1:]), config.prompts, *settings)
+    completions = pipelines.complete(loaded, config.prompts, *settings)
     return [prompt + text for prompt, text in zip(config.prompts, completions, strict=True)]
 
 
@@ -159,7 +158,7 @@ def show_prompts(log: Run, loaded: LoadedRun) -> None:
 
 def filled_texts(loaded: LoadedRun, texts: Sequence[str], *, count: int = 5) -> list[str]:
     """Each text, and below it a line for each of its masks: the `count` best tokens in percent."""
-    filled = pipelines.fill_mask(Loaded(*loaded[1:]), texts, count=count, details=True)
+    filled = pipelines.fill_mask(loaded, texts, count=count, details=True)
     return [
         "\n".join([text, *(_mask_line(i, best, loaded) for i, best in enumerate(masks, start=1))])
         for text, masks in zip(texts, filled, strict=True)

@@ -40,7 +40,9 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
     return exporting.Exportable(
         config=config,
         task=_TASKS[config.objective],
-        published=lambda: exporting.Published(*loaded[1:], generation, config.completion),
+        published=lambda: exporting.Published(
+            loaded.model, loaded.params, loaded.tokenizer, generation, config.completion
+        ),
         presets=_PRESETS[config.objective],
     )
 

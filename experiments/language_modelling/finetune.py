@@ -171,7 +171,7 @@ def without_heads(loaded: LoadedRun) -> LoadedRun:
     if not isinstance(model, MaskedLanguageModel):
         return loaded
     encoder = EncoderOnly(model.config, model.attention_fn, model.block)
-    return loaded._replace(model=encoder, params=loaded.params["encoder"])
+    return replace(loaded, model=encoder, params=loaded.params["encoder"])
 
 
 def make_learner(options: FinetuneOptions, loaded: LoadedRun, train: Any, test: Any) -> Learner:

@@ -26,7 +26,7 @@ from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import EnsembleMean
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.pretrained import Loaded, is_pretrained, load_eos
+from jaxformer.pretrained import is_pretrained, load_eos
 
 _RUN = "runs/language_modelling/python_stdlib"
 
@@ -124,7 +124,7 @@ def _mask(loaded: LoadedRun) -> str:
 def _continue(loaded: LoadedRun, options: GenerateOptions, texts: Sequence[str]) -> None:
     prompts = [text for text in texts for _ in range(options.count or 1)]
     asked = chat_ids(prompts, loaded, options) if options.chat else prompts
-    pieces = pipelines.stream(Loaded(*loaded[1:]), asked, *options.settings)
+    pieces = pipelines.stream(loaded, asked, *options.settings)
     print_texts([f"{prompt}\n" for prompt in prompts] if options.chat else prompts, pieces)
 
 

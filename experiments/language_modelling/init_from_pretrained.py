@@ -45,7 +45,7 @@ def read(
     loaded = load_pretrained(folder, strategy=strategy)
     if without_head and isinstance(loaded.model, Classifier | TokenClassifier | SpanPredictor):
         backbone: Any = loaded.model.backbone
-        loaded = loaded._replace(model=backbone, params=loaded.params["backbone"])
+        loaded = replace(loaded, model=backbone, params=loaded.params["backbone"])
     return describe(folder, loaded)
 
 

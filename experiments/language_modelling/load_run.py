@@ -1,8 +1,7 @@
 """A run, or a folder of pretrained weights, with its model, weights and tokenizer."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
@@ -12,21 +11,20 @@ from experiments.language_modelling.prepare import load_tokenizer, sized, tokeni
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import is_pretrained
+from jaxformer.pretrained import Loaded, is_pretrained
 from jaxformer.text.tokenizers import Tokenizer
 
 
-class LoadedRun(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class LoadedRun(Loaded):
     """A model with everything that it needs to read and write text.
 
     `model` is a `DecoderOnly` when `config.objective` is "causal", else a `MaskedLanguageModel`, or
     an `EncoderOnly` where a pretrained folder holds no more.
     """
 
-    config: LanguageConfig
-    model: Any
-    params: Any
     tokenizer: Tokenizer
+    config: LanguageConfig = field(kw_only=True)
 
 
 def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = False) -> LoadedRun:
@@ -45,7 +43,7 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
             folder, options.strategy, without_head=without_head
         )
         assert found.tokenizer is not None  # `read` refuses a folder without one
-        return LoadedRun(config, found.model, found.params, found.tokenizer)
+        return LoadedRun(found.model, found.params, found.tokenizer, config=config)
     config = run_folder.load_config(folder, LanguageConfig)
     weights = checkpoint_selection.select(folder, config.training, options)
     tokenizer = load_tokenizer(folder)
@@ -56,4 +54,4 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
         )
     model = build_model(replace(config, model=sized(config, tokenizer)))
     params = weights.read(options.strategy.for_model(model))
-    return LoadedRun(config, model, params, tokenizer)
+    return LoadedRun(model, params, tokenizer, config=config)

@@ -48,7 +48,7 @@ def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str,
     if not texts or isinstance(loaded.model, EncoderOnly):
         return {}
     config = replace(loaded.config, prompts=tuple(texts), sampling=sampling, completion=completion)
-    return {"prompts and what follows": continued_prompts(loaded._replace(config=config))}
+    return {"prompts and what follows": continued_prompts(replace(loaded, config=config))}
 
 
 def attend(loaded: LoadedRun, text: str) -> AttentionView:

@@ -120,7 +120,7 @@ def train(
             origin={"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)},
         )
         params = session.choose_weights(run, devices, validate, "validation_loss")
-        score(run, LoadedRun(config, model, params, data.tokenizer), data)
+        score(run, LoadedRun(model, params, data.tokenizer, config=config), data)
     return read_result(run.folder)
 
 
@@ -139,7 +139,7 @@ def evaluate(
     config: LanguageConfig, data: Prepared, model: nn.Module, params: Any
 ) -> session.Evaluated:
     """The likelihood of the validation text."""
-    loaded = LoadedRun(config, model, params, data.tokenizer)
+    loaded = LoadedRun(model, params, data.tokenizer, config=config)
     likelihood = evaluation.measure(loaded, data.validation)
     values = {"validation_loss": likelihood.loss}
     values["validation_bits_per_byte"] = likelihood.bits_per_byte

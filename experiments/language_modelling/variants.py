@@ -1,8 +1,8 @@
 """Variants of the tables of results, for `experiments.sweep --cells`."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
+from experiments.harness.cli import config_files
 from experiments.harness.results.sweeping import Overrides
 from experiments.harness.training.flops import causal_flops
 from experiments.language_modelling.presets import python_stdlib
@@ -49,14 +49,18 @@ def scaling() -> Iterator[Overrides]:
     """
     for width, layers in SCALING_SIZES:
         hidden = round(width * 8 / 3 / 8) * 8
-        sizes = {"d_model": width, "d_ff": hidden, "num_heads": width // 32}
-        model = replace(python_stdlib.model, num_decoder_layers=layers, **sizes)
+        sizes: Overrides = {
+            "model.d_model": width,
+            "model.d_ff": hidden,
+            "model.num_heads": width // 32,
+            "model.num_decoder_layers": layers,
+        }
+        model = config_files.with_overrides(python_stdlib, sizes).model
         rows, length = 8, python_stdlib.data.seq_len
         for budget in SCALING_BUDGETS:
             steps = round(budget / causal_flops(model, rows, length))
             yield {
-                **{f"model.{name}": size for name, size in sizes.items()},
-                "model.num_decoder_layers": layers,
+                **sizes,
                 "data.batch_size": rows,
                 "optimizer.total_steps": steps,
                 "optimizer.warmup_steps": max(steps // 20, 2),

@@ -34,11 +34,10 @@ from experiments.translation.corpus import (
 from experiments.translation.load_run import LoadedRun, Translator, load_run
 from experiments.translation.presets import Files, TranslationConfig
 from jaxformer import optional_dependencies
-from jaxformer.decoding import SearchConfig, TranslationOptions
+from jaxformer.decoding import SearchConfig
 from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines import find_too_long, score_pairs
-from jaxformer.pretrained import Loaded
+from jaxformer.pipelines import find_too_long, score_pairs, translate
 from jaxformer.text import metrics
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
 from jaxformer.text.tokenizers import PAD
@@ -69,7 +68,7 @@ def evaluate(
     lines, blanked = without_too_long(loaded, text.source)
     if blanked:
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)
-    translations = Translator(*loaded[1:], search, loaded.config.translation)(lines)
+    translations = translate(loaded, lines, search, details=True)
     hypotheses = [best[0].text for best in translations]
     scores = metrics.score_translations(hypotheses, text.target)._asdict()
     scores["exact"] = metrics.exact_match(hypotheses, text.target)
@@ -129,7 +128,7 @@ def _batches(loaded: LoadedRun, text: Text) -> list[PairBatch]:
     config = loaded.config
     try:
         pairs = bucket_pairs(
-            Tokens.from_lists(loaded.source_tokenizer.encode_batch(text.source)),
+            Tokens.from_lists(loaded.tokenizer.encode_batch(text.source)),
             Tokens.from_lists(loaded.target_tokenizer.encode_batch(text.target)),
             seed=config.training.seed,
             batch_tokens=max(config.data.batch_tokens // config.training.grad_accumulation, 1),
@@ -142,14 +141,9 @@ def _batches(loaded: LoadedRun, text: Text) -> list[PairBatch]:
     return [pairs.batch(step) for step in range(pairs.steps_per_epoch)]
 
 
-def without_too_long(
-    loaded: LoadedRun | Translator,
-    lines: list[str],
-    search: SearchConfig = SearchConfig(),
-    options: TranslationOptions = TranslationOptions(),
-) -> tuple[list[str], list[int]]:
+def without_too_long(loaded: Translator, lines: list[str]) -> tuple[list[str], list[int]]:
     """`lines` with the too long ones made blank, and the numbers of those, from 1."""
-    long = set(find_too_long(loaded.model, lines, loaded.source_tokenizer, search, options))
+    long = set(find_too_long(loaded.model, lines, loaded.tokenizer, *loaded.settings))
     return ["" if i in long else line for i, line in enumerate(lines)], [i + 1 for i in long]
 
 
@@ -300,7 +294,8 @@ def _text(options: EvaluateOptions, loaded: LoadedRun) -> Text:
 
 def _print_forced(loaded: LoadedRun, text: Text, options: EvaluateOptions) -> None:
     names = options.source or "the source", options.target or "the target"
-    for name, lines, tokenizer in zip(names, text, loaded[3:], strict=True):
+    tokenizers = loaded.tokenizer, loaded.target_tokenizer
+    for name, lines, tokenizer in zip(names, text, tokenizers, strict=True):
         long = find_too_long(loaded.model, lines, tokenizer)
         if long:
             limit = loaded.config.model.max_len
@@ -309,7 +304,7 @@ def _print_forced(loaded: LoadedRun, text: Text, options: EvaluateOptions) -> No
                 f"as {len(long)} lines of {len(lines)} have: split or leave out these pairs"
             )
     pairs = list(zip(*text, strict=True))
-    for log_probs in score_pairs(Loaded(*loaded[1:]), pairs):
+    for log_probs in score_pairs(loaded, pairs):
         numbers = " ".join(f"{x:.4f}" for x in log_probs)
         print(f"{sum(log_probs):.4f}\t{numbers}" if log_probs else "")
 

@@ -42,13 +42,13 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
     loaded = load_run(options.folder, options)
 
     def published() -> exporting.Published:
-        if loaded.source_tokenizer is not loaded.target_tokenizer:
+        if loaded.tokenizer is not loaded.target_tokenizer:
             raise ConfigError(
                 "source and target have a vocabulary each, but a tokenizer.json has one: train "
                 "without --model.source_vocab_size"
             )
         search = loaded.config.search
-        layout = marian_layout(loaded.model, loaded.params, loaded.source_tokenizer, search)
+        layout = marian_layout(loaded.model, loaded.params, loaded.tokenizer, search)
         return exporting.Published(*layout[:4])
 
     return exporting.Exportable(loaded.config, "translation", published, _PRESETS)

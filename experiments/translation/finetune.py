@@ -33,6 +33,7 @@ from experiments.translation.load_run import Translator, load_run, load_translat
 from experiments.translation.presets import Files
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError
+from jaxformer.pipelines import translate
 from jaxformer.pipelines.translation import first_ids, source_ids
 from jaxformer.pretrained import is_pretrained, save_pretrained
 from jaxformer.pretrained.saving import check_savable
@@ -100,17 +101,17 @@ def main(options: FinetuneOptions) -> None:
     """Prints the scores before and after, and writes them to finetune.json."""
     folder = result_folder(options, "translation")
     decoding = DecodingOptions(beam_size=options.beam_size)
-    translator = load_translator(options.folder, options, decoding)
+    loaded = load_translator(options.folder, options, decoding)
     if options.save:
-        check_savable(translator.model)
+        check_savable(loaded.model)
     train, test = read_texts(options)
-    scores = {"before": score(options, translator, test)[0]}
+    scores = {"before": score(options, loaded, test)[0]}
     print(f"before: {describe(scores['before'])}; {len(train.source)} pairs", flush=True)
-    translator = translator._replace(params=fine_tune(options, translator, train))
-    scores["after"], hypotheses = score(options, translator, test)
+    loaded = replace(loaded, params=fine_tune(options, loaded, train))
+    scores["after"], hypotheses = score(options, loaded, test)
     print(f"after {options.optimizer.total_steps} steps: {describe(scores['after'])}")
     if options.save:
-        save(options, translator)
+        save(options, loaded)
     if distributed.is_first():
         folder.mkdir(parents=True, exist_ok=True)
         record = {"options": asdict(options), **scores}
@@ -142,22 +143,22 @@ def read_texts(options: FinetuneOptions) -> tuple[Text, Text]:
     return train, Text(*(side[: options.num_test or None] for side in test))
 
 
-def encode(options: FinetuneOptions, translator: Translator, text: Text) -> Examples:
+def encode(options: FinetuneOptions, loaded: Translator, text: Text) -> Examples:
     """The pairs as ids: `tokens` are the sources, `labels` [N, T + 1] the targets.
 
     Each side has the ids before and after it that the model's search uses, also where it is cut.
     """
-    search, settings = translator.search, translator.options
-    limit = translator.model.config.max_len
-    first = first_ids(translator.source_tokenizer, settings)
+    search, settings = loaded.settings
+    limit = loaded.model.config.max_len
+    first = first_ids(loaded.tokenizer, settings)
     if search.forced_bos is not None:
         first = [search.forced_bos]
     longest = min(options.source_len, limit), min(options.target_len, limit)
-    sources = source_ids(text.source, translator.source_tokenizer, search, settings)
+    sources = source_ids(text.source, loaded.tokenizer, search, settings)
     sources = [_cut(ids, longest[0]) for ids in sources]
     targets = [
         [settings.bos, *_cut([*first, *ids, search.eos[0]], longest[1])]
-        for ids in translator.target_tokenizer.encode_batch(text.target)
+        for ids in loaded.target_tokenizer.encode_batch(text.target)
     ]
     pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0]]
     labels = np.full((len(pairs), longest[1] + 1), settings.pad, np.int32)
@@ -166,25 +167,25 @@ def encode(options: FinetuneOptions, translator: Translator, text: Text) -> Exam
     return padded([ids for ids, _ in pairs], labels, settings.pad, longest[0])
 
 
-def fine_tune(options: FinetuneOptions, translator: Translator, text: Text) -> Any:
+def fine_tune(options: FinetuneOptions, loaded: Translator, text: Text) -> Any:
     """The parameters after the last step, adapters merged; `Diverged` where they are not finite."""
-    trainer = make_trainer(options, _pair_loss(options, translator), translator.model)
-    examples, rng = encode(options, translator, text), jax.random.key(options.seed)
-    return trainer.train(translator.params, examples, options.seed, rng)
+    trainer = make_trainer(options, _pair_loss(options, loaded), loaded.model)
+    examples, rng = encode(options, loaded, text), jax.random.key(options.seed)
+    return trainer.train(loaded.params, examples, options.seed, rng)
 
 
 def score(
-    options: FinetuneOptions, translator: Translator, text: Text
+    options: FinetuneOptions, loaded: Translator, text: Text
 ) -> tuple[dict[str, Any], list[str]]:
     """The scores of what the model makes of the sources, and its texts; a long source is cut."""
-    limit = min(options.source_len, translator.model.config.max_len)
-    tokenizer = translator.source_tokenizer
-    ids = source_ids(text.source, tokenizer, translator.search, translator.options)
+    limit = min(options.source_len, loaded.model.config.max_len)
+    tokenizer = loaded.tokenizer
+    ids = source_ids(text.source, tokenizer, *loaded.settings)
     lines = [
         line if len(row) <= limit else tokenizer.decode(row[: limit - 1])
         for line, row in zip(text.source, ids, strict=True)
     ]
-    hypotheses = [best[0].text for best in translator(lines)]
+    hypotheses = [best[0].text for best in translate(loaded, lines, details=True)]
     if options.metric == "rouge":
         return score_summaries(hypotheses, text.target), hypotheses
     return score_translations(hypotheses, text.target)._asdict(), hypotheses
@@ -195,20 +196,18 @@ def describe(scores: dict[str, Any]) -> str:
     return "  ".join(f"{name} {x:.2f}" for name, x in scores.items() if isinstance(x, float))
 
 
-def save(options: FinetuneOptions, translator: Translator) -> None:
+def save(options: FinetuneOptions, loaded: Translator) -> None:
     """Writes the model as a folder of transformers, with the ids that its search uses."""
-    search, settings = translator.search, translator.options
+    search, settings = loaded.settings
     ids = {"decoder_start_token_id": settings.bos, "pad_token_id": settings.pad}
     ids |= {"eos_token_id": search.eos[0]}
-    model, params, tokenizer = translator[:3]
-    save_pretrained(
-        options.save, model, params, tokenizer, token_ids=ids, generation=translator.search
-    )
+    model, params, tokenizer = loaded.model, loaded.params, loaded.tokenizer
+    save_pretrained(options.save, model, params, tokenizer, token_ids=ids, generation=search)
 
 
-def _pair_loss(options: FinetuneOptions, translator: Translator) -> Loss:
-    pad = translator.options.pad
-    loss = seq2seq_loss(translator.model, pad=pad, label_smoothing=options.label_smoothing)
+def _pair_loss(options: FinetuneOptions, loaded: Translator) -> Loss:
+    pad = loaded.settings[1].pad
+    loss = seq2seq_loss(loaded.model, pad=pad, label_smoothing=options.label_smoothing)
 
     def of_batch(params: Any, batch: LabelledBatch, rng: jax.Array | None) -> Any:
         target = jnp.where(batch.loss_mask[:, None], batch.labels, pad)

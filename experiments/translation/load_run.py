@@ -1,9 +1,7 @@
 """The model of a run, and models of others, ready to translate."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
@@ -15,24 +13,24 @@ from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines import Translation, translate
-from jaxformer.pretrained import (
-    Loaded,
-    is_pretrained,
-    load_generation_config,
-    load_pretrained,
-)
+from jaxformer.pretrained import Loaded, is_pretrained, load_generation_config, load_pretrained
 from jaxformer.text.tokenizers import Tokenizer
 
 
-class LoadedRun(NamedTuple):
-    """A run's model with everything that turns text into its translation."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Translator(Loaded):
+    """An encoder-decoder, from here or from elsewhere, that can translate."""
 
-    config: TranslationConfig
-    model: EncoderDecoder
-    params: Any
-    source_tokenizer: Tokenizer
+    tokenizer: Tokenizer
     target_tokenizer: Tokenizer
+    settings: tuple[SearchConfig, TranslationOptions]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LoadedRun(Translator):
+    """The model of a run."""
+
+    config: TranslationConfig = field(kw_only=True)
 
 
 def build_model(config: TranslationConfig) -> EncoderDecoder:
@@ -51,26 +49,11 @@ def load_run(
     checkpoint_selection.check_folder(folder)
     config = run_folder.load_config(folder, TranslationConfig)
     weights = checkpoint_selection.select(folder, config.training, options)
-    source, target = load_tokenizers(folder)
-    model = build_model(replace(config, model=sized(config.model, source, target)))
+    tokenizers = load_tokenizers(folder)
+    model = build_model(replace(config, model=sized(config.model, *tokenizers)))
     params = weights.read((devices or options.strategy).for_model(model))
-    return LoadedRun(config, model, params, source, target)
-
-
-class Translator(NamedTuple):
-    """A model, from here or from elsewhere, that translates lines by its search."""
-
-    model: EncoderDecoder
-    params: Any
-    source_tokenizer: Tokenizer
-    target_tokenizer: Tokenizer
-    search: SearchConfig
-    options: TranslationOptions = TranslationOptions()
-
-    def __call__(self, lines: Sequence[str]) -> list[list[Translation]]:
-        """The translations of each line, best first."""
-        loaded = Loaded(*self[:4], settings=self[4:])
-        return translate(loaded, lines, details=True)
+    settings = config.search, config.translation
+    return LoadedRun(model, params, *tokenizers, settings, config=config)
 
 
 def load_translator(
@@ -86,23 +69,26 @@ def load_translator(
     `load_pretrained` and `load_generation_config` do, and for a folder without a tokenizer or with
     another kind of model.
     """
-    if not is_pretrained(folder):
-        loaded = load_run(folder, options)
-        search = _at_least(decoding.search(loaded.config.search), n_best)
-        return Translator(*loaded[1:], search, loaded.config.translation)
-    options.check_pretrained()
-    model, params, tokenizer, target, _ = load_pretrained(folder, strategy=options.strategy)
-    if not isinstance(model, EncoderDecoder):
-        raise ConfigError(f"{folder} holds a {type(model).__name__}, which does not translate")
-    if tokenizer is None or target is None:
+    if is_pretrained(folder):
+        options.check_pretrained()
+        translator = _pretrained(folder, options.strategy)
+    else:
+        translator = load_run(folder, options)
+    search, settings = translator.settings
+    search = decoding.search(search)
+    search = replace(search, beam_size=max(search.beam_size, n_best))
+    return replace(translator, settings=(search, settings))
+
+
+def _pretrained(folder: Path, strategy: Strategy) -> Translator:
+    loaded = load_pretrained(folder, strategy=strategy)
+    if not isinstance(loaded.model, EncoderDecoder):
+        name = type(loaded.model).__name__
+        raise ConfigError(f"{folder} holds a {name}, which does not translate")
+    if loaded.tokenizer is None or loaded.target_tokenizer is None:
         raise ConfigError(
             f"{folder} has no tokenizer.json: write one there, such as with the save_pretrained of "
             "a fast tokenizer of transformers"
         )
-    search, settings = load_generation_config(folder)
-    search = _at_least(decoding.search(search), n_best)
-    return Translator(model, params, tokenizer, target, search, settings)
-
-
-def _at_least(search: SearchConfig, beam_size: int) -> SearchConfig:
-    return replace(search, beam_size=max(search.beam_size, beam_size))
+    tokenizers = loaded.tokenizer, loaded.target_tokenizer
+    return Translator(loaded.model, loaded.params, *tokenizers, load_generation_config(folder))

@@ -11,7 +11,7 @@ from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.evaluate import read_samples, without_too_long
 from experiments.translation.load_run import Translator, load_translator
 from jaxformer.errors import ConfigError
-from jaxformer.pipelines import encode_sources
+from jaxformer.pipelines import encode_sources, translate
 from jaxformer.pretrained import is_pretrained
 
 _SENTENCES = 5
@@ -23,31 +23,30 @@ def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Co
 
     The folder may also be an encoder-decoder of `transformers`, which needs `texts`.
     """
-    translator = load_translator(folder, options=options)
+    loaded = load_translator(folder, options=options)
     samples = read_samples(folder)
     if not texts:
         lines = samples.get("source", [])[:_SENTENCES]
-        texts, _ = without_too_long(translator, lines, translator.search, translator.options)
+        texts, _ = without_too_long(loaded, lines)
     if not texts and is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers, without samples: give --text")
-    attended = [(text, *attend(translator, text)) for text in texts if text.strip()]
+    attended = [(text, *attend(loaded, text)) for text in texts if text.strip()]
     sentences = [Sentence(f"{text} = {best}", views) for text, best, views in attended]
     if not samples:
         samples["source"] = [text for text, _, _ in attended]
         samples["model"] = [best for _, best, _ in attended]
-    return Contents(translator.params, sentences, samples)
+    return Contents(loaded.params, sentences, samples)
 
 
-def attend(translator: Translator, text: str) -> tuple[str, list[AttentionView]]:
+def attend(loaded: Translator, text: str) -> tuple[str, list[AttentionView]]:
     """The best translation of `text`, and its attention: cross, of the encoder, of the decoder."""
-    settings = translator.search, translator.options
-    (source,) = encode_sources(translator.model, [text], translator.source_tokenizer, *settings)
-    best = translator([text])[0][0]
-    inputs = np.array([source]), np.array([[translator.options.bos, *best.ids[:-1]]])
-    weights = read_weights(translator.model, translator.params, *inputs)
-    read = [label(translator.source_tokenizer, i) for i in source]
-    given = [label(translator.target_tokenizer, i) for i in inputs[1][0].tolist()]
-    written = [label(translator.target_tokenizer, i) for i in best.ids]
+    (source,) = encode_sources(loaded.model, [text], loaded.tokenizer, *loaded.settings)
+    best = translate(loaded, text, details=True)[0]
+    inputs = np.array([source]), np.array([[loaded.settings[1].bos, *best.ids[:-1]]])
+    weights = read_weights(loaded.model, loaded.params, *inputs)
+    read = [label(loaded.tokenizer, i) for i in source]
+    given = [label(loaded.target_tokenizer, i) for i in inputs[1][0].tolist()]
+    written = [label(loaded.target_tokenizer, i) for i in best.ids]
     return best.text, [
         AttentionView("cross-attention", written, read, weights["decoder/cross_attention"]),
         AttentionView("encoder self-attention", read, read, weights["encoder/attention"]),

@@ -79,7 +79,7 @@ def _logits(model: EncoderDecoder, params: Any, batch: Any) -> Float[Array, "B T
 
 def _check_tokenizers(folder: Path, teacher: LoadedRun, prepared: Prepared) -> None:
     ours = prepared.source_tokenizer, prepared.target_tokenizer
-    theirs = teacher.source_tokenizer, teacher.target_tokenizer
+    theirs = teacher.tokenizer, teacher.target_tokenizer
     if [x.fingerprint for x in ours] != [x.fingerprint for x in theirs]:
         raise ConfigError(
             f"the teacher {folder} has other tokenizers than this run, so its probabilities are of "

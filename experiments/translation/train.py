@@ -105,7 +105,9 @@ def train(
             return devices.make_batch(partial(batches.batch, number), parts)
 
         def loaded(params: Any) -> LoadedRun:
-            return LoadedRun(config, model, params, data.source_tokenizer, data.target_tokenizer)
+            tokenizers = data.source_tokenizer, data.target_tokenizer
+            settings = config.search, config.translation
+            return LoadedRun(model, params, *tokenizers, settings, config=config)
 
         def validate(state: TrainState) -> session.Evaluated:
             params = build.result_params(state, config.training)

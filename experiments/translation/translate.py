@@ -23,7 +23,7 @@ from experiments.translation.load_run import Translator, load_translator
 from jaxformer import storage
 from jaxformer.config import check_at_least
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.pipelines import Translation
+from jaxformer.pipelines import Translation, translate
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def main(options: TranslateOptions) -> None:
     def load(folder: Path) -> Translator:
         return load_translator(folder, options, options, n_best=options.n_best)
 
-    translator = load_members(load, options.run, options.ensemble, int8=options.int8)
+    loaded = load_members(load, options.run, options.ensemble, int8=options.int8)
     if options.input == options.output == "-" and text_io.is_interactive():
-        _converse(translator, options)
+        _converse(loaded, options)
         return
     name = source_name(options.input)
     too_long: list[int] = []
@@ -77,30 +77,27 @@ def main(options: TranslateOptions) -> None:
                 folder = stack.enter_context(storage.written_here(folder))
             target = stack.enter_context((folder / path.name).open("wb"))
         for first, lines in read_chunks(source, options.lines_at_once, name, problems):
-            lines, numbers = without_too_long(
-                translator, lines, translator.search, translator.options
-            )
+            lines, numbers = without_too_long(loaded, lines)
             too_long += [first - 1 + number for number in numbers]
-            translations = translator(lines)
+            translations = translate(loaded, lines, details=True)
             for number, hypotheses in enumerate(translations, start=first):
                 target.write(_format(number, hypotheses, options).encode())
             target.flush()
     if too_long:
-        problems.append(f"{name}: {describe_too_long(translator.model, too_long)}")
+        problems.append(f"{name}: {describe_too_long(loaded.model, too_long)}")
     if problems:
         raise DataError("; ".join(problems))
 
 
-def _converse(translator: Translator, options: TranslateOptions) -> None:
+def _converse(loaded: Translator, options: TranslateOptions) -> None:
     """Translates what is typed, and says which words the training text does not have."""
     known = read_known_words(run_folders(options.run)[0])
 
     def answer(line: str) -> None:
-        settings = translator.search, translator.options
-        (line,), too_long = without_too_long(translator, [line], *settings)
+        (line,), too_long = without_too_long(loaded, [line])
         if too_long:
-            raise DataError(describe_too_long(translator.model, too_long))
-        print(_format(1, translator([line])[0], options), end="")
+            raise DataError(describe_too_long(loaded.model, too_long))
+        print(_format(1, translate(loaded, line, details=True), options), end="")
         unknown = unknown_words(known, line)
         if unknown:
             print(f"  (not in the training text: {', '.join(unknown)})", file=sys.stderr)

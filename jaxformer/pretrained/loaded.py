@@ -1,8 +1,8 @@
 """A trained model with its tokenizers and settings: the first argument of every pipeline."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import jax
 
@@ -21,7 +21,8 @@ _RUN_SETTINGS: dict[str, type[Any]] = {
 }
 
 
-class Loaded(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class Loaded:
     """A model, its parameters and what turns text into its input and its output into text.
 
     `load` returns one. Research code builds one from its own model and parameters.

@@ -110,7 +110,7 @@ def _load(
     loaded = Loaded(model, params, settings=functools.partial(_folder_settings, source, model))
     if tokenizers.has_tokenizer(source):
         reader, writer = tokenizers.load_pair(source)
-        loaded = loaded._replace(tokenizer=reader, target_tokenizer=writer)
+        loaded = replace(loaded, tokenizer=reader, target_tokenizer=writer)
     return _loaded(source, loaded, spec.config)
 
 
@@ -123,9 +123,10 @@ def _folder_settings(folder: Path, model: nn.Module) -> tuple[Setting, ...]:
 
 def _loaded(folder: Path, loaded: Loaded, sizes: TransformerConfig) -> Loaded:
     """`loaded`; `ConfigError` for a tokenizer with more ids than the model."""
+    tokenizers = loaded.tokenizer, loaded.target_tokenizer
     vocab_sizes = sizes.source_vocab_size or sizes.vocab_size, sizes.vocab_size
     try:
-        for tokenizer, vocab_size in zip(loaded[2:4], vocab_sizes, strict=True):
+        for tokenizer, vocab_size in zip(tokenizers, vocab_sizes, strict=True):
             if tokenizer is not None:
                 tokenizer.check_fits(vocab_size)
     except ConfigError as error:

@@ -100,7 +100,7 @@ def runs(random_params, tokenizer) -> dict[str, LoadedRun]:
     for config, kind in ((CAUSAL, DecoderOnly), (MASKED, MaskedLanguageModel)):
         model = kind(replace(config.model, vocab_size=tokenizer.vocab_size))
         params = random_params(model, np.ones((2, T), np.int32))
-        loaded[config.name] = without_heads(LoadedRun(config, model, params, tokenizer))
+        loaded[config.name] = without_heads(LoadedRun(model, params, tokenizer, config=config))
     return loaded
 
 
@@ -274,11 +274,11 @@ def test_a_text_is_framed_as_it_was_in_pretraining_and_cut_to_fit(runs, tokenize
     causal = runs["causal"]
     apart = replace(causal.config, data=replace(causal.config.data, isolate_documents=False))
     characters = train_characters(TEXTS, special_tokens=())
-    bare, letters = causal._replace(tokenizer=characters), characters.encode_batch(labelled.texts)
+    bare, letters = replace(causal, tokenizer=characters), characters.encode_batch(labelled.texts)
     expected = [
         (causal, [[BOS, *short], [BOS, *long[:5]]]),
         (runs["masked"], [[BOS, *short, EOS], [BOS, *long[:4], EOS]]),
-        (causal._replace(config=apart), [short, long[:6]]),
+        (replace(causal, config=apart), [short, long[:6]]),
         (bare, [letters[0][:6], letters[1][:6]]),
     ]
     for loaded, rows in expected:

@@ -108,7 +108,7 @@ def test_texts_of_bart_begin_with_its_own_token(forced, second):
     tokenizer = words(["<pad>", "<s>", "</s>", "<unk>", "sun", "moon", "star"])
     search = SearchConfig(eos=(2,), forced_bos=forced)
     settings = TranslationOptions(bos=2, pad=0, source_bos=True)
-    bart = Translator(MODEL, {}, tokenizer, tokenizer, search, settings)
+    bart = Translator(MODEL, {}, tokenizer, tokenizer, (search, settings))
     found = encode(FinetuneOptions(), bart, Text(["sun moon"], ["star"]))
     assert found.tokens[0, :5].tolist() == [1, 4, 5, 2, 0]
     assert found.labels[0, :5].tolist() == [2, second, 6, 2, 0]

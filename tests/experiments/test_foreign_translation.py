@@ -23,7 +23,7 @@ from jaxformer.config import (
 )
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.pipelines import translate_ids
+from jaxformer.pipelines import translate, translate_ids
 from jaxformer.text.tokenizers import Tokenizer
 
 library = pytest.importorskip("tokenizers", reason="needs the extra experiments")
@@ -82,19 +82,18 @@ def test_lines_are_translated_with_the_ids_and_the_search_that_the_folder_asks_f
     assert [row[0] for row in rows] == list("1112333444")
     assert rows[3] == ["2", "0.0000", ""]
 
-    translator = load_translator(folder)
-    assert (translator.search.beam_size, translator.search.length_penalty) == (3, 0.5)
-    assert (translator.options.bos, translator.search.eos) == (3, (1,))
+    search, options = load_translator(folder).settings
+    assert (search.beam_size, search.length_penalty) == (3, 0.5)
+    assert (options.bos, search.eos) == (3, (1,))
     source = np.zeros((4, 12), np.int32)
     for row, line in enumerate(lines):
         if line:
             ids = [*tokenizer.encode(line), 1]
             source[row, : len(ids)] = ids
-    model, params, *_ = load_pretrained(folder)
-    limits, options = np.array([54, 1, 52, 55]), translator.options
-    search = replace(translator.search, max_new_tokens=62)
+    theirs, limits = load_pretrained(folder), np.array([54, 1, 52, 55])
+    search = replace(search, max_new_tokens=62)
     ids = {"bos": options.bos, "pad": options.pad}
-    found = translate_ids(model, params, source, limits, search, **ids)
+    found = translate_ids(theirs.model, theirs.params, source, limits, search, **ids)
     for number in (0, 2, 3):
         mine = [row for row in rows if row[0] == str(number + 1)]
         assert [row[1] for row in mine] == [f"{score:.4f}" for score in found.scores[number]]
@@ -114,14 +113,16 @@ def test_a_translation_is_as_long_as_the_folder_says_at_most(folder, tmp_path):
     for most, value, longest in (("max_length", 5, 4), ("max_new_tokens", 60, 60)):
         path = tmp_path / "short" / "generation_config.json"
         path.write_text(json.dumps(said | {most: value, "min_length": value}))
-        found = load_translator(tmp_path / "short")(["a b c", "h", "e d a b"])
+        lines = ["a b c", "h", "e d a b"]
+        found = translate(load_translator(tmp_path / "short"), lines, details=True)
         assert {len(text.ids) for texts in found for text in texts} == {longest}
         assert all(0 not in text.ids for texts in found for text in texts)
 
 
 def test_a_wider_search_than_the_folders_can_be_asked_for(folder):
-    assert load_translator(folder, decoding=DecodingOptions(beam_size=5)).search.beam_size == 5
-    assert load_translator(folder, n_best=4).search.beam_size == 4
+    by_option = load_translator(folder, decoding=DecodingOptions(beam_size=5))
+    by_count = load_translator(folder, n_best=4)
+    assert [loaded.settings[0].beam_size for loaded in (by_option, by_count)] == [5, 4]
 
 
 def test_a_line_that_is_too_long_for_the_folders_model_is_named(folder, tmp_path):
@@ -163,7 +164,7 @@ def test_a_page_shows_attention_between_the_ids_that_the_folder_asks_for(folder)
     assert encoder.query_tokens == cross.key_tokens == ["a", "b", "c", "</s>"]
     assert decoder.query_tokens[0] == "a"  # their decoder_start_token_id is 3
     assert decoder.query_tokens[1:] == cross.query_tokens[:-1]
-    best = load_translator(folder)(["a b c"])[0][0].text
+    best = translate(load_translator(folder), "a b c")
     assert sentence.text == f"a b c = {best}" and contents.samples["model"] == [best]
     with pytest.raises(ConfigError, match="without samples: give --text"):
         page.contents(folder, FINAL)

@@ -28,7 +28,7 @@ from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, DataConfig
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.pretrained import Loaded, load_pretrained
+from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
 from jaxformer.text.data import open_tokens, write_tokens
 from jaxformer.training.optimizer import make_schedule
@@ -259,8 +259,7 @@ def test_a_sample_goes_on_from_the_prompt_as_complete_does(run):
     found = load_run.load_run(run.folder)
     sampling = replace(found.config.sampling, temperature=0.5)
     options = replace(found.config.completion, seed=3)
-    loaded = Loaded(*found[1:])
-    best = pipelines.complete(loaded, "sun ", sampling, options, details=True)
+    best = pipelines.complete(found, "sun ", sampling, options, details=True)
     args = {"--run": run.folder, "--text": "sun ", "--temperature": 0.5, "--seed": 3}
     done = call(generate, args)
     assert done.code == 0 and done.out == f"sun {best.text}\n"

@@ -31,7 +31,6 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines.batching import pad_right
-from jaxformer.pretrained import Loaded
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.losses import causal_loss, seq2seq_loss
@@ -184,7 +183,7 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
 
     def expected(params, search):
         settings = search, loaded.config.translation
-        system = Loaded(translation.model, params, *loaded[3:])
+        system = replace(loaded, model=translation.model, params=params)
         return pipelines.translate(system, lines, *settings)
 
     checkpoints = Checkpoints(translation.folder / "checkpoints")
@@ -258,7 +257,7 @@ def test_a_translation_is_validated_by_the_loss_of_ones_own_too(translation, tex
     (logged,) = metrics_of(folder, "validation_loss")
     loaded = translation_run.load_run(folder)
     sides = ((text / f"validation.{side}").read_text().splitlines() for side in ("en", "de"))
-    source, target = map(loaded.source_tokenizer.encode_batch, sides)
+    source, target = map(loaded.tokenizer.encode_batch, sides)
     batch = PairBatch(
         pad_right([ids + [EOS] for ids in source], 7, 31),
         pad_right([[BOS, *ids, EOS] for ids in target], 7, 32),

@@ -13,7 +13,6 @@ from experiments.harness.results.groups import group_runs
 from experiments.translation.load_run import Translator
 from experiments.translation.page import attend
 from jaxformer.config.positions import positional_encoding
-from jaxformer.decoding import SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.text import tokenizers
 
@@ -33,7 +32,8 @@ def translator(random_params):
     tokenizer = tokenizers.train_characters(["the dog sees a bird"])
     model = jf.EncoderDecoder(SIZES)
     ids = jnp.ones((2, 5), jnp.int32)
-    return Translator(model, random_params(model, ids, ids), tokenizer, tokenizer, SearchConfig())
+    params, settings = random_params(model, ids, ids), (jf.SearchConfig(), jf.TranslationOptions())
+    return Translator(model, params, tokenizer, tokenizer, settings)
 
 
 def test_attention_of_each_kind_has_its_tokens_and_rows_that_sum_to_1(translator):

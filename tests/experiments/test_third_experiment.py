@@ -118,7 +118,7 @@ def score(run, config, data, model, params):
 EDITS = {
     'EXPERIMENT = "language_modelling"\n': 'EXPERIMENT = "reverse"\n' + DATA,
     ', "tokenizer": tokenizer_digest(run.folder)': "",
-    "score(run, LoadedRun(config, model, params, data.tokenizer), data)": (
+    "score(run, LoadedRun(model, params, data.tokenizer, config=config), data)": (
         "score(run, config, data, model, params)"
     ),
     inspect.getsource(original.known_scores): SCORES,

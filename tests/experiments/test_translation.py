@@ -396,7 +396,8 @@ def test_8_bits_translate_and_score_as_the_model_in_8_bits_does(run, text, tmp_p
     assert done.code == 0, done.err
     found = checkpoint_selection.in_int8(load_run.load_translator(run.folder))
     assert isinstance(found.model, Int8)
-    expected = [best[0].text for best in found((text / "val.en").read_text().splitlines())]
+    lines = (text / "val.en").read_text().splitlines()
+    expected = [best[0].text for best in jf.translate(found, lines, details=True)]
     assert (tmp_path / "out.txt").read_text().splitlines() == expected
 
 

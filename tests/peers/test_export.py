@@ -65,7 +65,7 @@ def marian(torch, text, tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected(marian):
     loaded, *_ = marian
-    return jf.translate(jf.Loaded(*loaded[1:]), LINES, loaded.config.search, details=True)
+    return jf.translate(loaded, LINES, loaded.config.search, details=True)
 
 
 def test_the_converter_takes_the_folder_unchanged_and_finds_the_same_lists(marian, expected):
@@ -118,7 +118,7 @@ def test_the_pipeline_continues_a_text_as_the_run_does(preset, torch, text, tmp_
     export_language.main(export_language.ExportOptions(run=str(run), out=out))
     loaded = load_language(run)
     greedy = replace(jf.SamplingConfig(), temperature=0.0, max_new_tokens=11)
-    expected = jf.complete(jf.Loaded(*loaded[1:]), "sun ra", greedy)
+    expected = jf.complete(loaded, "sun ra", greedy)
     write = transformers.pipeline("text-generation", model=out)
     ((found,),) = [write("sun ra", do_sample=False, max_new_tokens=11)]
     assert found["generated_text"] == "sun ra" + expected
@@ -131,7 +131,7 @@ def test_the_pipeline_fills_in_as_the_run_does(torch, text, tmp_path):
     export_language.main(export_language.ExportOptions(run=str(run), out=out))
     loaded = load_language(run)
     line = "sun <mask> rain"
-    (expected,) = jf.fill_mask(jf.Loaded(*loaded[1:]), line, count=5, details=True)
+    (expected,) = jf.fill_mask(loaded, line, count=5, details=True)
     found = transformers.pipeline("fill-mask", model=out)(line, top_k=5)
     assert [each["token"] for each in found] == [
         loaded.tokenizer.id_of(each.token) for each in expected

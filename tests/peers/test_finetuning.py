@@ -48,7 +48,7 @@ def bert(tmp_path_factory):
     theirs = transformers.BertTokenizerFast(str(folder / "vocab.txt"))
     config = PRESETS["bert_base"]
     ours = tokenizers.load(folder)
-    return theirs, LoadedRun(config, EncoderOnly(config.model), None, ours)
+    return theirs, LoadedRun(EncoderOnly(config.model), None, ours, config=config)
 
 
 @pytest.mark.parametrize("length", [9, 10, 40])

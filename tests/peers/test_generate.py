@@ -244,16 +244,16 @@ def same_translations(
             return_dict_in_generate=True,
             output_scores=True,
         )
-        model, params, *_ = load_pretrained(folder)
+        loaded = load_pretrained(folder)
         run = partial(
             translate_ids,
-            model,
+            loaded.model,
             max_new_tokens=jnp.full(B, LONGEST),
             search=replace(config, max_new_tokens=LONGEST),
             bos=options.bos,
             pad=options.pad,
         )
-        found = run(params, jnp.asarray(source))
+        found = run(loaded.params, jnp.asarray(source))
         expected = said.sequences.numpy()[:, 1:].reshape(B, config.beam_size, -1)
         # Their beams are filled up with the end token where padding's id is 0.
         expected = filled(expected, config.eos, options.pad)
@@ -320,7 +320,7 @@ def test_a_decoder_goes_on_as_theirs_does(kind, torch, transformers, tmp_path):
     for seed, width in itertools.product(range(4), (1, 4)):
         theirs = randomize(torch, make(config), seed, 1)
         theirs.save_pretrained(tmp_path / f"{seed}-{width}")
-        model, params, *_ = load_pretrained(tmp_path / f"{seed}-{width}")
+        loaded = load_pretrained(tmp_path / f"{seed}-{width}")
         prompts = np.random.default_rng(seed).integers(2, V, (B, 4))
         said = theirs.generate(
             torch.tensor(prompts),
@@ -341,6 +341,6 @@ def test_a_decoder_goes_on_as_theirs_does(kind, torch, transformers, tmp_path):
             eos=(1,),
         )
         expected = filled(said.numpy()[:, 4:].reshape(B, width, -1), 1, 0)
-        found = search(model, params, jnp.asarray(prompts), settings)
+        found = search(loaded.model, loaded.params, jnp.asarray(prompts), settings)
         given = filled(np.asarray(found.tokens), 1, 0)
         assert np.array_equal(given[..., : expected.shape[-1]], expected)

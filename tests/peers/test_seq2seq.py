@@ -146,9 +146,9 @@ def pair(request, torch, transformers, tmp_path_factory):
     theirs = build(torch, transformers, request.param)
     folder = tmp_path_factory.mktemp("theirs")
     theirs.save_pretrained(folder)
-    model, params, tokenizer, *_ = load_pretrained(folder, attention_fn=attention.reference)
-    assert isinstance(model, EncoderDecoder) and tokenizer is None
-    return Pair(theirs, folder, model, params)
+    ours = load_pretrained(folder, attention_fn=attention.reference)
+    assert isinstance(ours.model, EncoderDecoder) and ours.tokenizer is None
+    return Pair(theirs, folder, ours.model, ours.params)
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +293,8 @@ def test_the_encoder_of_t5_says_the_same_alone(
 ):
     theirs = randomized(torch, transformers.T5EncoderModel(transformers.T5Config(**T5)))
     theirs.save_pretrained(tmp_path / "theirs")
-    model, params, *_ = load_pretrained(tmp_path / "theirs")
+    loaded = load_pretrained(tmp_path / "theirs")
+    model, params = loaded.model, loaded.params
     assert isinstance(model, EncoderOnly)
     run = partial(jax.jit, compiler_options=QUICK)
     ours = run(lambda: model.apply({"params": params}, source, valid).hidden)()
@@ -337,7 +338,8 @@ def test_the_tiny_t5_of_the_hub_says_the_same_here(
     torch, transformers, tiny, source, target, assert_equal
 ):
     folder = tiny
-    model, params, tokenizer, *_ = load_pretrained(folder)
+    loaded = load_pretrained(folder)
+    model, params, tokenizer = loaded.model, loaded.params, loaded.tokenizer
     assert tokenizer.decode(tokenizer.encode("a tiny model")) == "a tiny model"
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(folder).eval()
     with torch.no_grad():

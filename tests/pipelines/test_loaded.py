@@ -80,14 +80,13 @@ def test_a_mistake_of_a_beginner_is_answered_with_what_to_do(systems, name, use,
     with pytest.raises(DataError, match="the list of texts is empty: give at least one text"):
         use(loaded, [])
     with pytest.raises(ConfigError, match="the tokenizer is None: give the one"):
-        use(jf.Loaded(*loaded[:2]), line)
+        use(jf.Loaded(loaded.model, loaded.params), line)
 
 
 def test_settings_of_the_value_are_the_defaults_and_a_call_changes_them(systems):
     loaded = systems["translator"]
-    three = loaded._replace(
-        settings=(TranslationOptions(max_extra_tokens=3), SearchConfig(beam_size=3))
-    )
+    settings = TranslationOptions(max_extra_tokens=3), SearchConfig(beam_size=3)
+    three = dataclasses.replace(loaded, settings=settings)
     whole = jf.translate(three, LINES, details=True)
     assert [len(found) for found in whole] == [3, 3, 3]
     by_call = TranslationOptions(max_extra_tokens=3), SearchConfig(beam_size=3)
@@ -143,7 +142,9 @@ def test_a_folder_completes_by_its_own_settings_and_without_any_takes_the_likeli
     assert len(jf.complete(loaded, "a bad", details=True).ids) <= 7
     plain = jf.load(folder({"eos_token_id": 3}))
     greedy = {"temperature": 0.0, "max_new_tokens": 14, "eos": (3,)}
-    assert jf.complete(plain, LINE) == jf.complete(jf.Loaded(*plain[:4]), LINE, **greedy)
+    assert jf.complete(plain, LINE) == jf.complete(
+        dataclasses.replace(plain, settings=()), LINE, **greedy
+    )
     assert "".join(x for _, x in stream(plain, LINE)) == jf.complete(plain, LINE)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -22,11 +22,12 @@ from jaxformer.distributed import (
 )
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.pretrained import Loaded
 
 CheckpointName = Literal["final", "best", "last", "average", "ema"]
 _NOTE = "weights.json"
 
-_Loaded = TypeVar("_Loaded", bound=NamedTuple)
+_Loaded = TypeVar("_Loaded", bound=Loaded)
 
 
 class Averaging(Protocol):
@@ -238,8 +239,8 @@ def read_result(folder: Path) -> TrainResult:
 
 def in_int8(loaded: _Loaded) -> _Loaded:
     """`loaded` with its `model` and `params` in 8 bits."""
-    run: Any = loaded
-    return run._replace(model=Int8(run.model), params=quantize(run.model, run.params))
+    params = quantize(loaded.model, loaded.params)
+    return replace(loaded, model=Int8(loaded.model), params=params)
 
 
 def check_folder(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 from experiments.harness.runs import checkpoint_selection
 from jaxformer import storage
@@ -11,10 +11,10 @@ from jaxformer.config import check_at_least, dotted_fields
 from jaxformer.decoding import SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, EnsembleMean, stack_members
+from jaxformer.pretrained import Loaded
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
-from jaxformer.text.tokenizers import Tokenizer
 
-_Loaded = TypeVar("_Loaded", bound=NamedTuple)
+_Loaded = TypeVar("_Loaded", bound=Loaded)
 
 _OF_SEARCH = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
 
@@ -60,16 +60,16 @@ def load_members(
     folders = run_folders(run)
     members = [load(folder) for folder in folders]
     members = [checkpoint_selection.in_int8(each) if int8 else each for each in members]
-    first: Any = members[0]
+    first = members[0]
     if len(members) == 1:
         return first
     for folder, member in zip(folders, members, strict=True):
         _check_member(folders[0], first, folder, member)
-    params = [member.params for member in members]  # type: ignore[attr-defined]
-    return first._replace(model=Ensemble(first.model, mean), params=stack_members(params))
+    params = stack_members([member.params for member in members])
+    return replace(first, model=Ensemble(first.model, mean), params=params)
 
 
-def _check_member(first_folder: Path, first: Any, folder: Path, member: Any) -> None:
+def _check_member(first_folder: Path, first: Loaded, folder: Path, member: Loaded) -> None:
     end = f", but the models of an ensemble must agree: leave out {folder}"
     theirs = dotted_fields(member.model.config)
     for name, ours in dotted_fields(first.model.config).items():
@@ -80,6 +80,10 @@ def _check_member(first_folder: Path, first: Any, folder: Path, member: Any) -> 
         raise ConfigError(f"{first_folder} and {folder} differ in their model{end}")
     if getattr(first.model, "block", None) != getattr(member.model, "block", None):
         raise ConfigError(f"{first_folder} and {folder} differ in their block{end}")
-    for ours, other in zip(first, member, strict=True):
-        if isinstance(ours, Tokenizer) and ours.fingerprint != other.fingerprint:
-            raise ConfigError(f"{first_folder} and {folder} have different tokenizers{end}")
+    if _vocabularies(first) != _vocabularies(member):
+        raise ConfigError(f"{first_folder} and {folder} have different tokenizers{end}")
+
+
+def _vocabularies(loaded: Loaded) -> list[str | None]:
+    both = loaded.tokenizer, loaded.target_tokenizer
+    return [None if each is None else each.fingerprint for each in both]
